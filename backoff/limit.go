@@ -1,0 +1,78 @@
+package backoff
+
+import "time"
+
+// Limit is a policy that allows at most Retries retries of another: Limit{
+// Policy: Constant{Interval: 5 * time.Second}, Retries: 2} waits
+//
+//	5s 5s
+//
+// and then stops. It never adds a retry: a Policy that stops earlier still does.
+type Limit struct {
+	// Policy is asked for the delays. It must not be nil.
+	Policy Policy
+	// Retries is the number of retries. 0 means none, unlike in [Constant],
+	// [Linear] and [Exponential]; a negative number is invalid and means none.
+	Retries int
+}
+
+// Delay returns what Policy does, and no retry if Count is above Retries.
+func (p Limit) Delay(f Failure) (wait time.Duration, retry bool) {
+	if max(f.Count, 1) > p.Retries {
+		return 0, false
+	}
+	return Next(p.Policy, f)
+}
+
+// Validate returns an error for every invalid field, joined with those of
+// Policy.
+func (p Limit) Validate() error {
+	found := problems{name: "backoff.Limit"}
+	if p.Retries < 0 {
+		found.add("Retries %d is negative: use 0 to never retry", p.Retries)
+	}
+	found.inner(p.Policy)
+	return found.join()
+}
+
+// CheckEnd returns nil: a Limit ends after Retries.
+func (p Limit) CheckEnd() error { return nil }
+
+// Delays returns the delays of the first Retries failures if Policy is one of
+// this package's whose delay depends on Count alone and Retries is at most 1000;
+// else every delay that Policy lists, some of which may then not occur; nil if
+// it lists none.
+func (p Limit) Delays() []time.Duration {
+	if p.Retries > maxListed || (p.Retries > 0 && !countOnly(p.Policy)) {
+		delays, _ := Delays(p.Policy)
+		return delays
+	}
+	delays := []time.Duration{}
+	for count := 1; count <= p.Retries; count++ {
+		wait, retry := Next(p.Policy, Failure{Count: count})
+		if !retry {
+			break
+		}
+		delays = append(delays, wait)
+	}
+	return delays
+}
+
+// Remarks returns those on Policy.
+func (p Limit) Remarks() []string { return Remarks(p.Policy) }
+
+// countOnly reports whether the delays of p depend on Failure.Count alone, so
+// that they are known before any failure. It names types, as a method would be
+// inherited by a type that embeds one of them and changes its Delay.
+func countOnly(p Policy) bool {
+	switch p := p.(type) {
+	case List, Constant, Linear, Exponential, None:
+		return true
+	case Limit:
+		return countOnly(p.Policy)
+	case Unbounded:
+		return countOnly(p.Policy)
+	default:
+		return false
+	}
+}
