@@ -1,0 +1,142 @@
+// Package hold keeps a goroutine at one task while the machinery behind it is
+// out of order: try, pause, try again, until it works or holding is over.
+//
+// The pauses double from half a second to five, so that an outage costs at most
+// two tries a second and is noticed to be over within five seconds.
+package hold
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// The ends of a hold. Do joins one of them with the error of the last try.
+var (
+	// ErrGone: ctx is done or Options.Gone is closed.
+	ErrGone = errors.New("what was held is gone")
+	// ErrStopped: Options.Stop is closed.
+	ErrStopped = errors.New("stopped holding")
+	// ErrLimit: the next try would begin after Options.Until.
+	ErrLimit = errors.New("held for as long as allowed")
+)
+
+const (
+	defaultFirstPause = 500 * time.Millisecond
+	defaultMaxPause   = 5 * time.Second
+	// reportEvery keeps a long outage from filling the log.
+	reportEvery = time.Minute
+)
+
+// Options say how long to hold and whom to tell. The zero value holds until
+// ctx is done.
+type Options struct {
+	// Gone is closed when there is nothing left to hold: no further try begins,
+	// not even the first. Default: never.
+	Gone <-chan struct{}
+	// Stop is closed when time is short: no further try begins, but the first
+	// is still made. Default: never.
+	Stop <-chan struct{}
+	// Until is when the last try may begin; the first may begin later than
+	// that. Default: no limit.
+	Until time.Time
+	// FirstPause is the pause after the first try; each further pause is twice
+	// as long. Default: 500 ms.
+	FirstPause time.Duration
+	// MaxPause is the longest pause. Default: 5 s.
+	MaxPause time.Duration
+	// Final reports that trying again after err cannot help. Default: it can.
+	Final func(err error) bool
+	// Failing is told of the first failed try that another one follows, and
+	// then of one a minute at most. Default: nobody is told.
+	Failing func(err error, tries int, held time.Duration)
+	// Recovered is told of a success that did not come at the first try.
+	// Default: nobody is told.
+	Recovered func(tries int, held time.Duration)
+}
+
+// Do calls try until it returns nil, and returns nil then. Otherwise it returns
+// the last error as it is if that is final, or joined with ErrGone (and the
+// cause of ctx), ErrStopped or ErrLimit. A try that has begun is never cut
+// short: bounding it is the business of try.
+func Do(ctx context.Context, o Options, try func() error) error {
+	pause := orDefault(o.FirstPause, defaultFirstPause)
+	maxPause := orDefault(o.MaxPause, defaultMaxPause)
+	var began, reported time.Time
+	var last error
+
+	for tries := 1; ; tries++ {
+		if over := o.over(ctx, tries); over != nil {
+			return errors.Join(last, over)
+		}
+		last = try()
+		if last == nil {
+			if tries > 1 && o.Recovered != nil {
+				o.Recovered(tries, time.Since(began))
+			}
+			return nil
+		}
+		if o.Final != nil && o.Final(last) {
+			return last
+		}
+
+		now := time.Now()
+		if tries == 1 {
+			began = now
+		}
+		if over := o.over(ctx, tries+1); over != nil {
+			return errors.Join(last, over)
+		}
+		if !o.Until.IsZero() && now.Add(pause).After(o.Until) {
+			return errors.Join(last, ErrLimit)
+		}
+		if o.Failing != nil && (tries == 1 || now.Sub(reported) >= reportEvery) {
+			o.Failing(last, tries, now.Sub(began))
+			reported = now
+		}
+		o.wait(ctx, pause)
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// over says why the given try must not begin; nil if it may.
+func (o *Options) over(ctx context.Context, try int) error {
+	if ctx.Err() != nil {
+		return errors.Join(ErrGone, context.Cause(ctx))
+	}
+	if closed(o.Gone) {
+		return ErrGone
+	}
+	if try > 1 && closed(o.Stop) {
+		return ErrStopped
+	}
+	return nil
+}
+
+// wait returns after d, or as soon as the hold may be over.
+func (o *Options) wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-o.Gone:
+	case <-o.Stop:
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func orDefault(d, otherwise time.Duration) time.Duration {
+	if d <= 0 {
+		return otherwise
+	}
+	return d
+}

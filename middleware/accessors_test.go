@@ -1,0 +1,145 @@
+package middleware_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func TestAccessorsWithoutADelivery(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	if got := middleware.Attempt(ctx); got != 1 {
+		t.Errorf("Attempt is %d", got)
+	}
+	if middleware.LastAttempt(ctx) {
+		t.Error("LastAttempt is true")
+	}
+	if at, ok := middleware.FirstFailure(ctx); ok || !at.IsZero() {
+		t.Errorf("FirstFailure is %v", at)
+	}
+	if exchange, key, ok := middleware.Origin(ctx); ok || exchange != "" || key != "" {
+		t.Errorf("Origin is %q, %q", exchange, key)
+	}
+	if past := middleware.PastAttempts(ctx); len(past) != 0 {
+		t.Errorf("PastAttempts are %v", past)
+	}
+}
+
+func TestAccessorsOnEachAttempt(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	var attempts, past []int
+	var last, failed []bool
+	var first []time.Time
+	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		ctx := msg.Context()
+		attempts = append(attempts, middleware.Attempt(ctx))
+		last = append(last, middleware.LastAttempt(ctx))
+		at, ok := middleware.FirstFailure(ctx)
+		first, failed = append(first, at), append(failed, ok)
+		past = append(past, len(middleware.PastAttempts(ctx)))
+		if exchange, key, ok := middleware.Origin(ctx); !ok || exchange != "shop" || key != "order.created" {
+			t.Errorf("Origin is %q, %q, %v", exchange, key, ok)
+		}
+		return errBoom
+	})), newMessage(middleware.Delivery{Notes: middleware.Notes{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
+
+	if result.Outcome != middlewaretest.DeadLettered {
+		t.Fatal(result)
+	}
+	if !slices.Equal(attempts, []int{1, 2, 3}) || !slices.Equal(past, []int{0, 1, 2}) {
+		t.Errorf("attempts %v with %v past ones", attempts, past)
+	}
+	if !slices.Equal(last, []bool{false, false, true}) || !slices.Equal(failed, []bool{false, true, true}) {
+		t.Errorf("last %v, failed before %v", last, failed)
+	}
+	if age := first[1].Sub(first[2]); age != 10*time.Second {
+		t.Errorf("the first failure is %v older at attempt 3 than at attempt 2, want 10s", age)
+	}
+}
+
+func TestOriginOnTheDefaultExchange(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{OriginRoutingKey: "orders"}})
+	if exchange, key, ok := middleware.Origin(msg.Context()); !ok || exchange != "" || key != "orders" {
+		t.Errorf("got %q, %q, %v", exchange, key, ok)
+	}
+}
+
+func TestLastAttemptGoesByAllLimits(t *testing.T) {
+	t.Parallel()
+	hourAgo := time.Now().Add(-time.Hour)
+	for name, test := range map[string]struct {
+		notes   middleware.Notes
+		options []middleware.Option
+		want    bool
+	}{
+		"first of three":        {middleware.Notes{}, nil, false},
+		"third of three":        {middleware.Notes{Failures: 2}, nil, true},
+		"attempts":              {middleware.Notes{}, []middleware.Option{middleware.WithMaxAttempts(1)}, true},
+		"age":                   {middleware.Notes{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
+		"deadline":              {middleware.Notes{Deadline: hourAgo}, nil, true},
+		"whatever the default":  {middleware.Notes{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above":     {middleware.Notes{Failures: 1 << 62}, nil, true},
+		"forged, negative":      {middleware.Notes{Failures: -1}, nil, false},
+		"forged, first in 2999": {middleware.Notes{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var got bool
+			h := newRetry(t, middlewaretest.NewBroker(), test.options...).Middleware(
+				middlewaretest.Consumer(func(msg *message.Message) error {
+					got = middleware.LastAttempt(msg.Context())
+					return nil
+				}),
+			)
+			if _, err := h(newMessage(middleware.Delivery{Notes: test.notes})); err != nil || got != test.want {
+				t.Errorf("got %v, %v; want %v", got, err, test.want)
+			}
+		})
+	}
+}
+
+// A policy that chooses by error may take it for granted that there is one.
+func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+		return time.Second, f.Err.Error() != "unknown error"
+	}), middleware.WithMaxAttempts(5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		if !middleware.LastAttempt(msg.Context()) {
+			t.Error("want true")
+		}
+		return nil
+	})), newMessage(middleware.Delivery{}))
+}
+
+func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
+	if at, ok := middleware.FirstFailure(msg.Context()); !ok || at.After(time.Now()) {
+		t.Errorf("got %v, %v", at, ok)
+	}
+}
+
+func TestPastAttemptsIsACopy(t *testing.T) {
+	t.Parallel()
+	notes := middleware.Notes{History: []middleware.HistoryEntry{{Attempt: 1}}}
+	ctx := newMessage(middleware.Delivery{Notes: notes}).Context()
+	middleware.PastAttempts(ctx)[0].Attempt = 9
+	if got := middleware.PastAttempts(ctx)[0].Attempt; got != 1 {
+		t.Errorf("got %d", got)
+	}
+}

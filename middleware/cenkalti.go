@@ -1,0 +1,24 @@
+package middleware
+
+import (
+	backoff4 "github.com/cenkalti/backoff/v4"
+	backoff5 "github.com/cenkalti/backoff/v5"
+)
+
+// cenkaltiMark reads the errors of cenkalti/backoff as marks: *PermanentError
+// of v4 and v5 is permanent, *RetryAfterError of v5 is like RetryAfter.
+//
+// Watermill's own Retry uses v5 and takes *PermanentError off the error it
+// returns: inside DelayedRetry it must be Permanent, or it is retried.
+func cenkaltiMark(err error) (mark, bool) {
+	if _, ok := as[*backoff4.PermanentError](err); ok {
+		return mark{class: ClassPermanent}, true
+	}
+	if _, ok := as[*backoff5.PermanentError](err); ok {
+		return mark{class: ClassPermanent}, true
+	}
+	if e, ok := as[*backoff5.RetryAfterError](err); ok {
+		return mark{class: ClassRetryable, floor: max(e.Duration, 0)}, true
+	}
+	return mark{}, false
+}

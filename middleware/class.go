@@ -1,0 +1,31 @@
+package middleware
+
+// Class says whether trying again can help.
+type Class string
+
+// The classes of an error.
+const (
+	// ClassRetryable: a later attempt may succeed.
+	ClassRetryable Class = "retryable"
+	// ClassPermanent: no attempt can succeed; the message is dead-lettered at once.
+	ClassPermanent Class = "permanent"
+)
+
+// Reason says why a message was dead-lettered.
+type Reason string
+
+// The reasons for dead-lettering.
+const (
+	// ReasonPermanent: the error is permanent.
+	ReasonPermanent Reason = "permanent"
+	// ReasonExhausted: the policy or WithMaxAttempts allows no further attempt.
+	ReasonExhausted Reason = "exhausted"
+	// ReasonMaxAge: the next attempt would come later than WithMaxAge allows.
+	ReasonMaxAge Reason = "max_age"
+	// ReasonDeadline: the next attempt would come after the message's own expiration.
+	ReasonDeadline Reason = "deadline"
+	// ReasonUndecodable: the marshaler refused the delivery; no handler saw it.
+	ReasonUndecodable Reason = "undecodable"
+	// ReasonOversized: the message's own headers leave no room for the notes.
+	ReasonOversized Reason = "oversized"
+)

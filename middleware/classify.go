@@ -1,0 +1,45 @@
+package middleware
+
+// classes are the two ways to class an error that bears no mark.
+type classes struct {
+	classifiers []Classifier
+	otherwise   Class
+}
+
+// of returns the class of err as a mark: the error's own mark, else what the
+// first classifier with an opinion says, else the default. Code of the user
+// that panics is told to fault and has no opinion.
+func (c classes) of(err error, fault func(what string, value any)) mark {
+	var found mark
+	var ok bool
+	if value := contain(func() { found, ok = markOf(err) }); value != nil {
+		fault("error panicked while it was unwrapped", value)
+	} else if ok {
+		return found
+	}
+
+	for _, classifier := range c.classifiers {
+		var class Class
+		var ok bool
+		value := contain(func() { class, ok = classifier.Classify(err) })
+		switch {
+		case value != nil:
+			fault("classifier panicked", value)
+		case ok && known(class):
+			return mark{class: class}
+		case ok:
+			fault("classifier returned an unknown class", class)
+		}
+	}
+	return mark{class: c.otherwise}
+}
+
+// known reports whether class is one of those defined.
+func known(class Class) bool { return class == ClassRetryable || class == ClassPermanent }
+
+// contain calls f and returns the value it panicked with, or nil.
+func contain(f func()) (value any) {
+	defer func() { value = recover() }()
+	f()
+	return nil
+}

@@ -1,0 +1,85 @@
+// Package middleware decides what becomes of a message whose handler failed, and
+// lets the broker do the waiting.
+//
+//	          ┌───────────────── DelayedRetry ─────────────────┐
+//	message ──┤ interrupted? ──► other middlewares ──► handler │
+//	          │                            │                   │
+//	  ack  ◄──┤◄──────────── success ──────┤                   │
+//	          │                         failure                │
+//	          │                            │                   │
+//	  nack ◄──┤◄─ interrupted ─────────────┤                   │
+//	          │                 classify, decide               │
+//	          │                  │              │              │
+//	  ack  ◄──┤◄── confirmed ─ Republish    DeadLetter         │
+//	  nack ◄──┤◄── not confirmed, and held for long enough     │
+//	          └────────────────────────────────────────────────┘
+//
+//	retry, err := middleware.NewDelayedRetry(client, policy,
+//		middleware.WithClassifier(middleware.PermanentErrors(ErrInvalidOrder)),
+//		middleware.WithLogger(logger),
+//	)
+//	if err != nil {
+//		return err
+//	}
+//	router.AddMiddleware(
+//		wmiddleware.CorrelationID,
+//		retry.Middleware,
+//		wmiddleware.Timeout(30*time.Second),
+//	)
+//
+// # Place in the order
+//
+// Whatever shall count as a failure belongs inside DelayedRetry, that is, after
+// it in AddMiddleware: Timeout, Recoverer, CircuitBreaker, Watermill's Retry for
+// a few quick tries in the process. CorrelationID may stand before it. A Timeout
+// around DelayedRetry looks like a shutdown, so that no attempt is counted; the
+// log says so. A PoisonQueue inside takes every error away before it can be
+// retried; the dead-letter queue stands in its place. A Deduplicator around or
+// inside swallows the retries, unless its key has the attempt in it.
+//
+// Of two DelayedRetry the inner one acts, and the outer one sees a success.
+//
+// # Ack and nack
+//
+// Nil is returned, and the router acks, when the handler has succeeded or the
+// broker has confirmed another durable copy of the message. An error is
+// returned, and the router nacks, in these cases only:
+//
+//   - The message's context is done or its delivery stale, looked at before the
+//     handler, after it if it failed, and before each publish. Nothing is
+//     published and no attempt counted. ErrInterrupted
+//   - The Republisher did not confirm. The message is held in the handler's
+//     goroutine and handed over again, at most twice a second, until that
+//     succeeds, the Subscriber closes or WithHoldLimit is reached. It is never
+//     acked or dead-lettered because of it. ErrNotHandedOver
+//   - The message was not delivered by the Republisher's own Subscriber, so that
+//     holding it cannot help. ErrNotDelivered, ErrNotHandedOver
+//   - The handler has acked or nacked the message itself: its error is returned
+//     as it is.
+//
+// A handler that ends its goroutine (runtime.Goexit) leaves its message nacked.
+//
+// # What a failure is
+//
+// An error or a panic of the handler; a panic becomes a PanicError. A mark on the
+// error (Permanent, Retryable, RetryAfter and their like in cenkalti/backoff)
+// comes first, then the classifiers in their order, then the default class. A
+// permanent error is dead-lettered at once. Any other is retried unless the
+// policy or WithMaxAttempts allows no further attempt, or the next one would come
+// later than WithMaxAge or the message's own expiration allow. A classifier or a
+// policy that panics is logged: the one has no opinion then, and in place of the
+// other a minute is waited for, a hundred failures at most.
+//
+// # Produced messages
+//
+// Those of a handler that succeeds are returned untouched. Those of one that
+// fails are dropped, as the router does. When publishing them fails no
+// middleware sees it: the router nacks.
+//
+// # What it does not do
+//
+// It does not sleep through a delay, keep the order of messages, or hand a
+// message over exactly once: a crash between the confirm and the ack, or a
+// publish of unknown outcome, gives a duplicate. It does not change the message.
+// It knows nothing of AMQP: [Republisher] and [Delivery] are all it needs.
+package middleware

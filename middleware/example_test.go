@@ -1,0 +1,235 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+var (
+	errInvalidOrder = errors.New("invalid order")
+	errNoStock      = errors.New("no stock")
+)
+
+// tenfold is the policy of most examples.
+var tenfold = backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
+
+// run carries one message through its retries and prints what became of it.
+// The Broker stands in for a client of the topology package.
+func run(handle message.NoPublishHandlerFunc, options ...middleware.Option) {
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, tenfold, options...)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 7"))
+	fmt.Println(broker.Run(retry.Middleware(middlewaretest.Consumer(handle)), msg))
+}
+
+func ExampleNewDelayedRetry() {
+	client := middlewaretest.NewBroker() // in a program: topology.Open(…)
+	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
+
+	retry, err := middleware.NewDelayedRetry(client, policy)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handler := retry.Middleware(func(*message.Message) ([]*message.Message, error) { // router.AddMiddleware(retry.Middleware)
+		return nil, errNoStock
+	})
+
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 7"))
+	fmt.Println(client.Run(handler, msg))
+	// Output: dead-lettered (exhausted) after 4 attempts, delays 2s 5s 15s
+}
+
+func ExampleNewDelayedRetry_invalid() {
+	_, err := middleware.NewDelayedRetry(
+		nil, tenfold,
+		middleware.WithMaxAttempts(0),
+		middleware.WithLogger(nil),
+	)
+	fmt.Println(err)
+	// Output:
+	// new delayed retry: republisher is nil
+	// WithMaxAttempts: 0 is less than 1
+	// WithLogger: logger is nil
+}
+
+func ExampleNewDelayedRetry_noEnd() {
+	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute})
+	fmt.Println(errors.Is(err, backoff.ErrNoEnd))
+	// Output: true
+}
+
+func ExamplePermanent() {
+	run(func(*message.Message) error {
+		return fmt.Errorf("order 7: %w", middleware.Permanent(errInvalidOrder))
+	})
+	// Output: dead-lettered (permanent) after 1 attempt
+}
+
+func ExampleRetryable() {
+	handle := func(msg *message.Message) error {
+		switch middleware.Attempt(msg.Context()) {
+		case 1:
+			return middleware.Retryable(errNoStock)
+		default:
+			return errNoStock
+		}
+	}
+	run(handle, middleware.WithDefaultClass(middleware.ClassPermanent))
+	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
+}
+
+func ExampleRetryAfter() {
+	run(func(msg *message.Message) error {
+		if middleware.Attempt(msg.Context()) < 3 {
+			return middleware.RetryAfter(errNoStock, 5*time.Second) // the policy waits for 1s, then for 10s
+		}
+		return nil
+	})
+	// Output: handled after 3 attempts, delays 5s 10s
+}
+
+func ExamplePermanentErrors() {
+	run(func(*message.Message) error { return fmt.Errorf("order 7: %w", errInvalidOrder) },
+		middleware.WithClassifier(middleware.PermanentErrors(errInvalidOrder)))
+	// Output: dead-lettered (permanent) after 1 attempt
+}
+
+func ExampleClassifierFunc() {
+	timeouts := middleware.ClassifierFunc(func(err error) (middleware.Class, bool) {
+		return middleware.ClassRetryable, errors.Is(err, context.DeadlineExceeded)
+	})
+	run(func(msg *message.Message) error {
+		if middleware.Attempt(msg.Context()) == 1 {
+			return context.DeadlineExceeded
+		}
+		return errInvalidOrder
+	}, middleware.WithClassifier(timeouts), middleware.WithDefaultClass(middleware.ClassPermanent))
+	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
+}
+
+func ExampleAttempt() {
+	run(func(msg *message.Message) error {
+		ctx := msg.Context() // a CQRS handler is given the same one
+		fmt.Printf("attempt %d, last: %v\n", middleware.Attempt(ctx), middleware.LastAttempt(ctx))
+		return errNoStock
+	}, middleware.WithMaxAttempts(3))
+	// Output:
+	// attempt 1, last: false
+	// attempt 2, last: false
+	// attempt 3, last: true
+	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
+}
+
+func ExampleFirstFailure() {
+	run(func(msg *message.Message) error {
+		since, failed := middleware.FirstFailure(msg.Context())
+		if !failed {
+			return errNoStock
+		}
+		fmt.Println("failing for", time.Since(since).Round(time.Second))
+		return nil
+	})
+	// Output:
+	// failing for 1s
+	// handled after 2 attempts, delays 1s
+}
+
+func ExamplePastAttempts() {
+	run(func(msg *message.Message) error {
+		for _, past := range middleware.PastAttempts(msg.Context()) {
+			fmt.Printf("attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay)
+		}
+		return errNoStock
+	}, middleware.WithMaxAttempts(2))
+	// Output:
+	// attempt 1: no stock, retryable, next after 1s
+	// dead-lettered (exhausted) after 2 attempts, delays 1s
+}
+
+func ExampleOrigin() {
+	msg := middlewaretest.NewMessage(middleware.Delivery{
+		Queue: "orders",
+		Notes: middleware.Notes{OriginExchange: "shop", OriginRoutingKey: "order.created"},
+	}, []byte("order 7"))
+
+	exchange, routingKey, ok := middleware.Origin(msg.Context())
+	fmt.Println(exchange, routingKey, ok)
+	// Output: shop order.created true
+}
+
+func ExamplePanicError() {
+	bugs := middleware.ClassifierFunc(func(err error) (middleware.Class, bool) {
+		var panicked *middleware.PanicError
+		if !errors.As(err, &panicked) {
+			return "", false
+		}
+		fmt.Printf("%v (a stack of %t)\n", panicked, len(panicked.Stack) > 0)
+		return middleware.ClassPermanent, true
+	})
+	run(func(*message.Message) error { panic("index out of range") }, middleware.WithClassifier(bugs))
+	// Output:
+	// panic: index out of range (a stack of true)
+	// dead-lettered (permanent) after 1 attempt
+}
+
+// What the router is given when the machinery cannot take the message over: here
+// because shutdown has begun, so that the message cannot be held.
+func Example_errNotHandedOver() {
+	broker := middlewaretest.NewBroker()
+	broker.FailNext(1, errors.New("publish was not confirmed"))
+	retry, _ := middleware.NewDelayedRetry(broker, tenfold)
+	closing := make(chan struct{})
+	close(closing)
+
+	result := broker.Run(
+		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock })),
+		middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil),
+	)
+	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver), errors.Is(result.Err, errNoStock))
+	// Output: nacked true true
+}
+
+// A stale delivery is already back in its queue.
+func Example_errInterrupted() {
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, tenfold)
+	gone := make(chan struct{})
+
+	result := broker.Run(
+		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+			close(gone) // the connection is lost while the handler runs
+			return errNoStock
+		})),
+		middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Gone: gone}, nil),
+	)
+	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrInterrupted), len(broker.Calls()))
+	// Output: nacked true 0
+}
+
+// A middleware above that hands a copy of the message down takes the delivery
+// from it.
+func Example_errNotDelivered() {
+	broker := middlewaretest.NewBroker()
+	broker.FailNext(1, middleware.ErrNotDelivered)
+	retry, _ := middleware.NewDelayedRetry(broker, tenfold)
+
+	result := broker.Run(
+		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock })),
+		message.NewMessage("copy", nil),
+	)
+	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrNotDelivered))
+	// Output: nacked true
+}

@@ -1,0 +1,98 @@
+package middleware
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func FuzzParseNotes(f *testing.F) {
+	f.Add("3", "2026-03-01T12:00:00Z", "1m30s", "boom", "retryable", `[{"attempt":1}]`, `[]`)
+	f.Add("-1", "0000-00-00T00:00:00Z", "-1s", "\xff", "fatal", `[null,1]`, `{`)
+	f.Add("99999999999999999999", "9999-12-31T23:59:59-23:59", "9999999h", "", "", `[[]]`, `[{"at":"x"}]`)
+	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
+		headers := map[string]string{
+			QueueKey: "q", FailuresKey: count, FirstSeenKey: at, FirstFailureKey: at, NotBeforeKey: at, DeadlineKey: at,
+			DelayKey: delay, ErrorKey: text, ClassKey: class, HistoryKey: history, DeadHistoryKey: past,
+		}
+		get := func(key string) (string, bool) {
+			value, ok := headers[key]
+			return value, ok
+		}
+		n := ParseNotes("q", get)
+		if n.Failures < 0 || n.Failures > maxFailures || n.Delay < 0 {
+			t.Errorf("out of bounds: %d failures, delay %v", n.Failures, n.Delay)
+		}
+		if ParseNotes("other", get).Failures != 0 {
+			t.Error("counted on another queue")
+		}
+
+		// Whatever came in, what goes out is bounded and reads as itself.
+		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+		fail := failure{err: errTest, mark: mark{class: ClassRetryable}, notes: n, now: now}
+		n = fail.record(decision{count: n.Failures + 1, first: notAfter(n.FirstFailure, now)}, "handler", text)
+		for _, h := range []map[string]string{n.Headers("q"), n.DeadHeaders("q")} {
+			total := 0
+			for key, value := range h {
+				total += len(key) + len(value)
+				if !utf8.ValidString(value) {
+					t.Errorf("%s is not valid UTF-8: %q", key, value)
+				}
+			}
+			if total > MaxErrorBytes+MaxHistoryBytes+1024 {
+				t.Errorf("%d bytes of headers", total)
+			}
+		}
+		headers = n.Headers("q")
+		again := ParseNotes("q", get)
+		if again.Failures != min(n.Failures, maxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
+			t.Errorf("wrote %d failures since %v, read %d since %v",
+				n.Failures, n.FirstFailure, again.Failures, again.FirstFailure)
+		}
+		if last := len(again.History) - 1; last < 0 || again.History[last].Attempt != n.Failures {
+			t.Errorf("the newest entry of the history is missing: %+v", again.History)
+		}
+	})
+}
+
+func FuzzCutText(f *testing.F) {
+	f.Add("", 64)
+	f.Add(strings.Repeat("€", 100), 70)
+	f.Add(strings.Repeat("\xff", 300), 256)
+	f.Fuzz(func(t *testing.T, text string, limit int) {
+		limit = 64 + (limit&0xfff)%4096
+		got := cutText(text, limit)
+		if len(got) > limit {
+			t.Errorf("%d bytes, the limit is %d", len(got), limit)
+		}
+		if !utf8.ValidString(got) {
+			t.Errorf("not valid UTF-8: %q", got)
+		}
+		if len(text) <= limit && utf8.ValidString(text) && got != text {
+			t.Errorf("changed %q, which fits, to %q", text, got)
+		}
+		if twice := cutText(got, limit); twice != got {
+			t.Errorf("cut twice it is %q, once %q", twice, got)
+		}
+	})
+}
+
+func FuzzHistory(f *testing.F) {
+	f.Add(`[{"attempt":1,"at":"2026-03-01T12:00:00Z","error":"boom"}]`)
+	f.Add(`[{"class":"` + strings.Repeat(`\u0000`, 3000) + `"},null,{}]`)
+	f.Add("[" + strings.Repeat("null,", 3000) + "null]")
+	f.Fuzz(func(t *testing.T, text string) {
+		entries := decodeHistory(text)
+		if len(entries) > MaxHistoryBytes/2 {
+			t.Errorf("%d entries of %d bytes", len(entries), len(text))
+		}
+		out := encodeHistory(entries)
+		if len(out) > MaxHistoryBytes || !utf8.ValidString(out) {
+			t.Errorf("%d bytes, valid: %v", len(out), utf8.ValidString(out))
+		}
+		if again := encodeHistory(decodeHistory(out)); again != out {
+			t.Errorf("written again it differs:\n%s\n%s", out, again)
+		}
+	})
+}

@@ -1,0 +1,79 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+var errBoom = errors.New("boom")
+
+func failsWith(err error) message.HandlerFunc {
+	return middlewaretest.Consumer(func(*message.Message) error { return err })
+}
+
+func newMessage(d middleware.Delivery) *message.Message {
+	if d.Queue == "" {
+		d.Queue = "orders"
+	}
+	return middlewaretest.NewMessage(d, []byte("payload"))
+}
+
+// handle lets one failing delivery of a fresh message through and returns what
+// the middleware made of it.
+func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) middlewaretest.Call {
+	tb.Helper()
+	broker := middlewaretest.NewBroker()
+	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(middleware.Delivery{}))
+	if err != nil {
+		tb.Fatalf("not handed over: %v", err)
+	}
+	calls := broker.Calls()
+	if len(calls) != 1 {
+		tb.Fatalf("%d calls of the republisher, want 1", len(calls))
+	}
+	return calls[0]
+}
+
+// republishFunc is a Republisher that does the same for both methods.
+type republishFunc func(ctx context.Context, msg *message.Message) error
+
+func (f republishFunc) Republish(
+	ctx context.Context, msg *message.Message, _ time.Duration, _ middleware.Notes,
+) error {
+	return f(ctx, msg)
+}
+
+func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ middleware.Notes) error {
+	return f(ctx, msg)
+}
+
+func closedChan() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func wantErrors(tb testing.TB, got error, want ...error) {
+	tb.Helper()
+	for _, w := range want {
+		if !errors.Is(got, w) {
+			tb.Errorf("got error %v, want it to wrap %v", got, w)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package middleware
+
+// Headers of a message that waits or returns: the live notes. All are strings;
+// times are RFC 3339 with nanoseconds in UTC, durations as Go prints them.
+// None begins with "x-", which headers exchanges ignore (broker fact F8).
+const (
+	// QueueKey names the queue the live notes belong to. Where it is not the
+	// consuming queue the live notes are dropped.
+	QueueKey = "millpond-queue"
+	// FailuresKey counts the failures so far, decimal.
+	FailuresKey = "millpond-failures"
+	// FirstSeenKey is when the message was first republished or set aside.
+	FirstSeenKey = "millpond-first-seen"
+	// FirstFailureKey is when the first attempt failed.
+	FirstFailureKey = "millpond-first-failure"
+	// DelayKey is the delay asked for last.
+	DelayKey = "millpond-delay"
+	// NotBeforeKey is set while a delay is waited for in several rounds: the
+	// message is not handed to the handler before.
+	NotBeforeKey = "millpond-not-before"
+	// ErrorKey is the last error, cut.
+	ErrorKey = "millpond-error"
+	// ClassKey is the class of the last error: "retryable" or "permanent".
+	ClassKey = "millpond-class"
+	// OriginExchangeKey is the exchange the message first came from.
+	OriginExchangeKey = "millpond-origin-exchange"
+	// OriginRoutingKeyKey is the routing key the message first came with.
+	OriginRoutingKeyKey = "millpond-origin-routing-key"
+	// DeadlineKey is the end of the message's own expiration.
+	DeadlineKey = "millpond-deadline"
+	// HistoryKey is the history as JSON, one entry an attempt, bounded.
+	HistoryKey = "millpond-history"
+	// PublishKey is the nonce of the last publish.
+	PublishKey = "millpond-publish"
+)
+
+// Headers of a dead letter. They stand instead of the live notes, so that one
+// that is moved back by any tool that keeps headers starts at attempt 1.
+const (
+	// DeadReasonKey says why the message was given up; see Reason.
+	DeadReasonKey = "millpond-dead-reason"
+	// DeadAtKey is when it was given up.
+	DeadAtKey = "millpond-dead-at"
+	// DeadQueueKey is the queue whose handler gave up.
+	DeadQueueKey = "millpond-dead-queue"
+	// DeadHandlerKey is the name of that handler.
+	DeadHandlerKey = "millpond-dead-handler"
+	// DeadFailuresKey counts its failures, decimal.
+	DeadFailuresKey = "millpond-dead-failures"
+	// DeadErrorKey is the last error, cut.
+	DeadErrorKey = "millpond-dead-error"
+	// DeadClassKey is the class of the last error.
+	DeadClassKey = "millpond-dead-class"
+	// DeadHistoryKey is the history as JSON, also that of earlier rounds.
+	DeadHistoryKey = "millpond-dead-history"
+)

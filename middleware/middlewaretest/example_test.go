@@ -1,0 +1,57 @@
+package middlewaretest_test
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func ExampleBroker_Run() {
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, 10 * time.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	failures := 2
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		if failures--; failures >= 0 {
+			return errors.New("no stock")
+		}
+		return nil
+	}))
+
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 7"))
+	result := broker.Run(handler, msg)
+	fmt.Println(result.Outcome, result.Attempts, result.Delays)
+
+	failures = 3
+	msg = middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 8"))
+	result = broker.Run(handler, msg)
+	fmt.Println(result)
+	fmt.Println(result.Notes.Reason, result.Notes.Error)
+	// Output:
+	// handled 3 [1s 10s]
+	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
+	// exhausted no stock
+}
+
+func ExampleBroker_Calls() {
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+
+	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	for _, call := range broker.Calls() {
+		fmt.Println(call.Queue, "dead:", call.Dead, "delay:", call.Delay, "failures:", call.Notes.Failures)
+	}
+	// Output:
+	// orders dead: false delay: 1s failures: 1
+	// orders dead: true delay: 0s failures: 2
+}

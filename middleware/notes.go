@@ -1,0 +1,186 @@
+package middleware
+
+import (
+	"strconv"
+	"time"
+)
+
+// Notes are the retry state that travels beside a message as headers. The
+// message itself is never changed.
+type Notes struct {
+	// Failures so far.
+	Failures int
+	// FirstSeen is when the message was first republished or set aside.
+	FirstSeen time.Time
+	// FirstFailure is when the first attempt failed.
+	FirstFailure time.Time
+	// Delay is the delay asked for last.
+	Delay time.Duration
+	// NotBefore is set while a delay is waited for in several rounds.
+	NotBefore time.Time
+	// Error is the text of the last error, cut to MaxErrorBytes.
+	Error string
+	// Class of the last error.
+	Class Class
+	// OriginExchange and OriginRoutingKey are where the message first came from.
+	OriginExchange, OriginRoutingKey string
+	// Deadline is the end of the message's own expiration; zero if it has none.
+	Deadline time.Time
+	// History has an entry for each failed attempt, oldest first. After a dead
+	// letter was moved back it begins with the attempts of the earlier rounds.
+	History []HistoryEntry
+
+	// Reason, Handler and DeadAt are set when the message is dead-lettered.
+	Reason  Reason
+	Handler string
+	DeadAt  time.Time
+}
+
+// maxFailures bounds a forged counter: no policy in its senses gets there, and
+// adding one to it cannot overflow.
+const maxFailures = 1_000_000
+
+// liveKeys are the headers that Headers writes; see IsLiveKey.
+var liveKeys = map[string]bool{
+	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
+	DelayKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
+	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true,
+	HistoryKey: true, PublishKey: true,
+}
+
+// IsLiveKey reports whether key is one of the live notes: a header that counts
+// only on the queue that wrote it, and that a dead letter does not carry.
+func IsLiveKey(key string) bool { return liveKeys[key] }
+
+// deadKeys are the headers that DeadHeaders writes, but for the origin.
+var deadKeys = map[string]bool{
+	DeadReasonKey: true, DeadAtKey: true, DeadQueueKey: true, DeadHandlerKey: true,
+	DeadFailuresKey: true, DeadErrorKey: true, DeadClassKey: true, DeadHistoryKey: true,
+}
+
+// IsNoteKey reports whether key is one of the live notes or of those of a dead
+// letter.
+func IsNoteKey(key string) bool { return liveKeys[key] || deadKeys[key] }
+
+// Headers returns the live notes as headers that belong to queue. Zero values
+// are left out.
+func (n Notes) Headers(queue string) map[string]string {
+	h := map[string]string{
+		QueueKey:            queue,
+		OriginExchangeKey:   n.OriginExchange,
+		OriginRoutingKeyKey: n.OriginRoutingKey,
+	}
+	if n.Failures > 0 {
+		h[FailuresKey] = strconv.Itoa(n.Failures)
+	}
+	putTime(h, FirstSeenKey, n.FirstSeen)
+	putTime(h, FirstFailureKey, n.FirstFailure)
+	putTime(h, NotBeforeKey, n.NotBefore)
+	putTime(h, DeadlineKey, n.Deadline)
+	if n.Delay > 0 {
+		h[DelayKey] = n.Delay.String()
+	}
+	putString(h, ErrorKey, cutText(n.Error, MaxErrorBytes))
+	putString(h, ClassKey, string(n.Class))
+	putString(h, HistoryKey, encodeHistory(n.History))
+	return h
+}
+
+// DeadHeaders returns the notes of a dead letter of queue, which stand instead
+// of the live ones. The origin keeps its name, so that it outlives a move.
+func (n Notes) DeadHeaders(queue string) map[string]string {
+	h := map[string]string{
+		DeadQueueKey:        queue,
+		DeadReasonKey:       string(n.Reason),
+		DeadFailuresKey:     strconv.Itoa(n.Failures),
+		OriginExchangeKey:   n.OriginExchange,
+		OriginRoutingKeyKey: n.OriginRoutingKey,
+	}
+	putTime(h, DeadAtKey, n.DeadAt)
+	putString(h, DeadHandlerKey, n.Handler)
+	putString(h, DeadErrorKey, cutText(n.Error, MaxErrorBytes))
+	putString(h, DeadClassKey, string(n.Class))
+	putString(h, DeadHistoryKey, encodeHistory(n.History))
+	return h
+}
+
+// ParseNotes reads the notes of a message that was consumed from queue; get
+// looks up a header and reports whether it is there. The live notes count only
+// where they name queue. Of the notes of a dead letter, which is a message that
+// was moved back, only the history and the origin count. Whatever does not
+// parse is taken as absent, and every number is bounded: whoever may publish
+// to a queue may also write these headers.
+func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
+	var n Notes
+	if past, ok := get(DeadHistoryKey); ok {
+		n.History = decodeHistory(past)
+	}
+	owner, live := get(QueueKey)
+	if live = live && owner == queue; !live {
+		if owner, dead := get(DeadQueueKey); dead && owner == queue {
+			n.OriginExchange, _ = get(OriginExchangeKey)
+			n.OriginRoutingKey, _ = get(OriginRoutingKeyKey)
+		}
+		return n
+	}
+
+	text := func(key string) string { v, _ := get(key); return v }
+	n.OriginExchange, n.OriginRoutingKey = text(OriginExchangeKey), text(OriginRoutingKeyKey)
+	n.Failures = parseCount(text(FailuresKey))
+	n.FirstSeen = parseTime(text(FirstSeenKey))
+	n.FirstFailure = parseTime(text(FirstFailureKey))
+	n.NotBefore = parseTime(text(NotBeforeKey))
+	n.Deadline = parseTime(text(DeadlineKey))
+	n.Delay = parseDelay(text(DelayKey))
+	n.Error = text(ErrorKey)
+	if class := Class(text(ClassKey)); known(class) {
+		n.Class = class
+	}
+	// The live history begins with that of the dead letter, whose headers are
+	// still there after it was moved back.
+	if live := decodeHistory(text(HistoryKey)); len(live) > 0 {
+		n.History = live
+	}
+	return n
+}
+
+func putString(h map[string]string, key, value string) {
+	if value != "" {
+		h[key] = value
+	}
+}
+
+func putTime(h map[string]string, key string, t time.Time) {
+	if !t.IsZero() {
+		h[key] = t.UTC().Format(time.RFC3339Nano)
+	}
+}
+
+func parseTime(s string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+func parseDelay(s string) time.Duration {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0
+	}
+	return d
+}
+
+func parseCount(s string) int {
+	n, err := strconv.ParseInt(s, 10, 64)
+	switch {
+	case err == nil && n < 0:
+		return 0
+	case err == nil && n <= maxFailures:
+		return int(n)
+	case err == nil, isRange(err) && s[0] != '-':
+		return maxFailures
+	}
+	return 0
+}

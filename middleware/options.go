@@ -1,0 +1,147 @@
+package middleware
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/millpond-go/millpond/backoff"
+)
+
+// defaultHoldLimit stays well under RabbitMQ's consumer timeout of 30 minutes,
+// after which the broker closes the channel (broker fact F16).
+const defaultHoldLimit = 10 * time.Minute
+
+// Option changes how a DelayedRetry decides or acts.
+type Option func(*settings)
+
+type settings struct {
+	limits    limits
+	classes   classes
+	logger    watermill.LoggerAdapter
+	holdLimit time.Duration
+	problems  []error
+}
+
+// WithClassifier adds classifiers. The first that has an opinion wins, in the
+// order they were given; a mark on the error comes before all of them. Without
+// it every error without a mark has the default class.
+func WithClassifier(classifiers ...Classifier) Option {
+	return func(s *settings) {
+		for i, c := range classifiers {
+			if isNil(c) {
+				s.refuse("WithClassifier: classifier %d is nil", i)
+				continue
+			}
+			s.classes.classifiers = append(s.classes.classifiers, c)
+		}
+	}
+}
+
+// WithDefaultClass sets the class of errors that bear no mark and that no
+// classifier has an opinion on. Without it they are retryable.
+func WithDefaultClass(class Class) Option {
+	return func(s *settings) {
+		if !known(class) {
+			s.refuse("WithDefaultClass: unknown class %q", class)
+		}
+		s.classes.otherwise = class
+	}
+}
+
+// WithMaxAttempts bounds the attempts, the first delivery included: with 1 a
+// message is never retried. Less than 1 is an error. The policy may end
+// earlier. Without it the policy alone bounds them, and must.
+func WithMaxAttempts(attempts int) Option {
+	return func(s *settings) {
+		if attempts < 1 {
+			s.refuse("WithMaxAttempts: %d is less than 1", attempts)
+		}
+		s.limits.maxAttempts = attempts
+	}
+}
+
+// WithMaxAge bounds the time from the first failure to the last attempt: an
+// attempt that would begin later is not made. It must be positive. Without it a
+// message may grow as old as its retries take.
+func WithMaxAge(age time.Duration) Option {
+	return func(s *settings) {
+		if age <= 0 {
+			s.refuse("WithMaxAge: %v is not positive", age)
+		}
+		s.limits.maxAge = age
+	}
+}
+
+// WithLogger sets the logger: a line for each message that is retried (info) or
+// dead-lettered (error), and for trouble of the machinery. No line holds a
+// payload or a stack. Without it nothing is logged.
+func WithLogger(logger watermill.LoggerAdapter) Option {
+	return func(s *settings) {
+		if isNil(logger) {
+			s.refuse("WithLogger: logger is nil")
+			return
+		}
+		s.logger = logger
+	}
+}
+
+// WithHoldLimit bounds how long a failed message is held, counted from its
+// arrival in this process, while it cannot be handed over. Keep it well under
+// the broker's consumer timeout. It must be positive. Without it the limit is
+// 10 minutes.
+func WithHoldLimit(limit time.Duration) Option {
+	return func(s *settings) {
+		if limit <= 0 {
+			s.refuse("WithHoldLimit: %v is not positive", limit)
+		}
+		s.holdLimit = limit
+	}
+}
+
+// newSettings applies the options and returns every problem in one error.
+func newSettings(policy backoff.Policy, options []Option) (settings, error) {
+	s := settings{
+		limits:    limits{policy: policy},
+		classes:   classes{otherwise: ClassRetryable},
+		logger:    watermill.NopLogger{},
+		holdLimit: defaultHoldLimit,
+	}
+	for i, option := range options {
+		if option == nil {
+			s.refuse("option %d is nil", i)
+			continue
+		}
+		option(&s)
+	}
+
+	if err := backoff.Validate(policy); err != nil {
+		s.problems = append(s.problems, err)
+	}
+	if s.limits.maxAttempts == 0 && s.limits.maxAge == 0 {
+		if err := backoff.CheckEnd(policy); err != nil {
+			s.problems = append(s.problems, err)
+		}
+	}
+	return s, errors.Join(s.problems...)
+}
+
+func (s *settings) refuse(format string, args ...any) {
+	s.problems = append(s.problems, fmt.Errorf(format, args...))
+}
+
+// isNil reports whether v is nil or an interface around a nil pointer, function
+// or the like.
+func isNil(v any) bool {
+	switch r := reflect.ValueOf(v); r.Kind() {
+	case reflect.Invalid:
+		return true
+	case reflect.Pointer, reflect.Func, reflect.Chan, reflect.UnsafePointer:
+		return r.IsNil()
+	default:
+		return false
+	}
+}

@@ -1,0 +1,37 @@
+package middleware
+
+import (
+	"slices"
+	"time"
+)
+
+// record returns the notes to travel on with: those the message brought, and
+// this failure. What it brought is not changed.
+func (f failure) record(d decision, handler, text string) Notes {
+	n := f.notes
+	n.Failures = d.count
+	n.FirstFailure = d.first
+	n.FirstSeen = notAfter(n.FirstSeen, f.now)
+	n.Delay = d.delay
+	n.NotBefore = time.Time{}
+	n.Error = cutText(text, MaxErrorBytes)
+	n.Class = f.mark.class
+	n.Handler = handler
+	n.Reason = d.reason
+
+	entry := HistoryEntry{
+		Attempt: d.count,
+		At:      f.now,
+		Handler: handler,
+		Class:   n.Class,
+		Error:   cutText(text, maxEntryErrorBytes),
+		Reason:  d.reason,
+	}
+	if d.reason == "" {
+		entry.Delay = d.delay.String()
+	} else {
+		n.DeadAt = f.now
+	}
+	n.History = append(slices.Clip(n.History), entry)
+	return n
+}

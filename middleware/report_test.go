@@ -1,0 +1,122 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// logged runs one failing delivery and returns the only line that was logged.
+func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *message.Message) watermill.CapturedMessage {
+	t.Helper()
+	logger := watermill.NewCaptureLogger()
+	_, _ = newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
+	lines := logger.Captured()
+	if len(lines) != 1 || len(lines[level]) != 1 {
+		t.Fatalf("logged %+v, want one line of level %d", lines, level)
+	}
+	return lines[level][0]
+}
+
+func TestLogOfARetry(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 1}})
+	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
+	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
+	want := watermill.LogFields{
+		"message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "", "queue": "orders", "topic": "",
+		"attempt": 2, "delay": 10 * time.Second, "class": "retryable", "error": "boom",
+	}
+	if line.Msg != "Message will be retried" || !reflect.DeepEqual(line.Fields, want) {
+		t.Errorf("got %q with\n%v, want\n%v", line.Msg, line.Fields, want)
+	}
+}
+
+func TestLogOfADeadLetter(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(middleware.Delivery{})
+	line := logged(t, watermill.ErrorLogLevel, failsWith(middleware.Permanent(errBoom)), msg)
+	want := watermill.LogFields{
+		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 1, "class": "permanent", "reason": "permanent",
+	}
+	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" || !reflect.DeepEqual(line.Fields, want) {
+		t.Errorf("got %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, want)
+	}
+	wantErrors(t, line.Err, errBoom)
+}
+
+func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
+	t.Parallel()
+	for name, h := range map[string]message.HandlerFunc{
+		"stack": wmiddleware.Recoverer(func(*message.Message) ([]*message.Message, error) { panic("no stock") }),
+		"long":  failsWith(errors.New(strings.Repeat("boom ", 1<<18))),
+	} {
+		text, _ := logged(t, watermill.InfoLogLevel, h, newMessage(middleware.Delivery{})).Fields["error"].(string)
+		if text == "" || len(text) > 512 || strings.Contains(text, ".go:") {
+			t.Errorf("%s: logged %d bytes: %q", name, len(text), text)
+		}
+	}
+}
+
+func TestLogOfAnInterruption(t *testing.T) {
+	t.Parallel()
+	cancelled, cancel := context.WithCancel(context.Background())
+	h := middlewaretest.Consumer(func(*message.Message) error {
+		cancel()
+		return errBoom
+	})
+	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, middleware.Delivery{}))
+	if line.Fields["cause"] != "context canceled" || line.Fields["error"] != "boom" {
+		t.Errorf("got %q with %v", line.Msg, line.Fields)
+	}
+}
+
+// Outside of DelayedRetry a Timeout looks like a shutdown: the message would be
+// handled again and again, no attempt counted.
+func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger))
+	waits := middlewaretest.Consumer(func(msg *message.Message) error {
+		<-msg.Context().Done()
+		return errBoom
+	})
+	_, err := wmiddleware.Timeout(time.Millisecond)(retry.Middleware(waits))(newMessage(middleware.Delivery{}))
+	wantErrors(t, err, errBoom, middleware.ErrInterrupted)
+	lines := logger.Captured()[watermill.ErrorLogLevel]
+	if len(lines) != 1 || !strings.Contains(lines[0].Msg, "Timeout middleware belongs inside") {
+		t.Errorf("logged %+v", lines)
+	}
+}
+
+func TestLogOfAPolicyThatPanics(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
+		panic("of mine")
+	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
+	if got, want := result.String(), "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	line := logger.Captured()[watermill.ErrorLogLevel][0]
+	if line.Msg != "Retry decision: policy panicked, waiting a minute instead" || line.Fields["value"] != "of mine" {
+		t.Errorf("got %q with %v", line.Msg, line.Fields)
+	}
+}

@@ -1,0 +1,88 @@
+package middleware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+)
+
+// DelayedRetry is a Watermill middleware that hands a message whose handler
+// failed over to the broker: for another attempt after a delay, or for the
+// dead-letter queue. The package documentation has its contract.
+//
+// One DelayedRetry may serve many handlers and queues at once.
+type DelayedRetry struct {
+	republisher Republisher
+	settings
+	now func() time.Time
+}
+
+// NewDelayedRetry returns a DelayedRetry that asks policy about every failure
+// and gives the message to republisher. Everything that is wrong with the
+// arguments is in one error: a nil republisher, a policy that is nil, invalid or
+// without an end (see backoff.CheckEnd) where neither WithMaxAttempts nor
+// WithMaxAge sets one, an option with an invalid value.
+func NewDelayedRetry(republisher Republisher, policy backoff.Policy, options ...Option) (*DelayedRetry, error) {
+	s, err := newSettings(policy, options)
+	if isNil(republisher) {
+		err = errors.Join(errors.New("republisher is nil"), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("new delayed retry: %w", err)
+	}
+	for _, remark := range backoff.Remarks(policy) {
+		s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
+	}
+	return &DelayedRetry{republisher: republisher, settings: s, now: time.Now}, nil
+}
+
+// Middleware returns h with delayed retries around it. Where h succeeds its
+// messages are returned untouched. Where it fails, its messages are dropped, as
+// the router does, and the result is nil once the message was handed over.
+// Otherwise the error wraps ErrInterrupted or ErrNotHandedOver and the
+// handler's own; if the handler acked or nacked the message itself, it is the
+// handler's own.
+func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		// Middlewares below replace the context of msg; this one counts.
+		ctx := msg.Context()
+		d := DeliveryOf(ctx, msg)
+		if d == nil {
+			d = adopt(msg)
+			ctx = msg.Context()
+		}
+		d.retry = r
+		// The context the delivery was attached to: ctx is wrapped around it by the
+		// router, several times, and asking it costs more than all the rest. One
+		// that ends in between is noticed after the handler.
+		if cause := interruption(d.ctx, d); cause != nil {
+			return nil, &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
+		}
+		produced, err := call(h, msg)
+		if err == nil {
+			return produced, nil
+		}
+		return nil, r.settle(ctx, d, msg, err)
+	}
+}
+
+// interruption says why nothing may be published for the delivery any more: the
+// cause of a context that is done, or that the broker has taken the message
+// back. It is nil if neither is so.
+func interruption(ctx context.Context, d *Delivery) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-d.Gone:
+		return errStale
+	default:
+		return nil
+	}
+}

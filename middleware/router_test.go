@@ -1,0 +1,150 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages
+// have no delivery: it publishes the message to its topic again at once, with
+// the notes of no queue in its metadata.
+type looped struct {
+	*gochannel.GoChannel
+}
+
+func (l looped) Republish(
+	ctx context.Context, msg *message.Message, _ time.Duration, notes middleware.Notes,
+) error {
+	return l.send(message.SubscribeTopicFromCtx(ctx), msg, notes.Headers(""))
+}
+
+func (l looped) DeadLetter(_ context.Context, msg *message.Message, notes middleware.Notes) error {
+	return l.send("dlq", msg, notes.DeadHeaders(""))
+}
+
+func (l looped) send(topic string, msg *message.Message, headers map[string]string) error {
+	again := msg.Copy()
+	for key, value := range headers {
+		again.Metadata.Set(key, value)
+	}
+	return l.Publish(topic, again)
+}
+
+// running is a router with one handler of topic "orders" behind a DelayedRetry.
+// What the handler returns goes to topic "out".
+func running(t *testing.T, h message.HandlerFunc) *gochannel.GoChannel {
+	t.Helper()
+	pubSub := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	router.AddMiddleware(newRetry(t, looped{pubSub}).Middleware)
+	router.AddHandler("billing", "orders", pubSub, "out", pubSub, h)
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.Background()) }()
+	<-router.Running()
+	t.Cleanup(func() {
+		if err := errors.Join(router.Close(), <-ended, pubSub.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return pubSub
+}
+
+// receive returns the next message of the topic, acked.
+func receive(t *testing.T, pubSub *gochannel.GoChannel, topic string) *message.Message {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	messages, err := pubSub.Subscribe(ctx, topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	msg := <-messages
+	if msg == nil {
+		t.Fatalf("no message of topic %q within 10s", topic)
+	}
+	msg.Ack()
+	return msg
+}
+
+func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var attempts []int
+	pubSub := running(t, func(msg *message.Message) ([]*message.Message, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		attempts = append(attempts, middleware.Attempt(msg.Context()))
+		out := []*message.Message{message.NewMessage("from attempt", []byte{byte(len(attempts))})}
+		if len(attempts) < 3 {
+			return out, errBoom
+		}
+		return out, nil
+	})
+	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
+		t.Fatal(err)
+	}
+	if out := receive(t, pubSub, "out"); !reflect.DeepEqual([]byte(out.Payload), []byte{3}) {
+		t.Errorf("the message of attempt %d was published, want that of 3 alone", out.Payload)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) {
+		t.Errorf("attempts %v", attempts)
+	}
+}
+
+func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
+	t.Parallel()
+	pubSub := running(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") })
+	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
+		t.Fatal(err)
+	}
+	dead := receive(t, pubSub, "dlq")
+	for key, want := range map[string]string{
+		middleware.DeadReasonKey: "exhausted", middleware.DeadFailuresKey: "3",
+		middleware.DeadErrorKey: "panic: no stock", middleware.DeadHandlerKey: "billing",
+	} {
+		if got := dead.Metadata[key]; got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	if dead.UUID != "order-7" {
+		t.Errorf("UUID is %q", dead.UUID)
+	}
+}
+
+// A handler goroutine that ended used to leave the router waiting for ever.
+func TestInARouterGoexitDoesNotHang(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	deliveries := 0
+	pubSub := running(t, func(msg *message.Message) ([]*message.Message, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if deliveries++; deliveries == 1 {
+			runtime.Goexit()
+		}
+		if got := middleware.Attempt(msg.Context()); got != 1 {
+			t.Errorf("it was counted: attempt %d", got)
+		}
+		return []*message.Message{message.NewMessage("done", nil)}, nil
+	})
+	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, pubSub, "out")
+}
