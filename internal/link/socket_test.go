@@ -1,0 +1,123 @@
+package link
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// stalled returns a socket whose peer reads nothing until told to.
+func stalled(t *testing.T, timeout time.Duration) (s *socket, drain func() []byte) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	conn, err := net.Dial("tcp4", l.Addr().String())
+	require.NoError(t, err)
+	peer, err := l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(); _ = peer.Close() })
+	return &socket{Conn: conn, timeout: timeout}, func() []byte {
+		got, err := io.ReadAll(peer)
+		require.NoError(t, err)
+		return got
+	}
+}
+
+// flood is more than the buffers of two sockets take.
+var flood = make([]byte, 32<<20)
+
+func timed(f func() error) (time.Duration, error) {
+	begun := time.Now()
+	err := f()
+	return time.Since(begun), err
+}
+
+func write(s *socket) func() error {
+	return func() error {
+		_, err := s.Write(flood)
+		return err
+	}
+}
+
+func TestWriteEndsAtItsTimeout(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, 300*time.Millisecond)
+	took, err := timed(write(s))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	assert.GreaterOrEqual(t, took, 300*time.Millisecond)
+	assert.Less(t, took, 10*time.Second)
+}
+
+func TestWriteTimeoutBeginsWithEachWrite(t *testing.T) {
+	t.Parallel()
+	s, drain := stalled(t, 300*time.Millisecond)
+	_, err := s.Write([]byte("a"))
+	require.NoError(t, err)
+	<-time.After(400 * time.Millisecond) // longer than the timeout of the first
+	_, err = s.Write([]byte("b"))
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	assert.Equal(t, "ab", string(drain()))
+}
+
+func TestLimitEndsABlockedWrite(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, time.Hour)
+	result := make(chan error, 1)
+	go func() { result <- write(s)() }()
+	s.limitWrites(time.Now().Add(200 * time.Millisecond))
+	select {
+	case err := <-result:
+		assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	case <-time.After(20 * time.Second):
+		t.Fatal("the write goes on")
+	}
+}
+
+func TestLimitGoesBeforeTheTimeout(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, time.Hour)
+	s.limitWrites(time.Now().Add(200 * time.Millisecond))
+	_, err := timed(write(s))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+}
+
+func TestTimeoutGoesBeforeALaterLimit(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, 200*time.Millisecond)
+	s.limitWrites(time.Now().Add(time.Hour))
+	_, err := timed(write(s))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+}
+
+func TestLimitIsLifted(t *testing.T) {
+	t.Parallel()
+	s, drain := stalled(t, time.Hour)
+	s.limitWrites(time.Now().Add(-time.Second))
+	_, err := s.Write([]byte("a"))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	s.limitWrites(time.Time{})
+	_, err = s.Write([]byte("b"))
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	assert.Equal(t, "b", string(drain()))
+}
+
+func TestDeadlineOfTheHandshakeOutranksTheTimeout(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, time.Hour)
+	require.NoError(t, s.SetDeadline(time.Now().Add(200*time.Millisecond)))
+	_, err := timed(write(s))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	_, err = s.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, s.SetDeadline(time.Time{}))
+	_, err = s.Write([]byte("a"))
+	assert.NoError(t, err)
+}
