@@ -1,0 +1,88 @@
+package topology_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// A policy changed from 2s/5s to 3s/5s, and then quorum changed to classic, on a
+// live queue: no conflict, and what waits still comes back (T5).
+func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	type call struct {
+		body    string
+		attempt int
+	}
+	calls := make(chan call, 100)
+	release := func(strategy topology.PerQueue, policy backoff.List, failOn string) *rig {
+		return newRig(t, rigConfig{
+			url: url, queue: queue, strategy: strategy, policy: policy,
+			handler: func(msg *message.Message) ([]*message.Message, error) {
+				c := call{string(msg.Payload), middleware.Attempt(msg.Context())}
+				calls <- c
+				if c.body == failOn && c.attempt == 1 {
+					return nil, errFailed
+				}
+				return nil, nil
+			},
+		})
+	}
+	quorum, classic := topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}
+	deploy := func(strategy topology.PerQueue, policy backoff.List, body string) *rig {
+		r := release(strategy, policy, body)
+		r.publish(amqp.Publishing{Body: []byte(body)})
+		require.Equal(t, call{body, 1}, <-calls)
+		plan, err := strategy.Plan(queue, policy)
+		require.NoError(t, err)
+		testbench.WaitFor(t, body+" waits", patience, func() bool {
+			return testbench.Depth(t, url, plan.Rungs[0].RoutingKey) == 1
+		})
+		return r
+	}
+	deploy(quorum, backoff.List{2 * time.Second, 5 * time.Second}, "first").stop()
+	deploy(quorum, backoff.List{3 * time.Second, 5 * time.Second}, "second").stop()
+	last := deploy(classic, backoff.List{3 * time.Second, 5 * time.Second}, "third")
+
+	returned := map[call]bool{}
+	for range 3 {
+		select {
+		case c := <-calls:
+			returned[c] = true
+		case <-time.After(patience):
+			t.Fatalf("only these came back: %v", returned)
+		}
+	}
+	require.Equal(t, map[call]bool{{"first", 2}: true, {"second", 2}: true, {"third", 2}: true}, returned)
+	require.Contains(t, last.logs.text(), "it is used as it is", "the quorum DLQ is adopted")
+	require.NotContains(t, last.logs.text(), "PRECONDITION_FAILED")
+}
+
+// A queue of the name of ours with other arguments: a clear error that names
+// queue, argument, wanted and found.
+func TestConflictingWaitQueueIsNamed(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	_, err := testbench.Channel(t, url).QueueDeclare(queue+".wait.1s", true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(2000)})
+	require.NoError(t, err)
+	client, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
+	_ = client
+	_, err = sub.Subscribe(t.Context(), queue)
+	var conflict *topology.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, queue+".wait.1s", conflict.Name)
+	require.NotEmpty(t, conflict.Argument)
+	require.NotEmpty(t, conflict.Wanted)
+	require.NotEmpty(t, conflict.Found)
+	t.Log(err)
+}

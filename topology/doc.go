@@ -1,0 +1,23 @@
+// Package topology is where failed messages wait: queues on RabbitMQ with a
+// TTL, from which the broker returns them when the delay is over.
+//
+//	delivery ─► Subscriber ─► router ─► middleware.DelayedRetry ─► handler
+//	                │                          │ error
+//	                │                          ▼
+//	                └─ as it arrived ─► Client.Republish ─► wait queue ─TTL─► its own queue
+//	                                    Client.DeadLetter ─► dead-letter queue
+//
+// A Strategy says which queues there are, as a Plan: plain data that can be
+// looked at without a broker. A Client publishes to them, confirmed and
+// mandatory, on a connection of its own; a Subscriber declares them before it
+// consumes, and hands out messages that can be republished as they arrived.
+//
+//	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{})
+//	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+//	retry, err := middleware.NewDelayedRetry(client, policy)
+//	router.AddMiddleware(retry.Middleware)
+//	router.AddConsumerHandler("orders", "orders", sub, handleOrder)
+//
+// The package does not order messages across retries and does not deduplicate:
+// a message may come twice, when a connection is lost at the wrong moment.
+package topology

@@ -1,0 +1,73 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+var (
+	// ErrClosed is returned by every call on a closed Client or Subscriber.
+	ErrClosed = errors.New("closed")
+	// ErrTooLarge: the headers of a message leave no room for ours in a frame.
+	ErrTooLarge = errors.New("headers do not fit in one frame")
+)
+
+// ConflictError is returned when a queue or an exchange exists with other
+// arguments. RabbitMQ cannot change them: delete it when it is empty, or give
+// ours another name.
+type ConflictError struct {
+	// Kind is "queue" or "exchange", Name its name.
+	Kind, Name string
+	// Argument differs first, Wanted is our value, Found that of the broker.
+	Argument, Wanted, Found string
+	// Err is what the broker said.
+	Err error
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("%s %q exists with other arguments: %s is %s, wanted %s; delete it once it is empty, or choose another name for ours",
+		e.Kind, e.Name, e.Argument, e.Found, e.Wanted)
+}
+
+// Unwrap returns what the broker said.
+func (e *ConflictError) Unwrap() error { return e.Err }
+
+// inequivalent is the broker's text for a conflict (F10). It is the only text
+// of the broker that is read.
+var inequivalent = regexp.MustCompile(
+	`inequivalent arg '([^']*)' for (queue|exchange) '(.*)' in vhost '[^']*': received (.*) but current is (.*)$`)
+
+// declareError names what could not be declared, and the way out where it is
+// known.
+func declareError(kind, name string, err error) error {
+	var amqpErr *amqp.Error
+	if !errors.As(err, &amqpErr) {
+		return fmt.Errorf("declare %s %q: %w", kind, name, err)
+	}
+	switch amqpErr.Code {
+	case amqp.PreconditionFailed:
+		if m := inequivalent.FindStringSubmatch(amqpErr.Reason); m != nil {
+			return &ConflictError{Kind: kind, Name: name, Argument: m[1], Wanted: m[4], Found: m[5], Err: err}
+		}
+	case amqp.AccessRefused:
+		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name: %w", kind, name, err)
+	}
+	return fmt.Errorf("declare %s %q: %w", kind, name, err)
+}
+
+func isCode(err error, code int) bool {
+	var amqpErr *amqp.Error
+	return errors.As(err, &amqpErr) && amqpErr.Code == code
+}
+
+// tooLargeError is the ErrTooLarge of one message.
+type tooLargeError struct{ size, limit int }
+
+func (e *tooLargeError) Error() string {
+	return fmt.Sprintf("%v: %d bytes, %d are left for them", ErrTooLarge, e.size, e.limit)
+}
+
+func (e *tooLargeError) Unwrap() error { return ErrTooLarge }

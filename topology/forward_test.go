@@ -1,0 +1,128 @@
+package topology_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// A handler returns the very message it received: the notes of its first queue
+// do not count on the next.
+func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
+	t.Parallel()
+	url := testbench.URL(t)
+	second := testbench.Queue(t)
+	var calls timeline
+	attempts := make(chan int, 10)
+	newRig(t, rigConfig{
+		url: url, queue: second,
+		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			for key := range msg.Metadata {
+				if middleware.Attempt(msg.Context()) == 1 && middleware.IsLiveKey(key) {
+					t.Errorf("note %s of another queue is visible", key)
+				}
+			}
+			attempts <- middleware.Attempt(msg.Context())
+			return nil, errFailed
+		},
+	})
+
+	pub, err := wamqp.NewPublisher(wamqp.NewDurableQueueConfig(url), watermill.NopLogger{})
+	require.NoError(t, err)
+	first := newRig(t, rigConfig{
+		url:          url,
+		policy:       backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
+		publisher:    pub,
+		publishTopic: second,
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			if calls.add() < 3 {
+				return nil, errFailed
+			}
+			return []*message.Message{msg}, nil
+		},
+	})
+	first.publish(amqp.Publishing{Body: []byte("forwarded")})
+	dead := take(t, url, second+".dlq")
+	require.Equal(t, 1, <-attempts)
+	require.Equal(t, 2, <-attempts)
+	require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, second, dead.Headers[middleware.DeadQueueKey])
+}
+
+// A dead letter moved back with a plain get and publish of all its headers
+// starts at attempt 1, with its history.
+func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	past := make(chan int, 10)
+	r := newRig(t, rigConfig{
+		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			attempts <- middleware.Attempt(msg.Context())
+			past <- len(middleware.PastAttempts(msg.Context()))
+			return nil, errFailed
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
+	for round := range 2 {
+		dead := take(t, r.url, r.queue+".dlq")
+		require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
+		for attempt := 1; attempt <= 2; attempt++ {
+			require.Equal(t, attempt, <-attempts)
+			require.Equal(t, 2*round+attempt-1, <-past)
+		}
+		if round == 0 {
+			r.publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
+		} else {
+			require.Contains(t, dead.Headers[middleware.DeadHistoryKey], `"reason":"exhausted"`)
+			require.Equal(t, r.queue, dead.Headers[middleware.OriginRoutingKeyKey])
+		}
+	}
+}
+
+// Two queues on one topic exchange: only the one that failed sees the retry, and
+// the original routing key is readable on every attempt (T3).
+func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
+	t.Parallel()
+	url, base := testbench.URL(t), testbench.Queue(t)
+	topic := func(cfg *wamqp.Config) {
+		cfg.Exchange = wamqp.ExchangeConfig{GenerateName: func(string) string { return base }, Type: "topic", Durable: true}
+		cfg.QueueBind.GenerateRoutingKey = func(string) string { return "order.#" }
+	}
+	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(base, false, false) })
+	queues := []string{base + ".failing", base + ".fine"}
+	for _, q := range queues {
+		testbench.Delete(t, q, q+".dlq", q+".wait.100ms", q+".wait.1s")
+	}
+	policy := backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3}
+	var failing, fine timeline
+	newRig(t, rigConfig{url: url, queue: queues[1], config: topic, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
+		fine.add()
+		return nil, nil
+	}})
+	keys := make(chan string, 10)
+	newRig(t, rigConfig{url: url, queue: queues[0], config: topic, policy: policy, handler: func(msg *message.Message) ([]*message.Message, error) {
+		exchange, key, _ := middleware.Origin(msg.Context())
+		keys <- exchange + " " + key
+		if failing.add() < 4 {
+			return nil, errFailed
+		}
+		return nil, nil
+	}})
+	publish(t, url, base, "order.created.eu", amqp.Publishing{Body: []byte("both")})
+	testbench.WaitFor(t, "the fourth attempt", patience, func() bool { return failing.count() == 4 })
+	for range 4 {
+		require.Equal(t, base+" order.created.eu", <-keys)
+	}
+	require.Equal(t, 1, fine.count())
+}

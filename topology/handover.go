@@ -1,0 +1,78 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// republish has a copy of the delivery confirmed in a wait queue. One whose own
+// headers leave no room for our notes cannot come back; it is dead-lettered.
+func (d *delivery) republish(ctx context.Context, delay time.Duration, notes middleware.Notes) error {
+	now := time.Now()
+	route, err := d.plan().Route(Retry{
+		Delay: delay, Attempt: notes.Failures,
+		OriginExchange: notes.OriginExchange, OriginRoutingKey: notes.OriginRoutingKey,
+	})
+	if err != nil {
+		return err
+	}
+	if notes.FirstSeen.IsZero() {
+		notes.FirstSeen = now
+	}
+	notes.NotBefore = time.Time{}
+	if route.Delay < delay {
+		notes.NotBefore = now.Add(delay)
+	}
+	headers := notes.Headers(d.Queue)
+	msg := wire.Publishing(&d.raw, middleware.IsLiveKey, headers)
+	err = fit(&msg, headers, liveShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve-brokerReserve)
+	if err != nil {
+		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.logFields())
+		notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
+		return d.deadLetter(ctx, notes)
+	}
+	return d.publish(ctx, route, msg)
+}
+
+// deadLetter has a copy of the delivery confirmed in the dead-letter queue. It
+// also carries the keys of Watermill's PoisonQueue, for tools that know those.
+func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error {
+	headers := notes.DeadHeaders(d.Queue)
+	headers[wmiddleware.ReasonForPoisonedKey] = headers[middleware.DeadErrorKey]
+	headers[wmiddleware.PoisonedTopicKey] = d.sub.topic
+	headers[wmiddleware.PoisonedHandlerKey] = notes.Handler
+	headers[wmiddleware.PoisonedSubscriberKey] = message.SubscriberNameFromCtx(ctx)
+	msg := wire.Publishing(&d.raw, middleware.IsNoteKey, headers)
+	if fit(&msg, headers, deadShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve) != nil {
+		for key := range headers {
+			delete(msg.Headers, key)
+		}
+	}
+	return d.publish(ctx, d.plan().Dead, msg)
+}
+
+// publish has msg confirmed on a route. A queue of ours that has vanished is
+// declared again.
+func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing) error {
+	p := d.sub.subscriber.client.publisher
+	err := p.Publish(ctx, route.Exchange, route.RoutingKey, msg)
+	var returned *publisher.ReturnedError
+	if !errors.As(err, &returned) {
+		return err
+	}
+	d.sub.logger.Info("A queue of ours has vanished, declaring it again", watermill.LogFields{"vanished": route.RoutingKey})
+	if declareErr := declare(ctx, p.Do, d.plan().queuesFor(route), d.sub.logger); declareErr != nil {
+		return errors.Join(err, declareErr)
+	}
+	return p.Publish(ctx, route.Exchange, route.RoutingKey, msg)
+}

@@ -1,0 +1,124 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/millpond-go/millpond/backoff"
+)
+
+const (
+	defaultConfirmTimeout = 10 * time.Second
+	// defaultDrainTimeout is below the 30 s after which a router gives up closing.
+	defaultDrainTimeout = 20 * time.Second
+	// defaultConnectTimeout bounds a dial with its handshake.
+	defaultConnectTimeout = 10 * time.Second
+	// defaultHoldLimit is well under the broker's consumer timeout of 30 min (F16).
+	defaultHoldLimit = 10 * time.Minute
+)
+
+// Option changes a Client.
+type Option func(*clientOptions) error
+
+type clientOptions struct {
+	logger         watermill.LoggerAdapter
+	confirmTimeout time.Duration
+	connectTimeout time.Duration
+}
+
+// WithLogger sets the logger of the client and its subscribers.
+//
+// Default: nothing is logged.
+func WithLogger(logger watermill.LoggerAdapter) Option {
+	return func(o *clientOptions) error {
+		if logger == nil {
+			return errors.New("WithLogger: the logger is nil")
+		}
+		o.logger = logger
+		return nil
+	}
+}
+
+// WithConfirmTimeout bounds the hand-over of one message to the broker, from
+// the wait for a connection to the broker's confirm. After that its outcome is
+// unknown: the message is kept and handed over again, which may duplicate it.
+// At least 1 ms.
+//
+// Default: 10 s.
+func WithConfirmTimeout(d time.Duration) Option {
+	return func(o *clientOptions) error {
+		if d < time.Millisecond {
+			return fmt.Errorf("WithConfirmTimeout: %v is under 1ms", d)
+		}
+		o.confirmTimeout = d
+		o.connectTimeout = min(defaultConnectTimeout, max(d, time.Second))
+		return nil
+	}
+}
+
+// SubscriberOption changes a Subscriber.
+type SubscriberOption func(*subscriberOptions) error
+
+type subscriberOptions struct {
+	delays       []time.Duration // nil: not known
+	unlisted     bool            // some policy cannot list its delays
+	drainTimeout time.Duration
+}
+
+// ForPolicy declares the wait queues of the delays that the policies may ask
+// for, before consuming begins. A policy that cannot list its delays uses the
+// strategy's ladder; whatever a policy asks for waits on the next longer rung.
+//
+// Default: the strategy's ladder.
+func ForPolicy(policies ...backoff.Policy) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		var problems []error
+		for i, p := range policies {
+			if err := backoff.Validate(p); err != nil {
+				problems = append(problems, fmt.Errorf("ForPolicy: policy %d: %w", i+1, err))
+				continue
+			}
+			delays, known := backoff.Delays(p)
+			if !known {
+				o.unlisted = true
+				continue
+			}
+			o.delays = append(o.delays, delays...)
+			if o.delays == nil {
+				o.delays = []time.Duration{}
+			}
+		}
+		return errors.Join(problems...)
+	}
+}
+
+// WithDrainTimeout bounds how long Close waits for the messages in progress:
+// handlers go on, and what fails is still handed over. After that their context
+// is cancelled and they go back to their queue. Keep it below the CloseTimeout
+// of the router (30 s unless set). Not negative.
+//
+// Default: 20 s.
+func WithDrainTimeout(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if d < 0 {
+			return fmt.Errorf("WithDrainTimeout: %v is negative", d)
+		}
+		o.drainTimeout = d
+		return nil
+	}
+}
+
+func apply[O any, F ~func(*O) error](options *O, fs []F) error {
+	var problems []error
+	for i, f := range fs {
+		if f == nil {
+			problems = append(problems, fmt.Errorf("option %d is nil", i+1))
+			continue
+		}
+		problems = append(problems, f(options))
+	}
+	return errors.Join(problems...)
+}

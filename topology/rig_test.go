@@ -1,0 +1,220 @@
+package topology_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// grace is how early a message may come by the client's clock (F20).
+const grace = 5 * time.Millisecond
+
+// ceiling is how late it may come on a busy machine before a test fails.
+const ceiling = 10 * time.Second
+
+// patience bounds every wait on a condition.
+const patience = 60 * time.Second
+
+// strategies are the ways to wait that every scenario is run with.
+var strategies = map[string]topology.PerQueue{
+	"quorum":  {},
+	"classic": {Type: topology.Classic},
+}
+
+// rig is one service: client, subscriber, middleware and router on one queue.
+type rig struct {
+	t      testing.TB
+	url    string
+	queue  string
+	client *topology.Client
+	sub    *topology.Subscriber
+	router *message.Router
+	stop   func()
+	logs   *capture
+}
+
+type rigConfig struct {
+	url, publisherURL string
+	queue             string
+	strategy          topology.Strategy
+	policy            backoff.Policy
+	config            func(*wamqp.Config)
+	clientOptions     []topology.Option
+	subOptions        []topology.SubscriberOption
+	options           []middleware.Option
+	routerConfig      message.RouterConfig
+	handler           message.HandlerFunc
+	publishTopic      string
+	publisher         message.Publisher
+	outer             []message.HandlerMiddleware
+}
+
+// quorumQueue makes the main queue a quorum queue.
+func quorumQueue(cfg *wamqp.Config) { cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"} }
+
+func newRig(t testing.TB, rc rigConfig) *rig {
+	t.Helper()
+	if rc.url == "" {
+		rc.url = testbench.URL(t)
+	}
+	if rc.publisherURL == "" {
+		rc.publisherURL = rc.url
+	}
+	if rc.queue == "" {
+		rc.queue = testbench.Queue(t)
+	}
+	if rc.strategy == nil {
+		rc.strategy = topology.PerQueue{}
+	}
+	r := &rig{t: t, url: rc.url, queue: rc.queue, logs: &capture{}}
+	cfg := wamqp.NewDurableQueueConfig(rc.url)
+	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
+		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
+	}
+	if rc.config != nil {
+		rc.config(&cfg)
+	}
+	conn := cfg.Connection
+	conn.AmqpURI = rc.publisherURL
+
+	var err error
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r.client, err = topology.Open(ctx, conn, rc.strategy, append(rc.clientOptions, topology.WithLogger(r.logs))...)
+	require.NoError(t, err)
+	r.sub, err = r.client.NewSubscriber(cfg, append([]topology.SubscriberOption{topology.ForPolicy(rc.policy)}, rc.subOptions...)...)
+	require.NoError(t, err)
+	retry, err := middleware.NewDelayedRetry(r.client, rc.policy, append(rc.options, middleware.WithLogger(r.logs))...)
+	require.NoError(t, err)
+	r.router, err = message.NewRouter(rc.routerConfig, r.logs)
+	require.NoError(t, err)
+	r.router.AddMiddleware(rc.outer...)
+	r.router.AddMiddleware(retry.Middleware)
+	if rc.publisher != nil {
+		r.router.AddHandler("handler", rc.queue, r.sub, rc.publishTopic, rc.publisher, rc.handler)
+	} else {
+		r.router.AddConsumerHandler("handler", rc.queue, r.sub, func(msg *message.Message) error {
+			_, err := rc.handler(msg)
+			return err
+		})
+	}
+
+	running := make(chan error, 1)
+	go func() { running <- r.router.Run(context.Background()) }()
+	select {
+	case <-r.router.Running():
+	case err := <-running:
+		t.Fatalf("router did not start: %v", err)
+	case <-time.After(patience):
+		t.Fatal("router did not start")
+	}
+	r.stop = sync.OnceFunc(func() {
+		require.NoError(t, r.router.Close())
+		require.NoError(t, r.client.Close())
+		require.NoError(t, <-running)
+	})
+	t.Cleanup(func() {
+		r.stop()
+		if t.Failed() {
+			r.logs.dump(t)
+		}
+	})
+	return r
+}
+
+// publish publishes as a plain AMQP client does, confirmed.
+func (r *rig) publish(msg amqp.Publishing) {
+	r.t.Helper()
+	publish(r.t, r.url, "", r.queue, msg)
+}
+
+func publish(t testing.TB, url, exchange, key string, msg amqp.Publishing) {
+	t.Helper()
+	conn, err := amqp.Dial(url)
+	require.NoError(t, err)
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	require.NoError(t, ch.Confirm(false))
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false, msg)
+	require.NoError(t, err)
+	ok, err := confirm.WaitContext(ctx)
+	require.NoError(t, err)
+	require.True(t, ok, "the broker has confirmed it")
+}
+
+// take waits for a message in a queue and acks it.
+func take(t testing.TB, url, queue string) amqp.Delivery {
+	t.Helper()
+	conn := testbench.Dial(t, url)
+	var got amqp.Delivery
+	testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
+		ch, err := conn.Channel() // each time, for a queue that is missing closes it
+		require.NoError(t, err)
+		defer func() { _ = ch.Close() }()
+		d, ok, err := ch.Get(queue, true)
+		got = d
+		return ok && err == nil
+	})
+	return got
+}
+
+// timeline records when a handler was called.
+type timeline struct {
+	mu    sync.Mutex
+	calls []time.Time
+}
+
+// add counts a call and returns its number, 1-based.
+func (l *timeline) add() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, time.Now())
+	return len(l.calls)
+}
+
+// all returns when the calls came, counted from the first.
+func (l *timeline) all() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	offsets := make([]time.Duration, len(l.calls))
+	for i, at := range l.calls {
+		offsets[i] = at.Sub(l.calls[0])
+	}
+	return offsets
+}
+
+func (l *timeline) count() int { return len(l.all()) }
+
+// requireGaps asserts the delays between the calls: never shorter than asked,
+// later only by what a busy machine takes.
+func (l *timeline) requireGaps(t testing.TB, want ...time.Duration) {
+	t.Helper()
+	calls := l.all()
+	require.Len(t, calls, len(want)+1, "calls at %v", calls)
+	for i, d := range want {
+		gap := calls[i+1] - calls[i]
+		require.GreaterOrEqual(t, gap, d-grace, "delay %d, calls at %v", i+1, calls)
+		require.LessOrEqual(t, gap, d+ceiling, "delay %d, calls at %v", i+1, calls)
+	}
+	t.Logf("calls at %v", calls)
+}
+
+// capture is a logger that keeps what it is told.
+type capture struct {
+	mu    sync.Mutex
+	lines []string
+}

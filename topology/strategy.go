@@ -1,0 +1,55 @@
+package topology
+
+import (
+	"time"
+)
+
+// Strategy says which queues a message waits in. It is a value: pure, without a
+// broker, safe for concurrent use. PerQueue is the default choice.
+type Strategy interface {
+	// Plan returns what queue needs for the given delays. Nil delays mean that
+	// they are not known beforehand; the strategy then plans its own ladder.
+	Plan(queue string, delays []time.Duration) (Plan, error)
+}
+
+// Retry is what a Plan must know to route a message.
+type Retry struct {
+	// Delay asked for; below the shortest rung it is taken as the shortest.
+	Delay time.Duration
+	// Attempt that failed, 1-based; 0 for a message that is set aside without one.
+	Attempt int
+	// OriginExchange and OriginRoutingKey are where the message first came from.
+	OriginExchange, OriginRoutingKey string
+}
+
+// Route is where a message is published to wait.
+type Route struct {
+	Exchange, RoutingKey string
+	// Delay it waits there. Shorter than asked where the delay is longer than
+	// every rung: then the message waits in rounds.
+	Delay time.Duration
+}
+
+// QueueType is the kind of the queues that a strategy declares.
+type QueueType string
+
+const (
+	// Quorum queues replicate, and their at-least-once dead-lettering keeps a
+	// waiting message until its queue has confirmed it. The zero QueueType means
+	// Quorum.
+	Quorum QueueType = "quorum"
+	// Classic queues dead-letter at most once: a message whose queue is missing
+	// or out of reach when its wait is over is lost (broker facts F5 and F18). Do
+	// not let messages of a quorum queue wait in classic ones: those whose wait
+	// ends while the broker restarts are lost (F23).
+	Classic QueueType = "classic"
+)
+
+// DefaultLadder are the delays that are planned for a policy that cannot list
+// its own.
+func DefaultLadder() []time.Duration {
+	return []time.Duration{
+		time.Second, 5 * time.Second, 30 * time.Second,
+		2 * time.Minute, 10 * time.Minute, time.Hour,
+	}
+}

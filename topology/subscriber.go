@@ -1,0 +1,235 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+)
+
+// Subscriber consumes queues for Watermill. Every message it hands out can be
+// republished by the Client that made it, as it arrived.
+//
+// One message at a time is in progress for each Subscribe. An ack acks the
+// delivery. A nack never requeues at once: the message is set aside for at least
+// a second with its counts unchanged, so that nothing spins (on RabbitMQ 4.0
+// twenty requeues drop a message, broker fact F2); only at shutdown, or where
+// that cannot be confirmed, it goes back to its queue. A message that cannot be
+// decoded is dead-lettered untouched.
+//
+// The context of a message carries the values of the one given to Subscribe. It
+// is done when the message is settled, when its connection is lost, and when
+// Close has waited long enough; not already when Close is called.
+type Subscriber struct {
+	client *Client
+	cfg    consumeConfig
+	opts   subscriberOptions
+	link   *link.Link
+	frame  int // the largest frame both connections take
+
+	stop     context.Context // done once closing began
+	stopping context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup // subscriptions
+	done   chan struct{}
+}
+
+var (
+	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.SubscribeInitializer = (*Subscriber)(nil)
+)
+
+// consumeConfig is what a Subscriber needs of watermill-amqp's Config.
+type consumeConfig struct {
+	link      link.Config
+	queueName func(topic string) string
+	queueArgs amqp.Table
+	// build declares the user's queue, its exchange and binding.
+	build     func(ch *amqp.Channel, topic, queue string) error
+	unmarshal func(amqp.Delivery) (*message.Message, error)
+	prefetch  int
+	consumer  string
+	exclusive bool
+	noLocal   bool
+	arguments amqp.Table
+}
+
+func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []SubscriberOption) (*Subscriber, error) {
+	opts := subscriberOptions{drainTimeout: defaultDrainTimeout}
+	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
+	if problems == nil {
+		problems = c.checkVhost(cfg.link.URL)
+	}
+	if problems == nil {
+		_, problems = c.plan("check", opts)
+	}
+	if problems != nil {
+		return nil, fmt.Errorf("new subscriber: %w", problems)
+	}
+
+	cfg.link.Name = "millpond subscriber"
+	cfg.link.Logger = c.opts.logger
+	cfg.link.ConnectTimeout, cfg.link.WriteTimeout = c.opts.connectTimeout, c.opts.confirmTimeout
+	l, err := link.Open(context.Background(), cfg.link)
+	if err != nil {
+		return nil, fmt.Errorf("new subscriber: %w", err)
+	}
+	stop, stopping := context.WithCancel(context.Background())
+	s := &Subscriber{
+		client: c, cfg: cfg, opts: opts, link: l, frame: frameSize(c.linkCfg, cfg.link),
+		stop: stop, stopping: stopping, done: make(chan struct{}),
+	}
+	c.mu.Lock()
+	closed := c.closed
+	if !closed {
+		c.subscribers[s] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closed {
+		l.Close()
+		return nil, fmt.Errorf("new subscriber: client: %w", ErrClosed)
+	}
+	return s, nil
+}
+
+// checkVhost: a message that waits in another vhost would never come back.
+func (c *Client) checkVhost(consuming string) error {
+	publishing, err := amqp.ParseURI(c.linkCfg.URL)
+	if err != nil {
+		return err
+	}
+	uri, err := amqp.ParseURI(consuming)
+	if err != nil {
+		return err
+	}
+	if uri.Vhost != publishing.Vhost {
+		return fmt.Errorf("Connection.AmqpURI names vhost %q, the client retries in vhost %q: use the same", uri.Vhost, publishing.Vhost)
+	}
+	return nil
+}
+
+// plan returns the plan for a queue. With a policy that cannot list its delays
+// beside others that can, the strategy's ladder is planned as well.
+func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
+	if !opts.unlisted || opts.delays == nil {
+		return c.strategy.Plan(queue, opts.delays)
+	}
+	ladder, err := c.strategy.Plan(queue, nil)
+	if err != nil {
+		return Plan{}, err
+	}
+	delays := slices.Clone(opts.delays)
+	for _, rung := range ladder.Rungs {
+		delays = append(delays, rung.Delay)
+	}
+	return c.strategy.Plan(queue, delays)
+}
+
+// Subscribe declares what the queue of topic needs, consumes it and returns its
+// messages. The channel is closed after Close, or when ctx is done and the
+// message in progress is settled. A lost connection is made again, and
+// everything declared again before consuming goes on.
+//
+// Errors: ErrClosed; a name that is empty or too long, reported before anything
+// is declared; *ConflictError; whatever else the broker refuses.
+func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	sub, err := s.newSubscription(ctx, topic)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		sub.cancel()
+		return nil, fmt.Errorf("subscribe to topic %q: subscriber: %w", topic, ErrClosed)
+	}
+	s.wg.Add(1)
+	s.mu.Unlock()
+
+	consumer, err := sub.begin()
+	if err != nil {
+		sub.cancel()
+		s.wg.Done()
+		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
+	}
+	go func() {
+		defer s.wg.Done()
+		sub.run(consumer)
+	}()
+	return sub.out, nil
+}
+
+// SubscribeInitialize declares what Subscribe would declare.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	sub, err := s.newSubscription(context.Background(), topic)
+	if err != nil {
+		return fmt.Errorf("initialize topic %q: %w", topic, err)
+	}
+	defer sub.cancel()
+	ctx, cancel := context.WithTimeout(sub.stop, declareTimeout)
+	defer cancel()
+	conn, err := s.link.Conn(ctx)
+	if err == nil {
+		err = sub.declare(ctx, conn)
+	}
+	if err != nil {
+		return fmt.Errorf("initialize topic %q: %w", topic, err)
+	}
+	return nil
+}
+
+// Close stops consuming, waits until the messages in progress are settled, for
+// at most the drain timeout, gives back the rest and ends the connection. It
+// returns a few seconds after the drain timeout at the latest, whatever the
+// broker does. Further calls wait for the first.
+func (s *Subscriber) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if !first {
+		<-s.done
+		return nil
+	}
+	s.stopping()
+	s.wg.Wait()
+	s.link.Close()
+	s.client.forget(s)
+	close(s.done)
+	return nil
+}
+
+// warnings names what is allowed but should be known.
+func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAdapter) {
+	if again := s.cfg.queueName(topic); again != plan.Queue {
+		logger.Info("Warning: the queue's name changes with every call; what waits for it is held or lost when the process is gone", nil)
+	}
+	if kind, _ := s.cfg.queueArgs["x-queue-type"].(string); kind == string(Quorum) {
+		if slices.ContainsFunc(plan.Queues, func(q Queue) bool { return q.Delay > 0 && q.Arguments["x-queue-type"] == string(Classic) }) {
+			logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, for their quorum queue is not there yet; use topology.Quorum", nil)
+		}
+		if _, set := s.cfg.queueArgs["x-delivery-limit"]; !set {
+			logger.Info("Warning: a quorum queue without x-delivery-limit drops a message from RabbitMQ 4.0 on, when twenty consumers died of it", nil)
+		}
+	}
+}
+
+// sleep waits for d or until ctx is done, and reports whether it is not.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

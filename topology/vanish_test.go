@@ -1,0 +1,162 @@
+package topology_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// A wait queue deleted while it is empty is declared again and used; the DLQ
+// likewise (T6).
+func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue := testbench.URL(t), testbench.Queue(t)
+			ch := testbench.Channel(t, url)
+			plan, err := strategy.Plan(queue, []time.Duration{time.Second})
+			require.NoError(t, err)
+			var calls timeline
+			r := newRig(t, rigConfig{
+				url: url, queue: queue, strategy: strategy,
+				policy: backoff.List{time.Second, time.Second},
+				handler: func(msg *message.Message) ([]*message.Message, error) {
+					calls.add()
+					for _, q := range plan.Queues {
+						if _, err := ch.QueueDelete(q.Name, false, false, false); err != nil {
+							t.Error(err)
+						}
+					}
+					return nil, errFailed
+				},
+			})
+			r.publish(amqp.Publishing{Body: []byte("here")})
+			dead := take(t, url, plan.Dead.RoutingKey)
+			require.Equal(t, "here", string(dead.Body))
+			calls.requireGaps(t, time.Second, time.Second)
+		})
+	}
+}
+
+// A delivery that the marshaler refuses is dead-lettered untouched, and does not
+// hold up the next (C7).
+func TestUndecodableIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	handled := make(chan string, 10)
+	r := newRig(t, rigConfig{
+		policy: backoff.List{time.Second},
+		config: picky,
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			handled <- string(msg.Payload)
+			return nil, nil
+		},
+	})
+	for _, body := range []string{"refuse", "panic", "nothing", "fine"} {
+		sent := foreign()
+		sent.Body = []byte(body)
+		r.publish(sent)
+	}
+	require.Equal(t, "fine", <-handled)
+	for _, body := range []string{"refuse", "panic", "nothing"} {
+		dead := take(t, r.url, r.queue+".dlq")
+		sent := foreign()
+		sent.Body = []byte(body)
+		requireSame(t, sent, dead)
+		require.Equal(t, "undecodable", dead.Headers[middleware.DeadReasonKey])
+		require.Equal(t, "0", dead.Headers[middleware.DeadFailuresKey])
+	}
+	require.Equal(t, 1, strings.Count(r.logs.text(), "marshaler panicked"))
+}
+
+// An error text of 1 MB, one that is not UTF-8, and a long history: dead-lettered,
+// readable, no connection harmed.
+func TestHugeErrorTextHarmsNothing(t *testing.T) {
+	t.Parallel()
+	huge := errors.New(strings.Repeat("\xff\xfe€", 250_000))
+	var calls timeline
+	r := newRig(t, rigConfig{
+		policy: backoff.Constant{Interval: time.Millisecond, Retries: 100},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.add()
+			return nil, huge
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("loud")})
+	for range 20 { // looking at it does it no harm
+		ch := testbench.Channel(t, r.url)
+		testbench.WaitFor(t, "the dead letter", patience, func() bool {
+			d, ok, err := ch.Get(r.queue+".dlq", false)
+			require.NoError(t, err)
+			if ok {
+				require.NoError(t, d.Nack(false, true))
+			}
+			return ok
+		})
+	}
+	dead := take(t, r.url, r.queue+".dlq")
+	text, _ := dead.Headers[middleware.DeadErrorKey].(string)
+	require.Contains(t, text, "(cut, 1250000 bytes)")
+	require.LessOrEqual(t, len(text), middleware.MaxErrorBytes)
+	require.Equal(t, "101", dead.Headers[middleware.DeadFailuresKey])
+	require.NotContains(t, r.logs.text(), "lost, reconnecting")
+	require.Equal(t, 101, calls.count())
+}
+
+// Headers of the message's own that leave no room for notes (F16).
+func TestOversizedHeadersAreDeadLettered(t *testing.T) {
+	t.Parallel()
+	var calls timeline
+	r := newRig(t, rigConfig{
+		policy: backoff.Constant{Interval: 10 * time.Millisecond, Retries: 5},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.add()
+			return nil, errFailed
+		},
+	})
+	for _, size := range []int{100_000, 126_950, 130_000} {
+		r.publish(amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("x", size)}, Body: []byte("wide")})
+		dead := take(t, r.url, r.queue+".dlq")
+		require.Len(t, dead.Headers["big"], size)
+		if size > 126_000 {
+			require.Equal(t, "oversized", dead.Headers[middleware.DeadReasonKey])
+		} else {
+			require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+		}
+	}
+	require.NotContains(t, r.logs.text(), "lost, reconnecting")
+	require.Equal(t, 6+1+1, calls.count())
+}
+
+// A delay longer than every rung waits in rounds that cost no attempt (P7), one
+// between two rungs takes the longer.
+func TestDelayWithoutARung(t *testing.T) {
+	t.Parallel()
+	var calls timeline
+	attempts := make(chan int, 10)
+	r := newRig(t, rigConfig{
+		strategy: topology.PerQueue{Ladder: []time.Duration{200 * time.Millisecond, time.Second}},
+		policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+			return []time.Duration{0, 3500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
+		})},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.add()
+			attempts <- middleware.Attempt(msg.Context())
+			return nil, errFailed
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("far")})
+	take(t, r.url, r.queue+".dlq")
+	calls.requireGaps(t, 3500*time.Millisecond, time.Second)
+	require.Equal(t, []int{1, 2, 3}, []int{<-attempts, <-attempts, <-attempts})
+}
