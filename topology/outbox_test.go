@@ -2,6 +2,7 @@ package topology_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -16,6 +17,11 @@ import (
 
 var errFailed = errors.New("the shop is closed")
 
+// outboxName names wait queues as the row does: <queue>.delay_2s.
+func outboxName(queue string, delay time.Duration) string {
+	return fmt.Sprintf("%s.delay_%ds", queue, delay/time.Second)
+}
+
 // The scenario row "outbox": 2s, 5s, 15s, so attempts at 0, 2, 7 and 22 s.
 func TestOutboxTimeline(t *testing.T) {
 	t.Parallel()
@@ -23,9 +29,12 @@ func TestOutboxTimeline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var calls timeline
+			strategy.WaitName = outboxName
+			queue := testbench.Queue(t)
+			testbench.Delete(t, queue+".delay_2s", queue+".delay_5s", queue+".delay_15s")
 			r := newRig(t, rigConfig{
-				strategy: strategy,
-				policy:   backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
+				strategy: strategy, queue: queue,
+				policy: backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
 				handler: func(msg *message.Message) ([]*message.Message, error) {
 					if calls.add() < 4 {
 						return nil, errFailed
@@ -34,6 +43,9 @@ func TestOutboxTimeline(t *testing.T) {
 				},
 			})
 			r.publish(amqp.Publishing{Body: []byte("order 1")})
+			testbench.WaitFor(t, "the message waits under the names of the row", patience, func() bool {
+				return testbench.Depth(t, r.url, r.queue+".delay_2s") == 1
+			})
 			testbench.WaitFor(t, "the fourth attempt", patience, func() bool { return calls.count() == 4 })
 			calls.requireGaps(t, 2*time.Second, 5*time.Second, 15*time.Second)
 			r.stop()
@@ -68,6 +80,45 @@ func TestOutboxExhausted(t *testing.T) {
 			r.stop()
 			require.Equal(t, 4, calls.count(), "no fifth attempt")
 			require.Equal(t, 0, testbench.Depth(t, r.url, r.queue))
+		})
+	}
+}
+
+// An empty list and a permanent error go straight to the DLQ.
+func TestOutboxStraightToTheDLQ(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		policy backoff.Policy
+		err    error
+		reason string
+	}{
+		"empty list":      {backoff.List{}, errFailed, "exhausted"},
+		"no retries":      {backoff.None{}, errFailed, "exhausted"},
+		"marked":          {backoff.List{time.Second}, fmt.Errorf("refuse: %w", middleware.Permanent(errFailed)), "permanent"},
+		"classified":      {backoff.List{time.Second}, errors.Join(errors.New("also"), errFailed), "permanent"},
+		"first of a join": {backoff.List{time.Second}, errors.Join(errors.New("also"), middleware.Permanent(errors.New("never"))), "permanent"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls timeline
+			rc := rigConfig{
+				policy: c.policy,
+				handler: func(*message.Message) ([]*message.Message, error) {
+					calls.add()
+					return nil, c.err
+				},
+			}
+			if name == "classified" {
+				rc.options = []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(errFailed))}
+			}
+			r := newRig(t, rc)
+			r.publish(amqp.Publishing{Body: []byte("order 1")})
+			dead := take(t, r.url, r.queue+".dlq")
+			require.Equal(t, c.reason, dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+			r.stop()
+			require.Equal(t, 1, calls.count())
 		})
 	}
 }
