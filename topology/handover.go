@@ -61,17 +61,19 @@ func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error
 	return d.publish(ctx, d.plan().Dead, msg)
 }
 
-// publish has msg confirmed on a route. A queue of ours that has vanished is
-// declared again.
+// publish has msg confirmed on a route. What has vanished of ours is declared
+// again: a queue or binding (the message is returned) or an exchange (the channel
+// is closed with 404).
 func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing) error {
 	p := d.sub.subscriber.client.publisher
 	err := p.Publish(ctx, route.Exchange, route.RoutingKey, msg)
 	var returned *publisher.ReturnedError
-	if !errors.As(err, &returned) {
+	if !errors.As(err, &returned) && !isCode(err, amqp.NotFound) {
 		return err
 	}
-	d.sub.logger.Info("A queue of ours has vanished, declaring it again", watermill.LogFields{"vanished": route.RoutingKey})
-	if declareErr := declare(ctx, p.Do, d.plan().queuesFor(route), d.sub.logger); declareErr != nil {
+	d.sub.logger.Info("Something of ours has vanished, declaring it again",
+		watermill.LogFields{"exchange": route.Exchange, "routing_key": route.RoutingKey})
+	if declareErr := declare(ctx, p.Do, d.plan().forRoute(route), d.sub.logger); declareErr != nil {
 		return errors.Join(err, declareErr)
 	}
 	return p.Publish(ctx, route.Exchange, route.RoutingKey, msg)

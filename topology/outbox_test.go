@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testbench"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
 )
 
 var errFailed = errors.New("the shop is closed")
@@ -29,12 +30,14 @@ func TestOutboxTimeline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var calls timeline
-			strategy.WaitName = outboxName
-			queue := testbench.Queue(t)
-			testbench.Delete(t, queue+".delay_2s", queue+".delay_5s", queue+".delay_15s")
+			strategy := strategy(t)
+			if s, ok := strategy.(topology.PerQueue); ok {
+				s.WaitName = outboxName
+				strategy = s
+			}
 			r := newRig(t, rigConfig{
-				strategy: strategy, queue: queue,
-				policy: backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
+				strategy: strategy,
+				policy:   backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
 				handler: func(msg *message.Message) ([]*message.Message, error) {
 					if calls.add() < 4 {
 						return nil, errFailed
@@ -43,9 +46,12 @@ func TestOutboxTimeline(t *testing.T) {
 				},
 			})
 			r.publish(amqp.Publishing{Body: []byte("order 1")})
-			testbench.WaitFor(t, "the message waits under the names of the row", patience, func() bool {
-				return testbench.Depth(t, r.url, r.queue+".delay_2s") == 1
+			testbench.WaitFor(t, "the message waits", patience, func() bool {
+				return testbench.Depth(t, r.url, r.plan.Queues[0].Name) == 1
 			})
+			if _, ok := strategy.(topology.PerQueue); ok {
+				require.Equal(t, r.queue+".delay_2s", r.plan.Queues[0].Name, "the names of the row")
+			}
 			testbench.WaitFor(t, "the fourth attempt", patience, func() bool { return calls.count() == 4 })
 			calls.requireGaps(t, 2*time.Second, 5*time.Second, 15*time.Second)
 			r.stop()
@@ -64,7 +70,7 @@ func TestOutboxExhausted(t *testing.T) {
 			t.Parallel()
 			var calls timeline
 			r := newRig(t, rigConfig{
-				strategy: strategy,
+				strategy: strategy(t),
 				policy:   backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond},
 				handler: func(msg *message.Message) ([]*message.Message, error) {
 					calls.add()

@@ -13,12 +13,17 @@ import (
 )
 
 // Plan is what one queue needs to wait and to give up: plain data, printable,
-// computed without a broker.
+// computed without a broker. Everything in it is durable.
 type Plan struct {
 	// Queue is the queue whose messages wait. It is the user's: never declared here.
 	Queue string
-	// Queues to declare, the wait queues by ascending delay, then the dead-letter queue.
+	// Exchanges to declare, before the queues.
+	Exchanges []Exchange
+	// Queues to declare: the wait queues by ascending delay, then those that keep
+	// messages.
 	Queues []Queue
+	// Bindings to declare, last of all.
+	Bindings []Binding
 	// Dead is where a dead letter is published.
 	Dead Route
 	// Rungs are the delays that have a wait queue, ascending, with their routes.
@@ -28,12 +33,26 @@ type Plan struct {
 // Queue is a queue to declare: durable, neither exclusive nor auto-delete.
 type Queue struct {
 	Name string
-	// Delay a message waits in it; zero for a dead-letter queue.
+	// Delay a message waits in it; zero for a queue that keeps messages.
 	Delay time.Duration
 	// Arguments as they are declared.
 	Arguments amqp.Table
 	// Adopt says that a queue of this name with other arguments is used as it is.
 	Adopt bool
+}
+
+// Exchange is an exchange to declare: durable, not auto-delete.
+type Exchange struct {
+	Name string
+	// Kind is AMQP's type: "direct", "fanout".
+	Kind string
+	// Arguments as they are declared.
+	Arguments amqp.Table
+}
+
+// Binding leads from an exchange to a queue.
+type Binding struct {
+	Exchange, RoutingKey, Queue string
 }
 
 // minSetAside is the shortest wait of a message that is set aside without a
@@ -63,14 +82,30 @@ func (p Plan) String() string {
 		if q.Delay > 0 {
 			delay = delayName(q.Delay)
 		}
-		var args []string
-		for _, key := range slices.Sorted(maps.Keys(q.Arguments)) {
-			args = append(args, fmt.Sprintf("%s=%v", key, q.Arguments[key]))
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", q.Name, delay, strings.Join(args, " "))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", q.Name, delay, argumentText(q.Arguments))
+	}
+	if len(p.Exchanges) > 0 {
+		fmt.Fprintln(w, "exchange\tkind\targuments")
+	}
+	for _, e := range p.Exchanges {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", e.Name, e.Kind, argumentText(e.Arguments))
+	}
+	if len(p.Bindings) > 0 {
+		fmt.Fprintln(w, "binding\trouting key\tqueue")
+	}
+	for _, x := range p.Bindings {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", x.Exchange, x.RoutingKey, x.Queue)
 	}
 	_ = w.Flush() // a strings.Builder does not fail
 	return b.String()
+}
+
+func argumentText(args amqp.Table) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(args)) {
+		parts = append(parts, fmt.Sprintf("%s=%v", key, args[key]))
+	}
+	return strings.Join(parts, " ")
 }
 
 // delayName writes a delay as names carry it: 5s, 1m30s, 2m, 6h, 100ms.

@@ -47,7 +47,7 @@ func TestPerQueuePlan(t *testing.T) {
 	t.Parallel()
 	own := topology.PerQueue{
 		WaitName: func(queue string, d time.Duration) string { return "demo." + queue + ".delay_" + d.String() },
-		DeadName: func(queue string) string { return "demo." + queue + ".dead" },
+		Dead:     topology.DeadLetters{Name: func(queue string) string { return "demo." + queue + ".dead" }},
 	}
 	cases := map[string]struct {
 		strategy topology.PerQueue
@@ -118,8 +118,8 @@ func TestPerQueueRefuses(t *testing.T) {
 		"negative delay":     {topology.PerQueue{}, "q", []time.Duration{-time.Second}, "delay -1s"},
 		"over ten years":     {topology.PerQueue{}, "q", []time.Duration{backoff.MaxDelay + 1}, "at most 315360000000 ms"},
 		"one name for two":   {topology.PerQueue{WaitName: same}, "q", []time.Duration{1, time.Second}, `"same"`},
-		"the queue's name":   {topology.PerQueue{DeadName: func(q string) string { return q }}, "q", nil, "the queue itself"},
-		"empty name of ours": {topology.PerQueue{DeadName: func(string) string { return "" }}, "q", nil, "dead-letter queue is empty"},
+		"the queue's name":   {topology.PerQueue{Dead: topology.DeadLetters{Name: func(q string) string { return q }}}, "q", nil, "the queue itself"},
+		"empty name of ours": {topology.PerQueue{Dead: topology.DeadLetters{Name: func(string) string { return "" }}}, "q", nil, "dead-letter queue is empty"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -27,9 +27,41 @@ const ceiling = 10 * time.Second
 const patience = 60 * time.Second
 
 // strategies are the ways to wait that every scenario is run with.
-var strategies = map[string]topology.PerQueue{
-	"quorum":  {},
-	"classic": {Type: topology.Classic},
+var strategies = map[string]func(t testing.TB) topology.Strategy{
+	"quorum":         func(testing.TB) topology.Strategy { return topology.PerQueue{} },
+	"classic":        func(testing.TB) topology.Strategy { return topology.PerQueue{Type: topology.Classic} },
+	"shared quorum":  func(t testing.TB) topology.Strategy { return shared(t, topology.Quorum) },
+	"shared classic": func(t testing.TB) topology.Strategy { return shared(t, topology.Classic) },
+}
+
+// shared returns a Shared strategy of the test's own, removed at its end.
+func shared(t testing.TB, kind topology.QueueType) topology.Shared {
+	t.Helper()
+	return topology.Shared{Type: kind, Prefix: testbench.Queue(t)}
+}
+
+// removePlan deletes what a plan declares at the end of the test.
+func removePlan(t testing.TB, url string, strategy topology.Strategy, queue string, delays []time.Duration) topology.Plan {
+	t.Helper()
+	plan, err := strategy.Plan(queue, delays)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		conn, err := amqp.Dial(url)
+		if err != nil {
+			return // a broker of the test's own, already gone
+		}
+		defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+		ch, err := conn.Channel()
+		require.NoError(t, err)
+		for _, q := range plan.Queues {
+			_, err := ch.QueueDelete(q.Name, false, false, false)
+			require.NoError(t, err)
+		}
+		for _, e := range plan.Exchanges {
+			require.NoError(t, ch.ExchangeDelete(e.Name, false, false))
+		}
+	})
+	return plan
 }
 
 // rig is one service: client, subscriber, middleware and router on one queue.
@@ -42,6 +74,7 @@ type rig struct {
 	router *message.Router
 	stop   func()
 	logs   *capture
+	plan   topology.Plan
 }
 
 type rigConfig struct {
@@ -77,7 +110,8 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 	if rc.strategy == nil {
 		rc.strategy = topology.PerQueue{}
 	}
-	r := &rig{t: t, url: rc.url, queue: rc.queue, logs: &capture{}}
+	delays, _ := backoff.Delays(rc.policy)
+	r := &rig{t: t, plan: removePlan(t, rc.url, rc.strategy, rc.queue, delays), url: rc.url, queue: rc.queue, logs: &capture{}}
 	cfg := wamqp.NewDurableQueueConfig(rc.url)
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,

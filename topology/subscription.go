@@ -116,7 +116,7 @@ func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 	if err != nil {
 		return declareError("queue", s.plan.Queue, err)
 	}
-	return declare(ctx, conn.Do, s.plan.Queues, s.logger)
+	return declare(ctx, conn.Do, s.plan, s.logger)
 }
 
 func (s *subscription) consume(conn *link.Conn) (*consumer, error) {

@@ -25,6 +25,7 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 			t.Parallel()
 			url, queue := testbench.URL(t), testbench.Queue(t)
 			ch := testbench.Channel(t, url)
+			strategy := strategy(t)
 			plan, err := strategy.Plan(queue, []time.Duration{time.Second})
 			require.NoError(t, err)
 			var calls timeline
@@ -33,6 +34,11 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 				policy: backoff.List{time.Second, time.Second},
 				handler: func(msg *message.Message) ([]*message.Message, error) {
 					calls.add()
+					for _, e := range plan.Exchanges {
+						if err := ch.ExchangeDelete(e.Name, false, false); err != nil {
+							t.Error(err)
+						}
+					}
 					for _, q := range plan.Queues {
 						if _, err := ch.QueueDelete(q.Name, false, false, false); err != nil {
 							t.Error(err)
@@ -43,7 +49,7 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 			})
 			r.publish(amqp.Publishing{Body: []byte("here")})
 			dead := take(t, url, plan.Dead.RoutingKey)
-			require.Equal(t, "here", string(dead.Body))
+			require.Equal(t, "here", string(dead.Body), dead.Headers)
 			calls.requireGaps(t, time.Second, time.Second)
 		})
 	}

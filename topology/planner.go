@@ -1,0 +1,92 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// planner collects a plan and all that is wrong with it.
+type planner struct {
+	plan     Plan
+	taken    map[string]string // names of queues in use, and whose they are
+	problems []error
+}
+
+// newPlanner begins the plan of queue, with the rungs for delays.
+func newPlanner(queue string, delays, ladder []time.Duration, kind QueueType) (*planner, []time.Duration) {
+	if delays == nil {
+		delays = ladder
+		if len(delays) == 0 {
+			delays = DefaultLadder()
+		}
+	}
+	rungs, err := planRungs(delays)
+	p := &planner{plan: Plan{Queue: queue}, taken: map[string]string{queue: "the queue itself"}}
+	p.problem(checkName("queue", queue))
+	p.problem(kind.check())
+	p.problem(err)
+	return p, rungs
+}
+
+func (p *planner) problem(err error) {
+	if err != nil {
+		p.problems = append(p.problems, err)
+	}
+}
+
+// queue adds a queue that must have a name of its own.
+func (p *planner) queue(q Queue, role string, extra amqp.Table) {
+	p.problem(checkName(role, q.Name))
+	if other, taken := p.taken[q.Name]; taken {
+		p.problem(fmt.Errorf("the name %q of the %s is also that of %s", q.Name, role, other))
+	}
+	p.taken[q.Name] = "the " + role
+	var err error
+	q.Arguments, err = merge(q.Arguments, extra, role)
+	p.problem(err)
+	p.plan.Queues = append(p.plan.Queues, q)
+}
+
+func (p *planner) exchange(e Exchange, role string) {
+	p.problem(checkName(role, e.Name))
+	p.plan.Exchanges = append(p.plan.Exchanges, e)
+}
+
+func (p *planner) bind(exchange, key, queue string) {
+	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key, Queue: queue})
+}
+
+// rung adds a delay and the wait queue for it.
+func (p *planner) rung(q Queue, route Route, extra amqp.Table) {
+	p.queue(q, "wait queue of "+delayName(q.Delay), extra)
+	route.Delay = q.Delay
+	p.plan.Rungs = append(p.plan.Rungs, route)
+}
+
+// deadLetters adds where dead letters go.
+func (p *planner) deadLetters(dead DeadLetters, kind QueueType) {
+	if dead.Target != nil {
+		if dead.Name != nil || len(dead.Arguments) > 0 {
+			p.problem(errors.New("dead letters have both a Target and a queue of ours: set one"))
+		}
+		p.plan.Dead = dead.Target(p.plan.Queue)
+		p.plan.Dead.Delay = 0
+		return
+	}
+	name := p.plan.Queue + ".dlq"
+	if dead.Name != nil {
+		name = dead.Name(p.plan.Queue)
+	}
+	p.queue(Queue{Name: name, Arguments: kind.keepArguments(), Adopt: true}, "dead-letter queue", dead.Arguments)
+	p.plan.Dead = Route{RoutingKey: name}
+}
+
+func (p *planner) finish() (Plan, error) {
+	if len(p.problems) > 0 {
+		return Plan{}, fmt.Errorf("plan for queue %q: %w", p.plan.Queue, errors.Join(p.problems...))
+	}
+	return p.plan, nil
+}

@@ -1,0 +1,66 @@
+package topology
+
+import (
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Shared lets all queues wait in the same wait queues, one for each delay:
+//
+//	orders ── fails ──► exchange millpond.wait.5s ──► queue millpond.wait.5s
+//	                                                        │ TTL
+//	orders ◄── bound by its name ── exchange millpond.return
+//	                                                        │ nobody bound
+//	                    queue millpond.stranded ◄── exchange millpond.stranded
+//
+// A message is published with the name of its queue as the routing key, which it
+// keeps while it waits. One whose queue has vanished lands in the stranded queue,
+// where it can be seen: without that, 32 of them would stop an at-least-once wait
+// queue for everyone (broker facts F5 and F19).
+//
+// A new queue costs a binding and a dead-letter queue, whatever the number of
+// delays. The zero value is ready to use.
+type Shared struct {
+	// Type of the wait, stranded and dead-letter queues. Default: Quorum.
+	Type QueueType
+	// Prefix begins the name of everything shared: <prefix>.wait.<delay>,
+	// <prefix>.return, <prefix>.stranded. Services that use the same one share
+	// the wait queues, and must agree on Type and WaitArguments only as far as
+	// the names do. Default: millpond.
+	Prefix string
+	// WaitArguments are declared beside ours on every wait queue; see PerQueue.
+	// Default: none.
+	WaitArguments amqp.Table
+	// Dead says where dead letters go. Default: <queue>.dlq.
+	Dead DeadLetters
+	// Ladder are the delays planned for a policy that cannot list its own.
+	// Default: DefaultLadder.
+	Ladder []time.Duration
+}
+
+// Plan implements Strategy.
+func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
+	prefix := s.Prefix
+	if prefix == "" {
+		prefix = "millpond"
+	}
+	back, stranded := prefix+".return", prefix+".stranded"
+
+	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
+	p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
+	p.exchange(Exchange{Name: back, Kind: "direct", Arguments: amqp.Table{"alternate-exchange": stranded}}, "return exchange")
+	for _, delay := range rungs {
+		name := prefix + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments)
+		args := s.Type.waitArguments(delay)
+		args["x-dead-letter-exchange"] = back
+		p.exchange(Exchange{Name: name, Kind: "fanout"}, "wait exchange of "+delayName(delay))
+		p.rung(Queue{Name: name, Delay: delay, Arguments: args}, Route{Exchange: name, RoutingKey: queue}, s.WaitArguments)
+		p.bind(name, "", name)
+	}
+	p.queue(Queue{Name: stranded, Arguments: s.Type.keepArguments(), Adopt: true}, "stranded queue", nil)
+	p.bind(stranded, "", stranded)
+	p.bind(back, queue, queue)
+	p.deadLetters(s.Dead, s.Type)
+	return p.finish()
+}
