@@ -252,3 +252,8 @@ type capture struct {
 	mu    sync.Mutex
 	lines []string
 }
+
+// prefetch sets how many messages a consumer is sent ahead.
+func prefetch(n int) func(*wamqp.Config) {
+	return func(cfg *wamqp.Config) { cfg.Consume.Qos.PrefetchCount = n }
+}
