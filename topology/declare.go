@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -49,6 +51,60 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 		}
 	}
 	return nil
+}
+
+// missing returns the exchanges and queues that the plan names, its own queue
+// included, and that do not exist, in words.
+func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error) {
+	var names []string
+	check := func(kind, name string, passive func(*amqp.Channel) error) error {
+		switch err := run(ctx, passive); {
+		case isCode(err, amqp.NotFound):
+			names = append(names, fmt.Sprintf("%s %q", kind, name))
+		case err != nil:
+			return fmt.Errorf("check %s %q: %w", kind, name, err)
+		}
+		return nil
+	}
+	queues := []string{plan.Queue}
+	for _, q := range plan.Queues {
+		queues = append(queues, q.Name)
+	}
+	for _, name := range queues {
+		err := check("queue", name, func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	exchanges := map[string]string{} // passive: the kind is not compared
+	for _, e := range plan.Exchanges {
+		exchanges[e.Name] = e.Kind
+	}
+	if plan.Dead.Exchange != "" {
+		exchanges[plan.Dead.Exchange] = "direct"
+	}
+	for name, kind := range exchanges {
+		err := check("exchange", name, func(ch *amqp.Channel) error {
+			return ch.ExchangeDeclarePassive(name, kind, true, false, false, false, nil)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// checkExists reports what is missing of a plan that was to be provisioned.
+func checkExists(ctx context.Context, run channelRunner, plan Plan) error {
+	names, err := missing(ctx, run, plan)
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("to be provisioned, for WithPreProvisioned declares nothing: %s", strings.Join(names, ", "))
+	}
+	return err
 }
 
 // forRoute returns the part of the plan that a message on route needs: with no

@@ -3,6 +3,7 @@ package topology
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -70,6 +71,9 @@ func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing
 	var returned *publisher.ReturnedError
 	if !errors.As(err, &returned) && !isCode(err, amqp.NotFound) {
 		return err
+	}
+	if d.sub.subscriber.client.opts.provisioned {
+		return fmt.Errorf("what was provisioned for retries is missing, and WithPreProvisioned declares nothing: %w", err)
 	}
 	d.sub.logger.Info("Something of ours has vanished, declaring it again",
 		watermill.LogFields{"exchange": route.Exchange, "routing_key": route.RoutingKey})

@@ -27,6 +27,7 @@ type clientOptions struct {
 	logger         watermill.LoggerAdapter
 	confirmTimeout time.Duration
 	connectTimeout time.Duration
+	provisioned    bool
 }
 
 // WithLogger sets the logger of the client and its subscribers.
@@ -55,6 +56,21 @@ func WithConfirmTimeout(d time.Duration) Option {
 		}
 		o.confirmTimeout = d
 		o.connectTimeout = min(defaultConnectTimeout, max(d, time.Second))
+		return nil
+	}
+}
+
+// WithPreProvisioned declares nothing, for brokers where services may not: the
+// queue, which otherwise the TopologyBuilder declares, and all that the plan
+// needs must exist, and Subscribe says what is missing. What vanishes later is
+// not declared again: its messages are held until it is back. Plan.Definitions
+// and Plan.Permissions say what to provision; the arguments of what exists are
+// not compared, for AMQP cannot show them.
+//
+// Default: everything is declared, and declared again where it has vanished.
+func WithPreProvisioned() Option {
+	return func(o *clientOptions) error {
+		o.provisioned = true
 		return nil
 	}
 }

@@ -79,6 +79,7 @@ type rig struct {
 
 type rigConfig struct {
 	url, publisherURL string
+	adminURL          string // may delete what was declared; default url
 	queue             string
 	strategy          topology.Strategy
 	policy            backoff.Policy
@@ -104,6 +105,9 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 	if rc.publisherURL == "" {
 		rc.publisherURL = rc.url
 	}
+	if rc.adminURL == "" {
+		rc.adminURL = rc.url
+	}
 	if rc.queue == "" {
 		rc.queue = testbench.Queue(t)
 	}
@@ -111,7 +115,7 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		rc.strategy = topology.PerQueue{}
 	}
 	delays, _ := backoff.Delays(rc.policy)
-	r := &rig{t: t, plan: removePlan(t, rc.url, rc.strategy, rc.queue, delays), url: rc.url, queue: rc.queue, logs: &capture{}}
+	r := &rig{t: t, plan: removePlan(t, rc.adminURL, rc.strategy, rc.queue, delays), url: rc.url, queue: rc.queue, logs: &capture{}}
 	cfg := wamqp.NewDurableQueueConfig(rc.url)
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
@@ -257,3 +261,7 @@ type capture struct {
 func prefetch(n int) func(*wamqp.Config) {
 	return func(cfg *wamqp.Config) { cfg.Consume.Qos.PrefetchCount = n }
 }
+
+func queueConfig(url string) wamqp.Config { return wamqp.NewDurableQueueConfig(url) }
+
+func connection(url string) wamqp.ConnectionConfig { return queueConfig(url).Connection }

@@ -110,6 +110,9 @@ func (s *subscription) begin() (*consumer, error) {
 }
 
 func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
+	if s.subscriber.client.opts.provisioned {
+		return checkExists(ctx, conn.Do, s.plan)
+	}
 	err := conn.Do(ctx, func(ch *amqp.Channel) error {
 		return s.subscriber.cfg.build(ch, s.topic, s.plan.Queue)
 	})
