@@ -24,6 +24,7 @@ type Client struct {
 	opts      clientOptions
 	linkCfg   link.Config
 	publisher *publisher.Publisher
+	frame     int // the largest the publishing connection takes
 
 	mu          sync.Mutex
 	closed      bool
@@ -57,7 +58,13 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	if err != nil {
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
+	frame, err := negotiatedFrame(ctx, l)
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("open millpond client: %w", err)
+	}
 	return &Client{
+		frame:       frame,
 		strategy:    strategy,
 		opts:        opts,
 		linkCfg:     cfg,

@@ -182,7 +182,7 @@ func (d *delivery) nacked() {
 	if d.ctx.Err() != nil {
 		return // stale: the broker has it back
 	}
-	if d.sub.stop.Err() != nil {
+	if d.sub.stop.Err() != nil || d.sub.subscriber.opts.requeue {
 		d.giveBack()
 		return
 	}

@@ -1,6 +1,8 @@
 package topology
 
 import (
+	"context"
+
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -20,16 +22,20 @@ const (
 	nonceReserve = 64
 )
 
-// frameSize is the frame that the broker allows by default (F16), or a smaller
-// one that the user asked for.
-func frameSize(configs ...link.Config) int {
-	size := 131072
-	for _, cfg := range configs {
-		if cfg.AMQP != nil && cfg.AMQP.FrameSize > 0 {
-			size = min(size, cfg.AMQP.FrameSize)
-		}
+// defaultFrame is what RabbitMQ and amqp091-go agree on by default (F16).
+const defaultFrame = 131072
+
+// negotiatedFrame is the largest frame that the broker takes on l's connection,
+// which is connected.
+func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		return 0, err
 	}
-	return size
+	if size := conn.Config.FrameSize; size > 0 {
+		return size, nil
+	}
+	return defaultFrame, nil
 }
 
 // The order in which our notes are left out when a message's own headers leave

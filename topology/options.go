@@ -82,6 +82,7 @@ type subscriberOptions struct {
 	delays       []time.Duration // nil: not known
 	unlisted     bool            // some policy cannot list its delays
 	drainTimeout time.Duration
+	requeue      bool
 }
 
 // ForPolicy declares the wait queues of the delays that the policies may ask
@@ -123,6 +124,21 @@ func WithDrainTimeout(d time.Duration) SubscriberOption {
 			return fmt.Errorf("WithDrainTimeout: %v is negative", d)
 		}
 		o.drainTimeout = d
+		return nil
+	}
+}
+
+// WithRequeueOnNack gives a message that the router nacks straight back to its
+// queue, as watermill-amqp does. It is for the first step of adopting this
+// library without a pause: while instances with watermill-amqp's Subscriber
+// consume the same queue, nothing may return from a wait queue, for they nack
+// what they cannot decode in a hot loop (broker fact F1). Use it without the
+// middleware, and leave it out as soon as no such instance is left.
+//
+// Default: what is nacked is set aside for at least a second.
+func WithRequeueOnNack() SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.requeue = true
 		return nil
 	}
 }

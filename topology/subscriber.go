@@ -80,13 +80,20 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	cfg.link.Name = "millpond subscriber"
 	cfg.link.Logger = c.opts.logger
 	cfg.link.ConnectTimeout, cfg.link.WriteTimeout = c.opts.connectTimeout, c.opts.confirmTimeout
-	l, err := link.Open(context.Background(), cfg.link)
+	ctx, cancel := context.WithTimeout(context.Background(), cfg.link.ConnectTimeout)
+	defer cancel()
+	l, err := link.Open(ctx, cfg.link)
 	if err != nil {
+		return nil, fmt.Errorf("new subscriber: %w", err)
+	}
+	frame, err := negotiatedFrame(ctx, l)
+	if err != nil {
+		l.Close()
 		return nil, fmt.Errorf("new subscriber: %w", err)
 	}
 	stop, stopping := context.WithCancel(context.Background())
 	s := &Subscriber{
-		client: c, cfg: cfg, opts: opts, link: l, frame: frameSize(c.linkCfg, cfg.link),
+		client: c, cfg: cfg, opts: opts, link: l, frame: min(frame, c.frame),
 		stop: stop, stopping: stopping, done: make(chan struct{}),
 	}
 	c.mu.Lock()

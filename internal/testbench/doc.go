@@ -1,0 +1,31 @@
+// Package testbench gives tests a real RabbitMQ, and breaks it for them.
+//
+//	func TestMain(m *testing.M) { testbench.Main(m) }
+//
+//	func TestReturns(t *testing.T) {
+//		url := testbench.URL(t)       // shared: never break it
+//		queue := testbench.Queue(t)   // a name of this test's own
+//		...
+//	}
+//
+//	func TestSurvivesRestart(t *testing.T) {
+//		node := testbench.Private(t)  // this test's own: Stop, Kill, Freeze
+//		proxy := testbench.NewProxy(t, node.URL())
+//		...
+//	}
+//
+// Where the broker comes from:
+//
+//	AMQP_URL set ───────────────► URL is that; Private still starts nodes of its own
+//	rabbitmq-server installed ──► a node on free loopback ports, data in a temporary folder
+//	MILLPOND_BROKER=4.0 | 4.3 ──► the same from a Debian chroot in the user's cache (install.sh makes it)
+//	none of them ───────────────► the test is skipped, and says what is missing
+//
+// MILLPOND_NO_BROKER=1 skips every test that wants a broker. MILLPOND_REQUIRE_BROKER=1 fails them instead where none can be
+// had; MILLPOND_REQUIRE_BROKER=url does so for [URL] only.
+//
+// Every process of a node belongs to one process group. A small watchdog holds a pipe of the process that started the
+// node; when that process ends, however it ends, the pipe closes and the watchdog kills the group and removes its files.
+//
+// The bench makes no cluster, enables no plugin and speaks no TLS.
+package testbench

@@ -1,0 +1,55 @@
+// Gotest runs `go test`, prints what it prints, and names at the end the tests that were skipped, which `go test` keeps
+// to itself:
+//
+//	go run ./internal/testbench/gotest -race ./...
+//
+// All arguments go to `go test`, whose exit code is its own.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+)
+
+func main() {
+	code, err := run(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(args []string) (int, error) {
+	// Whoever signals this process signals go test too: stay to print what it says to that.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	r := newReport(os.Stdout, slices.Contains(args, "-v"))
+	readErr := r.read(stdout)
+	err = cmd.Wait()
+	r.end()
+	var exit *exec.ExitError
+	switch {
+	case readErr != nil:
+		return 1, readErr
+	case err == nil:
+		return 0, nil
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1), nil
+	default:
+		return 1, err
+	}
+}

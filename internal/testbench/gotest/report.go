@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// event is one line of `go test -json`.
+type event struct {
+	Action, Package, Test, Output string
+}
+
+// report turns the events back into what `go test` prints: of a package that passes its last line, of one that fails also
+// the output of its failed tests.
+type report struct {
+	out     io.Writer
+	verbose bool
+	tests   map[string]map[string]*bytes.Buffer // package, test ("" is the package itself): output not yet printed
+	skipped []string
+	failed  bool
+}
+
+func newReport(out io.Writer, verbose bool) *report {
+	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer)}
+}
+
+func (r *report) read(from io.Reader) error {
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			r.line(line)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *report) line(line []byte) {
+	var e event
+	if json.Unmarshal(line, &e) != nil {
+		_, _ = r.out.Write(line)
+		return
+	}
+	switch e.Action {
+	case "build-output":
+		r.print(e.Output)
+	case "output":
+		if r.verbose || (e.Test == "" && isClosing(e.Output)) {
+			r.print(e.Output)
+			return
+		}
+		r.buffer(e).WriteString(e.Output)
+	case "fail":
+		r.failed = true
+		if e.Test == "" {
+			r.flush(e.Package)
+			return
+		}
+		r.print(r.take(e))
+	case "skip":
+		if e.Test != "" {
+			r.skipped = append(r.skipped, fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(r.take(e))))
+		}
+		delete(r.tests[e.Package], e.Test)
+	case "pass":
+		delete(r.tests[e.Package], e.Test)
+	}
+}
+
+// isClosing recognises the line with which go test ends a package. That of a failed one comes after its tests' output.
+func isClosing(line string) bool {
+	return strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t")
+}
+
+func (r *report) buffer(e event) *bytes.Buffer {
+	tests := r.tests[e.Package]
+	if tests == nil {
+		tests = make(map[string]*bytes.Buffer)
+		r.tests[e.Package] = tests
+	}
+	if tests[e.Test] == nil {
+		tests[e.Test] = new(bytes.Buffer)
+	}
+	return tests[e.Test]
+}
+
+func (r *report) take(e event) string {
+	defer delete(r.tests[e.Package], e.Test)
+	return r.buffer(e).String()
+}
+
+// flush prints what is left of a failed package: tests that never ended, then the package's own lines.
+func (r *report) flush(pkg string) {
+	for test, output := range r.tests[pkg] {
+		if test != "" {
+			r.print(output.String())
+		}
+	}
+	r.print(r.take(event{Package: pkg}))
+	delete(r.tests, pkg)
+}
+
+// end prints what no package event has closed, and the skipped tests.
+func (r *report) end() {
+	for pkg := range r.tests {
+		r.flush(pkg)
+	}
+	if r.failed {
+		r.print("FAIL\n")
+	}
+	if len(r.skipped) > 0 {
+		r.print(fmt.Sprintf("\nskipped, %d:\n", len(r.skipped)))
+		for _, line := range r.skipped {
+			r.print("  " + line + "\n")
+		}
+	}
+}
+
+// reason finds what a test said when it was skipped: the last line that is not go test's.
+func reason(output string) string {
+	last := "no reason given"
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			last = line
+		}
+	}
+	return last
+}
+
+func (r *report) print(s string) { _, _ = io.WriteString(r.out, s) }

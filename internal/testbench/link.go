@@ -1,0 +1,163 @@
+package testbench
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+)
+
+// link is one connection through a Proxy.
+type link struct {
+	proxy  *Proxy
+	client net.Conn
+	lossy  bool // bytes were swallowed; under the proxy's mu
+	over   context.Context
+	end    context.CancelFunc
+
+	mu     sync.Mutex
+	target net.Conn // nil until dialled
+}
+
+func newLink(p *Proxy, client net.Conn) *link {
+	l := &link{proxy: p, client: client}
+	l.over, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// chunk is what was read at once, to be written when it is due.
+type chunk struct {
+	data []byte
+	due  time.Time
+}
+
+const (
+	chunkSize = 32 << 10
+	inFlight  = 256 // chunks under way in one direction, before reading stops
+)
+
+func (l *link) serve() {
+	defer l.cut()
+	chunks := make(chan chunk, inFlight)
+	var pumps sync.WaitGroup
+	defer pumps.Wait()
+	defer l.cut()
+	frames := new(frameCounter)
+	pumps.Go(func() {
+		defer close(chunks)
+		l.read(l.client, chunks, func(p []byte) {
+			l.proxy.up.Add(int64(len(p)))
+			l.proxy.publishes.Add(int64(frames.count(p)))
+		})
+	})
+	if !l.dial() {
+		return
+	}
+	back := make(chan chunk, inFlight)
+	pumps.Go(func() {
+		defer close(back)
+		l.read(l.target, back, func(p []byte) { l.proxy.down.Add(int64(len(p))) })
+	})
+	pumps.Go(func() { l.write(l.client, back) })
+	l.write(l.target, chunks)
+}
+
+// dial connects to the target, at the end of a blackhole if there is one.
+func (l *link) dial() bool {
+	for lifted := l.proxy.blackhole(); lifted != nil; lifted = l.proxy.blackhole() {
+		if !l.until(lifted) {
+			return false
+		}
+	}
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	conn, err := dialer.DialContext(l.over, "tcp", l.proxy.target)
+	if err != nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.target = conn
+	if l.over.Err() != nil {
+		_ = conn.Close()
+		return false
+	}
+	return true
+}
+
+// read passes on what from sends, or swallows it. It returns when from has ended and that may be known.
+func (l *link) read(from net.Conn, to chan<- chunk, seen func([]byte)) {
+	buf := make([]byte, chunkSize)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			seen(buf[:n])
+		}
+		lifted, delay := l.proxy.handle(l)
+		if n > 0 && lifted == nil && !l.pass(chunk{append([]byte(nil), buf[:n]...), time.Now().Add(delay)}, to) {
+			return
+		}
+		if err != nil {
+			if lifted != nil {
+				l.until(lifted)
+			}
+			return
+		}
+	}
+}
+
+func (l *link) pass(c chunk, to chan<- chunk) bool {
+	select {
+	case to <- c:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}
+
+// write writes what is due. At the end of its input, or when to takes no more, the link is over.
+func (l *link) write(to net.Conn, from <-chan chunk) {
+	defer l.cut()
+	for c := range from {
+		if wait := time.Until(c.due); wait > 0 && !l.pause(wait) {
+			return
+		}
+		if lifted, _ := l.proxy.handle(l); lifted != nil {
+			continue
+		}
+		if _, err := to.Write(c.data); err != nil {
+			return
+		}
+	}
+}
+
+// until waits for ch; false means that the link is over.
+func (l *link) until(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}
+
+func (l *link) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-l.over.Done():
+		return false
+	}
+}
+
+// cut ends the link and closes both sides. It may be called more than once.
+func (l *link) cut() {
+	l.end()
+	_ = l.client.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.target != nil {
+		_ = l.target.Close()
+	}
+}

@@ -1,0 +1,170 @@
+//go:build unix
+
+package testbench_test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("MILLPOND_HOLD") != "" {
+		hold() // as the child of TestNodeDiesWithAKilledProcess
+		return
+	}
+	testbench.Main(m, func() error { return goleak.Find() })
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// publish sends one persistent message and returns whether the broker has confirmed it in time.
+func publish(t *testing.T, ch *amqp.Channel, queue, body string) *amqp.DeferredConfirmation {
+	t.Helper()
+	confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+		amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+	require.NoError(t, err)
+	return confirm
+}
+
+// durable declares a durable queue on a confirming channel of its own.
+func durable(t *testing.T, url, queue string) *amqp.Channel {
+	t.Helper()
+	ch := testbench.Channel(t, url)
+	_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.Confirm(false))
+	return ch
+}
+
+func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
+	t.Helper()
+	select {
+	case <-confirm.Done():
+		require.True(t, confirm.Acked())
+	case <-time.After(30 * time.Second):
+		t.Fatal("no confirm in 30s")
+	}
+}
+
+func TestPrivateNode(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t)
+	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s", n.Version())
+	assert.NotEmpty(t, n.Version())
+	assert.Equal(t, -1, testbench.Depth(t, n.URL(), "missing"))
+	ch := durable(t, n.URL(), "q")
+	assert.Equal(t, 0, testbench.Depth(t, n.URL(), "q"))
+	confirmed(t, publish(t, ch, "q", "a"))
+	assert.Equal(t, 1, testbench.Depth(t, n.URL(), "q"))
+	t.Log("RabbitMQ", n.Version())
+}
+
+func TestStopAndKillKeepWhatIsDurable(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t)
+	before := n.URL()
+	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "a"))
+
+	pid := n.Pids()[0]
+	n.Stop(t)
+	assert.False(t, alive(pid))
+	_, err := amqp.Dial(n.URL())
+	require.Error(t, err)
+	n.Start(t)
+	assert.Equal(t, before, n.URL())
+	testbench.WaitFor(t, "the message", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 1 })
+
+	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "b"))
+	pid = n.Pids()[0]
+	n.Kill(t)
+	assert.False(t, alive(pid))
+	n.Start(t)
+	assert.Equal(t, before, n.URL())
+	testbench.WaitFor(t, "both messages", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 2 })
+}
+
+func TestFreezeHoldsConfirmsAndThawReleasesThem(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t)
+	ch := durable(t, n.URL(), "q")
+	n.Freeze(t)
+	confirm := publish(t, ch, "q", "a")
+	select {
+	case <-confirm.Done():
+		t.Error("confirmed by a frozen broker")
+	case <-time.After(200 * time.Millisecond):
+	}
+	n.Thaw(t)
+	confirmed(t, confirm)
+	n.Freeze(t) // Close must end a frozen node too
+}
+
+func TestCtl(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t)
+	ch := durable(t, n.URL(), "q")
+	confirmed(t, publish(t, ch, "q", "a"))
+	assert.Equal(t, "q", strings.Fields(n.Ctl(t, "list_queues", "--no-table-headers", "name"))[0])
+
+	conn := testbench.Dial(t, n.URL())
+	blocked := conn.NotifyBlocked(make(chan amqp.Blocking, 2))
+	n.Ctl(t, "set_vm_memory_high_watermark", "0.00001")
+	alarmed, err := conn.Channel()
+	require.NoError(t, err)
+	require.NoError(t, alarmed.Publish("", "q", false, false, amqp.Publishing{}))
+	next := func() (b amqp.Blocking) {
+		select {
+		case b = <-blocked:
+		case <-time.After(limit):
+			t.Fatal("nothing about a memory alarm")
+		}
+		return b
+	}
+	assert.True(t, next().Active, "publishing under a memory alarm blocks the connection")
+	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
+	assert.False(t, next().Active)
+}
+
+func TestNodeConfiguration(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t,
+		testbench.WithConfig("heartbeat = 7"),
+		testbench.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
+	conn := testbench.Dial(t, n.URL())
+	assert.Equal(t, 7*time.Second, conn.Config.Heartbeat)
+	assert.Equal(t, 65536, conn.Config.FrameSize)
+}
+
+func TestNodesSideBySide(t *testing.T) {
+	t.Parallel()
+	first, second := testbench.Private(t), testbench.Private(t)
+	require.NotEqual(t, first.URL(), second.URL())
+	durable(t, first.URL(), "q")
+	assert.Equal(t, -1, testbench.Depth(t, second.URL(), "q"))
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := testbench.Private(t)
+	pids := n.Pids()
+	for _, pid := range pids {
+		require.True(t, alive(pid))
+	}
+	require.DirExists(t, n.Folder())
+	require.NoError(t, n.Close())
+	for _, pid := range pids {
+		assert.False(t, alive(pid), "process %d", pid)
+	}
+	assert.NoDirExists(t, n.Folder())
+	assert.NoError(t, n.Close(), "again")
+}

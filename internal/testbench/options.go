@@ -1,0 +1,22 @@
+package testbench
+
+// NodeOption changes how a node is configured.
+type NodeOption func(*settings)
+
+type settings struct {
+	lines    []string
+	advanced string
+	pick     func() (ports, error)
+}
+
+// WithConfig appends lines to the node's rabbitmq.conf. Without it the node has RabbitMQ's defaults, but for what keeps
+// it on loopback.
+func WithConfig(lines ...string) NodeOption {
+	return func(s *settings) { s.lines = append(s.lines, lines...) }
+}
+
+// WithAdvancedConfig gives the node an advanced.config: one Erlang term, ending in a dot, as in
+// `[{rabbit, [{channel_tick_interval, 1000}]}].` Without it there is none.
+func WithAdvancedConfig(term string) NodeOption {
+	return func(s *settings) { s.advanced = term }
+}
