@@ -26,6 +26,8 @@ const (
 	ReasonDeadline Reason = "deadline"
 	// ReasonUndecodable: the marshaler refused the delivery; no handler saw it.
 	ReasonUndecodable Reason = "undecodable"
+	// ReasonCrashLoop: the process ended again and again while it handled the message.
+	ReasonCrashLoop Reason = "crash_loop"
 	// ReasonOversized: the message's own headers leave no room for the notes.
 	ReasonOversized Reason = "oversized"
 )

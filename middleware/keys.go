@@ -13,8 +13,14 @@ const (
 	FirstSeenKey = "millpond-first-seen"
 	// FirstFailureKey is when the first attempt failed.
 	FirstFailureKey = "millpond-first-failure"
-	// DelayKey is the delay asked for last.
+	// DelayKey is the delay asked for after the last failure.
 	DelayKey = "millpond-delay"
+	// SetAsideKey is the delay for which the message was set aside last. It is
+	// absent where the last attempt failed.
+	SetAsideKey = "millpond-set-aside"
+	// InnerKey is "true" where the last failure was decided on by a DelayedRetry
+	// that has another one around it.
+	InnerKey = "millpond-inner"
 	// NotBeforeKey is set while a delay is waited for in several rounds: the
 	// message is not handed to the handler before.
 	NotBeforeKey = "millpond-not-before"
@@ -30,6 +36,9 @@ const (
 	DeadlineKey = "millpond-deadline"
 	// HistoryKey is the history as JSON, one entry an attempt, bounded.
 	HistoryKey = "millpond-history"
+	// InterruptionsKey counts how often the message was set aside as a suspect
+	// of killing the process that handles it, decimal.
+	InterruptionsKey = "millpond-interruptions"
 	// PublishKey is the nonce of the last publish.
 	PublishKey = "millpond-publish"
 )

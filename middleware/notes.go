@@ -14,8 +14,12 @@ type Notes struct {
 	FirstSeen time.Time
 	// FirstFailure is when the first attempt failed.
 	FirstFailure time.Time
-	// Delay is the delay asked for last.
+	// Delay is the delay asked for after the last failure; setting the message
+	// aside does not change it.
 	Delay time.Duration
+	// SetAside is the delay for which the message was set aside last; zero if
+	// the last attempt failed.
+	SetAside time.Duration
 	// NotBefore is set while a delay is waited for in several rounds.
 	NotBefore time.Time
 	// Error is the text of the last error, cut to MaxErrorBytes.
@@ -24,8 +28,15 @@ type Notes struct {
 	Class Class
 	// OriginExchange and OriginRoutingKey are where the message first came from.
 	OriginExchange, OriginRoutingKey string
+	// Inner is set where the last failure was decided on by a DelayedRetry that
+	// has another one around it: only the limits of that one count before the
+	// next attempt.
+	Inner bool
 	// Deadline is the end of the message's own expiration; zero if it has none.
 	Deadline time.Time
+	// Interruptions is how often the message was set aside as a suspect of
+	// killing the process. A handler that returns clears it of suspicion.
+	Interruptions int
 	// History has an entry for each failed attempt, oldest first. After a dead
 	// letter was moved back it begins with the attempts of the earlier rounds.
 	History []HistoryEntry
@@ -34,6 +45,13 @@ type Notes struct {
 	Reason  Reason
 	Handler string
 	DeadAt  time.Time
+
+	// Metadata are the keys of WithKeptMetadata, and their values, that the
+	// message had when its handler returned. The Republisher writes those that
+	// arrived otherwise as headers, of a dead letter as well. They are part of
+	// the message: neither Headers nor ParseNotes knows them. The map is shared
+	// by all copies of the notes; do not change it.
+	Metadata map[string]string
 }
 
 // maxFailures bounds a forged counter: no policy in its senses gets there, and
@@ -43,9 +61,9 @@ const maxFailures = 1_000_000
 // liveKeys are the headers that Headers writes; see IsLiveKey.
 var liveKeys = map[string]bool{
 	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
-	DelayKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
+	DelayKey: true, SetAsideKey: true, InnerKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
 	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true,
-	HistoryKey: true, PublishKey: true,
+	HistoryKey: true, InterruptionsKey: true, PublishKey: true,
 }
 
 // IsLiveKey reports whether key is one of the live notes: a header that counts
@@ -73,12 +91,21 @@ func (n Notes) Headers(queue string) map[string]string {
 	if n.Failures > 0 {
 		h[FailuresKey] = strconv.Itoa(n.Failures)
 	}
+	if n.Interruptions > 0 {
+		h[InterruptionsKey] = strconv.Itoa(n.Interruptions)
+	}
 	putTime(h, FirstSeenKey, n.FirstSeen)
 	putTime(h, FirstFailureKey, n.FirstFailure)
 	putTime(h, NotBeforeKey, n.NotBefore)
 	putTime(h, DeadlineKey, n.Deadline)
 	if n.Delay > 0 {
 		h[DelayKey] = n.Delay.String()
+	}
+	if n.SetAside > 0 {
+		h[SetAsideKey] = n.SetAside.String()
+	}
+	if n.Inner {
+		h[InnerKey] = "true"
 	}
 	putString(h, ErrorKey, cutText(n.Error, MaxErrorBytes))
 	putString(h, ClassKey, string(n.Class))
@@ -127,11 +154,14 @@ func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
 	text := func(key string) string { v, _ := get(key); return v }
 	n.OriginExchange, n.OriginRoutingKey = text(OriginExchangeKey), text(OriginRoutingKeyKey)
 	n.Failures = parseCount(text(FailuresKey))
+	n.Interruptions = parseCount(text(InterruptionsKey))
 	n.FirstSeen = parseTime(text(FirstSeenKey))
 	n.FirstFailure = parseTime(text(FirstFailureKey))
 	n.NotBefore = parseTime(text(NotBeforeKey))
 	n.Deadline = parseTime(text(DeadlineKey))
 	n.Delay = parseDelay(text(DelayKey))
+	n.SetAside = parseDelay(text(SetAsideKey))
+	n.Inner = text(InnerKey) == "true"
 	n.Error = text(ErrorKey)
 	if class := Class(text(ClassKey)); known(class) {
 		n.Class = class

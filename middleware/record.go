@@ -14,6 +14,7 @@ func (f failure) record(d decision, handler, text string) Notes {
 	n.FirstSeen = notAfter(n.FirstSeen, f.now)
 	n.Delay = d.delay
 	n.NotBefore = time.Time{}
+	n.Interruptions = 0
 	n.Error = cutText(text, MaxErrorBytes)
 	n.Class = f.mark.class
 	n.Handler = handler

@@ -24,6 +24,7 @@ type Client struct {
 	opts      clientOptions
 	linkCfg   link.Config
 	publisher *publisher.Publisher
+	guard     guard
 	frame     int // the largest the publishing connection takes
 
 	mu          sync.Mutex

@@ -35,6 +35,9 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery) {
 	defer cancel()
 	d := s.newDelivery(ctx, raw)
 
+	if d.guarded() {
+		return
+	}
 	if wait := d.remaining(); wait > 0 {
 		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
 			return d.republish(ctx, wait, d.Notes)

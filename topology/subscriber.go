@@ -225,8 +225,8 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 		if slices.ContainsFunc(plan.Queues, func(q Queue) bool { return q.Delay > 0 && q.Arguments["x-queue-type"] == string(Classic) }) {
 			logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, for their quorum queue is not there yet; use topology.Quorum", nil)
 		}
-		if _, set := s.cfg.queueArgs["x-delivery-limit"]; !set {
-			logger.Info("Warning: a quorum queue without x-delivery-limit drops a message from RabbitMQ 4.0 on, when twenty consumers died of it", nil)
+		if limit := limitOf(s.cfg.queueArgs); limit < 8 {
+			logger.Info("Warning: an x-delivery-limit under 8 leaves little room to tell a message that kills the process from those beside it", watermill.LogFields{"limit": limit})
 		}
 	}
 }

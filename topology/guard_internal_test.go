@@ -1,0 +1,63 @@
+package topology
+
+import (
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+)
+
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		count         any
+		redelivered   bool
+		interruptions int
+		limit         int
+		want          verdict
+	}{
+		"first delivery":                   {nil, false, 0, 20, innocent},
+		"forged by the producer":           {int64(100), false, 0, 20, innocent},
+		"no number":                        {"100", true, 0, 20, innocent},
+		"classic, redelivered":             {nil, true, 0, 20, innocent},
+		"interrupted once":                 {int64(1), true, 0, 20, innocent},
+		"just below":                       {int64(4), true, 0, 20, innocent},
+		"five times":                       {int64(5), true, 0, 20, suspect},
+		"a quarter of a small limit":       {int64(2), true, 0, 8, suspect},
+		"a tiny limit":                     {int64(1), true, 0, 3, suspect},
+		"no limit":                         {int64(5), true, 0, 1 << 30, suspect},
+		"suspected before":                 {int64(1), true, 1, 20, suspect},
+		"suspected before, back in peace":  {nil, true, 2, 20, innocent},
+		"suspected three times":            {int64(1), true, 3, 20, culprit},
+		"forged interruptions, first time": {nil, false, 1000, 20, innocent},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			raw := amqp.Delivery{Redelivered: c.redelivered, Headers: amqp.Table{"x-delivery-count": c.count}}
+			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit))
+		})
+	}
+}
+
+func TestGuardTakesOneAtATime(t *testing.T) {
+	t.Parallel()
+	var g guard
+	now := time.Now()
+	require.True(t, g.take(now, time.Second))
+	require.False(t, g.take(now.Add(time.Second), time.Second))
+	require.True(t, g.take(now.Add(2*time.Second), time.Second))
+}
+
+func TestLimitOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		value any
+		want  int
+	}{
+		{nil, 20}, {"7", 20}, {7, 7}, {int32(7), 7}, {int64(7), 7}, {int64(-1), 1 << 30}, {int64(1) << 40, 1 << 30},
+	} {
+		require.Equal(t, c.want, limitOf(amqp.Table{"x-delivery-limit": c.value}), "%v", c.value)
+	}
+}
