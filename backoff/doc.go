@@ -9,8 +9,11 @@
 //	failure 2 ──► Delay ──► 2s ──► attempt 3
 //	failure 3 ──► Delay ──► no retry
 //
-// Policies are struct values; [Limit] and [Unbounded] are policies around
-// policies.
+// Policies are plain values. Some are a series of delays: [List], [Constant],
+// [Linear], [Exponential], [Fibonacci], [None]. Others are made of policies:
+// [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the message,
+// [ByError] chooses by the error, and [Unbounded] says that there shall be no end.
+// [PolicyFunc] is any function, [FromCenkalti] any BackOff of cenkalti/backoff.
 //
 //	policy := backoff.Exponential{
 //		Initial: time.Second,

@@ -3,6 +3,7 @@ package backoff
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -13,7 +14,7 @@ var ErrNoEnd = errors.New("policy is not known to stop retrying")
 // noEnd wraps ErrNoEnd for the named policy. ownWay is the way out that only
 // this policy has, with a trailing comma and blank, or empty.
 func noEnd(name, ownWay string) error {
-	return fmt.Errorf("%s: %w: %swrap it in backoff.Limit, use middleware.WithMaxAttempts or middleware.WithMaxAge, "+
+	return fmt.Errorf("%s: %w: %swrap it in backoff.Limit or backoff.MaxAge, use middleware.WithMaxAttempts or middleware.WithMaxAge, "+
 		"or wrap it in backoff.Unbounded if it shall never end", name, ErrNoEnd, ownWay)
 }
 
@@ -82,3 +83,22 @@ func (p *problems) inner(policy Policy) {
 		p.errs = append(p.errs, err)
 	}
 }
+
+// part adds err, unless it is nil, as one of the part with this name.
+func (p *problems) part(name string, err error) {
+	if err != nil {
+		p.errs = append(p.errs, &partError{where: p.name + ": " + name + ": ", err: err})
+	}
+}
+
+// partError is err with where in front of every line: it may be joined of many.
+type partError struct {
+	where string
+	err   error
+}
+
+func (e *partError) Error() string {
+	return e.where + strings.ReplaceAll(e.err.Error(), "\n", "\n"+e.where)
+}
+
+func (e *partError) Unwrap() error { return e.err }

@@ -121,6 +121,10 @@ func TestSeriesOfTenYearsIsRemarked(t *testing.T) {
 		backoff.Remarks(backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 30}))
 	assert.Equal(t, []string{"backoff.Linear: with Retries 11 its delay grows to ten years (backoff.MaxDelay); set Max to cap it"},
 		backoff.Remarks(backoff.Linear{Initial: 8760 * time.Hour, Step: 8760 * time.Hour, Retries: 11}))
+	assert.Equal(t, []string{"backoff.Fibonacci: with Retries 42 its delay grows to ten years (backoff.MaxDelay); set Max to cap it"},
+		backoff.Remarks(backoff.Fibonacci{Initial: time.Second, Retries: 42}))
+	assert.Empty(t, backoff.Remarks(backoff.Fibonacci{Initial: time.Second, Retries: 41}))
+	assert.Empty(t, backoff.Remarks(backoff.Fibonacci{Initial: time.Second, Max: time.Hour, Retries: 42}))
 	assert.Empty(t, backoff.Remarks(backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 29}))
 	assert.Empty(t, backoff.Remarks(backoff.Exponential{Initial: time.Second, Factor: 2, Max: time.Hour, Retries: 30}))
 	assert.Empty(t, backoff.Remarks(backoff.Exponential{Initial: time.Second, Factor: 2}))

@@ -12,7 +12,8 @@ type Limit struct {
 	// Policy is asked for the delays. It must not be nil.
 	Policy Policy
 	// Retries is the number of retries. 0 means none, unlike in [Constant],
-	// [Linear] and [Exponential]; a negative number is invalid and means none.
+	// [Linear], [Exponential] and [Fibonacci]; a negative number is invalid and
+	// means none.
 	Retries int
 }
 
@@ -66,8 +67,10 @@ func (p Limit) Remarks() []string { return Remarks(p.Policy) }
 // inherited by a type that embeds one of them and changes its Delay.
 func countOnly(p Policy) bool {
 	switch p := p.(type) {
-	case List, Constant, Linear, Exponential, None:
+	case List, Constant, Linear, Exponential, Fibonacci, None:
 		return true
+	case Cap:
+		return countOnly(p.Policy)
 	case Limit:
 		return countOnly(p.Policy)
 	case Unbounded:

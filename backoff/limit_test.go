@@ -83,6 +83,18 @@ func TestLimitDelays(t *testing.T) {
 		{"of what lists but depends on more", backoff.Limit{Policy: embeds{}, Retries: 1}, []time.Duration{time.Minute, time.Hour}},
 		{"many retries, inner lists", backoff.Limit{Policy: backoff.Constant{Interval: s}, Retries: math.MaxInt}, []time.Duration{s}},
 		{"many retries, inner cannot list", backoff.Limit{Policy: endless, Retries: 1001}, nil},
+		{"of fibonacci", backoff.Limit{Policy: backoff.Fibonacci{Initial: s}, Retries: 4}, []time.Duration{s, 2 * s, 3 * s, 5 * s}},
+		{"of a cap", backoff.Limit{Policy: backoff.Cap{Policy: endless, Max: 3 * s}, Retries: 2}, []time.Duration{s, 2 * s}},
+		{"of a cap on what depends on more", backoff.Limit{Policy: backoff.Cap{Policy: embeds{}, Max: 30 * time.Minute}, Retries: 1}, []time.Duration{time.Minute, 30 * time.Minute}},
+		{"of a max age", backoff.Limit{Policy: backoff.MaxAge{Policy: backoff.List{s, time.Minute}, Age: time.Hour}, Retries: 1}, []time.Duration{s, time.Minute}},
+		{
+			"of a choice by error",
+			backoff.Limit{Policy: backoff.ByError{
+				Cases:   []backoff.Case{{Match: backoff.Is(errBroken), Policy: backoff.List{time.Minute}}},
+				Default: backoff.List{s, 2 * s},
+			}, Retries: 1},
+			[]time.Duration{s, 2 * s, time.Minute},
+		},
 		{"nil", backoff.Limit{Retries: 3}, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {

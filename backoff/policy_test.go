@@ -47,7 +47,12 @@ func requireDelays(t *testing.T, p backoff.Policy, want map[int]time.Duration) {
 // wrong its fields are.
 func requireBounds(t *testing.T, p backoff.Policy, count int) {
 	t.Helper()
-	wait, retry := p.Delay(ofCount(count))
+	requireBoundsAfter(t, p, ofCount(count))
+}
+
+func requireBoundsAfter(t *testing.T, p backoff.Policy, f backoff.Failure) {
+	t.Helper()
+	wait, retry := p.Delay(f)
 	if !retry {
 		require.Zero(t, wait)
 		return
@@ -157,7 +162,17 @@ func TestOnePolicyManyGoroutines(t *testing.T) {
 		"constant":    backoff.Constant{Interval: time.Second, Retries: 3},
 		"linear":      backoff.Linear{Initial: time.Second, Step: time.Hour, Max: time.Second, Retries: 3},
 		"exponential": backoff.Exponential{Initial: time.Second, Factor: 2, Max: time.Second, Retries: 3},
-		"limit":       backoff.Limit{Policy: backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}, Retries: 3},
+		"fibonacci":   backoff.Fibonacci{Initial: time.Second, Max: time.Second, Retries: 3},
+		"cap":         backoff.Cap{Policy: backoff.Fibonacci{Initial: time.Second, Retries: 3}, Max: time.Second},
+		"max age":     backoff.MaxAge{Policy: backoff.List{time.Second, time.Second, time.Second}, Age: time.Second},
+		"by error": backoff.ByError{
+			Cases: []backoff.Case{
+				{Match: backoff.As[*busyError](), Policy: backoff.None{}},
+				{Match: backoff.Is(errBroken), Policy: backoff.Constant{Interval: time.Second, Retries: 3}},
+			},
+			Default: backoff.None{},
+		},
+		"limit": backoff.Limit{Policy: backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}, Retries: 3},
 		"cenkalti": backoff.FromCenkalti(func() cenkalti.BackOff {
 			return cenkalti.WithMaxRetries(cenkalti.NewConstantBackOff(time.Second), 3)
 		}, backoff.WithMaxAge(time.Hour)),
@@ -168,7 +183,7 @@ func TestOnePolicyManyGoroutines(t *testing.T) {
 			for range 32 {
 				wg.Go(func() {
 					for count := 1; count <= 5; count++ {
-						wait, retry := p.Delay(backoff.Failure{Count: count, First: first, Now: first})
+						wait, retry := p.Delay(backoff.Failure{Count: count, Err: errBroken, First: first, Now: first})
 						assert.Equal(t, count <= 3, retry)
 						assert.Equal(t, retry, wait == time.Second)
 					}

@@ -16,6 +16,11 @@ import (
 // it lists, if it lists any.
 func requireListed(t *testing.T, p backoff.Policy, count int) {
 	t.Helper()
+	requireListedAfter(t, p, ofCount(count))
+}
+
+func requireListedAfter(t *testing.T, p backoff.Policy, f backoff.Failure) {
+	t.Helper()
 	delays, known := backoff.Delays(p)
 	if !known {
 		require.Nil(t, delays)
@@ -24,7 +29,7 @@ func requireListed(t *testing.T, p backoff.Policy, count int) {
 	require.NotNil(t, delays)
 	require.LessOrEqual(t, len(delays), 1000)
 	require.True(t, slices.IsSorted(delays))
-	if wait, retry := backoff.Next(p, ofCount(count)); retry {
+	if wait, retry := backoff.Next(p, f); retry {
 		require.Contains(t, delays, wait)
 	}
 }
@@ -91,7 +96,7 @@ func (never) Delays() []time.Duration { return []time.Duration{} }
 
 func TestCheckEnd(t *testing.T) {
 	t.Parallel()
-	const waysOut = "wrap it in backoff.Limit, use middleware.WithMaxAttempts or middleware.WithMaxAge, " +
+	const waysOut = "wrap it in backoff.Limit or backoff.MaxAge, use middleware.WithMaxAttempts or middleware.WithMaxAge, " +
 		"or wrap it in backoff.Unbounded if it shall never end"
 	const s = time.Second
 	for _, test := range []struct {
