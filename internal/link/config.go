@@ -5,11 +5,8 @@ package link
 
 import (
 	"crypto/tls"
-	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/url"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -37,47 +34,34 @@ type Config struct {
 }
 
 // Backoff is a pause that grows: Initial, times Multiplier each time, at most
-// Max, each spread by ± Randomization (0 to 1).
+// Max, each spread by ± Randomization (0 to 1). It is never under 10 ms, so that
+// the zero value does not spin.
 type Backoff struct {
 	Initial, Max              time.Duration
 	Multiplier, Randomization float64
 }
 
+const (
+	leastPause = 10 * time.Millisecond
+	mostPause  = time.Duration(1 << 62) // twice as much still fits
+)
+
 // pause returns the pause after the given failed dial, counted from 0.
 func (b Backoff) pause(failed int) time.Duration {
-	d, limit := float64(max(b.Initial, 10*time.Millisecond)), float64(max(b.Max, b.Initial))
-	for range failed {
-		if d *= max(b.Multiplier, 1); d >= limit || b.Multiplier <= 1 {
-			break
+	d := float64(min(max(b.Initial, leastPause), mostPause))
+	limit := max(d, float64(min(b.Max, mostPause)))
+	if b.Multiplier > 1 { // false for NaN
+		for range failed {
+			if d *= b.Multiplier; d >= limit {
+				break
+			}
 		}
 	}
-	spread := 1 + min(max(b.Randomization, 0), 1)*(2*rand.Float64()-1)
-	return time.Duration(min(d, limit) * spread)
-}
-
-// CheckURL reports what is wrong with an AMQP URL without quoting its password.
-func CheckURL(rawURL string) error {
-	if rawURL == "" {
-		return errors.New("AMQP URL is empty: set Connection.AmqpURI, for example amqp://user:password@host:5672/vhost")
+	d = min(d, limit)
+	if b.Randomization > 0 {
+		d *= 1 + min(b.Randomization, 1)*(2*rand.Float64()-1)
 	}
-	if _, err := amqp.ParseURI(rawURL); err != nil {
-		// What url.Parse says may quote a piece of the password.
-		var parse *url.Error
-		if errors.As(err, &parse) {
-			err = errors.New("it cannot be parsed; reserved characters in user and password must be percent-encoded")
-		}
-		return fmt.Errorf("AMQP URL is invalid: %w", err)
-	}
-	return nil
-}
-
-// Address returns host, port and vhost of an AMQP URL, without credentials.
-func Address(rawURL string) string {
-	uri, err := amqp.ParseURI(rawURL)
-	if err != nil {
-		return "(invalid url)"
-	}
-	return fmt.Sprintf("%s:%d vhost %q", uri.Host, uri.Port, uri.Vhost)
+	return max(time.Duration(d), leastPause)
 }
 
 // amqpConfig returns a configuration of our own: amqp091-go writes into the

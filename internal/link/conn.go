@@ -21,6 +21,7 @@ type Conn struct {
 	gone   chan struct{}
 
 	mu        sync.Mutex
+	killed    error // why we have ended it ourselves
 	cause     error
 	unblocked chan struct{} // nil while the broker takes publishes
 }
@@ -41,28 +42,26 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 		}
 	}
 	amqpCfg.Dial = func(network, addr string) (net.Conn, error) {
-		conn, err := open(network, addr)
+		conn, err := bounded(ctx, func() (net.Conn, error) { return open(network, addr) })
 		if err != nil {
 			return nil, err
 		}
 		c.socket = &socket{Conn: conn, timeout: cfg.WriteTimeout}
-		// amqp091-go lifts this deadline when the handshake is over.
-		deadline, _ := ctx.Deadline()
-		if err := c.socket.SetDeadline(deadline); err != nil {
-			return nil, errors.Join(err, conn.Close())
-		}
-		stop = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+		// A deadline of the socket itself may end before ctx is done.
+		stop = context.AfterFunc(ctx, func() { _ = c.socket.SetDeadline(time.Unix(1, 0)) })
 		return c.socket, nil
 	}
 
 	connection, err := amqp.DialConfig(cfg.URL, amqpCfg)
 	if !stop() && err == nil {
-		_ = connection.CloseDeadline(time.Now())
 		err = errors.New("handshake took too long")
 	}
 	if err != nil {
 		if c.socket != nil {
 			_ = c.socket.Close()
+		}
+		if connection != nil { // begun: end its goroutines
+			_ = connection.CloseDeadline(time.Now())
 		}
 		if ctxErr := ctx.Err(); ctxErr != nil {
 			err = fmt.Errorf("%w (%w)", err, ctxErr)
@@ -74,9 +73,36 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
+// bounded returns what open returns, or an error at the end of ctx: the Dial of
+// a user's configuration knows nothing of it.
+func bounded(ctx context.Context, open func() (net.Conn, error)) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		conn, err := open()
+		opened <- result{conn, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.conn, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-opened; r.err == nil {
+				_ = r.conn.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
 // watch follows the connection until it ends.
 func (c *Conn) watch(closed <-chan *amqp.Error, blocked <-chan amqp.Blocking) {
 	defer close(c.gone)
+	// Where a write is blocked, amqp091-go cannot finish what it has begun.
+	defer func() { _ = c.socket.Close() }()
 	for {
 		select {
 		case b, ok := <-blocked:
@@ -87,8 +113,10 @@ func (c *Conn) watch(closed <-chan *amqp.Error, blocked <-chan amqp.Blocking) {
 			c.setBlocked(b.Active)
 		case err := <-closed:
 			c.mu.Lock()
-			c.cause = ErrLost
-			if err != nil {
+			switch c.cause = ErrLost; {
+			case c.killed != nil:
+				c.cause = fmt.Errorf("%w: %w", ErrLost, c.killed)
+			case err != nil:
 				c.cause = fmt.Errorf("%w: %w", ErrLost, err)
 			}
 			c.mu.Unlock()
@@ -127,15 +155,15 @@ func (c *Conn) Cause() error {
 	return c.cause
 }
 
-// LastRead is when the last byte came from the broker.
-func (c *Conn) LastRead() time.Time { return time.Unix(0, c.socket.lastRead.Load()) }
-
-// LimitWrites ends writes at t, zero lifts the limit. A write that hits it ends
-// the connection.
-func (c *Conn) LimitWrites(t time.Time) { c.socket.limitWrites(t) }
-
-// Kill ends the connection without asking the broker.
-func (c *Conn) Kill() { _ = c.socket.Close() }
+// Kill ends the connection without asking the broker; reason becomes its cause.
+func (c *Conn) Kill(reason error) {
+	c.mu.Lock()
+	if c.killed == nil {
+		c.killed = reason
+	}
+	c.mu.Unlock()
+	_ = c.socket.Close()
+}
 
 // Close ends the connection, asking the broker for at most limit.
 func (c *Conn) Close(limit time.Duration) {
@@ -145,12 +173,12 @@ func (c *Conn) Close(limit time.Duration) {
 		_ = c.CloseDeadline(time.Now().Add(limit))
 	}()
 	select {
-	case <-done:
+	case <-c.gone: // amqp091-go may be closing it already, without a limit
 	case <-time.After(limit):
-		c.Kill()
-		<-done
+		c.Kill(errors.New("the broker has not answered the goodbye"))
+		<-c.gone
 	}
-	<-c.gone
+	<-done
 }
 
 // Do runs f on a channel of its own, so that an error of the broker closes no
@@ -164,7 +192,9 @@ func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 			done <- fmt.Errorf("open channel: %w", err)
 			return
 		}
-		err = f(ch)
+		if err = context.Cause(ctx); err == nil { // else nobody waits any more
+			err = f(ch)
+		}
 		_ = ch.Close()
 		done <- err
 	}()

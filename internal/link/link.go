@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -64,7 +65,7 @@ func (l *Link) Conn(ctx context.Context) (*Conn, error) {
 		case <-l.closing.Done():
 			return nil, ErrClosed
 		case <-ctx.Done():
-			return nil, errors.Join(errors.New("not connected to RabbitMQ"), context.Cause(ctx))
+			return nil, fmt.Errorf("not connected to RabbitMQ: %w", context.Cause(ctx))
 		}
 	}
 }

@@ -66,12 +66,12 @@ func TestWriteTimeoutBeginsWithEachWrite(t *testing.T) {
 	assert.Equal(t, "ab", string(drain()))
 }
 
-func TestLimitEndsABlockedWrite(t *testing.T) {
+func TestDeadlineEndsABlockedWrite(t *testing.T) {
 	t.Parallel()
 	s, _ := stalled(t, time.Hour)
 	result := make(chan error, 1)
 	go func() { result <- write(s)() }()
-	s.limitWrites(time.Now().Add(200 * time.Millisecond))
+	require.NoError(t, s.SetDeadline(time.Now().Add(200*time.Millisecond)))
 	select {
 	case err := <-result:
 		assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
@@ -80,33 +80,12 @@ func TestLimitEndsABlockedWrite(t *testing.T) {
 	}
 }
 
-func TestLimitGoesBeforeTheTimeout(t *testing.T) {
-	t.Parallel()
-	s, _ := stalled(t, time.Hour)
-	s.limitWrites(time.Now().Add(200 * time.Millisecond))
-	_, err := timed(write(s))
-	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-}
-
-func TestTimeoutGoesBeforeALaterLimit(t *testing.T) {
+func TestTimeoutGoesBeforeALaterDeadline(t *testing.T) {
 	t.Parallel()
 	s, _ := stalled(t, 200*time.Millisecond)
-	s.limitWrites(time.Now().Add(time.Hour))
+	require.NoError(t, s.SetDeadline(time.Now().Add(time.Hour)))
 	_, err := timed(write(s))
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-}
-
-func TestLimitIsLifted(t *testing.T) {
-	t.Parallel()
-	s, drain := stalled(t, time.Hour)
-	s.limitWrites(time.Now().Add(-time.Second))
-	_, err := s.Write([]byte("a"))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	s.limitWrites(time.Time{})
-	_, err = s.Write([]byte("b"))
-	require.NoError(t, err)
-	require.NoError(t, s.Close())
-	assert.Equal(t, "b", string(drain()))
 }
 
 func TestDeadlineOfTheHandshakeOutranksTheTimeout(t *testing.T) {

@@ -7,7 +7,9 @@ import (
 
 var (
 	// ErrNotSent: nothing was sent, because there was no connection, the broker
-	// had blocked publishing, or the call's time was up before its turn.
+	// had blocked publishing, the call's time was up before its turn, or the
+	// message cannot be sent at all: a header of a type that AMQP lacks, a name
+	// or property over 255 bytes, headers over a frame.
 	ErrNotSent = errors.New("not sent")
 	// ErrUnknown: it was sent, but whether the broker has stored it is unknown.
 	ErrUnknown = errors.New("outcome unknown")

@@ -3,7 +3,8 @@
 //
 // Every publish is mandatory and confirmed. basic.return carries no tag and
 // message ids repeat, so each publish gets a nonce header by which its return
-// is recognised. Many callers share one channel; every call ends in time.
+// is recognised. Many callers share one channel; every call ends in time, and
+// none that ends early takes connection or channel from the others.
 package publisher
 
 import (
@@ -12,6 +13,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -25,7 +27,8 @@ import (
 // Config of a Publisher.
 type Config struct {
 	// Timeout bounds a whole Publish, the wait for a connection and for the
-	// confirm included.
+	// confirm included. A connection on which even the opening of a channel takes
+	// that long is given up.
 	Timeout time.Duration
 	// NonceHeader is the header that carries the nonce.
 	NonceHeader string
@@ -35,23 +38,17 @@ type Config struct {
 // RabbitMQ throttles publishing connections. Its methods may be called from
 // many goroutines.
 type Publisher struct {
-	cfg    Config
-	link   *link.Link
-	prefix string
-	count  atomic.Uint64
-	closed chan struct{}
+	cfg     Config
+	link    *link.Link
+	prefix  string
+	count   atomic.Uint64
+	tooLate error // the cause of a call that ends at Config.Timeout
 
 	mu      sync.Mutex
+	closed  bool
 	session *session
 	opening *opening
-	wg      sync.WaitGroup // goroutines that open and close channels
-}
-
-// opening is the one attempt to open a channel that all callers wait for.
-type opening struct {
-	done    chan struct{}
-	session *session
-	err     error
+	wg      sync.WaitGroup // calls, and goroutines that write, open and close
 }
 
 // New returns a Publisher on l, which it closes in Close.
@@ -60,7 +57,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 	_, _ = rand.Read(seed) // never fails
 	return &Publisher{
 		cfg: cfg, link: l, prefix: hex.EncodeToString(seed) + "-",
-		closed: make(chan struct{}),
+		tooLate: fmt.Errorf("no answer from the broker within %v: %w", cfg.Timeout, context.DeadlineExceeded),
 	}
 }
 
@@ -68,33 +65,43 @@ func New(l *link.Link, cfg Config) *Publisher {
 // the end of Config.Timeout, or of ctx, at the latest. After ErrUnknown there
 // may be a copy or none; after any other error there is none.
 //
-// msg.Headers must not be nil and must belong to the caller alone: the nonce is
-// written into it.
+// msg is not written to. After ErrUnknown it may still be read: a write that has
+// begun goes on.
 func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout,
-		fmt.Errorf("no answer from the broker within %v: %w", p.cfg.Timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	defer cancel()
+	if !p.enter() {
+		return fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
+	}
+	defer p.wg.Done()
 
+	headers := make(amqp.Table, len(msg.Headers)+1)
+	maps.Copy(headers, msg.Headers)
 	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
-	msg.Headers[p.cfg.NonceHeader] = nonce
-	if err := msg.Headers.Validate(); err != nil {
+	headers[p.cfg.NonceHeader] = nonce
+	msg.Headers = headers
+	if err := check(exchange, routingKey, &msg); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-
-	s, err := p.join(ctx)
-	if err != nil {
-		return err
-	}
-	defer p.leave(s)
-	begun := time.Now()
-	confirm, err := s.send(ctx, exchange, routingKey, msg)
-	if err != nil {
-		if errors.Is(err, ErrUnknown) {
-			p.retire(s)
+	for {
+		s, err := p.join(ctx)
+		if err != nil {
+			return err
 		}
+		err = p.publish(ctx, s, nonce, exchange, routingKey, msg)
+		p.leave(s)
+		if !errors.Is(err, errOver) {
+			return err
+		}
+	}
+}
+
+// publish is Publish on one channel; errOver means that another is needed.
+func (p *Publisher) publish(ctx context.Context, s *session, nonce, exchange, routingKey string, msg amqp.Publishing) error {
+	confirm, err := p.send(ctx, s, exchange, routingKey, msg)
+	if err != nil {
 		return err
 	}
-
 	select {
 	case <-confirm.Done():
 	case <-ctx.Done():
@@ -103,25 +110,21 @@ func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, ms
 		case <-confirm.Done():
 		default:
 			p.retire(s)
-			if s.conn.LastRead().Before(begun) {
-				s.conn.Kill() // not even a heartbeat: nobody is there
-			}
 			return fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
 		}
 	}
 
 	returned, wasReturned := s.takeReturn(nonce, p.cfg.NonceHeader)
 	switch {
-	case confirm.Acked() && !wasReturned:
-		return nil
 	case wasReturned:
 		return &ReturnedError{
 			Exchange: exchange, RoutingKey: routingKey,
 			Code: returned.ReplyCode, Text: returned.ReplyText,
 		}
+	case confirm.Acked():
+		return nil
 	case s.ch.IsClosed():
 		// An unresolved confirm reads like a nack when its channel closes (F13).
-		p.retire(s)
 		return fmt.Errorf("%w: %w", ErrUnknown, s.cause())
 	}
 	return ErrRefused
@@ -134,7 +137,7 @@ func (p *Publisher) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	defer cancel()
 	conn, err := p.link.Conn(ctx)
 	if err != nil {
-		return err
+		return ofLink(err)
 	}
 	return conn.Do(ctx, f)
 }
@@ -145,6 +148,8 @@ func (p *Publisher) Healthy() error {
 	cancel()
 	conn, err := p.link.Conn(ctx)
 	switch {
+	case errors.Is(err, link.ErrClosed):
+		return ErrClosed
 	case err != nil:
 		return errors.New("publisher is not connected to RabbitMQ")
 	case conn.Unblocked() != nil:
@@ -157,14 +162,35 @@ func (p *Publisher) Healthy() error {
 // goroutine is left. It returns within a few seconds whatever the broker does.
 func (p *Publisher) Close() {
 	p.mu.Lock()
-	select {
-	case <-p.closed:
-		p.mu.Unlock()
-		return
-	default:
-	}
-	close(p.closed)
+	p.closed = true
 	p.mu.Unlock()
 	p.link.Close()
 	p.wg.Wait()
+}
+
+// enter counts a call, unless the publisher is closed.
+func (p *Publisher) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.wg.Add(1)
+	return true
+}
+
+// notSent is the error of a call whose time was up before its turn.
+func (p *Publisher) notSent(ctx context.Context) error {
+	if err := p.Healthy(); err != nil {
+		return fmt.Errorf("%w: %w: %w", ErrNotSent, err, context.Cause(ctx))
+	}
+	return fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
+}
+
+// ofLink is an error of the link as one of ours.
+func ofLink(err error) error {
+	if errors.Is(err, link.ErrClosed) {
+		return ErrClosed
+	}
+	return err
 }

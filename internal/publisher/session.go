@@ -2,9 +2,9 @@ package publisher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -15,6 +15,9 @@ import (
 // and with them the returns that may be waiting to be read.
 const maxInFlight = 2048
 
+// errOver: nothing was sent, because the channel takes no more publishes.
+var errOver = errors.New("channel is over")
+
 // session is one channel in confirm mode.
 type session struct {
 	conn *link.Conn
@@ -22,8 +25,10 @@ type session struct {
 
 	slots chan struct{} // one for each publish under way
 	turn  chan struct{} // held while writing
-	// returns never fills up: each return belongs to a publish under way. A full
-	// one would block the reader and, after five seconds, lose a return.
+	over  chan struct{} // closed when no new publish may go here
+	// returns never fills up: each return belongs to a publish under way, or to
+	// one that has ended early, and then nothing new goes here. A full one would
+	// block the reader and, after five seconds, lose a return.
 	returns chan amqp.Return
 	closed  chan *amqp.Error
 
@@ -47,34 +52,74 @@ func newSession(conn *link.Conn) (*session, error) {
 		conn: conn, ch: ch,
 		slots:   make(chan struct{}, maxInFlight),
 		turn:    make(chan struct{}, 1),
+		over:    make(chan struct{}),
 		returns: ch.NotifyReturn(make(chan amqp.Return, maxInFlight)),
 		closed:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		unread:  make(map[string]amqp.Return),
 	}, nil
 }
 
-// send writes msg when it is its turn and the broker takes publishes.
-func (s *session) send(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (*amqp.DeferredConfirmation, error) {
+// isOver reports whether no new publish may go here.
+func (s *session) isOver() bool {
 	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
+	case <-s.over:
+		return true
+	default:
+		return s.ch.IsClosed()
 	}
-	if err := awaitUnblocked(ctx, s.conn); err != nil {
+}
+
+// send writes msg when it is its turn and the broker takes publishes. It does
+// not wait for the end of a write for longer than ctx. The write goes on, for
+// cutting it off would end the connection for everyone; where it gets nowhere,
+// the channel that is opened next does not open either, and that is the end of
+// the connection.
+func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey string, msg amqp.Publishing) (*amqp.DeferredConfirmation, error) {
+	if err := checkFrame(s.conn.Config.FrameSize, &msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
-	if ctx.Err() != nil || s.ch.IsClosed() {
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, firstError(context.Cause(ctx), s.cause()))
+	select {
+	case s.turn <- struct{}{}:
+	case <-s.over:
+		return nil, errOver
+	case <-ctx.Done():
+		return nil, p.notSent(ctx)
 	}
-	deadline, _ := ctx.Deadline()
-	s.conn.LimitWrites(deadline)
-	confirm, err := s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, msg)
-	s.conn.LimitWrites(time.Time{})
+	err := awaitUnblocked(ctx, s.conn)
+	switch {
+	case ctx.Err() != nil:
+		err = p.notSent(ctx)
+	case err != nil || s.isOver():
+		err = errOver
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
+		<-s.turn
+		return nil, err
 	}
-	return confirm, nil
+
+	type result struct {
+		confirm *amqp.DeferredConfirmation
+		err     error
+	}
+	written := make(chan result, 1)
+	p.wg.Add(1) // the call itself is counted, so this is not the first
+	go func() {
+		defer p.wg.Done()
+		confirm, err := s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, msg)
+		<-s.turn
+		written <- result{confirm, err}
+	}()
+	select {
+	case r := <-written:
+		if r.err != nil {
+			p.retire(s)
+			return nil, fmt.Errorf("%w: %w", ErrUnknown, r.err)
+		}
+		return r.confirm, nil
+	case <-ctx.Done():
+		p.retire(s)
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
+	}
 }
 
 // awaitUnblocked waits while the broker has blocked the connection: it would
@@ -90,7 +135,7 @@ func awaitUnblocked(ctx context.Context, conn *link.Conn) error {
 	case <-conn.Gone():
 		return conn.Cause()
 	case <-ctx.Done():
-		return fmt.Errorf("the broker has blocked publishing (a resource alarm): %w", context.Cause(ctx))
+		return context.Cause(ctx)
 	}
 }
 
@@ -134,113 +179,4 @@ func (s *session) cause() error {
 		return s.closeErr
 	}
 	return link.ErrLost
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// join returns the current channel, opening one if there is none, and counts
-// the caller among its users.
-func (p *Publisher) join(ctx context.Context) (*session, error) {
-	for {
-		p.mu.Lock()
-		select {
-		case <-p.closed:
-			p.mu.Unlock()
-			return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
-		default:
-		}
-		if s := p.session; s != nil && !s.ch.IsClosed() {
-			s.users++
-			p.mu.Unlock()
-			select {
-			case s.slots <- struct{}{}:
-				return s, nil
-			case <-ctx.Done():
-				p.drop(s)
-				return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
-			}
-		}
-		o := p.opening
-		if o == nil {
-			o = &opening{done: make(chan struct{})}
-			p.opening = o
-			p.wg.Add(1)
-			go p.open(o)
-		}
-		p.mu.Unlock()
-
-		select {
-		case <-o.done:
-			if o.err != nil {
-				return nil, fmt.Errorf("%w: %w", ErrNotSent, o.err)
-			}
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", ErrNotSent, context.Cause(ctx))
-		}
-	}
-}
-
-// open opens a channel within the timeout; a connection that does not even do
-// that in time is given up.
-func (p *Publisher) open(o *opening) {
-	defer p.wg.Done()
-	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeout)
-	defer cancel()
-	conn, err := p.link.Conn(ctx)
-	if err == nil {
-		err = awaitUnblocked(ctx, conn)
-	}
-	if err == nil {
-		stop := context.AfterFunc(ctx, conn.Kill)
-		o.session, err = newSession(conn)
-		stop()
-	}
-	o.err = err
-
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.session, p.opening = o.session, nil
-	close(o.done)
-}
-
-// leave gives back what join took.
-func (p *Publisher) leave(s *session) {
-	<-s.slots
-	p.drop(s)
-}
-
-func (p *Publisher) drop(s *session) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.users--
-	p.closeUnused(s)
-}
-
-// retire takes a channel out of use: no new publish goes there, those under way
-// still get their confirms, and with the last of them it is closed.
-func (p *Publisher) retire(s *session) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.retired = true
-	if p.session == s {
-		p.session = nil
-	}
-}
-
-func (p *Publisher) closeUnused(s *session) {
-	if !s.retired || s.users > 0 || s.ch.IsClosed() {
-		return
-	}
-	p.wg.Add(1)
-	go func() {
-		defer p.wg.Done()
-		_ = s.ch.Close() // ends with the connection at the latest
-	}()
 }
