@@ -79,7 +79,7 @@ func TestBrokerRestartLosesNothing(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			node := testbench.Private(t)
+			node := testbench.Private(t, quickDeadLettering)
 			strategy := strategy(t)
 			handling, down := make(chan struct{}, 10), make(chan struct{})
 			type call struct {

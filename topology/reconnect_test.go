@@ -25,7 +25,7 @@ import (
 func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	const messages, publishers = 3000, 20
-	node := testbench.Private(t)
+	node := testbench.Private(t, quickDeadLettering)
 	var mu sync.Mutex
 	calls := map[string]int{}
 	handled := map[string]bool{}
