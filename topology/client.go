@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"sync"
 	"time"
@@ -40,6 +42,7 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		logger:         watermill.NopLogger{},
 		confirmTimeout: defaultConfirmTimeout,
 		connectTimeout: defaultConnectTimeout,
+		name:           filepath.Base(os.Args[0]),
 	}
 	problems := []error{apply(&opts, options), link.CheckURL(cfg.URL)}
 	if v := reflect.ValueOf(strategy); strategy == nil || v.Kind() == reflect.Pointer && v.IsNil() {
@@ -47,14 +50,20 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	} else if _, err := strategy.Plan("check", nil); err != nil {
 		problems = append(problems, fmt.Errorf("strategy: %w", err))
 	}
+	if errors.Join(problems...) == nil {
+		for _, u := range opts.brokers {
+			problems = append(problems, checkVhosts(cfg.URL, u, "WithBrokers"))
+		}
+	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
+	cfg.More, cfg.Credentials = opts.brokers, opts.credentials
 
 	cfg.Logger = opts.logger
 	cfg.ConnectTimeout, cfg.WriteTimeout = opts.connectTimeout, opts.confirmTimeout
 	publishing := cfg
-	publishing.Name = "millpond retries"
+	publishing.Name = opts.name + ": millpond retries"
 	l, err := link.Open(ctx, publishing)
 	if err != nil {
 		return nil, fmt.Errorf("open millpond client: %w", err)

@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 const (
@@ -28,6 +30,9 @@ type clientOptions struct {
 	confirmTimeout time.Duration
 	connectTimeout time.Duration
 	provisioned    bool
+	name           string
+	brokers        []string
+	credentials    func(ctx context.Context) (user, password string, err error)
 }
 
 // WithLogger sets the logger of the client and its subscribers.
@@ -56,6 +61,52 @@ func WithConfirmTimeout(d time.Duration) Option {
 		}
 		o.confirmTimeout = d
 		o.connectTimeout = min(defaultConnectTimeout, max(d, time.Second))
+		return nil
+	}
+}
+
+// WithBrokers names further nodes of the same cluster by their URLs: each is
+// tried in turn, after Connection.AmqpURI, when a connection is made or made
+// again. They must name the same vhost. A Subscriber uses them too, unless its
+// configuration has an AmqpURI of its own that differs from the client's.
+//
+// Default: Connection.AmqpURI alone.
+func WithBrokers(urls ...string) Option {
+	return func(o *clientOptions) error {
+		for i, u := range urls {
+			if err := link.CheckURL(u); err != nil {
+				return fmt.Errorf("WithBrokers: url %d: %w", i+1, err)
+			}
+		}
+		o.brokers = append(o.brokers, urls...)
+		return nil
+	}
+}
+
+// WithCredentials asks for user and password before each connect, for those that
+// change while a service runs. An error is one more connect that failed: it is
+// tried again. The function is called from several goroutines and should heed
+// its context.
+//
+// Default: those of the URL, or of AmqpConfig.SASL.
+func WithCredentials(ask func(ctx context.Context) (user, password string, err error)) Option {
+	return func(o *clientOptions) error {
+		if ask == nil {
+			return errors.New("WithCredentials: the function is nil")
+		}
+		o.credentials = ask
+		return nil
+	}
+}
+
+// WithName sets what the broker's management page calls the connections:
+// "<name>: millpond retries" and "<name>: millpond subscriber". A
+// connection_name in AmqpConfig.Properties goes before it.
+//
+// Default: the name of the program.
+func WithName(name string) Option {
+	return func(o *clientOptions) error {
+		o.name = name
 		return nil
 	}
 }

@@ -68,7 +68,7 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	opts := subscriberOptions{drainTimeout: defaultDrainTimeout}
 	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
-		problems = c.checkVhost(cfg.link.URL)
+		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
 	}
 	if problems == nil {
 		_, problems = c.plan("check", opts)
@@ -77,7 +77,7 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 		return nil, fmt.Errorf("new subscriber: %w", problems)
 	}
 
-	cfg.link.Name = "millpond subscriber"
+	cfg.link.Name = c.opts.name + ": millpond subscriber"
 	cfg.link.Logger = c.opts.logger
 	cfg.link.ConnectTimeout, cfg.link.WriteTimeout = c.opts.connectTimeout, c.opts.confirmTimeout
 	ctx, cancel := context.WithTimeout(context.Background(), cfg.link.ConnectTimeout)
@@ -109,18 +109,18 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	return s, nil
 }
 
-// checkVhost: a message that waits in another vhost would never come back.
-func (c *Client) checkVhost(consuming string) error {
-	publishing, err := amqp.ParseURI(c.linkCfg.URL)
+// checkVhosts: a message that waits in another vhost would never come back.
+func checkVhosts(client, other, what string) error {
+	a, err := amqp.ParseURI(client)
 	if err != nil {
 		return err
 	}
-	uri, err := amqp.ParseURI(consuming)
+	b, err := amqp.ParseURI(other)
 	if err != nil {
 		return err
 	}
-	if uri.Vhost != publishing.Vhost {
-		return fmt.Errorf("Connection.AmqpURI names vhost %q, the client retries in vhost %q: use the same", uri.Vhost, publishing.Vhost)
+	if a.Vhost != b.Vhost {
+		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same", what, b.Vhost, a.Vhost)
 	}
 	return nil
 }

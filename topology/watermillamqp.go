@@ -42,9 +42,11 @@ func Open(ctx context.Context, conn amqp.ConnectionConfig, strategy Strategy, op
 func (c *Client) NewSubscriber(cfg amqp.Config, options ...SubscriberOption) (*Subscriber, error) {
 	problems := []error{checkTLS(cfg.Connection), checkConfig(cfg)}
 	lc := c.linkCfg
-	if cfg.Connection.AmqpURI != "" {
-		own := linkConfig(cfg.Connection)
-		lc.URL, lc.AMQP, lc.TLS, lc.Reconnect = own.URL, own.AMQP, own.TLS, own.Reconnect
+	if own := linkConfig(cfg.Connection); own.URL != "" {
+		if own.URL != lc.URL {
+			lc.URL, lc.More = own.URL, nil
+		}
+		lc.AMQP, lc.TLS, lc.Reconnect = own.AMQP, own.TLS, own.Reconnect
 	}
 	sc := consumeConfig{
 		link:      lc,

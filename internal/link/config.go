@@ -4,6 +4,7 @@
 package link
 
 import (
+	"context"
 	"crypto/tls"
 	"maps"
 	"math/rand/v2"
@@ -17,6 +18,11 @@ import (
 type Config struct {
 	// URL of the broker. Its password never appears in an error or a log.
 	URL string
+	// More are URLs of further nodes, tried in turn after URL.
+	More []string
+	// Credentials are asked for before each connect and go before those of the
+	// URL; nil: those of the URL.
+	Credentials func(ctx context.Context) (user, password string, err error)
 	// AMQP is the user's own configuration, may be nil; it is never written to.
 	AMQP *amqp.Config
 	// TLS for amqps, may be nil; it is never written to.

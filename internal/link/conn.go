@@ -34,6 +34,13 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 	c := &Conn{gone: make(chan struct{})}
 	stop := func() bool { return true }
 	amqpCfg := cfg.amqpConfig()
+	if cfg.Credentials != nil {
+		user, password, err := cfg.Credentials(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("connect to RabbitMQ at %s: ask for credentials: %w", Address(cfg.URL), err)
+		}
+		amqpCfg.SASL = []amqp.Authentication{&amqp.PlainAuth{Username: user, Password: password}}
+	}
 	open := amqpCfg.Dial
 	if open == nil {
 		open = func(network, addr string) (net.Conn, error) {

@@ -23,29 +23,46 @@ type Link struct {
 	closing context.Context
 	close   context.CancelFunc
 	done    chan struct{}
+	urls    []string
+	next    int // of urls
 
 	mu      sync.Mutex
 	conn    *Conn
 	changed chan struct{} // closed when conn is set
 }
 
-// Open connects once, within ctx and the timeout of cfg, and from then on keeps
-// the connection alive until Close.
+// Open connects once, to the first URL that works, within ctx and for each the
+// timeout of cfg, and from then on keeps the connection alive until Close.
 func Open(ctx context.Context, cfg Config) (*Link, error) {
-	if err := CheckURL(cfg.URL); err != nil {
-		return nil, err
+	l := &Link{cfg: cfg, urls: append([]string{cfg.URL}, cfg.More...), done: make(chan struct{}), changed: make(chan struct{})}
+	for _, u := range l.urls {
+		if err := CheckURL(u); err != nil {
+			return nil, err
+		}
 	}
+	var problems []error
+	for range l.urls {
+		conn, err := l.dialNext(ctx)
+		if err == nil {
+			l.closing, l.close = context.WithCancel(context.Background())
+			l.conn = conn
+			go l.run(conn)
+			return l, nil
+		}
+		problems = append(problems, err)
+	}
+	return nil, errors.Join(problems...)
+}
+
+// dialNext dials the URL whose turn it is. Only Open and then run call it.
+func (l *Link) dialNext(ctx context.Context) (*Conn, error) {
+	cfg := l.cfg
+	cfg.URL = l.urls[l.next]
 	conn, err := dial(ctx, cfg)
-	if err != nil {
-		return nil, err
+	if err != nil { // stay with the one that works
+		l.next = (l.next + 1) % len(l.urls)
 	}
-	closing, cancel := context.WithCancel(context.Background())
-	l := &Link{
-		cfg: cfg, closing: closing, close: cancel,
-		done: make(chan struct{}), conn: conn, changed: make(chan struct{}),
-	}
-	go l.run(conn)
-	return l, nil
+	return conn, err
 }
 
 // Conn returns the live connection, waiting for one until ctx ends.
@@ -106,7 +123,7 @@ func (l *Link) redial(logFields watermill.LogFields) *Conn {
 		case <-l.closing.Done():
 			return nil
 		}
-		conn, err := dial(l.closing, l.cfg)
+		conn, err := l.dialNext(l.closing)
 		if err == nil {
 			l.cfg.Logger.Info("Connected to RabbitMQ again", logFields)
 			return conn
