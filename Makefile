@@ -32,7 +32,7 @@ demo: ## run the example with a RabbitMQ of its own; installs what is missing
 
 test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
-	@MILLPOND_REQUIRE_BROKER=1 $(WITHBROKER) $(GOTEST) -race -count 1 -timeout 20m $(TESTARGS) $(PKG)
+	@MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 $(WITHBROKER) $(GOTEST) -race -count 1 -timeout 20m $(TESTARGS) $(PKG)
 
 unit: ## run the tests that need no broker, and name those that do
 	@AMQP_URL= MILLPOND_NO_BROKER=1 $(GOTEST) $(TESTARGS) $(PKG)

@@ -97,6 +97,9 @@ func (l layout) env() []string {
 	}
 }
 
+// An Erlang crash report is long, and its reason stands at its beginning.
+const tailLines = 60
+
 // tail returns the end of what the node wrote to its log and its output.
 func (l layout) tail() string {
 	var b strings.Builder
@@ -106,9 +109,7 @@ func (l layout) tail() string {
 			continue
 		}
 		lines := strings.Split(strings.TrimRight(string(content), "\n"), "\n")
-		if len(lines) > 25 {
-			lines = lines[len(lines)-25:]
-		}
+		lines = lines[max(0, len(lines)-tailLines):]
 		fmt.Fprintf(&b, "\n--- end of the node's %s:\n%s", name, strings.Join(lines, "\n"))
 	}
 	return b.String()

@@ -75,15 +75,15 @@ func startNode(ctx context.Context, in installation, opts []NodeOption) (*Node, 
 			return n, nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil || !errors.Is(err, errEnded) {
+		if ctx.Err() != nil || !errors.Is(err, errPort) {
 			break
 		}
 	}
 	return nil, errors.Join(errs...)
 }
 
-// errEnded means that a process of the node ended while it started, as it does when another one took its port.
-var errEnded = errors.New("ended while starting")
+// errPort means that somebody else has one of the node's ports.
+var errPort = errors.New("a port is in use")
 
 func launch(ctx context.Context, in installation, s settings) (*Node, error) {
 	l, err := newLayout(in, s)
@@ -101,8 +101,11 @@ func launch(ctx context.Context, in installation, s settings) (*Node, error) {
 		return nil, errors.Join(err, n.output.Close(), os.RemoveAll(l.folder))
 	}
 	if err := n.run(ctx); err != nil {
-		err = fmt.Errorf("%w%s", err, l.tail())
-		return nil, errors.Join(err, n.Close())
+		tail := l.tail()
+		if strings.Contains(tail, "eaddrinuse") || strings.Contains(tail, "in use by another") {
+			err = fmt.Errorf("%w: %w", errPort, err)
+		}
+		return nil, errors.Join(fmt.Errorf("%w%s", err, tail), n.Close())
 	}
 	return n, nil
 }
@@ -117,27 +120,27 @@ func (n *Node) run(ctx context.Context) error {
 		return conn.Close()
 	}
 	if err := n.await(ctx, n.group.leader, "epmd", epmd); err != nil {
-		return err
+		return n.orEpmd(err)
 	}
 	script, env := n.layout.in.server, n.layout.env()
 	if slim := n.layout.scripts; slim != "" {
 		script, env = filepath.Join(slim, "rabbitmq-server"), append(env, "RABBITMQ_SCRIPTS_DIR="+slim)
 	}
 	server, err := n.group.add(env, n.output, n.layout.in.command(script, "-noinput")...)
-	switch {
-	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("epmd %w", errEnded) // and its process group with it
-	case err != nil:
-		return fmt.Errorf("start rabbitmq-server: %w", err)
+	if err != nil {
+		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
 	}
 	n.server = server
-	if err := n.await(ctx, server, "rabbitmq-server", n.greet); err != nil {
-		return err
-	}
+	return n.orEpmd(n.await(ctx, server, "rabbitmq-server", n.greet))
+}
+
+// orEpmd explains err, even nil, by the end of epmd, which ends at once when somebody else has its port; its process group
+// is then gone too, or the one that answered was not ours.
+func (n *Node) orEpmd(err error) error {
 	if n.group.leader.ended() {
-		return fmt.Errorf("epmd %w", errEnded) // the one that answered was somebody else's
+		return errors.Join(fmt.Errorf("%w: epmd has ended", errPort), err)
 	}
-	return nil
+	return err
 }
 
 // await polls until ready returns nil.
@@ -151,7 +154,7 @@ func (n *Node) await(ctx context.Context, p *process, what string, ready func() 
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s %w (%s)", what, errEnded, p.cmd.ProcessState)
+			return fmt.Errorf("%s ended while starting (%s)", what, p.cmd.ProcessState)
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w: %w", what, ctx.Err(), err)
 		case <-ticker.C:

@@ -168,3 +168,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 	assert.NoDirExists(t, n.Folder())
 	assert.NoError(t, n.Close(), "again")
 }
+
+func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {
+	t.Parallel()
+	testbench.RequireNode(t)
+	_, err := testbench.Start(t.Context(), testbench.WithConfig("no.such.key = 1"))
+	require.Error(t, err)
+	assert.Contains(t, err.Error(), "no.such.key")
+	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v", err)
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 )
 
 // Ports are picked below the range from which Linux takes the local ports of outgoing connections (32768 and up), so
@@ -30,7 +31,7 @@ func pickPorts() (ports, error) {
 func freePort(taken []int) (int, error) {
 	for range 200 {
 		port := firstPort + rand.IntN(lastPort-firstPort)
-		if contains(taken, port) {
+		if slices.Contains(taken, port) {
 			continue
 		}
 		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
@@ -43,13 +44,4 @@ func freePort(taken []int) (int, error) {
 		return port, nil
 	}
 	return 0, fmt.Errorf("no free port between %d and %d on 127.0.0.1", firstPort, lastPort)
-}
-
-func contains(list []int, n int) bool {
-	for _, v := range list {
-		if v == n {
-			return true
-		}
-	}
-	return false
 }

@@ -32,8 +32,9 @@ func Channel(tb testing.TB, url string) *amqp.Channel {
 }
 
 // Queue returns a queue name for this test alone, millpond-test-<test>-<random>. It declares nothing. At the end of the
-// test the queue is deleted from the shared broker, together with its DLQ and its wait queues of the usual delays; AMQP
-// cannot list queues, so a test that creates other ones deletes them with [Delete].
+// test the queue is deleted from the shared broker, together with its DLQ and its wait queues of the usual delays. AMQP
+// cannot list queues: a test that creates other ones names them to [Delete], for the sake of a broker behind AMQP_URL. A
+// node of the bench is thrown away as a whole.
 func Queue(tb testing.TB) string {
 	tb.Helper()
 	name := "millpond-test-" + shortName(tb.Name()) + "-" + randomHex(4)

@@ -1,5 +1,4 @@
-// Gotest runs `go test`, prints what it prints, and names at the end the tests that were skipped, which `go test` keeps
-// to itself:
+// Gotest runs `go test`, prints what it prints, and names the tests that were skipped, which `go test` keeps to itself:
 //
 //	go run ./internal/testbench/gotest -race ./...
 //

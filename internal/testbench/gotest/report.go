@@ -15,17 +15,18 @@ type event struct {
 }
 
 // report turns the events back into what `go test` prints: of a package that passes its last line, of one that fails also
-// the output of its failed tests.
+// the output of its failed tests. Before a package's last line come its skipped tests, one line each, so that what is
+// printed ends as that of `go test` does.
 type report struct {
 	out     io.Writer
 	verbose bool
 	tests   map[string]map[string]*bytes.Buffer // package, test ("" is the package itself): output not yet printed
-	skipped []string
+	skipped map[string][]string                 // package: lines not yet printed
 	failed  bool
 }
 
 func newReport(out io.Writer, verbose bool) *report {
-	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer)}
+	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer), skipped: make(map[string][]string)}
 }
 
 func (r *report) read(from io.Reader) error {
@@ -54,7 +55,11 @@ func (r *report) line(line []byte) {
 	case "build-output":
 		r.print(e.Output)
 	case "output":
-		if r.verbose || (e.Test == "" && isClosing(e.Output)) {
+		closing := e.Test == "" && isClosing(e.Output)
+		if closing {
+			r.printSkipped(e.Package)
+		}
+		if r.verbose || closing {
 			r.print(e.Output)
 			return
 		}
@@ -68,7 +73,8 @@ func (r *report) line(line []byte) {
 		r.print(r.take(e))
 	case "skip":
 		if e.Test != "" {
-			r.skipped = append(r.skipped, fmt.Sprintf("%s %s: %s", e.Package, e.Test, reason(r.take(e))))
+			line := fmt.Sprintf("--- SKIP: %s: %s\n", e.Test, reason(r.take(e)))
+			r.skipped[e.Package] = append(r.skipped[e.Package], line)
 		}
 		delete(r.tests[e.Package], e.Test)
 	case "pass":
@@ -98,6 +104,15 @@ func (r *report) take(e event) string {
 	return r.buffer(e).String()
 }
 
+func (r *report) printSkipped(pkg string) {
+	if !r.verbose { // go test -v has said so
+		for _, line := range r.skipped[pkg] {
+			r.print(line)
+		}
+	}
+	delete(r.skipped, pkg)
+}
+
 // flush prints what is left of a failed package: tests that never ended, then the package's own lines.
 func (r *report) flush(pkg string) {
 	for test, output := range r.tests[pkg] {
@@ -105,23 +120,18 @@ func (r *report) flush(pkg string) {
 			r.print(output.String())
 		}
 	}
+	r.printSkipped(pkg)
 	r.print(r.take(event{Package: pkg}))
 	delete(r.tests, pkg)
 }
 
-// end prints what no package event has closed, and the skipped tests.
+// end prints what no package event has closed.
 func (r *report) end() {
 	for pkg := range r.tests {
 		r.flush(pkg)
 	}
 	if r.failed {
 		r.print("FAIL\n")
-	}
-	if len(r.skipped) > 0 {
-		r.print(fmt.Sprintf("\nskipped, %d:\n", len(r.skipped)))
-		for _, line := range r.skipped {
-			r.print("  " + line + "\n")
-		}
 	}
 }
 

@@ -59,9 +59,9 @@ func TestReport(t *testing.T) {
 	}{
 		"passed":  {events: passing, want: "ok  \tp\t0.01s\n"},
 		"nothing": {events: noTests, want: "?   \tq\t[no test files]\n"},
-		"skipped are named after the last package": {
+		"skipped are named before the last line": {
 			events: skipping + passing,
-			want:   "ok  \ts\t0.01s\nok  \tp\t0.01s\n\nskipped, 1:\n  s TestS: s_test.go:9: needs a broker\n",
+			want:   "--- SKIP: TestS: s_test.go:9: needs a broker\nok  \ts\t0.01s\nok  \tp\t0.01s\n",
 		},
 		"failed": {
 			events: failing + passing,
