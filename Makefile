@@ -28,7 +28,7 @@ help: ## list the targets
 
 demo: ## run the example with a RabbitMQ of its own; installs what is missing
 	@test -n "$$AMQP_URL" || $(INSTALL) broker
-	@$(WITHBROKER) $(GO) run ./examples/basic $(ARGS)
+	@$(WITHBROKER) $(GO) run ./examples/webhooks $(ARGS)
 
 test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker

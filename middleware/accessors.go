@@ -35,6 +35,7 @@ func LastAttempt(ctx context.Context) bool {
 	decided := d.retry.limits.decide(failure{
 		err:   errUnknown,
 		mark:  mark{class: ClassRetryable},
+		at:    placeOf(ctx, d),
 		notes: d.Notes,
 		now:   d.retry.now().UTC(),
 	})
@@ -51,6 +52,16 @@ func FirstFailure(ctx context.Context) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	return notAfter(d.Notes.FirstFailure, time.Now()), true
+}
+
+// FirstSeen returns when the message was first set aside or republished; false
+// if that has not happened. WithLaterLimit counts from here.
+func FirstSeen(ctx context.Context) (time.Time, bool) {
+	d := deliveryFrom(ctx)
+	if d == nil || d.Notes.FirstSeen.IsZero() {
+		return time.Time{}, false
+	}
+	return notAfter(d.Notes.FirstSeen, time.Now()), true
 }
 
 // Origin returns the exchange and the routing key the message first came with,

@@ -77,6 +77,11 @@ func TestOriginOnTheDefaultExchange(t *testing.T) {
 func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	t.Parallel()
 	hourAgo := time.Now().Add(-time.Hour)
+	// Where the end of the policy is not known, the message reaches the handler.
+	unknownEnd := []middleware.Option{
+		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
+		middleware.WithMaxAge(24 * time.Hour),
+	}
 	for name, test := range map[string]struct {
 		notes   middleware.Notes
 		options []middleware.Option
@@ -88,7 +93,7 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"age":                   {middleware.Notes{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
 		"deadline":              {middleware.Notes{Deadline: hourAgo}, nil, true},
 		"whatever the default":  {middleware.Notes{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":     {middleware.Notes{Failures: 1 << 62}, nil, true},
+		"forged, far above":     {middleware.Notes{Failures: 1 << 62}, unknownEnd, true},
 		"forged, negative":      {middleware.Notes{Failures: -1}, nil, false},
 		"forged, first in 2999": {middleware.Notes{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
 	} {

@@ -17,7 +17,7 @@ type routerKey int
 
 // deliveredMessage is a message as a router hands it out: a cancellable context
 // with the delivery in it, below what the router adds, and ten metadata keys.
-func deliveredMessage(tb testing.TB) *message.Message {
+func deliveredMessage(tb testing.TB, notes middleware.Notes) *message.Message {
 	ctx, cancel := context.WithCancel(context.Background())
 	tb.Cleanup(cancel)
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
@@ -25,7 +25,7 @@ func deliveredMessage(tb testing.TB) *message.Message {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
 	d := &middleware.Delivery{
-		Queue: "orders", Arrived: time.Now(), Gone: make(chan struct{}), Closing: make(chan struct{}),
+		Queue: "orders", Arrived: time.Now(), Gone: make(chan struct{}), Closing: make(chan struct{}), Notes: notes,
 	}
 	d.Attach(msg)
 	for key := range routerKey(4) {
@@ -45,25 +45,58 @@ func newRetry(tb testing.TB, r middleware.Republisher, options ...middleware.Opt
 	return retry
 }
 
+// everything is a DelayedRetry with all that might get in the way of a success.
+func everything(tb testing.TB) *middleware.DelayedRetry {
+	return newRetry(tb, unused{},
+		middleware.WithClassifier(middleware.NetworkErrors()),
+		middleware.WithMaxAttempts(9), middleware.WithMaxAge(time.Hour), middleware.WithLaterLimit(time.Hour),
+		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Error: middleware.Timeouts()}, backoff.List{1, 2}),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{1, 2, 3}),
+		middleware.WithKeptMetadata("key-1", "key-2"),
+		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) {}),
+	)
+}
+
+// Notes of a message that has failed once, and of one that also has an
+// expiration, for which the clock is asked.
+var (
+	second   = middleware.Notes{Failures: 1, FirstSeen: time.Now()}
+	expiring = middleware.Notes{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
+)
+
 func TestSuccessPathAllocatesNothing(t *testing.T) {
-	h := newRetry(t, unused{}).Middleware(succeeds)
-	msg := deliveredMessage(t)
-	if allocs := testing.AllocsPerRun(1000, func() { _, _ = h(msg) }); allocs != 0 {
-		t.Errorf("%v allocations added to a handler that succeeds, want none", allocs)
+	for name, run := range map[string]struct {
+		retry *middleware.DelayedRetry
+		notes middleware.Notes
+	}{
+		"first delivery":               {newRetry(t, unused{}), middleware.Notes{}},
+		"first delivery, all options":  {everything(t), middleware.Notes{}},
+		"second delivery":              {newRetry(t, unused{}), second},
+		"second delivery, all options": {everything(t), expiring},
+	} {
+		h := run.retry.Middleware(succeeds)
+		msg := deliveredMessage(t, run.notes)
+		if allocs := testing.AllocsPerRun(1000, func() { _, _ = h(msg) }); allocs != 0 {
+			t.Errorf("%s: %v allocations added to a handler that succeeds, want none", name, allocs)
+		}
 	}
 }
 
 func BenchmarkSuccess(b *testing.B) {
 	for _, run := range []struct {
-		name string
-		h    message.HandlerFunc
+		name  string
+		h     message.HandlerFunc
+		notes middleware.Notes
 	}{
-		{"handler alone", succeeds},
-		{"watermill Recoverer", wmiddleware.Recoverer(succeeds)},
-		{"millpond DelayedRetry", newRetry(b, unused{}).Middleware(succeeds)},
+		{"handler alone", succeeds, middleware.Notes{}},
+		{"watermill Recoverer", wmiddleware.Recoverer(succeeds), middleware.Notes{}},
+		{"millpond DelayedRetry", newRetry(b, unused{}).Middleware(succeeds), middleware.Notes{}},
+		{"millpond DelayedRetry, all options", everything(b).Middleware(succeeds), middleware.Notes{}},
+		{"millpond DelayedRetry, second delivery", newRetry(b, unused{}).Middleware(succeeds), second},
+		{"millpond DelayedRetry, second delivery, all options", everything(b).Middleware(succeeds), expiring},
 	} {
 		b.Run(run.name, func(b *testing.B) {
-			msg := deliveredMessage(b)
+			msg := deliveredMessage(b, run.notes)
 			b.ReportAllocs()
 			for b.Loop() {
 				_, _ = run.h(msg)

@@ -18,11 +18,13 @@ type Reason string
 const (
 	// ReasonPermanent: the error is permanent.
 	ReasonPermanent Reason = "permanent"
-	// ReasonExhausted: the policy or WithMaxAttempts allows no further attempt.
+	// ReasonExhausted: the policy or WithMaxAttempts allows no further attempt,
+	// or would not have allowed this one.
 	ReasonExhausted Reason = "exhausted"
 	// ReasonMaxAge: the next attempt would come later than WithMaxAge allows.
 	ReasonMaxAge Reason = "max_age"
-	// ReasonDeadline: the next attempt would come after the message's own expiration.
+	// ReasonDeadline: the next attempt would come after the message's own
+	// expiration, or this one does.
 	ReasonDeadline Reason = "deadline"
 	// ReasonUndecodable: the marshaler refused the delivery; no handler saw it.
 	ReasonUndecodable Reason = "undecodable"

@@ -1,10 +1,5 @@
 package middleware
 
-import (
-	"errors"
-	"slices"
-)
-
 // Classifier says what class an error has. It is called from many goroutines at
 // once. It is asked about the handler's error as it is, so it should use
 // errors.Is and errors.As. One that panics is logged and counts as no match.
@@ -19,18 +14,3 @@ type ClassifierFunc func(err error) (class Class, ok bool)
 
 // Classify calls f.
 func (f ClassifierFunc) Classify(err error) (Class, bool) { return f(err) }
-
-// PermanentErrors takes every error for permanent that is one of errs in the
-// sense of errors.Is, and has no opinion on others. Nil values among errs match
-// nothing.
-func PermanentErrors(errs ...error) Classifier {
-	targets := slices.Clone(errs)
-	return ClassifierFunc(func(err error) (Class, bool) {
-		for _, target := range targets {
-			if target != nil && errors.Is(err, target) {
-				return ClassPermanent, true
-			}
-		}
-		return "", false
-	})
-}

@@ -17,14 +17,19 @@ const (
 // limits say how often, how late and until when to try.
 type limits struct {
 	policy      backoff.Policy
+	rules       []rule        // policies for some failures only; the first that matches wins
 	maxAttempts int           // 0: as often as the policy says
 	maxAge      time.Duration // 0: at any age
+	maxAside    time.Duration // since the message was first seen
 }
 
 // failure is all that a decision looks at.
 type failure struct {
 	err  error
 	mark mark
+	at   place
+	// inner is set where another DelayedRetry is around this one.
+	inner bool
 	// notes as the message brought them: without this failure.
 	notes Notes
 	now   time.Time
@@ -35,15 +40,26 @@ type failure struct {
 type decision struct {
 	reason Reason
 	delay  time.Duration
+	// aside is set where the message is set aside for delay: no failure.
+	aside bool
+	// overdue is set where it asked to be set aside for longer than it may be.
+	overdue bool
 	// count and first are the failures so far and the time of the first, this
 	// one included.
 	count int
 	first time.Time
-	// panicked is what the policy panicked with.
-	panicked any
+	// faults are those of the user's code that the decision asked.
+	faults []fault
 }
 
-// decide is a pure function, but for the policy, which ought to be one.
+// fault is code of the user that panicked or broke its contract.
+type fault struct {
+	what  string
+	value any
+}
+
+// decide is a pure function, but for policies and classifiers, which ought to
+// be pure themselves.
 func (l limits) decide(f failure) decision {
 	d := decision{
 		count: min(max(f.notes.Failures, 0), maxFailures-1) + 1,
@@ -53,19 +69,26 @@ func (l limits) decide(f failure) decision {
 		d.reason = ReasonPermanent
 		return d
 	}
+	if f.mark.later {
+		if l.setAside(f, &d) {
+			return d
+		}
+	}
 	if l.maxAttempts > 0 && d.count >= l.maxAttempts {
 		d.reason = ReasonExhausted
 		return d
 	}
 
+	policy := l.choose(f, &d)
 	var delay time.Duration
 	var retry bool
-	d.panicked = contain(func() {
-		delay, retry = backoff.Next(l.policy, backoff.Failure{
+	panicked := contain(func() {
+		delay, retry = backoff.Next(policy, backoff.Failure{
 			Count: d.count, Err: f.err, First: d.first, Now: f.now, Last: f.notes.Delay,
 		})
 	})
-	if d.panicked != nil {
+	if panicked != nil {
+		d.faults = append(d.faults, fault{"policy panicked, waiting a minute instead", panicked})
 		delay, retry = panicDelay, d.count < panicFailures
 	}
 	if !retry {
@@ -74,16 +97,23 @@ func (l limits) decide(f failure) decision {
 	}
 
 	delay = max(delay, min(f.mark.floor, backoff.MaxDelay))
-	next := f.now.Add(delay)
-	switch {
-	case l.maxAge > 0 && next.After(d.first.Add(l.maxAge)):
-		d.reason = ReasonMaxAge
-	case !f.notes.Deadline.IsZero() && next.After(f.notes.Deadline):
-		d.reason = ReasonDeadline
-	default:
+	if d.reason = l.tooLate(f.now.Add(delay), d.first, f.notes.Deadline); d.reason == "" {
 		d.delay = delay
 	}
 	return d
+}
+
+// tooLate says why there must be no attempt at the given time; "" if there may.
+// first is the time of the first failure and deadline that of the message, each
+// zero if there is none.
+func (l limits) tooLate(next, first, deadline time.Time) Reason {
+	switch {
+	case l.maxAge > 0 && !first.IsZero() && next.After(first.Add(l.maxAge)):
+		return ReasonMaxAge
+	case !deadline.IsZero() && next.After(deadline):
+		return ReasonDeadline
+	}
+	return ""
 }
 
 // notAfter returns t, or now where t is missing or forged to lie ahead.

@@ -71,11 +71,11 @@ func TestDecide(t *testing.T) {
 			reason: ReasonExhausted, count: 4, first: noon,
 		},
 
-		"floor above the delay":            {limits: list, mark: mark{ClassRetryable, time.Minute}, delay: time.Minute, count: 1, first: noon},
-		"floor below the delay":            {limits: list, mark: mark{ClassRetryable, time.Second}, delay: 2 * time.Second, count: 1, first: noon},
-		"floor of a message with no retry": {limits: list, mark: mark{ClassRetryable, time.Minute}, notes: Notes{Failures: 3}, reason: ReasonExhausted, count: 4, first: noon},
+		"floor above the delay":            {limits: list, mark: mark{class: ClassRetryable, floor: time.Minute}, delay: time.Minute, count: 1, first: noon},
+		"floor below the delay":            {limits: list, mark: mark{class: ClassRetryable, floor: time.Second}, delay: 2 * time.Second, count: 1, first: noon},
+		"floor of a message with no retry": {limits: list, mark: mark{class: ClassRetryable, floor: time.Minute}, notes: Notes{Failures: 3}, reason: ReasonExhausted, count: 4, first: noon},
 		"floor above what a queue can wait": {
-			limits: list, mark: mark{ClassRetryable, math.MaxInt64}, delay: 315_360_000 * time.Second, count: 1, first: noon,
+			limits: list, mark: mark{class: ClassRetryable, floor: math.MaxInt64}, delay: 315_360_000 * time.Second, count: 1, first: noon,
 		},
 
 		"age: next attempt at the very limit": {
@@ -87,7 +87,7 @@ func TestDecide(t *testing.T) {
 			reason: ReasonMaxAge, count: 6, first: noon.Add(-50*time.Minute - 1),
 		},
 		"age: the floor counts": {
-			limits: hourAge, mark: mark{ClassRetryable, 61 * time.Minute}, reason: ReasonMaxAge, count: 1, first: noon,
+			limits: hourAge, mark: mark{class: ClassRetryable, floor: 61 * time.Minute}, reason: ReasonMaxAge, count: 1, first: noon,
 		},
 		"age: first failure in the year 1": {
 			limits: hourAge, notes: Notes{Failures: 1, FirstFailure: time.Time{}.Add(1)},
@@ -186,7 +186,7 @@ func TestExactlySoManyAttempts(t *testing.T) {
 				if d.reason != "" {
 					break
 				}
-				notes = f.record(d, "handler", "boom")
+				notes = f.record(d, "boom")
 				now = now.Add(d.delay)
 			}
 			if attempts != test.attempts {

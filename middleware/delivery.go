@@ -33,6 +33,7 @@ type Delivery struct {
 	msg   *message.Message
 	ctx   context.Context // of msg when this was attached
 	retry *DelayedRetry   // the innermost around the handler
+	outer *DelayedRetry   // the outermost
 }
 
 type deliveryKey struct{}
@@ -40,7 +41,7 @@ type deliveryKey struct{}
 // Attach binds the delivery to msg and puts it into the message's context.
 // It must be called before msg is handed out.
 func (d *Delivery) Attach(msg *message.Message) {
-	d.msg, d.ctx, d.retry = msg, msg.Context(), nil
+	d.msg, d.ctx, d.retry, d.outer = msg, msg.Context(), nil, nil
 	msg.SetContext(context.WithValue(d.ctx, deliveryKey{}, d))
 }
 

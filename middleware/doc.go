@@ -1,18 +1,19 @@
 // Package middleware decides what becomes of a message whose handler failed, and
 // lets the broker do the waiting.
 //
-//	          ┌───────────────── DelayedRetry ─────────────────┐
-//	message ──┤ interrupted? ──► other middlewares ──► handler │
-//	          │                            │                   │
-//	  ack  ◄──┤◄──────────── success ──────┤                   │
-//	          │                         failure                │
-//	          │                            │                   │
-//	  nack ◄──┤◄─ interrupted ─────────────┤                   │
-//	          │                 classify, decide               │
-//	          │                  │              │              │
-//	  ack  ◄──┤◄── confirmed ─ Republish    DeadLetter         │
-//	  nack ◄──┤◄── not confirmed, and held for long enough     │
-//	          └────────────────────────────────────────────────┘
+//	          ┌────────────────── DelayedRetry ──────────────────┐
+//	message ──┤ interrupted? past its limit? ──► others, handler │
+//	          │      │              │                   │        │
+//	  nack ◄──┤◄─────┘              │                   │        │
+//	  ack  ◄──┤◄────────────────────┼──────── success ──┤        │
+//	          │                     │           failure or Later │
+//	  nack ◄──┤◄────────────────────┼──── interrupted ──┤        │
+//	          │                     │           classify, decide │
+//	          │                     ▼             │     │        │
+//	  ack  ◄──┤◄── confirmed ── DeadLetter ◄──────┘     │        │
+//	  ack  ◄──┤◄── confirmed ── Republish ◄─────────────┘        │
+//	  nack ◄──┤◄── not confirmed, and held for long enough       │
+//	          └──────────────────────────────────────────────────┘
 //
 //	retry, err := middleware.NewDelayedRetry(client, policy,
 //		middleware.WithClassifier(middleware.PermanentErrors(ErrInvalidOrder)),
@@ -37,7 +38,8 @@
 // retried; the dead-letter queue stands in its place. A Deduplicator around or
 // inside swallows the retries, unless its key has the attempt in it.
 //
-// Of two DelayedRetry the inner one acts, and the outer one sees a success.
+// Of two DelayedRetry the inner one acts, and the outer one sees a success. There
+// is no need for two where handlers differ: see [WithPolicyFor].
 //
 // # Ack and nack
 //
@@ -66,9 +68,29 @@
 // comes first, then the classifiers in their order, then the default class. A
 // permanent error is dead-lettered at once. Any other is retried unless the
 // policy or WithMaxAttempts allows no further attempt, or the next one would come
-// later than WithMaxAge or the message's own expiration allow. A classifier or a
+// later than WithMaxAge or the message's own expiration allow. WithPolicyFor
+// gives some handlers, queues or errors a policy of their own. A classifier or a
 // policy that panics is logged: the one has no opinion then, and in place of the
 // other a minute is waited for, a hundred failures at most.
+//
+// The mark [Later] is no failure: the message is set aside and comes back with
+// its counts unchanged, for a day at most unless WithLaterLimit says otherwise.
+//
+// # Before the handler
+//
+// A message that comes back past its limit is dead-lettered and the handler not
+// called:
+//
+//   - as exhausted, if it has more failures than WithMaxAttempts or the policy
+//     allows: its counter is forged, or the policy was shortened. The policy counts
+//     where its end is known: it is one of package backoff with a number of
+//     retries, or in a backoff.Limit. All consumers of a queue should have the same
+//     limits; while a longer policy is rolled out, those that still have the shorter
+//     one give up what they are handed.
+//   - for its deadline, if its own expiration ended while it waited.
+//
+// WithMaxAge does not count here: a message whose consumer was away for longer
+// than that is still given the attempt it was promised.
 //
 // # Produced messages
 //
@@ -80,6 +102,6 @@
 //
 // It does not sleep through a delay, keep the order of messages, or hand a
 // message over exactly once: a crash between the confirm and the ack, or a
-// publish of unknown outcome, gives a duplicate. It does not change the message.
-// It knows nothing of AMQP: [Republisher] and [Delivery] are all it needs.
+// publish of unknown outcome, gives a duplicate. It does not change the message:
+// what comes back is the message as it arrived, but for WithKeptMetadata. It knows nothing of AMQP: [Republisher] and [Delivery] are all it needs.
 package middleware

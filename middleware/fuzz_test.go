@@ -14,15 +14,15 @@ func FuzzParseNotes(f *testing.F) {
 	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
 		headers := map[string]string{
 			QueueKey: "q", FailuresKey: count, FirstSeenKey: at, FirstFailureKey: at, NotBeforeKey: at, DeadlineKey: at,
-			DelayKey: delay, ErrorKey: text, ClassKey: class, HistoryKey: history, DeadHistoryKey: past,
+			DelayKey: delay, SetAsideKey: delay, InnerKey: text, InterruptionsKey: count, ErrorKey: text, ClassKey: class, HistoryKey: history, DeadHistoryKey: past,
 		}
 		get := func(key string) (string, bool) {
 			value, ok := headers[key]
 			return value, ok
 		}
 		n := ParseNotes("q", get)
-		if n.Failures < 0 || n.Failures > maxFailures || n.Delay < 0 {
-			t.Errorf("out of bounds: %d failures, delay %v", n.Failures, n.Delay)
+		if n.Failures < 0 || n.Failures > maxFailures || n.Delay < 0 || n.SetAside < 0 {
+			t.Errorf("out of bounds: %d failures, delay %v, set aside %v", n.Failures, n.Delay, n.SetAside)
 		}
 		if ParseNotes("other", get).Failures != 0 {
 			t.Error("counted on another queue")
@@ -30,9 +30,10 @@ func FuzzParseNotes(f *testing.F) {
 
 		// Whatever came in, what goes out is bounded and reads as itself.
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-		fail := failure{err: errTest, mark: mark{class: ClassRetryable}, notes: n, now: now}
-		n = fail.record(decision{count: n.Failures + 1, first: notAfter(n.FirstFailure, now)}, "handler", text)
-		for _, h := range []map[string]string{n.Headers("q"), n.DeadHeaders("q")} {
+		fail := failure{err: errTest, at: place{handler: "handler"}, mark: mark{class: ClassRetryable}, notes: n, now: now}
+		aside := fail.record(decision{aside: true, delay: time.Second}, text)
+		n = fail.record(decision{count: n.Failures + 1, first: notAfter(n.FirstFailure, now)}, text)
+		for _, h := range []map[string]string{n.Headers("q"), n.DeadHeaders("q"), aside.Headers("q")} {
 			total := 0
 			for key, value := range h {
 				total += len(key) + len(value)

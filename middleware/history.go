@@ -2,7 +2,6 @@ package middleware
 
 import (
 	"encoding/json"
-	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -91,5 +90,3 @@ func cutText(text string, limit int) string {
 	}
 	return text[:end] + mark
 }
-
-func isRange(err error) bool { return errors.Is(err, strconv.ErrRange) }

@@ -29,6 +29,7 @@ func RetryAfter(err error, d time.Duration) error {
 type mark struct {
 	class Class
 	floor time.Duration // the delay is no shorter
+	later bool          // not a failure: see Later
 }
 
 type markedError struct {

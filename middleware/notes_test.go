@@ -22,7 +22,7 @@ func from(headers map[string]string) func(string) (string, bool) {
 func someNotes() middleware.Notes {
 	return middleware.Notes{
 		Failures: 2, FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), Delay: 90 * time.Second,
-		NotBefore: noon.Add(time.Minute), Error: "boom: ümläut", Class: middleware.ClassRetryable,
+		SetAside: time.Hour, Inner: true, Interruptions: 2, NotBefore: noon.Add(time.Minute), Error: "boom: ümläut", Class: middleware.ClassRetryable,
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 		History: []middleware.HistoryEntry{
 			{Attempt: 1, At: noon, Handler: "billing", Class: middleware.ClassRetryable, Error: "first", Delay: "1s"},
@@ -61,6 +61,9 @@ func TestLiveNotesAreInTheseHeaders(t *testing.T) {
 		"millpond-first-seen":         "2026-03-01T12:00:00.123456789Z",
 		"millpond-first-failure":      "2026-03-01T12:00:00.12345679Z",
 		"millpond-delay":              "1m30s",
+		"millpond-set-aside":          "1h0m0s",
+		"millpond-inner":              "true",
+		"millpond-interruptions":      "2",
 		"millpond-not-before":         "2026-03-01T12:01:00.123456789Z",
 		"millpond-error":              "boom: ümläut",
 		"millpond-class":              "retryable",
@@ -167,6 +170,9 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		"delay: overflow":           {middleware.DelayKey, "99999999999h", middleware.Notes{}},
 		"first failure: garbage":    {middleware.FirstFailureKey, "yesterday", middleware.Notes{}},
 		"first failure: year 10000": {middleware.FirstFailureKey, "10000-01-01T00:00:00Z", middleware.Notes{}},
+		"set aside: garbage":        {middleware.SetAsideKey, "soon", middleware.Notes{}},
+		"set aside: negative":       {middleware.SetAsideKey, "-1s", middleware.Notes{}},
+		"inner: garbage":            {middleware.InnerKey, "yes", middleware.Notes{}},
 		"deadline: garbage":         {middleware.DeadlineKey, "1772366400", middleware.Notes{}},
 		"class: unknown":            {middleware.ClassKey, strings.Repeat("fatal", 1000), middleware.Notes{}},
 		"history: garbage":          {middleware.HistoryKey, "{", middleware.Notes{}},

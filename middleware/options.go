@@ -1,9 +1,11 @@
 package middleware
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -19,11 +21,13 @@ const defaultHoldLimit = 10 * time.Minute
 type Option func(*settings)
 
 type settings struct {
-	limits    limits
-	classes   classes
-	logger    watermill.LoggerAdapter
-	holdLimit time.Duration
-	problems  []error
+	limits          limits
+	classes         classes
+	logger          watermill.LoggerAdapter
+	holdLimit       time.Duration
+	kept            kept
+	deadLetterHooks []func(context.Context, DeadLetter)
+	problems        []error
 }
 
 // WithClassifier adds classifiers. The first that has an opinion wins, in the
@@ -54,7 +58,8 @@ func WithDefaultClass(class Class) Option {
 
 // WithMaxAttempts bounds the attempts, the first delivery included: with 1 a
 // message is never retried. Less than 1 is an error. The policy may end
-// earlier. Without it the policy alone bounds them, and must.
+// earlier. Messages that come back with as many failures are dead-lettered
+// without being handled. Without it the policy alone bounds them, and must.
 func WithMaxAttempts(attempts int) Option {
 	return func(s *settings) {
 		if attempts < 1 {
@@ -64,9 +69,10 @@ func WithMaxAttempts(attempts int) Option {
 	}
 }
 
-// WithMaxAge bounds the time from the first failure to the last attempt: an
-// attempt that would begin later is not made. It must be positive. Without it a
-// message may grow as old as its retries take.
+// WithMaxAge bounds the time from the first failure to the last attempt: one
+// that would begin later is not asked for. One that was asked for is made, however
+// late its queue delivers it. It must be positive. Without it a message may grow
+// as old as its retries take.
 func WithMaxAge(age time.Duration) Option {
 	return func(s *settings) {
 		if age <= 0 {
@@ -76,8 +82,8 @@ func WithMaxAge(age time.Duration) Option {
 	}
 }
 
-// WithLogger sets the logger: a line for each message that is retried (info) or
-// dead-lettered (error), and for trouble of the machinery. No line holds a
+// WithLogger sets the logger: a line for each message that is retried or set
+// aside (info) or dead-lettered (error), and for trouble of the machinery. No line holds a
 // payload or a stack. Without it nothing is logged.
 func WithLogger(logger watermill.LoggerAdapter) Option {
 	return func(s *settings) {
@@ -105,10 +111,11 @@ func WithHoldLimit(limit time.Duration) Option {
 // newSettings applies the options and returns every problem in one error.
 func newSettings(policy backoff.Policy, options []Option) (settings, error) {
 	s := settings{
-		limits:    limits{policy: policy},
+		limits:    limits{policy: policy, maxAside: defaultMaxAside},
 		classes:   classes{otherwise: ClassRetryable},
 		logger:    watermill.NopLogger{},
 		holdLimit: defaultHoldLimit,
+		kept:      slices.Clone(alwaysKept),
 	}
 	for i, option := range options {
 		if option == nil {
@@ -118,15 +125,24 @@ func newSettings(policy backoff.Policy, options []Option) (settings, error) {
 		option(&s)
 	}
 
-	if err := backoff.Validate(policy); err != nil {
-		s.problems = append(s.problems, err)
-	}
-	if s.limits.maxAttempts == 0 && s.limits.maxAge == 0 {
-		if err := backoff.CheckEnd(policy); err != nil {
-			s.problems = append(s.problems, err)
-		}
+	s.check(policy, "")
+	for i, rule := range s.limits.rules {
+		s.check(rule.policy, fmt.Sprintf("WithPolicyFor %d: ", i+1))
 	}
 	return s, errors.Join(s.problems...)
+}
+
+// check refuses a policy that is invalid, or has no end where none is set.
+func (s *settings) check(policy backoff.Policy, whose string) {
+	if err := backoff.Validate(policy); err != nil {
+		s.refuse("%s%w", whose, err)
+	}
+	if s.limits.maxAttempts > 0 || s.limits.maxAge > 0 {
+		return
+	}
+	if err := backoff.CheckEnd(policy); err != nil {
+		s.refuse("%s%w", whose, err)
+	}
 }
 
 func (s *settings) refuse(format string, args ...any) {

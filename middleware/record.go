@@ -7,23 +7,28 @@ import (
 
 // record returns the notes to travel on with: those the message brought, and
 // this failure. What it brought is not changed.
-func (f failure) record(d decision, handler, text string) Notes {
+func (f failure) record(d decision, text string) Notes {
+	if d.aside {
+		return f.recordAside(d.delay)
+	}
 	n := f.notes
 	n.Failures = d.count
 	n.FirstFailure = d.first
 	n.FirstSeen = notAfter(n.FirstSeen, f.now)
 	n.Delay = d.delay
+	n.SetAside = 0
+	n.Inner = f.inner
 	n.NotBefore = time.Time{}
 	n.Interruptions = 0
 	n.Error = cutText(text, MaxErrorBytes)
 	n.Class = f.mark.class
-	n.Handler = handler
+	n.Handler = f.at.handler
 	n.Reason = d.reason
 
 	entry := HistoryEntry{
 		Attempt: d.count,
 		At:      f.now,
-		Handler: handler,
+		Handler: f.at.handler,
 		Class:   n.Class,
 		Error:   cutText(text, maxEntryErrorBytes),
 		Reason:  d.reason,

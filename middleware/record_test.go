@@ -11,14 +11,14 @@ func TestRecordOfARetry(t *testing.T) {
 	earlier := noon.Add(-time.Hour)
 	past := []HistoryEntry{{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"}}
 	f := failure{
-		err: errTest, mark: mark{class: ClassRetryable}, now: noon,
+		err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassRetryable}, now: noon,
 		notes: Notes{
 			Failures: 1, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Hour, NotBefore: noon,
 			Error: "first", Class: ClassPermanent, History: past,
 			OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 		},
 	}
-	got := f.record(decision{delay: time.Minute, count: 2, first: earlier}, "billing", "second")
+	got := f.record(decision{delay: time.Minute, count: 2, first: earlier}, "second")
 	want := Notes{
 		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Minute,
 		Error: "second", Class: ClassRetryable, Handler: "billing",
@@ -35,8 +35,8 @@ func TestRecordOfARetry(t *testing.T) {
 
 func TestRecordOfADeadLetter(t *testing.T) {
 	t.Parallel()
-	f := failure{err: errTest, mark: mark{class: ClassPermanent}, now: noon}
-	got := f.record(decision{reason: ReasonPermanent, count: 1, first: noon}, "billing", "boom")
+	f := failure{err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassPermanent}, now: noon}
+	got := f.record(decision{reason: ReasonPermanent, count: 1, first: noon}, "boom")
 	want := Notes{
 		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: ClassPermanent,
 		Handler: "billing", Reason: ReasonPermanent, DeadAt: noon,
@@ -52,7 +52,7 @@ func TestRecordOfADeadLetter(t *testing.T) {
 func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 	t.Parallel()
 	f := failure{err: errTest, now: noon, notes: Notes{FirstSeen: noon.Add(time.Second)}}
-	if got := f.record(decision{count: 1, first: noon}, "", ""); !got.FirstSeen.Equal(noon) {
+	if got := f.record(decision{count: 1, first: noon}, ""); !got.FirstSeen.Equal(noon) {
 		t.Errorf("first seen %v, want %v", got.FirstSeen, noon)
 	}
 }
@@ -61,7 +61,7 @@ func TestRecordDoesNotWriteIntoTheHistoryItWasGiven(t *testing.T) {
 	t.Parallel()
 	roomy := make([]HistoryEntry, 1, 8)
 	f := failure{err: errTest, now: noon, notes: Notes{History: roomy}}
-	f.record(decision{count: 2, first: noon}, "one", "")
+	f.record(decision{count: 2, first: noon}, "")
 	if spare := roomy[:2][1]; spare != (HistoryEntry{}) {
 		t.Errorf("wrote %+v behind the caller's slice", spare)
 	}

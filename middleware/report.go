@@ -7,33 +7,31 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
-// report writes the log lines of one failed attempt. No line holds a payload or
-// a stack, and every error text is cut.
+// report writes the log lines of one attempt. No line holds a payload or a
+// stack, and every error text is cut.
 type report struct {
-	logger  watermill.LoggerAdapter
-	err     error  // the handler's
-	text    string // its text, uncut
-	handler string
+	logger watermill.LoggerAdapter
+	err    error  // the handler's, or why it was not called
+	text   string // its text, uncut
+	at     place
 }
 
-func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, msg *message.Message, err error) *report {
-	handler := message.HandlerNameFromCtx(ctx)
+func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error) *report {
+	at := placeOf(ctx, d)
 	fields := watermill.LogFields{
-		"message_uuid": msg.UUID,
-		"handler":      handler,
-		"queue":        d.Queue,
-		"topic":        message.SubscribeTopicFromCtx(ctx),
+		"message_uuid": d.msg.UUID,
+		"handler":      at.handler,
+		"queue":        at.queue,
+		"topic":        at.topic,
 		"attempt":      attemptOf(d),
 	}
-	if id := wmiddleware.MessageCorrelationID(msg); id != "" {
+	if id := wmiddleware.MessageCorrelationID(d.msg); id != "" {
 		fields["correlation_id"] = id
 	}
-	text := errorText(err)
-	return &report{logger: r.logger.With(fields), err: err, text: text, handler: handler}
+	return &report{logger: r.logger.With(fields), err: err, text: errorText(err), at: at}
 }
 
 func (l *report) settledByHandler() {
@@ -62,10 +60,17 @@ func (l *report) fault(what string, value any) {
 
 // decided adds the decision to every further line.
 func (l *report) decided(f failure, d decision) {
-	if d.panicked != nil {
-		l.fault("policy panicked, waiting a minute instead", d.panicked)
+	for _, fault := range d.faults {
+		l.fault(fault.what, fault.value)
 	}
-	fields := watermill.LogFields{"class": string(f.mark.class)}
+	if d.overdue {
+		l.logger.Info("Message cannot be set aside any longer: the attempt counts as a failure",
+			watermill.LogFields{"first_seen": notAfter(f.notes.FirstSeen, f.now)})
+	}
+	fields := watermill.LogFields{}
+	if !d.aside {
+		fields["class"] = string(f.mark.class)
+	}
 	if d.reason != "" {
 		fields["reason"] = string(d.reason)
 	} else {
@@ -74,12 +79,31 @@ func (l *report) decided(f failure, d decision) {
 	l.logger = l.logger.With(fields)
 }
 
-func (l *report) handedOver(d decision) {
-	if d.reason != "" {
+// refused adds why the message is not handled to every further line.
+func (l *report) refused(reason Reason) {
+	l.logger = l.logger.With(watermill.LogFields{"reason": string(reason)})
+}
+
+func (l *report) handedOver(t transfer) {
+	switch {
+	case t.notes.Reason != "" && t.err == nil:
+		l.logger.Error("Message dead-lettered without being handled", forLog(l.err, l.text), nil)
+	case t.notes.Reason != "":
 		l.logger.Error("Message dead-lettered", forLog(l.err, l.text), nil)
-		return
+	case t.aside:
+		l.logger.Info("Message set aside", l.withError(nil))
+	default:
+		l.logger.Info("Message will be retried", l.withError(nil))
 	}
-	l.logger.Info("Message will be retried", l.withError(nil))
+}
+
+// notKept reports a metadata value that does not travel.
+func (l *report) notKept(key, why string) {
+	l.logger.Error("Metadata is not kept", errors.New(why), watermill.LogFields{"key": key})
+}
+
+func (l *report) hookPanicked(value any) {
+	l.logger.Error("Dead-letter hook panicked", forLog(l.err, l.text), watermill.LogFields{"value": valueText(value)})
 }
 
 func (l *report) handOverFails(err error, tries int, held time.Duration) {

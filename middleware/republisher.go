@@ -14,9 +14,11 @@ import (
 // Both methods return nil only when the broker has confirmed a durable copy;
 // the message they were called for may then be acked. Any error means that
 // there may be a copy or none: the caller keeps the message and tries again.
-// Neither changes msg. Both are called from many goroutines at once. ctx has no
-// end, so that each call must be bounded in time; it has the delivery that
-// belongs to msg, see DeliveryOf, which msg's own context may have lost.
+// Neither changes msg. Both write the notes beside the message, and
+// notes.Metadata into it where it differs from what arrived. Both are called from
+// many goroutines at once. ctx has no end, so that each call must be bounded in
+// time; it has the delivery that belongs to msg, see DeliveryOf, which msg's own
+// context may have lost.
 type Republisher interface {
 	// Republish puts msg into a wait queue, from which it returns to its own
 	// queue after at least delay.

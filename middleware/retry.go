@@ -25,9 +25,10 @@ type DelayedRetry struct {
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure
 // and gives the message to republisher. Everything that is wrong with the
-// arguments is in one error: a nil republisher, a policy that is nil, invalid or
-// without an end (see backoff.CheckEnd) where neither WithMaxAttempts nor
-// WithMaxAge sets one, an option with an invalid value.
+// arguments is in one error: a nil republisher, a policy (also one of
+// WithPolicyFor) that is nil, invalid or without an end (see backoff.CheckEnd)
+// where neither WithMaxAttempts nor WithMaxAge sets one, an option with an
+// invalid value.
 func NewDelayedRetry(republisher Republisher, policy backoff.Policy, options ...Option) (*DelayedRetry, error) {
 	s, err := newSettings(policy, options)
 	if isNil(republisher) {
@@ -36,15 +37,18 @@ func NewDelayedRetry(republisher Republisher, policy backoff.Policy, options ...
 	if err != nil {
 		return nil, fmt.Errorf("new delayed retry: %w", err)
 	}
-	for _, remark := range backoff.Remarks(policy) {
-		s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
+	for _, p := range s.limits.policies() {
+		for _, remark := range backoff.Remarks(p) {
+			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
+		}
 	}
 	return &DelayedRetry{republisher: republisher, settings: s, now: time.Now}, nil
 }
 
 // Middleware returns h with delayed retries around it. Where h succeeds its
 // messages are returned untouched. Where it fails, its messages are dropped, as
-// the router does, and the result is nil once the message was handed over.
+// the router does, and the result is nil once the message was handed over. A
+// message that is past its limit when it arrives is dead-lettered, h not called.
 // Otherwise the error wraps ErrInterrupted or ErrNotHandedOver and the
 // handler's own; if the handler acked or nacked the message itself, it is the
 // handler's own.
@@ -58,17 +62,25 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 			ctx = msg.Context()
 		}
 		d.retry = r
+		if d.outer == nil {
+			d.outer = r
+		}
 		// The context the delivery was attached to: ctx is wrapped around it by the
 		// router, several times, and asking it costs more than all the rest. One
 		// that ends in between is noticed after the handler.
 		if cause := interruption(d.ctx, d); cause != nil {
 			return nil, &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
 		}
+		if d.Notes.returned() {
+			if refused, err := r.refuse(ctx, d); refused {
+				return nil, err
+			}
+		}
 		produced, err := call(h, msg)
 		if err == nil {
 			return produced, nil
 		}
-		return nil, r.settle(ctx, d, msg, err)
+		return nil, r.settle(ctx, d, err)
 	}
 }
 

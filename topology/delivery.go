@@ -136,7 +136,7 @@ func (d *delivery) remaining() time.Duration {
 	if d.Notes.NotBefore.IsZero() {
 		return 0
 	}
-	asked := min(d.Notes.Delay, backoff.MaxDelay)
+	asked := min(max(d.Notes.Delay, d.Notes.SetAside), backoff.MaxDelay)
 	left := min(d.Notes.NotBefore.Sub(d.Arrived), asked)
 	if left <= max(50*time.Millisecond, asked/100) {
 		return 0

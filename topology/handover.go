@@ -36,6 +36,7 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes mid
 	}
 	headers := notes.Headers(d.Queue)
 	msg := wire.Publishing(&d.raw, middleware.IsLiveKey, headers)
+	d.keep(msg, notes.Metadata)
 	err = fit(&msg, headers, liveShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve-brokerReserve)
 	if err != nil {
 		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.logFields())
@@ -54,12 +55,23 @@ func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error
 	headers[wmiddleware.PoisonedHandlerKey] = notes.Handler
 	headers[wmiddleware.PoisonedSubscriberKey] = message.SubscriberNameFromCtx(ctx)
 	msg := wire.Publishing(&d.raw, middleware.IsNoteKey, headers)
+	d.keep(msg, notes.Metadata)
 	if fit(&msg, headers, deadShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve) != nil {
 		for key := range headers {
 			delete(msg.Headers, key)
 		}
 	}
 	return d.publish(ctx, d.plan().Dead, msg)
+}
+
+// keep writes the metadata that travels, where it differs from what arrived: a
+// header that a handler only read keeps its type.
+func (d *delivery) keep(msg amqp.Publishing, metadata map[string]string) {
+	for key, value := range metadata {
+		if arrived, ok := d.raw.Headers[key]; !ok || wire.Text(arrived) != value {
+			msg.Headers[key] = value
+		}
+	}
 }
 
 // publish has msg confirmed on a route. What has vanished of ours is declared

@@ -28,6 +28,9 @@ type Call struct {
 	Notes middleware.Notes
 	// Dead is true for DeadLetter.
 	Dead bool
+	// SetAside is true for a Republish that middleware.Later asked for: the notes
+	// have no failure more than before.
+	SetAside bool
 	// Err is what the Broker answered; nil means confirmed.
 	Err error
 }
@@ -84,7 +87,7 @@ var _ middleware.Republisher = (*Broker)(nil)
 func (b *Broker) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes,
 ) error {
-	return b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes})
+	return b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes, SetAside: notes.SetAside > 0})
 }
 
 // DeadLetter records the call.

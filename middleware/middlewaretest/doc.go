@@ -4,7 +4,8 @@
 // A [Broker] stands in for the client. It records what the middleware hands
 // over, and its Run carries one message through all of its retries: each delay
 // passes at once, and the message is delivered again with its notes, until it is
-// handled, dead-lettered or nacked.
+// handled, dead-lettered or nacked. One that is set aside comes back in the same
+// way.
 //
 //	broker := middlewaretest.NewBroker()
 //	retry, err := middleware.NewDelayedRetry(broker, policy)

@@ -13,7 +13,8 @@ import (
 
 // NewMessage returns a message with a new UUID as a Subscriber delivers it: with
 // a copy of the delivery attached, and its notes in the metadata. A delivery
-// without Notes.Failures is attempt 1; one without Arrived arrives now.
+// without Notes.Failures is attempt 1; with Notes.FirstSeen as well it was set
+// aside before. One without Arrived arrives now.
 func NewMessage(delivery middleware.Delivery, payload message.Payload) *message.Message {
 	msg := message.NewMessage(watermill.NewUUID(), payload)
 	deliver(context.Background(), msg, delivery)
@@ -25,7 +26,7 @@ func deliver(ctx context.Context, msg *message.Message, delivery middleware.Deli
 	if delivery.Arrived.IsZero() {
 		delivery.Arrived = time.Now()
 	}
-	if delivery.Notes.Failures > 0 {
+	if delivery.Notes.Failures > 0 || !delivery.Notes.FirstSeen.IsZero() {
 		for key, value := range delivery.Notes.Headers(delivery.Queue) {
 			msg.Metadata.Set(key, value)
 		}
@@ -36,15 +37,20 @@ func deliver(ctx context.Context, msg *message.Message, delivery middleware.Deli
 
 // redeliver returns msg as it comes back after a delay. The notes go through the
 // headers as they do on the wire, and are set back by the delay: to the
-// middleware it looks as if the delay had passed.
+// middleware it looks as if the delay had passed. Metadata that is kept is
+// written into sent, the message as it arrived, for that is what a broker sends
+// on.
 func redeliver(
 	ctx context.Context, sent *message.Message, old middleware.Delivery, notes middleware.Notes, delay time.Duration,
 ) *message.Message {
-	headers := setBack(notes, delay).Headers(old.Queue)
+	kept, headers := notes.Metadata, setBack(notes, delay).Headers(old.Queue)
 	notes = middleware.ParseNotes(old.Queue, func(key string) (string, bool) {
 		value, ok := headers[key]
 		return value, ok
 	})
+	for key, value := range kept {
+		sent.Metadata.Set(key, value)
+	}
 	msg := sent.Copy()
 	msg.Payload = slices.Clone(sent.Payload)
 	for key := range msg.Metadata {

@@ -2,6 +2,7 @@ package middlewaretest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,17 +23,21 @@ const (
 	// Nacked: an error reached the router. On a broker the message would be
 	// handled again, no attempt counted.
 	Nacked Outcome = "nacked"
-	// Waiting: the message was still being retried after MaxAttempts.
+	// Waiting: the message was still being retried or set aside after MaxAttempts
+	// deliveries.
 	Waiting Outcome = "waiting"
 )
 
 // Result is how a Run ended.
 type Result struct {
 	Outcome Outcome
-	// Attempts is how often the message was delivered.
+	// Attempts is how often the message was delivered, not counting what was no
+	// attempt: that it was set aside, or dead-lettered without being handled.
 	Attempts int
 	// Delays are those the middleware asked for between the attempts.
 	Delays []time.Duration
+	// SetAside are the delays for which the message was set aside.
+	SetAside []time.Duration
 	// Notes are what travelled with the message last: those of the dead letter,
 	// with Reason, or of the last retry. Zero if there was none.
 	Notes middleware.Notes
@@ -43,17 +48,18 @@ type Result struct {
 	Err error
 }
 
-// Elapsed is the sum of the delays.
+// Elapsed is the sum of all delays, also of those for which the message was set
+// aside.
 func (r Result) Elapsed() time.Duration {
 	var sum time.Duration
-	for _, d := range r.Delays {
+	for _, d := range slices.Concat(r.Delays, r.SetAside) {
 		sum += d
 	}
 	return sum
 }
 
 // String returns one line, "dead-lettered (exhausted) after 3 attempts, delays
-// 1s 10s" for example.
+// 1s 10s, set aside 1m0s" for example.
 func (r Result) String() string {
 	var s strings.Builder
 	s.WriteString(string(r.Outcome))
@@ -64,14 +70,19 @@ func (r Result) String() string {
 	if r.Attempts != 1 {
 		s.WriteByte('s')
 	}
-	for i, d := range r.Delays {
-		if i == 0 {
-			s.WriteString(", delays")
-		}
-		fmt.Fprintf(&s, " %v", d)
-	}
+	writeDelays(&s, ", delays", r.Delays)
+	writeDelays(&s, ", set aside", r.SetAside)
 	if r.Err != nil {
 		fmt.Fprintf(&s, ": %v", r.Err)
 	}
 	return s.String()
+}
+
+func writeDelays(s *strings.Builder, title string, delays []time.Duration) {
+	for i, d := range delays {
+		if i == 0 {
+			s.WriteString(title)
+		}
+		fmt.Fprintf(s, " %v", d)
+	}
 }

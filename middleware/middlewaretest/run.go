@@ -8,8 +8,8 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// MaxAttempts is how often Run delivers a message before it leaves it in the
-// wait queue: a policy may be without an end.
+// MaxAttempts is how often Run delivers a message, set aside or not, before it
+// leaves it in the wait queue: a policy may be without an end.
 const MaxAttempts = 250
 
 // Consumer makes a handler for Router.AddConsumerHandler one that Middleware
@@ -21,7 +21,8 @@ func Consumer(handle message.NoPublishHandlerFunc) message.HandlerFunc {
 // Run delivers msg to h, which is a handler inside the middleware under test,
 // and delivers it again after each delay, until it is handled, dead-lettered or
 // nacked. Delays pass at once. A message that comes back is a new one with the
-// payload and metadata that msg had at first and the context that msg has now.
+// payload and metadata that msg had at first, but for metadata that is kept (see
+// middleware.WithKeptMetadata), and the context that msg has now.
 // A message without a Delivery, one that NewMessage did not make, has an empty
 // queue name.
 //
@@ -31,13 +32,16 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 	ctx, sent := msg.Context(), msg.Copy()
 	sent.Payload = slices.Clone(sent.Payload)
 	var result Result
-	for {
+	for deliveries := 1; ; deliveries++ {
 		delivery := middleware.Delivery{}
 		if d := middleware.DeliveryOf(msg.Context(), msg); d != nil {
 			delivery = *d
 		}
-		result.Attempts++
 		produced, call, err := b.deliver(h, msg)
+		// Every attempt that is settled has an entry in the history.
+		if call == nil || len(call.Notes.History) > len(delivery.Notes.History) {
+			result.Attempts++
+		}
 		switch {
 		case isNacked(msg):
 			result.Outcome, result.Err = Nacked, err
@@ -50,8 +54,12 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 			return result
 		}
 		result.Notes = call.Notes
-		result.Delays = append(result.Delays, call.Delay)
-		if result.Attempts == MaxAttempts {
+		if call.SetAside {
+			result.SetAside = append(result.SetAside, call.Delay)
+		} else {
+			result.Delays = append(result.Delays, call.Delay)
+		}
+		if deliveries == MaxAttempts {
 			result.Outcome = Waiting
 			return result
 		}

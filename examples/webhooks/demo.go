@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+var errInterrupted = errors.New("interrupted")
+
+const (
+	// pace is the time between two deliveries that are published.
+	pace = 60 * time.Millisecond
+	// limit is how long after the last of them the demo gives up. The longest
+	// delivery takes about eight seconds.
+	limit = 40 * time.Second
+)
+
+// demo is one run.
+type demo struct {
+	url      string
+	strategy string
+	kind     topology.QueueType
+	seed     uint64
+	quiet    bool
+	plan     []planned
+	logger   watermill.LoggerAdapter
+	screen   screen
+}
+
+func (d *demo) run(ctx context.Context) (err error) {
+	queue := "millpond-webhooks-" + strings.ToLower(rand.Text()[:8])
+	var strategy topology.Strategy = topology.PerQueue{Type: d.kind}
+	if d.strategy == "shared" {
+		strategy = topology.Shared{Type: d.kind, Prefix: queue} // shared with nobody, so that it can be deleted
+	}
+	plan, err := strategy.Plan(queue, slices.Concat(policy, networkPolicy, retryAfters))
+	if err != nil {
+		return err
+	}
+	l := newLedger(d.plan)
+	r, err := startReceiver(l, d.seen)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	s, err := startService(ctx, d.url, queue, strategy, d.logger)
+	if err != nil {
+		return err
+	}
+	p, err := dialPlain(d.url)
+	if err != nil {
+		return errors.Join(err, s.close())
+	}
+	defer p.conn.Close()
+	d.screen.print("queue %s on %s\n", queue, p.server())
+	d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	d.screen.print("policy %v, for the network %v\n", policy, networkPolicy)
+	d.screen.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
+
+	stop := d.screen.follow(l.progress)
+	driven := d.drive(ctx, p, l, plan, r.url)
+	failed := errors.Join(s.close(), inspect(p, l, plan))
+	stop()
+	well := failed == nil && (driven == nil || errors.Is(driven, errInterrupted))
+	return errors.Join(driven, failed, d.conclude(p, l, plan, well))
+}
+
+func (d *demo) seen(line string) {
+	if !d.quiet {
+		d.screen.print("%s", line)
+	}
+}
+
+// drive publishes the deliveries and waits until every one is decided.
+func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string) error {
+	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
+		l.deadLetter(identify(m), text(m, middleware.DeadReasonKey), text(m, middleware.DeadFailuresKey))
+	})
+	if err != nil {
+		return err
+	}
+	d.seen(fmt.Sprintf(line, "delivery", "attempt", "answer", "asked", "measured"))
+	next := time.NewTicker(pace)
+	defer next.Stop()
+	for _, planned := range d.plan {
+		body, err := json.Marshal(delivery{ID: planned.id, URL: url + planned.id, Event: "order.paid"})
+		if err != nil {
+			return err
+		}
+		if err := p.publish(ctx, plan.Queue, planned.id, body); err != nil {
+			if ctx.Err() != nil {
+				return errInterrupted
+			}
+			return err
+		}
+		l.published(planned.id)
+		select {
+		case <-ctx.Done():
+			return errInterrupted
+		case <-next.C:
+		}
+	}
+
+	giveUp := time.After(limit)
+	for !l.decided() {
+		select {
+		case <-ctx.Done():
+			return errInterrupted
+		case <-giveUp:
+			return fmt.Errorf("not every delivery is decided %v after the last was published", limit)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// identify returns which delivery a message is; its body says so.
+func identify(m amqp.Delivery) string {
+	var d delivery
+	if json.Unmarshal(m.Body, &d) != nil {
+		return m.MessageId
+	}
+	return d.ID
+}
+
+func text(m amqp.Delivery, header string) string { return fmt.Sprint(m.Headers[header]) }
+
+// inspect looks a few times for deliveries that are still in the queue or wait:
+// what comes back from a closed channel does so a moment later.
+func inspect(p *plain, l *ledger, plan topology.Plan) error {
+	for range 5 {
+		time.Sleep(100 * time.Millisecond)
+		for _, queue := range waiting(plan) {
+			if err := p.look(queue, func(m amqp.Delivery) { l.foundIn(queue, identify(m)) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// conclude prints the table, and deletes the queues unless something is wrong.
+func (d *demo) conclude(p *plain, l *ledger, plan topology.Plan, well bool) error {
+	var failed error
+	for _, fault := range l.faults() {
+		failed = errors.Join(failed, errors.New(fault))
+	}
+	r := l.report()
+	if len(r.lost) > 0 {
+		failed = errors.Join(failed, fmt.Errorf("lost %d of %d: %s", len(r.lost), r.published, strings.Join(r.lost, " ")))
+	}
+	if well && failed == nil {
+		failed = p.delete(plan)
+	} else {
+		failed = errors.Join(failed, fmt.Errorf("the queues of %s are left as they are", plan.Queue))
+	}
+	d.seen("\n")
+	d.screen.print("%v\n", r)
+	return failed
+}

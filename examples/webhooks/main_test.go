@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+)
+
+func TestMain(m *testing.M) {
+	testbench.Main(m, func() error { return goleak.Find() })
+}
+
+// Twenty deliveries have every story once.
+func TestDemoLosesNothing(t *testing.T) {
+	t.Parallel()
+	for strategy, kind := range map[string]string{"perqueue": "quorum", "shared": "classic"} {
+		t.Run(strategy+" "+kind, func(t *testing.T) {
+			t.Parallel()
+			url := testbench.URL(t)
+			var stdout, stderr bytes.Buffer
+			code := run(t.Context(), []string{
+				"--url", url, "--strategy", strategy, "--type", kind, "--deliveries", "20", "--seed", "3",
+			}, &stdout, &stderr)
+			require.Empty(t, stderr.String())
+			require.Zero(t, code, stdout.String())
+			require.True(t, strings.HasSuffix(stdout.String(), "\npublished 20  delivered 17  dead-lettered 3  lost 0\n"), stdout.String())
+			require.NotContains(t, stdout.String(), "\x1b")
+
+			queue := strings.Fields(stdout.String())[1]
+			for _, deleted := range []string{
+				"", ".dlq", ".wait.250ms", ".wait.3s", ".wait.250ms.classic", ".wait.3s.classic", ".stranded",
+			} {
+				require.Equal(t, -1, testbench.Depth(t, url, queue+deleted), deleted)
+			}
+			for _, deleted := range []string{".return", ".stranded", ".wait.3s.classic"} {
+				err := testbench.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false, false, false, nil)
+				require.ErrorContains(t, err, "NOT_FOUND")
+			}
+		})
+	}
+}
+
+// cutter calls cut when a text is written.
+type cutter struct {
+	bytes.Buffer
+	text string
+	cut  func()
+}
+
+func (c *cutter) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(c.text)) {
+		c.cut()
+	}
+	return c.Buffer.Write(p)
+}
+
+func TestInterruptedDemoSaysWhatIsUndecided(t *testing.T) {
+	t.Parallel()
+	url := testbench.URL(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stderr bytes.Buffer
+	stdout := cutter{text: "  500ms  ", cut: cancel} // the first second attempt
+	require.Equal(t, 1, run(ctx, []string{"--url", url, "--deliveries", "12"}, &stdout, &stderr))
+	require.Equal(t, "webhooks: interrupted\n", stderr.String())
+	require.Contains(t, stdout.String(), "  lost 0  still in a queue ")
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"help":             {[]string{"--help"}, 0, "Usage: webhooks"},
+		"unknown flag":     {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
+		"unknown strategy": {[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue or shared`},
+		"unknown type":     {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
+		"none":             {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
+		"too many":         {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
+		"argument":         {[]string{"now"}, 2, `unexpected argument "now"`},
+		"no URL":           {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
+		"nobody there":     {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1, "connect to RabbitMQ at 127.0.0.1:1"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stdout, stderr bytes.Buffer
+			require.Equal(t, test.code, run(t.Context(), test.args, &stdout, &stderr))
+			require.Empty(t, stdout.String())
+			require.Contains(t, stderr.String(), test.says)
+			require.NotContains(t, stderr.String(), "secret")
+		})
+	}
+}

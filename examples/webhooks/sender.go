@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// delivery is the message: what to deliver, and where to.
+type delivery struct {
+	ID    string `json:"id"`
+	URL   string `json:"url"`
+	Event string `json:"event"`
+}
+
+// Headers of a request. An Idempotency-Key is not among them: with one, Go's
+// client repeats a request by itself when its connection is lost.
+const (
+	idHeader      = "Webhook-Id"
+	attemptHeader = "Webhook-Attempt"
+	sentHeader    = "Webhook-Sent" // RFC 3339 with nanoseconds
+)
+
+// patience is how long the sender waits for an answer.
+const patience = 2 * time.Second
+
+// sender delivers webhooks: its deliver is the service's handler.
+type sender struct{ client *http.Client }
+
+func newSender() *sender {
+	return &sender{client: &http.Client{
+		Timeout:       patience,
+		Transport:     &http.Transport{MaxIdleConnsPerHost: lanes},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+}
+
+func (s *sender) deliver(msg *message.Message) error {
+	var d delivery
+	if err := json.Unmarshal(msg.Payload, &d); err != nil {
+		return middleware.Permanent(fmt.Errorf("decode delivery: %w", err))
+	}
+	req, err := http.NewRequestWithContext(msg.Context(), http.MethodPost, d.URL, bytes.NewReader(msg.Payload))
+	if err != nil {
+		return middleware.Permanent(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(idHeader, d.ID)
+	req.Header.Set(attemptHeader, strconv.Itoa(middleware.Attempt(msg.Context())))
+	req.Header.Set(sentHeader, time.Now().Format(time.RFC3339Nano))
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	// What is read to its end leaves a connection that can be used again.
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+	return judge(resp.StatusCode, resp.Header, time.Now())
+}
+
+// judge returns what an answer means for the delivery: nil if it was delivered.
+func judge(status int, header http.Header, now time.Time) error {
+	if status >= 200 && status < 300 {
+		return nil
+	}
+	var err error = &statusError{status}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		if wait, asked := retryAfter(header, now); asked {
+			err = middleware.RetryAfter(err, wait)
+		}
+	}
+	return err
+}
+
+// statusError is an answer other than 2xx.
+type statusError struct{ status int }
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("receiver answered %d %s", e.status, http.StatusText(e.status))
+}
+
+// byStatus is the service's classifier: a receiver that does not want a delivery
+// will not want it later; one that is in trouble, or too busy, may. Of other
+// errors it knows nothing.
+func byStatus(err error) (middleware.Class, bool) {
+	var answered *statusError
+	if !errors.As(err, &answered) {
+		return "", false
+	}
+	switch status := answered.status; {
+	case status >= 500,
+		status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
+		return middleware.ClassRetryable, true
+	default:
+		return middleware.ClassPermanent, true
+	}
+}

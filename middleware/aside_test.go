@@ -1,0 +1,155 @@
+package middleware_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
+	t.Parallel()
+	closed := middleware.Later(errBoom, time.Minute)
+	for name, test := range map[string]struct {
+		err   error
+		aside bool
+	}{
+		"as it is":              {closed, true},
+		"through %w":            {fmt.Errorf("order 7: %w", closed), true},
+		"through errors.Join":   {errors.Join(errBoom, closed), true},
+		"through a multierror":  {&multierror{errBoom, closed}, true},
+		"the outer one wins":    {middleware.Later(middleware.Permanent(errBoom), time.Minute), true},
+		"an outer failure wins": {middleware.Retryable(closed), false},
+		"the first joined wins": {errors.Join(middleware.Permanent(errBoom), closed), false},
+		"retry after, no later": {middleware.RetryAfter(errBoom, time.Minute), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
+			if call.SetAside != test.aside {
+				t.Errorf("set aside: %v, want %v: %+v", call.SetAside, test.aside, call)
+			}
+			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 || call.Notes.FirstSeen.IsZero()) {
+				t.Errorf("got %+v", call)
+			}
+		})
+	}
+}
+
+func TestLaterReadsAsItsError(t *testing.T) {
+	t.Parallel()
+	if middleware.Later(nil, time.Minute) != nil {
+		t.Error("of nil it is not nil")
+	}
+	err := middleware.Later(errBoom, time.Minute)
+	if err.Error() != "boom" || !errors.Is(err, errBoom) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	var seen []string
+	step := 0
+	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		ctx := msg.Context()
+		_, since := middleware.FirstSeen(ctx)
+		_, failed := middleware.FirstFailure(ctx)
+		seen = append(seen, fmt.Sprintf("attempt %d, %d past, seen %v, failed %v",
+			middleware.Attempt(ctx), len(middleware.PastAttempts(ctx)), since, failed))
+		if step++; step == 3 || step > 4 {
+			return errBoom
+		}
+		return middleware.Later(errBoom, time.Minute)
+	})), newMessage(middleware.Delivery{}))
+	want := []string{
+		"attempt 1, 0 past, seen false, failed false",
+		"attempt 1, 0 past, seen true, failed false",
+		"attempt 1, 0 past, seen true, failed false",
+		"attempt 2, 1 past, seen true, failed true",
+		"attempt 2, 1 past, seen true, failed true",
+		"attempt 3, 2 past, seen true, failed true",
+	}
+	if !reflect.DeepEqual(seen, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
+	}
+	if want := "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s"; result.String() != want {
+		t.Errorf("got %s, want %s", result, want)
+	}
+}
+
+func TestLaterEndsAfterADay(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		options []middleware.Option
+		aside   int
+	}{
+		"by default": {nil, 24},
+		"an option":  {[]middleware.Option{middleware.WithLaterLimit(3*time.Hour + time.Minute)}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := middlewaretest.NewBroker()
+			delay := time.Hour - time.Second // a real second may pass during the test
+			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
+				failsWith(middleware.Later(errBoom, delay)),
+			), newMessage(middleware.Delivery{}))
+			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != middleware.ReasonExhausted {
+				t.Errorf("got %s", result)
+			}
+			if want := []time.Duration{delay, delay}; !reflect.DeepEqual(result.Delays, want) {
+				t.Errorf("delays %v, want %v", result.Delays, want)
+			}
+		})
+	}
+}
+
+func TestLogOfSettingAside(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(middleware.Delivery{})
+	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Later(errBoom, time.Minute)), msg)
+	want := watermill.LogFields{
+		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 1, "delay": time.Minute, "error": "boom",
+	}
+	if line.Msg != "Message set aside" || !reflect.DeepEqual(line.Fields, want) {
+		t.Errorf("got %q with\n%v, want\n%v", line.Msg, line.Fields, want)
+	}
+}
+
+func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	seen := time.Now().Add(-25 * time.Hour)
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{FirstSeen: seen}})
+	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(
+		failsWith(middleware.Later(errBoom, time.Minute)))
+	if _, err := h(msg); err != nil {
+		t.Fatal(err)
+	}
+	lines := logger.Captured()[watermill.InfoLogLevel]
+	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be set aside any longer") ||
+		lines[1].Msg != "Message will be retried" {
+		t.Fatalf("logged %+v", lines)
+	}
+	if at := lines[0].Fields["first_seen"].(time.Time); !at.Equal(seen) {
+		t.Errorf("first seen %v, want %v", at, seen)
+	}
+}
+
+func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	broker.FailNext(1, middleware.ErrNotDelivered)
+	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Later(errBoom, time.Minute)))(newMessage(middleware.Delivery{}))
+	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
+}

@@ -1,0 +1,32 @@
+//go:build !plan9 && !wasip1
+
+package middleware
+
+import "syscall"
+
+// Windows has numbers of its own: what its syscall package calls ECONNREFUSED
+// and so on is invented, and no system call returns it. No other system uses
+// these numbers.
+const (
+	wsaAddrNotAvail = syscall.Errno(10049)
+	wsaNetDown      = syscall.Errno(10050)
+	wsaNetUnreach   = syscall.Errno(10051)
+	wsaNetReset     = syscall.Errno(10052)
+	wsaConnAborted  = syscall.Errno(10053)
+	wsaConnReset    = syscall.Errno(10054)
+	wsaTimedOut     = syscall.Errno(10060)
+	wsaConnRefused  = syscall.Errno(10061)
+	wsaHostDown     = syscall.Errno(10064)
+	wsaHostUnreach  = syscall.Errno(10065)
+)
+
+// refusedErrors are those of RefusedConnections.
+var refusedErrors = []error{syscall.ECONNREFUSED, wsaConnRefused}
+
+// lostErrors are the other errors of the system that NetworkErrors knows.
+var lostErrors = []error{
+	syscall.ECONNRESET, wsaConnReset, syscall.ECONNABORTED, wsaConnAborted, syscall.EPIPE,
+	syscall.ENETDOWN, wsaNetDown, syscall.ENETUNREACH, wsaNetUnreach, syscall.ENETRESET, wsaNetReset,
+	syscall.EHOSTDOWN, wsaHostDown, syscall.EHOSTUNREACH, wsaHostUnreach,
+	syscall.ETIMEDOUT, wsaTimedOut, syscall.EADDRNOTAVAIL, wsaAddrNotAvail,
+}

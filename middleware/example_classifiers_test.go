@@ -1,0 +1,122 @@
+//go:build !plan9 && !wasip1
+
+package middleware_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"syscall"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// Retry what may pass, and give up at once on all the rest.
+func ExampleNetworkErrors() {
+	handle := func(msg *message.Message) error {
+		if middleware.Attempt(msg.Context()) == 1 {
+			return &url.Error{Op: "Post", URL: "http://stock", Err: io.EOF} // the server closed the connection
+		}
+		return errInvalidOrder
+	}
+	run(handle,
+		middleware.WithClassifier(middleware.NetworkErrors(), middleware.Timeouts()),
+		middleware.WithDefaultClass(middleware.ClassPermanent),
+	)
+	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
+}
+
+func ExampleTimeouts() {
+	for _, err := range []error{
+		context.DeadlineExceeded,
+		fmt.Errorf("ask for stock: %w", os.ErrDeadlineExceeded),
+		&net.DNSError{Err: "i/o timeout", IsTimeout: true},
+		&net.DNSError{Err: "no such host", IsNotFound: true},
+	} {
+		class, ok := middleware.Timeouts().Classify(err)
+		fmt.Println(class, ok)
+	}
+	// Output:
+	// retryable true
+	// retryable true
+	// retryable true
+	//  false
+}
+
+func ExampleContextDeadline() {
+	class, ok := middleware.ContextDeadline().Classify(fmt.Errorf("charge: %w", context.DeadlineExceeded))
+	fmt.Println(class, ok)
+	_, ok = middleware.ContextDeadline().Classify(os.ErrDeadlineExceeded) // of a connection or a file
+	fmt.Println(ok)
+	// Output:
+	// retryable true
+	// false
+}
+
+func ExampleRefusedConnections() {
+	err := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	class, ok := middleware.RefusedConnections().Classify(err)
+	fmt.Println(class, ok)
+	// Output: retryable true
+}
+
+func ExampleRetryableErrors() {
+	run(func(*message.Message) error { return errNoStock },
+		middleware.WithClassifier(middleware.RetryableErrors(errNoStock)),
+		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithMaxAttempts(2),
+	)
+	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
+}
+
+// Payloads that cannot be read will not get any better.
+func ExamplePermanentType() {
+	run(func(*message.Message) error {
+		var order struct{ Number int }
+		return json.Unmarshal([]byte(`{"Number": "seven"}`), &order)
+	}, middleware.WithClassifier(
+		middleware.PermanentType[*json.SyntaxError](),
+		middleware.PermanentType[*json.UnmarshalTypeError](),
+	))
+	// Output: dead-lettered (permanent) after 1 attempt
+}
+
+func ExampleRetryableType() {
+	run(func(*message.Message) error { return &os.PathError{Op: "open", Path: "/mnt/share", Err: syscall.EIO} },
+		middleware.WithClassifier(middleware.RetryableType[*os.PathError]()),
+		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithMaxAttempts(2),
+	)
+	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
+}
+
+// statusError is what a client of one's own makes of an HTTP answer.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
+
+func ExamplePermanentIf() {
+	rejected := func(err error) bool {
+		status, ok := err.(statusError)
+		return ok && status >= 400 && status < 500
+	}
+	run(func(*message.Message) error { return statusError(410) },
+		middleware.WithClassifier(middleware.PermanentIf(rejected)))
+	// Output: dead-lettered (permanent) after 1 attempt
+}
+
+func ExampleRetryableIf() {
+	unavailable := func(err error) bool { return err == statusError(503) }
+	run(func(*message.Message) error { return statusError(503) },
+		middleware.WithClassifier(middleware.RetryableIf(unavailable)),
+		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithMaxAttempts(2),
+	)
+	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
+}

@@ -1,0 +1,155 @@
+package middleware
+
+import (
+	"math"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/millpond-go/millpond/backoff"
+)
+
+func later(d time.Duration) mark { return mark{class: ClassRetryable, floor: d, later: true} }
+
+func TestDecideAboutLater(t *testing.T) {
+	t.Parallel()
+	day := limits{policy: backoff.List{2 * time.Second, 5 * time.Second}, maxAside: 24 * time.Hour}
+	with := func(change func(*limits)) limits {
+		l := day
+		change(&l)
+		return l
+	}
+	hourAge := with(func(l *limits) { l.maxAge = time.Hour })
+
+	for name, test := range map[string]struct {
+		limits limits
+		mark   mark
+		notes  Notes
+		want   decision // its count is that of a failure
+	}{
+		"at attempt 1": {
+			limits: day, mark: later(time.Minute), want: decision{aside: true, delay: time.Minute, count: 1},
+		},
+		"whatever the policy": {
+			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: later(time.Minute),
+			want: decision{aside: true, delay: time.Minute, count: 1},
+		},
+		"at the last attempt": {
+			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: later(time.Minute), notes: Notes{Failures: 2},
+			want: decision{aside: true, delay: time.Minute, count: 3},
+		},
+		"no delay is the shortest": {
+			limits: day, mark: later(0), want: decision{aside: true, delay: time.Millisecond, count: 1},
+		},
+		"for longer than a queue can wait": {
+			limits: with(func(l *limits) { l.maxAside = math.MaxInt64 }), mark: later(math.MaxInt64),
+			want: decision{aside: true, delay: backoff.MaxDelay, count: 1},
+		},
+
+		"back at the very limit": {
+			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(-23 * time.Hour)},
+			want: decision{aside: true, delay: time.Hour, count: 1},
+		},
+		"back just after it: a failure, not before": {
+			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(-23*time.Hour - 1)},
+			want: decision{overdue: true, delay: time.Hour, count: 1},
+		},
+		"longer than the limit at once: a failure": {
+			limits: day, mark: later(25 * time.Hour), want: decision{overdue: true, delay: 25 * time.Hour, count: 1},
+		},
+		"past the limit, delay of the policy": {
+			limits: day, mark: later(time.Second), notes: Notes{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
+			want: decision{overdue: true, delay: 5 * time.Second, count: 2},
+		},
+		"past the limit, no attempt left": {
+			limits: day, mark: later(time.Second), notes: Notes{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
+			want: decision{overdue: true, reason: ReasonExhausted, count: 3},
+		},
+		"first seen in the year 1": {
+			limits: day, mark: later(time.Second), notes: Notes{FirstSeen: time.Time{}.Add(1)},
+			want: decision{overdue: true, delay: 2 * time.Second, count: 1},
+		},
+		"first seen forged to lie ahead counts as now": {
+			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(1000 * time.Hour)},
+			want: decision{aside: true, delay: time.Hour, count: 1},
+		},
+
+		"deadline: back at the very deadline": {
+			limits: day, mark: later(time.Hour), notes: Notes{Deadline: noon.Add(time.Hour)},
+			want: decision{aside: true, delay: time.Hour, count: 1},
+		},
+		"deadline: back just after it": {
+			limits: day, mark: later(time.Hour), notes: Notes{Deadline: noon.Add(time.Hour - 1)},
+			want: decision{reason: ReasonDeadline, count: 1},
+		},
+		"deadline comes before the limit": {
+			limits: day, mark: later(25 * time.Hour), notes: Notes{Deadline: noon.Add(time.Hour)},
+			want: decision{reason: ReasonDeadline, count: 1},
+		},
+		"age: no failure, no age": {
+			limits: hourAge, mark: later(2 * time.Hour), want: decision{aside: true, delay: 2 * time.Hour, count: 1},
+		},
+		"age: back at the very limit": {
+			limits: hourAge, mark: later(time.Minute), notes: Notes{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
+			want: decision{aside: true, delay: time.Minute, count: 2},
+		},
+		"age: back just after it": {
+			limits: hourAge, mark: later(time.Minute), notes: Notes{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
+			want: decision{reason: ReasonMaxAge, count: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := test.limits.decide(failure{err: errTest, mark: test.mark, notes: test.notes, now: noon})
+			test.want.first = got.first
+			if !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got\n%+v, want\n%+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestRecordOfSettingAside(t *testing.T) {
+	t.Parallel()
+	earlier := noon.Add(-time.Hour)
+	brought := Notes{
+		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: 7 * time.Second, SetAside: time.Hour,
+		NotBefore: noon, Interruptions: 2, Inner: true,
+		Error: "first", Class: ClassRetryable, History: []HistoryEntry{{Attempt: 1, At: earlier, Error: "first"}},
+		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
+	}
+	f := failure{err: errTest, mark: later(time.Minute), now: noon, notes: brought, at: place{handler: "billing"}}
+	want := brought
+	want.SetAside, want.NotBefore, want.Interruptions = time.Minute, time.Time{}, 0
+	if got := f.record(decision{aside: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v, want\n%+v", got, want)
+	}
+
+	f.notes = Notes{}
+	want = Notes{FirstSeen: noon, SetAside: time.Minute}
+	if got := f.record(decision{aside: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
+		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
+	}
+}
+
+// What the policy sees as the delay given last is that of the last failure.
+func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
+	t.Parallel()
+	var last []time.Duration
+	l := limits{maxAside: time.Hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+		last = append(last, f.Last)
+		return 3 * time.Second, true
+	})}
+	fails := mark{class: ClassRetryable}
+	notes := Notes{}
+	for _, m := range []mark{fails, later(time.Minute), later(time.Minute), fails} {
+		f := failure{err: errTest, mark: m, notes: notes, now: noon}
+		notes = f.record(l.decide(f), "")
+	}
+	if want := []time.Duration{0, 3 * time.Second}; !reflect.DeepEqual(last, want) {
+		t.Errorf("the policy saw %v, want %v", last, want)
+	}
+	if notes.Failures != 2 || notes.SetAside != 0 || len(notes.History) != 2 {
+		t.Errorf("got %+v", notes)
+	}
+}

@@ -1,0 +1,97 @@
+package middleware_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// classOf is "" where the classifier has no opinion.
+func classOf(t *testing.T, c middleware.Classifier, err error) middleware.Class {
+	t.Helper()
+	class, ok := c.Classify(err)
+	if ok != (class != "") {
+		t.Errorf("of %v: %q, %v", err, class, ok)
+	}
+	return class
+}
+
+func TestMatchers(t *testing.T) {
+	t.Parallel()
+	errOther := errors.New("other")
+	syntax := &json.SyntaxError{Offset: 7}
+	isBoom := func(err error) bool { return err.Error() == "boom" }
+	for name, test := range map[string]struct {
+		classifier middleware.Classifier
+		err        error
+		want       middleware.Class
+	}{
+		"retryable by value":         {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
+		"retryable by value, in %w":  {middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable},
+		"retryable by value, joined": {middleware.RetryableErrors(errBoom), errors.Join(errOther, errBoom), retryable},
+		"not among the retryable":    {middleware.RetryableErrors(errOther, nil), errBoom, ""},
+		"none retryable":             {middleware.RetryableErrors(), errBoom, ""},
+		"permanent by value":         {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
+		"none permanent":             {middleware.PermanentErrors(nil), errBoom, ""},
+		"permanent by type":          {middleware.PermanentType[*json.SyntaxError](), syntax, permanent},
+		"permanent by type, in %w":   {middleware.PermanentType[*json.SyntaxError](), fmt.Errorf("a: %w", syntax), permanent},
+		"not of the permanent type":  {middleware.PermanentType[*json.SyntaxError](), errBoom, ""},
+		"retryable by type":          {middleware.RetryableType[*fs.PathError](), &fs.PathError{Err: errBoom}, retryable},
+		"not of the retryable type":  {middleware.RetryableType[*fs.PathError](), errBoom, ""},
+		"by an interface": {middleware.RetryableType[interface {
+			Timeout() bool
+			error
+		}](), &fs.PathError{Err: errBoom}, retryable},
+		"by the interface of all errors": {middleware.PermanentType[error](), errBoom, permanent},
+		"permanent by predicate":         {middleware.PermanentIf(isBoom), errBoom, permanent},
+		"not by predicate":               {middleware.PermanentIf(isBoom), errOther, ""},
+		"retryable by predicate":         {middleware.RetryableIf(isBoom), errBoom, retryable},
+		"not retryable by predicate":     {middleware.RetryableIf(isBoom), errOther, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := classOf(t, test.classifier, test.err); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestMatchersKeepTheirOwnList(t *testing.T) {
+	t.Parallel()
+	for name, make := range map[string]func(...error) middleware.Classifier{
+		"permanent": middleware.PermanentErrors, "retryable": middleware.RetryableErrors,
+	} {
+		errs := []error{errBoom}
+		classifier := make(errs...)
+		errs[0] = errors.New("another")
+		if classOf(t, classifier, errBoom) == "" {
+			t.Errorf("%s: the caller's slice was used", name)
+		}
+	}
+}
+
+func TestANilPredicateIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(unused{}, tenfold,
+		middleware.WithClassifier(middleware.PermanentIf(nil), middleware.RetryableIf(nil)))
+	if want := "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil"; fmt.Sprint(err) != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestTheFirstMatchWins(t *testing.T) {
+	t.Parallel()
+	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), middleware.WithClassifier(
+		middleware.RetryableType[*fs.PathError](), // no opinion
+		middleware.PermanentErrors(errBoom),
+		middleware.RetryableIf(func(error) bool { return true }),
+	)).Notes
+	if n.Class != permanent {
+		t.Errorf("got %s", n.Class)
+	}
+}

@@ -1,0 +1,191 @@
+package middleware_test
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func mustNotBeCalled(t *testing.T) message.HandlerFunc {
+	t.Helper()
+	return func(*message.Message) ([]*message.Message, error) {
+		t.Error("handler was called")
+		return nil, nil
+	}
+}
+
+func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
+	t.Parallel()
+	earlier := time.Now().Add(-time.Hour)
+	past := []middleware.HistoryEntry{{Attempt: 3, At: earlier, Error: "third"}}
+	broker := middlewaretest.NewBroker()
+	logger := watermill.NewCaptureLogger()
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
+		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
+	}})
+	began := time.Now()
+	h := newRetry(t, broker, middleware.WithLogger(logger)).Middleware(mustNotBeCalled(t))
+	if produced, err := h(msg); produced != nil || err != nil {
+		t.Errorf("got %v, %v; want nothing, so that the router acks", produced, err)
+	}
+	dead := broker.DeadLetters()
+	if len(dead) != 1 || dead[0].Message != msg || dead[0].Notes.DeadAt.Before(began) {
+		t.Fatalf("got %+v", broker.Calls())
+	}
+	n := dead[0].Notes
+	n.DeadAt = time.Time{}
+	want := middleware.Notes{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
+		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: middleware.ReasonExhausted,
+	}
+	if !reflect.DeepEqual(n, want) {
+		t.Errorf("got\n%+v, want\n%+v", n, want)
+	}
+
+	lines := logger.Captured()
+	if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
+		t.Fatalf("logged %+v", lines)
+	}
+	line := lines[watermill.ErrorLogLevel][0]
+	fields := watermill.LogFields{
+		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
+	}
+	if line.Msg != "Message dead-lettered without being handled" || !reflect.DeepEqual(line.Fields, fields) ||
+		line.Err.Error() != "message arrived past its limit" {
+		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
+	}
+}
+
+func TestTheGuardOfEachLimit(t *testing.T) {
+	t.Parallel()
+	hourAgo := time.Now().Add(-time.Hour)
+	for name, test := range map[string]struct {
+		notes   middleware.Notes
+		options []middleware.Option
+		want    middleware.Reason // "": handled
+	}{
+		"policy, the last attempt":     {middleware.Notes{Failures: 2}, nil, ""},
+		"policy":                       {middleware.Notes{Failures: 3}, nil, middleware.ReasonExhausted},
+		"forged, above any bound":      {middleware.Notes{Failures: 1 << 62}, nil, middleware.ReasonExhausted},
+		"forged, below any bound":      {middleware.Notes{Failures: -1 << 62}, nil, ""},
+		"attempts, the last":           {middleware.Notes{Failures: 1}, []middleware.Option{middleware.WithMaxAttempts(2)}, ""},
+		"attempts":                     {middleware.Notes{Failures: 2}, []middleware.Option{middleware.WithMaxAttempts(2)}, middleware.ReasonExhausted},
+		"age":                          {middleware.Notes{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Minute)}, ""},
+		"deadline, first delivery":     {middleware.Notes{Deadline: hourAgo}, nil, ""},
+		"deadline, after a failure":    {middleware.Notes{Failures: 1, Deadline: hourAgo}, nil, middleware.ReasonDeadline},
+		"deadline, after it was aside": {middleware.Notes{FirstSeen: hourAgo, Deadline: hourAgo}, nil, middleware.ReasonDeadline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := middlewaretest.NewBroker()
+			called := false
+			result := broker.Run(newRetry(t, broker, test.options...).Middleware(func(*message.Message) ([]*message.Message, error) {
+				called = true
+				return nil, nil
+			}), newMessage(middleware.Delivery{Notes: test.notes}))
+			if called != (test.want == "") || result.Notes.Reason != test.want {
+				t.Errorf("called: %v, %s", called, result)
+			}
+			if attempts := result.Attempts; (attempts == 1) != called {
+				t.Errorf("%d attempts", attempts)
+			}
+			if failures := result.Notes.Failures; failures > 1_000_000 {
+				t.Errorf("%d failures", failures)
+			}
+		})
+	}
+}
+
+func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, middleware.WithPolicyFor(
+		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
+	))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})); got.Attempts != 5 {
+		t.Errorf("got %s, want 5 attempts", got)
+	}
+}
+
+// The outer one has the shorter policy. What the inner one grants must not be
+// dead-lettered by the other, not even after a restart.
+func TestOfTwoNestedTheInnerGuards(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	nested := func() message.HandlerFunc {
+		inner, err := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
+	}
+	msg := newMessage(middleware.Delivery{})
+	for want := 1; want <= 5; want++ {
+		if _, err := nested()(msg); err != nil {
+			t.Fatal(err)
+		}
+		call := broker.Calls()[want-1]
+		if call.Notes.Failures != want || call.Dead != (want == 5) {
+			t.Fatalf("failure %d: got %+v", want, call)
+		}
+		headers := call.Notes.Headers("orders")
+		msg = newMessage(middleware.Delivery{Notes: middleware.ParseNotes("orders", from(headers))})
+	}
+
+	forged := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 9, Inner: true}})
+	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
+	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
+	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
+		t.Errorf("got %v, %+v", err, broker.DeadLetters())
+	}
+}
+
+// A delivery that is attached again, as middlewaretest does, is a new one.
+func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	d := middleware.Delivery{Queue: "orders"}
+	for range 2 {
+		msg := message.NewMessage("uuid", nil)
+		d.Attach(msg)
+		if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, call := range broker.Calls() {
+		if call.Notes.Inner {
+			t.Errorf("delivery %d: taken for an inner one", i+1)
+		}
+	}
+}
+
+func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	broker.FailNext(1, middleware.ErrNotDelivered)
+	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 3}})
+	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
+	wantErrors(t, err, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
+}
+
+func TestAStaleMessagePastItsLimitIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	msg := newMessage(middleware.Delivery{Gone: closedChan(), Notes: middleware.Notes{Failures: 3}})
+	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
+	wantErrors(t, err, middleware.ErrInterrupted)
+	if len(broker.Calls()) != 0 {
+		t.Errorf("published %+v", broker.Calls())
+	}
+}

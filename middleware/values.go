@@ -1,0 +1,52 @@
+package middleware
+
+import (
+	"errors"
+	"strconv"
+	"time"
+)
+
+// How values are written in headers, and read. What does not parse is absent.
+
+func putString(h map[string]string, key, value string) {
+	if value != "" {
+		h[key] = value
+	}
+}
+
+func putTime(h map[string]string, key string, t time.Time) {
+	if !t.IsZero() {
+		h[key] = t.UTC().Format(time.RFC3339Nano)
+	}
+}
+
+func parseTime(s string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+func parseDelay(s string) time.Duration {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0
+	}
+	return d
+}
+
+func parseCount(s string) int {
+	n, err := strconv.ParseInt(s, 10, 64)
+	switch {
+	case err == nil && n < 0:
+		return 0
+	case err == nil && n <= maxFailures:
+		return int(n)
+	case err == nil, isRange(err) && s[0] != '-':
+		return maxFailures
+	}
+	return 0
+}
+
+func isRange(err error) bool { return errors.Is(err, strconv.ErrRange) }

@@ -1,0 +1,104 @@
+package topology_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// A handler asks to come back later: no attempt is spent, however often, also
+// where that is longer than every rung (C6).
+func TestLaterSpendsNoAttempt(t *testing.T) {
+	t.Parallel()
+	var calls timeline
+	attempts := make(chan int, 10)
+	r := newRig(t, rigConfig{
+		strategy: topology.PerQueue{Ladder: []time.Duration{time.Second}},
+		policy:   backoff.List{time.Second},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			attempts <- middleware.Attempt(msg.Context())
+			switch calls.add() {
+			case 1:
+				return nil, middleware.Later(errFailed, 2500*time.Millisecond)
+			case 2:
+				return nil, middleware.Later(errFailed, 0)
+			}
+			return nil, errFailed
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("later")})
+	dead := take(t, r.url, r.queue+".dlq")
+	require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
+	calls.requireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
+	require.Equal(t, []int{1, 1, 1, 2}, []int{<-attempts, <-attempts, <-attempts, <-attempts})
+}
+
+// A message whose notes say more failures than the policy allows is
+// dead-lettered without calling the handler; an empty or foreign count is none.
+func TestForgedCountsAreGuarded(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	r := newRig(t, rigConfig{
+		policy: backoff.List{time.Second},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			attempts <- middleware.Attempt(msg.Context())
+			return nil, nil
+		},
+	})
+	for _, forged := range []string{"2", "99999999999999999999"} {
+		r.publish(amqp.Publishing{Headers: amqp.Table{middleware.QueueKey: r.queue, middleware.FailuresKey: forged}, Body: []byte("forged")})
+		dead := take(t, r.url, r.queue+".dlq")
+		require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+	}
+	require.Empty(t, attempts)
+	for _, headers := range []amqp.Table{
+		{middleware.QueueKey: r.queue, middleware.FailuresKey: "-3"},
+		{middleware.QueueKey: r.queue, middleware.FailuresKey: "many"},
+		{middleware.QueueKey: "another", middleware.FailuresKey: "99"},
+		{middleware.FailuresKey: int64(99)},
+	} {
+		r.publish(amqp.Publishing{Headers: headers, Body: []byte("harmless")})
+		require.Equal(t, 1, <-attempts)
+	}
+}
+
+// Of what a handler or a middleware does to the metadata only the correlation id
+// and named keys travel; a header that was only read keeps its type.
+func TestKeptMetadataTravels(t *testing.T) {
+	t.Parallel()
+	dead := make(chan middleware.DeadLetter, 1)
+	r := newRig(t, rigConfig{
+		policy: backoff.List{100 * time.Millisecond},
+		options: []middleware.Option{
+			middleware.WithKeptMetadata("step", "number"),
+			middleware.WithDeadLetterHook(func(_ context.Context, d middleware.DeadLetter) { dead <- d }),
+		},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			if middleware.Attempt(msg.Context()) == 1 {
+				msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "corr-7")
+				msg.Metadata.Set("step", "charged")
+				msg.Metadata.Set("other", "lost")
+			}
+			return nil, errFailed
+		},
+	})
+	r.publish(amqp.Publishing{Headers: amqp.Table{"number": int64(7)}, MessageId: "id-7", Body: []byte("kept")})
+	letter := take(t, r.url, r.queue+".dlq")
+	require.Equal(t, "corr-7", letter.Headers[wmiddleware.CorrelationIDMetadataKey])
+	require.Equal(t, "charged", letter.Headers["step"])
+	require.Equal(t, int64(7), letter.Headers["number"])
+	require.NotContains(t, letter.Headers, "other")
+	hooked := <-dead
+	require.Equal(t, middleware.ReasonExhausted, hooked.Notes.Reason)
+	require.Len(t, hooked.Notes.History, 2)
+	require.ErrorIs(t, hooked.Err, errFailed)
+}
