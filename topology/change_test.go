@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -84,5 +85,30 @@ func TestConflictingWaitQueueIsNamed(t *testing.T) {
 	require.NotEmpty(t, conflict.Argument)
 	require.NotEmpty(t, conflict.Wanted)
 	require.NotEmpty(t, conflict.Found)
+	t.Log(err)
+}
+
+// The broker cuts what it says at 255 bytes, and with a long name the values of
+// a conflict are missing: it is a conflict all the same, and a dead-letter queue
+// that exists is adopted.
+func TestConflictWithALongNameWasNotRecognised(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)+strings.Repeat("-long", 24)
+	testbench.Delete(t, queue, queue+".dlq", queue+".wait.1s", queue+".wait.2s")
+	ch := testbench.Channel(t, url)
+	_, err := ch.QueueDeclare(queue+".dlq", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	require.NoError(t, err)
+	_, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
+	_, err = sub.Subscribe(t.Context(), queue)
+	require.NoError(t, err)
+
+	_, err = ch.QueueDeclare(queue+".wait.2s", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	require.NoError(t, err)
+	_, sub = openSubscriber(t, url, topology.PerQueue{}, backoff.List{2 * time.Second})
+	_, err = sub.Subscribe(t.Context(), queue)
+	var conflict *topology.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, queue+".wait.2s", conflict.Name)
+	require.NotEmpty(t, conflict.Argument)
 	t.Log(err)
 }

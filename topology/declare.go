@@ -23,7 +23,7 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 			return ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
 		})
 		if err != nil {
-			return declareError("exchange", e.Name, err)
+			return declareError("exchange", e.Name, e.Arguments, err)
 		}
 	}
 	for _, q := range plan.Queues {
@@ -34,7 +34,7 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 		if err == nil {
 			continue
 		}
-		err = declareError("queue", q.Name, err)
+		err = declareError("queue", q.Name, q.Arguments, err)
 		var conflict *ConflictError
 		if !q.Adopt || !errors.As(err, &conflict) {
 			return err

@@ -21,36 +21,59 @@ var (
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
-	// Argument differs first, Wanted is our value, Found that of the broker.
+	// Argument differs first, Wanted is our value, Found that of the broker; empty
+	// where a long name leaves no room for it, for the broker cuts what it says at
+	// 255 bytes.
 	Argument, Wanted, Found string
 	// Err is what the broker said.
 	Err error
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s %q exists with other arguments: %s is %s, wanted %s; delete it once it is empty, or choose another name for ours",
-		e.Kind, e.Name, e.Argument, e.Found, e.Wanted)
+	difference := fmt.Sprintf("%s is %s, wanted %s", e.Argument, e.Found, e.Wanted)
+	if e.Found == "" {
+		difference = fmt.Sprintf("%s differs from the %s wanted", e.Argument, e.Wanted)
+	}
+	return fmt.Sprintf("%s %q exists with other arguments: %s; delete it once it is empty, or choose another name for ours",
+		e.Kind, e.Name, difference)
 }
 
 // Unwrap returns what the broker said.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// inequivalent is the broker's text for a conflict (F10). It is the only text
-// of the broker that is read.
-var inequivalent = regexp.MustCompile(
-	`inequivalent arg '([^']*)' for (queue|exchange) '(.*)' in vhost '[^']*': received (.*) but current is (.*)$`)
+// inequivalent and difference are the broker's text for a conflict (F10), of
+// which the end may be cut. It is the only text of the broker that is read.
+var (
+	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (?:queue|exchange) '`)
+	difference   = regexp.MustCompile(`: received (.*) but current is (.*)$`)
+)
+
+// conflict reads a refusal; nil if it is not about arguments.
+func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error) *ConflictError {
+	argument := inequivalent.FindStringSubmatch(amqpErr.Reason)
+	if argument == nil {
+		return nil
+	}
+	c := &ConflictError{Kind: kind, Name: name, Argument: argument[1], Err: err}
+	if m := difference.FindStringSubmatch(amqpErr.Reason); m != nil {
+		c.Wanted, c.Found = m[1], m[2]
+	} else {
+		c.Wanted = fmt.Sprintf("'%v'", args[c.Argument])
+	}
+	return c
+}
 
 // declareError names what could not be declared, and the way out where it is
 // known.
-func declareError(kind, name string, err error) error {
+func declareError(kind, name string, args amqp.Table, err error) error {
 	var amqpErr *amqp.Error
 	if !errors.As(err, &amqpErr) {
 		return fmt.Errorf("declare %s %q: %w", kind, name, err)
 	}
 	switch amqpErr.Code {
 	case amqp.PreconditionFailed:
-		if m := inequivalent.FindStringSubmatch(amqpErr.Reason); m != nil {
-			return &ConflictError{Kind: kind, Name: name, Argument: m[1], Wanted: m[4], Found: m[5], Err: err}
+		if c := conflict(kind, name, args, amqpErr, err); c != nil {
+			return c
 		}
 	case amqp.AccessRefused:
 		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name: %w", kind, name, err)

@@ -35,9 +35,8 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes mid
 		notes.NotBefore = now.Add(delay)
 	}
 	headers := notes.Headers(d.Queue)
-	msg := wire.Publishing(&d.raw, middleware.IsLiveKey, headers)
-	d.keep(msg, notes.Metadata)
-	err = fit(&msg, headers, liveShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve-brokerReserve)
+	room := d.sub.subscriber.frame - frameOverhead - nonceReserve - brokerReserve
+	msg, err := d.compose(middleware.IsLiveKey, headers, notes.Metadata, liveShrinking, room)
 	if err != nil {
 		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.logFields())
 		notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
@@ -54,24 +53,29 @@ func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error
 	headers[wmiddleware.PoisonedTopicKey] = d.sub.topic
 	headers[wmiddleware.PoisonedHandlerKey] = notes.Handler
 	headers[wmiddleware.PoisonedSubscriberKey] = message.SubscriberNameFromCtx(ctx)
-	msg := wire.Publishing(&d.raw, middleware.IsNoteKey, headers)
-	d.keep(msg, notes.Metadata)
-	if fit(&msg, headers, deadShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve) != nil {
-		for key := range headers {
-			delete(msg.Headers, key)
-		}
+	msg, err := d.compose(middleware.IsNoteKey, headers, notes.Metadata, deadShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve)
+	if err != nil { // better without a note than not at all
+		msg = wire.Publishing(&d.raw, middleware.IsNoteKey, nil)
 	}
 	return d.publish(ctx, d.plan().Dead, msg)
 }
 
-// keep writes the metadata that travels, where it differs from what arrived: a
-// header that a handler only read keeps its type.
-func (d *delivery) keep(msg amqp.Publishing, metadata map[string]string) {
+// compose returns the delivery with notes and the metadata that travels beside
+// it, of which as much is left out as does not fit in room: first what fit leaves
+// out, then the metadata as well.
+func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]string, order []string, room int) (amqp.Publishing, error) {
+	msg := wire.Publishing(&d.raw, drop, notes)
 	for key, value := range metadata {
-		if arrived, ok := d.raw.Headers[key]; !ok || wire.Text(arrived) != value {
+		// A header that a handler only read keeps its type.
+		if arrived, ok := d.raw.Headers[key]; ok && wire.Text(arrived) != value || !ok && value != "" {
 			msg.Headers[key] = value
 		}
 	}
+	err := fit(&msg, notes, order, room)
+	if err != nil && len(metadata) > 0 {
+		return d.compose(drop, notes, nil, order, room)
+	}
+	return msg, err
 }
 
 // publish has msg confirmed on a route. What has vanished of ours is declared

@@ -33,6 +33,7 @@ type clientOptions struct {
 	name           string
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)
+	management     string // its URL, checked; "" for none
 }
 
 // WithLogger sets the logger of the client and its subscribers.

@@ -201,12 +201,15 @@ func publish(t testing.TB, url, exchange, key string, msg amqp.Publishing) {
 // take waits for a message in a queue and acks it.
 func take(t testing.TB, url, queue string) amqp.Delivery {
 	t.Helper()
-	conn := testbench.Dial(t, url)
 	var got amqp.Delivery
 	testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
-		ch, err := conn.Channel() // each time, for a queue that is missing closes it
+		// A connection for each look: a missing queue closes the channel, and one
+		// that is just being deleted may close the connection on 3.10.
+		conn, err := amqp.Dial(url)
 		require.NoError(t, err)
-		defer func() { _ = ch.Close() }()
+		defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+		ch, err := conn.Channel()
+		require.NoError(t, err)
 		d, ok, err := ch.Get(queue, true)
 		got = d
 		return ok && err == nil

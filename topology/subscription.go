@@ -117,7 +117,7 @@ func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 		return s.subscriber.cfg.build(ch, s.topic, s.plan.Queue)
 	})
 	if err != nil {
-		return declareError("queue", s.plan.Queue, err)
+		return declareError("queue", s.plan.Queue, s.subscriber.cfg.queueArgs, err)
 	}
 	return declare(ctx, conn.Do, s.plan, s.logger)
 }

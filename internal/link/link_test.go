@@ -262,6 +262,56 @@ func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 	within(t, 2*time.Second, "Close", l.Close)
 }
 
+// The broker has gone silent while a write is blocked: the end of the connection
+// frees it, long before a timeout of its own does.
+func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
+	t.Parallel()
+	inner, outer := net.Pipe()
+	silence := make(chan struct{})
+	pass := func(to io.WriteCloser, from io.Reader) {
+		buffer := make([]byte, 4096)
+		for {
+			n, err := from.Read(buffer)
+			if err != nil {
+				_ = to.Close()
+				return
+			}
+			select {
+			case <-silence:
+				return
+			default:
+				_, _ = to.Write(buffer[:n])
+			}
+		}
+	}
+	cfg := config(testbench.URL(t))
+	cfg.WriteTimeout = time.Hour
+	cfg.AMQP = &amqp.Config{Heartbeat: time.Second}
+	dials := 0
+	cfg.AMQP.Dial = func(network, address string) (net.Conn, error) {
+		if dials++; dials > 1 {
+			return nil, errors.New("no second one")
+		}
+		broker, err := net.Dial(network, address)
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { _ = broker.Close() })
+		go pass(outer, broker)
+		go pass(broker, outer)
+		return inner, nil
+	}
+	l := open(t, cfg)
+	conn := live(t, l)
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	close(silence)
+	written := make(chan error, 1)
+	go func() { written <- ch.Publish("", "nobody", false, false, amqp.Publishing{Body: make([]byte, 1<<20)}) }()
+	within(t, 10*time.Second, "the end of the connection", func() { <-conn.Gone() })
+	within(t, 0, "the blocked publish", func() { assert.Error(t, <-written) })
+}
+
 func TestCloseWhileTheBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
 	node := testbench.Private(t)

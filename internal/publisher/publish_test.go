@@ -103,21 +103,6 @@ func TestReturnsAreTakenForTheRightMessage(t *testing.T) {
 	assert.Equal(t, 1, p.recorder.connections())
 }
 
-// More returns at once than the channel holds places for would block the
-// reader, and after five seconds a lost return would look like success.
-func TestReturnsOfMoreCallersThanPlaces(t *testing.T) {
-	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
-	p := open(t, proxy.URL(), long)
-	missing := testbench.Queue(t)
-	// What arrives at once, the broker confirms at once, after all the returns.
-	proxy.Delay(200 * time.Millisecond)
-	for _, c := range callers(6000, 1, func(_ int, body string) error { return p.say(t.Context(), missing, body) }) {
-		var returned *publisher.ReturnedError
-		assert.ErrorAs(t, c.err, &returned)
-	}
-}
-
 func TestFullQueueRefuses(t *testing.T) {
 	t.Parallel()
 	url := testbench.URL(t)

@@ -2,11 +2,7 @@ package publisher_test
 
 import (
 	"context"
-	"io"
-	"net"
-	"net/url"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,113 +13,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testbench"
 )
 
-// narrow stands between a client and the broker and can stop reading from the
-// clients that are connected, so that their buffers fill; what the broker sends
-// goes on to them.
-type narrow struct {
-	listener net.Listener
-	target   string
-
-	mu      sync.Mutex
-	gate    *gate // of the clients that are connected now
-	conns   []net.Conn
-	accepts int
-	ended   chan struct{}
-	wait    sync.WaitGroup
-}
-
-type gate struct{ closed, reopened chan struct{} }
-
-func newGate() *gate { return &gate{make(chan struct{}), make(chan struct{})} }
-
-func startNarrow(t *testing.T, target string) (n *narrow, address string) {
-	t.Helper()
-	broker, err := url.Parse(target)
-	require.NoError(t, err)
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	n = &narrow{listener: l, target: broker.Host, gate: newGate(), ended: make(chan struct{})}
-	n.wait.Go(n.accept)
-	t.Cleanup(func() {
-		_ = l.Close()
-		close(n.ended)
-		n.mu.Lock()
-		for _, conn := range n.conns {
-			_ = conn.Close()
-		}
-		n.mu.Unlock()
-		n.wait.Wait()
-	})
-	broker.Host = l.Addr().String()
-	return n, broker.String()
-}
-
-func (n *narrow) accept() {
-	for {
-		client, err := n.listener.Accept()
-		if err != nil {
-			return
-		}
-		_ = client.(*net.TCPConn).SetReadBuffer(64 << 10)
-		broker, err := net.Dial("tcp4", n.target)
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		n.mu.Lock()
-		n.accepts++
-		n.conns = append(n.conns, client, broker)
-		gate := n.gate
-		n.mu.Unlock()
-		n.wait.Go(func() {
-			defer client.Close()
-			_, _ = io.Copy(client, broker)
-		})
-		n.wait.Go(func() {
-			defer broker.Close()
-			n.pass(client, broker, gate)
-		})
-	}
-}
-
-func (n *narrow) pass(client, broker net.Conn, gate *gate) {
-	buffer := make([]byte, 4096)
-	for {
-		size, err := client.Read(buffer)
-		if err != nil {
-			return
-		}
-		select {
-		case <-gate.closed:
-			select {
-			case <-gate.reopened:
-			case <-n.ended:
-				return
-			}
-		default:
-		}
-		if _, err := broker.Write(buffer[:size]); err != nil {
-			return
-		}
-	}
-}
-
-// stall stops reading from the clients that are connected now.
-func (n *narrow) stall() (resume func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	stalled := n.gate
-	close(stalled.closed)
-	n.gate = newGate()
-	return func() { close(stalled.reopened) }
-}
-
-func (n *narrow) accepted() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.accepts
-}
-
 // The peer lives, sends heartbeats, and takes no byte more: without a limit of
 // its own a write would hold the channel for as long as that lasts.
 func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
@@ -133,16 +22,17 @@ func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 	n, address := startNarrow(t, broker)
 	const timeout = time.Second
 	p := open(t, address, timeout) // a single write may take much longer
-	require.NoError(t, p.say(t.Context(), queue, "before"))
+	p.recovers(t, queue)
+	accepted := n.accepted()
 
 	n.stall()
 	body := strings.Repeat("x", 16<<20)
 	within(t, timeout, "Publish", func() {
 		assert.ErrorIs(t, p.say(t.Context(), queue, body), publisher.ErrUnknown)
 	})
-	testbench.WaitFor(t, "the connection to be given up", timeout+slack, func() bool { return n.accepted() == 2 })
-	require.NoError(t, p.say(t.Context(), queue, "after"))
-	assert.Equal(t, map[string]int{"before": 1, "after": 1}, bodies(t, broker, queue))
+	testbench.WaitFor(t, "the connection to be given up", timeout+slack, func() bool { return n.accepted() > accepted })
+	p.recovers(t, queue)
+	assert.Zero(t, bodies(t, broker, queue)[body])
 }
 
 // A caller that gives up ends its own wait, not the write: others are behind it.
@@ -188,4 +78,57 @@ func TestWriteGoesOnWithoutItsCaller(t *testing.T) {
 	testbench.WaitFor(t, "the whole message", patience, func() bool { return testbench.Depth(t, broker, queue) == 3 })
 	assert.Equal(t, map[string]int{"before": 1, body: 1, "after": 1}, bodies(t, broker, queue))
 	assert.Equal(t, 1, n.accepted(), "the connection was ended")
+}
+
+// A broker that lives and confirms nothing, as one whose quorum queue has lost
+// its majority: the connection is kept, and each call ends in time.
+func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
+	t.Parallel()
+	broker := testbench.URL(t)
+	queue := declare(t, broker, nil)
+	n, address := startNarrow(t, broker)
+	p := open(t, address, long)
+	require.NoError(t, p.say(t.Context(), queue, "before"))
+	release := n.holdConfirms()
+	const limit = 300 * time.Millisecond
+	calls := callers(8, 3, func(_ int, body string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return p.say(ctx, queue, body)
+	})
+	for _, c := range calls {
+		// Not sent, where the next channel was not open in time.
+		assert.True(t, isAny(c.err, publisher.ErrUnknown, publisher.ErrNotSent), "%v", c.err)
+		assert.Less(t, c.took, limit+slack)
+	}
+	release()
+	p.recovers(t, queue)
+	assert.Equal(t, 1, n.accepted(), "the connection was ended")
+}
+
+// More returns at once than the channel holds places for would block the
+// reader, and after five seconds a lost return would look like success.
+func TestReturnsOfMoreCallersThanPlaces(t *testing.T) {
+	t.Parallel()
+	broker := testbench.URL(t)
+	n, address := startNarrow(t, broker)
+	p := open(t, address, long)
+	missing := testbench.Queue(t)
+	release := n.holdConfirms()
+	const all, places = 5000, 2048
+	result := make(chan []call, 1)
+	go func() {
+		result <- callers(all, 1, func(_ int, body string) error { return p.say(t.Context(), missing, body) })
+	}()
+	testbench.WaitFor(t, "as many publishes as there are places", patience, func() bool {
+		return len(p.recorder.published()) == places
+	})
+	release()
+	within(t, patience, "the calls", func() {
+		for _, c := range <-result {
+			var returned *publisher.ReturnedError
+			assert.ErrorAs(t, c.err, &returned)
+		}
+	})
+	assert.Len(t, p.recorder.published(), all)
 }

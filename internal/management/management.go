@@ -1,0 +1,164 @@
+// Package management asks RabbitMQ's management API for what AMQP cannot show.
+package management
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// maxAnswer bounds what is read of an answer.
+const maxAnswer = 8 << 20
+
+// ErrNotFound: there is no object of that name.
+var ErrNotFound = errors.New("not found")
+
+// API is one management API. Its methods may be called from many goroutines,
+// are bounded by their context alone, and leave no connection open.
+type API struct {
+	base           string // without credentials, without a slash at the end
+	user, password string
+	client         *http.Client
+}
+
+// New returns the API at rawURL, http or https, with user and password in it.
+// Its errors quote nothing of the URL. config is for https, may be nil, and is
+// not written to.
+func New(rawURL string, config *tls.Config) (*API, error) {
+	u, err := url.Parse(rawURL)
+	switch {
+	case rawURL == "":
+		return nil, errors.New("the URL is empty: for example http://user:password@host:15672")
+	case err != nil:
+		return nil, errors.New("the URL cannot be parsed; reserved characters in user and password must be percent-encoded")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("the URL must begin with http:// or https://")
+	case u.Hostname() == "":
+		return nil, errors.New("the URL names no host")
+	case u.User.Username() == "":
+		return nil, errors.New("the URL names no user: http://user:password@host:15672")
+	case u.RawQuery != "" || u.Fragment != "" || strings.Contains(u.Path, "@"):
+		// A reserved character in the password would end up here.
+		return nil, errors.New("the URL has a query, a fragment or an @ in its path; reserved characters in user and password must be percent-encoded")
+	}
+	a := &API{user: u.User.Username()}
+	a.password, _ = u.User.Password()
+	u.User = nil
+	a.base = strings.TrimSuffix(strings.TrimRight(u.String(), "/"), "/api")
+	if config = config.Clone(); config != nil {
+		config.ServerName = "" // it may be another host
+	}
+	a.client = &http.Client{
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: config},
+		// The credentials are for this address alone.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return a, nil
+}
+
+// String is the address without credentials.
+func (a *API) String() string { return a.base }
+
+// Queue is a queue as the API shows it. Its counts are seconds old; nil where
+// the broker has not counted yet.
+type Queue struct {
+	Type            string `json:"type"`
+	Durable         bool   `json:"durable"`
+	AutoDelete      bool   `json:"auto_delete"`
+	Exclusive       bool   `json:"exclusive"`
+	Arguments       Object `json:"arguments"`
+	Policy          string `json:"policy"`
+	OperatorPolicy  string `json:"operator_policy"`
+	EffectivePolicy Object `json:"effective_policy_definition"`
+	Messages        *int   `json:"messages"`
+	Ready           *int   `json:"messages_ready"`
+	Unacked         *int   `json:"messages_unacknowledged"`
+	Held            *int   `json:"messages_dlx"` // quorum queues only
+}
+
+// Object is a JSON object; the API writes some that are empty as [] or "".
+type Object map[string]any
+
+func (o *Object) UnmarshalJSON(data []byte) error {
+	if len(data) == 0 || data[0] != '{' {
+		*o = nil
+		return nil
+	}
+	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec.UseNumber()
+	var values map[string]any
+	err := dec.Decode(&values)
+	*o = values
+	return err
+}
+
+// Queue returns a queue, or ErrNotFound.
+func (a *API) Queue(ctx context.Context, vhost, name string) (Queue, error) {
+	var q Queue
+	err := a.get(ctx, &q, "queues", vhost, name)
+	return q, err
+}
+
+// Binding leads from an exchange to a queue or an exchange.
+type Binding struct {
+	Destination     string `json:"destination"`
+	DestinationType string `json:"destination_type"`
+	RoutingKey      string `json:"routing_key"`
+}
+
+// Bindings returns the bindings that begin at an exchange, or ErrNotFound.
+func (a *API) Bindings(ctx context.Context, vhost, exchange string) ([]Binding, error) {
+	var bindings []Binding
+	err := a.get(ctx, &bindings, "exchanges", vhost, exchange, "bindings", "source")
+	return bindings, err
+}
+
+// FeatureFlags returns the state of every feature flag by its name.
+func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
+	var flags []struct {
+		Name  string `json:"name"`
+		State string `json:"state"`
+	}
+	err := a.get(ctx, &flags, "feature-flags")
+	states := make(map[string]string, len(flags))
+	for _, f := range flags {
+		states[f.Name] = f.State
+	}
+	return states, err
+}
+
+func (a *API) get(ctx context.Context, into any, path ...string) error {
+	address := a.base + "/api"
+	for _, segment := range path {
+		address += "/" + url.PathEscape(segment)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	req.SetBasicAuth(a.user, a.password)
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err // *url.Error, which names the address
+	}
+	defer func() { _ = resp.Body.Close() }()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return fmt.Errorf("get %s: %w", address, ErrNotFound)
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring and permissions in the vhost", address, resp.Status)
+	default:
+		return fmt.Errorf("get %s: %s", address, resp.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+		return fmt.Errorf("get %s: not an answer of the management API: %w", address, err)
+	}
+	return nil
+}

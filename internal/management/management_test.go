@@ -1,0 +1,109 @@
+package management_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/management"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve answers every request with one status and body, and checks who asks.
+func serve(t *testing.T, path string, status int, body string) *management.API {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		if user != "us@er" || password != "p@ss" || r.URL.EscapedPath() != path {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
+		w.Header().Set("Location", "http://127.0.0.1:1/")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(server.Close)
+	api, err := management.New("http://us%40er:p%40ss@"+server.Listener.Addr().String()+"/", nil)
+	require.NoError(t, err)
+	return api
+}
+
+// Shapes as RabbitMQ 3.10 and 4.3 answer, shortened.
+func TestQueue(t *testing.T) {
+	api := serve(t, "/api/queues/%2F/a%2Fb", http.StatusOK, `{"arguments":{"x-message-ttl":100,"x-queue-type":"quorum"},
+		"durable":true,"effective_policy_definition":{"max-length":1000},"messages":50,"messages_dlx":50,"messages_ready":0,
+		"messages_unacknowledged":0,"operator_policy":"ops","policy":null,"type":"quorum"}`)
+	q, err := api.Queue(t.Context(), "/", "a/b")
+	require.NoError(t, err)
+	require.Equal(t, "ops", q.OperatorPolicy)
+	require.Empty(t, q.Policy)
+	require.Equal(t, 50, *q.Messages)
+	require.Equal(t, 50, *q.Held)
+	require.True(t, q.Durable)
+	require.Len(t, q.EffectivePolicy, 1)
+}
+
+func TestQueueThatIsNotCountedYet(t *testing.T) {
+	api := serve(t, "/api/queues/v/q", http.StatusOK, `{"arguments":[],"effective_policy_definition":"","type":"classic"}`)
+	q, err := api.Queue(t.Context(), "v", "q")
+	require.NoError(t, err)
+	require.Nil(t, q.Messages)
+	require.Nil(t, q.Held)
+	require.Empty(t, q.Arguments)
+}
+
+func TestRefusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		status     int
+		body, want string
+	}{
+		"unauthorized":       {http.StatusUnauthorized, `{}`, "the tag monitoring"},
+		"unavailable":        {http.StatusServiceUnavailable, `{}`, "503"},
+		"redirect":           {http.StatusFound, ``, "302"},
+		"another server":     {http.StatusOK, `<html>`, "not an answer of the management API"},
+		"an object of lists": {http.StatusOK, `{}`, "not an answer of the management API"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := serve(t, "/api/feature-flags", c.status, c.body)
+			_, err := api.FeatureFlags(t.Context())
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, api.String()+"/api/feature-flags")
+			require.NotContains(t, err.Error(), "p@ss")
+			require.NotContains(t, err.Error(), "p%40ss")
+		})
+	}
+	api := serve(t, "/api/exchanges/%2F/gone/bindings/source", http.StatusNotFound, `{"error":"Object Not Found"}`)
+	_, err := api.Bindings(t.Context(), "/", "gone")
+	require.ErrorIs(t, err, management.ErrNotFound)
+}
+
+func TestServerThatNeverAnswers(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	t.Cleanup(func() { close(release); server.Close() })
+	api, err := management.New("http://guest:guest@"+server.Listener.Addr().String(), nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = api.Queue(ctx, "/", "q")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+func TestAddress(t *testing.T) {
+	for given, want := range map[string]string{
+		"http://u:p@host:15672":           "http://host:15672",
+		"http://u:p@host:15672/":          "http://host:15672",
+		"https://u:p@host/rabbit/api/":    "https://host/rabbit",
+		"https://u:p@[::1]:15671/rabbit/": "https://[::1]:15671/rabbit",
+	} {
+		api, err := management.New(given, nil)
+		require.NoError(t, err)
+		require.Equal(t, want, api.String())
+	}
+}

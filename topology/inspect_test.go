@@ -1,0 +1,204 @@
+package topology_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// operator opens a client without a subscriber, and returns the plan of a queue.
+func operator(t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy, options ...topology.Option) (*topology.Client, topology.Plan) {
+	t.Helper()
+	client, err := topology.Open(t.Context(), connection(url), strategy, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	plan, err := client.Plan(queue, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	return client, plan
+}
+
+// provision declares the main queue and the plan, removed at the end.
+func provision(t testing.TB, url string, client *topology.Client, queue string, policy backoff.Policy) {
+	t.Helper()
+	cfg := queueConfig(url)
+	quorumQueue(&cfg)
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	require.NoError(t, sub.SubscribeInitialize(queue))
+	require.NoError(t, sub.Close())
+}
+
+func TestInspectCountsEveryQueue(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue := testbench.URL(t), testbench.Queue(t)
+			policy, strategy := backoff.List{time.Minute, time.Hour}, strategy(t)
+			removePlan(t, url, strategy, queue, policy)
+			client, plan := operator(t, url, queue, strategy, policy)
+
+			report, err := client.Inspect(t.Context(), plan)
+			require.NoError(t, err)
+			for _, q := range report.Queues {
+				require.True(t, q.Missing, q.Name)
+				require.Equal(t, topology.Count{N: -1}, q.Ready)
+			}
+			require.Contains(t, report.String(), "missing")
+
+			provision(t, url, client, queue, policy)
+			fill(t, url, queue, 3)
+			fill(t, url, plan.Queues[1].Name, 5)
+			fill(t, url, plan.Dead.RoutingKey, 2)
+			deliveries, err := testbench.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
+			require.NoError(t, err)
+			<-deliveries
+
+			var roles []topology.Role
+			testbench.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+				report, err = client.Inspect(t.Context(), plan)
+				require.NoError(t, err)
+				roles = nil
+				ready := map[string]int{}
+				for _, q := range report.Queues {
+					roles = append(roles, q.Role)
+					ready[q.Name] = q.Ready.N
+					require.False(t, q.Missing, q.Name)
+					require.Equal(t, topology.SourceAMQP, q.Ready.Source)
+					require.False(t, q.Total.Known(), "nobody has said it")
+				}
+				return ready[queue] == 0 && ready[plan.Queues[0].Name] == 0 && ready[plan.Queues[1].Name] == 5 && ready[plan.Dead.RoutingKey] == 2
+			})
+			require.Equal(t, topology.Count{N: 1, Source: topology.SourceAMQP}, report.Queues[0].Consumers)
+			want := []topology.Role{topology.RoleMain, topology.RoleWait, topology.RoleWait, topology.RoleDead}
+			if strings.HasPrefix(name, "shared") {
+				want = []topology.Role{topology.RoleMain, topology.RoleWait, topology.RoleWait, topology.RoleStranded, topology.RoleDead}
+			}
+			require.Equal(t, want, roles)
+			require.Equal(t, time.Hour, report.Queues[2].Delay)
+			require.NoError(t, report.ManagementErr)
+			require.Contains(t, report.String(), "5 (amqp)")
+		})
+	}
+}
+
+// The main queue is deleted while messages wait in quorum queues: the broker
+// holds them, Verify names the missing target, the counts say who has seen them,
+// and when the queue is back they come. In classic wait queues they are lost.
+func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
+	t.Parallel()
+	const waiting = 200
+	node, api := managed(t, `{dead_letter_worker_publisher_confirm_timeout, 5000}`)
+	url, policy := node.URL(), backoff.List{5 * time.Second}
+	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			queue := "vanishing-" + string(kind)
+			client, plan := operator(t, url, queue, topology.PerQueue{Type: kind}, policy, topology.WithManagement(api))
+			provision(t, url, client, queue, policy)
+			waits := plan.Queues[0].Name
+			fill(t, url, waits, waiting)
+			_, err := testbench.Channel(t, url).QueueDelete(queue, false, false, false)
+			require.NoError(t, err)
+			testbench.WaitFor(t, "the wait to end", patience, func() bool { return testbench.Depth(t, url, waits) == 0 })
+
+			if kind == topology.Classic {
+				provision(t, url, client, queue, policy)
+				time.Sleep(8 * time.Second) // longer than the broker would take to try again
+				back := testbench.Depth(t, url, queue)
+				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
+				require.Zero(t, back, "classic wait queues hold nothing")
+				return
+			}
+
+			findings, err := client.Verify(t.Context(), plan)
+			require.NoError(t, err)
+			require.Len(t, findings, 1, findings)
+			require.Equal(t, topology.Missing, findings[0].Problem)
+			require.Equal(t, queue, findings[0].Name)
+			require.Contains(t, findings[0].Text, "the broker holds messages whose wait ends")
+			var report topology.Report
+			testbench.WaitFor(t, "the management API to count", patience, func() bool {
+				report, err = client.Inspect(t.Context(), plan)
+				require.NoError(t, err)
+				require.NoError(t, report.ManagementErr)
+				return report.Queues[1].Held.N == waiting
+			})
+			t.Logf("%s\n%s", findings[0], report)
+			require.True(t, report.Queues[0].Missing)
+			require.Equal(t, topology.Count{N: 0, Source: topology.SourceAMQP}, report.Queues[1].Ready)
+			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[1].Total)
+			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
+
+			provision(t, url, client, queue, policy)
+			began := time.Now()
+			testbench.WaitFor(t, "all to be back", patience, func() bool { return testbench.Depth(t, url, queue) == waiting })
+			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting, time.Since(began).Round(time.Second))
+			findings, err = client.Verify(t.Context(), plan)
+			require.NoError(t, err)
+			for _, f := range findings {
+				require.NotEqual(t, topology.Critical, f.Severity, f)
+			}
+		})
+	}
+}
+
+// A management API that is away, refuses or hangs costs counts and no more, and
+// its password is in no text.
+func TestManagementAPIThatIsAway(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	policy := backoff.List{time.Second}
+	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1/"))
+	provision(t, url, client, queue, policy)
+	report, err := client.Inspect(t.Context(), plan)
+	require.NoError(t, err)
+	require.ErrorContains(t, report.ManagementErr, "127.0.0.1:1")
+	require.Equal(t, topology.SourceAMQP, report.Queues[0].Ready.Source)
+	findings, err := client.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	require.Len(t, findings, 1)
+	require.Equal(t, topology.Unchecked, findings[0].Problem)
+	require.NotContains(t, report.String()+findings[0].String(), "hush")
+
+	for _, bad := range []string{"", "amqp://guest:hush@host", "http://host", "http://guest:hush@", "http://guest:hu/sh@host", "http://guest:hu?sh@host", "http://guest:hu%zzhush@host"} {
+		_, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithManagement(bad))
+		require.ErrorContains(t, err, "WithManagement", bad)
+		require.NotContains(t, err.Error(), "hush")
+		require.NotContains(t, err.Error(), "hu/sh")
+	}
+}
+
+func TestOperatorsQuestionsOfNobody(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	client, plan := operator(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
+	_, err := client.Inspect(t.Context(), topology.Plan{})
+	require.ErrorContains(t, err, "use Client.Plan")
+	_, err = client.Verify(t.Context(), topology.Plan{})
+	require.ErrorContains(t, err, "use Client.Plan")
+	_, err = client.Peek(t.Context(), queue, 0)
+	require.ErrorContains(t, err, "at least 1")
+	_, err = client.Peek(t.Context(), queue, 1)
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, amqp.NotFound, refused.Code)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = client.Inspect(ctx, plan)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, client.Close())
+	_, err = client.Inspect(t.Context(), plan)
+	require.ErrorIs(t, err, topology.ErrClosed)
+	_, err = client.Purge(t.Context(), queue, queue)
+	require.ErrorIs(t, err, topology.ErrClosed)
+}

@@ -1,0 +1,128 @@
+package topology
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/management"
+)
+
+// managementTimeout bounds all that one call asks of the management API.
+const managementTimeout = 10 * time.Second
+
+// WithManagement names RabbitMQ's management API, for what AMQP cannot show:
+// messages held for dead-lettering, bindings, policies, delivery limits and
+// feature flags. Inspect, Verify and Peek ask it; nothing else does, so that an
+// API that is away never stops a retry. url is http or https with a user of the
+// tag monitoring and its password, both percent-encoded, which never appear in an
+// error; https trusts what Connection.TLSConfig trusts.
+//
+// Default: only AMQP is asked.
+func WithManagement(url string) Option {
+	return func(o *clientOptions) error {
+		if _, err := management.New(url, nil); err != nil {
+			return fmt.Errorf("WithManagement: %w", err)
+		}
+		o.management = url
+		return nil
+	}
+}
+
+// manager asks the management API about the queues of one vhost. After the first
+// failure it asks no more: the reason stays in err.
+type manager struct {
+	api   *management.API
+	vhost string
+	ctx   context.Context
+	err   error
+}
+
+// manager returns nil where no management API is configured.
+func (c *Client) manager(ctx context.Context) (*manager, context.CancelFunc) {
+	if c.opts.management == "" {
+		return nil, func() {}
+	}
+	var config *tls.Config
+	if c.linkCfg.AMQP != nil {
+		config = c.linkCfg.AMQP.TLSClientConfig
+	}
+	if c.linkCfg.TLS != nil {
+		config = c.linkCfg.TLS
+	}
+	m := &manager{}
+	if m.api, m.err = management.New(c.opts.management, config); m.err == nil {
+		var uri amqp.URI
+		uri, m.err = amqp.ParseURI(c.linkCfg.URL)
+		m.vhost = uri.Vhost
+	}
+	ctx, cancel := context.WithTimeout(ctx, managementTimeout)
+	m.ctx = ctx
+	return m, cancel
+}
+
+// ask reports whether f has found what it asked for.
+func (m *manager) ask(f func() error) bool {
+	if m == nil || m.err != nil {
+		return false
+	}
+	err := f()
+	if err != nil && !errors.Is(err, management.ErrNotFound) {
+		m.err = fmt.Errorf("management API: %w", err)
+	}
+	return err == nil
+}
+
+func (m *manager) queue(name string) (q management.Queue, ok bool) {
+	ok = m.ask(func() (err error) {
+		q, err = m.api.Queue(m.ctx, m.vhost, name)
+		return err
+	})
+	return q, ok
+}
+
+func (m *manager) bindings(exchange string) (list []management.Binding, ok bool) {
+	ok = m.ask(func() (err error) {
+		list, err = m.api.Bindings(m.ctx, m.vhost, exchange)
+		return err
+	})
+	return list, ok
+}
+
+func (m *manager) featureFlags() (states map[string]string, ok bool) {
+	ok = m.ask(func() (err error) {
+		states, err = m.api.FeatureFlags(m.ctx)
+		return err
+	})
+	return states, ok
+}
+
+// operate returns a connection for an operator's question, with its end. The
+// publishing connection is left alone: the broker stops reading from it during
+// an alarm, and a message that is too large for a frame ends the connection it
+// is looked at on (F16).
+func (c *Client) operate(ctx context.Context) (*link.Conn, func(), error) {
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil, nil, ErrClosed
+	}
+	cfg := c.linkCfg
+	cfg.Name = c.opts.name + ": millpond operator"
+	l, err := link.Open(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	return conn, l.Close, nil
+}

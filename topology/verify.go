@@ -1,0 +1,230 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Verify compares a plan with what the broker has, and names what is missing,
+// different or dangerous: the critical first, else in the order of the plan. No
+// findings means that nothing was found, by the sources that were asked:
+//
+//   - AMQP tells which queues and exchanges are missing, the first argument in
+//     which they differ from the plan, and whether a wait queue is consumed.
+//   - The management API, where configured (WithManagement), tells missing
+//     bindings, the settings of the queue itself (a delivery limit that drops),
+//     policies that change a queue, and feature flags. Policies that match only a
+//     queue that does not exist yet are not seen.
+//
+// Verify creates nothing: a queue or an exchange is declared with the plan's
+// arguments only after it was found to exist, and the broker refuses other
+// arguments without changing anything. Only where it is deleted in that very
+// moment, the declare creates it anew, as the next Subscribe would. With
+// WithPreProvisioned nothing is declared, and arguments are compared only where
+// the management API shows them.
+//
+// It has a connection of its own and ends within ctx, and after 90 s at the
+// latest. What could not be looked at is a finding too; the error is for a broker
+// that cannot be asked at all.
+func (c *Client) Verify(ctx context.Context, plan Plan) ([]Finding, error) {
+	findings, err := c.verify(ctx, plan)
+	if err != nil {
+		return nil, fmt.Errorf("verify queue %q: %w", plan.Queue, err)
+	}
+	return findings, nil
+}
+
+func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
+	if plan.Queue == "" {
+		return nil, errEmptyPlan
+	}
+	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
+	defer cancel()
+	conn, end, err := c.operate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	m, done := c.manager(ctx)
+	defer done()
+
+	v := &verifier{
+		ctx: ctx, run: conn.Do, plan: plan, manager: m,
+		version: serverVersion(conn), declares: !c.opts.provisioned,
+	}
+	if err := v.exchanges(); err != nil {
+		return nil, err
+	}
+	if err := v.queues(); err != nil {
+		return nil, err
+	}
+	v.bindings()
+	v.featureFlags()
+	if m != nil && m.err != nil {
+		v.find(Warning, Unchecked, "broker", "", "bindings, policies, delivery limits and feature flags were not looked at, or not all: %v", m.err)
+	}
+	slices.SortStableFunc(v.findings, func(a, b Finding) int { return rank(a) - rank(b) })
+	return v.findings, nil
+}
+
+func rank(f Finding) int {
+	if f.Severity == Critical {
+		return 0
+	}
+	return 1
+}
+
+// verifier collects the findings about one plan.
+type verifier struct {
+	ctx      context.Context
+	run      channelRunner
+	plan     Plan
+	manager  *manager
+	version  brokerVersion
+	declares bool
+	findings []Finding
+}
+
+func (v *verifier) find(severity Severity, problem Problem, kind, name, format string, args ...any) {
+	v.findings = append(v.findings, Finding{
+		Severity: severity, Problem: problem, Kind: kind, Name: name, Text: fmt.Sprintf(format, args...),
+	})
+}
+
+func (v *verifier) exchanges() error {
+	exchanges := slices.Clone(v.plan.Exchanges)
+	if v.plan.Dead.Exchange != "" {
+		exchanges = append(exchanges, Exchange{Name: v.plan.Dead.Exchange}) // the user's
+	}
+	for _, e := range exchanges {
+		kind := e.Kind
+		if kind == "" {
+			kind = "direct" // passive: not compared
+		}
+		err := v.run(v.ctx, func(ch *amqp.Channel) error {
+			return ch.ExchangeDeclarePassive(e.Name, kind, true, false, false, false, nil)
+		})
+		switch {
+		case isCode(err, amqp.NotFound) && e.Kind == "":
+			v.find(Critical, Missing, "exchange", e.Name, "the dead-letter target does not exist, so that what failed is held unacked: create it")
+		case isCode(err, amqp.NotFound):
+			v.find(Critical, Missing, "exchange", e.Name, "does not exist: %s", v.wayToDeclare())
+		case err != nil:
+			return fmt.Errorf("check exchange %q: %w", e.Name, err)
+		case e.Kind != "" && v.declares:
+			err := v.run(v.ctx, func(ch *amqp.Channel) error {
+				return ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
+			})
+			if _, err := v.compared("exchange", e.Name, e.Arguments, false, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (v *verifier) wayToDeclare() string {
+	if v.declares {
+		return "Subscribe declares it"
+	}
+	return "provision it, see Plan.Definitions"
+}
+
+// compared turns the outcome of a declare of what exists into a finding, and
+// reports whether it was a comparison.
+func (v *verifier) compared(kind, name string, args amqp.Table, adopt bool, err error) (bool, error) {
+	var conflict *ConflictError
+	switch declared := declareError(kind, name, args, err); {
+	case err == nil:
+	case errors.As(declared, &conflict):
+		v.conflict(conflict, adopt)
+	case isCode(err, amqp.PreconditionFailed):
+		v.find(Critical, Conflicting, kind, name, "exists and cannot be used as ours: %v", err)
+	case isCode(err, amqp.AccessRefused):
+		return false, nil
+	case isCode(err, amqp.ResourceLocked):
+		v.find(Critical, Conflicting, kind, name, "is exclusive to another connection: choose another name for ours")
+	default:
+		return false, declared
+	}
+	return true, nil
+}
+
+func (v *verifier) conflict(conflict *ConflictError, adopt bool) {
+	if adopt {
+		v.find(Warning, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments and is used as it is: %s is %s, ours would be %s",
+			conflict.Argument, conflict.Found, conflict.Wanted)
+		return
+	}
+	v.find(Critical, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments: %s is %s, wanted %s; delete it once it is empty, or choose another name for ours",
+		conflict.Argument, conflict.Found, conflict.Wanted)
+}
+
+func (v *verifier) queues() error {
+	for _, q := range v.plan.members() {
+		found, err := passive(v.ctx, v.run, q.Name)
+		switch {
+		case isCode(err, amqp.NotFound):
+			v.find(Critical, Missing, "queue", q.Name, "%s", v.missingText(q))
+			continue
+		case isCode(err, amqp.ResourceLocked):
+			v.find(Critical, Conflicting, "queue", q.Name, "is exclusive to another connection, and gone with it: declare it durable and not exclusive")
+			continue
+		case err != nil:
+			return fmt.Errorf("check queue %q: %w", q.Name, err)
+		}
+		if q.role == RoleWait && found.Consumers > 0 {
+			v.find(Critical, Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their wait is over; stop it", found.Consumers)
+		}
+		compared := q.Arguments == nil // the user's own
+		if !compared && v.declares {
+			err := v.run(v.ctx, func(ch *amqp.Channel) error {
+				_, err := ch.QueueDeclare(q.Name, true, false, false, false, q.Arguments)
+				return err
+			})
+			if compared, err = v.compared("queue", q.Name, q.Arguments, q.Adopt, err); err != nil {
+				return err
+			}
+		}
+		info, known := v.manager.queue(q.Name)
+		if known {
+			v.settings(q, info, !compared)
+		}
+		if !compared && !known && v.declares {
+			v.find(Warning, Unchecked, "queue", q.Name, "its arguments could not be compared, for the user may not declare it: grant the configure permission, or configure WithManagement")
+		}
+	}
+	return nil
+}
+
+// missingText says what becomes of messages while a queue is missing.
+func (v *verifier) missingText(q member) string {
+	switch q.role {
+	case RoleWait:
+		return "does not exist or cannot be reached; what waited in it when it was deleted is lost: " + v.wayToDeclare()
+	case RoleMain:
+		way := "; declare the queue, or let its consumer do it"
+		for _, w := range v.plan.Queues {
+			switch {
+			case w.Delay == 0:
+			case w.Arguments["x-dead-letter-exchange"] != "":
+				return "does not exist or cannot be reached; messages whose wait ends are stranded meanwhile, visibly" + way
+			case w.Arguments["x-dead-letter-strategy"] == "at-least-once":
+				return "does not exist or cannot be reached; the broker holds messages whose wait ends, in no AMQP count, and delivers them up to three minutes after the queue is back" + way
+			default:
+				return "does not exist or cannot be reached; messages whose wait ends are lost, for classic wait queues hold nothing" + way
+			}
+		}
+		return "does not exist or cannot be reached" + way
+	case RoleDead:
+		if q.Arguments == nil {
+			return "the dead-letter target does not exist or cannot be reached, so that what failed is held unacked: create it"
+		}
+		return "does not exist or cannot be reached, so that what failed is held unacked: " + v.wayToDeclare()
+	}
+	return "does not exist or cannot be reached; what it is to catch is lost or blocks others: " + v.wayToDeclare()
+}

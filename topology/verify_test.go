@@ -1,0 +1,204 @@
+package topology_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// found returns the findings as "problem kind name", logs them, and checks that a
+// second look finds the same in the same order.
+func found(t testing.TB, client *topology.Client, plan topology.Plan) []string {
+	t.Helper()
+	findings, err := client.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	again, err := client.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	require.Equal(t, findings, again)
+	names := []string{}
+	for _, f := range findings {
+		t.Log(f)
+		names = append(names, string(f.Severity)+" "+string(f.Problem)+" "+f.Kind+" "+f.Name)
+	}
+	return names
+}
+
+func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue := testbench.URL(t), testbench.Queue(t)
+			policy, strategy := backoff.List{time.Second}, strategy(t)
+			removePlan(t, url, strategy, queue, policy)
+			client, plan := operator(t, url, queue, strategy, policy)
+			var want []string
+			for _, e := range plan.Exchanges {
+				want = append(want, "critical missing exchange "+e.Name)
+			}
+			want = append(want, "critical missing queue "+queue)
+			for _, q := range plan.Queues {
+				want = append(want, "critical missing queue "+q.Name)
+			}
+			require.Equal(t, want, found(t, client, plan))
+			require.Equal(t, want, found(t, client, plan), "nothing was created")
+
+			provision(t, url, client, queue, policy)
+			require.Empty(t, found(t, client, plan))
+			_, err := testbench.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
+			require.NoError(t, err)
+			require.Equal(t, []string{"critical missing queue " + plan.Queues[0].Name}, found(t, client, plan))
+		})
+	}
+}
+
+func TestVerifyNamesTheFirstDifference(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	ch := testbench.Channel(t, url)
+	policy, strategy := backoff.List{time.Minute}, shared(t, topology.Quorum)
+	removePlan(t, url, strategy, queue, policy)
+	client, plan := operator(t, url, queue, strategy, policy)
+	declare := func(name string, args amqp.Table) {
+		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		require.NoError(t, err)
+	}
+	// The return exchange knows no alternate one, the wait queue waits too long,
+	// somebody consumes it, and the dead-letter queue is an older one.
+	declare(queue, nil)
+	declare(strategy.Prefix+".wait.1m", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
+	declare(queue+".dlq", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(5)})
+	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
+	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
+	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
+	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.1m", "fanout", true, false, false, false, nil))
+	_, err := ch.Consume(strategy.Prefix+".wait.1m", "", false, false, false, false, nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"critical conflicting exchange " + strategy.Prefix + ".stranded",
+		"critical conflicting exchange " + strategy.Prefix + ".return",
+		"critical consumed queue " + strategy.Prefix + ".wait.1m",
+		"critical conflicting queue " + strategy.Prefix + ".wait.1m",
+		"warning conflicting queue " + queue + ".dlq",
+	}, found(t, client, plan))
+}
+
+func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	policy := backoff.List{time.Second}
+	to := func(route topology.Route) (*topology.Client, topology.Plan) {
+		client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{
+			Target: func(string) topology.Route { return route },
+		}}, policy)
+		return client, plan
+	}
+	client, plan := to(topology.Route{Exchange: queue + ".nowhere", RoutingKey: "dead"})
+	provision(t, url, client, queue, policy)
+	require.Equal(t, []string{"critical missing exchange " + queue + ".nowhere"}, found(t, client, plan))
+	client, plan = to(topology.Route{RoutingKey: queue + ".nobody"})
+	require.Equal(t, []string{"critical missing queue " + queue + ".nobody"}, found(t, client, plan))
+	client, plan = to(topology.Route{Exchange: "amq.topic", RoutingKey: "dead"})
+	require.Empty(t, found(t, client, plan))
+}
+
+// What only the management API can tell, from a real one.
+func TestVerifyAsksTheManagementAPI(t *testing.T) {
+	t.Parallel()
+	node, api := managed(t, "")
+	url, policy := node.URL(), backoff.List{time.Minute}
+	ch := testbench.Channel(t, url)
+	drops := strings.HasPrefix(node.Version(), "4.") // by default
+	client, plan := operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
+	cfg := queueConfig(url)
+	quorumQueue(&cfg)
+	cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30)
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	require.NoError(t, sub.SubscribeInitialize("orders"))
+	require.Empty(t, found(t, client, plan))
+
+	// A binding is gone; policies shorten the wait and bound every queue.
+	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 5000, "expires": 60000}`)
+	node.Ctl(t, "set_operator_policy", "--apply-to", "queues", "ops", ".*", `{"max-length": 1000, "delivery-limit": 5}`)
+	testbench.WaitFor(t, "the policies", patience, func() bool {
+		findings, err := client.Verify(t.Context(), plan)
+		require.NoError(t, err)
+		return len(findings) >= 11
+	})
+	require.Equal(t, []string{
+		"critical overruled queue orders",
+		"critical overruled queue millpond.wait.1m",
+		"critical overruled queue millpond.wait.1m",
+		"critical missing binding millpond.return → orders",
+		"warning dropping queue orders",
+		"warning dropping queue orders",
+		"warning overruled queue millpond.wait.1m",
+		"warning overruled queue millpond.stranded",
+		"warning overruled queue millpond.stranded",
+		"warning overruled queue orders.dlq",
+		"warning overruled queue orders.dlq",
+	}, found(t, client, plan))
+	node.Ctl(t, "clear_policy", "short")
+	node.Ctl(t, "clear_operator_policy", "ops")
+
+	// A main queue with the broker's default limit; a policy with a TTL that is
+	// longer than the wait does no harm.
+	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
+	provision(t, url, client, "plain", policy)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`)
+	want := []string{}
+	if drops {
+		want = append(want, "warning dropping queue plain")
+	}
+	require.Equal(t, want, found(t, client, plan))
+
+	// Nothing is declared: the API compares the arguments.
+	_, err = ch.QueueDelete("plain.wait.1m", false, false, false)
+	require.NoError(t, err)
+	_, err = ch.QueueDeclare("plain.wait.1m", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
+	require.NoError(t, err)
+	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api), topology.WithPreProvisioned())
+	require.Equal(t, append([]string{"critical conflicting queue plain.wait.1m"}, want...), found(t, client, plan))
+
+	// A user who may not declare is told so, or served by the API.
+	node.Ctl(t, "add_user", "reader", "secret")
+	node.Ctl(t, "set_permissions", "reader", "^$", "^$", ".*")
+	reader := strings.Replace(url, "guest:guest", "reader:secret", 1)
+	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy)
+	require.Equal(t, []string{"warning unchecked queue plain.wait.1m", "warning unchecked queue plain.dlq"}, found(t, client, plan))
+	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
+	require.Equal(t, append([]string{"critical conflicting queue plain.wait.1m"}, want...), found(t, client, plan))
+
+	// An exchange for dead letters that no queue is bound to.
+	client, plan = operator(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
+		Target: func(string) topology.Route { return topology.Route{Exchange: "amq.topic", RoutingKey: "dead"} },
+	}}, backoff.List{time.Second}, topology.WithManagement(api))
+	require.Contains(t, found(t, client, plan), "critical missing binding amq.topic")
+}
+
+// At-least-once falls back, silently, where stream_queue is off; from 4.0 on it
+// cannot be.
+func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
+	t.Parallel()
+	node, api := managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
+	if !strings.HasPrefix(node.Version(), "3.") {
+		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
+	}
+	policy := backoff.List{time.Second}
+	client, plan := operator(t, node.URL(), "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
+	provision(t, node.URL(), client, "orders", policy)
+	require.Equal(t, []string{"critical disabled broker stream_queue"}, found(t, client, plan))
+	client, plan = operator(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy, topology.WithManagement(api))
+	for _, name := range found(t, client, plan) {
+		require.NotContains(t, name, "stream_queue", "classic queues need none")
+	}
+}
