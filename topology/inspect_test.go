@@ -98,7 +98,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 	t.Parallel()
 	const waiting = 200
 	node, api := managed(t, `{dead_letter_worker_publisher_confirm_timeout, 5000}`)
-	url, policy := node.URL(), backoff.List{5 * time.Second}
+	url, policy := node.URL(), backoff.List{15 * time.Second} // the queue must be gone before the wait ends
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -113,7 +113,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 
 			if kind == topology.Classic {
 				provision(t, url, client, queue, policy)
-				time.Sleep(8 * time.Second) // longer than the broker would take to try again
+				<-time.After(8 * time.Second) // longer than the broker would take to try again
 				back := testbench.Depth(t, url, queue)
 				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
 				require.Zero(t, back, "classic wait queues hold nothing")

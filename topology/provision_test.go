@@ -2,8 +2,6 @@ package topology_test
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -72,9 +70,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 // importDefinitions hands a definitions file to the broker.
 func importDefinitions(t testing.TB, node *testbench.Node, data []byte) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "definitions.json")
-	require.NoError(t, os.WriteFile(file, data, 0o644))
-	node.Ctl(t, "import_definitions", file)
+	node.Ctl(t, "import_definitions", node.File(t, "definitions.json", data))
 }
 
 // Where something is to be provisioned and is not, Subscribe names it; where it

@@ -3,7 +3,9 @@ package testbench
 import (
 	"bytes"
 	"context"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,4 +28,14 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 		tb.Fatalf("rabbitmqctl %s: %v\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
 	}
 	return out.String()
+}
+
+// File writes a file where the node and its rabbitmqctl can read it, also in a chroot, and returns the path they know it
+// by. It goes with the node's folder.
+func (n *Node) File(tb testing.TB, name string, data []byte) string {
+	tb.Helper()
+	if err := os.WriteFile(filepath.Join(n.layout.folder, name), data, 0o644); err != nil {
+		tb.Fatalf("write a file for the node: %v", err)
+	}
+	return filepath.Join(n.layout.inside, name)
 }
