@@ -54,13 +54,16 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 }
 
 // missing returns the exchanges and queues that the plan names, its own queue
-// included, and that do not exist, in words.
+// included, and that do not exist, in words. From 4.3 on looking takes the
+// configure permission (F24); what may not be looked at is taken to exist, and
+// where it does not, consuming or the first retry says so.
 func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error) {
 	var names []string
 	check := func(kind, name string, passive func(*amqp.Channel) error) error {
 		switch err := run(ctx, passive); {
 		case isCode(err, amqp.NotFound):
 			names = append(names, fmt.Sprintf("%s %q", kind, name))
+		case isCode(err, amqp.AccessRefused):
 		case err != nil:
 			return fmt.Errorf("check %s %q: %w", kind, name, err)
 		}
