@@ -15,8 +15,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testbench"
 )
 
-
-
 func TestConfigOfTheUserIsNotWrittenTo(t *testing.T) {
 	t.Parallel()
 	user := &amqp.Config{
