@@ -46,8 +46,9 @@ func (p Cap) Validate() error {
 func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
 
 // Delays returns those of Policy, each at most Max; nil if Policy lists none. Of
-// a [Linear], [Exponential] or [Fibonacci], also in a [Limit] or [Unbounded], Max
-// bounds the series, so that one without bounds of its own is listed.
+// a [Linear], [Exponential] or [Fibonacci], also in a [Limit], [Unbounded] or
+// jitter, and of a [DecorrelatedJitter], Max bounds the series, so that one without
+// bounds of its own is listed.
 func (p Cap) Delays() []time.Duration {
 	delays, _ := Delays(lower(p.Policy, ceiling(p.Max)))
 	for i, d := range delays {
@@ -79,7 +80,11 @@ func lower(policy Policy, limit time.Duration) Policy {
 	case Unbounded:
 		p.Policy = lower(p.Policy, limit)
 		return p
+	case DecorrelatedJitter:
+		p.Max = min(ceiling(p.Max), limit)
+		return p
 	default:
+		policy, _ = inside(policy, func(inner Policy) Policy { return lower(inner, limit) })
 		return policy
 	}
 }

@@ -13,6 +13,8 @@
 // [Linear], [Exponential], [Fibonacci], [None]. Others are made of policies:
 // [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the message,
 // [ByError] chooses by the error, and [Unbounded] says that there shall be no end.
+// [FullJitter], [EqualJitter] and [BoundedJitter] draw at random around the delays of
+// another policy, [DecorrelatedJitter] between the last delay and thrice as long.
 // [PolicyFunc] is any function, [FromCenkalti] any BackOff of cenkalti/backoff.
 //
 //	policy := backoff.Exponential{

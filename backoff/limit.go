@@ -42,8 +42,13 @@ func (p Limit) CheckEnd() error { return nil }
 // Delays returns the delays of the first Retries failures if Policy is one of
 // this package's whose delay depends on Count alone and Retries is at most 1000;
 // else every delay that Policy lists, some of which may then not occur; nil if
-// it lists none.
+// it lists none. A jitter lists those that it draws around as if the Limit were
+// in it.
 func (p Limit) Delays() []time.Duration {
+	if jitter, is := p.jitter(); is {
+		delays, _ := Delays(jitter)
+		return delays
+	}
 	if p.Retries > maxListed || (p.Retries > 0 && !countOnly(p.Policy)) {
 		delays, _ := Delays(p.Policy)
 		return delays
@@ -61,6 +66,17 @@ func (p Limit) Delays() []time.Duration {
 
 // Remarks returns those on Policy.
 func (p Limit) Remarks() []string { return Remarks(p.Policy) }
+
+// jitter returns the policy with this Limit in it, and false if it is no jitter.
+func (p Limit) jitter() (Policy, bool) {
+	if series, is := p.Policy.(DecorrelatedJitter); is && p.Retries > 0 {
+		if series.Retries == 0 || series.Retries > p.Retries {
+			series.Retries = p.Retries
+		}
+		return series, true
+	}
+	return inside(p.Policy, func(inner Policy) Policy { return Limit{Policy: inner, Retries: p.Retries} })
+}
 
 // countOnly reports whether the delays of p depend on Failure.Count alone, so
 // that they are known before any failure. It names types, as a method would be

@@ -53,9 +53,11 @@ func (p MaxAge) Validate() error {
 func (p MaxAge) CheckEnd() error { return nil }
 
 // Delays returns those of Policy that are not longer than Age; nil if Policy
-// lists none. Of a [Linear], [Exponential] or [Fibonacci], also in a [Limit] or
-// [Unbounded], Age bounds the series, so that one without bounds of its own is
-// listed. All count, also where the waits before them leave no time for some.
+// lists none. Of a [Linear], [Exponential] or [Fibonacci], also in a [Limit],
+// [Unbounded] or jitter, and of a [DecorrelatedJitter], Age bounds the series, so
+// that one without bounds of its own is listed. All count, also where the waits
+// before them leave no time for some. Of a jitter with a longer delay Age itself is
+// listed, too, for what it draws just below.
 func (p MaxAge) Delays() []time.Duration {
 	delays := []time.Duration{}
 	if p.Age < minDelay {
@@ -65,9 +67,10 @@ func (p MaxAge) Delays() []time.Duration {
 	if !known {
 		return nil
 	}
+	between := drawn(p.Policy)
 	for _, d := range listed {
-		if d <= p.Age {
-			delays = append(delays, d)
+		if d <= p.Age || between {
+			delays = append(delays, min(d, p.Age))
 		}
 	}
 	return delays

@@ -65,6 +65,10 @@ func CheckEnd(p Policy) error {
 // or has more than 1000 of them. No delays, but known, means that p never
 // retries. The caller owns the slice.
 //
+// A jitter may return any delay. It lists a few, its rungs, none of its delays
+// above the last of them: where each delay needs a queue, a delay waits on the
+// next longer rung.
+//
 // A policy takes part with a method
 //
 //	Delays() []time.Duration

@@ -34,6 +34,9 @@ func TestWrappersShowTheFailure(t *testing.T) {
 		"max age":           backoff.MaxAge{Policy: spy, Age: time.Second},
 		"by error":          backoff.ByError{Cases: []backoff.Case{{Match: backoff.Is(errBroken), Policy: spy}}, Default: backoff.None{}},
 		"by error, default": backoff.ByError{Default: spy},
+		"full jitter":       backoff.FullJitter{Policy: spy},
+		"equal jitter":      backoff.EqualJitter{Policy: spy},
+		"bounded jitter":    backoff.BoundedJitter{Policy: spy, Extra: 1},
 	} {
 		seen = nil
 		p.Delay(given)

@@ -1,0 +1,125 @@
+package backoff
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// defaultRungs is the number of rungs of a delay where Rungs is 0.
+	defaultRungs = 4
+	// maxRungs bounds Rungs: each is a queue.
+	maxRungs = 100
+)
+
+// jitter is what the policies share that draw their delays around those of
+// another.
+type jitter struct {
+	policy Policy
+	rungs  int
+	random *rand.Rand // nil: that of the process, which may be shared
+	// around returns what a delay d is drawn from: above low, up to high.
+	around func(d time.Duration) (low, high time.Duration)
+}
+
+func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
+	wait, retry = Next(j.policy, f)
+	if !retry {
+		return 0, false
+	}
+	low, high := j.around(wait)
+	return draw(j.random, low, high), true
+}
+
+func (j jitter) validate(found *problems) error {
+	found.rungs(j.rungs)
+	found.inner(j.policy)
+	return found.join()
+}
+
+// delays returns the rungs of every delay that the policy lists.
+func (j jitter) delays() []time.Duration {
+	listed, known := Delays(j.policy)
+	if !known {
+		return nil
+	}
+	delays := []time.Duration{}
+	for _, d := range listed {
+		low, high := j.around(d)
+		delays = append(delays, spread(low, high, j.rungs)...)
+	}
+	return delays
+}
+
+// draw returns a whole number of milliseconds, rounded up, above low and at most
+// high; each is as likely as another.
+func draw(random *rand.Rand, low, high time.Duration) time.Duration {
+	if high <= low {
+		return clamp(high)
+	}
+	below := rand.Int64N
+	if random != nil {
+		below = random.Int64N
+	}
+	d := low + 1 + time.Duration(below(int64(high-low)))
+	return clamp(min(wholeMilliseconds(d), high))
+}
+
+// spread returns the rungs of what is drawn above low, up to high: as many as
+// wanted, evenly spread, the last of them high.
+func spread(low, high time.Duration, rungs int) []time.Duration {
+	n := time.Duration(defaultRungs)
+	if rungs > 0 {
+		n = time.Duration(min(rungs, maxRungs))
+	}
+	delays := make([]time.Duration, 0, n)
+	for i := time.Duration(1); i < n; i++ {
+		delays = append(delays, wholeMilliseconds(low+(high-low)/n*i))
+	}
+	return append(delays, wholeMilliseconds(high))
+}
+
+func wholeMilliseconds(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
+}
+
+// inside returns a policy that draws around another with that other changed, and
+// false for any other policy. It names types for the reason that countOnly does.
+func inside(policy Policy, change func(Policy) Policy) (Policy, bool) {
+	switch p := policy.(type) {
+	case FullJitter:
+		p.Policy = change(p.Policy)
+		return p, true
+	case EqualJitter:
+		p.Policy = change(p.Policy)
+		return p, true
+	case BoundedJitter:
+		p.Policy = change(p.Policy)
+		return p, true
+	default:
+		return policy, false
+	}
+}
+
+// drawn reports whether p may return delays between those it lists.
+func drawn(policy Policy) bool {
+	switch p := policy.(type) {
+	case FullJitter, EqualJitter, BoundedJitter, DecorrelatedJitter:
+		return true
+	case Cap:
+		return drawn(p.Policy)
+	case Limit:
+		return drawn(p.Policy)
+	case MaxAge:
+		return drawn(p.Policy)
+	case Unbounded:
+		return drawn(p.Policy)
+	case ByError:
+		for _, part := range p.policies() {
+			if drawn(part) {
+				return true
+			}
+		}
+	}
+	return false
+}
