@@ -47,6 +47,9 @@ type Options struct {
 	MaxPause time.Duration
 	// Final reports that trying again after err cannot help. Default: it can.
 	Final func(err error) bool
+	// Failed is told of every failed try, the last one too. Default: nobody is
+	// told.
+	Failed func(err error, tries int, held time.Duration)
 	// Failing is told of the first failed try that another one follows, and
 	// then of one a minute at most. Default: nobody is told.
 	Failing func(err error, tries int, held time.Duration)
@@ -76,13 +79,15 @@ func Do(ctx context.Context, o Options, try func() error) error {
 			}
 			return nil
 		}
-		if o.Final != nil && o.Final(last) {
-			return last
-		}
-
 		now := time.Now()
 		if tries == 1 {
 			began = now
+		}
+		if o.Failed != nil {
+			o.Failed(last, tries, now.Sub(began))
+		}
+		if o.Final != nil && o.Final(last) {
+			return last
 		}
 		if over := o.over(ctx, tries+1); over != nil {
 			return errors.Join(last, over)

@@ -23,17 +23,11 @@ func TestCloseEndsEverything(t *testing.T) {
 	t.Parallel()
 	l := open(t, config(testbench.URL(t)))
 	conn := live(t, l)
-	select {
-	case <-l.Closing():
-		t.Error("closing before Close")
-	default:
-	}
 	var closing sync.WaitGroup
 	for range 4 {
 		closing.Go(l.Close)
 	}
 	within(t, 2*time.Second, "Close", closing.Wait)
-	<-l.Closing()
 	<-conn.Gone()
 	assert.ErrorIs(t, conn.Cause(), link.ErrLost)
 	assert.True(t, conn.IsClosed())

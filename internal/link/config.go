@@ -27,6 +27,9 @@ type Config struct {
 	AMQP *amqp.Config
 	// TLS for amqps, may be nil; it is never written to.
 	TLS *tls.Config
+	// Unreadable names the header that stands for headers which amqp091-go cannot
+	// read, with their bytes; see stream.
+	Unreadable string
 	// Name is shown by the broker's management page, unless AMQP names one.
 	Name string
 	// ConnectTimeout bounds a dial together with its handshake.

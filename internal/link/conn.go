@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ var ErrLost = errors.New("connection to the broker was lost")
 type Conn struct {
 	*amqp.Connection
 	socket *socket
+	stream *stream
 	gone   chan struct{}
 
 	mu        sync.Mutex
@@ -31,6 +33,10 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
 	defer cancel()
 
+	uri, err := parse(cfg.URL)
+	if err != nil {
+		return nil, err
+	}
 	c := &Conn{gone: make(chan struct{})}
 	stop := func() bool { return true }
 	amqpCfg := cfg.amqpConfig()
@@ -48,7 +54,9 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 			return d.DialContext(ctx, network, addr)
 		}
 	}
-	amqpCfg.Dial = func(network, addr string) (net.Conn, error) {
+	// TLS is made here and not by amqp091-go, so that frames can be looked at.
+	addr := net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port))
+	amqpCfg.Dial = func(network, _ string) (net.Conn, error) {
 		conn, err := bounded(ctx, func() (net.Conn, error) { return open(network, addr) })
 		if err != nil {
 			return nil, err
@@ -56,10 +64,15 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 		c.socket = &socket{Conn: conn, timeout: cfg.WriteTimeout}
 		// A deadline of the socket itself may end before ctx is done.
 		stop = context.AfterFunc(ctx, func() { _ = c.socket.SetDeadline(time.Unix(1, 0)) })
-		return c.socket, nil
+		secured, err := secure(c.socket, uri, amqpCfg.TLSClientConfig)
+		if err != nil {
+			return nil, err
+		}
+		c.stream = newStream(secured, cfg.Unreadable)
+		return c.stream, nil
 	}
 
-	connection, err := amqp.DialConfig(cfg.URL, amqpCfg)
+	connection, err := amqp.DialConfig(withoutTLS(cfg.URL), amqpCfg)
 	if !stop() && err == nil {
 		err = errors.New("handshake took too long")
 	}
@@ -70,10 +83,18 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 		if connection != nil { // begun: end its goroutines
 			_ = connection.CloseDeadline(time.Now())
 		}
-		if ctxErr := ctx.Err(); ctxErr != nil {
-			err = fmt.Errorf("%w (%w)", err, ctxErr)
+		var cause error
+		if c.stream != nil {
+			cause = c.stream.cause()
 		}
-		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", Address(cfg.URL), err)
+		explained := explained(err, cause)
+		switch ctxErr := ctx.Err(); {
+		case ctxErr != nil:
+			explained = fmt.Errorf("%w (%w)", err, ctxErr)
+		case explained == err && c.stream != nil && uri.Scheme == "amqps" && isBroken(err):
+			explained = fmt.Errorf("%w: %w", err, errNotAdmitted)
+		}
+		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", Address(cfg.URL), explained)
 	}
 	c.Connection = connection
 	go c.watch(connection.NotifyClose(make(chan *amqp.Error, 1)), connection.NotifyBlocked(make(chan amqp.Blocking, 8)))

@@ -87,9 +87,6 @@ func (l *Link) Conn(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// Closing is done once Close was called.
-func (l *Link) Closing() <-chan struct{} { return l.closing.Done() }
-
 // Close ends the connection and the reconnecting. It returns within a few
 // seconds whatever the broker does.
 func (l *Link) Close() {

@@ -3,10 +3,13 @@ package link_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"io"
 	"net"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -78,6 +81,37 @@ func TestTLSConfigOfTheUserIsNotWrittenTo(t *testing.T) {
 		l.Close()
 		assert.Empty(t, trust.ServerName, name)
 		assert.Equal(t, uint16(tls.VersionTLS12), trust.MinVersion, name)
+	}
+}
+
+// The files that a URL names are read as amqp091-go would.
+func TestOpenWithFilesOfTheURL(t *testing.T) {
+	t.Parallel()
+	address, _, _ := terminateTLS(t)
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	certificate := server.TLS.Certificates[0]
+	server.Close()
+	file := func(name, kind string, content []byte) string {
+		path := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
+		return path
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(certificate.PrivateKey)
+	require.NoError(t, err)
+	ca, key := file("ca.pem", "CERTIFICATE", certificate.Certificate[0]), file("key.pem", "PRIVATE KEY", raw)
+
+	l := open(t, config(address+"?cacertfile="+ca+"&certfile="+ca+"&keyfile="+key))
+	assert.NoError(t, live(t, l).Do(t.Context(), func(*amqp.Channel) error { return nil }))
+
+	for query, want := range map[string]string{
+		"?cacertfile=" + key:                                  "no certificate in",
+		"?cacertfile=" + ca + ".missing":                      "cacertfile of the URL",
+		"?certfile=" + key + "&keyfile=" + key:                "certfile and keyfile of the URL",
+		"?cacertfile=" + ca + "&server_name_indication=other": "TLSConfig.ServerName",
+	} {
+		_, err := link.Open(t.Context(), config(address+query))
+		assert.ErrorContains(t, err, want)
 	}
 }
 

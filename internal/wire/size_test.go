@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testbench"
 	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/internal/wire/wiretest"
 )
 
 // recorder keeps the payload sizes of the content header frames that a client
@@ -138,25 +139,25 @@ func TestPropertiesSizeOfRandomTables(t *testing.T) {
 	m := measure(t)
 	largest := 0
 	for seed := range uint64(600) {
-		g := randomTables(seed, 4000)
+		g := wiretest.Random(seed, 4000)
 		msg := amqp.Publishing{
-			Headers:         g.table(4),
-			ContentType:     g.text(255),
-			ContentEncoding: g.text(255),
-			DeliveryMode:    g.byte() % 3,
-			Priority:        g.byte() % 10,
-			CorrelationId:   g.text(255),
-			ReplyTo:         g.text(255),
-			MessageId:       g.text(255),
-			Type:            g.text(255),
-			AppId:           g.text(255),
+			Headers:         g.Table(4),
+			ContentType:     g.Text(255),
+			ContentEncoding: g.Text(255),
+			DeliveryMode:    g.Byte() % 3,
+			Priority:        g.Byte() % 10,
+			CorrelationId:   g.Text(255),
+			ReplyTo:         g.Text(255),
+			MessageId:       g.Text(255),
+			Type:            g.Text(255),
+			AppId:           g.Text(255),
 		}
-		if g.byte()%2 == 0 {
-			msg.Timestamp = time.Unix(int64(g.byte()), 0)
+		if g.Byte()%2 == 0 {
+			msg.Timestamp = time.Unix(int64(g.Byte()), 0)
 		}
 		size := m.publish(msg)
 		largest = max(largest, size)
-		require.Equal(t, size, wire.PropertiesSize(&msg), "seed %d: %s", seed, dump(msg.Headers))
+		require.Equal(t, size, wire.PropertiesSize(&msg), "seed %d: %s", seed, wiretest.Dump(msg.Headers))
 	}
 	assert.Greater(t, largest, 1500, "the tables are too small to show anything")
 }
