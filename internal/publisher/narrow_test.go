@@ -3,7 +3,6 @@ package publisher_test
 import (
 	"bufio"
 	"encoding/binary"
-	"io"
 	"net"
 	"net/url"
 	"slices"
@@ -11,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/frame"
 )
 
 // narrow stands between a client and the broker and can stop reading from the
@@ -106,69 +107,43 @@ func (n *narrow) pass(client, broker net.Conn, gate *gate) {
 	}
 }
 
-// The methods of the broker that matter here, as class<<16 | method.
-const (
-	channelCloseOk = 20<<16 | 41
-	basicReturn    = 60<<16 | 50
-	basicAck       = 60<<16 | 80
-	basicNack      = 60<<16 | 120
-)
-
 // answer passes on what the broker sends, in an order that a broker keeps: no
 // confirm in the middle of a returned message, none after its channel's end.
 func (n *narrow) answer(client, broker net.Conn) {
 	from := bufio.NewReader(broker)
 	for {
-		frame, err := readFrame(from)
+		first, err := frame.Read(from)
 		if err != nil {
 			return
 		}
-		method := methodOf(frame)
-		if method == basicReturn {
-			header, err := readFrame(from)
+		method, sent := first.Method(), []byte(first)
+		if method == frame.BasicReturn {
+			header, err := frame.Read(from)
 			if err != nil {
 				return
 			}
-			frame = append(frame, header...)
-			for left := int(binary.BigEndian.Uint64(header[11:])); left > 0; {
-				body, err := readFrame(from)
+			sent = append(sent, header...)
+			for left := int(binary.BigEndian.Uint64(header.Payload()[4:])); left > 0; {
+				body, err := frame.Read(from)
 				if err != nil {
 					return
 				}
-				frame = append(frame, body...)
-				left -= len(body) - 8
+				sent = append(sent, body...)
+				left -= len(body.Payload())
 			}
 		}
 		n.mu.Lock()
-		switch channel := binary.BigEndian.Uint16(frame[1:]); {
-		case n.holding && (method == basicAck || method == basicNack):
-			n.held = append(n.held, confirm{client, channel, frame})
+		switch channel := first.Channel(); {
+		case n.holding && (method == frame.BasicAck || method == frame.BasicNack):
+			n.held = append(n.held, confirm{client, channel, sent})
 		default:
-			if method == channelCloseOk {
+			if method == frame.ChannelCloseOk {
 				n.held = slices.DeleteFunc(n.held, func(c confirm) bool { return c.client == client && c.channel == channel })
 			}
-			_, _ = client.Write(frame)
+			_, _ = client.Write(sent)
 		}
 		n.mu.Unlock()
 	}
-}
-
-func readFrame(from io.Reader) ([]byte, error) {
-	head := make([]byte, 7)
-	if _, err := io.ReadFull(from, head); err != nil {
-		return nil, err
-	}
-	rest := make([]byte, binary.BigEndian.Uint32(head[3:])+1)
-	_, err := io.ReadFull(from, rest)
-	return append(head, rest...), err
-}
-
-// methodOf returns 0 for a frame that is no method.
-func methodOf(frame []byte) uint32 {
-	if frame[0] != 1 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(frame[7:])
 }
 
 // confirm is an ack or a nack that is held back.

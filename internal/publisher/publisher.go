@@ -13,8 +13,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,66 +66,11 @@ func New(l *link.Link, cfg Config) *Publisher {
 // msg is not written to. After ErrUnknown it may still be read: a write that has
 // begun goes on.
 func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
-	defer cancel()
-	if !p.enter() {
-		return fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
+	wait, err := p.Start(ctx, exchange, routingKey, msg)
+	if err == nil {
+		err = wait()
 	}
-	defer p.wg.Done()
-
-	headers := make(amqp.Table, len(msg.Headers)+1)
-	maps.Copy(headers, msg.Headers)
-	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
-	headers[p.cfg.NonceHeader] = nonce
-	msg.Headers = headers
-	if err := check(exchange, routingKey, &msg); err != nil {
-		return fmt.Errorf("%w: %w", ErrNotSent, err)
-	}
-	for {
-		s, err := p.join(ctx)
-		if err != nil {
-			return err
-		}
-		err = p.publish(ctx, s, nonce, exchange, routingKey, msg)
-		p.leave(s)
-		if !errors.Is(err, errOver) {
-			return err
-		}
-	}
-}
-
-// publish is Publish on one channel; errOver means that another is needed.
-func (p *Publisher) publish(ctx context.Context, s *session, nonce, exchange, routingKey string, msg amqp.Publishing) error {
-	confirm, err := p.send(ctx, s, exchange, routingKey, msg)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-confirm.Done():
-	case <-ctx.Done():
-		// The confirm may have come in the same moment.
-		select {
-		case <-confirm.Done():
-		default:
-			p.retire(s)
-			return fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
-		}
-	}
-
-	returned, wasReturned := s.takeReturn(nonce, p.cfg.NonceHeader)
-	switch {
-	case wasReturned:
-		return &ReturnedError{
-			Exchange: exchange, RoutingKey: routingKey,
-			Code: returned.ReplyCode, Text: returned.ReplyText,
-		}
-	case confirm.Acked():
-		return nil
-	case s.ch.IsClosed():
-		// An unresolved confirm reads like a nack when its channel closes (F13).
-		return fmt.Errorf("%w: %w", ErrUnknown, s.cause())
-	}
-	return ErrRefused
+	return err
 }
 
 // Do runs f on a channel of its own on the publisher's connection, for at most

@@ -150,9 +150,8 @@ func (s *session) takeReturn(nonce, header string) (amqp.Return, bool) {
 		select {
 		case r, open := <-s.returns:
 			if open {
-				if key, ok := r.Headers[header].(string); ok {
-					s.unread[key] = r
-				}
+				key, _ := r.Headers[header].(string) // none where there is no nonce
+				s.unread[key] = r
 			}
 			more = open
 		default:

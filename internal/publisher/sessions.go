@@ -78,31 +78,37 @@ func (p *Publisher) begin() {
 	go p.open(p.opening)
 }
 
-// open opens a channel as soon as there is a connection that takes publishes.
-// One that does not open a channel within the timeout is given up: this is how
-// a broker is noticed that is gone without a word.
+// open opens the channel that all callers share.
 func (p *Publisher) open(o *opening) {
 	defer p.wg.Done()
-	conn, err := p.link.Conn(context.Background()) // ends when the link is closed
-	if err == nil {
-		err = awaitUnblocked(context.Background(), conn)
-	}
-	if err == nil {
-		limit := time.AfterFunc(p.cfg.Timeout, func() {
-			conn.Kill(fmt.Errorf("opening a channel has taken longer than %v", p.cfg.Timeout))
-		})
-		o.session, err = newSession(conn)
-		limit.Stop()
-		if isLoss(conn, err) {
-			err = fmt.Errorf("%w: %w", link.ErrLost, err)
-		}
-	}
-	o.err = err
+	o.session, o.err = p.openSession(context.Background()) // ends when the link is closed
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.session, p.opening = o.session, nil
 	close(o.done)
+}
+
+// openSession opens a channel as soon as there is a connection that takes
+// publishes, for which it waits as long as ctx. A connection that does not open one within the timeout is given up:
+// this is how a broker is noticed that is gone without a word.
+func (p *Publisher) openSession(ctx context.Context) (*session, error) {
+	conn, err := p.link.Conn(ctx)
+	if err == nil {
+		err = awaitUnblocked(ctx, conn)
+	}
+	if err != nil {
+		return nil, err
+	}
+	limit := time.AfterFunc(p.cfg.Timeout, func() {
+		conn.Kill(fmt.Errorf("opening a channel has taken longer than %v", p.cfg.Timeout))
+	})
+	s, err := newSession(conn)
+	limit.Stop()
+	if isLoss(conn, err) {
+		err = fmt.Errorf("%w: %w", link.ErrLost, err)
+	}
+	return s, err
 }
 
 // isLoss reports whether err came of the end of conn. A write may fail a moment
