@@ -3,6 +3,7 @@ package testbench
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,17 +18,26 @@ const ctlLimit = time.Minute
 // It fails the test if the command fails. Each call takes most of a second: it starts an Erlang of its own.
 func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	tb.Helper()
+	out, err := n.RunCtl(tb.Context(), args...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out
+}
+
+// RunCtl is Ctl for a program. It takes a minute at most.
+func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 	full := n.layout.in.command(append([]string{n.layout.in.ctl, "--quiet", "--node", n.layout.name}, args...)...)
-	ctx, cancel := context.WithTimeout(tb.Context(), ctlLimit) // a frozen node never answers
+	ctx, cancel := context.WithTimeout(ctx, ctlLimit) // a frozen node never answers
 	defer cancel()
 	cmd := exec.CommandContext(ctx, full[0], full[1:]...)
 	cmd.Env, cmd.Dir = n.layout.env(), "/"
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		tb.Fatalf("rabbitmqctl %s: %v\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
+		return "", fmt.Errorf("rabbitmqctl %s: %w\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
 	}
-	return out.String()
+	return out.String(), nil
 }
 
 // File writes a file where the node and its rabbitmqctl can read it, also in a chroot, and returns the path they know it
@@ -39,3 +49,6 @@ func (n *Node) File(tb testing.TB, name string, data []byte) string {
 	}
 	return filepath.Join(n.layout.inside, name)
 }
+
+// Name is the Erlang name of the node, as rabbitmqctl prints it.
+func (n *Node) Name() string { return n.layout.name }

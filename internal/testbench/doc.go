@@ -11,6 +11,7 @@
 //	func TestSurvivesRestart(t *testing.T) {
 //		node := testbench.Private(t)  // this test's own: Stop, Kill, Freeze
 //		proxy := testbench.NewProxy(t, node.URL())
+//		proxy.Tap(...)                // break the connection at a frame
 //		...
 //	}
 //
@@ -27,5 +28,6 @@
 // Every process of a node belongs to one process group. A small watchdog holds a pipe of the process that started the
 // node; when that process ends, however it ends, the pipe closes and the watchdog kills the group and removes its files.
 //
-// The bench makes no cluster, enables no plugin and speaks no TLS.
+// [PrivateCluster] joins nodes to a cluster: they share an epmd and a process group, each can be killed, frozen and started
+// again by itself. The only plugin the bench enables is that of [Managed].
 package testbench

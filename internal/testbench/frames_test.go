@@ -3,36 +3,27 @@
 package testbench_test
 
 import (
-	"encoding/binary"
 	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/millpond-go/millpond/internal/frame"
 	"github.com/millpond-go/millpond/internal/testbench"
 )
 
-func frame(kind byte, payload []byte) []byte {
-	head := []byte{kind, 0, 1}
-	head = binary.BigEndian.AppendUint32(head, uint32(len(payload)))
-	return append(append(head, payload...), 0xCE)
-}
-
-func method(class, id uint16, rest string) []byte {
-	p := binary.BigEndian.AppendUint16(nil, class)
-	return frame(1, append(binary.BigEndian.AppendUint16(p, id), rest...))
-}
+func method(m frame.Method, rest string) []byte { return frame.NewMethod(1, m, []byte(rest)) }
 
 func TestPublishesAreCountedHoweverTheStreamIsCut(t *testing.T) {
 	t.Parallel()
-	publish := method(60, 40, "\x00\x00\x00\x05queue\x00")
+	publish := method(frame.BasicPublish, "\x00\x00\x00\x05queue\x00")
 	look := append([]byte{0, 60, 0, 40}, "a body that looks like a publish"...)
 	stream := []byte("AMQP\x00\x00\x09\x01")
 	for _, part := range [][]byte{
-		method(10, 11, "start-ok"), frame(8, nil), publish,
-		frame(2, look), frame(3, look), frame(3, publish), // header and body frames
-		method(60, 80, "ack"), method(50, 40, "queue class, same method id"), frame(1, []byte{0, 60}),
-		publish, publish, frame(8, nil),
+		method(frame.ConnectionStartOk, "start-ok"), frame.New(frame.KindHeartbeat, 1, nil), publish,
+		frame.New(frame.KindHeader, 1, look), frame.New(frame.KindBody, 1, look), frame.New(frame.KindBody, 1, publish), // header and body frames
+		method(frame.BasicAck, "ack"), method(50<<16|40, "queue class, same method id"), frame.New(frame.KindMethod, 1, []byte{0, 60}),
+		publish, publish, frame.New(frame.KindHeartbeat, 1, nil),
 	} {
 		stream = append(stream, part...)
 	}

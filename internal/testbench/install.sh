@@ -1,12 +1,14 @@
 #!/bin/sh
 # Installs what `make test` and `make demo` need and this machine lacks. Does nothing when nothing is missing.
 #
-#     sh install.sh [compiler] [broker]
+#     sh install.sh [compiler] [broker] [prometheus] [postgres]
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
+#     prometheus what `make monitoring-test` checks rules with and scrapes the example with: prometheus and promtool
+#     postgres   PostgreSQL's server, for `make examples`: package postgresql
 #
-# No service is started, and none that this script has installed stays enabled: tests start RabbitMQ themselves.
+# No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu
 
 here=$(dirname "$0")
@@ -28,6 +30,16 @@ has_broker() {
 	{ [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || has rabbitmq-server; } && has epmd
 }
 
+has_prometheus() { has prometheus && has promtool; }
+
+has_postgres() {
+	has initdb && has postgres && return 0
+	for program in /usr/lib/postgresql/*/bin/initdb; do
+		[ -x "$program" ] && return 0
+	done
+	return 1
+}
+
 has_chroot() {
 	[ -e "${XDG_CACHE_HOME:-$HOME/.cache}/millpond/brokers/$BROKER/usr/lib/rabbitmq/bin/rabbitmq-server" ]
 }
@@ -45,7 +57,7 @@ cannot() {
 }
 
 packages=
-compiler= broker=
+compiler= broker= prometheus= postgres=
 for what in "$@"; do
 	case $what in
 	compiler) has_compiler || compiler=missing ;;
@@ -56,11 +68,13 @@ for what in "$@"; do
 		*) fail "BROKER is '$BROKER': want 4.0, 4.3 or nothing" ;;
 		esac
 		;;
-	*) fail "want compiler or broker, not '$what'" ;;
+	prometheus) has_prometheus || prometheus=missing ;;
+	postgres) has_postgres || postgres=missing ;;
+	*) fail "want compiler, broker, prometheus or postgres, not '$what'" ;;
 	esac
 done
 
-if [ -z "$compiler$broker" ]; then
+if [ -z "$compiler$broker$prometheus$postgres" ]; then
 	say "nothing is missing"
 	exit 0
 fi
@@ -68,6 +82,14 @@ fi
 if [ -n "$compiler" ]; then
 	can_apt || cannot "a C compiler (for go test -race)"
 	packages="$packages gcc libc6-dev"
+fi
+if [ -n "$prometheus" ]; then
+	can_apt || cannot "Prometheus (package prometheus)"
+	packages="$packages prometheus"
+fi
+if [ -n "$postgres" ]; then
+	can_apt || cannot "PostgreSQL (package postgresql)"
+	packages="$packages postgresql"
 fi
 if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then
@@ -151,6 +173,14 @@ if [ -n "$packages" ]; then
 	if [ -n "$new_erlang" ] && has epmd; then
 		settle epmd.socket
 		settle epmd.service
+	fi
+	if [ -n "$prometheus" ]; then
+		settle prometheus.service
+		if has update-rc.d; then update-rc.d prometheus disable >/dev/null 2>&1 || true; fi
+	fi
+	if [ -n "$postgres" ]; then
+		settle postgresql.service
+		if has update-rc.d; then update-rc.d postgresql disable >/dev/null 2>&1 || true; fi
 	fi
 	if [ -n "$new_broker" ] && [ -e /usr/lib/rabbitmq/bin/rabbitmq-server ]; then
 		settle rabbitmq-server.service

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -16,7 +17,10 @@ type layout struct {
 	inside  string // the same as the node sees it
 	name    string // of the Erlang node: mp-…@localhost
 	ports   ports
-	scripts string // see slim
+	tls     bool // there is a TLS listener
+	cookie  string
+	seeds   []string // the cluster's nodes that started before this one
+	scripts string   // see slim
 }
 
 func newLayout(in installation, s settings) (layout, error) {
@@ -32,7 +36,10 @@ func newLayout(in installation, s settings) (layout, error) {
 	if err != nil {
 		return layout{}, err
 	}
-	l := layout{in: in, folder: folder, inside: folder[len(in.root):], name: "mp-" + randomHex(4) + "@localhost", ports: picked}
+	l := layout{
+		in: in, folder: folder, inside: folder[len(in.root):], name: nodeName(), ports: picked,
+		tls: s.tls != nil, cookie: randomHex(16),
+	}
 	if err := l.write(s); err != nil {
 		_ = os.RemoveAll(folder)
 		return layout{}, err
@@ -41,19 +48,58 @@ func newLayout(in installation, s settings) (layout, error) {
 	return l, nil
 }
 
+func nodeName() string { return "mp-" + randomHex(4) + "@localhost" }
+
+// another is the layout of a further node of l's cluster. Its files are in a folder of l's, its epmd is l's.
+func (l layout) another(s settings, seeds []string) (layout, error) {
+	picked, err := s.pick()
+	if err != nil {
+		return layout{}, err
+	}
+	picked.epmd = l.ports.epmd
+	next := l
+	next.name, next.ports, next.seeds = nodeName(), picked, seeds
+	sub := "member-" + fmt.Sprint(len(seeds)+1)
+	next.folder, next.inside = filepath.Join(l.folder, sub), filepath.Join(l.inside, sub)
+	if err := os.Mkdir(next.folder, 0o700); err != nil {
+		return layout{}, err
+	}
+	if err := next.write(s); err != nil {
+		return layout{}, err
+	}
+	next.scripts = next.slim()
+	return next, nil
+}
+
+// clustering joins the node to the first of its cluster when it starts for the first time.
+func (l layout) clustering() []string {
+	if len(l.seeds) == 0 {
+		return nil
+	}
+	lines := []string{"cluster_formation.peer_discovery_backend = classic_config"}
+	for i, name := range append([]string{l.seeds[0]}, l.name) {
+		lines = append(lines, fmt.Sprintf("cluster_formation.classic_config.nodes.%d = %s", i+1, name))
+	}
+	return lines
+}
+
 func (l layout) write(s settings) error {
 	conf := append([]string{
 		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", l.ports.amqp),
 		// A small disk must not raise the alarm that stops all publishing.
 		"disk_free_limit.absolute = 10MB",
-	}, append(l.in.config(), s.lines...)...)
+	}, slices.Concat(l.in.config(), l.clustering(), s.lines)...)
 	files := map[string]string{
 		"rabbitmq.conf":   strings.Join(conf, "\n") + "\n",
 		"enabled_plugins": "[].\n",
-		".erlang.cookie":  randomHex(16),
+		".erlang.cookie":  l.cookie,
 	}
 	if s.advanced != "" {
 		files["advanced.config"] = s.advanced + "\n"
+	}
+	if s.tls != nil {
+		files["ca.pem"], files["certificate.pem"], files["key.pem"] = string(s.tls.ca), string(s.tls.certificate), string(s.tls.key)
+		files["rabbitmq.conf"] += fmt.Sprintf(tlsConfig, l.ports.tls, l.inside, l.inside, l.inside)
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(l.folder, name), []byte(content), 0o400); err != nil {
@@ -62,6 +108,14 @@ func (l layout) write(s settings) error {
 	}
 	return nil
 }
+
+const tlsConfig = `listeners.ssl.1 = 127.0.0.1:%d
+ssl_options.cacertfile = %s/ca.pem
+ssl_options.certfile = %s/certificate.pem
+ssl_options.keyfile = %s/key.pem
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+`
 
 // env is the whole environment of the node, its epmd and its rabbitmqctl: nothing of the caller's RABBITMQ_ or ERL_
 // variables gets through.

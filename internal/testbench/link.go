@@ -11,7 +11,9 @@ import (
 type link struct {
 	proxy  *Proxy
 	client net.Conn
-	lossy  bool // bytes were swallowed; under the proxy's mu
+	number int
+	tap    func(Seen) Fault // nil: bytes pass as they come
+	lossy  bool             // bytes were swallowed; under the proxy's mu
 	over   context.Context
 	end    context.CancelFunc
 
@@ -19,16 +21,17 @@ type link struct {
 	target net.Conn // nil until dialled
 }
 
-func newLink(p *Proxy, client net.Conn) *link {
-	l := &link{proxy: p, client: client}
+func newLink(p *Proxy, client net.Conn, number int) *link {
+	l := &link{proxy: p, client: client, number: number}
 	l.over, l.end = context.WithCancel(context.Background())
 	return l
 }
 
-// chunk is what was read at once, to be written when it is due.
+// chunk is what was read at once, or one frame of it, to be written when it is due.
 type chunk struct {
-	data []byte
-	due  time.Time
+	data  []byte
+	due   time.Time
+	frame bool
 }
 
 const (
@@ -58,19 +61,22 @@ func (l *link) serve() {
 		defer close(back)
 		l.read(l.target, back, func(p []byte) { l.proxy.down.Add(int64(len(p))) })
 	})
-	pumps.Go(func() { l.write(l.client, back) })
-	l.write(l.target, chunks)
+	pumps.Go(func() { l.write(l.client, back, false) })
+	l.write(l.target, chunks, true)
 }
 
-// dial connects to the target, at the end of a blackhole if there is one.
+// dial connects to the target, at the end of a blackhole or a freeze if there is one.
 func (l *link) dial() bool {
+	if !l.untilThawed() {
+		return false
+	}
 	for lifted := l.proxy.blackhole(); lifted != nil; lifted = l.proxy.blackhole() {
 		if !l.until(lifted) {
 			return false
 		}
 	}
 	dialer := net.Dialer{Timeout: 10 * time.Second}
-	conn, err := dialer.DialContext(l.over, "tcp", l.proxy.target)
+	conn, err := dialer.DialContext(l.over, "tcp", l.proxy.targetAddress())
 	if err != nil {
 		return false
 	}
@@ -87,14 +93,20 @@ func (l *link) dial() bool {
 // read passes on what from sends, or swallows it. It returns when from has ended and that may be known.
 func (l *link) read(from net.Conn, to chan<- chunk, seen func([]byte)) {
 	buf := make([]byte, chunkSize)
+	var cut splitter
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
 			seen(buf[:n])
 		}
 		lifted, delay := l.proxy.handle(l)
-		if n > 0 && lifted == nil && !l.pass(chunk{append([]byte(nil), buf[:n]...), time.Now().Add(delay)}, to) {
-			return
+		if n > 0 && lifted == nil {
+			for _, c := range cut.split(buf[:n], l.tap != nil) {
+				c.due = time.Now().Add(delay)
+				if !l.pass(c, to) {
+					return
+				}
+			}
 		}
 		if err != nil {
 			if lifted != nil {
@@ -115,10 +127,17 @@ func (l *link) pass(c chunk, to chan<- chunk) bool {
 }
 
 // write writes what is due. At the end of its input, or when to takes no more, the link is over.
-func (l *link) write(to net.Conn, from <-chan chunk) {
+func (l *link) write(to net.Conn, from <-chan chunk, up bool) {
 	defer l.cut()
 	for c := range from {
 		if wait := time.Until(c.due); wait > 0 && !l.pause(wait) {
+			return
+		}
+		fault := l.look(c, up)
+		frozen := fault == Fault{Kind: Frozen, After: true}
+		if frozen {
+			l.proxy.Freeze(true) // now already, so that no answer slips through
+		} else if !fault.After && !l.suffer(fault.Kind) || !l.untilThawed() {
 			return
 		}
 		if lifted, _ := l.proxy.handle(l); lifted != nil {
@@ -127,7 +146,20 @@ func (l *link) write(to net.Conn, from <-chan chunk) {
 		if _, err := to.Write(c.data); err != nil {
 			return
 		}
+		if fault.After && !frozen && !l.suffer(fault.Kind) {
+			return
+		}
 	}
+}
+
+// untilThawed waits for the end of a freeze; false means that the link is over.
+func (l *link) untilThawed() bool {
+	for thawed := l.proxy.frozen(); thawed != nil; thawed = l.proxy.frozen() {
+		if !l.until(thawed) {
+			return false
+		}
+	}
+	return true
 }
 
 // until waits for ch; false means that the link is over.

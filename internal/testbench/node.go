@@ -30,6 +30,7 @@ type Node struct {
 	output  *os.File
 	server  *process
 	version string
+	cluster *Cluster // nil for a node alone
 	close   sync.Once
 	closed  error
 }
@@ -90,8 +91,7 @@ func launch(ctx context.Context, in installation, s settings) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{layout: l}
-	n.output, err = os.Create(filepath.Join(l.folder, "output"))
+	n, err := newNode(l)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(l.folder))
 	}
@@ -100,14 +100,27 @@ func launch(ctx context.Context, in installation, s settings) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, n.output.Close(), os.RemoveAll(l.folder))
 	}
-	if err := n.run(ctx); err != nil {
-		tail := l.tail()
-		if strings.Contains(tail, "eaddrinuse") || strings.Contains(tail, "in use by another") {
-			err = fmt.Errorf("%w: %w", errPort, err)
-		}
-		return nil, errors.Join(fmt.Errorf("%w%s", err, tail), n.Close())
+	if err := n.launched(n.run(ctx)); err != nil {
+		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
+}
+
+func newNode(l layout) (*Node, error) {
+	output, err := os.Create(filepath.Join(l.folder, "output"))
+	return &Node{layout: l, output: output}, err
+}
+
+// launched explains the error of a first run by what the node has written.
+func (n *Node) launched(err error) error {
+	if err == nil {
+		return nil
+	}
+	tail := n.layout.tail()
+	if strings.Contains(tail, "eaddrinuse") || strings.Contains(tail, "in use by another") {
+		err = fmt.Errorf("%w: %w", errPort, err)
+	}
+	return fmt.Errorf("%w%s", err, tail)
 }
 
 // run starts the server beside its epmd and returns once it speaks AMQP.
@@ -177,16 +190,38 @@ func (n *Node) greet() error {
 	}
 	defer conn.Close()
 	cluster, _ := conn.Properties["cluster_name"].(string)
-	own, _, _ := strings.Cut(n.layout.name, "@")
-	if !strings.HasPrefix(cluster, own+"@") {
+	if !n.knows(cluster) {
 		return fmt.Errorf("port %d belongs to another node, %q", n.layout.ports.amqp, cluster)
 	}
 	n.version, _ = conn.Properties["version"].(string)
-	return nil
+	if !n.layout.tls {
+		return nil
+	}
+	secure, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", n.layout.ports.tls))
+	if err != nil {
+		return err
+	}
+	return secure.Close()
+}
+
+// knows tells whether a cluster of that name is the node's: RabbitMQ names a cluster after one of its nodes.
+func (n *Node) knows(cluster string) bool {
+	for _, name := range append([]string{n.layout.name}, n.layout.seeds...) {
+		own, _, _ := strings.Cut(name, "@")
+		if strings.HasPrefix(cluster, own+"@") {
+			return true
+		}
+	}
+	return false
 }
 
 // URL is amqp://guest:guest@127.0.0.1:<port>/, the same for as long as the node lives.
 func (n *Node) URL() string { return "amqp://guest:guest@" + n.address() + "/" }
+
+// TLSURL is the address of the TLS listener of [WithTLS], by the name localhost.
+func (n *Node) TLSURL() string {
+	return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.layout.ports.tls)
+}
 
 func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.ports.amqp) }
 
@@ -196,37 +231,58 @@ func (n *Node) Version() string { return n.version }
 // Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data stays.
 func (n *Node) Stop(tb testing.TB) {
 	tb.Helper()
-	if err := n.server.signal(syscall.SIGTERM); err != nil {
+	if err := n.stop(); err != nil {
 		tb.Fatalf("stop the node: %v", err)
+	}
+}
+
+func (n *Node) stop() error {
+	if err := n.server.signal(syscall.SIGTERM); err != nil {
+		return err
 	}
 	select {
 	case <-n.server.done:
+		return nil
 	case <-time.After(stopLimit):
-		tb.Fatalf("the node has not stopped in %s%s", stopLimit, n.layout.tail())
+		return fmt.Errorf("it has not stopped in %s%s", stopLimit, n.layout.tail())
 	}
 }
 
 // Start starts a stopped or killed server again, on the same port and with the same data, and returns when it can be used.
 func (n *Node) Start(tb testing.TB) {
 	tb.Helper()
-	if !n.server.ended() {
-		tb.Fatal("start the node: it runs")
+	if err := n.start(tb.Context()); err != nil {
+		tb.Fatalf("start the node again: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(tb.Context(), startLimit)
+}
+
+func (n *Node) start(ctx context.Context) error {
+	if !n.server.ended() {
+		return errors.New("it runs")
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if err := n.run(ctx); err != nil {
-		tb.Fatalf("start the node again: %v%s", err, n.layout.tail())
+		return fmt.Errorf("%w%s", err, n.layout.tail())
 	}
+	return nil
 }
 
 // Kill ends the server by SIGKILL, as a crash does, and returns when it is gone. RabbitMQ 3.10 may forget a queue that was
 // declared in the milliseconds before (seen: one kill in thirty).
 func (n *Node) Kill(tb testing.TB) {
 	tb.Helper()
-	if err := n.server.signal(syscall.SIGKILL); err != nil {
+	if err := n.kill(); err != nil {
 		tb.Fatalf("kill the node: %v", err)
 	}
+}
+
+func (n *Node) kill() error {
+	if err := n.server.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
 	<-n.server.done
+	return nil
 }
 
 // Freeze halts the server: its connections stay open and nothing moves. Close ends a frozen node too.
@@ -247,8 +303,12 @@ func (n *Node) Thaw(tb testing.TB) {
 	}
 }
 
-// Close kills the server and its epmd and removes their files. Further calls do nothing and return the same error.
+// Close kills the server and its epmd and removes their files. Further calls do nothing and return the same error. A
+// member of a cluster ends the whole cluster.
 func (n *Node) Close() error {
+	if n.cluster != nil {
+		return n.cluster.Close()
+	}
 	n.close.Do(func() {
 		n.closed = errors.Join(n.group.end(n.server), n.output.Close())
 	})

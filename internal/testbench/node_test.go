@@ -122,17 +122,19 @@ func TestCtl(t *testing.T) {
 	alarmed, err := conn.Channel()
 	require.NoError(t, err)
 	require.NoError(t, alarmed.Publish("", "q", false, false, amqp.Publishing{}))
-	next := func() (b amqp.Blocking) {
-		select {
-		case b = <-blocked:
-		case <-time.After(limit):
-			t.Fatal("nothing about a memory alarm")
-		}
-		return b
-	}
-	assert.True(t, next().Active, "publishing under a memory alarm blocks the connection")
+	assert.True(t, nextBlocking(t, blocked).Active, "publishing under a memory alarm blocks the connection")
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
-	assert.False(t, next().Active)
+	assert.False(t, nextBlocking(t, blocked).Active)
+}
+
+func nextBlocking(t *testing.T, blocked <-chan amqp.Blocking) (b amqp.Blocking) {
+	t.Helper()
+	select {
+	case b = <-blocked:
+	case <-time.After(limit):
+		t.Fatal("nothing about a memory alarm")
+	}
+	return b
 }
 
 func TestNodeConfiguration(t *testing.T) {

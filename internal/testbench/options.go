@@ -6,6 +6,7 @@ type NodeOption func(*settings)
 type settings struct {
 	lines    []string
 	advanced string
+	tls      *tlsFiles
 	pick     func() (ports, error)
 }
 
@@ -19,4 +20,12 @@ func WithConfig(lines ...string) NodeOption {
 // `[{rabbit, [{channel_tick_interval, 1000}]}].` Without it there is none.
 func WithAdvancedConfig(term string) NodeOption {
 	return func(s *settings) { s.advanced = term }
+}
+
+type tlsFiles struct{ ca, certificate, key []byte }
+
+// WithTLS gives the node a TLS listener on loopback beside the plain one, see [Node.TLSURL]. The files are PEM. It admits
+// only clients with a certificate that ca has signed. Without it the node has none.
+func WithTLS(ca, certificate, key []byte) NodeOption {
+	return func(s *settings) { s.tls = &tlsFiles{ca, certificate, key} }
 }

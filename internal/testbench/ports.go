@@ -14,10 +14,10 @@ const (
 	lastPort  = 32000
 )
 
-type ports struct{ amqp, dist, epmd int }
+type ports struct{ amqp, dist, epmd, tls int }
 
 func pickPorts() (ports, error) {
-	var picked [3]int
+	var picked [4]int
 	for i := range picked {
 		port, err := freePort(picked[:i])
 		if err != nil {
@@ -25,7 +25,7 @@ func pickPorts() (ports, error) {
 		}
 		picked[i] = port
 	}
-	return ports{amqp: picked[0], dist: picked[1], epmd: picked[2]}, nil
+	return ports{amqp: picked[0], dist: picked[1], epmd: picked[2], tls: picked[3]}, nil
 }
 
 func freePort(taken []int) (int, error) {

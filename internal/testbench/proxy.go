@@ -1,6 +1,7 @@
 package testbench
 
 import (
+	"errors"
 	"net"
 	"net/url"
 	"sync"
@@ -14,16 +15,18 @@ import (
 type Proxy struct {
 	listener net.Listener
 	url      url.URL
-	target   string // host:port
 	ending   chan struct{}
 	wait     sync.WaitGroup
 
 	mu     sync.Mutex
+	target string // host:port
 	links  map[*link]struct{}
 	black  bool
 	refuse bool
 	delay  time.Duration
 	lifted chan struct{} // closed at the end of the blackhole
+	thawed chan struct{} // closed at the end of a freeze; nil while there is none
+	tap    func(Seen) Fault
 	closed bool
 
 	connections, publishes, up, down atomic.Int64
@@ -32,13 +35,23 @@ type Proxy struct {
 // NewProxy starts a proxy to the broker at targetURL. It ends with the test.
 func NewProxy(tb testing.TB, targetURL string) *Proxy {
 	tb.Helper()
+	p, err := OpenProxy(targetURL)
+	if err != nil {
+		tb.Fatalf("proxy: %v", err)
+	}
+	tb.Cleanup(p.Close)
+	return p
+}
+
+// OpenProxy is NewProxy for a program, which calls Close.
+func OpenProxy(targetURL string) (*Proxy, error) {
 	target, err := url.Parse(targetURL)
 	if err != nil {
-		tb.Fatal("proxy: the target's URL cannot be parsed") // the error would print its password
+		return nil, errors.New("the target's URL cannot be parsed") // err would print its password
 	}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
-		tb.Fatalf("proxy: %v", err)
+		return nil, err
 	}
 	p := &Proxy{
 		listener: l,
@@ -49,8 +62,7 @@ func NewProxy(tb testing.TB, targetURL string) *Proxy {
 	}
 	p.url.Host = l.Addr().String()
 	p.wait.Go(p.accept)
-	tb.Cleanup(p.Close)
-	return p
+	return p, nil
 }
 
 func hostPort(u *url.URL) string {
@@ -113,6 +125,39 @@ func (p *Proxy) Refuse(on bool) {
 	p.refuse = on
 }
 
+// Freeze holds every byte back while on, in both directions, that of new connections included. What was held goes on
+// when it is turned off.
+func (p *Proxy) Freeze(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on && p.thawed == nil:
+		p.thawed = make(chan struct{})
+	case !on && p.thawed != nil:
+		close(p.thawed)
+		p.thawed = nil
+	}
+}
+
+// Retarget makes another broker the target of connections that are accepted from now on; the URL stays.
+func (p *Proxy) Retarget(tb testing.TB, targetURL string) {
+	tb.Helper()
+	target, err := url.Parse(targetURL)
+	if err != nil {
+		tb.Fatal("proxy: the target's URL cannot be parsed") // the error would print its password
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = hostPort(target)
+}
+
+// Live is how many connections there are at the moment.
+func (p *Proxy) Live() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.links)
+}
+
 // Connections is how many connections were accepted so far, refused and swallowed ones included.
 func (p *Proxy) Connections() int { return int(p.connections.Load()) }
 
@@ -150,8 +195,7 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		p.connections.Add(1)
-		l := newLink(p, conn)
+		l := newLink(p, conn, int(p.connections.Add(1)))
 		if !p.keep(l) {
 			l.cut()
 			continue
@@ -170,6 +214,7 @@ func (p *Proxy) keep(l *link) bool {
 		return false
 	}
 	p.links[l] = struct{}{}
+	l.tap = p.tap
 	return true
 }
 
@@ -187,6 +232,19 @@ func (p *Proxy) blackhole() <-chan struct{} {
 		return nil
 	}
 	return p.lifted
+}
+
+func (p *Proxy) targetAddress() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.target
+}
+
+// frozen returns a channel that is closed at the end of the current freeze, or nil if there is none.
+func (p *Proxy) frozen() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.thawed
 }
 
 // handle decides over bytes of l, or the end of one side: a channel means that they are lost, and is closed at the end of

@@ -2,7 +2,8 @@
 //
 //	go run ./internal/testbench/gotest -race ./...
 //
-// All arguments go to `go test`, whose exit code is its own.
+// All arguments go to `go test`, whose exit code is its own. -C, for a module in another folder, must come first as there. If
+// GOTEST_COUNTS names a file, the numbers of tests that passed, failed and were skipped are added to those in it, as JSON.
 package main
 
 import (
@@ -27,7 +28,7 @@ func main() {
 func run(args []string) (int, error) {
 	// Whoever signals this process signals go test too: stay to print what it says to that.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd := exec.Command("go", command(args)...)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -40,6 +41,11 @@ func run(args []string) (int, error) {
 	readErr := r.read(stdout)
 	err = cmd.Wait()
 	r.end()
+	if file := os.Getenv("GOTEST_COUNTS"); file != "" {
+		if err := r.counts.addTo(file); err != nil {
+			return 1, err
+		}
+	}
 	var exit *exec.ExitError
 	switch {
 	case readErr != nil:
@@ -51,4 +57,13 @@ func run(args []string) (int, error) {
 	default:
 		return 1, err
 	}
+}
+
+// command puts -json after a -C, which go test takes as its first flag only.
+func command(args []string) []string {
+	first := 0
+	if len(args) > 1 && args[0] == "-C" {
+		first = 2
+	}
+	return slices.Concat([]string{"test"}, args[:first], []string{"-json"}, args[first:])
 }

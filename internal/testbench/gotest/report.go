@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 )
 
@@ -23,6 +24,35 @@ type report struct {
 	tests   map[string]map[string]*bytes.Buffer // package, test ("" is the package itself): output not yet printed
 	skipped map[string][]string                 // package: lines not yet printed
 	failed  bool
+	counts  counts
+}
+
+// counts are the tests that ended, their subtests among them.
+type counts struct{ Passed, Failed, Skipped int }
+
+// addTo adds the counts to those in a file, which another module's tests may have written.
+func (c counts) addTo(file string) error {
+	var sum counts
+	if data, err := os.ReadFile(file); err == nil {
+		_ = json.Unmarshal(data, &sum) // what is no counts is none
+	}
+	sum = counts{sum.Passed + c.Passed, sum.Failed + c.Failed, sum.Skipped + c.Skipped}
+	data, _ := json.Marshal(sum) // numbers alone
+	return os.WriteFile(file, data, 0o600)
+}
+
+func (c *counts) add(e event) {
+	if e.Test == "" {
+		return
+	}
+	switch e.Action {
+	case "pass":
+		c.Passed++
+	case "fail":
+		c.Failed++
+	case "skip":
+		c.Skipped++
+	}
 }
 
 func newReport(out io.Writer, verbose bool) *report {
@@ -51,6 +81,7 @@ func (r *report) line(line []byte) {
 		_, _ = r.out.Write(line)
 		return
 	}
+	r.counts.add(e)
 	switch e.Action {
 	case "build-output":
 		r.print(e.Output)

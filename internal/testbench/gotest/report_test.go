@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -56,16 +58,19 @@ func TestReport(t *testing.T) {
 		events  string
 		verbose bool
 		want    string
+		counts  counts
 	}{
-		"passed":  {events: passing, want: "ok  \tp\t0.01s\n"},
+		"passed":  {events: passing, want: "ok  \tp\t0.01s\n", counts: counts{Passed: 1}},
 		"nothing": {events: noTests, want: "?   \tq\t[no test files]\n"},
 		"skipped are named before the last line": {
 			events: skipping + passing,
 			want:   "--- SKIP: TestS: s_test.go:9: needs a broker\nok  \ts\t0.01s\nok  \tp\t0.01s\n",
+			counts: counts{Passed: 1, Skipped: 1},
 		},
 		"failed": {
 			events: failing + passing,
 			want:   "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\nFAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
+			counts: counts{Passed: 1, Failed: 1},
 		},
 		"a panic ends no test":    {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
 		"build failed":            {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
@@ -73,7 +78,8 @@ func TestReport(t *testing.T) {
 		"lines of other programs": {events: "hello\n" + noTests, want: "hello\n?   \tq\t[no test files]\n"},
 		"verbose": {
 			events: passing, verbose: true,
-			want: "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\nPASS\nok  \tp\t0.01s\n",
+			want:   "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\nPASS\nok  \tp\t0.01s\n",
+			counts: counts{Passed: 1},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,12 +89,31 @@ func TestReport(t *testing.T) {
 			require.NoError(t, r.read(strings.NewReader(tc.events)))
 			r.end()
 			assert.Equal(t, tc.want, out.String())
+			assert.Equal(t, tc.counts, r.counts)
 		})
 	}
+}
+
+func TestAnotherFolderComesFirst(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, []string{"test", "-json", "-v", "./..."}, command([]string{"-v", "./..."}))
+	assert.Equal(t, []string{"test", "-C", "tools", "-json", "-v"}, command([]string{"-C", "tools", "-v"}))
+	assert.Equal(t, []string{"test", "-json", "-C"}, command([]string{"-C"}))
 }
 
 func TestReasonOfASkip(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "no reason given", reason("=== RUN   TestA\n--- SKIP: TestA (0.00s)\n"))
 	assert.Equal(t, "a_test.go:3: why", reason("=== PAUSE TestA\n    log\n    a_test.go:3: why\n--- SKIP: TestA (0.00s)\n"))
+}
+
+func TestCountsOfSeveralModulesAreAddedUp(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "counts.json")
+	for range 2 {
+		require.NoError(t, counts{Passed: 3, Failed: 1, Skipped: 2}.addTo(file))
+	}
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"Passed":6,"Failed":2,"Skipped":4}`, string(text))
 }

@@ -1,0 +1,129 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Bug is a mistake that is planted in the consumers, around the library, to see that the checker finds it.
+type Bug string
+
+// The bugs. The zero value is none.
+const (
+	// AckEarly acks a message and publishes its copy a moment later.
+	AckEarly Bug = "ack-early"
+	// HardNack nacks with requeue when a message cannot be handed over at once, instead of holding it: a quorum queue of 4.0
+	// drops it after twenty (F2); 3.10 has no such limit, and 4.3 does not count nacks.
+	HardNack Bug = "hard-nack"
+	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: what expires while the leader dies is lost (F18).
+	AtMostOnce Bug = "at-most-once"
+)
+
+// Bugs are all of them.
+var Bugs = []Bug{AckEarly, HardNack, AtMostOnce}
+
+func (b Bug) republisher(client *topology.Client) middleware.Republisher {
+	switch b {
+	case AckEarly:
+		return ackEarly{client}
+	case HardNack:
+		return hardNack{client}
+	}
+	return client
+}
+
+func (b Bug) subscriberOptions() []topology.SubscriberOption {
+	if b == HardNack {
+		return []topology.SubscriberOption{topology.WithRequeueOnNack()}
+	}
+	return nil
+}
+
+type ackEarly struct{ *topology.Client }
+
+// moment is what makes it show: a copy is in nobody's hands but the process's for so long.
+const moment = 100 * time.Millisecond
+
+func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+	msg.Ack()
+	rest(ctx, moment)
+	return r.Client.Republish(ctx, msg, delay, notes)
+}
+
+func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+	msg.Ack()
+	rest(ctx, moment)
+	return r.Client.DeadLetter(ctx, msg, notes)
+}
+
+type hardNack struct{ *topology.Client }
+
+// impatience is how long it waits for a confirm, where there is a connection that takes publishes.
+const impatience = 500 * time.Millisecond
+
+func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+	return r.once(ctx, func(ctx context.Context) error { return r.Client.Republish(ctx, msg, delay, notes) })
+}
+
+func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
+}
+
+// once makes every error final, so that the middleware does not hold the message.
+func (r hardNack) once(ctx context.Context, try func(context.Context) error) error {
+	err := r.Healthy()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, impatience)
+		defer cancel()
+		err = try(ctx)
+	}
+	if err != nil {
+		return errors.Join(middleware.ErrNotDelivered, err)
+	}
+	return nil
+}
+
+// Strategies are the names of what [NewStrategy] knows.
+var Strategies = []string{"perqueue", "shared", "levels"}
+
+// NewStrategy returns a strategy by its name, with a dead-letter queue that can be filled.
+func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
+	dead := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish"}}
+	var strategy topology.Strategy
+	switch name {
+	case "perqueue":
+		strategy = topology.PerQueue{Dead: dead}
+	case "shared":
+		strategy = topology.Shared{Dead: dead}
+	case "levels": // every delay passes two of them
+		strategy = topology.Levels{Resolution: 200 * time.Millisecond, Max: 10 * time.Second, Dead: dead}
+	default:
+		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name, strings.Join(Strategies, ", "))
+	}
+	if bug == AtMostOnce {
+		return atMostOnce{strategy}, nil
+	}
+	return strategy, nil
+}
+
+type atMostOnce struct{ topology.Strategy }
+
+func (s atMostOnce) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
+	p, err := s.Strategy.Plan(queue, delays)
+	for _, q := range p.Queues {
+		if q.Delay > 0 {
+			delete(q.Arguments, "x-dead-letter-strategy")
+			delete(q.Arguments, "x-overflow")
+		}
+	}
+	return p, err
+}

@@ -1,0 +1,179 @@
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// consumerEnv tells a process of this program to be a consumer, and which.
+const consumerEnv = "MILLPOND_CHAOS_CONSUMER"
+
+// consumer is a service that consumes, in a process of its own.
+type consumer struct {
+	Name     string
+	URLs     []string
+	Seed     Fates
+	Strategy string
+	Bug      Bug
+	Log      string // file to which attempts are appended
+	Gate     string // file that is locked while a wait queue is being deleted
+	Verbose  bool
+}
+
+const (
+	queueName = "orders"
+	// handlers run beside each other in a consumer, each with so many messages at once.
+	handlers    = 4
+	concurrency = 2
+	prefetch    = 20
+	// dlqLimit is small enough to be filled.
+	dlqLimit       = 150
+	confirmTimeout = 5 * time.Second
+)
+
+// MaybeConsume is the whole program if this process was started as a consumer. Call it first of all.
+func MaybeConsume() {
+	text, ok := os.LookupEnv(consumerEnv)
+	if !ok {
+		return
+	}
+	var c consumer
+	err := json.Unmarshal([]byte(text), &c)
+	if err == nil {
+		err = c.run()
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s consumer %s: %v\n", time.Now().Format("15:04:05.000"), c.Name, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// run consumes until SIGTERM, or until what started it has ended.
+func (c consumer) run() error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
+	log, err := os.OpenFile(c.Log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+
+	var logger watermill.LoggerAdapter = watermill.NopLogger{}
+	if c.Verbose {
+		logger = watermill.NewStdLoggerWithOut(os.Stderr, false, false)
+	}
+	strategy, err := NewStrategy(c.Strategy, c.Bug)
+	if err != nil {
+		return err
+	}
+	config := wamqp.NewDurableQueueConfig(c.URLs[0])
+	config.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
+	config.Consume.Qos.PrefetchCount = prefetch
+	config.Connection.Reconnect = &wamqp.ReconnectConfig{
+		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
+	}
+	client, err := topology.Open(ctx, config.Connection, strategy, topology.WithBrokers(c.URLs[1:]...),
+		topology.WithConfirmTimeout(confirmTimeout), topology.WithLogger(logger), topology.WithName("chaos "+c.Name))
+	if err != nil {
+		return err
+	}
+	policy := backoff.List(Delays)
+	options := []topology.SubscriberOption{topology.ForPolicy(policy), topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency)}
+	sub, err := client.NewSubscriber(config, append(options, c.Bug.subscriberOptions()...)...)
+	if err != nil {
+		return errors.Join(err, client.Close())
+	}
+	republisher := gated{Republisher: c.Bug.republisher(client), gate: c.Gate}
+	retry, err := middleware.NewDelayedRetry(republisher, policy, middleware.WithLogger(logger))
+	if err != nil {
+		return errors.Join(err, client.Close())
+	}
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
+	if err != nil {
+		return errors.Join(err, client.Close())
+	}
+	router.AddMiddleware(retry.Middleware)
+	for i := range handlers {
+		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub, func(msg *message.Message) error {
+			return c.handle(msg, log)
+		})
+	}
+	return errors.Join(router.Run(ctx), client.Close())
+}
+
+var (
+	errFailed  = errors.New("this attempt fails")
+	errRefused = errors.New("this message fails for good")
+)
+
+// handle does what the message's fate says, and writes it down first.
+func (c consumer) handle(msg *message.Message, log io.Writer) error {
+	ctx := msg.Context()
+	n, err := strconv.Atoi(string(msg.Payload))
+	if err != nil {
+		return middleware.Permanent(fmt.Errorf("not a number: %w", err))
+	}
+	raw, _ := topology.Received(ctx)
+	nonce, _ := raw.Headers[middleware.PublishKey].(string)
+	a := Attempt{N: n, Attempt: middleware.Attempt(ctx), Redelivered: raw.Redelivered, Nonce: nonce}
+	a.Outcome = c.Seed.Of(n, a.Attempt)
+	if a.Outcome == Hung {
+		select {
+		case <-time.After(time.Second + time.Duration(c.Seed.roll(n, 100+a.Attempt)%1000)*time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	a.At = time.Now()
+	if _, err := io.WriteString(log, a.line()); err != nil {
+		fmt.Fprintf(os.Stderr, "consumer %s: %v\n", c.Name, err)
+		os.Exit(4) // what cannot be written down must not be acked
+	}
+	switch a.Outcome {
+	case Handled:
+		return nil
+	case Panicked:
+		panic(errFailed)
+	case Permanent:
+		return middleware.Permanent(errRefused)
+	}
+	return errFailed
+}
+
+// gated keeps messages out of the last wait queue while it is being deleted: what is inside would be lost with it (F10).
+type gated struct {
+	middleware.Republisher
+	gate string
+}
+
+func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+	if delay == Delays[len(Delays)-1] {
+		open, err := lockShared(g.gate)
+		if err != nil {
+			return err
+		}
+		defer open()
+	}
+	return g.Republisher.Republish(ctx, msg, delay, notes)
+}

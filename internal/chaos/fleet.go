@@ -1,0 +1,147 @@
+package chaos
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// fleet keeps consumers running: one that ends is started again, as an orchestrator does.
+type fleet struct {
+	slots []*slot
+	ended atomic.Int64 // by themselves
+	wg    sync.WaitGroup
+}
+
+type slot struct {
+	config consumer
+	out    io.Writer
+
+	mu      sync.Mutex
+	process *os.Process // nil between two
+	ours    bool        // its end was our doing
+	closing bool
+}
+
+// restartPause is between the end of a consumer and the start of the next.
+const restartPause = 500 * time.Millisecond
+
+// newFleet starts size consumers. Each tries another node first.
+func newFleet(base consumer, size int, dir string, out io.Writer) *fleet {
+	f := &fleet{}
+	for i := range size {
+		c := base
+		c.Name = fmt.Sprint("c", i+1)
+		c.Log = filepath.Join(dir, c.Name+".log")
+		first := i % len(base.URLs)
+		c.URLs = slices.Concat(base.URLs[first:], base.URLs[:first])
+		s := &slot{config: c, out: out}
+		f.slots = append(f.slots, s)
+		f.wg.Go(func() {
+			for s.once() {
+				if !s.take() {
+					f.ended.Add(1)
+				}
+				time.Sleep(restartPause)
+			}
+		})
+	}
+	return f
+}
+
+// logs are the files in which the consumers write down their attempts.
+func (f *fleet) logs() []*tail {
+	var tails []*tail
+	for _, s := range f.slots {
+		tails = append(tails, &tail{name: s.config.Log})
+	}
+	return tails
+}
+
+// kill ends consumer i by SIGKILL.
+func (f *fleet) kill(i int) error { return f.slots[i].signal(os.Kill) }
+
+// stop ends consumer i in good order.
+func (f *fleet) stop(i int) error { return f.slots[i].signal(syscall.SIGTERM) }
+
+// close ends all consumers, in good order for up to 20 seconds.
+func (f *fleet) close() {
+	for _, s := range f.slots {
+		s.mu.Lock()
+		s.closing = true
+		s.mu.Unlock()
+		_ = s.signal(syscall.SIGTERM)
+	}
+	timer := time.AfterFunc(20*time.Second, func() {
+		for _, s := range f.slots {
+			_ = s.signal(os.Kill)
+		}
+	})
+	defer timer.Stop()
+	f.wg.Wait()
+}
+
+// once runs a consumer to its end, and reports whether there is to be another.
+func (s *slot) once() bool {
+	config, err := json.Marshal(s.config)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), consumerEnv+"="+string(config))
+	cmd.Stdout, cmd.Stderr = s.out, s.out
+	stdin, err := cmd.StdinPipe() // its end tells the consumer that this process has ended
+	if err == nil {
+		err = s.begin(cmd)
+	}
+	if err != nil {
+		fmt.Fprintf(s.out, "start consumer %s: %v\n", s.config.Name, err)
+		return false
+	}
+	_ = cmd.Wait()
+	_ = stdin.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.process = nil
+	return !s.closing
+}
+
+func (s *slot) begin(cmd *exec.Cmd) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return os.ErrProcessDone
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.process = cmd.Process
+	return nil
+}
+
+func (s *slot) signal(sig os.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return os.ErrProcessDone
+	}
+	s.ours = true
+	return s.process.Signal(sig)
+}
+
+// take reports whether the last end was ours.
+func (s *slot) take() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ours := s.ours
+	s.ours = false
+	return ours
+}

@@ -1,0 +1,102 @@
+package chaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Kind is what breaks.
+type Kind string
+
+// The faults. Those of the broker strike one after the other, those of its clients beside them.
+const (
+	KillNode       Kind = "kill node"     // -9, and started again after a while
+	KillMajority   Kind = "kill majority" // two nodes at once
+	FreezeNode     Kind = "freeze node"
+	RestartNode    Kind = "restart node" // stopped in good order
+	RaiseAlarm     Kind = "raise alarm"
+	FillDLQ        Kind = "fill dlq"     // to its limit; nobody drains it meanwhile
+	DeleteQueue    Kind = "delete queue" // an empty wait queue
+	DeleteExchange Kind = "delete exchange"
+	DeleteBinding  Kind = "delete binding"
+
+	KillConsumer Kind = "kill consumer" // -9
+	StopConsumer Kind = "stop consumer" // in good order
+	CutClients   Kind = "cut connections"
+	Blackhole    Kind = "blackhole" // of one node's clients
+)
+
+// Fault is one of a schedule.
+type Fault struct {
+	At   time.Duration // since the faults began; later if the one before takes longer
+	Kind Kind
+	Pick int           // which node, consumer, exchange or binding, modulo how many there are
+	Hold time.Duration // how long it lasts, for those that last
+	Aim  bool          // a node that is killed is the leader of the main queue
+}
+
+func (f Fault) String() string {
+	return fmt.Sprintf("%s at %s", f.Kind, f.At.Round(time.Millisecond))
+}
+
+// lane is a kind of faults that strike one after the other: cards are dealt from a shuffled deck, so that each kind has its
+// share in a run of a few minutes.
+type lane struct {
+	deck             map[Kind]int
+	minGap, maxGap   time.Duration
+	minHold, maxHold time.Duration
+}
+
+func brokerLane(nodes int, exchanges bool) lane {
+	deck := map[Kind]int{KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1, DeleteQueue: 1}
+	if nodes > 2 {
+		deck[KillMajority] = 1
+	}
+	if exchanges {
+		deck[DeleteExchange], deck[DeleteBinding] = 1, 1
+	}
+	return lane{deck, 2 * time.Second, 7 * time.Second, time.Second, 12 * time.Second}
+}
+
+func clientLane() lane {
+	deck := map[Kind]int{KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1}
+	return lane{deck, 3 * time.Second, 9 * time.Second, 2 * time.Second, 12 * time.Second}
+}
+
+// deal returns the faults of a lane for d.
+func (l lane) deal(rng *rand.Rand, d time.Duration) []Fault {
+	var faults []Fault
+	var deck []Kind
+	between := func(low, high time.Duration) time.Duration { return low + time.Duration(rng.Int64N(int64(high-low))) }
+	for at := between(l.minGap, l.maxGap); at < d; at += between(l.minGap, l.maxGap) {
+		if len(deck) == 0 {
+			for kind, times := range l.deck {
+				deck = append(deck, slices.Repeat([]Kind{kind}, times)...)
+			}
+			slices.Sort(deck) // a map has no order
+			rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+		}
+		f := Fault{At: at, Kind: deck[0], Pick: rng.IntN(1 << 16), Hold: between(l.minHold, l.maxHold), Aim: rng.IntN(2) == 0}
+		deck = deck[1:]
+		switch f.Kind {
+		case DeleteQueue, DeleteExchange, DeleteBinding, KillConsumer, StopConsumer, CutClients:
+			f.Hold = 0
+		}
+		faults = append(faults, f)
+		at += f.Hold
+	}
+	return faults
+}
+
+// Schedule is all that breaks in a run, in two lanes that go on beside each other.
+type Schedule struct{ Broker, Clients []Fault }
+
+// NewSchedule decides on the faults of a run by its seed.
+func NewSchedule(seed uint64, d time.Duration, nodes int, exchanges bool) Schedule {
+	return Schedule{
+		Broker:  brokerLane(nodes, exchanges).deal(rand.New(rand.NewPCG(seed, 1)), d),
+		Clients: clientLane().deal(rand.New(rand.NewPCG(seed, 2)), d),
+	}
+}
