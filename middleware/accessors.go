@@ -26,7 +26,8 @@ func attemptOf(d *Delivery) int {
 // attempt failed now with a retryable error that the policy does not know. All
 // that the innermost DelayedRetry around the handler goes by counts: the policy,
 // WithMaxAttempts, WithMaxAge and the message's own expiration. It is false
-// where there is no DelayedRetry.
+// where there is no DelayedRetry. Where a random delay meets a limit on the age or
+// an expiration it is a guess, for the delay is drawn anew.
 func LastAttempt(ctx context.Context) bool {
 	d := deliveryFrom(ctx)
 	if d == nil || d.retry == nil {

@@ -118,7 +118,7 @@ func TestLogOfSettingAside(t *testing.T) {
 	msg := newMessage(middleware.Delivery{})
 	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Later(errBoom, time.Minute)), msg)
 	want := watermill.LogFields{
-		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "delay": time.Minute, "error": "boom",
 	}
 	if line.Msg != "Message set aside" || !reflect.DeepEqual(line.Fields, want) {

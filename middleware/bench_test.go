@@ -112,6 +112,7 @@ func BenchmarkSuccessWithMore(b *testing.B) {
 		{"all options", everything(b), middleware.Notes{}},
 		{"second delivery", newRetry(b, unused{}), second},
 		{"second delivery, all options", everything(b), expiring},
+		{"an observer", newRetry(b, unused{}, middleware.WithObserver(ignore)), middleware.Notes{}},
 	} {
 		b.Run(run.name, func(b *testing.B) {
 			h, msg := run.retry.Middleware(succeeds), deliveredMessage(b, run.notes)
@@ -122,6 +123,8 @@ func BenchmarkSuccessWithMore(b *testing.B) {
 		})
 	}
 }
+
+var ignore = middleware.ObserverFunc(func(context.Context, middleware.Event) {})
 
 // unused is a Republisher for messages that do not fail.
 type unused struct{}

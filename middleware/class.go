@@ -26,10 +26,14 @@ const (
 	// ReasonDeadline: the next attempt would come after the message's own
 	// expiration, or this one does.
 	ReasonDeadline Reason = "deadline"
+	// ReasonOverBudget: the retry was over budget, and BudgetConfig.DeadLetter set.
+	ReasonOverBudget Reason = "over_budget"
 	// ReasonUndecodable: the marshaler refused the delivery; no handler saw it.
 	ReasonUndecodable Reason = "undecodable"
 	// ReasonCrashLoop: the process ended again and again while it handled the message.
 	ReasonCrashLoop Reason = "crash_loop"
 	// ReasonOversized: the message's own headers leave no room for the notes.
 	ReasonOversized Reason = "oversized"
+	// ReasonCancelled: an operator took it out of its wait (operate.Cancel).
+	ReasonCancelled Reason = "cancelled"
 )

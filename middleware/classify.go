@@ -1,13 +1,15 @@
 package middleware
 
-// classes are the two ways to class an error that bears no mark.
+// classes are the ways to class an error that bears no mark.
 type classes struct {
 	classifiers []Classifier
+	later       []laterRule
 	otherwise   Class
 }
 
-// of returns the class of err as a mark: the error's own mark, else what the
-// first classifier with an opinion says, else the default. Code of the user
+// of returns the class of err as a mark: the error's own mark, else that of the
+// first rule of WithLaterFor, else what the first classifier with an opinion says,
+// else the default. Code of the user
 // that panics is told to fault and has no opinion.
 func (c classes) of(err error, fault func(what string, value any)) mark {
 	var found mark
@@ -18,6 +20,14 @@ func (c classes) of(err error, fault func(what string, value any)) mark {
 		return found
 	}
 
+	for _, rule := range c.later {
+		var matches bool
+		if value := contain(func() { matches = rule.match(err) }); value != nil {
+			fault("error panicked while it was compared", value)
+		} else if matches {
+			return mark{class: ClassRetryable, floor: rule.delay, later: true}
+		}
+	}
 	for _, classifier := range c.classifiers {
 		var class Class
 		var ok bool

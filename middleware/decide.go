@@ -44,6 +44,8 @@ type decision struct {
 	aside bool
 	// overdue is set where it asked to be set aside for longer than it may be.
 	overdue bool
+	// overBudget is set where the budget has changed the decision.
+	overBudget bool
 	// count and first are the failures so far and the time of the first, this
 	// one included.
 	count int

@@ -1,20 +1,28 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
 // Delivery is what the middleware and the accessors must know of the delivery
 // behind a message. The Subscriber attaches one to every message it hands out;
 // for a message of another Pub/Sub the middleware makes one of the metadata.
 //
-// The fields are set before Attach and only read afterwards.
+// The fields are set before Attach and only read afterwards, but for Placed and
+// Notes.Traceparent.
 type Delivery struct {
 	// Queue is the AMQP queue the message was consumed from.
 	Queue string
+	// MessageID and CorrelationID are the properties of that name, for the log
+	// lines: a producer that is not Watermill puts them nowhere else. Empty where
+	// the delivery has none.
+	MessageID, CorrelationID string
 	// Arrived is when this process received the delivery.
 	Arrived time.Time
 	// Notes are the retry state the message came with. At attempt 1 they hold
@@ -27,13 +35,34 @@ type Delivery struct {
 	Gone <-chan struct{}
 	// Closing is closed when the Subscriber begins to shut down. Nil means never.
 	Closing <-chan struct{}
+	// Redelivered is set where the broker has delivered the message before, and
+	// has it back from someone who did not settle it. See DeduplicationKey.
+	Redelivered bool
 	// Source is for the Subscriber that made the Delivery and its Republisher.
 	Source any
+	// Placed is what the Republisher made of the last Republish. One that knows
+	// sets it before it returns nil, in the same goroutine.
+	Placed Placed
 
 	msg   *message.Message
 	ctx   context.Context // of msg when this was attached
 	retry *DelayedRetry   // the innermost around the handler
 	outer *DelayedRetry   // the outermost
+
+	attempt attempt
+
+	handedOver bool            // the broker has confirmed a copy
+	entry      context.Context // of msg when it first entered a DelayedRetry
+	progress   uint32          // atomic; entry is read after it only
+}
+
+// Placed is what became of a message that was republished.
+type Placed struct {
+	// Delay is what the wait queue makes of the delay that was asked for; all
+	// rounds together where it is waited for in several.
+	Delay time.Duration
+	// Reason is set where the message could only be dead-lettered.
+	Reason Reason
 }
 
 type deliveryKey struct{}
@@ -41,12 +70,38 @@ type deliveryKey struct{}
 // Attach binds the delivery to msg and puts it into the message's context.
 // It must be called before msg is handed out.
 func (d *Delivery) Attach(msg *message.Message) {
-	d.msg, d.ctx, d.retry, d.outer = msg, msg.Context(), nil, nil
+	d.msg, d.ctx, d.retry, d.outer, d.attempt = msg, msg.Context(), nil, nil, attempt{}
+	d.handedOver, d.entry, d.progress = false, nil, waiting
 	msg.SetContext(context.WithValue(d.ctx, deliveryKey{}, d))
 }
 
 // Message returns the message the delivery was attached to.
 func (d *Delivery) Message() *message.Message { return d.msg }
+
+// LogFields returns what each log line about the delivery says of it: its
+// message_id, which is the UUID of a message without that property; its
+// correlation_id, which is Watermill's metadata or else the property, if there
+// is one; the message_uuid once it is attached; the attempt. The caller owns
+// the map.
+func (d *Delivery) LogFields() watermill.LogFields {
+	id, uuid, correlation := d.ids()
+	fields := watermill.LogFields{"attempt": attemptOf(d), "message_id": id}
+	if d.msg != nil {
+		fields["message_uuid"] = uuid
+	}
+	if correlation != "" {
+		fields["correlation_id"] = correlation
+	}
+	return fields
+}
+
+func (d *Delivery) ids() (id, uuid, correlation string) {
+	if d.msg == nil {
+		return d.MessageID, "", d.CorrelationID
+	}
+	uuid = d.msg.UUID
+	return cmp.Or(d.MessageID, uuid), uuid, cmp.Or(wmiddleware.MessageCorrelationID(d.msg), d.CorrelationID)
+}
 
 // DeliveryOf returns the delivery that belongs to msg. It is nil where msg has
 // none, and also where msg merely inherited the context of another message: a

@@ -36,7 +36,11 @@
 // around DelayedRetry looks like a shutdown, so that no attempt is counted; the
 // log says so. A PoisonQueue inside takes every error away before it can be
 // retried; the dead-letter queue stands in its place. A Deduplicator around or
-// inside swallows the retries, unless its key has the attempt in it.
+// inside swallows the retries, unless its key is [DeduplicationKey]. An InstantAck
+// anywhere leaves nothing to retry. docs/middlewares.md goes through all of them.
+//
+// A message that was handed over is not handed over again: where a middleware
+// outside calls for it a second time, nil is returned and the handler not called.
 //
 // Of two DelayedRetry the inner one acts, and the outer one sees a success. There
 // is no need for two where handlers differ: see [WithPolicyFor].
@@ -73,7 +77,7 @@
 // policy that panics is logged: the one has no opinion then, and in place of the
 // other a minute is waited for, a hundred failures at most.
 //
-// The mark [Later] is no failure: the message is set aside and comes back with
+// The mark [Later], or an error that [WithLaterFor] names, is no failure: the message is set aside and comes back with
 // its counts unchanged, for a day at most unless WithLaterLimit says otherwise.
 //
 // # Before the handler
@@ -92,11 +96,25 @@
 // WithMaxAge does not count here: a message whose consumer was away for longer
 // than that is still given the attempt it was promised.
 //
+// # Sparing a downstream
+//
+// A [Budget] that handlers share slows their retries down, or gives them up, while
+// too many fail ([WithBudget]); with probes it holds deliveries back as well.
+// Policies that draw at random, backoff.FullJitter for one, keep what failed together
+// from coming back together.
+//
 // # Produced messages
 //
 // Those of a handler that succeeds are returned untouched. Those of one that
 // fails are dropped, as the router does. When publishing them fails no
 // middleware sees it: the router nacks.
+//
+// # What is seen of it
+//
+// A line in the log for each message that is retried, set aside or dead-lettered,
+// and for trouble of the machinery (WithLogger). An [Event] for every decision, a
+// success included (WithObserver), of which the modules middleware/metrics and
+// middleware/tracing make metrics and spans. docs/monitoring.md lists them all.
 //
 // # What it does not do
 //

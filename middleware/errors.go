@@ -3,6 +3,7 @@ package middleware
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -26,14 +27,17 @@ type unsettledError struct {
 	msg     *message.Message
 	kind    error // ErrInterrupted or ErrNotHandedOver
 	cause   error
-	handler error // nil if the handler was not called
+	handler error  // nil if the handler was not called
+	text    string // of handler, as it is logged
+	tries   int    // of the hand-over
+	held    time.Duration
 }
 
 func (e *unsettledError) Error() string {
 	if e.handler == nil {
 		return fmt.Sprintf("%v: %v", e.kind, e.cause)
 	}
-	return fmt.Sprintf("%v: %v; handler: %v", e.kind, e.cause, e.handler)
+	return fmt.Sprintf("%v: %v; handler: %v", e.kind, e.cause, e.text)
 }
 
 func (e *unsettledError) Unwrap() []error {

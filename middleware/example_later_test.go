@@ -32,33 +32,17 @@ func ExampleLater() {
 	// handled after 1 attempt, set aside 10m0s 10m0s
 }
 
-// A circuit breaker that is open says nothing about the message. Its error is
-// marked by a middleware around it.
-func ExampleLater_circuitBreaker() {
+// A circuit breaker that is open says nothing about the message.
+func ExampleWithLaterFor() {
 	errOpen := errors.New("circuit breaker is open") // gobreaker.ErrOpenState
-	setAside := func(h message.HandlerFunc) message.HandlerFunc {
-		return func(msg *message.Message) ([]*message.Message, error) {
-			produced, err := h(msg)
-			if errors.Is(err, errOpen) {
-				err = middleware.Later(err, time.Minute)
-			}
-			return produced, err
-		}
-	}
-
-	broker := middlewaretest.NewBroker()
-	retry, _ := middleware.NewDelayedRetry(broker, tenfold)
 	open := true
-	handler := middlewaretest.Consumer(func(*message.Message) error { // CircuitBreaker around the handler
+	run(func(*message.Message) error { // CircuitBreaker around the handler
 		if open {
 			open = false
 			return errOpen
 		}
 		return nil
-	})
-	// router.AddMiddleware(retry.Middleware, setAside, breaker.Middleware)
-	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 7"))
-	fmt.Println(broker.Run(retry.Middleware(setAside(handler)), msg))
+	}, middleware.WithLaterFor(time.Minute, errOpen))
 	// Output: handled after 1 attempt, set aside 1m0s
 }
 

@@ -8,8 +8,12 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// errPastLimit is logged for a message that is not handled any more.
-var errPastLimit = errors.New("message arrived past its limit")
+// Logged for a message that is not handled any more.
+var (
+	errPastLimit = errors.New("message arrived past its limit: give all consumers of a queue the same policy and limits, " +
+		"or somebody has forged its count")
+	errPastDeadline = errors.New("message arrived past its deadline: its own expiration ended while it waited")
+)
 
 // returned reports whether the message was republished or set aside: only such
 // a one can be past a limit.
@@ -27,8 +31,13 @@ func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, e
 		return false, nil
 	}
 	return true, orNack(d.msg, func() error {
+		d.attempt.told = true
 		now := r.now().UTC()
-		log := r.newReport(ctx, d, errPastLimit)
+		why := errPastLimit
+		if reason == ReasonDeadline {
+			why = errPastDeadline
+		}
+		log := r.newReport(ctx, d, why, why.Error())
 		log.refused(reason)
 		notes := d.Notes
 		notes.Failures = min(notes.Failures, maxFailures)
@@ -108,6 +117,14 @@ func mostRetries(policy backoff.Policy) (retries int, known bool) {
 		return p.Retries, p.Retries > 0
 	case backoff.Fibonacci:
 		return p.Retries, p.Retries > 0
+	case backoff.DecorrelatedJitter:
+		return p.Retries, p.Retries > 0
+	case backoff.FullJitter:
+		return mostRetries(p.Policy)
+	case backoff.EqualJitter:
+		return mostRetries(p.Policy)
+	case backoff.BoundedJitter:
+		return mostRetries(p.Policy)
 	case backoff.Limit: // ends whatever is in it
 		if retries, known = mostRetries(p.Policy); known {
 			return min(retries, p.Retries), true

@@ -9,7 +9,7 @@ import (
 
 // fuzzed is one of the policies whose end is known, or of those whose end is not.
 func fuzzed(kind uint8, retries int, inner backoff.Policy) backoff.Policy {
-	switch kind % 12 {
+	switch kind % 16 {
 	case 0:
 		return backoff.None{}
 	case 1:
@@ -35,6 +35,14 @@ func fuzzed(kind uint8, retries int, inner backoff.Policy) backoff.Policy {
 			Cases:   []backoff.Case{{Match: func(error) bool { panic("match") }, Policy: inner}},
 			Default: backoff.None{},
 		}
+	case 11:
+		return backoff.FullJitter{Policy: inner}
+	case 12:
+		return backoff.EqualJitter{Policy: inner}
+	case 13:
+		return backoff.BoundedJitter{Policy: inner, Extra: 0.5}
+	case 14:
+		return backoff.DecorrelatedJitter{Initial: time.Second, Max: time.Minute, Retries: retries}
 	default:
 		return backoff.PolicyFunc(inner.Delay)
 	}
@@ -45,7 +53,8 @@ func fuzzed(kind uint8, retries int, inner backoff.Policy) backoff.Policy {
 func FuzzGuardKeepsWhatWasPromised(f *testing.F) {
 	f.Add(uint8(1), uint8(0), uint8(6), uint8(3), uint8(0), 3, false)
 	f.Add(uint8(6), uint8(10), uint8(2), uint8(9), uint8(0), 99, true)
-	f.Add(uint8(6), uint8(7), uint8(11), uint8(9), uint8(4), 4, true)
+	f.Add(uint8(6), uint8(7), uint8(15), uint8(9), uint8(4), 4, true)
+	f.Add(uint8(11), uint8(6), uint8(14), uint8(3), uint8(0), 3, true)
 	f.Fuzz(func(t *testing.T, outer, kind, other, retries, attempts uint8, failures int, matches bool) {
 		policy := fuzzed(outer, int(retries%20), fuzzed(kind, int(retries%7), backoff.Constant{Interval: time.Second}))
 		l := limits{policy: policy, maxAttempts: int(attempts % 30), rules: []rule{{

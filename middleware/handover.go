@@ -13,19 +13,27 @@ import (
 // and nacking would bring it back at once. It returns nil if the broker has
 // confirmed, else why the message could not be held any longer.
 func (r *DelayedRetry) holdUntil(
-	ctx context.Context, d *Delivery, now time.Time, log *report, try func() error,
+	ctx context.Context, delivery *Delivery, now time.Time, log *report, try func() error,
 ) *unsettledError {
-	arrived := d.Arrived
+	arrived := delivery.Arrived
 	if arrived.IsZero() {
 		arrived = now
 	}
+	tries, held := 0, time.Duration(0)
 	err := hold.Do(ctx, hold.Options{
-		Gone:      d.Gone,
-		Stop:      d.Closing,
-		Until:     arrived.Add(r.holdLimit),
-		Final:     isNotDelivered,
-		Failing:   log.handOverFails,
-		Recovered: log.handOverRecovered,
+		Gone:  delivery.Gone,
+		Stop:  delivery.Closing,
+		Until: arrived.Add(r.holdLimit),
+		Final: isNotDelivered,
+		Failed: func(err error, n int, d time.Duration) {
+			tries, held = n, d
+			r.observeFailing(ctx, delivery, err, n, d)
+		},
+		Failing: log.handOverFails,
+		Recovered: func(n int, d time.Duration) {
+			log.handOverRecovered(n, d)
+			r.observeRecovered(ctx, delivery, n, d)
+		},
 	}, try)
 	if err == nil {
 		return nil
@@ -35,7 +43,7 @@ func (r *DelayedRetry) holdUntil(
 	if errors.Is(err, hold.ErrGone) {
 		kind = ErrInterrupted
 	}
-	return &unsettledError{kind: kind, cause: err}
+	return &unsettledError{kind: kind, cause: err, tries: tries, held: held}
 }
 
 func isNotDelivered(err error) bool { return errors.Is(err, ErrNotDelivered) }

@@ -18,6 +18,9 @@ const (
 	// SetAsideKey is the delay for which the message was set aside last. It is
 	// absent where the last attempt failed.
 	SetAsideKey = "millpond-set-aside"
+	// ReturnKey says whether the message passes the user's exchange when it returns,
+	// where a topology.Strategy lets it. It is for the broker to read.
+	ReturnKey = "millpond-return"
 	// InnerKey is "true" where the last failure was decided on by a DelayedRetry
 	// that has another one around it.
 	InnerKey = "millpond-inner"
@@ -39,8 +42,17 @@ const (
 	// InterruptionsKey counts how often the message was set aside as a suspect
 	// of killing the process that handles it, decimal.
 	InterruptionsKey = "millpond-interruptions"
+	// WaitingSinceKey is when the message was republished or set aside last.
+	WaitingSinceKey = "millpond-waiting-since"
+	// TraceparentKey is the span of the attempt before this one, as W3C Trace
+	// Context writes it.
+	TraceparentKey = "millpond-traceparent"
 	// PublishKey is the nonce of the last publish.
 	PublishKey = "millpond-publish"
+	// UnreadableKey stands for all headers of a message that the client library
+	// cannot read; its value are their bytes, as AMQP writes a table. Such a message
+	// is dead-lettered.
+	UnreadableKey = "millpond-unreadable"
 )
 
 // Headers of a dead letter. They stand instead of the live notes, so that one
@@ -63,3 +75,8 @@ const (
 	// DeadHistoryKey is the history as JSON, also that of earlier rounds.
 	DeadHistoryKey = "millpond-dead-history"
 )
+
+// ReplaysKey counts how often a dead letter was moved back by the operator's tool
+// (package operate), decimal. It belongs to neither kind of notes: it stays on
+// the message.
+const ReplaysKey = "millpond-replays"

@@ -20,7 +20,8 @@ const (
 // alone. A d of 0 or less means the shortest delay there is.
 //
 // Of nil it is nil, as with every mark: a handler that returns it has succeeded.
-// See Permanent for how marks are found.
+// See Permanent for how marks are found, and WithLaterFor for errors that cannot be
+// marked.
 //
 // Where the message would come back later than WithLaterLimit allows, Later means
 // RetryAfter: the attempt has failed. Where it would come back after its own
@@ -66,5 +67,6 @@ func (f failure) recordAside(delay time.Duration) Notes {
 	n.NotBefore = time.Time{}
 	n.Interruptions = 0
 	n.SetAside = delay
+	n.WaitingSince = f.now
 	return n
 }

@@ -120,13 +120,13 @@ func TestRecordOfSettingAside(t *testing.T) {
 	}
 	f := failure{err: errTest, mark: later(time.Minute), now: noon, notes: brought, at: place{handler: "billing"}}
 	want := brought
-	want.SetAside, want.NotBefore, want.Interruptions = time.Minute, time.Time{}, 0
+	want.SetAside, want.NotBefore, want.Interruptions, want.WaitingSince = time.Minute, time.Time{}, 0, noon
 	if got := f.record(decision{aside: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
 	}
 
 	f.notes = Notes{}
-	want = Notes{FirstSeen: noon, SetAside: time.Minute}
+	want = Notes{FirstSeen: noon, SetAside: time.Minute, WaitingSince: noon}
 	if got := f.record(decision{aside: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
 	}

@@ -37,6 +37,13 @@ type Notes struct {
 	// Interruptions is how often the message was set aside as a suspect of
 	// killing the process. A handler that returns clears it of suspicion.
 	Interruptions int
+	// WaitingSince is when the message was republished or set aside last; the
+	// rounds of a longer wait do not change it.
+	WaitingSince time.Time
+	// Traceparent is the span of the last attempt, as W3C Trace Context writes it:
+	// what the tracing middleware of this attempt links to, and puts its own in
+	// the place of. Empty where nobody traces.
+	Traceparent string
 	// History has an entry for each failed attempt, oldest first. After a dead
 	// letter was moved back it begins with the attempts of the earlier rounds.
 	History []HistoryEntry
@@ -63,7 +70,7 @@ var liveKeys = map[string]bool{
 	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
 	DelayKey: true, SetAsideKey: true, InnerKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
 	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true,
-	HistoryKey: true, InterruptionsKey: true, PublishKey: true,
+	HistoryKey: true, InterruptionsKey: true, ReturnKey: true, WaitingSinceKey: true, TraceparentKey: true, PublishKey: true,
 }
 
 // IsLiveKey reports whether key is one of the live notes: a header that counts
@@ -98,6 +105,8 @@ func (n Notes) Headers(queue string) map[string]string {
 	putTime(h, FirstFailureKey, n.FirstFailure)
 	putTime(h, NotBeforeKey, n.NotBefore)
 	putTime(h, DeadlineKey, n.Deadline)
+	putTime(h, WaitingSinceKey, n.WaitingSince)
+	putString(h, TraceparentKey, traceparent(n.Traceparent))
 	if n.Delay > 0 {
 		h[DelayKey] = n.Delay.String()
 	}
@@ -145,20 +154,21 @@ func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
 	owner, live := get(QueueKey)
 	if live = live && owner == queue; !live {
 		if owner, dead := get(DeadQueueKey); dead && owner == queue {
-			n.OriginExchange, _ = get(OriginExchangeKey)
-			n.OriginRoutingKey, _ = get(OriginRoutingKeyKey)
+			n.readOrigin(get)
 		}
 		return n
 	}
 
 	text := func(key string) string { v, _ := get(key); return v }
-	n.OriginExchange, n.OriginRoutingKey = text(OriginExchangeKey), text(OriginRoutingKeyKey)
+	n.readOrigin(get)
 	n.Failures = parseCount(text(FailuresKey))
 	n.Interruptions = parseCount(text(InterruptionsKey))
 	n.FirstSeen = parseTime(text(FirstSeenKey))
 	n.FirstFailure = parseTime(text(FirstFailureKey))
 	n.NotBefore = parseTime(text(NotBeforeKey))
 	n.Deadline = parseTime(text(DeadlineKey))
+	n.WaitingSince = parseTime(text(WaitingSinceKey))
+	n.Traceparent = traceparent(text(TraceparentKey))
 	n.Delay = parseDelay(text(DelayKey))
 	n.SetAside = parseDelay(text(SetAsideKey))
 	n.Inner = text(InnerKey) == "true"
@@ -172,4 +182,17 @@ func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
 		n.History = live
 	}
 	return n
+}
+
+// maxName is AMQP's limit for an exchange and a routing key, in bytes.
+const maxName = 255
+
+// readOrigin reads where the message first came from. What is longer than a name
+// can be is forged, and absent.
+func (n *Notes) readOrigin(get func(key string) (string, bool)) {
+	exchange, _ := get(OriginExchangeKey)
+	routingKey, _ := get(OriginRoutingKeyKey)
+	if len(exchange) <= maxName && len(routingKey) <= maxName {
+		n.OriginExchange, n.OriginRoutingKey = exchange, routingKey
+	}
 }

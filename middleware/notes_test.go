@@ -24,6 +24,7 @@ func someNotes() middleware.Notes {
 		Failures: 2, FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), Delay: 90 * time.Second,
 		SetAside: time.Hour, Inner: true, Interruptions: 2, NotBefore: noon.Add(time.Minute), Error: "boom: ümläut", Class: middleware.ClassRetryable,
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
+		WaitingSince: noon.Add(time.Second), Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		History: []middleware.HistoryEntry{
 			{Attempt: 1, At: noon, Handler: "billing", Class: middleware.ClassRetryable, Error: "first", Delay: "1s"},
 			{Attempt: 2, At: noon.Add(time.Second), Class: middleware.ClassRetryable, Error: "boom", Delay: "1m30s"},
@@ -70,6 +71,8 @@ func TestLiveNotesAreInTheseHeaders(t *testing.T) {
 		"millpond-origin-exchange":    "shop",
 		"millpond-origin-routing-key": "order.created",
 		"millpond-deadline":           "2026-03-01T13:00:00.123456789Z",
+		"millpond-waiting-since":      "2026-03-01T12:00:01.123456789Z",
+		"millpond-traceparent":        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		"millpond-history": `[{"attempt":1,"at":"2026-03-01T12:00:00.123456789Z","handler":"billing","class":"retryable",` +
 			`"error":"first","delay":"1s"},{"attempt":2,"at":"2026-03-01T12:00:01.123456789Z","class":"retryable",` +
 			`"error":"boom","delay":"1m30s"}]`,
@@ -174,7 +177,12 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		"set aside: negative":       {middleware.SetAsideKey, "-1s", middleware.Notes{}},
 		"inner: garbage":            {middleware.InnerKey, "yes", middleware.Notes{}},
 		"deadline: garbage":         {middleware.DeadlineKey, "1772366400", middleware.Notes{}},
+		"exchange: too long":        {middleware.OriginExchangeKey, strings.Repeat("e", 256), middleware.Notes{}},
+		"routing key: too long":     {middleware.OriginRoutingKeyKey, strings.Repeat("k", 256), middleware.Notes{}},
 		"class: unknown":            {middleware.ClassKey, strings.Repeat("fatal", 1000), middleware.Notes{}},
+		"waiting since: garbage":    {middleware.WaitingSinceKey, "now", middleware.Notes{}},
+		"traceparent: garbage":      {middleware.TraceparentKey, "00-\xff-00f067aa0ba902b7-01", middleware.Notes{}},
+		"traceparent: too long":     {middleware.TraceparentKey, strings.Repeat("0", 129), middleware.Notes{}},
 		"history: garbage":          {middleware.HistoryKey, "{", middleware.Notes{}},
 		"history: another shape":    {middleware.HistoryKey, `{"attempt":1}`, middleware.Notes{}},
 		"history: too long":         {middleware.HistoryKey, "[" + strings.Repeat(" ", middleware.MaxHistoryBytes) + "]", middleware.Notes{}},

@@ -26,7 +26,10 @@ type settings struct {
 	logger          watermill.LoggerAdapter
 	holdLimit       time.Duration
 	kept            kept
+	budget          spending
+	errorText       func(error) string // nil: errorText
 	deadLetterHooks []func(context.Context, DeadLetter)
+	tell            []func(context.Context, Event)
 	problems        []error
 }
 
@@ -129,6 +132,7 @@ func newSettings(policy backoff.Policy, options []Option) (settings, error) {
 	for i, rule := range s.limits.rules {
 		s.check(rule.policy, fmt.Sprintf("WithPolicyFor %d: ", i+1))
 	}
+	s.checkBudget()
 	return s, errors.Join(s.problems...)
 }
 

@@ -88,6 +88,9 @@ func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
 		if errors.Is(err, backoff.ErrNoEnd) != test.refused || (err != nil) != test.refused {
 			t.Errorf("%s: got %v", name, err)
 		}
+		if test.refused && !strings.Contains(err.Error(), "policy is not known to stop retrying") {
+			t.Errorf("%s: got %v", name, err)
+		}
 	}
 }
 

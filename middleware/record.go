@@ -17,6 +17,7 @@ func (f failure) record(d decision, text string) Notes {
 	n.FirstSeen = notAfter(n.FirstSeen, f.now)
 	n.Delay = d.delay
 	n.SetAside = 0
+	n.WaitingSince = time.Time{}
 	n.Inner = f.inner
 	n.NotBefore = time.Time{}
 	n.Interruptions = 0
@@ -35,6 +36,7 @@ func (f failure) record(d decision, text string) Notes {
 	}
 	if d.reason == "" {
 		entry.Delay = d.delay.String()
+		n.WaitingSince = f.now
 	} else {
 		n.DeadAt = f.now
 	}

@@ -20,7 +20,7 @@ func TestRecordOfARetry(t *testing.T) {
 	}
 	got := f.record(decision{delay: time.Minute, count: 2, first: earlier}, "second")
 	want := Notes{
-		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Minute,
+		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Minute, WaitingSince: noon,
 		Error: "second", Class: ClassRetryable, Handler: "billing",
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 		History: []HistoryEntry{
@@ -35,7 +35,10 @@ func TestRecordOfARetry(t *testing.T) {
 
 func TestRecordOfADeadLetter(t *testing.T) {
 	t.Parallel()
-	f := failure{err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassPermanent}, now: noon}
+	f := failure{
+		err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassPermanent}, now: noon,
+		notes: Notes{WaitingSince: noon.Add(-time.Minute)},
+	}
 	got := f.record(decision{reason: ReasonPermanent, count: 1, first: noon}, "boom")
 	want := Notes{
 		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: ClassPermanent,

@@ -2,6 +2,7 @@ package middleware_test
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,10 +57,10 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	}
 	line := lines[watermill.ErrorLogLevel][0]
 	fields := watermill.LogFields{
-		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
 	}
 	if line.Msg != "Message dead-lettered without being handled" || !reflect.DeepEqual(line.Fields, fields) ||
-		line.Err.Error() != "message arrived past its limit" {
+		!strings.HasPrefix(line.Err.Error(), "message arrived past its limit: give all consumers of a queue the same policy and limits") {
 		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
 	}
 }

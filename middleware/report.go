@@ -7,35 +7,33 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
 // report writes the log lines of one attempt. No line holds a payload or a
 // stack, and every error text is cut.
 type report struct {
 	logger watermill.LoggerAdapter
-	err    error  // the handler's, or why it was not called
-	text   string // its text, uncut
+	plain  watermill.LoggerAdapter // without the decision
+	class  string                  // of the decision; "" if it has none
+	err    error                   // the handler's, or why it was not called
+	text   string                  // its text, uncut
 	at     place
 }
 
-func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error) *report {
+func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error, text string) *report {
 	at := placeOf(ctx, d)
-	fields := watermill.LogFields{
-		"message_uuid": d.msg.UUID,
-		"handler":      at.handler,
-		"queue":        at.queue,
-		"topic":        at.topic,
-		"attempt":      attemptOf(d),
-	}
-	if id := wmiddleware.MessageCorrelationID(d.msg); id != "" {
-		fields["correlation_id"] = id
-	}
-	return &report{logger: r.logger.With(fields), err: err, text: errorText(err), at: at}
+	fields := d.LogFields()
+	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
+	return &report{logger: r.logger.With(fields), err: err, text: text, at: at}
 }
 
-func (l *report) settledByHandler() {
-	l.logger.Info("Handler failed, but has acked or nacked the message itself: not retried", l.withError(nil))
+func (l *report) ackedTooEarly() {
+	l.logger.Error("Handler failed after its message was acked: it is lost and cannot be retried; "+
+		"leave InstantAck out, and ack in no handler", forLog(l.err, l.text), nil)
+}
+
+func (l *report) nackedByHandler() {
+	l.logger.Info("Handler failed, but has nacked the message itself: not retried", l.withError(nil))
 }
 
 func (l *report) interrupted(cause error) {
@@ -76,6 +74,13 @@ func (l *report) decided(f failure, d decision) {
 	} else {
 		fields["delay"] = d.delay
 	}
+	if d.overBudget {
+		fields["over_budget"] = true
+	}
+	l.plain, l.class = l.logger, string(f.mark.class)
+	if d.aside {
+		l.class = ""
+	}
 	l.logger = l.logger.With(fields)
 }
 
@@ -95,6 +100,16 @@ func (l *report) handedOver(t transfer) {
 	default:
 		l.logger.Info("Message will be retried", l.withError(nil))
 	}
+}
+
+// notRetried reports a message that was decided to be retried, but could only be
+// dead-lettered.
+func (l *report) notRetried(reason Reason) {
+	fields := watermill.LogFields{"reason": string(reason)}
+	if l.class != "" {
+		fields["class"] = l.class
+	}
+	l.plain.Error("Message dead-lettered", forLog(l.err, l.text), fields)
 }
 
 // notKept reports a metadata value that does not travel.

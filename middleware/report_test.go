@@ -35,7 +35,7 @@ func TestLogOfARetry(t *testing.T) {
 	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
 	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 	want := watermill.LogFields{
-		"message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "", "queue": "orders", "topic": "",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "", "queue": "orders", "topic": "",
 		"attempt": 2, "delay": 10 * time.Second, "class": "retryable", "error": "boom",
 	}
 	if line.Msg != "Message will be retried" || !reflect.DeepEqual(line.Fields, want) {
@@ -48,7 +48,7 @@ func TestLogOfADeadLetter(t *testing.T) {
 	msg := newMessage(middleware.Delivery{})
 	line := logged(t, watermill.ErrorLogLevel, failsWith(middleware.Permanent(errBoom)), msg)
 	want := watermill.LogFields{
-		"message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "class": "permanent", "reason": "permanent",
 	}
 	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" || !reflect.DeepEqual(line.Fields, want) {

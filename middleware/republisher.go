@@ -30,4 +30,5 @@ type Republisher interface {
 // ErrNotDelivered is returned (wrapped) by a Republisher for a message that no
 // Subscriber of its own delivered, a copy for example: there is no delivery to
 // republish, and trying again cannot help.
-var ErrNotDelivered = errors.New("message was not delivered by this client's subscriber")
+var ErrNotDelivered = errors.New("message was not delivered by this client's subscriber: " +
+	"make the subscriber with the client (Client.NewSubscriber), and pass on the message itself, no copy")

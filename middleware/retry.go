@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/observe"
 )
 
 // DelayedRetry is a Watermill middleware that hands a message whose handler
@@ -20,7 +21,9 @@ import (
 type DelayedRetry struct {
 	republisher Republisher
 	settings
-	now func() time.Time
+	now       func() time.Time
+	observers *observe.List[Event] // nil if nobody observes
+	order     order
 }
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure
@@ -42,7 +45,7 @@ func NewDelayedRetry(republisher Republisher, policy backoff.Policy, options ...
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
 		}
 	}
-	return &DelayedRetry{republisher: republisher, settings: s, now: time.Now}, nil
+	return &DelayedRetry{republisher: republisher, settings: s, now: time.Now, observers: s.newObservers()}, nil
 }
 
 // Middleware returns h with delayed retries around it. Where h succeeds its
@@ -61,26 +64,57 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 			d = adopt(msg)
 			ctx = msg.Context()
 		}
+		d.enter(ctx)
+		if d.handedOver { // a copy is confirmed: a second one would come back beside it
+			r.noticeAgain(ctx, d)
+			return nil, nil
+		}
 		d.retry = r
 		if d.outer == nil {
 			d.outer = r
 		}
+		if d.outer == r {
+			d.attempt = attempt{}
+		}
 		// The context the delivery was attached to: ctx is wrapped around it by the
 		// router, several times, and asking it costs more than all the rest. One
 		// that ends in between is noticed after the handler.
-		if cause := interruption(d.ctx, d); cause != nil {
-			return nil, &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
+		// The context of a message that is acked already is done as well, but no
+		// delivery will follow: an InstantAck outside.
+		if cause := interruption(d.ctx, d); cause != nil && !isAcked(msg) {
+			err := &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
+			r.observeUnsettled(ctx, d, err)
+			return nil, d.unsettled(err)
 		}
 		if d.Notes.returned() {
 			if refused, err := r.refuse(ctx, d); refused {
-				return nil, err
+				return nil, d.unsettled(err)
 			}
 		}
+		if r.budget.Budget != nil && r.budget.cfg.Probes > 0 {
+			if held, err := r.holdBack(ctx, d); held {
+				return nil, d.unsettled(err)
+			}
+		}
+		if r.observers != nil {
+			d.attempt.began = time.Now()
+		}
+		keys := len(msg.Metadata)
 		produced, err := call(h, msg)
+		d.attempt.ended()
+		if len(msg.Metadata) != keys {
+			r.noticeInner(ctx, d, err)
+		}
 		if err == nil {
+			if r.budget.Budget != nil {
+				r.tellOfBudget(ctx, d, r.budget.handled(false))
+			}
+			if r.observers != nil {
+				r.observeHandled(ctx, d)
+			}
 			return produced, nil
 		}
-		return nil, r.settle(ctx, d, err)
+		return nil, d.unsettled(r.settle(ctx, d, err))
 	}
 }
 

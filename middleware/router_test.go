@@ -43,14 +43,14 @@ func (l looped) send(topic string, msg *message.Message, headers map[string]stri
 
 // running is a router with one handler of topic "orders" behind a DelayedRetry.
 // What the handler returns goes to topic "out".
-func running(t *testing.T, h message.HandlerFunc) *gochannel.GoChannel {
+func running(t *testing.T, h message.HandlerFunc, options ...middleware.Option) *gochannel.GoChannel {
 	t.Helper()
 	pubSub := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{})
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	router.AddMiddleware(newRetry(t, looped{pubSub}).Middleware)
+	router.AddMiddleware(newRetry(t, looped{pubSub}, options...).Middleware)
 	router.AddHandler("billing", "orders", pubSub, "out", pubSub, h)
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()

@@ -77,10 +77,12 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	broker := middlewaretest.NewBroker()
+	decided := make(chan bool, 4)
 	retry := newRetry(t, broker,
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Topic: "orders"}, every(2)),
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing"}, every(3)),
 		middleware.WithPolicyFor(middleware.Selector{Topic: "orders"}, every(4)),
+		middleware.WithObserver(middleware.ObserverFunc(func(context.Context, middleware.Event) { decided <- true })),
 	)
 	router.AddMiddleware(retry.Middleware)
 	last := make(chan bool, 4)
@@ -104,6 +106,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 		if <-last {
 			t.Error("LastAttempt is true")
 		}
+		<-decided // closing the router would interrupt what comes after the handler
 	}
 	if err := errors.Join(router.Close(), <-ended, pubSub.Close()); err != nil {
 		t.Fatal(err)

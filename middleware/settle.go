@@ -31,22 +31,36 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 	if isUnsettled(err, d.msg) {
 		return err
 	}
-	log := r.newReport(ctx, d, err)
-	if isSettled(d.msg) {
-		log.settledByHandler()
+	d.attempt.told = true
+	log := r.newReport(ctx, d, err, r.textOf(err))
+	if acked := isAcked(d.msg); acked || isNacked(d.msg) {
+		if acked {
+			log.ackedTooEarly()
+		} else {
+			log.nackedByHandler()
+		}
+		r.observe(ctx, d, EventSelfSettled, d.msg.Nack, func(e *Event) { e.Err = err })
 		return err
 	}
 	if cause := interruption(ctx, d); cause != nil {
 		log.interrupted(cause)
-		return &unsettledError{msg: d.msg, kind: ErrInterrupted, cause: cause, handler: err}
+		unsettled := &unsettledError{msg: d.msg, kind: ErrInterrupted, cause: cause, handler: err, text: cutText(log.text, maxLogBytes)}
+		r.observeUnsettled(ctx, d, unsettled)
+		return unsettled
 	}
 
 	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.Notes, now: r.now().UTC()}
 	f.mark = r.classes.of(err, log.fault)
 	decided := r.limits.decide(f)
+	if r.budget.Budget != nil && !decided.aside {
+		r.tellOfBudget(ctx, d, r.budget.handled(f.mark.class == ClassRetryable))
+		if decided.reason == "" {
+			r.spend(ctx, d, f, &decided)
+		}
+	}
 	log.decided(f, decided)
 	return r.handOver(ctx, d, log, transfer{
-		notes: f.record(decided, log.text), delay: decided.delay, aside: decided.aside, err: err, now: f.now,
+		notes: f.record(decided, log.text), delay: decided.delay, aside: decided.aside, overBudget: decided.overBudget, err: err, now: f.now,
 	})
 }
 
@@ -58,11 +72,17 @@ type transfer struct {
 	aside bool
 	err   error // of the handler; nil if it was not called
 	now   time.Time
+	// overBudget is set where the budget has changed the decision.
+	overBudget bool
 }
+
+// placed notes that the message could only be dead-lettered.
+func (t *transfer) placed(reason Reason) { t.notes.Reason = reason }
 
 // handOver returns nil once the broker has confirmed the message.
 func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t transfer) error {
 	t.notes.Metadata = r.kept.of(d.msg.Metadata, log.notKept)
+	d.Placed = Placed{}
 	// A publish that has begun is finished, whatever becomes of the handler.
 	detached := context.WithoutCancel(ctx)
 	failed := r.holdUntil(ctx, d, t.now, log, func() error {
@@ -72,22 +92,31 @@ func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t
 		return r.republisher.Republish(detached, d.msg, t.delay, t.notes)
 	})
 	if failed != nil {
-		failed.msg, failed.handler = d.msg, t.err
+		failed.msg, failed.handler, failed.text = d.msg, t.err, cutText(log.text, maxLogBytes)
+		r.observeUnsettled(ctx, d, failed)
 		return failed
 	}
-	log.handedOver(t)
+	d.handedOver = true
+	if reason := d.Placed.Reason; reason != "" && t.notes.Reason == "" {
+		log.notRetried(reason)
+		t.placed(reason)
+	} else {
+		log.handedOver(t)
+	}
+	r.observeHandedOver(ctx, d, t)
 	if t.notes.Reason != "" {
 		r.tellOfDeadLetter(ctx, d, log, t)
 	}
 	return nil
 }
 
-// isSettled reports whether msg was acked or nacked.
-func isSettled(msg *message.Message) bool {
+func isAcked(msg *message.Message) bool { return isClosed(msg.Acked()) }
+
+func isNacked(msg *message.Message) bool { return isClosed(msg.Nacked()) }
+
+func isClosed(done <-chan struct{}) bool {
 	select {
-	case <-msg.Acked():
-		return true
-	case <-msg.Nacked():
+	case <-done:
 		return true
 	default:
 		return false

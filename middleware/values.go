@@ -3,6 +3,7 @@ package middleware
 import (
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -47,6 +48,19 @@ func parseCount(s string) int {
 		return maxFailures
 	}
 	return 0
+}
+
+// maxTraceparentBytes bounds a forged traceparent; those of version 00 have 55
+// bytes, later ones may have more.
+const maxTraceparentBytes = 128
+
+// traceparent returns s if it may be one: lower-case hexadecimal and dashes.
+func traceparent(s string) string {
+	foreign := func(r rune) bool { return !strings.ContainsRune("0123456789abcdef-", r) }
+	if len(s) > maxTraceparentBytes || strings.ContainsFunc(s, foreign) {
+		return ""
+	}
+	return s
 }
 
 func isRange(err error) bool { return errors.Is(err, strconv.ErrRange) }

@@ -55,3 +55,19 @@ func ExampleBroker_Calls() {
 	// orders dead: false delay: 1s failures: 1
 	// orders dead: true delay: 0s failures: 2
 }
+
+// While the hand-over fails, the middleware neither acks nor dead-letters: it
+// holds the message, here until the Subscriber closes.
+func ExampleErrRefused() {
+	broker := middlewaretest.NewBroker()
+	broker.FailNext(1, nil)
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	closing := make(chan struct{})
+	close(closing)
+
+	result := broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil))
+	fmt.Println(result.Outcome, errors.Is(result.Err, middlewaretest.ErrRefused), len(broker.DeadLetters()))
+	// Output:
+	// nacked true 0
+}

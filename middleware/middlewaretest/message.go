@@ -65,7 +65,7 @@ func redeliver(
 
 // setBack returns the notes with every time earlier by d.
 func setBack(n middleware.Notes, d time.Duration) middleware.Notes {
-	for _, t := range []*time.Time{&n.FirstSeen, &n.FirstFailure, &n.NotBefore, &n.Deadline} {
+	for _, t := range []*time.Time{&n.FirstSeen, &n.FirstFailure, &n.NotBefore, &n.Deadline, &n.WaitingSince} {
 		if !t.IsZero() {
 			*t = t.Add(-d)
 		}

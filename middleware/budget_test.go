@@ -1,0 +1,265 @@
+package middleware_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// spender is a handler with a budget and a log of what became of its failures.
+type spender struct {
+	t       *testing.T
+	budget  *middleware.Budget
+	broker  *middlewaretest.Broker
+	retry   *middleware.DelayedRetry
+	logger  *watermill.CaptureLoggerAdapter
+	handled int
+}
+
+// newSpender has the policy 1s 1m.
+func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware.Option) *spender {
+	t.Helper()
+	budget, err := middleware.NewBudget(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &spender{t: t, budget: budget, broker: middlewaretest.NewBroker(), logger: watermill.NewCaptureLogger()}
+	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
+	s.retry, err = middleware.NewDelayedRetry(s.broker, backoff.List{time.Second, time.Minute}, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// deliver has a fresh message handled with err, and returns what became of it.
+func (s *spender) deliver(err error) string { return s.deliverAs(middleware.Delivery{}, err) }
+
+func (s *spender) deliverAs(d middleware.Delivery, err error) string {
+	s.t.Helper()
+	before, called := len(s.broker.Calls()), s.handled
+	_, result := s.retry.Middleware(func(*message.Message) ([]*message.Message, error) {
+		s.handled++
+		return nil, err
+	})(newMessage(d))
+	if result != nil {
+		s.t.Fatal(result)
+	}
+	calls := s.broker.Calls()[before:]
+	switch {
+	case len(calls) == 0:
+		return "handled"
+	case calls[0].Dead:
+		return string(calls[0].Notes.Reason)
+	case calls[0].SetAside && called == s.handled:
+		return "held back " + calls[0].Delay.String()
+	default:
+		return calls[0].Delay.String()
+	}
+}
+
+func (s *spender) expect(err error, want ...string) {
+	s.t.Helper()
+	var got []string
+	for range want {
+		got = append(got, s.deliver(err))
+	}
+	if !slices.Equal(got, want) {
+		s.t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 4})
+		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
+		s.expect(middleware.Permanent(errBoom), "permanent")
+		s.expect(middleware.Later(errBoom, time.Second), "1s") // no failure, no retry
+		if got, want := s.budget.State(), (middleware.BudgetState{Closed: true, Deliveries: 6, Failed: 5, Retries: 3}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		// Half the share opens it: 6 of 24, but not 6 of 20.
+		for range 13 {
+			s.expect(nil, "handled")
+		}
+		s.expect(errBoom, "1m0s")
+		s.expect(nil, "handled", "handled", "handled", "handled")
+		s.expect(errBoom, "1s")
+		lines := s.logger.Captured()
+		if closed := lines[watermill.ErrorLogLevel]; closed[0].Msg != "Retry budget is closed" || closed[0].Fields["failed"] != 4 {
+			t.Errorf("logged %+v", closed)
+		}
+		if !s.logger.Has(watermill.CapturedMessage{
+			Level: watermill.InfoLogLevel, Msg: "Retry budget is open again",
+			Fields: watermill.LogFields{"deliveries": 24, "failed": 6, "retries": 3},
+		}) {
+			t.Errorf("logged %+v", lines)
+		}
+	})
+}
+
+func TestBudgetForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		s.expect(errBoom, "1s", "1m0s")
+		time.Sleep(8 * time.Second)
+		s.expect(errBoom, "1m0s")
+		time.Sleep(2 * time.Second) // the first two are out of the window, one of one is left
+		s.expect(errBoom, "1m0s")
+		time.Sleep(11 * time.Second) // nothing is
+		s.expect(errBoom, "1s")
+	})
+}
+
+func TestBudgetOfRetriesAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute})
+		slow.expect(errBoom, "1s", "1s", "1m0s", "1m0s")
+		dead := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute, DeadLetter: true})
+		dead.expect(errBoom, "1s", "1s", "over_budget", "over_budget")
+		time.Sleep(time.Minute + time.Second)
+		slow.expect(errBoom, "1s", "1s", "1m0s")
+		dead.expect(errBoom, "1s", "1s", "over_budget")
+		last := dead.broker.DeadLetters()[2].Notes
+		if last.Failures != 1 || len(last.History) != 1 || last.Error != "boom" {
+			t.Errorf("the dead letter has %+v", last)
+		}
+	})
+}
+
+func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, middleware.WithMaxAge(time.Minute))
+		s.expect(errBoom, "1s", "1s")
+		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
+		s.expect(errBoom, "1s")
+		soon := middleware.Delivery{Notes: middleware.Notes{Deadline: time.Now().Add(time.Minute)}}
+		if got := s.deliverAs(soon, errBoom); got != "1s" {
+			t.Errorf("got %s", got)
+		}
+		s.expect(errBoom, "1h0m0s")
+	})
+}
+
+// While it is closed only probes reach the handler.
+func TestBudgetHoldsBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 2})
+		s.expect(errBoom, "1s", "1m0s") // closed
+		s.expect(errBoom, "1m0s", "1m0s", "held back 1m0s", "held back 1m0s")
+		held := s.broker.Calls()[5].Notes
+		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
+			t.Errorf("an attempt was counted: %+v", held)
+		}
+		suspect := middleware.Delivery{Notes: middleware.Notes{Interruptions: 2}}
+		if got := s.deliverAs(suspect, errBoom); got != "held back 1m0s" {
+			t.Fatal(got)
+		}
+		if calls := s.broker.Calls(); calls[len(calls)-1].Notes.Interruptions != 2 {
+			t.Error("held back is not handled: the suspicion is still there")
+		}
+		// One held back for long enough is handled all the same.
+		old := middleware.Delivery{Notes: middleware.Notes{FirstSeen: time.Now().Add(-24 * time.Hour)}}
+		if got := s.deliverAs(old, nil); got != "handled" {
+			t.Error(got)
+		}
+		// And one that would come back too late.
+		late := middleware.Delivery{Notes: middleware.Notes{Deadline: time.Now().Add(time.Second)}}
+		if got := s.deliverAs(late, nil); got != "handled" {
+			t.Error(got)
+		}
+		time.Sleep(9 * time.Second)
+		s.expect(nil, "held back 1m0s")
+		time.Sleep(2 * time.Second) // probes again, and of what is left nothing fails
+		s.expect(nil, "handled", "handled", "handled", "handled")
+	})
+}
+
+func TestBadBudgets(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewBudget(middleware.BudgetConfig{
+		Window: time.Millisecond, Share: 1.5, Minimum: -1, Retries: -2, Probes: -3, Delay: -time.Second,
+	})
+	for _, want := range []string{"window 1ms", "share 1.5", "minimum -1", "retries -2", "probes -3", "delay -1s"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want it to name %s", err, want)
+		}
+	}
+	for want, cfg := range map[string]middleware.BudgetConfig{
+		"neither share nor retries": {},
+		"with a share":              {Retries: 1, Probes: 1},
+		"set one":                   {Share: 0.5, Probes: 1, DeadLetter: true},
+	} {
+		if _, err := middleware.NewBudget(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlisted := backoff.Limit{Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Second, true }), Retries: 3}
+	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), unlisted, middleware.WithBudget(budget))
+	if err == nil || !strings.Contains(err.Error(), "set Delay of the BudgetConfig") {
+		t.Errorf("got %v", err)
+	}
+	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, middleware.WithBudget(nil))
+	if err == nil || !strings.Contains(err.Error(), "WithBudget: budget is nil") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBudgetSharedByManyHandlers(t *testing.T) {
+	t.Parallel()
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Hour, Retries: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker := middlewaretest.NewBroker()
+	var wg sync.WaitGroup
+	for range 8 {
+		retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			for i := range 50 {
+				var failure error
+				if i%2 == 0 {
+					failure = errBoom
+				}
+				if _, err := retry.Middleware(failsWith(failure))(newMessage(middleware.Delivery{})); err != nil {
+					t.Error(err)
+				}
+				budget.State()
+			}
+		})
+	}
+	wg.Wait()
+	delays := map[time.Duration]int{}
+	for _, call := range broker.Calls() {
+		delays[call.Delay]++
+	}
+	if got := fmt.Sprint(delays); got != "map[1s:100 1m0s:100]" {
+		t.Errorf("got %s", got)
+	}
+	if got, want := budget.State(), (middleware.BudgetState{Closed: true, Deliveries: 400, Failed: 200, Retries: 100}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,129 @@
+package middleware_test
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// One budget for all handlers that call the same downstream. Here every delivery
+// fails: the first window grants two retries, and what comes beyond waits as long
+// as the budget says.
+func ExampleNewBudget() {
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+		Window: time.Hour, Retries: 2, Delay: 5 * time.Minute,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget), middleware.WithMaxAttempts(5))
+	fmt.Println("closed:", budget.State().Closed)
+	// Output:
+	// dead-lettered (exhausted) after 5 attempts, delays 1s 10s 5m0s 8m20s
+	// closed: true
+}
+
+func ExampleNewBudget_invalid() {
+	_, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Millisecond, Probes: 1})
+	fmt.Println(err)
+	// Output:
+	// new budget: window 1ms is shorter than 10ms
+	// neither share nor retries is set: nothing would ever be over budget
+	// probes are for a budget with a share
+}
+
+// net/http quotes the URL of a request that failed, with the secrets in it.
+func ExampleHostsOnly() {
+	err := fmt.Errorf("deliver: %w", &url.Error{
+		Op: "Post", URL: "https://shop.example/hooks?token=s3cret", Err: errors.New("connection refused"),
+	})
+	fmt.Println(err)
+	fmt.Println(middleware.HostsOnly(err)) // in a program: middleware.WithErrorText(middleware.HostsOnly)
+	// Output:
+	// deliver: Post "https://shop.example/hooks?token=s3cret": connection refused
+	// deliver: Post "https://shop.example": connection refused
+}
+
+// A Republisher of your own asks for the delivery of the message it is given. A
+// copy has the context, but no delivery.
+func ExampleDeliveryOf() {
+	run(func(msg *message.Message) error {
+		msgCopy := msg.Copy()
+		msgCopy.SetContext(msg.Context())
+		fmt.Println("delivered from", middleware.DeliveryOf(msg.Context(), msg).Queue)
+		fmt.Println("a copy was delivered:", middleware.DeliveryOf(msgCopy.Context(), msgCopy) != nil)
+		fmt.Println("its context is of a delivery from", middleware.DeliveryIn(msgCopy.Context()).Queue)
+		return nil
+	})
+	// Output:
+	// delivered from orders
+	// a copy was delivered: false
+	// its context is of a delivery from orders
+	// handled after 1 attempt
+}
+
+// With this key Watermill's Deduplicator finds what a producer has sent twice, and lets
+// retries through.
+func ExampleDeduplicationKey() {
+	key := func(failures int) string {
+		delivery := middleware.Delivery{Queue: "orders", MessageID: "order-7", Notes: middleware.Notes{Failures: failures}}
+		key, err := middleware.DeduplicationKey(middlewaretest.NewMessage(delivery, nil))
+		if err != nil {
+			fmt.Println(err)
+		}
+		return key
+	}
+	first, again, retried := key(0), key(0), key(1)
+	fmt.Println("sent twice, one key:", first == again)
+	fmt.Println("a retry, another key:", first != retried)
+	// Output:
+	// sent twice, one key: true
+	// a retry, another key: true
+}
+
+// The headers of a dead letter that was moved back once before.
+func ExampleParseDeadNotes() {
+	headers := map[string]string{
+		"millpond-dead-queue": "orders", "millpond-dead-reason": "exhausted", "millpond-dead-failures": "4",
+		"millpond-dead-error": "no stock", "millpond-replays": "1",
+	}
+	get := func(key string) (string, bool) {
+		value, ok := headers[key]
+		return value, ok
+	}
+	queue, notes := middleware.ParseDeadNotes(get)
+	fmt.Println(queue, notes.Reason, notes.Failures, notes.Error)
+	fmt.Println("moved back:", middleware.ParseReplays(get))
+	// Output:
+	// orders exhausted 4 no stock
+	// moved back: 1
+}
+
+// The headers of a message that has failed twice in orders. Elsewhere they count
+// for nothing.
+func ExampleParseNotes() {
+	headers := map[string]string{
+		"millpond-queue": "orders", "millpond-failures": "2", "millpond-error": "no stock", "tenant": "eu",
+	}
+	get := func(key string) (string, bool) {
+		value, ok := headers[key]
+		return value, ok
+	}
+	notes := middleware.ParseNotes("orders", get)
+	fmt.Println(notes.Failures, notes.Error)
+	fmt.Println(middleware.ParseNotes("mail", get).Failures)
+	fmt.Println(middleware.IsLiveKey("millpond-failures"), middleware.IsLiveKey("millpond-dead-failures"), middleware.IsLiveKey("tenant"))
+	fmt.Println(middleware.IsNoteKey("millpond-failures"), middleware.IsNoteKey("millpond-dead-failures"), middleware.IsNoteKey("tenant"))
+	// Output:
+	// 2 no stock
+	// 0
+	// true false false
+	// true true false
+}

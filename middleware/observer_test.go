@@ -1,0 +1,430 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// events keeps what an observer is told.
+type events struct{ all []middleware.Event }
+
+func (o *events) Observe(_ context.Context, e middleware.Event) { o.all = append(o.all, e) }
+
+func (o *events) kinds() []middleware.EventKind {
+	var kinds []middleware.EventKind
+	for _, e := range o.all {
+		kinds = append(kinds, e.Kind)
+	}
+	return kinds
+}
+
+func (o *events) want(t *testing.T, kinds ...middleware.EventKind) {
+	t.Helper()
+	if got := o.kinds(); !slices.Equal(got, kinds) {
+		t.Fatalf("told of %v, want %v", got, kinds)
+	}
+}
+
+// In a bubble every time is exact: the whole of each event is compared.
+func TestEventsOfAMessage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const took = 30 * time.Millisecond
+		var told events
+		broker := middlewaretest.NewBroker()
+		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithClassifier(middleware.PermanentErrors(errGone)))
+		msg := middlewaretest.NewMessage(middleware.Delivery{
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
+		}, nil)
+		calls := 0
+		later := middleware.Later(errBoom, time.Minute)
+		broker.Run(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+			calls++
+			time.Sleep(took)
+			switch calls {
+			case 1:
+				return errBoom
+			case 2:
+				return later
+			}
+			return errGone
+		})), msg)
+
+		// Run's clock stands still while a message waits: what it was republished at
+		// is set back instead.
+		began := time.Now().Add(-3 * took).UTC()
+		common := middleware.Event{
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true, Duration: took,
+		}
+		retried, aside, dead := common, common, common
+		retried.Kind, retried.At, retried.Attempt, retried.Failures = middleware.EventRetried, began.Add(took), 1, 1
+		retried.Class, retried.Err, retried.DelayAsked, retried.DelayGiven = "retryable", errBoom, time.Second, time.Second
+		aside.Kind, aside.At, aside.Attempt, aside.Failures = middleware.EventSetAside, began.Add(2*took), 2, 1
+		aside.Err, aside.DelayAsked, aside.DelayGiven = later, time.Minute, time.Minute
+		aside.DelayMeasured, aside.LastDelay, aside.Age = time.Second, time.Second, time.Second+took
+		dead.Kind, dead.At, dead.Attempt, dead.Failures = middleware.EventDeadLettered, began.Add(3*took), 2, 2
+		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
+		dead.DelayMeasured, dead.LastDelay, dead.Age = time.Minute, time.Minute, time.Minute+time.Second+2*took
+		for i, want := range []middleware.Event{retried, aside, dead} {
+			if i >= len(told.all) || !reflect.DeepEqual(told.all[i], want) {
+				t.Errorf("told\n%+v, want as %d\n%+v", told.all, i+1, want)
+			}
+		}
+		if len(told.all) != 3 {
+			t.Errorf("told of %v", told.kinds())
+		}
+	})
+}
+
+var errGone = errors.New("gone")
+
+func TestEventOfASuccess(t *testing.T) {
+	t.Parallel()
+	for name, failures := range map[string]int{"at once": 0, "after two failures": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			notes := middleware.Notes{Failures: failures}
+			if failures > 0 {
+				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
+			}
+			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{Notes: notes}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			told.want(t, middleware.EventHandled)
+			e := told.all[0]
+			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called || e.Duration <= 0 {
+				t.Errorf("told %+v", e)
+			}
+			if failures > 0 && (e.Age < time.Hour || e.Age > 2*time.Hour) || failures == 0 && e.Age != 0 {
+				t.Errorf("age %v", e.Age)
+			}
+		})
+	}
+}
+
+// A panic is told with its stack, which no text of the event has.
+func TestEventOfAPanic(t *testing.T) {
+	t.Parallel()
+	var told events
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") }, middleware.WithObserver(&told))
+	told.want(t, middleware.EventRetried)
+	var panicked *middleware.PanicError
+	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 || e.ErrorText() != "panic: no stock" {
+		t.Errorf("told %+v, %q", e, e.ErrorText())
+	}
+	if text := (middleware.Event{}).ErrorText(); text != "" {
+		t.Errorf("%q without an error", text)
+	}
+}
+
+func TestEventOfAMessagePastItsLimit(t *testing.T) {
+	t.Parallel()
+	var told events
+	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithObserver(&told))
+	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 9, Class: "retryable"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told.want(t, middleware.EventDeadLettered)
+	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 || e.Failures != 9 {
+		t.Errorf("told %+v", e)
+	}
+}
+
+func TestEventsWhileTheMachineryFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told events
+		broker := middlewaretest.NewBroker()
+		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithHoldLimit(2*time.Second))
+		broker.FailNext(2, errUnconfirmed)
+		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{})); err != nil {
+			t.Fatal(err)
+		}
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered, middleware.EventRetried)
+		for i, want := range []middleware.Event{
+			{Tries: 1, Err: errUnconfirmed}, {Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
+			{Tries: 3, Held: 1500 * time.Millisecond},
+		} {
+			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held || !errors.Is(got.Err, want.Err) {
+				t.Errorf("told %+v, want %+v", got, want)
+			}
+		}
+
+		told.all = nil
+		broker.FailNext(9, errUnconfirmed)
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventReturned)
+		last := told.all[3]
+		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
+			t.Errorf("told %+v", last)
+		}
+		wantErrors(t, last.Err, middleware.ErrNotHandedOver, errBoom, errUnconfirmed)
+	})
+}
+
+func TestEventOfAnInterruption(t *testing.T) {
+	t.Parallel()
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	gone := make(chan struct{})
+	for name, test := range map[string]struct {
+		msg    *message.Message
+		called bool
+	}{
+		"before the handler": {attached(done, middleware.Delivery{}), false},
+		"while it works":     {newMessage(middleware.Delivery{Gone: gone}), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			retry := newRetry(t, unused{}, middleware.WithObserver(&told))
+			_, err := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+				close(gone)
+				return errBoom
+			}))(test.msg)
+			told.want(t, middleware.EventReturned)
+			if e := told.all[0]; e.Err != err || e.Called != test.called {
+				t.Errorf("told %+v", e)
+			}
+			if d := middleware.DeliveryOf(test.msg.Context(), test.msg); !d.ToldReturned() {
+				t.Error("the Subscriber would tell it again")
+			}
+		})
+	}
+}
+
+func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
+	t.Parallel()
+	var told events
+	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(middlewaretest.Consumer(
+		func(msg *message.Message) error { msg.Ack(); return errBoom }))(newMessage(middleware.Delivery{}))
+	wantErrors(t, err, errBoom)
+	told.want(t, middleware.EventSelfSettled)
+}
+
+// Of two DelayedRetry around a handler one tells, whatever becomes of the message.
+func TestNothingIsToldTwice(t *testing.T) {
+	t.Parallel()
+	closing := closedChan()
+	for name, test := range map[string]struct {
+		handler message.HandlerFunc
+		broker  *middlewaretest.Broker
+		want    middleware.EventKind
+	}{
+		"handled":  {succeeds, middlewaretest.NewBroker(), middleware.EventHandled},
+		"retried":  {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRetried},
+		"returned": {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventReturned},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told events
+			inner := newRetry(t, test.broker, middleware.WithObserver(&told))
+			outer := newRetry(t, test.broker, middleware.WithObserver(&told))
+			delivery := middleware.Delivery{}
+			if test.want == middleware.EventReturned {
+				test.broker.FailNext(1, middleware.ErrNotDelivered)
+				delivery.Closing = closing
+			}
+			_, _ = outer.Middleware(inner.Middleware(test.handler))(newMessage(delivery))
+
+			kinds := slices.DeleteFunc(told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing })
+			if !slices.Equal(kinds, []middleware.EventKind{test.want}) {
+				t.Errorf("told of %v", told.kinds())
+			}
+		})
+	}
+}
+
+// Watermill's Retry around calls the middleware again with the same message.
+func TestASecondCallIsToldAsWell(t *testing.T) {
+	t.Parallel()
+	var told events
+	h := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)
+	msg := newMessage(middleware.Delivery{})
+	_, _ = h(msg)
+	_, _ = h(msg)
+	told.want(t, middleware.EventHandled, middleware.EventHandled)
+}
+
+func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	var told events
+	broker := middlewaretest.NewBroker()
+	retry := newRetry(t, broker, middleware.WithLogger(logger), middleware.WithObserver(
+		middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told,
+	))
+	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
+	if got, want := result.String(), "dead-lettered (exhausted) after 3 attempts, delays 1s 10s"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	told.want(t, middleware.EventRetried, middleware.EventRetried, middleware.EventDeadLettered)
+	panics := 0
+	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
+		if line.Msg == "Observer panicked" && line.Fields["value"] == "of mine" {
+			panics++
+		}
+	}
+	if panics != 1 {
+		t.Errorf("logged %d times, want once", panics)
+	}
+}
+
+// An observer that ends the goroutine leaves no message unsettled: what the broker
+// has confirmed is acked, anything else nacked.
+func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		handler message.HandlerFunc
+		at      middleware.EventKind
+		acked   bool
+	}{
+		"handled":     {succeeds, middleware.EventHandled, false},
+		"handed over": {failsWith(errBoom), middleware.EventRetried, true},
+		"failing":     {failsWith(errBoom), middleware.EventFailing, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := middlewaretest.NewBroker()
+			if test.at == middleware.EventFailing {
+				broker.FailNext(1, nil)
+			}
+			retry := newRetry(t, broker, middleware.WithObserver(middleware.ObserverFunc(
+				func(_ context.Context, e middleware.Event) {
+					if e.Kind == test.at {
+						runtime.Goexit()
+					}
+				})))
+			msg := newMessage(middleware.Delivery{})
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = retry.Middleware(test.handler)(msg)
+			}()
+			<-ended
+			if isClosed(msg.Acked()) != test.acked || isClosed(msg.Nacked()) == test.acked {
+				t.Errorf("acked %v, nacked %v", isClosed(msg.Acked()), isClosed(msg.Nacked()))
+			}
+		})
+	}
+}
+
+func TestObserversThatAreNil(t *testing.T) {
+	t.Parallel()
+	var nobody *events
+	_, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody))
+	if err == nil || err.Error() != "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// oversized is a Republisher for which no message has room for notes.
+type oversized struct{ unused }
+
+func (oversized) Republish(ctx context.Context, msg *message.Message, _ time.Duration, _ middleware.Notes) error {
+	middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Reason: middleware.ReasonOversized}
+	return nil
+}
+
+// It was logged as one that will be retried.
+func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
+	t.Parallel()
+	for name, err := range map[string]error{"retry": errBoom, "later": middleware.Later(errBoom, time.Hour)} {
+		var told events
+		logger := watermill.NewCaptureLogger()
+		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
+		if _, err := retry.Middleware(failsWith(err))(newMessage(middleware.Delivery{})); err != nil {
+			t.Fatal(err)
+		}
+		told.want(t, middleware.EventDeadLettered)
+		if e := told.all[0]; e.Reason != "oversized" || e.DelayAsked != 0 {
+			t.Errorf("%s: told %+v", name, e)
+		}
+		lines := logger.Captured()
+		if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
+			t.Fatalf("%s: logged %+v", name, lines)
+		}
+		line := lines[watermill.ErrorLogLevel][0]
+		_, delay := line.Fields["delay"]
+		if line.Msg != "Message dead-lettered" || line.Fields["reason"] != "oversized" || delay {
+			t.Errorf("%s: logged %q with %v", name, line.Msg, line.Fields)
+		}
+	}
+}
+
+// The delay that the wait queue gives is told beside the one that was asked for.
+func TestTheDelayGivenIsTold(t *testing.T) {
+	t.Parallel()
+	var told events
+	given := republishFunc(func(ctx context.Context, msg *message.Message) error {
+		middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Delay: 5 * time.Second}
+		return nil
+	})
+	_, err := newRetry(t, given, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := told.all[0]; e.DelayAsked != time.Second || e.DelayGiven != 5*time.Second {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// The names that the router puts into the context, and the correlation id that a
+// middleware has set, are in every event.
+func TestEventsNameThePlace(t *testing.T) {
+	t.Parallel()
+	got := make(chan middleware.Event, 10)
+	pubSub := running(t, succeeds, middleware.WithObserver(middleware.ObserverFunc(
+		func(_ context.Context, e middleware.Event) { got <- e })))
+	msg := message.NewMessage("order-7", nil)
+	wmiddleware.SetCorrelationID("c-1", msg)
+	if err := pubSub.Publish("orders", msg); err != nil {
+		t.Fatal(err)
+	}
+	e := <-got
+	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" || e.CorrelationID != "c-1" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// A budget closes with one message and opens with another; what it slows down or
+// holds back says so.
+func TestEventsOfABudget(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told events
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told))
+		s.expect(errBoom, "1s", "1m0s")
+		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)
+		if told.all[0].OverBudget || !told.all[2].OverBudget || told.all[2].DelayAsked != time.Minute {
+			t.Errorf("told %+v", told.all)
+		}
+		told.all = nil
+		s.expect(nil, "handled", "held back 1m0s")
+		told.want(t, middleware.EventHandled, middleware.EventSetAside)
+		if e := told.all[1]; !e.OverBudget || e.Called || e.Err != nil || e.DelayAsked != time.Minute {
+			t.Errorf("told %+v", e)
+		}
+		told.all = nil
+		time.Sleep(11 * time.Second) // nothing is left in the window
+		s.expect(nil, "handled")
+		told.want(t, middleware.EventBudgetOpened, middleware.EventHandled)
+	})
+}
