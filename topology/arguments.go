@@ -120,6 +120,14 @@ func planRungs(delays []time.Duration) ([]time.Duration, error) {
 	return rungs, errors.Join(problems...)
 }
 
+// prefixOr returns what the names begin with that queues share.
+func prefixOr(prefix string) string {
+	if prefix == "" {
+		return "millpond"
+	}
+	return prefix
+}
+
 func checkName(role, name string) error {
 	switch {
 	case name == "":

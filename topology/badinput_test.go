@@ -16,10 +16,10 @@ import (
 )
 
 // openSubscriber returns a subscriber of its own client, both closed at the end.
-func openSubscriber(t testing.TB, url string, strategy topology.Strategy, policy backoff.Policy) (*topology.Client, *topology.Subscriber) {
+func openSubscriber(t testing.TB, url string, strategy topology.Strategy, policy backoff.Policy, options ...topology.Option) (*topology.Client, *topology.Subscriber) {
 	t.Helper()
 	cfg := wamqp.NewDurableQueueConfig(url)
-	client, err := topology.Open(context.Background(), cfg.Connection, strategy)
+	client, err := topology.Open(context.Background(), cfg.Connection, strategy, options...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
@@ -39,7 +39,7 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		"empty url":          {"", topology.PerQueue{}, nil, []string{"URL is empty"}},
 		"not amqp":           {"http://user:" + secret + "@host/", topology.PerQueue{}, nil, []string{"URL is invalid"}},
 		"unescaped password": {"amqp://user:" + secret + "/x@host:5672/", topology.PerQueue{}, nil, []string{"percent-encoded"}},
-		"nobody listens":     {"amqp://user:" + secret + "@127.0.0.1:1/", topology.PerQueue{}, nil, []string{"127.0.0.1:1", "refused"}},
+		"nobody listens":     {"amqp://user:" + secret + "@127.0.0.1:1/", topology.PerQueue{}, nil, []string{"127.0.0.1:1", "refused", "the broker cannot be reached: start it or correct the address"}},
 		"nil strategy":       {"amqp://127.0.0.1:1/", nil, nil, []string{"strategy is nil"}},
 		"nil pointer":        {"amqp://127.0.0.1:1/", (*topology.PerQueue)(nil), nil, []string{"strategy is nil"}},
 		"unknown type":       {"amqp://127.0.0.1:1/", topology.PerQueue{Type: "stream"}, nil, []string{`"stream" is unknown`}},
@@ -89,6 +89,16 @@ func TestNewSubscriberRefusesWhatLosesMessages(t *testing.T) {
 		"Marshaler is nil", "TopologyBuilder is nil", "Queue.GenerateName is nil", "Exchange.GenerateName is nil",
 		"NoRequeueOnNack", "Durable", "AutoDelete", "Exclusive", "PrefetchCount", "PrefetchSize", "x-overflow",
 		"option 1 is nil", "negative", "policy is nil", "MaxDelay",
+	} {
+		require.ErrorContains(t, err, text)
+	}
+
+	// As 16 bits it would be 0, which is no limit.
+	cfg = wamqp.NewDurableQueueConfig(url)
+	cfg.Consume.Qos.PrefetchCount = 65536
+	_, err = client.NewSubscriber(cfg, topology.WithConcurrency(0), topology.WithConcurrency(65536))
+	for _, text := range []string{
+		"PrefetchCount is above 65535", "WithConcurrency: 0 is not within", "WithConcurrency: 65536 is not within 1 and 65535",
 	} {
 		require.ErrorContains(t, err, text)
 	}

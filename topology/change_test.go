@@ -81,6 +81,7 @@ func TestConflictingWaitQueueIsNamed(t *testing.T) {
 	_, err = sub.Subscribe(t.Context(), queue)
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)
+	require.ErrorContains(t, err, "exists with other arguments")
 	require.Equal(t, queue+".wait.1s", conflict.Name)
 	require.NotEmpty(t, conflict.Argument)
 	require.NotEmpty(t, conflict.Wanted)

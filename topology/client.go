@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -27,11 +30,14 @@ type Client struct {
 	linkCfg   link.Config
 	publisher *publisher.Publisher
 	guard     guard
-	frame     int // the largest the publishing connection takes
+	turns     turns
+	frame     int                             // the largest the publishing connection takes
+	observers *observe.List[middleware.Event] // nil if nobody observes
 
 	mu          sync.Mutex
 	closed      bool
 	subscribers map[*Subscriber]struct{}
+	publishers  map[*Publisher]struct{}
 }
 
 var _ middleware.Republisher = (*Client)(nil)
@@ -60,13 +66,13 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	}
 	cfg.More, cfg.Credentials = opts.brokers, opts.credentials
 
-	cfg.Logger = opts.logger
+	cfg.Logger, cfg.Unreadable = opts.logger, middleware.UnreadableKey
 	cfg.ConnectTimeout, cfg.WriteTimeout = opts.connectTimeout, opts.confirmTimeout
 	publishing := cfg
 	publishing.Name = opts.name + ": millpond retries"
 	l, err := link.Open(ctx, publishing)
 	if err != nil {
-		return nil, fmt.Errorf("open millpond client: %w", err)
+		return nil, fmt.Errorf("open millpond client: %w", withWayOut(err))
 	}
 	frame, err := negotiatedFrame(ctx, l)
 	if err != nil {
@@ -75,11 +81,13 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	}
 	return &Client{
 		frame:       frame,
+		observers:   newObservers(opts),
 		strategy:    strategy,
 		opts:        opts,
 		linkCfg:     cfg,
 		publisher:   publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: middleware.PublishKey}),
 		subscribers: make(map[*Subscriber]struct{}),
+		publishers:  make(map[*Publisher]struct{}),
 	}, nil
 }
 
@@ -141,7 +149,7 @@ func (c *Client) Healthy() error {
 }
 
 // Close closes the subscribers that are still open, which waits for the
-// messages in progress, then the connection. It is bounded in time whatever the
+// messages in progress, then the publishers and the connection. It is bounded in time whatever the
 // broker does, and leaves no goroutine.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -150,6 +158,7 @@ func (c *Client) Close() error {
 	for s := range c.subscribers {
 		subscribers = append(subscribers, s)
 	}
+	publishers := slices.Collect(maps.Keys(c.publishers))
 	c.mu.Unlock()
 
 	var wg sync.WaitGroup
@@ -157,6 +166,9 @@ func (c *Client) Close() error {
 		wg.Go(func() { _ = s.Close() }) // never fails
 	}
 	wg.Wait()
+	for _, p := range publishers {
+		_ = p.Close() // never fails
+	}
 	c.publisher.Close()
 	return nil
 }

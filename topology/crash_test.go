@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,18 +26,22 @@ import (
 // crashQueue tells this test binary to be the service of TestCrashLoopEnds.
 const crashQueue = "MILLPOND_TEST_CRASH_QUEUE"
 
+// crashInFlight tells it how many messages it has in progress.
+const crashInFlight = "MILLPOND_TEST_CRASH_IN_FLIGHT"
+
 // One message kills the process (-9) that handles it, with 49 innocent ones
 // behind it that were prefetched; the service is started again at once. Within 15
 // restarts the poison alone is in the DLQ, the others are handled, and none has
-// lost an attempt (C10). The queue is a quorum queue with its default limit.
+// lost an attempt (C10). The queue is a quorum queue with its default limit. With
+// all 50 in progress at once the poison is faster than any of the others.
 func TestCrashLoopEnds(t *testing.T) {
 	if queue := os.Getenv(crashQueue); queue != "" {
 		crash(t, os.Getenv("AMQP_URL"), queue)
 		return
 	}
 	t.Parallel()
-	for _, position := range []int{0, 25} {
-		t.Run(fmt.Sprintf("poison at %d", position), func(t *testing.T) {
+	for _, c := range []struct{ position, inFlight int }{{0, 1}, {25, 1}, {25, 50}} {
+		t.Run(fmt.Sprintf("poison at %d, %d in flight", c.position, c.inFlight), func(t *testing.T) {
 			t.Parallel()
 			const messages, maxRestarts = 50, 15
 			url, queue := testbench.URL(t), testbench.Queue(t)
@@ -45,7 +50,7 @@ func TestCrashLoopEnds(t *testing.T) {
 			require.NoError(t, err)
 			for i := range messages {
 				body := fmt.Sprint("innocent ", i)
-				if i == position {
+				if i == c.position {
 					body = "poison"
 				}
 				publish(t, url, "", queue, amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
@@ -57,11 +62,11 @@ func TestCrashLoopEnds(t *testing.T) {
 			for ; testbench.Depth(t, url, queue+".dlq") != 1; restarts++ {
 				require.LessOrEqual(t, restarts, maxRestarts, "restarts")
 				require.True(t, time.Now().Before(deadline), "in time")
-				runUntilItDies(t, url, queue, handled)
+				runUntilItDies(t, url, queue, c.inFlight, handled)
 			}
 			t.Logf("%d restarts", restarts)
 			for i := range messages {
-				if i != position {
+				if i != c.position {
 					require.Positive(t, handled[fmt.Sprint("innocent ", i, " attempt 1")], "innocent %d: %v", i, handled)
 				}
 			}
@@ -77,10 +82,10 @@ func TestCrashLoopEnds(t *testing.T) {
 
 // runUntilItDies runs the service until the poison kills it, or until the poison
 // is dead-lettered and nothing is left; it counts what was handled.
-func runUntilItDies(t *testing.T, url, queue string, handled map[string]int) {
+func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[string]int) {
 	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestCrashLoopEnds$")
-	child.Env = append(os.Environ(), crashQueue+"="+queue, "AMQP_URL="+url)
+	child.Env = append(os.Environ(), crashQueue+"="+queue, crashInFlight+"="+strconv.Itoa(inFlight), "AMQP_URL="+url)
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
@@ -115,7 +120,9 @@ func crash(t *testing.T, url, queue string) {
 	policy := backoff.List{time.Second}
 	client, err := topology.Open(context.Background(), cfg.Connection, topology.PerQueue{})
 	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	inFlight, err := strconv.Atoi(os.Getenv(crashInFlight))
+	require.NoError(t, err)
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(inFlight))
 	require.NoError(t, err)
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	require.NoError(t, err)
@@ -126,6 +133,9 @@ func crash(t *testing.T, url, queue string) {
 		if string(msg.Payload) == "poison" {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
+		}
+		if inFlight > 1 {
+			<-time.After(100 * time.Millisecond)
 		}
 		fmt.Printf("handled %s attempt %d\n", msg.Payload, middleware.Attempt(msg.Context()))
 		return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -15,12 +16,19 @@ import (
 // closes the channel it happens on.
 type channelRunner func(context.Context, func(*amqp.Channel) error) error
 
+// atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
+const atOnceTimeout = 20 * time.Second
+
 // declare declares a plan. It is idempotent and never changes what exists: a
 // conflict is a ConflictError, but for a queue that may be adopted.
 func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter) error {
+	if declareAtOnce(ctx, run, plan) == nil {
+		return nil
+	}
+	// Something is refused: one at a time, to tell what.
 	for _, e := range plan.Exchanges {
 		err := run(ctx, func(ch *amqp.Channel) error {
-			return ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
+			return e.declare(ch, false)
 		})
 		if err != nil {
 			return declareError("exchange", e.Name, e.Arguments, err)
@@ -44,13 +52,46 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 	}
 	for _, b := range plan.Bindings {
 		err := run(ctx, func(ch *amqp.Channel) error {
-			return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, false, nil)
+			return b.declare(ch, false)
 		})
 		if err != nil {
-			return fmt.Errorf("bind queue %q to exchange %q: %w", b.Queue, b.Exchange, err)
+			kind, name := b.to()
+			return fmt.Errorf("bind %s %q to exchange %q: %w", kind, name, b.Exchange, err)
 		}
 	}
 	return nil
+}
+
+// declareAtOnce declares a plan without waiting for each answer: Levels has some
+// 160 parts. Its error is that of some part, and ends the channel.
+func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
+	ctx, cancel := context.WithTimeout(ctx, atOnceTimeout)
+	defer cancel()
+	return run(ctx, func(ch *amqp.Channel) error {
+		for _, e := range plan.Exchanges {
+			if err := e.declare(ch, true); err != nil {
+				return err
+			}
+		}
+		for _, q := range plan.Queues {
+			if _, err := ch.QueueDeclare(q.Name, true, false, false, true, q.Arguments); err != nil {
+				return err
+			}
+		}
+		for _, b := range plan.Bindings {
+			if err := b.declare(ch, true); err != nil {
+				return err
+			}
+		}
+		return ch.Qos(1, 0, false) // answered after all the others are done
+	})
+}
+
+func (b Binding) declare(ch *amqp.Channel, noWait bool) error {
+	if b.ToExchange != "" {
+		return ch.ExchangeBind(b.ToExchange, b.RoutingKey, b.Exchange, noWait, b.arguments())
+	}
+	return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, noWait, b.arguments())
 }
 
 // missing returns the exchanges and queues that the plan names, its own queue

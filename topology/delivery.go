@@ -30,18 +30,18 @@ func (d *delivery) plan() Plan { return d.sub.plan }
 
 // process takes one delivery to its end: acked once it was handled or another
 // durable copy is confirmed, given back otherwise.
-func (s *subscription) process(c *consumer, raw amqp.Delivery) {
+func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
 	d := s.newDelivery(ctx, raw)
 
-	if d.guarded() {
+	if d.guarded(turn) {
 		return
 	}
 	if wait := d.remaining(); wait > 0 {
 		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
 			return d.republish(ctx, wait, d.Notes)
-		})
+		}, nil)
 		return
 	}
 	msg, err := d.decode()
@@ -50,6 +50,8 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery) {
 		return
 	}
 
+	s.inHand.add(d, msg.UUID)
+	defer s.inHand.remove(d)
 	select {
 	case s.out <- msg:
 	case <-s.stop.Done():
@@ -62,6 +64,12 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery) {
 	// handlers run at once than the user asked for.
 	select {
 	case <-msg.Acked():
+		if d.Unsettled() {
+			s.logger.Error("Message was acked though DelayedRetry could not settle it: a middleware outside, such as PoisonQueue, "+
+				"has taken the error away; leave it out, or let ErrInterrupted and ErrNotHandedOver pass", errOrder, d.LogFields())
+			d.nacked() // no copy is confirmed: acking would lose it
+			return
+		}
 		d.ack()
 	case <-msg.Nacked():
 		d.nacked()
@@ -73,7 +81,9 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery) {
 func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *delivery {
 	d := &delivery{sub: s, raw: raw, ctx: ctx}
 	d.Queue = s.plan.Queue
+	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived = time.Now()
+	d.Redelivered = raw.Redelivered
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
 	d.Source = d
@@ -86,7 +96,7 @@ func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *deli
 	}
 	d.Notes = middleware.ParseNotes(d.Queue, header)
 	if d.Notes.OriginExchange == "" && d.Notes.OriginRoutingKey == "" {
-		d.Notes.OriginExchange, d.Notes.OriginRoutingKey = raw.Exchange, raw.RoutingKey
+		d.Notes.OriginExchange, d.Notes.OriginRoutingKey = s.plan.Return.origin(raw.Exchange), raw.RoutingKey
 	}
 	if d.Notes.Deadline.IsZero() {
 		d.Notes.Deadline = deadline(&raw, d.Arrived)
@@ -97,22 +107,13 @@ func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *deli
 // withoutLiveNotes drops notes that belong to another queue, before anyone
 // reads them: the message was forwarded or copied here.
 func withoutLiveNotes(headers amqp.Table) amqp.Table {
-	out := headers
-	for key := range headers {
+	others := make(amqp.Table, len(headers))
+	for key, value := range headers {
 		if !middleware.IsLiveKey(key) {
-			continue
-		}
-		if len(out) == len(headers) { // the first: copy before the change
-			out = make(amqp.Table, len(headers))
-			for k, v := range headers {
-				if !middleware.IsLiveKey(k) {
-					out[k] = v
-				}
-			}
-			break
+			others[key] = value
 		}
 	}
-	return out
+	return others
 }
 
 // deadline returns the end of the message's own expiration, which the broker
@@ -144,9 +145,17 @@ func (d *delivery) remaining() time.Duration {
 	return left
 }
 
+// errUnreadable is that of a message whose headers are no headers any more; see
+// internal/link.
+var errUnreadable = errors.New("its headers cannot be read: nested too deep, too many or of a type that amqp091-go does not know; " +
+	"their bytes are in the header " + middleware.UnreadableKey)
+
 // decode makes the message that the handler sees, sharing nothing with the
 // delivery.
 func (d *delivery) decode() (msg *message.Message, err error) {
+	if _, unreadable := d.raw.Headers[middleware.UnreadableKey].([]byte); unreadable {
+		return nil, errUnreadable
+	}
 	seen := d.raw
 	seen.Acknowledger = nil
 	seen.Headers = wire.TextHeaders(d.raw.Headers)
@@ -169,69 +178,89 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 }
 
 func (d *delivery) dropUndecodable(err error) {
-	d.sub.logger.Error("Message cannot be decoded, dead-lettering it", err, d.logFields())
+	// The marshaler is the user's, and so is the text of its error.
+	d.sub.logger.Error("Message cannot be decoded, dead-lettering it", errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
 	notes := d.Notes
 	notes.Reason, notes.DeadAt = middleware.ReasonUndecodable, time.Now()
 	notes.Error, notes.Class = err.Error(), middleware.ClassPermanent
 	d.settle("Undecodable message cannot be dead-lettered, holding it", func(ctx context.Context) error {
 		return d.deadLetter(ctx, notes)
-	})
+	}, func() { d.observeSettled(middleware.EventDeadLettered, notes, err) })
 }
 
 // nacked: the router nacked, because a middleware outside ours failed or the
 // handler's messages could not be published. The message is set aside with its
 // counts unchanged; at shutdown it goes straight back.
 func (d *delivery) nacked() {
-	if d.ctx.Err() != nil {
-		return // stale: the broker has it back
+	if d.ctx.Err() != nil { // stale: the broker has it back
+		d.observeReturned(context.Cause(d.ctx), 0, 0)
+		return
 	}
 	if d.sub.stop.Err() != nil || d.sub.subscriber.opts.requeue {
 		d.giveBack()
+		d.observeReturned(errNacked, 0, 0)
 		return
 	}
-	notes := d.Notes
-	notes.NotBefore = time.Time{}
+	notes := d.asideNotes()
 	d.settle("Nacked message cannot be set aside, holding it", func(ctx context.Context) error {
 		return d.republish(ctx, minSetAside, notes)
-	})
+	}, func() { d.observeSettled(middleware.EventSetAside, notes, nil) })
+}
+
+// errNacked is what observers are told of a message that the router has nacked.
+var errNacked = errors.New("the router has nacked the message")
+
+// asideNotes are the notes of a message that is set aside: all that tells of
+// failures is left as it was.
+func (d *delivery) asideNotes() middleware.Notes {
+	notes := d.Notes
+	notes.NotBefore = time.Time{}
+	notes.SetAside = minSetAside
+	notes.WaitingSince = time.Now()
+	return notes
 }
 
 // settle acks the delivery once handOver has a durable copy confirmed, and
 // gives it back where that does not succeed. While it fails the delivery is held.
-func (d *delivery) settle(holding string, handOver func(context.Context) error) {
+// Observers are told after the broker was, with settled if that is not nil.
+func (d *delivery) settle(holding string, handOver func(context.Context) error, settled func()) {
+	tries, held := 0, time.Duration(0)
 	err := hold.Do(d.ctx, hold.Options{
 		Stop:  d.Closing,
 		Until: d.Arrived.Add(defaultHoldLimit),
+		Failed: func(err error, n int, t time.Duration) {
+			tries, held = n, t
+			d.observeMachinery(middleware.EventFailing, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, n, t })
+		},
+		Recovered: func(n int, t time.Duration) {
+			d.observeMachinery(middleware.EventRecovered, func(e *middleware.Event) { e.Tries, e.Held = n, t })
+		},
 		Failing: func(err error, _ int, held time.Duration) {
-			d.sub.logger.Error(holding, err, d.logFields().Add(watermill.LogFields{"held": held}))
+			d.sub.logger.Error(holding, err, d.LogFields().Add(watermill.LogFields{"held": held}))
 		},
 	}, func() error { return handOver(context.WithoutCancel(d.ctx)) })
 	if err != nil {
-		d.sub.logger.Error("Message goes back to its queue", err, d.logFields())
+		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
 		d.giveBack()
+		d.observeReturned(err, tries, held)
 		return
 	}
 	d.ack()
+	if settled != nil {
+		settled()
+	}
 }
 
 // ack and giveBack fail only where the channel is gone; the broker has taken
 // the message back then.
 func (d *delivery) ack() {
 	if err := d.raw.Ack(false); err != nil {
-		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.logFields())
+		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
 func (d *delivery) giveBack() {
 	if err := d.raw.Nack(false, true); err != nil {
-		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.logFields())
+		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
 	}
-}
-
-func (d *delivery) logFields() watermill.LogFields {
-	fields := watermill.LogFields{"message_id": d.raw.MessageId}
-	if msg := d.Message(); msg != nil {
-		fields["message_uuid"] = msg.UUID
-	}
-	return fields
 }

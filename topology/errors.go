@@ -3,9 +3,12 @@ package topology
 import (
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/publisher"
 )
 
 var (
@@ -13,7 +16,26 @@ var (
 	ErrClosed = errors.New("closed")
 	// ErrTooLarge: the headers of a message leave no room for ours in a frame.
 	ErrTooLarge = errors.New("headers do not fit in one frame")
+	// ErrUnroutable: no queue took a message that was published.
+	ErrUnroutable = errors.New("no queue took the message")
+	// ErrOutcomeUnknown: a message was sent, but whether the broker has stored it
+	// is unknown.
+	ErrOutcomeUnknown = publisher.ErrUnknown
+
+	errOrder = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 )
+
+// publishError is an error of the publisher as one that can be told apart.
+func publishError(err error) error {
+	var returned *publisher.ReturnedError
+	switch {
+	case errors.As(err, &returned), isCode(err, amqp.NotFound):
+		return fmt.Errorf("%w: %w", ErrUnroutable, err)
+	case errors.Is(err, publisher.ErrClosed):
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return err
+}
 
 // ConflictError is returned when a queue or an exchange exists with other
 // arguments. RabbitMQ cannot change them: delete it when it is empty, or give
@@ -76,9 +98,21 @@ func declareError(kind, name string, args amqp.Table, err error) error {
 			return c
 		}
 	case amqp.AccessRefused:
-		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name: %w", kind, name, err)
+		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name, and what else Plan.Permissions lists: %w", kind, name, err)
 	}
 	return fmt.Errorf("declare %s %q: %w", kind, name, err)
+}
+
+// withWayOut adds to an error of the broker what can be done about it.
+func withWayOut(err error) error {
+	var network *net.OpError
+	switch {
+	case isCode(err, amqp.AccessRefused):
+		return fmt.Errorf("the user may not: grant it what Plan.Permissions lists: %w", err)
+	case errors.As(err, &network) && network.Op == "dial":
+		return fmt.Errorf("the broker cannot be reached: start it or correct the address, then try again, for nothing waits for it here: %w", err)
+	}
+	return err
 }
 
 func isCode(err error, code int) bool {
@@ -86,11 +120,14 @@ func isCode(err error, code int) bool {
 	return errors.As(err, &amqpErr) && amqpErr.Code == code
 }
 
-// tooLargeError is the ErrTooLarge of one message.
-type tooLargeError struct{ size, limit int }
+// tooLargeError is the ErrTooLarge of one message: of bytes, or of headers.
+type tooLargeError struct {
+	got, limit int
+	unit       string
+}
 
 func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("%v: %d bytes, %d are left for them", ErrTooLarge, e.size, e.limit)
+	return fmt.Sprintf("%v: %d %s, %d are left for them", ErrTooLarge, e.got, e.unit, e.limit)
 }
 
 func (e *tooLargeError) Unwrap() error { return ErrTooLarge }

@@ -66,3 +66,92 @@ func ExampleErrClosed() {
 	// Output:
 	// true
 }
+
+// Publisher.Publish returns it for a message whose headers are too large to ever
+// be delivered; the middleware dead-letters one as oversized.
+func ExampleErrTooLarge() {
+	err := fmt.Errorf("publish: %w", topology.ErrTooLarge)
+	fmt.Println(errors.Is(err, topology.ErrTooLarge))
+	// Output:
+	// true
+}
+
+// Of these two, the one has not arrived and the other may have.
+func ExampleErrOutcomeUnknown() {
+	for _, err := range []error{
+		fmt.Errorf("publish: %w", topology.ErrUnroutable),
+		fmt.Errorf("publish: %w", topology.ErrOutcomeUnknown),
+	} {
+		switch {
+		case errors.Is(err, topology.ErrUnroutable):
+			fmt.Println("no queue has it: nothing to clean up")
+		case errors.Is(err, topology.ErrOutcomeUnknown):
+			fmt.Println("publish it again, and bear a duplicate")
+		}
+	}
+	// Output:
+	// no queue has it: nothing to clean up
+	// publish it again, and bear a duplicate
+}
+
+// Purge wants the name of the queue twice.
+func ExampleErrNotConfirmed() {
+	err := fmt.Errorf(`purge queue "orders.dlq": %w`, topology.ErrNotConfirmed)
+	fmt.Println(errors.Is(err, topology.ErrNotConfirmed))
+	// Output:
+	// true
+}
+
+// Peek leaves alone what it could delete by looking at it.
+func ExampleErrUnsafePeek() {
+	err := fmt.Errorf(`peek at queue "orders": %w`, topology.ErrUnsafePeek)
+	if errors.Is(err, topology.ErrUnsafePeek) {
+		fmt.Println("ask the management page")
+	}
+	// Output:
+	// ask the management page
+}
+
+func ExampleShared() {
+	for _, queue := range []string{"orders", "mail"} {
+		plan, err := topology.Shared{}.Plan(queue, []time.Duration{5 * time.Second, 2 * time.Minute})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for _, q := range plan.Queues {
+			fmt.Println(queue, "needs", q.Name)
+		}
+	}
+	// Output:
+	// orders needs millpond.wait.5s
+	// orders needs millpond.wait.2m
+	// orders needs millpond.stranded
+	// orders needs orders.dlq
+	// mail needs millpond.wait.5s
+	// mail needs millpond.wait.2m
+	// mail needs millpond.stranded
+	// mail needs mail.dlq
+}
+
+// A policy that cannot list its delays uses the ladder.
+func ExampleDefaultLadder() {
+	fmt.Println(topology.DefaultLadder())
+	// Output:
+	// [1s 5s 30s 2m0s 10m0s 1h0m0s]
+}
+
+// What a user needs that consumes orders, where everything was provisioned.
+func ExamplePlan_Permissions() {
+	plan, err := topology.PerQueue{}.Plan("orders", []time.Duration{5 * time.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	p := plan.Permissions(false)
+	fmt.Printf("configure %s\nwrite     %s\nread      %s\n", p.Configure, p.Write, p.Read)
+	// Output:
+	// configure ^$
+	// write     ^(amq\.default)$
+	// read      ^(orders)$
+}

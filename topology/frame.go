@@ -18,9 +18,47 @@ const (
 	// leaves a wait queue and when it is delivered again: without it, a message
 	// that could be published kills the connection of whoever consumes it (F16).
 	brokerReserve = 4 << 10
+	// countReserve is left in a dead letter for the headers with which a quorum
+	// queue counts its deliveries, up to two of 26 bytes: without it the dead
+	// letter can be read once, on 3.10 not at all (F25).
+	countReserve = 64
+	// hopReserve is left for the entry in x-death of each further wait queue that
+	// the message passes, with three names of 255 bytes.
+	hopReserve = 1 << 10
 	// nonceReserve is left for the header that recognises a publish.
 	nonceReserve = 64
+	// maxHeaders is the most headers with which amqp091-go reads a message; one
+	// with more ends the connection of whoever consumes it (F26).
+	maxHeaders = 8192
+	// brokerHeaders is left for those that the broker adds: seven when a message
+	// leaves a wait queue (F1), two when it is delivered again (F2).
+	brokerHeaders = 9
 )
+
+// room is what properties and headers of a message may take.
+type room struct{ bytes, headers int }
+
+// waitingRoom is that of a message that waits on the route and comes back, deadRoom
+// that of a dead letter.
+func waitingRoom(frame int, route Route) room {
+	hops := max(0, route.Hops-1) * hopReserve
+	return room{frame - frameOverhead - nonceReserve - brokerReserve - hops, maxHeaders - brokerHeaders - 1}
+}
+
+func deadRoom(frame int) room {
+	return room{frame - frameOverhead - nonceReserve - countReserve, maxHeaders - brokerHeaders - 1}
+}
+
+// check says what does not fit; nil if all does.
+func (r room) check(msg *amqp.Publishing) error {
+	if size := wire.PropertiesSize(msg); size > r.bytes {
+		return &tooLargeError{got: size, limit: r.bytes, unit: "bytes"}
+	}
+	if n := len(msg.Headers); n > r.headers {
+		return &tooLargeError{got: n, limit: r.headers, unit: "headers"}
+	}
+	return nil
+}
 
 // defaultFrame is what RabbitMQ and amqp091-go agree on by default (F16).
 const defaultFrame = 131072
@@ -47,19 +85,19 @@ var (
 
 // essential are the notes that a message cannot be retried without.
 var essential = map[string]bool{
-	middleware.QueueKey: true, middleware.FailuresKey: true, middleware.InnerKey: true, middleware.NotBeforeKey: true, middleware.DelayKey: true, middleware.SetAsideKey: true,
+	middleware.QueueKey: true, middleware.FailuresKey: true, middleware.InnerKey: true, middleware.ReturnKey: true, middleware.NotBeforeKey: true, middleware.DelayKey: true, middleware.SetAsideKey: true,
 	middleware.DeadQueueKey: true, middleware.DeadReasonKey: true, middleware.DeadFailuresKey: true,
 }
 
-// fit leaves out notes until properties and headers fit into limit bytes. The
-// headers of others are never cut.
-func fit(msg *amqp.Publishing, notes map[string]string, order []string, limit int) error {
-	if wire.PropertiesSize(msg) <= limit {
+// fit leaves out notes until properties and headers fit into r. The headers of
+// others are never cut.
+func fit(msg *amqp.Publishing, notes map[string]string, order []string, r room) error {
+	if r.check(msg) == nil {
 		return nil
 	}
 	for _, key := range order {
 		delete(msg.Headers, key)
-		if wire.PropertiesSize(msg) <= limit {
+		if r.check(msg) == nil {
 			return nil
 		}
 	}
@@ -68,8 +106,5 @@ func fit(msg *amqp.Publishing, notes map[string]string, order []string, limit in
 			delete(msg.Headers, key)
 		}
 	}
-	if size := wire.PropertiesSize(msg); size > limit {
-		return &tooLargeError{size: size, limit: limit}
-	}
-	return nil
+	return r.check(msg)
 }

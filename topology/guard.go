@@ -30,8 +30,8 @@ const (
 //
 // A suspect is set aside, which also resets the broker's count. All that was
 // prefetched when the process died looks alike, so only one at a time is set
-// aside and the others are tried: once the culprit is the one that is away they
-// are handled, and it stands alone when it comes back.
+// aside and the others are tried, one after the other (turns): once the culprit is
+// the one that is away they are handled, and it stands alone when it comes back.
 type guard struct {
 	mu    sync.Mutex
 	until time.Time // a suspect is away until then
@@ -63,7 +63,7 @@ const (
 func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
 	count := deliveryCount(raw)
 	switch {
-	case !raw.Redelivered || count == 0:
+	case !interrupted(raw):
 		return innocent
 	case interruptions >= maxInterruptions:
 		return culprit
@@ -72,6 +72,10 @@ func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
 	}
 	return innocent
 }
+
+// interrupted reports whether someone ended while they had the delivery, or lost
+// their connection.
+func interrupted(raw *amqp.Delivery) bool { return raw.Redelivered && deliveryCount(raw) > 0 }
 
 // deliveryCount is how often the broker has taken the message back from someone
 // who did not give it back; 0 on a classic queue, which does not count.
@@ -106,18 +110,37 @@ func positiveOr(n int64) int {
 	return int(n)
 }
 
-// guarded reports whether the guard has dealt with the delivery: set aside, or
-// given up.
-func (d *delivery) guarded() bool {
+// turnFor returns a place in the line of suspects if the delivery may be one,
+// else nil. The order of the calls is that of the line.
+func (s *subscription) turnFor(raw *amqp.Delivery) *turn {
+	if s.subscriber.opts.requeue || !interrupted(raw) {
+		return nil
+	}
+	return s.subscriber.client.turns.join()
+}
+
+// guarded reports whether the guard has dealt with the delivery: set aside, given
+// up, or given back before its turn has come. A suspect that it leaves to the
+// handler keeps its turn.
+func (d *delivery) guarded(turn *turn) bool {
 	sub := d.sub.subscriber
-	if sub.opts.requeue {
-		return false // nacks of the router do count
+	if turn == nil {
+		return false
 	}
 	verdict := judge(&d.raw, d.Notes.Interruptions, limitOf(sub.cfg.queueArgs))
 	if verdict == innocent {
+		turn.leave()
 		return false
 	}
-	fields := d.logFields().Add(watermill.LogFields{
+	select {
+	case <-turn.come:
+	case <-d.ctx.Done():
+		return true // stale: the broker has it back
+	case <-d.Closing:
+		d.giveBack()
+		return true
+	}
+	fields := d.LogFields().Add(watermill.LogFields{
 		"delivery_count": deliveryCount(&d.raw), "interruptions": d.Notes.Interruptions,
 	})
 	notes := d.Notes
@@ -128,18 +151,18 @@ func (d *delivery) guarded() bool {
 		d.sub.logger.Error("Message keeps killing the process, dead-lettering it", err, fields)
 		d.settle("Message of a crash loop cannot be dead-lettered, holding it", func(ctx context.Context) error {
 			return d.deadLetter(ctx, notes)
-		})
+		}, func() { d.observeSettled(middleware.EventDeadLettered, notes, err) })
 		return true
 	}
 	route, err := d.plan().Route(Retry{Delay: minSetAside})
-	if err != nil || !sub.client.guard.take(d.Arrived, route.Delay) {
+	if err != nil || !sub.client.guard.take(time.Now(), route.Delay) {
 		return false // tried
 	}
 	d.sub.logger.Info("Message may have killed the process, setting it aside", fields)
+	notes = d.asideNotes()
 	notes.Interruptions++
-	notes.NotBefore = time.Time{}
 	d.settle("Suspect cannot be set aside, holding it", func(ctx context.Context) error {
 		return d.republish(ctx, minSetAside, notes)
-	})
+	}, func() { d.observeSettled(middleware.EventCrashRound, notes, nil) })
 	return true
 }

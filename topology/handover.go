@@ -20,12 +20,29 @@ import (
 // headers leave no room for our notes cannot come back; it is dead-lettered.
 func (d *delivery) republish(ctx context.Context, delay time.Duration, notes middleware.Notes) error {
 	now := time.Now()
-	route, err := d.plan().Route(Retry{
-		Delay: delay, Attempt: notes.Failures,
-		OriginExchange: notes.OriginExchange, OriginRoutingKey: notes.OriginRoutingKey,
-	})
+	route, msg, err := d.waiting(now, delay, notes)
+	if errors.Is(err, ErrTooLarge) {
+		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
+		notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
+		err := d.deadLetter(ctx, notes)
+		d.Placed = middleware.Placed{Reason: notes.Reason}
+		return err
+	}
 	if err != nil {
 		return err
+	}
+	d.Placed = middleware.Placed{Delay: max(route.Delay, delay)}
+	return d.publish(ctx, route, msg)
+}
+
+// waiting returns the copy that waits, and where.
+func (d *delivery) waiting(now time.Time, delay time.Duration, notes middleware.Notes) (Route, amqp.Publishing, error) {
+	route, err := d.plan().Route(Retry{
+		Delay: delay, Attempt: notes.Failures,
+		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
+	})
+	if err != nil {
+		return Route{}, amqp.Publishing{}, err
 	}
 	if notes.FirstSeen.IsZero() {
 		notes.FirstSeen = now
@@ -33,37 +50,71 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes mid
 	notes.NotBefore = time.Time{}
 	if route.Delay < delay {
 		notes.NotBefore = now.Add(delay)
+		d.sub.sayRounds(delay, route.Delay)
 	}
 	headers := notes.Headers(d.Queue)
-	room := d.sub.subscriber.frame - frameOverhead - nonceReserve - brokerReserve
-	msg, err := d.compose(middleware.IsLiveKey, headers, notes.Metadata, liveShrinking, room)
-	if err != nil {
-		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.logFields())
-		notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
-		return d.deadLetter(ctx, notes)
+	if note := d.plan().Return.note(d, notes.Failures > d.Notes.Failures, notes.NotBefore.IsZero()); note != "" {
+		headers[middleware.ReturnKey] = note
 	}
-	return d.publish(ctx, route, msg)
+	msg, err := d.compose(middleware.IsLiveKey, headers, notes.Metadata, liveShrinking, waitingRoom(d.sub.subscriber.frame, route))
+	return route, msg, err
 }
 
-// deadLetter has a copy of the delivery confirmed in the dead-letter queue. It
-// also carries the keys of Watermill's PoisonQueue, for tools that know those.
+// sayRounds says once that a delay is longer than all wait queues.
+func (s *subscription) sayRounds(delay, longest time.Duration) {
+	s.rounds.Do(func() {
+		s.logger.Info("A delay is longer than every wait queue: the message passes through its queue once a round; "+
+			"add a longer one with topology.ForPolicy, or bound what RetryAfter and RetryAfterHeader may ask for",
+			watermill.LogFields{"delay": delay, "longest": longest})
+	})
+}
+
+// deadLetter has a copy of the delivery confirmed in the dead-letter queue.
 func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error {
+	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), notes)
+	send := d.sub.subscriber.client.publisher.Publish
+	if alone {
+		send = d.sub.subscriber.client.publisher.PublishAlone
+	}
+	return d.publishWith(ctx, send, d.plan().Dead, msg)
+}
+
+// dead returns the dead letter, and whether it leaves no room for the nonce. It
+// also carries the keys of Watermill's PoisonQueue, for tools that know those.
+func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg amqp.Publishing, alone bool) {
 	headers := notes.DeadHeaders(d.Queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = headers[middleware.DeadErrorKey]
 	headers[wmiddleware.PoisonedTopicKey] = d.sub.topic
 	headers[wmiddleware.PoisonedHandlerKey] = notes.Handler
-	headers[wmiddleware.PoisonedSubscriberKey] = message.SubscriberNameFromCtx(ctx)
-	msg, err := d.compose(middleware.IsNoteKey, headers, notes.Metadata, deadShrinking, d.sub.subscriber.frame-frameOverhead-nonceReserve)
-	if err != nil { // better without a note than not at all
+	headers[wmiddleware.PoisonedSubscriberKey] = subscriber
+	msg, err := d.compose(middleware.IsNoteKey, headers, notes.Metadata, deadShrinking, deadRoom(d.sub.subscriber.frame))
+	if err != nil {
+		return d.bare(notes.Reason)
+	}
+	return msg, false
+}
+
+// bare returns the dead letter with as little of ours as fits: better without a
+// note than not at all.
+func (d *delivery) bare(reason middleware.Reason) (msg amqp.Publishing, alone bool) {
+	room := deadRoom(d.sub.subscriber.frame)
+	msg = wire.Publishing(&d.raw, middleware.IsNoteKey, map[string]string{middleware.DeadReasonKey: string(reason)})
+	if room.check(&msg) == nil {
+		return msg, false
+	}
+	room.bytes += nonceReserve
+	room.headers++
+	if room.check(&msg) != nil {
+		d.sub.logger.Info("Dead letter leaves no room for a note, and may be readable only once (broker fact F25)", d.LogFields())
 		msg = wire.Publishing(&d.raw, middleware.IsNoteKey, nil)
 	}
-	return d.publish(ctx, d.plan().Dead, msg)
+	return msg, true
 }
 
 // compose returns the delivery with notes and the metadata that travels beside
-// it, of which as much is left out as does not fit in room: first what fit leaves
+// it, of which as much is left out as does not fit into r: first what fit leaves
 // out, then the metadata as well.
-func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]string, order []string, room int) (amqp.Publishing, error) {
+func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]string, order []string, r room) (amqp.Publishing, error) {
 	msg := wire.Publishing(&d.raw, drop, notes)
 	for key, value := range metadata {
 		// A header that a handler only read keeps its type.
@@ -71,30 +122,54 @@ func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]st
 			msg.Headers[key] = value
 		}
 	}
-	err := fit(&msg, notes, order, room)
+	err := fit(&msg, notes, order, r)
 	if err != nil && len(metadata) > 0 {
-		return d.compose(drop, notes, nil, order, room)
+		return d.compose(drop, notes, nil, order, r)
 	}
 	return msg, err
 }
 
-// publish has msg confirmed on a route. What has vanished of ours is declared
-// again: a queue or binding (the message is returned) or an exchange (the channel
-// is closed with 404).
+// publish has msg confirmed on a route.
 func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing) error {
-	p := d.sub.subscriber.client.publisher
-	err := p.Publish(ctx, route.Exchange, route.RoutingKey, msg)
+	return d.publishWith(ctx, d.sub.subscriber.client.publisher.Publish, route, msg)
+}
+
+// sendFunc is Publish or PublishAlone of a publisher.
+type sendFunc func(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error
+
+// publishWith has msg confirmed on a route by send.
+func (d *delivery) publishWith(ctx context.Context, send sendFunc, route Route, msg amqp.Publishing) error {
+	c := d.sub.subscriber.client
+	return planned{d.plan(), c.publisher, c.opts.provisioned, d.sub.logger}.publish(ctx, send, route, msg)
+}
+
+// planned publishes on the routes of a plan.
+type planned struct {
+	plan        Plan
+	publisher   *publisher.Publisher
+	provisioned bool
+	logger      watermill.LoggerAdapter
+}
+
+// publish has msg confirmed on a route by send. What has vanished of ours is
+// declared again: a queue or binding (the message is returned) or an exchange
+// (the channel is closed with 404).
+func (p planned) publish(ctx context.Context, send sendFunc, route Route, msg amqp.Publishing) error {
+	err := send(ctx, route.Exchange, route.RoutingKey, msg)
+	if isCode(err, amqp.AccessRefused) {
+		return withWayOut(err)
+	}
 	var returned *publisher.ReturnedError
 	if !errors.As(err, &returned) && !isCode(err, amqp.NotFound) {
 		return err
 	}
-	if d.sub.subscriber.client.opts.provisioned {
+	if p.provisioned {
 		return fmt.Errorf("what was provisioned for retries is missing, and WithPreProvisioned declares nothing: %w", err)
 	}
-	d.sub.logger.Info("Something of ours has vanished, declaring it again",
+	p.logger.Info("Something of ours has vanished, declaring it again",
 		watermill.LogFields{"exchange": route.Exchange, "routing_key": route.RoutingKey})
-	if declareErr := declare(ctx, p.Do, d.plan().forRoute(route), d.sub.logger); declareErr != nil {
+	if declareErr := declare(ctx, p.publisher.Do, p.plan.forRoute(route), p.logger); declareErr != nil {
 		return errors.Join(err, declareErr)
 	}
-	return p.Publish(ctx, route.Exchange, route.RoutingKey, msg)
+	return send(ctx, route.Exchange, route.RoutingKey, msg)
 }

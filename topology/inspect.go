@@ -25,7 +25,7 @@ type Report struct {
 }
 
 // QueueReport is one queue of a Report. Counts of a queue that several queues
-// share (Shared) are those of all of them.
+// share (Shared, Levels) are those of all of them.
 type QueueReport struct {
 	Name string
 	Role Role

@@ -61,6 +61,9 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 		"classic main queue": func() rigConfig { return rigConfig{} },
 		"quorum main queue":  func() rigConfig { return rigConfig{config: quorumQueue} },
 		"classic waiting":    func() rigConfig { return rigConfig{strategy: topology.PerQueue{Type: topology.Classic}} },
+		"shared":             func() rigConfig { return rigConfig{strategy: shared(t, topology.Quorum)} },
+		"levels":             func() rigConfig { return rigConfig{strategy: levels(t, topology.Quorum)} },
+		"levels classic":     func() rigConfig { return rigConfig{strategy: levels(t, topology.Classic)} },
 	}
 	for name, make := range cases {
 		t.Run(name, func(t *testing.T) {

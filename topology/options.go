@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/middleware"
 )
 
 const (
@@ -34,6 +35,7 @@ type clientOptions struct {
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)
 	management     string // its URL, checked; "" for none
+	tell           []func(context.Context, middleware.Event)
 }
 
 // WithLogger sets the logger of the client and its subscribers.
@@ -45,6 +47,25 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 			return errors.New("WithLogger: the logger is nil")
 		}
 		o.logger = logger
+		return nil
+	}
+}
+
+// WithObserver adds observers of what the Subscribers decide by themselves: a
+// message that the router nacked, one that cannot be decoded, suspects of killing
+// the process. Give the same to middleware.WithObserver, which tells of all the
+// rest. They are called in the goroutine of the message, after the decision is
+// confirmed; see middleware.Observer.
+//
+// Default: nobody is told, and no event is made.
+func WithObserver(observers ...middleware.Observer) Option {
+	return func(o *clientOptions) error {
+		for i, observer := range observers {
+			if observer == nil {
+				return fmt.Errorf("WithObserver: observer %d is nil", i)
+			}
+			o.tell = append(o.tell, observer.Observe)
+		}
 		return nil
 	}
 }
@@ -131,15 +152,18 @@ func WithPreProvisioned() Option {
 type SubscriberOption func(*subscriberOptions) error
 
 type subscriberOptions struct {
-	delays       []time.Duration // nil: not known
-	unlisted     bool            // some policy cannot list its delays
-	drainTimeout time.Duration
-	requeue      bool
+	delays         []time.Duration // nil: not known
+	unlisted       bool            // some policy cannot list its delays
+	drainTimeout   time.Duration
+	requeue        bool
+	concurrency    int
+	handlerWarning time.Duration
 }
 
 // ForPolicy declares the wait queues of the delays that the policies may ask
 // for, before consuming begins. A policy that cannot list its delays uses the
-// strategy's ladder; whatever a policy asks for waits on the next longer rung.
+// strategy's ladder; whatever a policy asks for waits on the next longer rung. With
+// Levels, which has wait queues for any delay, the policies make no difference.
 //
 // Default: the strategy's ladder.
 func ForPolicy(policies ...backoff.Policy) SubscriberOption {

@@ -111,9 +111,7 @@ func TestBrokerRestartLosesNothing(t *testing.T) {
 				},
 			})
 			r.publish(amqp.Publishing{Body: []byte("waiting"), DeliveryMode: amqp.Persistent})
-			testbench.WaitFor(t, "the message waits", patience, func() bool {
-				return testbench.Depth(t, node.URL(), r.plan.Queues[len(r.plan.Rungs)-1].Name) == 1
-			})
+			testbench.WaitFor(t, "the message waits", patience, func() bool { return waiting(t, node.URL(), r.plan) == 1 })
 			r.publish(amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
 			r.publish(amqp.Publishing{Body: []byte("ready"), DeliveryMode: amqp.Persistent})
 			<-handling

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/scan"
 	"github.com/millpond-go/millpond/internal/wire"
 )
 
@@ -76,36 +77,28 @@ func (c *Client) peek(ctx context.Context, queue string, n int) ([]amqp.Delivery
 	return <-looked, nil
 }
 
-// look gets without acking and gives all back at once. It must not end before
-// that, for the end of a channel counts as a crash of whoever held the messages.
-func look(ctx context.Context, ch *amqp.Channel, queue string, n int) ([]amqp.Delivery, error) {
-	var found []amqp.Delivery
-	var last uint64
-	var problem error
-	for len(found) < n && ctx.Err() == nil {
-		d, ok, err := ch.Get(queue, false)
-		if err != nil {
-			problem = err
+// look takes without acking and gives all back at once, in their order.
+func look(ctx context.Context, ch *amqp.Channel, queue string, n int) (found []amqp.Delivery, err error) {
+	s := scan.New(ctx, ch, queue, n)
+	for err == nil {
+		var d amqp.Delivery
+		var ok bool
+		if d, ok, err = s.Next(); !ok {
 			break
 		}
-		if !ok {
-			break
-		}
-		last = d.DeliveryTag
+		s.Keep(d.DeliveryTag)
 		found = append(found, wire.Clone(&d))
 	}
-	if last > 0 && problem == nil {
-		problem = ch.Nack(last, true, true)
+	// The end of a channel counts as a crash of whoever held the messages.
+	if back := s.GiveBack(); err == nil {
+		err = back
 	}
-	if problem == nil && ctx.Err() != nil {
-		problem = context.Cause(ctx)
-	}
-	return found, problem
+	return found, err
 }
 
 // mayPeek returns ErrUnsafePeek unless a look at the queue's messages leaves them
 // as far from their delivery limit as they were.
-func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string) error {
+func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, known ...Queue) error {
 	version := serverVersion(conn)
 	if version.atLeast(4, 3) {
 		return nil // giving back does not count
@@ -119,7 +112,7 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string) err
 		}
 		return fmt.Errorf("%w: its delivery limit is %d; raise it with a policy where the queue has no x-delivery-limit of its own, or move the messages to another queue", ErrUnsafePeek, limit)
 	}
-	harmless, err := c.declaredHarmless(ctx, conn, queue)
+	harmless, err := c.declaredHarmless(ctx, conn, queue, known)
 	switch {
 	case err != nil:
 		return err
@@ -132,19 +125,20 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string) err
 }
 
 // declaredHarmless reports whether the queue, which exists, has the arguments of
-// one that the strategy declares to keep messages, or is a plain classic one.
-func (c *Client) declaredHarmless(ctx context.Context, conn *link.Conn, queue string) (bool, error) {
+// one that a strategy declares to keep messages, of the known one with its name,
+// or is a plain classic one.
+func (c *Client) declaredHarmless(ctx context.Context, conn *link.Conn, queue string, known []Queue) (bool, error) {
 	if c.opts.provisioned {
 		return false, nil // nothing is ever declared
 	}
-	candidates := []amqp.Table{{"x-queue-type": "classic"}}
+	candidates := []amqp.Table{Quorum.keepArguments(), Classic.keepArguments(), {"x-queue-type": "classic"}}
 	plan, err := c.strategy.Plan("check", nil)
 	if err != nil {
 		return false, err
 	}
-	for _, q := range plan.Queues {
+	for _, q := range append(known, plan.Queues...) {
 		limit, _ := q.Arguments["x-delivery-limit"].(int64)
-		if q.Delay == 0 && (limit >= harmlessLimit || q.Arguments["x-queue-type"] == string(Classic)) {
+		if (q.Delay == 0 || q.Name == queue) && (limit >= harmlessLimit || q.Arguments["x-queue-type"] == string(Classic)) {
 			candidates = append([]amqp.Table{q.Arguments}, candidates...)
 		}
 	}

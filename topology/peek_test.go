@@ -58,6 +58,28 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	}
 }
 
+// On 3.10 a quorum queue mixed up more than 32 messages that were given back
+// together.
+func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	policy := backoff.List{time.Second}
+	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
+	provision(t, url, client, queue, policy)
+	fill(t, url, plan.Dead.RoutingKey, 100)
+	bodies := func() string {
+		found, err := client.Peek(t.Context(), plan.Dead.RoutingKey, 100)
+		require.NoError(t, err)
+		require.Len(t, found, 100)
+		var all []string
+		for _, d := range found {
+			all = append(all, string(d.Body))
+		}
+		return strings.Join(all, " ")
+	}
+	require.Equal(t, bodies(), bodies())
+}
+
 // A dead-letter queue with arguments of the user's beside ours may be looked at
 // just as often.
 func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
@@ -78,7 +100,7 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 // the messages nearer to it; where that limit cannot matter, it looks.
 func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
-	node, api := managed(t, "")
+	node, api := testbench.Managed(t, "")
 	url := node.URL()
 	ch := testbench.Channel(t, url)
 	declare := func(name string, args amqp.Table) {

@@ -48,7 +48,8 @@ func (p Plan) Permissions(declare bool) Permissions {
 			}
 		}
 		for _, b := range p.Bindings {
-			write = append(write, b.Queue)
+			_, to := b.to()
+			write = append(write, to)
 			read = append(read, b.Exchange)
 		}
 	}

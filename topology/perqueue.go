@@ -21,13 +21,20 @@ type PerQueue struct {
 	// WaitName names the wait queue of a delay. RabbitMQ cannot change a queue's
 	// arguments, so a name must carry what differs: the queue and the delay; and
 	// the type, where it may change one day. Default: <queue>.wait.<delay>, with
-	// the suffix ".classic" for Classic, and a hash of WaitArguments if there
-	// are any.
+	// the suffix ".classic" for Classic, a hash of WaitArguments if there are any,
+	// and ".to.<exchange>" with ReturnTo.
 	WaitName func(queue string, delay time.Duration) string
 	// WaitArguments are declared beside ours on every wait queue. What would
 	// make it drop messages, x-expires or x-max-length for example, breaks the
 	// promise that none is lost. Default: none.
 	WaitArguments amqp.Table
+	// ReturnTo is an exchange of yours that retries pass on their way back to the
+	// queue, with the routing key they came with; see Return for who else gets them.
+	// Default: none, a message returns to the one queue that failed it.
+	ReturnTo string
+	// Prefix begins the names of what queues with the same ReturnTo share:
+	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
+	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// Ladder are the delays planned for a policy that cannot list its own.
@@ -38,16 +45,20 @@ type PerQueue struct {
 // Plan implements Strategy.
 func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
 	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
+	back := p.wayBack(s.ReturnTo, s.Prefix, s.Type)
 	for _, delay := range rungs {
-		name := queue + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments)
+		name := queue + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments) + back.suffix()
 		if s.WaitName != nil {
 			name = s.WaitName(queue, delay)
 		}
-		args := s.Type.waitArguments(delay)
-		args["x-dead-letter-exchange"] = ""
-		args["x-dead-letter-routing-key"] = queue
-		p.rung(Queue{Name: name, Delay: delay, Arguments: args}, Route{RoutingKey: name}, s.WaitArguments)
+		q := Queue{Name: name, Delay: delay, Arguments: back.arguments(s.Type, delay)}
+		route := Route{RoutingKey: name}
+		if s.ReturnTo != "" {
+			route = p.waitExchange(q)
+		}
+		p.rung(q, route, s.WaitArguments)
 	}
+	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }

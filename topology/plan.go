@@ -1,13 +1,17 @@
 package topology
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -26,8 +30,15 @@ type Plan struct {
 	Bindings []Binding
 	// Dead is where a dead letter is published.
 	Dead Route
-	// Rungs are the delays that have a wait queue, ascending, with their routes.
+	// Rungs are the delays that have a wait queue, ascending, with their routes; of
+	// the same delay, the earlier attempt first.
 	Rungs []Route
+	// Return is the exchange that messages return through, where a strategy's ReturnTo
+	// names one; nil where they go straight to the queue.
+	Return *Return
+	// Levels makes the routes of all delays, those between the rungs as well; nil
+	// where only the rungs are waited for.
+	Levels *LevelRoutes
 }
 
 // Queue is a queue to declare: durable, neither exclusive nor auto-delete.
@@ -41,18 +52,44 @@ type Queue struct {
 	Adopt bool
 }
 
-// Exchange is an exchange to declare: durable, not auto-delete.
+// Exchange is an exchange to declare, durable.
 type Exchange struct {
 	Name string
-	// Kind is AMQP's type: "direct", "fanout".
+	// Kind is AMQP's type: "direct", "fanout", "topic", "headers".
 	Kind string
+	// AutoDelete says that it is gone with the last binding from it.
+	AutoDelete bool
 	// Arguments as they are declared.
 	Arguments amqp.Table
 }
 
-// Binding leads from an exchange to a queue.
+func (e Exchange) declare(ch *amqp.Channel, noWait bool) error {
+	return ch.ExchangeDeclare(e.Name, e.Kind, true, e.AutoDelete, false, noWait, e.Arguments)
+}
+
+// Binding leads from an exchange to a queue, or to another exchange.
 type Binding struct {
-	Exchange, RoutingKey, Queue string
+	Exchange, RoutingKey string
+	// Queue is empty where the binding leads to ToExchange.
+	Queue, ToExchange string
+	// Header must have the Value, at a headers exchange; empty elsewhere.
+	Header, Value string
+}
+
+// to returns where the binding leads: AMQP's name for what it is, and its own.
+func (b Binding) to() (kind, name string) {
+	if b.ToExchange != "" {
+		return "exchange", b.ToExchange
+	}
+	return "queue", b.Queue
+}
+
+// arguments of the binding, as they are declared.
+func (b Binding) arguments() amqp.Table {
+	if b.Header == "" {
+		return nil
+	}
+	return amqp.Table{"x-match": "all", b.Header: b.Value}
 }
 
 // minSetAside is the shortest wait of a message that is set aside without a
@@ -60,18 +97,34 @@ type Binding struct {
 const minSetAside = time.Second
 
 // Route returns where a message waits: on the shortest rung that is no shorter
-// than the delay asked for, else on the longest.
+// than the delay asked for, else on the longest; with Levels as long as asked,
+// but for its resolution and tolerance. Of several rungs that are as long, it is
+// that of the attempt, else of the last attempt before it, else the first.
+//
+// Where the plan has a Return, a delivery that came by its exchange keeps its
+// routing key; any other waits with the queue's name.
 func (p Plan) Route(r Retry) (Route, error) {
+	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
+		return l.route(r.Delay), nil
+	}
 	if len(p.Rungs) == 0 {
 		return Route{}, errors.New("plan has no wait queue")
 	}
-	i, _ := slices.BinarySearchFunc(p.Rungs, r.Delay, func(rung Route, d time.Duration) int {
-		return int(max(-1, min(1, rung.Delay-d)))
+	delay := min(r.Delay, p.Rungs[len(p.Rungs)-1].Delay)
+	i, _ := slices.BinarySearchFunc(p.Rungs, delay, func(rung Route, d time.Duration) int {
+		return cmp.Compare(rung.Delay, d)
 	})
-	return p.Rungs[min(i, len(p.Rungs)-1)], nil
+	for i+1 < len(p.Rungs) && p.Rungs[i+1].Delay == p.Rungs[i].Delay && p.Rungs[i+1].Attempt <= r.Attempt {
+		i++
+	}
+	route := p.Rungs[i]
+	if p.Return.brought(r) {
+		route.RoutingKey = r.RoutingKey
+	}
+	return route, nil
 }
 
-// String returns the plan as a table.
+// String returns the plan as a table; what cannot be printed is quoted.
 func (p Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "plan for queue %q\n", p.Queue)
@@ -82,22 +135,42 @@ func (p Plan) String() string {
 		if q.Delay > 0 {
 			delay = delayName(q.Delay)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", q.Name, delay, argumentText(q.Arguments))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", printable(q.Name), delay, printable(argumentText(q.Arguments)))
 	}
 	if len(p.Exchanges) > 0 {
 		fmt.Fprintln(w, "exchange\tkind\targuments")
 	}
 	for _, e := range p.Exchanges {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", e.Name, e.Kind, argumentText(e.Arguments))
+		text := argumentText(e.Arguments)
+		if e.AutoDelete {
+			text += " auto-delete"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", printable(e.Name), e.Kind, printable(text))
 	}
 	if len(p.Bindings) > 0 {
-		fmt.Fprintln(w, "binding\trouting key\tqueue")
+		fmt.Fprintln(w, "binding\trouting key\tto")
 	}
 	for _, x := range p.Bindings {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", x.Exchange, x.RoutingKey, x.Queue)
+		kind, name := x.to()
+		key := x.RoutingKey
+		if x.Header != "" {
+			key = x.Header + "=" + x.Value
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s %s\n", printable(x.Exchange), printable(key), kind, printable(name))
 	}
 	_ = w.Flush() // a strings.Builder does not fail
+	if p.Levels != nil {
+		fmt.Fprintln(&b, p.Levels)
+	}
 	return b.String()
+}
+
+// printable quotes text that would change the table, or the terminal.
+func printable(text string) string {
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return text
+	}
+	return strconv.Quote(text)
 }
 
 func argumentText(args amqp.Table) string {

@@ -59,10 +59,20 @@ func (p *planner) bind(exchange, key, queue string) {
 	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key, Queue: queue})
 }
 
+func (p *planner) bindExchange(exchange, key, to string) {
+	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key, ToExchange: to})
+}
+
+// strandedQueue adds the queue behind the stranded exchange.
+func (p *planner) strandedQueue(name string, kind QueueType) {
+	p.queue(Queue{Name: name, Arguments: kind.keepArguments(), Adopt: true}, "stranded queue", nil)
+	p.bind(name, "", name)
+}
+
 // rung adds a delay and the wait queue for it.
 func (p *planner) rung(q Queue, route Route, extra amqp.Table) {
 	p.queue(q, "wait queue of "+delayName(q.Delay), extra)
-	route.Delay = q.Delay
+	route.Delay, route.Hops = q.Delay, 1
 	p.plan.Rungs = append(p.plan.Rungs, route)
 }
 
@@ -73,7 +83,7 @@ func (p *planner) deadLetters(dead DeadLetters, kind QueueType) {
 			p.problem(errors.New("dead letters have both a Target and a queue of ours: set one"))
 		}
 		p.plan.Dead = dead.Target(p.plan.Queue)
-		p.plan.Dead.Delay = 0
+		p.plan.Dead.Delay, p.plan.Dead.Hops = 0, 0
 		return
 	}
 	name := p.plan.Queue + ".dlq"

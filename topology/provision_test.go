@@ -3,6 +3,7 @@ package topology_test
 import (
 	"encoding/json"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 
 // The exported definitions import into an empty vhost, and a user with exactly
 // the exported permissions retries and dead-letters there without declaring
-// anything; another one, with the patterns for declaring, declares (T4, T6).
+// anything; another one, with the patterns for declaring, declares (T4, T6). Every
+// way that a message can take is taken.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
 	node := testbench.Private(t)
@@ -26,50 +28,124 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	kinds := map[string]topology.Strategy{
 		"perqueue": topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}},
 		"classic":  topology.PerQueue{Type: topology.Classic},
+		"attempt":  topology.PerAttempt{},
 		"shared":   topology.Shared{},
+		"levels":   topology.Levels{},
+		// The only one without the right to the default exchange, which leads to every queue.
+		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
+			return topology.Route{Exchange: "graves", RoutingKey: "orders"}
+		}}},
+		"return": topology.Shared{ReturnTo: "amq.topic"},
 	}
 	for name, strategy := range kinds {
-		plan, err := strategy.Plan("orders", policy)
-		require.NoError(t, err)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan, err := strategy.Plan("orders", policy)
+			require.NoError(t, err)
 
-		// Provisioned: an empty vhost, the definitions, a user who may only use them.
-		vhost := "provisioned-" + name
-		node.Ctl(t, "add_vhost", vhost)
-		data, err := plan.Definitions(vhost, topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}})
-		require.NoError(t, err)
-		require.True(t, json.Valid(data))
-		importDefinitions(t, node, data)
-		serve := func(vhost string, permissions topology.Permissions, options ...topology.Option) {
-			admin, user := node.URL()+vhost, "user-"+vhost
-			node.Ctl(t, "set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
-			node.Ctl(t, "add_user", user, "secret")
-			node.Ctl(t, "set_permissions", "-p", vhost, user, permissions.Configure, permissions.Write, permissions.Read)
-			var attempts timeline
-			r := newRig(t, rigConfig{
-				url: strings.Replace(node.URL(), "guest:guest", user+":secret", 1) + vhost, adminURL: admin,
-				queue: "orders", strategy: strategy, policy: policy, clientOptions: options,
-				handler: func(msg *message.Message) ([]*message.Message, error) {
-					attempts.add()
-					return nil, errFailed
-				},
-			})
-			publish(t, admin, "", "orders", amqp.Publishing{Body: []byte("provisioned"), DeliveryMode: amqp.Persistent})
-			dead := take(t, admin, "orders.dlq")
-			require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-			require.Equal(t, 2, attempts.count())
-			r.stop()
-		}
-		serve(vhost, plan.Permissions(false), topology.WithPreProvisioned())
+			// Provisioned: an empty vhost, the definitions, a user who may only use them.
+			vhost := "provisioned-" + name
+			node.Ctl(t, "add_vhost", vhost)
+			data, err := plan.Definitions(vhost, topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}})
+			require.NoError(t, err)
+			require.True(t, json.Valid(data))
+			importDefinitions(t, node, data)
+			serve := func(vhost string, permissions topology.Permissions, options ...topology.Option) {
+				admin, user := node.URL()+vhost, "user-"+vhost
+				node.Ctl(t, "set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
+				if name == "target" {
+					digGraves(t, admin)
+				}
+				node.Ctl(t, "add_user", user, "secret")
+				node.Ctl(t, "set_permissions", "-p", vhost, user, permissions.Configure, permissions.Write, permissions.Read)
+				rc, handled := everyWay(rigConfig{
+					url: strings.Replace(node.URL(), "guest:guest", user+":secret", 1) + vhost, adminURL: admin,
+					queue: "orders", strategy: strategy, policy: policy, clientOptions: options,
+				})
+				r := newRig(t, rc)
+				requireEveryWay(t, r, handled, admin, len(options) == 0)
+				r.stop()
+				requireRefused(t, r.url, admin, name)
+			}
+			serve(vhost, plan.Permissions(false), topology.WithPreProvisioned())
 
-		vhost = "declaring-" + name
-		node.Ctl(t, "add_vhost", vhost)
-		serve(vhost, plan.Permissions(true))
+			vhost = "declaring-" + name
+			node.Ctl(t, "add_vhost", vhost)
+			serve(vhost, plan.Permissions(true))
+		})
 	}
 }
+
+// digGraves declares an exchange for dead letters, and what it leads to.
+func digGraves(t testing.TB, url string) {
+	t.Helper()
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare("graves", "direct", true, false, false, false, nil))
+	_, err := ch.QueueDeclare("orders.dlq", true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.QueueBind("orders.dlq", "orders", "graves", false, nil))
+}
+
+// requireRefused asserts that a user with no more than the exported permissions
+// is refused what is not the plan's.
+func requireRefused(t testing.TB, url, admin, name string) {
+	t.Helper()
+	_, err := testbench.Channel(t, admin).QueueDeclare("orders.payroll", true, false, false, false, nil)
+	require.NoError(t, err)
+	publishTo := func(exchange, key string) func(ch *amqp.Channel) error {
+		return func(ch *amqp.Channel) error {
+			closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+			if err := ch.Confirm(false); err != nil {
+				return err
+			}
+			confirm, err := ch.PublishWithDeferredConfirm(exchange, key, false, false, amqp.Publishing{})
+			if err != nil {
+				return err
+			}
+			if confirm.Wait() {
+				return nil
+			}
+			return <-closed
+		}
+	}
+	cases := map[string]func(ch *amqp.Channel) error{
+		"publish to amq.topic":  publishTo("amq.topic", "orders"),
+		"publish to amq.fanout": publishTo("amq.fanout", ""),
+		"read another queue":    func(ch *amqp.Channel) error { _, _, err := ch.Get("orders.payroll", true); return err },
+		"read the dead letters": func(ch *amqp.Channel) error { _, _, err := ch.Get("orders.dlq", true); return err },
+		"declare another queue": func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare("orders.x", true, false, false, false, nil)
+			return err
+		},
+		"delete another queue": func(ch *amqp.Channel) error {
+			_, err := ch.QueueDelete("orders.payroll", false, false, false)
+			return err
+		},
+		"declare another exchange":  func(ch *amqp.Channel) error { return ch.ExchangeDeclare("x", "fanout", true, false, false, false, nil) },
+		"bind a queue to amq.topic": func(ch *amqp.Channel) error { return ch.QueueBind("orders", "#", "amq.topic", false, nil) },
+	}
+	if name == "return" { // what leads to an exchange takes the right to write to it
+		delete(cases, "publish to amq.topic")
+	}
+	if name == "target" {
+		cases["publish to the default exchange"] = publishTo("", "orders.payroll")
+	}
+	for what, try := range cases {
+		var refused *amqp.Error
+		require.ErrorAs(t, try(testbench.Channel(t, url)), &refused, "%s: %s", name, what)
+		require.Equal(t, amqp.AccessRefused, refused.Code, "%s: %s: %v", name, what, refused)
+	}
+}
+
+// importing is held while the broker imports: of two files at once it may leave
+// one out.
+var importing sync.Mutex
 
 // importDefinitions hands a definitions file to the broker.
 func importDefinitions(t testing.TB, node *testbench.Node, data []byte) {
 	t.Helper()
+	importing.Lock()
+	defer importing.Unlock()
 	node.Ctl(t, "import_definitions", node.File(t, "definitions.json", data))
 }
 
@@ -85,6 +161,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	sub, err := client.NewSubscriber(queueConfig(url), topology.ForPolicy(policy))
 	require.NoError(t, err)
 	_, err = sub.Subscribe(t.Context(), queue)
+	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
 	for _, name := range []string{queue, queue + ".wait.1s", queue + ".dlq"} {
 		require.ErrorContains(t, err, `queue "`+name+`"`)
 		require.Equal(t, -1, testbench.Depth(t, url, name))

@@ -53,7 +53,18 @@ func TestQueueSuite(t *testing.T) {
 	}, nil)
 }
 
-func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, message.Subscriber) {
+// The same with eight messages in flight, which keep no order.
+func TestQueueSuiteInFlight(t *testing.T) {
+	url := testbench.URL(t)
+	features := tests.Features{Persistent: true}
+	tests.TestPubSub(t, features, func(t *testing.T) (message.Publisher, message.Subscriber) {
+		cfg := wamqp.NewDurableQueueConfig(url)
+		cfg.Publish.ChannelPoolSize = 25
+		return pubSub(t, cfg, cfg, topology.WithConcurrency(8))
+	}, nil)
+}
+
+func pubSub(t *testing.T, publish, consume wamqp.Config, options ...topology.SubscriberOption) (message.Publisher, message.Subscriber) {
 	t.Helper()
 	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
 	require.NoError(t, err)
@@ -63,7 +74,7 @@ func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, mes
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	sub, err := client.NewSubscriber(consume,
-		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))
+		append(options, topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))...)
 	require.NoError(t, err)
 	return pub, sub
 }

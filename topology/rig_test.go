@@ -2,6 +2,7 @@ package topology_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -28,16 +29,76 @@ const patience = 60 * time.Second
 
 // strategies are the ways to wait that every scenario is run with.
 var strategies = map[string]func(t testing.TB) topology.Strategy{
-	"quorum":         func(testing.TB) topology.Strategy { return topology.PerQueue{} },
-	"classic":        func(testing.TB) topology.Strategy { return topology.PerQueue{Type: topology.Classic} },
-	"shared quorum":  func(t testing.TB) topology.Strategy { return shared(t, topology.Quorum) },
-	"shared classic": func(t testing.TB) topology.Strategy { return shared(t, topology.Classic) },
+	"quorum":           func(testing.TB) topology.Strategy { return topology.PerQueue{} },
+	"classic":          func(testing.TB) topology.Strategy { return topology.PerQueue{Type: topology.Classic} },
+	"attempt quorum":   func(testing.TB) topology.Strategy { return topology.PerAttempt{} },
+	"shared quorum":    func(t testing.TB) topology.Strategy { return shared(t, topology.Quorum) },
+	"shared classic":   func(t testing.TB) topology.Strategy { return shared(t, topology.Classic) },
+	"levels quorum":    func(t testing.TB) topology.Strategy { return levels(t, topology.Quorum) },
+	"levels classic":   func(t testing.TB) topology.Strategy { return levels(t, topology.Classic) },
+	"returning quorum": func(t testing.TB) topology.Strategy { return returning(t, "amq.topic") },
 }
+
+// sharing are those of them whose wait queues several queues share.
+var sharing = map[string]bool{"shared quorum": true, "shared classic": true, "levels quorum": true, "levels classic": true, "returning quorum": true}
 
 // shared returns a Shared strategy of the test's own, removed at its end.
 func shared(t testing.TB, kind topology.QueueType) topology.Shared {
 	t.Helper()
 	return topology.Shared{Type: kind, Prefix: testbench.Queue(t)}
+}
+
+// returning returns a Shared strategy that returns messages through an exchange.
+func returning(t testing.TB, exchange string) topology.Shared {
+	t.Helper()
+	s := shared(t, topology.Quorum)
+	s.ReturnTo = exchange
+	return s
+}
+
+// levels returns a Levels strategy of the test's own, with few wait queues.
+func levels(t testing.TB, kind topology.QueueType) topology.Levels {
+	t.Helper()
+	return topology.Levels{Type: kind, Prefix: testbench.Queue(t), Max: time.Hour}
+}
+
+// withDead returns a strategy with another place for dead letters.
+func withDead(strategy topology.Strategy, dead topology.DeadLetters) topology.Strategy {
+	switch s := strategy.(type) {
+	case topology.PerQueue:
+		s.Dead = dead
+		return s
+	case topology.PerAttempt:
+		s.Dead = dead
+		return s
+	case topology.Shared:
+		s.Dead = dead
+		return s
+	case topology.Levels:
+		s.Dead = dead
+		return s
+	}
+	panic("a strategy that is not known here")
+}
+
+// waiting counts the messages in all wait queues of a plan. One that the broker
+// is just passing on from one to another is in none.
+func waiting(t testing.TB, url string, plan topology.Plan) int {
+	t.Helper()
+	conn, err := amqp.Dial(url)
+	require.NoError(t, err)
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	n := 0
+	for _, q := range plan.Queues {
+		if q.Delay > 0 {
+			found, err := ch.QueueDeclarePassive(q.Name, true, false, false, false, nil)
+			require.NoError(t, err)
+			n += found.Messages
+		}
+	}
+	return n
 }
 
 // removePlan deletes what a plan declares at the end of the test.
@@ -85,6 +146,7 @@ type rigConfig struct {
 	url, publisherURL string
 	adminURL          string // may delete what was declared; default url
 	queue             string
+	keep              bool // what is declared stays after the test
 	strategy          topology.Strategy
 	policy            backoff.Policy
 	config            func(*wamqp.Config)
@@ -96,6 +158,7 @@ type rigConfig struct {
 	publishTopic      string
 	publisher         message.Publisher
 	outer             []message.HandlerMiddleware
+	verbose           bool
 }
 
 // quorumQueue makes the main queue a quorum queue.
@@ -119,7 +182,10 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		rc.strategy = topology.PerQueue{}
 	}
 	delays, _ := backoff.Delays(rc.policy)
-	r := &rig{t: t, plan: removePlan(t, rc.adminURL, rc.strategy, rc.queue, delays), url: rc.url, queue: rc.queue, logs: &capture{}}
+	r := &rig{t: t, url: rc.url, queue: rc.queue, logs: &capture{verbose: rc.verbose}}
+	if !rc.keep {
+		r.plan = removePlan(t, rc.adminURL, rc.strategy, rc.queue, delays)
+	}
 	cfg := wamqp.NewDurableQueueConfig(rc.url)
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
@@ -133,10 +199,12 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 	var err error
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	r.client, err = topology.Open(ctx, conn, rc.strategy, append(rc.clientOptions, topology.WithLogger(r.logs))...)
-	require.NoError(t, err)
-	r.sub, err = r.client.NewSubscriber(cfg, append([]topology.SubscriberOption{topology.ForPolicy(rc.policy)}, rc.subOptions...)...)
-	require.NoError(t, err)
+	r.client = greeted(t, func() (*topology.Client, error) {
+		return topology.Open(ctx, conn, rc.strategy, append(rc.clientOptions, topology.WithLogger(r.logs))...)
+	})
+	r.sub = greeted(t, func() (*topology.Subscriber, error) {
+		return r.client.NewSubscriber(cfg, append([]topology.SubscriberOption{topology.ForPolicy(rc.policy)}, rc.subOptions...)...)
+	})
 	retry, err := middleware.NewDelayedRetry(r.client, rc.policy, append(rc.options, middleware.WithLogger(r.logs))...)
 	require.NoError(t, err)
 	r.router, err = message.NewRouter(rc.routerConfig, r.logs)
@@ -173,6 +241,20 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		}
 	})
 	return r
+}
+
+// greeted connects, and once more where a busy broker was too slow to answer: a
+// short confirm timeout makes the one of connecting short, too.
+func greeted[T any](t testing.TB, connect func() (T, error)) T {
+	t.Helper()
+	var made T
+	var err error
+	testbench.WaitFor(t, "the broker to answer a connect", patience, func() bool {
+		made, err = connect()
+		return !errors.Is(err, context.DeadlineExceeded)
+	})
+	require.NoError(t, err)
+	return made
 }
 
 // publish publishes as a plain AMQP client does, confirmed.
@@ -260,8 +342,10 @@ func (l *timeline) requireGaps(t testing.TB, want ...time.Duration) {
 
 // capture is a logger that keeps what it is told.
 type capture struct {
-	mu    sync.Mutex
-	lines []string
+	verbose bool // debug and trace too
+	mu      sync.Mutex
+	lines   []string
+	entries []entry
 }
 
 // prefetch sets how many messages a consumer is sent ahead.

@@ -32,6 +32,11 @@ type Shared struct {
 	// WaitArguments are declared beside ours on every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
+	// ReturnTo is an exchange of yours that retries pass on their way back to the
+	// queue, with the routing key they came with; see Return for who else gets them.
+	// Queues that name the same one share the wait queues, whose names then end in
+	// ".to.<exchange>". Default: none, a message returns to the one queue that failed it.
+	ReturnTo string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// Ladder are the delays planned for a policy that cannot list its own.
@@ -41,26 +46,27 @@ type Shared struct {
 
 // Plan implements Strategy.
 func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
-	prefix := s.Prefix
-	if prefix == "" {
-		prefix = "millpond"
-	}
-	back, stranded := prefix+".return", prefix+".stranded"
-
+	prefix := prefixOr(s.Prefix)
 	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
-	p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
-	p.exchange(Exchange{Name: back, Kind: "direct", Arguments: amqp.Table{"alternate-exchange": stranded}}, "return exchange")
-	for _, delay := range rungs {
-		name := prefix + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments)
-		args := s.Type.waitArguments(delay)
-		args["x-dead-letter-exchange"] = back
-		p.exchange(Exchange{Name: name, Kind: "fanout"}, "wait exchange of "+delayName(delay))
-		p.rung(Queue{Name: name, Delay: delay, Arguments: args}, Route{Exchange: name, RoutingKey: queue}, s.WaitArguments)
-		p.bind(name, "", name)
+	back := p.wayBack(s.ReturnTo, prefix, s.Type)
+	through, stranded := prefix+".return", prefix+".stranded"
+	if back.Return == nil {
+		p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
+		p.exchange(Exchange{Name: through, Kind: "direct", Arguments: amqp.Table{"alternate-exchange": stranded}}, "return exchange")
+	} else {
+		through = back.Through
 	}
-	p.queue(Queue{Name: stranded, Arguments: s.Type.keepArguments(), Adopt: true}, "stranded queue", nil)
-	p.bind(stranded, "", stranded)
-	p.bind(back, queue, queue)
+	for _, delay := range rungs {
+		args := s.Type.waitArguments(delay)
+		args["x-dead-letter-exchange"] = through
+		q := Queue{Name: prefix + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments) + back.suffix(), Delay: delay, Arguments: args}
+		p.rung(q, p.waitExchange(q), s.WaitArguments)
+	}
+	if back.Return == nil {
+		p.strandedQueue(stranded, s.Type)
+		p.bind(through, queue, queue)
+	}
+	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }

@@ -1,20 +1,11 @@
 package topology_test
 
 import (
-	"bufio"
-	"context"
-	"fmt"
-	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/plugin"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -23,83 +14,6 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// childQueue tells this test binary to be the service of TestSIGTERMDrains.
-const childQueue = "MILLPOND_TEST_CHILD_QUEUE"
-
-// SIGTERM with a handler in progress that succeeds within the drain: acked, no
-// duplicate.
-func TestSIGTERMDrains(t *testing.T) {
-	if queue := os.Getenv(childQueue); queue != "" {
-		serve(t, os.Getenv("AMQP_URL"), queue)
-		return
-	}
-	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	child := exec.Command(os.Args[0], "-test.run=^TestSIGTERMDrains$", "-test.v")
-	child.Env = append(os.Environ(), childQueue+"="+queue, "AMQP_URL="+url)
-	out, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	t.Cleanup(func() { _ = child.Process.Kill() })
-
-	lines := bufio.NewScanner(out)
-	await := func(line string) {
-		for lines.Scan() {
-			if lines.Text() == line {
-				return
-			}
-		}
-		t.Fatalf("the service ended before it said %q", line)
-	}
-	await("ready")
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte("behind it"), DeliveryMode: amqp.Persistent})
-	await("handling in progress")
-	require.NoError(t, child.Process.Signal(syscall.SIGTERM))
-	await("handled in progress")
-	await("closed")
-	require.NoError(t, child.Wait())
-
-	left := take(t, url, queue)
-	require.Equal(t, "behind it", string(left.Body))
-	require.Zero(t, testbench.Depth(t, url, queue), "what was in progress was acked")
-	require.Zero(t, testbench.Depth(t, url, queue+".wait.1s"))
-}
-
-// serve is a service that handles messages slowly until SIGTERM.
-func serve(t *testing.T, url, queue string) {
-	cfg := wamqp.NewDurableQueueConfig(url)
-	policy := backoff.List{time.Second}
-	client, err := topology.Open(context.Background(), cfg.Connection, topology.PerQueue{})
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	require.NoError(t, err)
-	router.AddPlugin(plugin.SignalsHandler)
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("slow", queue, sub, func(msg *message.Message) error {
-		fmt.Println("handling", string(msg.Payload))
-		select {
-		case <-time.After(2 * time.Second):
-			fmt.Println("handled", string(msg.Payload))
-			return nil
-		case <-msg.Context().Done():
-			fmt.Println("interrupted", string(msg.Payload))
-			return msg.Context().Err()
-		}
-	})
-	go func() {
-		<-router.Running()
-		fmt.Println("ready")
-	}()
-	require.NoError(t, router.Run(context.Background()))
-	require.NoError(t, client.Close())
-	fmt.Println("closed")
-}
 
 // A handler that fails while Close drains is still handed over; one that does
 // not end in time goes back to its queue, burning no attempt.

@@ -5,10 +5,12 @@ import (
 )
 
 // Strategy says which queues a message waits in. It is a value: pure, without a
-// broker, safe for concurrent use. PerQueue is the default choice.
+// broker, safe for concurrent use. PerQueue is the default choice; the others are
+// PerAttempt, Shared and Levels.
 type Strategy interface {
 	// Plan returns what queue needs for the given delays. Nil delays mean that
-	// they are not known beforehand; the strategy then plans its own ladder.
+	// they are not known beforehand; the strategy then plans its own ladder. Levels
+	// plans the same for all delays.
 	Plan(queue string, delays []time.Duration) (Plan, error)
 }
 
@@ -18,8 +20,9 @@ type Retry struct {
 	Delay time.Duration
 	// Attempt that failed, 1-based; 0 for a message that is set aside without one.
 	Attempt int
-	// OriginExchange and OriginRoutingKey are where the message first came from.
-	OriginExchange, OriginRoutingKey string
+	// Exchange and RoutingKey are those of the delivery as it arrived, never of a
+	// header, which anyone may write. They matter where the plan has a Return.
+	Exchange, RoutingKey string
 }
 
 // Route is where a message is published to wait.
@@ -28,6 +31,11 @@ type Route struct {
 	// Delay it waits there. Shorter than asked where the delay is longer than
 	// every rung: then the message waits in rounds.
 	Delay time.Duration
+	// Hops is how many wait queues it passes: one, with Levels one or more.
+	Hops int
+	// Attempt whose failures wait there first of all, where several wait queues have
+	// the same delay (PerAttempt); 0 for any.
+	Attempt int
 }
 
 // QueueType is the kind of the queues that a strategy declares.

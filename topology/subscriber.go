@@ -18,8 +18,8 @@ import (
 // Subscriber consumes queues for Watermill. Every message it hands out can be
 // republished by the Client that made it, as it arrived.
 //
-// One message at a time is in progress for each Subscribe. An ack acks the
-// delivery. A nack never requeues at once: the message is set aside for at least
+// One message at a time is in progress for each Subscribe, in the order of the
+// queue, or as many as WithConcurrency says, in no order. An ack acks the delivery. A nack never requeues at once: the message is set aside for at least
 // a second with its counts unchanged, so that nothing spins (on RabbitMQ 4.0
 // twenty requeues drop a message, broker fact F2); only at shutdown, or where
 // that cannot be confirmed, it goes back to its queue. A message that cannot be
@@ -65,7 +65,7 @@ type consumeConfig struct {
 }
 
 func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []SubscriberOption) (*Subscriber, error) {
-	opts := subscriberOptions{drainTimeout: defaultDrainTimeout}
+	opts := subscriberOptions{drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning}
 	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
@@ -84,7 +84,7 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	defer cancel()
 	l, err := link.Open(ctx, cfg.link)
 	if err != nil {
-		return nil, fmt.Errorf("new subscriber: %w", err)
+		return nil, fmt.Errorf("new subscriber: %w", withWayOut(err))
 	}
 	frame, err := negotiatedFrame(ctx, l)
 	if err != nil {
@@ -144,7 +144,7 @@ func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 
 // Subscribe declares what the queue of topic needs, consumes it and returns its
 // messages. The channel is closed after Close, or when ctx is done and the
-// message in progress is settled. A lost connection is made again, and
+// messages in progress are settled. A lost connection is made again, and
 // everything declared again before consuming goes on.
 //
 // Errors: ErrClosed; a name that is empty or too long, reported before anything
@@ -221,7 +221,17 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 	if again := s.cfg.queueName(topic); again != plan.Queue {
 		logger.Info("Warning: the queue's name changes with every call; what waits for it is held or lost when the process is gone", nil)
 	}
-	if kind, _ := s.cfg.queueArgs["x-queue-type"].(string); kind == string(Quorum) {
+	if r := plan.Return; r != nil {
+		logger.Info("Warning: retries return through an exchange: every other queue bound there for the routing key gets each of them too, as a new message, which watermill-amqp's own Subscriber cannot decode",
+			watermill.LogFields{"exchange": r.Exchange})
+	}
+	kind, _ := s.cfg.queueArgs["x-queue-type"].(string)
+	if (kind == "" || kind == string(Classic)) && !s.client.opts.provisioned {
+		logger.Info("Warning: the queue is declared as a classic one, which has no copy on another node and counts no deliveries, "+
+			"so that a message that kills the process comes back for ever; "+
+			"a new queue is better declared with Queue.Arguments x-queue-type quorum", nil)
+	}
+	if kind == string(Quorum) {
 		if slices.ContainsFunc(plan.Queues, func(q Queue) bool { return q.Delay > 0 && q.Arguments["x-queue-type"] == string(Classic) }) {
 			logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, for their quorum queue is not there yet; use topology.Quorum", nil)
 		}

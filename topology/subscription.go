@@ -23,8 +23,6 @@ const (
 	// failure up to maxResumePause.
 	resumePause    = 500 * time.Millisecond
 	maxResumePause = 5 * time.Second
-	// inFlight is how many messages of a subscription are in progress at once.
-	inFlight = 1
 )
 
 // subscription is one Subscribe, across any number of connections.
@@ -41,6 +39,9 @@ type subscription struct {
 
 	slots chan struct{}  // one for each message in progress
 	wg    sync.WaitGroup // messages in progress and channels being closed
+
+	inHand inHand
+	rounds sync.Once // said that a delay is longer than all wait queues
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.
@@ -70,7 +71,8 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		logger: logger,
 		stop:   stop, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
-		slots:  make(chan struct{}, inFlight),
+		slots:  make(chan struct{}, s.opts.concurrency),
+		inHand: inHand{have: map[*delivery]held{}},
 	}, nil
 }
 
@@ -131,7 +133,7 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 	// A consumer per channel makes a global prefetch the same as one of its own,
 	// which quorum queues refuse (F14).
-	err = ch.Qos(cfg.prefetch, 0, false)
+	err = ch.Qos(max(cfg.prefetch, s.subscriber.opts.concurrency), 0, false)
 	tag := cfg.consumer
 	if tag == "" {
 		tag = "millpond-" + watermill.NewShortUUID()
@@ -142,7 +144,7 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 	}
 	if err != nil {
 		_ = ch.Close()
-		return nil, fmt.Errorf("consume queue %q: %w", s.plan.Queue, err)
+		return nil, fmt.Errorf("consume queue %q: %w", s.plan.Queue, withWayOut(err))
 	}
 	ctx, cancel := context.WithCancel(s.base)
 	go func() {
@@ -157,6 +159,7 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 func (s *subscription) run(c *consumer) {
 	defer close(s.out)
 	defer s.cancel()
+	defer s.watchHandlers()()
 	for c != nil {
 		s.receive(c)
 		s.release(c)
@@ -196,13 +199,15 @@ func (s *subscription) receive(c *consumer) {
 			}
 			s.wg.Add(1)
 			c.inFlight.Add(1)
+			turn := s.turnFor(&raw)
 			go func() {
 				defer func() {
+					turn.leave()
 					<-s.slots
 					c.inFlight.Done()
 					s.wg.Done()
 				}()
-				s.process(c, raw)
+				s.process(c, raw, turn)
 			}()
 		case <-s.stop.Done():
 			<-s.slots

@@ -100,6 +100,9 @@ func (v *verifier) exchanges() error {
 	if v.plan.Dead.Exchange != "" {
 		exchanges = append(exchanges, Exchange{Name: v.plan.Dead.Exchange}) // the user's
 	}
+	if v.plan.Return != nil {
+		exchanges = append(exchanges, Exchange{Name: v.plan.Return.Exchange})
+	}
 	for _, e := range exchanges {
 		kind := e.Kind
 		if kind == "" {
@@ -109,6 +112,8 @@ func (v *verifier) exchanges() error {
 			return ch.ExchangeDeclarePassive(e.Name, kind, true, false, false, false, nil)
 		})
 		switch {
+		case isCode(err, amqp.NotFound) && e.Kind == "" && e.Name != v.plan.Dead.Exchange:
+			v.find(Warning, Missing, "exchange", e.Name, "the exchange that retries return through does not exist, so that they reach the queue that failed and no other: create it, or set no ReturnTo")
 		case isCode(err, amqp.NotFound) && e.Kind == "":
 			v.find(Critical, Missing, "exchange", e.Name, "the dead-letter target does not exist, so that what failed is held unacked: create it")
 		case isCode(err, amqp.NotFound):
@@ -117,7 +122,7 @@ func (v *verifier) exchanges() error {
 			return fmt.Errorf("check exchange %q: %w", e.Name, err)
 		case e.Kind != "" && v.declares:
 			err := v.run(v.ctx, func(ch *amqp.Channel) error {
-				return ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
+				return e.declare(ch, false)
 			})
 			if _, err := v.compared("exchange", e.Name, e.Arguments, false, err); err != nil {
 				return err

@@ -112,12 +112,17 @@ func policyNames(info management.Queue) string {
 
 // bindings looks for those of the plan, and for one at a dead-letter target.
 func (v *verifier) bindings() {
+	asked := map[string][]management.Binding{} // Levels has several of each exchange
 	for _, b := range v.plan.Bindings {
-		list, ok := v.manager.bindings(b.Exchange)
-		if ok && !slices.ContainsFunc(list, func(x management.Binding) bool {
-			return x.DestinationType == "queue" && x.Destination == b.Queue && x.RoutingKey == b.RoutingKey
-		}) {
-			v.find(Critical, Missing, "binding", fmt.Sprintf("%s → %s", b.Exchange, b.Queue), "does not exist with the routing key %q: %s", b.RoutingKey, v.wayToDeclare())
+		list, ok := asked[b.Exchange]
+		if !ok {
+			if list, ok = v.manager.bindings(b.Exchange); ok {
+				asked[b.Exchange] = list
+			}
+		}
+		kind, name := b.to()
+		if ok && !slices.Contains(list, management.Binding{Destination: name, DestinationType: kind, RoutingKey: b.RoutingKey}) {
+			v.find(Critical, Missing, "binding", fmt.Sprintf("%s → %s", b.Exchange, name), "does not exist with the routing key %q: %s", b.RoutingKey, v.wayToDeclare())
 		}
 	}
 	if target := v.plan.Dead.Exchange; target != "" {

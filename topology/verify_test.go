@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -109,10 +110,47 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 	require.Empty(t, found(t, client, plan))
 }
 
+// Levels has bindings between exchanges, and every one is looked for.
+func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
+	t.Helper()
+	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
+	removePlan(t, url, strategy, "steps", policy)
+	client, plan := operator(t, url, "steps", strategy, policy, topology.WithManagement(api))
+	cfg := queueConfig(url)
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	require.NoError(t, sub.SubscribeInitialize("steps"))
+	require.Empty(t, found(t, client, plan))
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
+	require.NoError(t, ch.QueueUnbind("steps", "#.steps", "steps.level.return", nil))
+	require.Equal(t, []string{
+		"critical missing binding steps.level.2 → steps.level.1", "critical missing binding steps.level.return → steps",
+	}, found(t, client, plan))
+}
+
+// A way back through an exchange has bindings that go by a header.
+func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
+	t.Helper()
+	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{ReturnTo: "amq.topic", Prefix: "back"}
+	client, plan := operator(t, url, "parcels", strategy, policy, topology.WithManagement(api))
+	provision(t, url, client, "parcels", policy)
+	require.Empty(t, bindingsMissing(t, client, plan))
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic", amqp.Table{"x-match": "all", "millpond-queue": "parcels"}))
+	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"}, bindingsMissing(t, client, plan))
+}
+
+// bindingsMissing are the findings about bindings.
+func bindingsMissing(t testing.TB, client *topology.Client, plan topology.Plan) []string {
+	t.Helper()
+	return slices.DeleteFunc(found(t, client, plan), func(name string) bool { return !strings.Contains(name, " binding ") })
+}
+
 // What only the management API can tell, from a real one.
 func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
-	node, api := managed(t, "")
+	node, api := testbench.Managed(t, "")
 	url, policy := node.URL(), backoff.List{time.Minute}
 	ch := testbench.Channel(t, url)
 	drops := strings.HasPrefix(node.Version(), "4.") // by default
@@ -124,6 +162,9 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize("orders"))
 	require.Empty(t, found(t, client, plan))
+
+	verifyNamesABindingBetweenExchanges(t, url, api)
+	verifyNamesABindingOfTheWayBack(t, url, api)
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
@@ -189,7 +230,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 // cannot be.
 func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 	t.Parallel()
-	node, api := managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
+	node, api := testbench.Managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
 	if !strings.HasPrefix(node.Version(), "3.") {
 		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
 	}

@@ -1,0 +1,108 @@
+package topology_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/sony/gobreaker"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// Throttle outside: the retries keep to the rate as well.
+func TestComposedWithThrottle(t *testing.T) {
+	t.Parallel()
+	var calls timeline
+	r := newRig(t, rigConfig{
+		policy: quickly(1), outer: []message.HandlerMiddleware{wmiddleware.NewThrottle(10, time.Second).Middleware},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.add()
+			if middleware.Attempt(msg.Context()) == 1 {
+				return nil, errFailed
+			}
+			return nil, nil
+		},
+	})
+	for range 5 {
+		r.publish(amqp.Publishing{Body: []byte("order")})
+	}
+	testbench.WaitFor(t, "ten calls", patience, func() bool { return calls.count() == 10 })
+	// The first may find a tick waiting.
+	require.GreaterOrEqual(t, calls.all()[9], 800*time.Millisecond-grace)
+	requireNothingLeft(t, r, 0)
+}
+
+// An open circuit comes back later and burns no attempt; where it counts as a
+// failure, it uses up the retries without a call of the handler.
+func TestComposedWithCircuitBreaker(t *testing.T) {
+	t.Parallel()
+	open := middleware.WithLaterFor(500*time.Millisecond, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)
+	for name, c := range map[string]struct {
+		options []middleware.Option
+		calls   []int
+		dead    int
+	}{
+		"with WithLaterFor":    {[]middleware.Option{open}, []int{1, 2, 3}, 0},
+		"without WithLaterFor": {nil, []int{1, 2}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			breaker := wmiddleware.NewCircuitBreaker(gobreaker.Settings{
+				Timeout:     2 * time.Second,
+				ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures == 2 },
+			})
+			attempts := make(chan int, 10)
+			r := newRig(t, rigConfig{policy: quickly(2), options: c.options, handler: inside(failUntil(3, attempts), breaker.Middleware)})
+			r.publish(amqp.Publishing{Body: []byte("order")})
+			awaitAttempts(t, attempts, c.calls...)
+			if c.dead == 1 {
+				testbench.WaitFor(t, "the dead letter", patience, func() bool { return testbench.Depth(t, r.url, r.queue+".dlq") == 1 })
+			}
+			requireNothingLeft(t, r, c.dead)
+			require.Empty(t, attempts)
+		})
+	}
+}
+
+// All of them in the order of docs/middlewares.md.
+func TestComposedInTheRightOrder(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	errIgnored := errors.New("of no interest")
+	h := failUntil(4, attempts)
+	r := newRig(t, rigConfig{
+		policy:  quickly(3),
+		options: []middleware.Option{middleware.WithLaterFor(time.Second, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)},
+		outer:   []message.HandlerMiddleware{wmiddleware.CorrelationID, wmiddleware.NewThrottle(1000, time.Second).Middleware},
+		handler: inside(func(msg *message.Message) ([]*message.Message, error) {
+			if _, bounded := msg.Context().Deadline(); !bounded {
+				return nil, errors.Join(middleware.Permanent(errors.New("no deadline")), context.Canceled)
+			}
+			produced, err := h(msg)
+			if err == nil {
+				panic(errIgnored)
+			}
+			return produced, err
+		},
+			deduplicator(middleware.DeduplicationKey),
+			wmiddleware.NewIgnoreErrors([]error{errors.New("ignore this one")}).Middleware,
+			wmiddleware.NewCircuitBreaker(gobreaker.Settings{}).Middleware,
+			wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Millisecond}.Middleware,
+			wmiddleware.Timeout(time.Minute),
+			wmiddleware.Recoverer,
+		),
+	})
+	r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
+	dead := take(t, r.url, r.queue+".dlq")
+	awaitAttempts(t, attempts, 1, 1, 2, 2, 3, 3, 4, 4)
+	require.Equal(t, "4", dead.Headers[middleware.DeadFailuresKey])
+	require.Contains(t, dead.Headers[middleware.DeadErrorKey], "of no interest")
+	require.NotContains(t, r.logs.text(), "wrong order")
+}

@@ -1,0 +1,203 @@
+package topology_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/components/cqrs"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+type placeOrder struct{ ID string }
+
+type orderPlaced struct{ ID string }
+
+type orderShipped struct{ ID string }
+
+// app is a router with a client, to which tests add handlers of their own.
+type app struct {
+	t      *testing.T
+	url    string
+	policy backoff.Policy
+	client *topology.Client
+	router *message.Router
+	logs   *capture
+}
+
+func newApp(t *testing.T, url string, policy backoff.Policy) *app {
+	t.Helper()
+	a := &app{t: t, url: url, policy: policy, logs: &capture{}}
+	var err error
+	a.client, err = topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithLogger(a.logs))
+	require.NoError(t, err)
+	a.router, err = message.NewRouter(message.RouterConfig{}, a.logs)
+	require.NoError(t, err)
+	return a
+}
+
+func (a *app) subscriber() (message.Subscriber, error) {
+	return a.client.NewSubscriber(queueConfig(a.url), topology.ForPolicy(a.policy))
+}
+
+func (a *app) publisher() *topology.Publisher { return newPublisher(a.t, a.client, a.url) }
+
+func (a *app) retry(policy backoff.Policy, options ...middleware.Option) message.HandlerMiddleware {
+	a.t.Helper()
+	retry, err := middleware.NewDelayedRetry(a.client, policy, append(options, middleware.WithLogger(a.logs))...)
+	require.NoError(a.t, err)
+	return retry.Middleware
+}
+
+// runnable is a router, or what has one inside.
+type runnable interface {
+	Run(ctx context.Context) error
+	Running() chan struct{}
+	Close() error
+}
+
+// run runs until the end of the test, or until stop is called.
+func (a *app) run(service runnable) (stop func()) {
+	a.t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- service.Run(context.Background()) }()
+	select {
+	case <-service.Running():
+	case err := <-ended:
+		a.t.Fatalf("did not start: %v", err)
+	case <-time.After(patience):
+		a.t.Fatal("did not start")
+	}
+	stop = sync.OnceFunc(func() {
+		require.NoError(a.t, service.Close())
+		require.NoError(a.t, a.client.Close())
+		require.NoError(a.t, <-ended)
+		if a.t.Failed() {
+			a.logs.dump(a.t)
+		}
+	})
+	a.t.Cleanup(stop)
+	return stop
+}
+
+var jsonNames = cqrs.JSONMarshaler{GenerateName: cqrs.StructName}
+
+func (a *app) commands(queue string, ackErrors bool) *cqrs.CommandProcessor {
+	a.t.Helper()
+	p, err := cqrs.NewCommandProcessorWithConfig(a.router, cqrs.CommandProcessorConfig{
+		GenerateSubscribeTopic: func(cqrs.CommandProcessorGenerateSubscribeTopicParams) (string, error) { return queue, nil },
+		SubscriberConstructor: func(cqrs.CommandProcessorSubscriberConstructorParams) (message.Subscriber, error) {
+			return a.subscriber()
+		},
+		Marshaler: jsonNames, Logger: a.logs, AckCommandHandlingErrors: ackErrors,
+	})
+	require.NoError(a.t, err)
+	return p
+}
+
+func (a *app) commandBus(queue string) *cqrs.CommandBus {
+	a.t.Helper()
+	bus, err := cqrs.NewCommandBusWithConfig(a.publisher(), cqrs.CommandBusConfig{
+		GeneratePublishTopic: func(cqrs.CommandBusGeneratePublishTopicParams) (string, error) { return queue, nil }, Marshaler: jsonNames,
+	})
+	require.NoError(a.t, err)
+	return bus
+}
+
+// A command handler that fails is retried, and its context knows the attempt.
+func TestCommandIsRetried(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	attempts, ids := make(chan int, 10), make(chan string, 10)
+	a := newApp(t, url, quickly(2))
+	a.router.AddMiddleware(a.retry(quickly(2)))
+	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(ctx context.Context, cmd *placeOrder) error {
+		attempts <- middleware.Attempt(ctx)
+		ids <- cmd.ID
+		if middleware.LastAttempt(ctx) {
+			return nil
+		}
+		return errFailed
+	})))
+	stop := a.run(a.router)
+	require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{ID: "7"}))
+	awaitAttempts(t, attempts, 1, 2, 3)
+	for range 3 {
+		require.Equal(t, "7", <-ids)
+	}
+	stop()
+	require.Zero(t, testbench.Depth(t, url, queue))
+	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+}
+
+// A command that cannot be unmarshalled fails inside DelayedRetry as well: a
+// classifier makes that permanent.
+func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	a := newApp(t, url, quickly(2))
+	a.router.AddMiddleware(a.retry(quickly(2), middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]())))
+	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(context.Context, *placeOrder) error {
+		t.Error("handler was called")
+		return nil
+	})))
+	a.run(a.router)
+	msg := message.NewMessage("id-1", []byte("{"))
+	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
+	require.NoError(t, a.publisher().Publish(queue, msg))
+	dead := take(t, url, queue+".dlq")
+	require.Equal(t, "permanent", dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, "place", dead.Headers[middleware.DeadHandlerKey])
+}
+
+// AckCommandHandlingErrors takes every error away inside DelayedRetry: nothing is
+// retried and nothing dead-lettered.
+func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	attempts := make(chan int, 10)
+	a := newApp(t, url, quickly(2))
+	a.router.AddMiddleware(a.retry(quickly(2)))
+	require.NoError(t, a.commands(queue, true).AddHandlers(cqrs.NewCommandHandler("place", func(ctx context.Context, _ *placeOrder) error {
+		attempts <- middleware.Attempt(ctx)
+		return errFailed
+	})))
+	stop := a.run(a.router)
+	bus := a.commandBus(queue)
+	for range 2 {
+		require.NoError(t, bus.Send(t.Context(), &placeOrder{}))
+	}
+	awaitAttempts(t, attempts, 1, 1)
+	stop()
+	require.Zero(t, testbench.Depth(t, url, queue))
+	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbench.Depth(t, url, queue+".wait.100ms"))
+}
+
+// At handler level each command has a policy of its own.
+func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	url := testbench.URL(t)
+	a := newApp(t, url, quickly(2))
+	retries := map[string]int{testbench.Queue(t): 0, testbench.Queue(t): 2}
+	for queue, n := range retries {
+		h, err := a.commands(queue, false).AddHandler(cqrs.NewCommandHandler(queue, func(context.Context, *placeOrder) error { return errFailed }))
+		require.NoError(t, err)
+		h.AddMiddleware(a.retry(backoff.Limit{Policy: quickly(100), Retries: n}))
+	}
+	a.run(a.router)
+	for queue, n := range retries {
+		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{}))
+		dead := take(t, url, queue+".dlq")
+		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[middleware.DeadFailuresKey])
+	}
+}

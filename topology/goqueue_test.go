@@ -1,0 +1,209 @@
+package topology_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// goqueueNames gives a PerAttempt the names of the row, in front of a dead-letter
+// exchange that is there.
+func goqueueNames(t testing.TB, url, queue string, s topology.PerAttempt) (named topology.PerAttempt, graveyard string) {
+	t.Helper()
+	ch := testbench.Channel(t, url)
+	dlx := queue + "__dlx"
+	graveyard = queue + "__dlq"
+	testbench.Delete(t, graveyard)
+	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(dlx, false, false) })
+	require.NoError(t, ch.ExchangeDeclare(dlx, "fanout", true, false, false, false, nil))
+	_, err := ch.QueueDeclare(graveyard, true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.QueueBind(graveyard, "", dlx, false, nil))
+	s.WaitName = func(queue string, attempt int, _ time.Duration) string {
+		return fmt.Sprintf("%s__retry.%d", queue, attempt)
+	}
+	s.ExchangeName = func(queue string) string { return queue + "__retry_exchange" }
+	s.Dead = topology.DeadLetters{Target: func(queue string) topology.Route { return topology.Route{Exchange: queue + "__dlx"} }}
+	return s, graveyard
+}
+
+// goqueueRow is the scenario row "goqueue": linear, exponential and custom delays,
+// ten times as fast; a policy chosen by the error, a minute at a rate limit; statistics; a budget; and
+// exactly as many retries as there are to be.
+func goqueueRow(t *testing.T, strategy topology.Strategy) {
+	const limited, doomed, limit = 10, 50, time.Minute
+	linear := backoff.Linear{Initial: 100 * time.Millisecond, Step: 100 * time.Millisecond, Retries: 3}
+	errs := map[string]error{
+		"linear": errors.New("linear"), "exponential": errors.New("exponential"), "custom": errors.New("custom"),
+		"network": &net.OpError{Op: "dial", Err: errors.New("refused")}, "rate limit": errors.New("slow down"),
+		"database": errors.New("deadlock"), "unknown": errors.New("what?"), "boundary": errors.New("never"),
+	}
+	policy := backoff.ByError{Default: backoff.None{}, Cases: []backoff.Case{
+		{Match: backoff.Is(errs["linear"]), Policy: linear},
+		{Match: backoff.Is(errs["exponential"]), Policy: backoff.Exponential{Initial: 100 * time.Millisecond, Factor: 2, Retries: 4}},
+		{Match: backoff.Is(errs["custom"]), Policy: backoff.List{300 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond}},
+		{Match: backoff.As[*net.OpError](), Policy: backoff.Constant{Interval: 100 * time.Millisecond, Retries: 2}},
+		{Match: backoff.Is(errs["rate limit"]), Policy: backoff.Constant{Interval: limit, Retries: 1}},
+		{Match: backoff.Is(errs["database"]), Policy: backoff.Exponential{Initial: 100 * time.Millisecond, Factor: 4, Retries: 2}},
+		{Match: backoff.Is(errs["boundary"]), Policy: backoff.List{200 * time.Millisecond, 200 * time.Millisecond}},
+	}}
+	want := map[string][]time.Duration{ // in milliseconds
+		"linear": {100, 200, 300}, "exponential": {100, 200, 400, 800}, "custom": {300, 100, 400},
+		"network": {100, 100}, "database": {100, 400}, "unknown": {},
+	}
+
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	graveyard := queue + ".dlq"
+	perAttempt, named := strategy.(topology.PerAttempt)
+	if named {
+		perAttempt.Delays, _ = backoff.Delays(linear)
+		strategy, graveyard = goqueueNames(t, url, queue, perAttempt)
+	}
+	calls := map[string]*timeline{"boundary": {}}
+	for body := range want {
+		calls[body] = &timeline{}
+	}
+	var mu sync.Mutex
+	var queues []string // that linear has waited in
+	r := newRig(t, rigConfig{
+		url: url, queue: queue, strategy: strategy, policy: policy, config: prefetch(20),
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			body := string(msg.Payload)
+			if body == "limited" {
+				return nil, errs["rate limit"]
+			}
+			if n := calls[body].add(); body == "linear" && n > 1 {
+				raw, _ := topology.Received(msg.Context())
+				mu.Lock()
+				defer mu.Unlock()
+				queues = append(queues, raw.Headers["x-first-death-queue"].(string))
+			}
+			return nil, errs[body]
+		},
+	})
+	for body := range want {
+		r.publish(amqp.Publishing{Body: []byte(body)})
+	}
+	for range doomed {
+		r.publish(amqp.Publishing{Body: []byte("boundary")})
+	}
+	dead := map[string]int{}
+	for range len(want) + doomed {
+		d := take(t, url, graveyard)
+		dead[string(d.Body)]++
+		require.Equal(t, "exhausted", d.Headers[middleware.DeadReasonKey], "%s", d.Body)
+	}
+	for body, delays := range want {
+		for i := range delays {
+			delays[i] *= time.Millisecond
+		}
+		calls[body].requireGaps(t, delays...)
+		require.Equal(t, 1, dead[body], body)
+	}
+	require.Equal(t, 3*doomed, calls["boundary"].count(), "three attempts each, and no fourth")
+	require.Equal(t, doomed, dead["boundary"])
+	if named {
+		want := []string{queue + "__retry.1", queue + "__retry.2", queue + "__retry.3"}
+		require.Equal(t, want, queues, "a queue for each attempt")
+		for _, q := range r.plan.Queues {
+			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
+		}
+		if perAttempt.ReturnTo == "" {
+			require.Equal(t, queue+"__retry_exchange", r.plan.Rungs[0].Exchange)
+		}
+	}
+
+	// Statistics of the main and of the retry queues: the longest wait is not waited for.
+	for range limited {
+		r.publish(amqp.Publishing{Body: []byte("limited")})
+	}
+	testbench.WaitFor(t, "the statistics to show what waits", patience, func() bool {
+		report, err := r.client.Inspect(t.Context(), r.plan)
+		require.NoError(t, err)
+		main, wait := 0, 0
+		for _, q := range report.Queues {
+			switch q.Role {
+			case topology.RoleMain:
+				main += q.Ready.N
+			case topology.RoleWait:
+				wait += q.Ready.N
+			}
+		}
+		return main == 0 && wait == limited
+	})
+	if route, err := r.plan.Route(topology.Retry{Delay: limit, Attempt: 1}); r.plan.Levels == nil {
+		require.NoError(t, err)
+		i := slices.IndexFunc(r.plan.Rungs, func(rung topology.Route) bool { return rung == route })
+		require.Equal(t, limited, testbench.Depth(t, url, r.plan.Queues[i].Name), "in the queue of the rate limit")
+	}
+	r.stop()
+	require.Equal(t, 0, testbench.Depth(t, url, queue))
+	require.Equal(t, 0, testbench.Depth(t, url, graveyard))
+	goqueueBudget(t, strategy)
+}
+
+// goqueueBudget: so many retries a minute, the excess to the DLQ.
+func goqueueBudget(t *testing.T, strategy topology.Strategy) {
+	const granted, messages = 5, 8
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Minute, Retries: granted, DeadLetter: true})
+	require.NoError(t, err)
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	var handled timeline
+	r := newRig(t, rigConfig{
+		url: url, queue: queue, strategy: withDead(strategy, topology.DeadLetters{}), policy: backoff.List{100 * time.Millisecond},
+		options: []middleware.Option{middleware.WithBudget(budget)},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			if middleware.Attempt(msg.Context()) == 1 {
+				return nil, errFailed
+			}
+			handled.add()
+			return nil, nil
+		},
+	})
+	fill(t, url, queue, messages)
+	for range messages - granted {
+		require.Equal(t, "over_budget", take(t, url, queue+".dlq").Headers[middleware.DeadReasonKey])
+	}
+	testbench.WaitFor(t, "the others are handled", patience, func() bool { return handled.count() == granted })
+	r.stop()
+	require.Equal(t, 0, testbench.Depth(t, url, queue+".dlq"))
+}
+
+// A thousand messages at the limit of their attempts: every one is in the DLQ, after
+// exactly as many attempts, and the queue of no attempt is missing.
+func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	const messages = 1000
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	strategy, graveyard := goqueueNames(t, url, queue, topology.PerAttempt{Delays: []time.Duration{100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond}})
+	var calls timeline
+	r := newRig(t, rigConfig{
+		url: url, queue: queue, strategy: strategy, policy: backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3},
+		subOptions: []topology.SubscriberOption{topology.WithConcurrency(50)},
+		handler: func(*message.Message) ([]*message.Message, error) {
+			calls.add()
+			return nil, errFailed
+		},
+	})
+	fill(t, url, queue, messages)
+	testbench.WaitFor(t, "every message is in the DLQ", patience, func() bool { return testbench.Depth(t, url, graveyard) == messages })
+	r.stop()
+	require.Equal(t, 4*messages, calls.count())
+	require.Equal(t, 0, testbench.Depth(t, url, queue))
+	require.Equal(t, 0, waiting(t, url, r.plan))
+	require.Equal(t, -1, testbench.Depth(t, url, queue+"__retry.4"))
+}

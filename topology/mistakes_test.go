@@ -1,0 +1,159 @@
+package topology_test
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// The likeliest mistakes that are in no other file, each with the message it ends
+// in. docs/troubleshooting.md lists them all.
+
+// foreignQueue tells this test binary to be a service with the wrong subscriber.
+const foreignQueue = "MILLPOND_TEST_FOREIGN_QUEUE"
+
+// With watermill-amqp's own Subscriber nothing can be retried. The service is a
+// process of its own, for that Subscriber races with itself.
+func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
+	if queue := os.Getenv(foreignQueue); queue != "" {
+		serveForeign(t, os.Getenv("AMQP_URL"), queue)
+		return
+	}
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	declareFirst(t, url, queue, func(*wamqp.Config) {})
+	publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
+	child := exec.Command(os.Args[0], "-test.run=^TestWatermillAMQPsSubscriberIsNamed$")
+	child.Env = append(os.Environ(), foreignQueue+"="+queue, "AMQP_URL="+url)
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
+	defer timer.Stop()
+	var named bool
+	for lines := bufio.NewScanner(out); !named && lines.Scan(); {
+		named = strings.Contains(lines.Text(), "make the subscriber with the client (Client.NewSubscriber), and pass on the message itself, no copy")
+	}
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	require.True(t, named, "not in the log")
+}
+
+func serveForeign(t *testing.T, url, queue string) {
+	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	require.NoError(t, err)
+	sub, err := wamqp.NewSubscriber(queueConfig(url), watermill.NopLogger{})
+	require.NoError(t, err)
+	retry, err := middleware.NewDelayedRetry(client, quickly(1), middleware.WithLogger(watermill.NewStdLoggerWithOut(os.Stdout, false, false)))
+	require.NoError(t, err)
+	router := message.NewDefaultRouter(watermill.NopLogger{})
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", queue, sub, func(*message.Message) error { return errFailed })
+	require.NoError(t, router.Run(t.Context()))
+}
+
+// A user that may not publish to the wait queues: the message is held, and the log
+// says what to grant. One that may not read its queue is told when it subscribes.
+func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
+	t.Parallel()
+	const wayOut = "the user may not: grant it what Plan.Permissions lists"
+	node := testbench.Private(t)
+	policy := backoff.List{time.Second}
+	admin, sub := openSubscriber(t, node.URL(), topology.PerQueue{}, policy)
+	require.NoError(t, sub.SubscribeInitialize("orders"))
+	require.NoError(t, admin.Close())
+	node.Ctl(t, "add_user", "narrow", "narrow")
+	narrow := strings.Replace(node.URL(), "guest:guest", "narrow:narrow", 1)
+	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^$", "^$")
+	client, sub := openSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	_, err := sub.Subscribe(t.Context(), "orders")
+	require.ErrorContains(t, err, wayOut)
+	require.NoError(t, client.Close())
+
+	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^$", "^orders$")
+	attempts := make(chan int, 10)
+	r := newRig(t, rigConfig{
+		url: narrow, adminURL: node.URL(), queue: "orders", policy: policy, handler: failUntil(2, attempts),
+		clientOptions: []topology.Option{topology.WithPreProvisioned()},
+	})
+	publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("order")})
+	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+		return r.logs.said("Failed message cannot be handed over, holding it") > 0 && r.logs.said(wayOut) > 0
+	})
+	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^amq\\.default$", "^orders$")
+	awaitAttempts(t, attempts, 1, 2)
+}
+
+// A classic main queue works, and its limits are named; a quorum queue has none.
+func TestClassicMainQueueIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config func(*wamqp.Config)
+		said   int
+	}{
+		"classic": {func(*wamqp.Config) {}, 1},
+		"quorum":  {quorumQueue, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigConfig{policy: quickly(1), config: c.config, handler: succeed})
+			require.Equal(t, c.said, r.logs.said("Warning: the queue is declared as a classic one"))
+		})
+	}
+}
+
+// A service with a shorter policy gives up what one with a longer policy retries.
+func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	attempts := make(chan int, 10)
+	patient := newRig(t, rigConfig{
+		url: url, queue: queue, policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond, 3 * time.Second}, handler: failUntil(10, attempts),
+	})
+	patient.publish(amqp.Publishing{Body: []byte("order")})
+	awaitAttempts(t, attempts, 1, 2, 3)
+	testbench.WaitFor(t, "the message waits", patience, func() bool { return testbench.Depth(t, url, queue+".wait.3s") == 1 })
+	patient.stop()
+	hasty := newRig(t, rigConfig{url: url, queue: queue, policy: backoff.List{50 * time.Millisecond}, handler: func(*message.Message) ([]*message.Message, error) {
+		t.Error("handler was called")
+		return nil, nil
+	}})
+	dead := take(t, url, queue+".dlq")
+	require.Equal(t, "3", dead.Headers[middleware.DeadFailuresKey])
+	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+		return hasty.logs.said("message arrived past its limit: give all consumers of a queue the same policy and limits") == 1
+	})
+}
+
+// RetryAfter may ask for longer than every wait queue: the message waits in rounds,
+// which is said once.
+func TestDelayLongerThanEveryWaitQueueIsNamed(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	h := failUntil(3, attempts)
+	r := newRig(t, rigConfig{policy: quickly(1), handler: func(msg *message.Message) ([]*message.Message, error) {
+		produced, err := h(msg)
+		return produced, middleware.RetryAfter(err, 2500*time.Millisecond)
+	}})
+	for range 2 {
+		r.publish(amqp.Publishing{Body: []byte("order")})
+	}
+	awaitAttempts(t, attempts, 1, 1, 2, 2)
+	require.Equal(t, 1, r.logs.said("A delay is longer than every wait queue"))
+	require.Contains(t, r.logs.text(), "delay:2.5s longest:1s")
+	requireNothingLeft(t, r, 0)
+}

@@ -1,0 +1,100 @@
+package topology
+
+import (
+	"context"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// Connect opens a connection of its own with the client's configuration, named
+// "<name>: millpond operator", for tools that read queues: what ends it harms
+// nothing else. It ends within ctx or the connect timeout. The connection does
+// not come back by itself; end closes it, bounded in time whatever the broker
+// does. The package operate does its work on it.
+func (c *Client) Connect(ctx context.Context) (conn *amqp.Connection, end func(), err error) {
+	own, end, err := c.operate(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect: %w", err)
+	}
+	return own.Connection, end, nil
+}
+
+// Publish publishes msg, mandatory, and returns nil when the broker has confirmed
+// it and a queue took it. The headers get a nonce (middleware.PublishKey). Many
+// calls may be under way at once. After an error that is ErrOutcomeUnknown there
+// may be a copy; after any other there is none. Nothing is declared: where no
+// queue takes the message, the error is ErrUnroutable.
+func (c *Client) Publish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
+	wait, err := c.StartPublish(ctx, exchange, routingKey, msg)
+	if err == nil {
+		err = wait()
+	}
+	return err
+}
+
+// StartPublish is Publish in two steps, for many publishes in their order: it
+// returns when msg is written, and wait when the broker has answered. wait must
+// be called, once; both together take no longer than WithConfirmTimeout.
+func (c *Client) StartPublish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
+	confirmed, err := c.publisher.Start(ctx, exchange, routingKey, msg)
+	if err != nil {
+		return nil, publishError(err)
+	}
+	return func() error { return publishError(confirmed()) }, nil
+}
+
+// Declare declares what plan needs, which is idempotent and changes nothing that
+// exists: where something has other arguments the error is a *ConflictError, but
+// for a dead-letter queue, which is used as it is. The plan's own queue is the
+// user's and is not declared; a plan with a binding to it (Shared) needs it to
+// exist. It ends within ctx, and after 90 s at the latest. With
+// WithPreProvisioned nothing is declared: what is missing is the error.
+func (c *Client) Declare(ctx context.Context, plan Plan) error {
+	if plan.Queue == "" {
+		return fmt.Errorf("declare: %w", errEmptyPlan)
+	}
+	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
+	defer cancel()
+	conn, end, err := c.operate(ctx)
+	if err != nil {
+		return fmt.Errorf("declare plan of queue %q: %w", plan.Queue, err)
+	}
+	defer end()
+	if c.opts.provisioned {
+		err = checkExists(ctx, conn.Do, plan)
+	} else {
+		err = declare(ctx, conn.Do, plan, c.opts.logger)
+	}
+	if err != nil {
+		return fmt.Errorf("declare plan of queue %q: %w", plan.Queue, err)
+	}
+	return nil
+}
+
+// CheckPeek returns nil where looking at the messages of a queue brings none of
+// them nearer to its delivery limit, else ErrUnsafePeek with the reason and the
+// way out; see Peek, which asks the same. Here a queue of plan, a wait queue for
+// example, is known by the arguments that the plan declares it with.
+func (c *Client) CheckPeek(ctx context.Context, plan Plan, queue string) error {
+	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
+	defer cancel()
+	if err := checkName("queue", queue); err != nil {
+		return err
+	}
+	conn, end, err := c.operate(ctx)
+	if err != nil {
+		return fmt.Errorf("look at queue %q: %w", queue, err)
+	}
+	defer end()
+	if _, err = passive(ctx, conn.Do, queue); err == nil {
+		err = c.mayPeek(ctx, conn, queue, plan.Queues...)
+	}
+	if err != nil {
+		return fmt.Errorf("look at queue %q: %w", queue, err)
+	}
+	return nil
+}
+
+// HasManagement reports whether WithManagement has named the management API.
+func (c *Client) HasManagement() bool { return c.opts.management != "" }

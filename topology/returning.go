@@ -1,0 +1,165 @@
+package topology
+
+import (
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// Return is the way of a message back through an exchange of the user's, which
+// the ReturnTo of PerQueue, Shared and PerAttempt names:
+//
+//	orders.wait.5s.to.events ── TTL, with its own routing key ──► exchange millpond.return.events
+//	                                                                    │ for orders
+//	            ┌───────────────────────────────────────────────────────┤
+//	            ▼                                                       ▼
+//	          orders ◄── anchor ── exchange orders.return.events        │ nobody bound
+//	                                        │ alternate                 ▼
+//	                                     events ──► orders, mail    millpond.stranded
+//
+// A message that came by that exchange returns with the routing key it came with.
+// The exchange is the strategy's, and the key the delivery's: no header of a message
+// steers it anywhere. What came another way returns to its queue alone.
+//
+// Whoever is bound there gets every retry: a sibling of the queue sees each as a
+// new message, its first attempt. What the sibling fails of those returns to it
+// alone, so that retries do not multiply without end; and a message that
+// is set aside, or waits in rounds, passes the exchange no more often than it has
+// failed. Choose it where the others want the retries, or where nobody else is
+// bound. A sibling needs a Subscriber of this package, for watermill-amqp's cannot
+// decode what has waited and nacks it in a hot loop (F1). One that is full or out of reach holds up a quorum wait queue (broker
+// fact F5).
+//
+// The queue itself gets its retry once, though two ways lead to it (F27), and also
+// where the exchange or its binding has vanished. Where the queue has vanished, its
+// own exchange in between is gone with it, for that is deleted with its last
+// binding: the message lands in the stranded queue, where it can be seen, and stops no
+// other.
+//
+// Levels has no ReturnTo: the routing key is where it keeps the delay.
+type Return struct {
+	// Exchange is the user's.
+	Exchange string
+	// Through is ours: what returns is delivered by it.
+	Through string
+}
+
+// brought reports whether a delivery came by the exchange, for the first time or
+// on its way back.
+func (r *Return) brought(retry Retry) bool {
+	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
+}
+
+// origin is where a message came from that has no notes: a sibling's retry came from
+// the user's exchange.
+func (r *Return) origin(exchange string) string {
+	if r != nil && exchange == r.Through {
+		return r.Exchange
+	}
+	return exchange
+}
+
+const (
+	// returnOwed is the note of a message that has failed and waits in rounds: the
+	// last one passes the exchange.
+	returnOwed = "owed"
+	// returnKept is that of a message that is set aside, and may pass another time.
+	returnKept = "kept"
+)
+
+// returnNote is the note by which a message of the queue passes the exchange.
+func returnNote(queue string) string { return "through " + queue }
+
+// note returns what tells the broker, and us next time, whether the message passes
+// the exchange when its wait is over; "" if it may not. One that was delivered by our
+// own exchange may if it did so before: a sibling's retry did not, for it comes without
+// notes.
+func (r *Return) note(d *delivery, failed, lastRound bool) string {
+	if r == nil {
+		return ""
+	}
+	before, _ := d.raw.Headers[middleware.ReturnKey].(string)
+	switch {
+	case d.raw.Exchange == r.Exchange:
+	case d.raw.Exchange != r.Through || before == "":
+		return ""
+	case before == returnOwed:
+		failed = true
+	}
+	switch {
+	case !failed:
+		return returnKept
+	case !lastRound:
+		return returnOwed
+	}
+	return returnNote(d.Queue)
+}
+
+// wayBack is how messages leave the wait queues of one queue.
+type wayBack struct {
+	*Return
+	queue, anchor, stranded string
+	kind                    QueueType
+}
+
+// wayBack adds the exchanges of a return through the user's exchange; straight to
+// the queue where to is empty.
+func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
+	w := wayBack{queue: p.plan.Queue, kind: kind}
+	if to == "" {
+		return w
+	}
+	prefix = prefixOr(prefix)
+	w.Return = &Return{Exchange: to, Through: prefix + ".return." + to}
+	w.anchor, w.stranded = w.queue+".return."+to, prefix+".stranded"
+	p.plan.Return = w.Return
+	p.exchange(Exchange{Name: w.stranded, Kind: "fanout"}, "stranded exchange")
+	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: amqp.Table{"alternate-exchange": w.stranded}}, "return exchange")
+	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: amqp.Table{"alternate-exchange": to}}, "exchange to return from")
+	return w
+}
+
+// bindBack adds the queue of the stranded and the bindings that lead back.
+func (p *planner) bindBack(w wayBack) {
+	if w.Return == nil {
+		return
+	}
+	p.strandedQueue(w.stranded, w.kind)
+	// The anchor: it is there as long as the queue is, and the exchange as long as
+	// it is (F27). No message has its key, so all go to the alternate exchange.
+	p.bind(w.anchor, w.anchor, w.queue)
+	p.plan.Bindings = append(p.plan.Bindings,
+		Binding{Exchange: w.Through, RoutingKey: w.queue, Queue: w.queue, Header: middleware.QueueKey, Value: w.queue},
+		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: middleware.ReturnKey, Value: returnNote(w.queue)},
+	)
+}
+
+// suffix is what the name of a wait queue must carry of the way back.
+func (w wayBack) suffix() string {
+	if w.Return == nil {
+		return ""
+	}
+	return ".to." + w.Exchange
+}
+
+// arguments are those of a wait queue that leads there.
+func (w wayBack) arguments(kind QueueType, delay time.Duration) amqp.Table {
+	args := kind.waitArguments(delay)
+	if w.Return != nil {
+		args["x-dead-letter-exchange"] = w.Through
+		return args
+	}
+	args["x-dead-letter-exchange"] = ""
+	args["x-dead-letter-routing-key"] = w.queue
+	return args
+}
+
+// waitExchange adds an exchange for one wait queue, through which a message keeps
+// its routing key, and returns the route.
+func (p *planner) waitExchange(q Queue) Route {
+	p.exchange(Exchange{Name: q.Name, Kind: "fanout"}, "wait exchange of "+delayName(q.Delay))
+	p.bind(q.Name, "", q.Name)
+	return Route{Exchange: q.Name, RoutingKey: p.plan.Queue}
+}

@@ -1,0 +1,175 @@
+package topology_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/frame"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// closeLimit is how long a service may take to end, on a busy machine: its drain
+// or the confirm timeout, and the goodbyes.
+const closeLimit = 25 * time.Second
+
+// sigterm is a service that is told to end while it is at something.
+type sigterm struct {
+	body string
+	env  []string
+	// at is the frame before which the connection it publishes on is frozen.
+	at func(testbench.Seen) bool
+	// unreachable: there is no connection to publish on when the handler fails.
+	unreachable bool
+	// before waits for the moment of the signal, after for what comes behind it.
+	before, after func(s *service, sub, pub *testbench.Proxy)
+	// Afterwards: in the queue, and waiting.
+	queued, waiting int
+}
+
+func isHeader(seen testbench.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
+func isConfirm(seen testbench.Seen) bool { return !seen.Up && seen.Method() == frame.BasicAck }
+
+func thawPublisher(_ *service, _, pub *testbench.Proxy) { pub.Freeze(false) }
+
+// away is a broker that cannot be reached any more.
+func away(p *testbench.Proxy) {
+	p.Refuse(true)
+	p.Cut()
+}
+
+var sigterms = map[string]sigterm{
+	"handling, which ends in time": {
+		body:  "slow",
+		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+	},
+	"handling, longer than the drain": {
+		body: "stuck", env: []string{serviceDrain + "=500ms"},
+		after:  func(s *service, _, _ *testbench.Proxy) { s.await("interrupted stuck") },
+		queued: 1,
+	},
+	"handling, longer than the router waits": {
+		body: "slow", env: []string{serviceClose + "=200ms"},
+		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+	},
+	"handling, longer than router and drain": {
+		body: "stuck", env: []string{serviceClose + "=200ms", serviceDrain + "=1s"},
+		after:  func(s *service, _, _ *testbench.Proxy) { s.await("interrupted stuck") },
+		queued: 1,
+	},
+	"handling, while nothing answers": {
+		body: "slow", env: []string{serviceDrain + "=5s"},
+		before: func(_ *service, sub, pub *testbench.Proxy) { sub.Blackhole(true); pub.Blackhole(true) },
+		after:  func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+		queued: 1, // its ack did not arrive
+	},
+	"republishing": {
+		body: "fail", at: isHeader, after: thawPublisher, waiting: 1,
+	},
+	"waiting for the confirm, which comes": {
+		body: "fail", at: isConfirm, after: thawPublisher, waiting: 1,
+	},
+	"waiting for the confirm, which does not come": {
+		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s"}, queued: 1, waiting: 1,
+	},
+	"holding, as there is no connection to publish on": {
+		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
+		before: func(s *service, _, _ *testbench.Proxy) { s.await("holding") },
+		queued: 1,
+	},
+	"holding, and then the broker is away": {
+		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
+		before: func(s *service, sub, _ *testbench.Proxy) { s.await("holding"); away(sub) },
+		queued: 1,
+	},
+	"Run's context is cancelled while handling": {
+		body: "slow", env: []string{serviceCancels + "=1"},
+		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+	},
+	"Run's context is cancelled while waiting for the confirm": {
+		body: "fail", env: []string{serviceCancels + "=1"}, at: isConfirm, after: thawPublisher, waiting: 1,
+	},
+}
+
+// SIGTERM at every step: nothing is lost, no attempt burned, no goroutine and no
+// connection left, and the end comes in time.
+func TestSIGTERMAtEveryStep(t *testing.T) {
+	if isService(t) {
+		return
+	}
+	t.Parallel()
+	url := testbench.URL(t)
+	slots := make(chan struct{}, 6) // processes at once
+	var all sync.WaitGroup
+	for name, c := range sigterms {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			t.Run(name, func(t *testing.T) { c.run(t, url) })
+		})
+	}
+	all.Wait()
+}
+
+func (c sigterm) run(t *testing.T, url string) {
+	queue := testbench.Queue(t)
+	sub, pub := testbench.NewProxy(t, url), testbench.NewProxy(t, url)
+	frozen := make(chan struct{})
+	if c.at != nil {
+		var once sync.Once
+		pub.Tap(func(seen testbench.Seen) (f testbench.Fault) {
+			if c.at(seen) {
+				once.Do(func() { f.Kind = testbench.Frozen; close(frozen) })
+			}
+			return f
+		})
+	} else {
+		close(frozen)
+	}
+	s := startService(t, "TestSIGTERMAtEveryStep", sub.URL(), queue, append(c.env, servicePublisher+"="+pub.URL())...)
+	if c.unreachable {
+		away(pub)
+	}
+	publish(t, url, "", queue, amqp.Publishing{Body: []byte(c.body), DeliveryMode: amqp.Persistent})
+	s.await("handling " + c.body)
+	publish(t, url, "", queue, amqp.Publishing{Body: []byte("behind it"), DeliveryMode: amqp.Persistent})
+	select {
+	case <-frozen:
+	case <-time.After(patience):
+		t.Fatal("the frame to freeze at did not come")
+	}
+	if c.before != nil {
+		c.before(s, sub, pub)
+	}
+	begun := time.Now()
+	s.terminate()
+	if c.after != nil {
+		c.after(s, sub, pub)
+	}
+	s.end()
+	require.Less(t, time.Since(begun), closeLimit)
+	for _, p := range []*testbench.Proxy{sub, pub} {
+		p.Freeze(false)
+		p.Blackhole(false)
+		testbench.WaitFor(t, "the end of the service's connections", patience, func() bool { return p.Live() == 0 })
+	}
+
+	found := map[string]int{}
+	for range c.queued + 1 { // and the one behind it, which nobody was given
+		msg := take(t, url, queue)
+		found[string(msg.Body)]++
+		require.NotContains(t, msg.Headers, middleware.FailuresKey, "an attempt was burned")
+	}
+	require.Equal(t, 1, found["behind it"], "%v", found)
+	require.Equal(t, c.queued, found[c.body], "%v", found)
+	require.Zero(t, testbench.Depth(t, url, queue))
+	require.Equal(t, c.waiting, testbench.Depth(t, url, queue+".wait.1h"), "waiting")
+	for range c.waiting {
+		require.Equal(t, "1", take(t, url, queue+".wait.1h").Headers[middleware.FailuresKey])
+	}
+	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+}
