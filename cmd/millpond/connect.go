@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/topology"
+)
+
+const (
+	flagURL         = "url"
+	flagManagement  = "management"
+	flagPolicy      = "policy"
+	flagStrategy    = "strategy"
+	flagType        = "type"
+	flagPrefix      = "prefix"
+	flagDLQ         = "dlq"
+	flagProvisioned = "pre-provisioned"
+	flagJSON        = "json"
+)
+
+// defaultURL is RabbitMQ's own.
+const defaultURL = "amqp://guest:guest@localhost:5672/"
+
+// strategies are the values of --strategy.
+var strategies = map[string]func(c *cli.Command, dead topology.DeadLetters) topology.Strategy{
+	"perqueue": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
+		return topology.PerQueue{Type: topology.QueueType(c.String(flagType)), Dead: dead}
+	},
+	"levels": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
+		return topology.Levels{Type: topology.QueueType(c.String(flagType)), Prefix: c.String(flagPrefix), Dead: dead}
+	},
+	"shared": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
+		return topology.Shared{Type: topology.QueueType(c.String(flagType)), Prefix: c.String(flagPrefix), Dead: dead}
+	},
+}
+
+func strategyNames() string { return strings.Join(slices.Sorted(maps.Keys(strategies)), ", ") }
+
+func (a app) globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: flagURL, Usage: "AMQP `URL` of the broker; " + defaultURL + " without it", Sources: cli.EnvVars("AMQP_URL"), HideDefault: true},
+		&cli.StringFlag{Name: flagManagement, Usage: "`URL` of its management API, http://user:password@host:15672: for what AMQP cannot show", Sources: cli.EnvVars("MILLPOND_MANAGEMENT_URL"), HideDefault: true},
+		&cli.StringFlag{Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s; the default ladder without it"},
+		&cli.StringFlag{Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue"},
+		&cli.StringFlag{Name: flagType, Usage: "of the wait queues: quorum or classic", Value: "quorum"},
+		&cli.StringFlag{Name: flagPrefix, Usage: "`PREFIX` of shared queues, where the service has set one"},
+		&cli.StringFlag{Name: flagDLQ, Usage: "`NAME` of the dead-letter queue, where it is not <queue>.dlq"},
+		&cli.BoolFlag{Name: flagProvisioned, Usage: "declare nothing, not even to compare arguments"},
+		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON"},
+	}
+}
+
+// strategy is what the flags say.
+func (a app) strategy(c *cli.Command) (topology.Strategy, error) {
+	strategy, ok := strategies[c.String(flagStrategy)]
+	if !ok {
+		return nil, usage("--strategy %q is unknown: use one of %s", c.String(flagStrategy), strategyNames())
+	}
+	var dead topology.DeadLetters
+	if name := c.String(flagDLQ); name != "" {
+		dead.Name = func(string) string { return name }
+	}
+	return strategy(c, dead), nil
+}
+
+// delays are those of --policy; nil without it.
+func delays(c *cli.Command) (backoff.List, error) {
+	if c.String(flagPolicy) == "" {
+		return nil, nil
+	}
+	return delaysOf("--"+flagPolicy, c.String(flagPolicy))
+}
+
+func delaysOf(flag, texts string) (backoff.List, error) {
+	var list backoff.List
+	for text := range strings.SplitSeq(texts, ",") {
+		d, err := time.ParseDuration(strings.TrimSpace(text))
+		if err != nil || d <= 0 {
+			return nil, usage("%s: %q is no delay: write 500ms, 10s, 2m, 1h30m", flag, text)
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// planOf computes a queue's plan without a broker.
+func (a app) planOf(c *cli.Command, queue string) (topology.Plan, error) {
+	strategy, err := a.strategy(c)
+	if err != nil {
+		return topology.Plan{}, err
+	}
+	list, err := delays(c)
+	if err != nil {
+		return topology.Plan{}, err
+	}
+	plan, err := strategy.Plan(queue, list)
+	if err != nil {
+		return plan, usage("%v", err)
+	}
+	return plan, nil
+}
+
+// open connects.
+func (a app) open(ctx context.Context, c *cli.Command) (*topology.Client, error) {
+	strategy, err := a.strategy(c)
+	if err != nil {
+		return nil, err
+	}
+	options := []topology.Option{topology.WithName("millpond tool")}
+	if url := c.String(flagManagement); url != "" {
+		options = append(options, topology.WithManagement(url))
+	}
+	if c.Bool(flagProvisioned) {
+		options = append(options, topology.WithPreProvisioned())
+	}
+	url := c.String(flagURL)
+	if url == "" {
+		url = defaultURL
+	}
+	return topology.Open(ctx, wamqp.NewDurableQueueConfig(url).Connection, strategy, options...)
+}
+
+// with connects, calls f with the plan of a queue, and closes.
+func (a app) with(ctx context.Context, c *cli.Command, queue string, f func(*topology.Client, topology.Plan) error) (err error) {
+	plan, err := a.planOf(c, queue)
+	if err != nil {
+		return err
+	}
+	client, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	return f(client, plan)
+}

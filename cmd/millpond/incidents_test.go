@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// incident is a service with a handler, and whoever is on call, who follows
+// docs/operations.md to the letter.
+type incident struct {
+	*service
+	doc     string
+	folder  string
+	handled sync.Map // by body
+	count   atomic.Int64
+}
+
+func newIncident(t *testing.T, handler func(body string) error) *incident {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	url := testbench.URL(t)
+	i := &incident{service: &service{t: t, url: url, queue: testbench.Queue(t)}, doc: string(doc), folder: t.TempDir()}
+	i.ch = testbench.Channel(t, url)
+	require.NoError(t, i.ch.Confirm(false))
+
+	policy := backoff.List{200 * time.Millisecond, time.Second}
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
+	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{})
+	require.NoError(t, err)
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithClassifier(middleware.PermanentErrors(errBroken)))
+	require.NoError(t, err)
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	require.NoError(t, err)
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("ship", i.queue, sub, func(msg *message.Message) error {
+		if err := handler(string(msg.Payload)); err != nil {
+			return err
+		}
+		if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
+			i.count.Add(1)
+		}
+		return nil
+	})
+	running := make(chan error, 1)
+	go func() { running <- router.Run(context.Background()) }()
+	select {
+	case <-router.Running():
+	case <-time.After(patience):
+		t.Fatal("router did not start")
+	}
+	t.Cleanup(func() {
+		require.NoError(t, router.Close())
+		require.NoError(t, client.Close())
+		require.NoError(t, <-running)
+	})
+	return i
+}
+
+var errBroken = errors.New("cannot parse total")
+
+// orders publishes orders.
+func (i *incident) orders(from, to int) {
+	i.t.Helper()
+	for n := from; n < to; n++ {
+		i.publish(i.queue, amqp.Publishing{MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n), DeliveryMode: amqp.Persistent})
+	}
+}
+
+func (i *incident) awaitDead(n int) {
+	i.t.Helper()
+	testbench.WaitFor(i.t, fmt.Sprintf("%d dead letters", n), patience, func() bool { return testbench.Depth(i.t, i.url, i.queue+".dlq") == n })
+}
+
+func (i *incident) awaitHandled(n int64) {
+	i.t.Helper()
+	testbench.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool { return i.count.Load() == n })
+}
+
+// follow runs a command that the document shows, and returns what it printed.
+func (i *incident) follow(command string) string {
+	i.t.Helper()
+	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
+	words := strings.Fields(command)[1:]
+	var args []string
+	for n := 0; n < len(words); n++ { // 'in quotes' is one argument
+		word := words[n]
+		for strings.HasPrefix(word, "'") && !strings.HasSuffix(word, "'") {
+			n++
+			word += " " + words[n]
+		}
+		word = strings.Trim(word, "'")
+		if strings.HasSuffix(word, ".jsonl") {
+			word = filepath.Join(i.folder, word)
+		}
+		args = append(args, strings.ReplaceAll(word, "orders", i.queue))
+	}
+	o := i.tool(args...)
+	require.Zero(i.t, o.code, "%s: %s%s", command, o.out, o.err)
+	i.t.Logf("$ %s\n%s%s", command, o.out, o.err)
+	return o.out
+}
+
+// A deploy breaks the parsing of every order; the next one mends it.
+func TestIncidentBadDeploy(t *testing.T) {
+	t.Parallel()
+	var broken atomic.Bool
+	i := newIncident(t, func(string) error {
+		if broken.Load() {
+			return fmt.Errorf("order 17: %w", errBroken)
+		}
+		return nil
+	})
+	i.orders(0, 5)
+	i.awaitHandled(5)
+	broken.Store(true)
+	i.orders(5, 45)
+	i.awaitDead(40)
+	status := i.follow("millpond status orders --policy 200ms,1s")
+	require.Contains(t, status, "orders.dlq")
+	require.NotContains(t, status, "critical")
+	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
+	i.follow("millpond dead show orders order-5")
+	broken.Store(false) // rolled back
+	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"), "would have replayed 40 dead letters of 40")
+	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"), "replayed 1 dead letter of 40")
+	i.awaitHandled(6)
+	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --rate 50/s"), "replayed 39 dead letters of 39")
+	i.awaitHandled(45)
+	i.awaitDead(0)
+}
+
+// The warehouse is down for longer than the retries last. One letter is tried as a
+// canary, comes back, and the others are left alone until the warehouse is up.
+func TestIncidentDownstreamOutage(t *testing.T) {
+	t.Parallel()
+	var down atomic.Bool
+	down.Store(true)
+	i := newIncident(t, func(string) error {
+		if down.Load() {
+			return errors.New("dial tcp 10.0.0.7:443: connection refused")
+		}
+		return nil
+	})
+	i.orders(0, 30)
+	i.awaitDead(30)
+	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"), "connection refused")
+	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"), "replayed 1 dead letter of 30")
+	i.awaitDead(30) // the canary is back
+	var canary letterJSON
+	testbench.WaitFor(t, "the canary's second death", patience, func() bool {
+		for line := range strings.Lines(i.follow("millpond dead list orders --json")) {
+			require.NoError(t, json.Unmarshal([]byte(line), &canary))
+			if canary.Replays == 1 {
+				return true
+			}
+		}
+		return false
+	})
+	require.Equal(t, 3, canary.Attempts, "its attempts began anew")
+	down.Store(false)
+	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --rate 20/s"), "replayed 30 dead letters of 30")
+	i.awaitHandled(30)
+	i.awaitDead(0)
+}
+
+// One order can never be handled. It is looked at, kept in a file, thrown away,
+// mended by hand and put back.
+func TestIncidentPoisonMessage(t *testing.T) {
+	t.Parallel()
+	i := newIncident(t, func(body string) error {
+		if strings.Contains(body, `"order":3}`) {
+			panic("index out of range")
+		}
+		return nil
+	})
+	i.orders(0, 10)
+	i.awaitHandled(9)
+	i.awaitDead(1)
+	shown := i.follow("millpond dead show orders order-3")
+	require.Contains(t, shown, "index out of range")
+	require.Contains(t, shown, "\"order\": 3")
+	require.Contains(t, i.follow("millpond dead discard orders --id order-3 --export poison.jsonl --yes"), "discarded 1 dead letter of 1")
+	i.awaitDead(0)
+	file := filepath.Join(i.folder, "poison.jsonl")
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	mended := strings.ReplaceAll(string(data), `\"order\":3}`, `\"order\":3,\"lines\":[]}`)
+	require.NotEqual(t, string(data), mended)
+	require.NoError(t, os.WriteFile(file, []byte(mended), 0o600))
+	require.Equal(t, "1 line confirmed\n", i.follow("millpond dead import orders --file poison.jsonl"))
+	i.awaitDead(1)
+	require.Contains(t, i.follow("millpond dead replay orders --id order-3"), "replayed 1 dead letter of 1")
+	i.awaitHandled(10)
+	i.awaitDead(0)
+}

@@ -1,0 +1,364 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) {
+	if os.Getenv("MILLPOND_TEST_TOOL") != "" { // be the tool
+		main()
+	}
+	testbench.Main(m, func() error { return goleak.Find() })
+}
+
+const patience = 60 * time.Second
+
+// outcome is what a run of the tool did.
+type outcome struct {
+	out, err string
+	code     int
+}
+
+// tool runs the program in this process, without a terminal.
+func tool(t testing.TB, url, in string, args ...string) outcome {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code := run(t.Context(), append([]string{"millpond"}, args...), stdio{
+		in: strings.NewReader(in), out: &out, err: &errs, terminal: func(any) bool { return false },
+		environment: func(string) string { return "" },
+	})
+	return outcome{out.String(), errs.String(), code}
+}
+
+// service is a queue with its plan on the broker, named as the golden files name it.
+type service struct {
+	t          testing.TB
+	url, queue string
+	kind       string // of all its queues
+	ch         *amqp.Channel
+}
+
+// eachKind runs a test with quorum and with classic queues.
+func eachKind(t *testing.T, test func(t *testing.T, s *service)) {
+	t.Helper()
+	t.Parallel()
+	for _, kind := range []string{"quorum", "classic"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			test(t, newService(t, kind))
+		})
+	}
+}
+
+func newService(t testing.TB, kind string) *service {
+	t.Helper()
+	s := &service{t: t, url: testbench.URL(t), queue: testbench.Queue(t), kind: kind}
+	s.ch = testbench.Channel(t, s.url)
+	args := amqp.Table{"x-queue-type": kind}
+	if kind == "quorum" {
+		args["x-delivery-limit"] = int32(1 << 30)
+	}
+	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, args)
+	require.NoError(t, err)
+	require.NoError(t, s.ch.Confirm(false))
+	require.Zero(t, s.tool("declare", s.queue, "--policy", "1s,10s").code)
+	return s
+}
+
+// tool runs the program against the service's broker.
+func (s *service) tool(args ...string) outcome {
+	s.t.Helper()
+	return s.toolWith("", args...)
+}
+
+func (s *service) toolWith(in string, args ...string) outcome {
+	s.t.Helper()
+	o := tool(s.t, s.url, in, append([]string{"--url", s.url, "--type", s.kind}, args...)...)
+	o.out = brokerCounts.ReplaceAllString(strings.ReplaceAll(o.out, s.queue, "orders"), "")
+	o.err = strings.ReplaceAll(o.err, s.queue, "orders")
+	return o
+}
+
+// brokerCounts differ between versions.
+var brokerCounts = regexp.MustCompile(`(?m)^ +x-(delivery|acquired)-count.*\n`)
+
+// die publishes three dead letters.
+func (s *service) die() {
+	s.t.Helper()
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for i := range 3 {
+		notes := middleware.Notes{
+			Failures: i + 1, Reason: middleware.ReasonExhausted, Error: "dial tcp 10.0.0." + strconv.Itoa(i) + ":443: connection refused", Class: middleware.ClassRetryable,
+			Handler: "ship", DeadAt: at.Add(time.Duration(i) * time.Minute), OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []middleware.HistoryEntry{{Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused", Class: middleware.ClassRetryable, Reason: middleware.ReasonExhausted}},
+		}
+		m := amqp.Publishing{
+			MessageId: "order-" + strconv.Itoa(i), CorrelationId: "c-1", ContentType: "application/json", Timestamp: at, DeliveryMode: amqp.Persistent,
+			Headers: amqp.Table{"tenant": int32(i), "escape": "\x1b[31mred"}, Body: []byte(`{"order":` + strconv.Itoa(i) + `}`),
+		}
+		if i == 2 {
+			notes.Reason, notes.Error, m.Body = middleware.ReasonPermanent, "no such customer", []byte{0, 1, 2, 0xff}
+		}
+		for key, value := range notes.DeadHeaders(s.queue) {
+			m.Headers[key] = value
+		}
+		s.publish(s.queue+".dlq", m)
+	}
+}
+
+func (s *service) publish(queue string, m amqp.Publishing) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	confirm, err := s.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
+	require.NoError(s.t, err)
+	ok, err := confirm.WaitContext(ctx)
+	require.NoError(s.t, err)
+	require.True(s.t, ok)
+}
+
+// golden compares with a file in testdata: with that of classic queues, whose names
+// say so, where there is one.
+func (s *service) golden(name, got string) {
+	s.t.Helper()
+	if s.kind == "classic" && strings.Contains(got, ".classic") {
+		name += "-classic"
+	}
+	golden(s.t, name, got)
+}
+
+// golden compares with a file in testdata.
+func golden(t testing.TB, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err, "go test -update writes it")
+	require.Equal(t, string(want), got)
+}
+
+// What the plan commands print, without a broker.
+func TestPlanIsPrinted(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"plan":             {"plan", "orders", "--policy", "1s,10s,100s"},
+		"plan-json":        {"plan", "orders", "--policy", "1s", "--json"},
+		"plan-shared":      {"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy", "1s"},
+		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},
+		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
+		"plan-dlq":         {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
+		"help":             {"dead", "replay", "--help"},
+	} {
+		o := tool(t, "", "", args...)
+		require.Zero(t, o.code, o.err)
+		require.Empty(t, o.err)
+		golden(t, name, o.out)
+	}
+}
+
+// Every command on three dead letters, as tables and as JSON.
+func TestCommandsPrintWhatTheyDo(t *testing.T) {
+	eachKind(t, commandsPrintWhatTheyDo)
+}
+
+func commandsPrintWhatTheyDo(t *testing.T, s *service) {
+	s.die()
+	testbench.WaitFor(t, "the count", patience, func() bool { return testbench.Depth(t, s.url, s.queue+".dlq") == 3 })
+	steps := []struct {
+		name string
+		args []string
+		code int
+	}{
+		{"status", []string{"status", "orders", "--policy", "1s,10s"}, 0},
+		{"status-json", []string{"status", "orders", "--policy", "1s,10s", "--json"}, 0},
+		{"verify", []string{"verify", "orders", "--policy", "1s,10s"}, 0},
+		{"verify-missing", []string{"verify", "orders", "--policy", "1s,30s"}, 1},
+		{"verify-json", []string{"verify", "orders", "--policy", "1s,30s", "--json"}, 1},
+		{"dead-list", []string{"dead", "list", "orders"}, 0},
+		{"dead-list-json", []string{"dead", "list", "orders", "--json"}, 0},
+		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
+		{"dead-list-error", []string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0},
+		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "nobody"}, 0},
+		{"dead-list-time", []string{"dead", "list", "orders", "--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z", "--header", "tenant=1"}, 0},
+		{"dead-group", []string{"dead", "list", "orders", "--group"}, 0},
+		{"dead-group-json", []string{"dead", "list", "orders", "--group", "--json"}, 0},
+		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
+		{"dead-show-hex", []string{"dead", "show", "orders", "order-2"}, 0},
+		{"dead-show-none", []string{"dead", "show", "orders", "order-9"}, 1},
+		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 0},
+		{"dead-replay", []string{"dead", "replay", "orders", "--id", "order-0", "--rate", "100/s"}, 0},
+		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},
+		{"dead-discard-unasked", []string{"dead", "discard", "orders"}, 2},
+		{"dead-discard-dry", []string{"dead", "discard", "orders", "--dry-run"}, 0},
+		{"waiting-none", []string{"waiting", "list", "orders", "--policy", "1s,10s"}, 0},
+		{"prune-refused", []string{"prune", "orders", "--policy", "1s", "--old-policy", "1s,10s"}, 4},
+	}
+	for _, step := range steps {
+		args := make([]string, len(step.args))
+		for i, arg := range step.args {
+			args[i] = strings.ReplaceAll(arg, "orders", s.queue)
+		}
+		o := s.tool(args...)
+		require.Equal(t, step.code, o.code, "%s: %s%s", step.name, o.out, o.err)
+		s.golden(step.name, o.out+o.err)
+	}
+	require.Equal(t, 1, testbench.Depth(t, s.url, s.queue+".dlq"))
+}
+
+// What is exported, discarded with an export, and imported.
+func TestExportDiscardImportByHand(t *testing.T) {
+	eachKind(t, exportDiscardImportByHand)
+}
+
+func exportDiscardImportByHand(t *testing.T, s *service) {
+	s.die()
+	all := s.tool("dead", "export", s.queue)
+	require.Zero(t, all.code, all.err)
+	require.Equal(t, 3, strings.Count(all.out, "\n"))
+	file := filepath.Join(t.TempDir(), "letters.jsonl")
+	require.Zero(t, s.tool("dead", "export", s.queue, "--file", file).code)
+	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code, "it is not overwritten")
+
+	kept := filepath.Join(t.TempDir(), "kept.jsonl")
+	o := s.tool("dead", "discard", s.queue, "--yes", "--export", kept)
+	require.Zero(t, o.code, o.err)
+	require.Equal(t, "discarded 3 dead letters of 3\n", o.out)
+	data, err := os.ReadFile(kept)
+	require.NoError(t, err)
+	require.Equal(t, 3, bytes.Count(data, []byte("\n")))
+	first, _, _ := bytes.Cut(data, []byte("\n"))
+	d, err := operate.Decode(first)
+	require.NoError(t, err)
+	require.Equal(t, "order-0", d.MessageId)
+
+	o = s.toolWith(string(data), "dead", "import", s.queue)
+	require.Equal(t, "3 lines confirmed\n", o.out, o.err)
+	testbench.WaitFor(t, "all back", patience, func() bool { return testbench.Depth(t, s.url, s.queue+".dlq") == 3 })
+	o = s.toolWith("nonsense\n", "dead", "import", s.queue, "--json")
+	require.Equal(t, exitFailed, o.code)
+	var said struct{ Lines int }
+	require.NoError(t, json.Unmarshal([]byte(o.out), &said))
+}
+
+func TestWaitingByHand(t *testing.T) {
+	eachKind(t, waitingByHand)
+}
+
+func waitingByHand(t *testing.T, s *service) {
+	require.Zero(t, s.tool("declare", s.queue, "--policy", "1h").code)
+	wait := s.queue + ".wait.1h"
+	if s.kind == "classic" {
+		wait += ".classic"
+	}
+	testbench.Delete(t, wait)
+	for _, id := range []string{"a", "b", "c"} {
+		s.publish(wait, amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent})
+	}
+	o := s.tool("waiting", "list", s.queue, "--policy", "1h", "--limit", "2")
+	require.Zero(t, o.code, o.err)
+	s.golden("waiting-list", o.out)
+	o = s.tool("waiting", "list", s.queue, "--policy", "1h", "--json")
+	s.golden("waiting-list-json", o.out)
+	require.Equal(t, exitUsage, s.tool("waiting", "release", s.queue, "--policy", "1h").code)
+	require.Equal(t, exitFound, s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
+	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
+	require.Equal(t, "released 1 message of 3 that wait\n", o.out, o.err)
+	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
+	require.Equal(t, "cancelled 2 messages of 2 that wait\n", o.out, o.err)
+	o = s.tool("dead", "list", s.queue, "--reason", "cancelled")
+	require.Equal(t, 3, strings.Count(o.out, "\n"), o.out)
+}
+
+// Wrong use is told apart from a broker that is away; no password is ever shown.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{[]string{"nonsense"}, exitUsage, `there is no command "nonsense"`},
+		{[]string{"dead", "nonsense"}, exitUsage, "nonsense"},
+		{[]string{"dead", "list"}, exitUsage, "the name of one queue"},
+		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
+		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
+		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perqueue, shared"},
+		{[]string{"plan", "q", "--type", "stream"}, exitUsage, "stream"},
+		{[]string{"dead", "replay", "q", "--rate", "fast"}, exitUsage, "50/s"},
+		{[]string{"dead", "replay", "q", "--rate", "-1"}, exitUsage, "50/s"},
+		{[]string{"dead", "list", "q", "--since", "yesterday"}, exitUsage, "is no time"},
+		{[]string{"dead", "list", "q", "--error", "/(/"}, exitUsage, "--error"},
+		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "key=value"},
+		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "negative"},
+		{[]string{"status"}, exitUsage, "names of queues"},
+		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
+		{[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed, "cannot be parsed"},
+		{[]string{"--management", "http://me:hush@127.0.0.1:1/?", "--url", "amqp://127.0.0.1:1", "status", "q"}, exitFailed, ""},
+	} {
+		o := tool(t, "", "", c.args...)
+		require.Equal(t, c.code, o.code, "%v: %s", c.args, o.err)
+		require.Contains(t, o.out+o.err, c.text, c.args)
+		require.NotContains(t, o.out+o.err, "hush")
+		require.NotContains(t, o.out+o.err, "sh@")
+	}
+}
+
+func TestRates(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]float64{"": 0, "50": 50, "50/s": 50, "90/m": 1.5, "7200/h": 2, "0.5/s": 0.5} {
+		got, err := rateOf(text)
+		require.NoError(t, err, text)
+		require.InDelta(t, want, got, 1e-9, text)
+	}
+}
+
+// Every shell gets its completion.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
+		o := tool(t, "", "", "completion", shell)
+		require.Zero(t, o.code, o.err)
+		require.Contains(t, o.out, "--generate-shell-completion")
+	}
+	o := tool(t, "", "", "dead", "--generate-shell-completion")
+	require.Contains(t, o.out, "replay")
+}
+
+// A bar, painted findings and answers to questions are for terminals.
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "replaying [===============               ]  50%  50/100 seen, 40 done, 20/s, 2s left",
+		barText("replaying", operate.Progress{Total: 100, Seen: 50, Done: 40}, 2*time.Second))
+	var out bytes.Buffer
+	s := stdio{out: &out, err: &out, terminal: func(any) bool { return true }, environment: func(string) string { return "" }}
+	require.Equal(t, "\x1b[31mbad\x1b[0m", s.colour(red, "bad"))
+	s.environment = func(name string) string { return map[string]string{"NO_COLOR": "1"}[name] }
+	require.Equal(t, "bad", s.colour(red, "bad"))
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer func() { _ = null.Close() }()
+	require.False(t, isTerminal(null))
+	require.Equal(t, "a  [31mred …", oneLine("a\n\x1b[31mred …"))
+}

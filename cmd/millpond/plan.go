@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+)
+
+func (a app) plan() *cli.Command {
+	return &cli.Command{
+		Name: "plan", Usage: "print what a queue needs to wait and to give up; asks no broker", ArgsUsage: "QUEUE",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "definitions", Usage: "as a RabbitMQ definitions file"},
+			&cli.StringFlag{Name: "vhost", Usage: "of the definitions", Value: "/"},
+			&cli.BoolFlag{Name: "permissions", Usage: "the permission patterns of a user who consumes, retries and declares"},
+		},
+		Action: func(_ context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			plan, err := a.planOf(c, queue)
+			if err != nil {
+				return err
+			}
+			switch {
+			case c.Bool("definitions"):
+				own := topology.Queue{Name: queue}
+				if len(plan.Bindings) == 0 {
+					return a.definitions(plan.Definitions(c.String("vhost")))
+				}
+				return a.definitions(plan.Definitions(c.String("vhost"), own))
+			case c.Bool("permissions"):
+				return a.permissions(c, plan.Permissions(!c.Bool(flagProvisioned)))
+			case c.Bool(flagJSON):
+				return a.printSnakeJSON(plan)
+			}
+			_, err = fmt.Fprint(a.out, plan)
+			return err
+		},
+	}
+}
+
+func (a app) definitions(file []byte, err error) error {
+	if err != nil {
+		return usage("%v", err)
+	}
+	_, err = fmt.Fprintf(a.out, "%s\n", file)
+	return err
+}
+
+func (a app) permissions(c *cli.Command, p topology.Permissions) error {
+	if c.Bool(flagJSON) {
+		return a.printSnakeJSON(p)
+	}
+	return a.table([][]string{{"right", "pattern"}, {"configure", p.Configure}, {"write", p.Write}, {"read", p.Read}})
+}
+
+func (a app) declare() *cli.Command {
+	return &cli.Command{
+		Name: "declare", Usage: "declare the plan of a queue; changes nothing that exists", ArgsUsage: "QUEUE",
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+				if err := client.Declare(ctx, plan); err != nil {
+					return err
+				}
+				if c.Bool(flagJSON) {
+					return a.printSnakeJSON(plan)
+				}
+				_, err := fmt.Fprintf(a.out, "declared %s for queue %q\n", plural(len(plan.Queues), "queue"), queue)
+				return err
+			})
+		},
+	}
+}
+
+func (a app) verify() *cli.Command {
+	return &cli.Command{
+		Name: "verify", Usage: "compare the plan of a queue with what the broker has; exits 1 if something critical is found", ArgsUsage: "QUEUE",
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+				findings, err := client.Verify(ctx, plan)
+				if err != nil {
+					return err
+				}
+				if c.Bool(flagJSON) {
+					err = a.printSnakeJSON(orEmpty(findings))
+				} else {
+					a.printFindings(findings, "nothing found")
+				}
+				for _, f := range findings {
+					if f.Severity == topology.Critical {
+						return errFound
+					}
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (a app) printFindings(findings []topology.Finding, none string) {
+	if len(findings) == 0 && none != "" {
+		fmt.Fprintln(a.out, a.colour(green, none))
+	}
+	for _, f := range findings {
+		code := yellow
+		if f.Severity == topology.Critical {
+			code = red
+		}
+		fmt.Fprintln(a.out, a.colour(code, f.String()))
+	}
+}
+
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// statusJSON is the status of a queue.
+type statusJSON struct {
+	Queue           string
+	Queues          []topology.QueueReport
+	Findings        []topology.Finding
+	ManagementError string `json:",omitempty"`
+}
+
+func (a app) status() *cli.Command {
+	return &cli.Command{
+		Name: "status", Usage: "count what is ready, waits and is dead, and say what verify finds", ArgsUsage: "QUEUE…",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "watch", Usage: "again and again"},
+			&cli.DurationFlag{Name: "interval", Usage: "of --watch", Value: 2 * time.Second},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if c.NArg() == 0 {
+				return usage("%s takes the names of queues: AMQP cannot list them", c.FullName())
+			}
+			client, err := a.open(ctx, c)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = client.Close() }()
+			for {
+				if c.Bool("watch") && a.terminal(a.out) {
+					fmt.Fprint(a.out, "\x1b[H\x1b[2J")
+				}
+				if err := a.statusOnce(ctx, c, client); err != nil || !c.Bool("watch") {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(max(c.Duration("interval"), 100*time.Millisecond)):
+				}
+			}
+		},
+	}
+}
+
+func (a app) statusOnce(ctx context.Context, c *cli.Command, client *topology.Client) error {
+	all := []statusJSON{}
+	for _, queue := range c.Args().Slice() {
+		plan, err := a.planOf(c, queue)
+		if err != nil {
+			return err
+		}
+		report, err := client.Inspect(ctx, plan)
+		if err != nil {
+			return err
+		}
+		findings, err := client.Verify(ctx, plan)
+		if err != nil {
+			return err
+		}
+		s := statusJSON{Queue: report.Queue, Queues: report.Queues, Findings: orEmpty(findings)}
+		if report.ManagementErr != nil {
+			s.ManagementError = report.ManagementErr.Error()
+		}
+		all = append(all, s)
+		if !c.Bool(flagJSON) {
+			fmt.Fprint(a.out, report)
+			a.printFindings(findings, "")
+		}
+	}
+	if c.Bool(flagJSON) {
+		return a.printSnakeJSON(all)
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func (a app) waiting() *cli.Command {
+	return &cli.Command{
+		Name: "waiting", Usage: "messages that wait: list, release, cancel",
+		Commands: []*cli.Command{
+			a.waitingList(),
+			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now", operate.Release),
+			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue", operate.Cancel),
+		},
+	}
+}
+
+// waiterJSON is a message that waits.
+type waiterJSON struct {
+	ID        string     `json:"id"`
+	WaitQueue string     `json:"wait_queue"`
+	Delay     string     `json:"delay"`
+	Queue     string     `json:"queue,omitempty"`
+	Failures  int        `json:"failures"`
+	Error     string     `json:"error,omitempty"`
+	Class     string     `json:"class,omitempty"`
+	Due       *time.Time `json:"due,omitempty"`
+	Size      int        `json:"size"`
+}
+
+func (a app) waitingList() *cli.Command {
+	return &cli.Command{
+		Name: "list", Usage: "list what waits, by delay; a queue with more than 5000 messages is not touched", ArgsUsage: "QUEUE",
+		Flags: []cli.Flag{&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20}},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+				waiters, err := operate.Waiting(ctx, client, plan)
+				return errors.Join(err, a.printWaiting(c, waiters))
+			})
+		},
+	}
+}
+
+func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
+	of := map[string]int{}
+	for _, w := range waiters {
+		of[w.WaitQueue]++
+	}
+	limit, shown := c.Int("limit"), map[string]int{}
+	list := []waiterJSON{}
+	rows := [][]string{{"delay", "id", "due", "failures", "class", "queue", "error"}}
+	for _, w := range waiters {
+		if shown[w.WaitQueue]++; limit > 0 && shown[w.WaitQueue] > limit {
+			continue
+		}
+		j := waiterJSON{ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue, Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size}
+		if !w.Due.IsZero() {
+			j.Due = &w.Due
+		}
+		list = append(list, j)
+		rows = append(rows, []string{j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue), orDash(w.Error)})
+		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
+			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
+		}
+	}
+	switch {
+	case c.Bool(flagJSON):
+		return a.printJSON(map[string]any{"counts": of, "messages": list})
+	case len(waiters) == 0:
+		_, err := fmt.Fprintln(a.out, "nothing waits")
+		return err
+	}
+	return a.table(rows)
+}
+
+func (a app) takeOut(name, done, use string, act func(context.Context, *topology.Client, topology.Plan, operate.Choosing) (operate.Progress, error)) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: use, ArgsUsage: "QUEUE",
+		Flags: []cli.Flag{
+			&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
+			&cli.BoolFlag{Name: "all", Usage: "all that wait for this queue"},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			choose := operate.Choosing{IDs: c.StringSlice("id")}
+			if c.Bool("all") {
+				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
+			}
+			if len(choose.IDs) == 0 && choose.Match == nil {
+				return usage("name the messages with --id, or pass --all")
+			}
+			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+				p, err := act(ctx, client, plan, choose)
+				if c.Bool(flagJSON) {
+					return a.report(c, done, p, err)
+				}
+				fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
+				if err == nil && p.Chosen == 0 {
+					return errFound
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (a app) prune() *cli.Command {
+	return &cli.Command{
+		Name: "prune", Usage: "delete wait queues that no plan uses any more, if they are proven empty", ArgsUsage: "QUEUE",
+		Description: "The plan of QUEUE (--policy) says which wait queues stay. Those to delete are named, or those of an older policy.\n" +
+			"Needs --management: AMQP does not show messages that are unacked or held.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "old-policy", Usage: "the `DELAYS` of the policy before"},
+			&cli.StringSliceFlag{Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated"},
+			&cli.BoolFlag{Name: "nobody-publishes", Usage: "your word that no running service uses these queues any more; nothing can prove it"},
+			&cli.DurationFlag{Name: "wait", Usage: "wait so long for messages that are still in them"},
+			dryRun(),
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			if c.String(flagPolicy) == "" {
+				return usage("--policy says which wait queues stay: name the delays of today")
+			}
+			names := c.StringSlice("queue")
+			if old := c.String("old-policy"); old != "" {
+				more, err := a.olderQueues(c, queue, old)
+				if err != nil {
+					return err
+				}
+				names = append(names, more...)
+			}
+			if len(names) == 0 {
+				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
+			}
+			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+				results, err := operate.Prune(ctx, client, []topology.Plan{plan}, operate.Pruning{
+					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"), DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
+				})
+				return errors.Join(err, a.printPruned(c, results))
+			})
+		},
+	}
+}
+
+// olderQueues are the wait queues of an older policy that today's does not use.
+func (a app) olderQueues(c *cli.Command, queue, old string) ([]string, error) {
+	today, err := a.planOf(c, queue)
+	if err != nil {
+		return nil, err
+	}
+	strategy, err := a.strategy(c)
+	if err != nil {
+		return nil, err
+	}
+	list, err := delaysOf("--old-policy", old)
+	if err != nil {
+		return nil, err
+	}
+	before, err := strategy.Plan(queue, list)
+	if err != nil {
+		return nil, usage("--old-policy: %v", err)
+	}
+	kept := map[string]bool{}
+	for _, q := range today.Queues {
+		kept[q.Name] = true
+	}
+	var names []string
+	for _, q := range before.Queues {
+		if q.Delay > 0 && !kept[q.Name] {
+			names = append(names, q.Name)
+		}
+	}
+	return names, nil
+}
+
+func (a app) printPruned(c *cli.Command, results []operate.Pruned) error {
+	if c.Bool(flagJSON) {
+		return a.printSnakeJSON(orEmpty(results))
+	}
+	rows := [][]string{{"queue", "outcome"}}
+	for _, r := range results {
+		outcome := "stays: " + r.Why
+		switch {
+		case r.Deleted && c.Bool("dry-run"):
+			outcome = "would be deleted"
+		case r.Deleted:
+			outcome = "deleted"
+		}
+		rows = append(rows, []string{r.Queue, outcome})
+	}
+	return a.table(rows)
+}

@@ -1,0 +1,148 @@
+package operate
+
+import (
+	"context"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/topology"
+)
+
+const (
+	// batchMessages and batchBytes bound what is thrown away at once.
+	batchMessages = 200
+	batchBytes    = 8 << 20
+)
+
+// Discarding says what Discard throws away. The zero value throws away every dead
+// letter of the queue.
+type Discarding struct {
+	// Filter chooses.
+	Filter Filter
+	// Limit is how many at most. Default: all.
+	Limit int
+	// DryRun counts and throws nothing away.
+	DryRun bool
+	// Before is called with letters that are about to be thrown away, up to 200 at
+	// once; they go when it has returned nil. Keep them durably there (Encode), and
+	// each is in the file or in the queue whenever the process ends. With an error
+	// they stay, and Discard ends. Default: they are gone.
+	Before func(letters []Letter) error
+	// Progress is told how far it is, after each message. Default: nobody is told.
+	Progress func(Progress)
+}
+
+// Discard throws dead letters away, those of other queues as well. Only what was in
+// the queue at the beginning is looked at.
+func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options Discarding) (Progress, error) {
+	d := &discard{Discarding: options}
+	queue, err := deadQueue(plan)
+	if err == nil && options.Limit < 0 {
+		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrMisuse, options.Limit)
+	}
+	if err == nil {
+		err = client.CheckPeek(ctx, plan, queue)
+	}
+	for left, again := -1, true; again && err == nil; {
+		left, again, err = d.round(ctx, client, queue, left)
+	}
+	if err != nil {
+		return d.progress, fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
+	}
+	return d.progress, nil
+}
+
+type discard struct {
+	Discarding
+	progress Progress
+
+	letters []Letter
+	batch   []amqp.Delivery
+	bytes   int
+}
+
+// round looks at up to left messages, until messages have been held for as long as
+// is safe; then again is true, and left what is still to be looked at.
+func (d *discard) round(ctx context.Context, client *topology.Client, queue string, left int) (_ int, again bool, err error) {
+	t, err := take(ctx, client, queue, left)
+	if err != nil {
+		return 0, false, err
+	}
+	before := d.progress.Done
+	d.progress.Chosen = before
+	again, err = d.pass(t)
+	if err == nil {
+		err = d.flush(t)
+	}
+	for _, kept := range d.batch {
+		t.Keep(kept.DeliveryTag)
+	}
+	if back := t.giveBack(); err == nil {
+		err = back
+	}
+	done := d.progress.Done - before
+	if again && done == 0 && err == nil {
+		err = fmt.Errorf("%w: %v, and nothing could be thrown away", ErrTooSlow, holdLimit)
+	}
+	return t.Total() - done, again, err
+}
+
+func (d *discard) pass(t *taking) (again bool, err error) {
+	for {
+		next, ok, err := t.next()
+		if err != nil || !ok {
+			return false, err
+		}
+		d.progress.Total = max(d.progress.Total, t.Total())
+		d.progress.Seen = max(d.progress.Seen, d.progress.Total-t.Total()+t.Seen())
+		if l := newLetter(next, t.Seen()); d.Filter.Matches(l) {
+			d.progress.Chosen++
+			d.letters, d.batch = append(d.letters, l), append(d.batch, next)
+			d.bytes += len(next.Body)
+		} else {
+			t.Keep(next.DeliveryTag)
+		}
+		enough := d.Limit > 0 && d.progress.Chosen == d.Limit
+		if enough || len(d.batch) == batchMessages || d.bytes >= batchBytes {
+			if err := d.flush(t); err != nil {
+				return false, err
+			}
+		}
+		d.tell()
+		if enough || t.old() {
+			return !enough, nil
+		}
+	}
+}
+
+// flush throws away the batch.
+func (d *discard) flush(t *taking) error {
+	if d.DryRun {
+		for _, kept := range d.batch {
+			t.Keep(kept.DeliveryTag)
+		}
+		d.letters, d.batch, d.bytes = nil, nil, 0
+		return nil
+	}
+	if d.Before != nil && len(d.letters) > 0 {
+		if err := d.Before(d.letters); err != nil {
+			return err
+		}
+	}
+	for _, gone := range d.batch {
+		if err := gone.Ack(false); err != nil {
+			return t.explain(err)
+		}
+		d.progress.Done++
+	}
+	d.letters, d.batch, d.bytes = nil, nil, 0
+	d.tell()
+	return nil
+}
+
+func (d *discard) tell() {
+	if d.Progress != nil {
+		d.Progress(d.progress)
+	}
+}

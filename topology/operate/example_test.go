@@ -1,0 +1,76 @@
+package operate_test
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// What Export writes, and Import reads: a line for each message, from which it can
+// be made again, type for type.
+func ExampleEncode() {
+	line, err := operate.Encode(amqp.Delivery{
+		MessageId: "order-7", Headers: amqp.Table{"weight": int32(12)}, Body: []byte("one kettle"),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	d, err := operate.Decode(line)
+	fmt.Printf("%s %T %s %v\n", d.MessageId, d.Headers["weight"], d.Body, err)
+	// Output:
+	// order-7 int32 one kettle <nil>
+}
+
+// Headers of any type as the tool shows them.
+func ExampleHeaderText() {
+	fmt.Println(operate.HeaderText("eu"), operate.HeaderText(int64(7)), operate.HeaderText(true))
+	// Output:
+	// eu 7 true
+}
+
+// What there is to decide on: many dead letters, few reasons.
+func ExampleGroupByError() {
+	letters := func(yield func(operate.Letter, error) bool) { // in a program: operate.Dead(…)
+		for i, text := range []string{"no stock", "order 7: no such customer", "no stock"} {
+			if !yield(operate.Letter{ID: fmt.Sprint("order-", i+1), Reason: "exhausted", Error: text}, nil) {
+				return
+			}
+		}
+	}
+	groups, err := operate.GroupByError(iter.Seq2[operate.Letter, error](letters))
+	if err != nil {
+		fmt.Println(err)
+	}
+	for _, group := range groups {
+		fmt.Println(group.Count, group.Reason, group.Error, group.Example)
+	}
+	// Output:
+	// 2 exhausted no stock order-1
+	// 1 exhausted order #: no such customer order-2
+}
+
+func ExampleErrUnsafe() {
+	for _, err := range []error{operate.ErrUnsafe, operate.ErrMisuse, operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable} {
+		switch err := fmt.Errorf("replay dead letters: %w", err); {
+		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrMisuse):
+			fmt.Println("nothing was done:", err)
+		case errors.Is(err, operate.ErrNoQueue):
+			fmt.Println("name the queue:", err)
+		case errors.Is(err, operate.ErrTooSlow):
+			fmt.Println("ask for fewer:", err)
+		case errors.Is(err, operate.ErrUnreadable):
+			fmt.Println("see the package's documentation:", err)
+		}
+	}
+	// Output:
+	// nothing was done: replay dead letters: not safe
+	// nothing was done: replay dead letters: cannot be done so
+	// name the queue: replay dead letters: the plan does not say which queue keeps its dead letters
+	// ask for fewer: replay dead letters: looking has taken too long
+	// see the package's documentation: replay dead letters: a message cannot be read
+}

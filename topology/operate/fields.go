@@ -1,0 +1,225 @@
+package operate
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// field is a header's value with its type.
+type field struct {
+	Type  string          `json:"type"`
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+const base64Key = "base64:" // before a key that is not UTF-8, or begins so
+
+func fieldsOf(t amqp.Table) (map[string]field, error) {
+	if t == nil {
+		return nil, nil
+	}
+	fields := make(map[string]field, len(t))
+	for key, value := range t {
+		f, err := fieldOf(value)
+		if err != nil {
+			return nil, fmt.Errorf("header %q: %w", key, err)
+		}
+		if !utf8.ValidString(key) || strings.HasPrefix(key, base64Key) {
+			key = base64Key + base64.StdEncoding.EncodeToString([]byte(key))
+		}
+		fields[key] = f
+	}
+	return fields, nil
+}
+
+func fieldOf(value any) (field, error) {
+	var name string
+	var err error
+	out := value
+	switch v := value.(type) {
+	case nil:
+		return field{Type: "void"}, nil
+	case bool:
+		name = "bool"
+	case uint8:
+		name = "uint8"
+	case int8:
+		name = "int8"
+	case int16:
+		name = "int16"
+	case uint16:
+		name = "uint16"
+	case int32:
+		name = "int32"
+	case uint32:
+		name = "uint32"
+	case int64:
+		name = "int64"
+	case float32: // not every one is a number of JSON
+		name, out = "float32", fmt.Sprintf("%08x", math.Float32bits(v))
+		if f := float64(v); !math.IsNaN(f) {
+			out = strconv.FormatFloat(f, 'g', -1, 32)
+		}
+	case float64:
+		name, out = "float64", fmt.Sprintf("%016x", math.Float64bits(v))
+		if !math.IsNaN(v) {
+			out = strconv.FormatFloat(v, 'g', -1, 64)
+		}
+	case amqp.Decimal:
+		name = "decimal"
+	case string:
+		name, out = "string", text(v)
+	case []byte:
+		name, out = "bytes", encoded{v}
+	case time.Time:
+		name, out = "timestamp", v.Unix()
+	case amqp.Table:
+		name = "table"
+		out, err = fieldsOf(v)
+	case []any:
+		name = "array"
+		list := make([]field, len(v))
+		for i, item := range v {
+			if list[i], err = fieldOf(item); err != nil {
+				break
+			}
+		}
+		out = list
+	default:
+		return field{}, fmt.Errorf("a value of type %T does not come from AMQP", value)
+	}
+	if err != nil {
+		return field{}, err
+	}
+	data, err := json.Marshal(out)
+	return field{Type: name, Value: data}, err
+}
+
+func tableOf(fields map[string]field) (amqp.Table, error) {
+	if fields == nil {
+		return nil, nil
+	}
+	t := make(amqp.Table, len(fields))
+	for key, f := range fields {
+		if coded, ok := strings.CutPrefix(key, base64Key); ok {
+			raw, err := base64.StdEncoding.DecodeString(coded)
+			if err != nil {
+				return nil, fmt.Errorf("header %q: %w", key, err)
+			}
+			key = string(raw)
+		}
+		value, err := valueOf(f)
+		if err != nil {
+			return nil, fmt.Errorf("header %q: %w", key, err)
+		}
+		t[key] = value
+	}
+	return t, nil
+}
+
+func valueOf(f field) (any, error) {
+	switch f.Type {
+	case "void":
+		return nil, nil
+	case "bool":
+		return as[bool](f)
+	case "uint8":
+		return as[uint8](f)
+	case "int8":
+		return as[int8](f)
+	case "int16":
+		return as[int16](f)
+	case "uint16":
+		return as[uint16](f)
+	case "int32":
+		return as[int32](f)
+	case "uint32":
+		return as[uint32](f)
+	case "int64":
+		return as[int64](f)
+	case "float32":
+		bits, value, isBits, err := floatOf(f, 32)
+		if isBits {
+			return math.Float32frombits(uint32(bits)), err
+		}
+		return float32(value), err
+	case "float64":
+		bits, value, isBits, err := floatOf(f, 64)
+		if isBits {
+			return math.Float64frombits(bits), err
+		}
+		return value, err
+	case "decimal":
+		return as[amqp.Decimal](f)
+	case "string":
+		v, err := as[text](f)
+		return string(v), err
+	case "bytes":
+		v, err := as[encoded](f)
+		if v.Base64 == nil {
+			v.Base64 = []byte{}
+		}
+		return v.Base64, err
+	case "timestamp":
+		v, err := as[int64](f)
+		return time.Unix(v, 0), err
+	case "table":
+		v, err := as[map[string]field](f)
+		if err != nil {
+			return nil, err
+		}
+		return tableOf(v)
+	case "array":
+		v, err := as[[]field](f)
+		if err != nil {
+			return nil, err
+		}
+		list := make([]any, len(v))
+		for i, item := range v {
+			if list[i], err = valueOf(item); err != nil {
+				return nil, err
+			}
+		}
+		return list, nil
+	}
+	return nil, fmt.Errorf("type %q is unknown", f.Type)
+}
+
+func as[T any](f field) (v T, err error) {
+	if len(f.Value) == 0 {
+		return v, errors.New("the value is missing")
+	}
+	err = json.Unmarshal(f.Value, &v)
+	return v, err
+}
+
+// floatOf reads a float that was written as a number, or as its bits where it is
+// none.
+func floatOf(f field, size int) (bits uint64, value float64, isBits bool, err error) {
+	written, err := as[string](f)
+	if err != nil {
+		return 0, 0, false, err
+	}
+	if len(written) == size/4 && !strings.ContainsAny(written, ".e+-I") {
+		if bits, err := strconv.ParseUint(written, 16, size); err == nil && isNaN(bits, size) {
+			return bits, 0, true, nil
+		}
+	}
+	value, err = strconv.ParseFloat(written, size)
+	return 0, value, false, err
+}
+
+func isNaN(bits uint64, size int) bool {
+	if size == 32 {
+		return math.IsNaN(float64(math.Float32frombits(uint32(bits))))
+	}
+	return math.IsNaN(math.Float64frombits(bits))
+}

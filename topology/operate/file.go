@@ -1,0 +1,158 @@
+package operate
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Export writes the dead letters that filter chooses to w, up to limit of them if
+// it is not 0, each a line of JSON that Import reads, and returns how many they
+// were. They stay in the queue. Nothing is lost: see Encode.
+func Export(ctx context.Context, client *topology.Client, plan topology.Plan, filter Filter, limit int, w io.Writer) (n int, err error) {
+	for l, err := range Dead(ctx, client, plan, filter) {
+		if err != nil {
+			return n, err
+		}
+		line, err := Encode(l.Delivery)
+		if err == nil {
+			_, err = w.Write(append(line, '\n'))
+		}
+		if err != nil {
+			return n, fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, err)
+		}
+		if n++; n == limit {
+			break
+		}
+	}
+	return n, nil
+}
+
+// Importing says where Import puts messages.
+type Importing struct {
+	// To is the queue they go to. Default: the dead-letter queue of the plan.
+	To string
+	// Skip is how many lines to pass over: those that an import which was
+	// interrupted has said to be confirmed.
+	Skip int
+	// Progress is told how many messages are confirmed, after each. Default: nobody
+	// is told.
+	Progress func(confirmed int)
+}
+
+// Import publishes messages that Export wrote, in their order, each confirmed,
+// and returns how many lines are done, those that were skipped among them: with as
+// many to skip an import that failed goes on. One that is begun again without
+// doubles what it had done.
+//
+// They are as they were, but for what is never published again (see Replay).
+func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r io.Reader, options Importing) (lines int, err error) {
+	queue := options.To
+	if queue == "" {
+		if queue, err = deadQueue(plan); err != nil {
+			return 0, fmt.Errorf("import: %w", err)
+		}
+	}
+	i := &importer{Importing: options, client: client, queue: queue, done: options.Skip}
+	if err := i.run(ctx, bufio.NewReaderSize(r, 64<<10)); err != nil {
+		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
+	}
+	return i.done, nil
+}
+
+type importer struct {
+	Importing
+	client  *topology.Client
+	queue   string
+	done    int            // lines without a gap
+	failed  bool           // a line is not confirmed
+	pending []confirmation // those under way, oldest first
+	bytes   int
+}
+
+type confirmation struct {
+	wait  func() error // nil for an empty line
+	bytes int
+}
+
+func (i *importer) run(ctx context.Context, lines *bufio.Reader) error {
+	err := i.send(ctx, lines)
+	for len(i.pending) > 0 { // what was begun is finished
+		if waitErr := i.oldest(); err == nil {
+			err = waitErr
+		}
+	}
+	return err
+}
+
+func (i *importer) send(ctx context.Context, lines *bufio.Reader) error {
+	for number := 1; ctx.Err() == nil; number++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		end := err != nil
+		if end && len(line) == 0 {
+			return nil
+		}
+		if number > i.Skip {
+			if err := i.publish(ctx, line); err != nil {
+				return fmt.Errorf("line %d: %w", number, err)
+			}
+		}
+		if end {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// publish begins to publish a line.
+func (i *importer) publish(ctx context.Context, line []byte) error {
+	for len(i.pending) > 0 && (len(i.pending) == maxUnderWay || i.bytes+len(line) > maxBytesUnderWay) {
+		if err := i.oldest(); err != nil {
+			return err
+		}
+	}
+	c := confirmation{bytes: len(line)}
+	if len(bytes.TrimSpace(line)) > 0 {
+		d, err := Decode(line)
+		if err != nil {
+			return err
+		}
+		msg := wire.Publishing(&d, func(string) bool { return false }, nil)
+		if c.wait, err = i.client.StartPublish(context.WithoutCancel(ctx), "", i.queue, msg); err != nil {
+			return err
+		}
+	}
+	i.pending = append(i.pending, c)
+	i.bytes += c.bytes
+	return nil
+}
+
+// oldest waits for the oldest line under way.
+func (i *importer) oldest() error {
+	c := i.pending[0]
+	i.pending = i.pending[1:]
+	i.bytes -= c.bytes
+	if c.wait != nil {
+		if err := c.wait(); err != nil {
+			i.failed = true
+			return err
+		}
+	}
+	if i.failed { // there is a gap before it
+		return nil
+	}
+	i.done++
+	if i.Progress != nil {
+		i.Progress(i.done)
+	}
+	return nil
+}

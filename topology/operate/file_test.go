@@ -1,0 +1,202 @@
+package operate_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// everyType are headers of every type that AMQP has.
+func everyType() amqp.Table {
+	return amqp.Table{
+		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(-7), "int16": int16(-300), "uint16": uint16(65535),
+		"int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32), "int64": int64(math.MaxInt64),
+		"float32": float32(0.1), "float64": math.Inf(-1), "small": 5e-324, "decimal": amqp.Decimal{Scale: 2, Value: -12345},
+		"string": "päper", "not UTF-8": "a\xff", "empty": "", "bytes": []byte{0, 255}, "no bytes": []byte{},
+		"time": time.Unix(1700000000, 0), "key \xff": "x", "base64:": "y",
+		"table": amqp.Table{"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}}}, "array": []any{}, "no table": amqp.Table{},
+	}
+}
+
+func TestEncodeLosesNothing(t *testing.T) {
+	t.Parallel()
+	d := amqp.Delivery{
+		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9, CorrelationId: "c\xff", ReplyTo: "r",
+		Expiration: "60000", MessageId: "m", Timestamp: time.Unix(1700000000, 0), Type: "t", UserId: "guest", AppId: "app",
+		Redelivered: true, Exchange: "e", RoutingKey: "k", Body: []byte{0, 1, 255},
+	}
+	line, err := operate.Encode(d)
+	require.NoError(t, err)
+	require.NotContains(t, string(line), "\n")
+	back, err := operate.Decode(line)
+	require.NoError(t, err)
+	require.Equal(t, d, back)
+
+	nan := amqp.Delivery{Headers: amqp.Table{"64": math.Float64frombits(0x7ff8000000001234), "32": math.Float32frombits(0x7fc01234)}, Body: []byte("text")}
+	line, err = operate.Encode(nan)
+	require.NoError(t, err)
+	back, err = operate.Decode(line)
+	require.NoError(t, err)
+	require.Equal(t, uint64(0x7ff8000000001234), math.Float64bits(back.Headers["64"].(float64)))
+	require.Equal(t, uint32(0x7fc01234), math.Float32bits(back.Headers["32"].(float32)))
+
+	_, err = operate.Encode(amqp.Delivery{Headers: amqp.Table{"x": struct{}{}}})
+	require.ErrorContains(t, err, `header "x"`)
+	for _, bad := range []string{"", "{", `{"headers":{"x":{"type":"int8","value":999}}}`, `{"headers":{"x":{"type":"who"}}}`, `{"headers":{"x":{"type":"int8"}}}`} {
+		_, err := operate.Decode([]byte(bad))
+		require.Error(t, err, bad)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	line, err := operate.Encode(amqp.Delivery{Headers: everyType(), Body: []byte("x")})
+	require.NoError(f, err)
+	f.Add(line)
+	f.Fuzz(func(t *testing.T, line []byte) {
+		d, err := operate.Decode(line)
+		if err != nil {
+			return
+		}
+		again, err := operate.Encode(d)
+		if err != nil {
+			t.Fatalf("%s was decoded and cannot be encoded: %v", line, err)
+		}
+		if _, err := operate.Decode(again); err != nil {
+			t.Fatalf("%s cannot be decoded again: %v", again, err)
+		}
+	})
+}
+
+// What is exported, thrown away and imported is what it was.
+func TestExportDiscardImport(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const dead = 700
+		b.die(dead, func(i int, _ *middleware.Notes, m *amqp.Publishing) {
+			if i == 0 {
+				every := everyType()
+				delete(every, "float64") // infinity: the broker closes the connection
+				m.Headers["every"] = every
+				m.Priority, m.Type, m.ReplyTo, m.AppId, m.ContentEncoding = 5, "t", "r", "a", "gzip"
+			}
+		})
+		before := b.letters(operate.Filter{})
+		var file bytes.Buffer
+		n, err := operate.Export(t.Context(), b.client, b.plan, operate.Filter{}, 0, &file)
+		require.NoError(t, err)
+		require.Equal(t, dead, n)
+
+		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{DryRun: true})
+		require.NoError(t, err)
+		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead}, done)
+		b.depth(b.dead, dead)
+		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{})
+		require.NoError(t, err)
+		require.Equal(t, dead, done.Done)
+		b.depth(b.dead, 0)
+
+		var told int
+		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{Progress: func(n int) { told = n }})
+		require.NoError(t, err)
+		require.Equal(t, dead, lines)
+		require.Equal(t, dead, told)
+		after := b.letters(operate.Filter{})
+		require.Equal(t, strings.Join(ids(before), " "), strings.Join(ids(after), " "))
+		want, got := before[0].Delivery, after[0].Delivery
+		for _, d := range []*amqp.Delivery{&want, &got} {
+			d.Redelivered, d.DeliveryTag, d.MessageCount, d.ConsumerTag = false, 0, 0, ""
+			delete(d.Headers, middleware.PublishKey)
+			delete(d.Headers, "x-delivery-count")
+			delete(d.Headers, "x-acquired-count")
+		}
+		require.Equal(t, want, got)
+	})
+}
+
+// An import that stopped is continued where it was, or fails without doing
+// anything twice.
+func TestImportGoesOn(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		var file bytes.Buffer
+		for i := range 20 {
+			line, err := operate.Encode(amqp.Delivery{Body: fmt.Append(nil, i)})
+			require.NoError(t, err)
+			if i == 12 {
+				file.WriteString("no JSON\n")
+			}
+			file.Write(append(line, '\n'))
+		}
+		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{})
+		require.ErrorContains(t, err, "line 13")
+		require.Equal(t, 12, lines)
+		b.depth(b.dead, 12)
+		lines, err = operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{Skip: 13})
+		require.NoError(t, err)
+		require.Equal(t, 21, lines)
+		require.Len(t, b.bodies(b.dead, 20), 20)
+		lines, err = operate.Import(t.Context(), b.client, b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.Importing{To: b.queue + ".nowhere"})
+		require.ErrorIs(t, err, topology.ErrUnroutable)
+		require.Zero(t, lines)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = operate.Import(ctx, b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{})
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+// What cannot be kept is not thrown away.
+func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(450)
+		full := errors.New("disk full")
+		var kept int
+		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{Before: func(letters []operate.Letter) error {
+			if kept > 0 {
+				return full
+			}
+			kept += len(letters)
+			return nil
+		}})
+		require.ErrorIs(t, err, full)
+		require.Equal(t, kept, done.Done)
+		require.Len(t, b.bodies(b.dead, 450-kept), 450-kept)
+		b.die(10)
+		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
+		require.NoError(t, err)
+		require.Equal(t, 2, done.Done)
+		require.Equal(t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`), b.bodies(b.dead, 8))
+	})
+}
+
+func TestGroupByError(t *testing.T) {
+	t.Parallel()
+	b := newBox(t, topology.Quorum)
+	b.die(6, func(i int, n *middleware.Notes, _ *amqp.Publishing) {
+		if i < 4 {
+			n.Reason, n.Error = middleware.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
+		}
+	})
+	groups, err := operate.GroupByError(operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}))
+	require.NoError(t, err)
+	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
+	require.Equal(t, []operate.Group{
+		{Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0), Last: at(3), Example: "order-0"},
+		{Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5), Example: "order-4"},
+	}, groups)
+	_, err = operate.GroupByError(operate.Dead(t.Context(), b.client, topology.Plan{Queue: "x"}, operate.Filter{}))
+	require.ErrorIs(t, err, operate.ErrNoQueue)
+}

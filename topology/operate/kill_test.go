@@ -1,0 +1,247 @@
+package operate_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// killed tells this test binary to be the process that is killed: a command, a
+// kind of queue, the queue and a file.
+const killed = "MILLPOND_TEST_KILLED"
+
+// beKilled runs a command, and says how far it is.
+func beKilled(words []string) error {
+	command, kind, queue, file := words[0], words[1], words[2], words[3]
+	ctx := context.Background()
+	strategy := topology.PerQueue{Type: topology.QueueType(kind)}
+	client, err := topology.Open(ctx, wamqp.NewDurableQueueConfig(os.Getenv("AMQP_URL")).Connection, strategy)
+	if err != nil {
+		return err
+	}
+	plan, err := client.Plan(queue)
+	if err != nil {
+		return err
+	}
+	progress := func(p operate.Progress) {
+		if p.Done > 0 {
+			fmt.Println("done", p.Done)
+		}
+	}
+	switch command {
+	case "replay":
+		_, err = operate.Replay(ctx, client, plan, operate.Replaying{Progress: progress})
+	case "edit":
+		_, err = operate.Replay(ctx, client, plan, operate.Replaying{Progress: progress, Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+			msg.Body = append([]byte("repaired "), msg.Body...)
+			return nil
+		}})
+	case "discard":
+		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if openErr != nil {
+			return openErr
+		}
+		_, err = operate.Discard(ctx, client, plan, operate.Discarding{Progress: progress, Before: func(letters []operate.Letter) error {
+			for _, l := range letters {
+				line, err := operate.Encode(l.Delivery)
+				if err == nil {
+					_, err = f.Write(append(line, '\n'))
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return f.Sync()
+		}})
+	case "import":
+		f, openErr := os.Open(file)
+		if openErr != nil {
+			return openErr
+		}
+		_, err = operate.Import(ctx, client, plan, f, operate.Importing{Progress: func(n int) { fmt.Println("done", n) }})
+	case "release", "cancel":
+		n := 0
+		all := operate.Choosing{Match: func(operate.Waiter) bool { n++; fmt.Println("done", n); return true }}
+		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
+			return err
+		}
+		act := operate.Release
+		if command == "cancel" {
+			act = operate.Cancel
+		}
+		_, err = act(ctx, client, plan, all)
+	case "list":
+		for l, listErr := range operate.Dead(ctx, client, plan, operate.Filter{}) {
+			if err = listErr; err == nil {
+				fmt.Println("done", l.Position)
+			}
+		}
+	}
+	return err
+}
+
+// killInTheMiddle runs a command in another process and kills it (-9) when it has
+// done so many messages. ended says that it had ended before.
+func (b *box) killInTheMiddle(command, kind, file string, after int) (ended bool) {
+	b.t.Helper()
+	child := exec.Command(os.Args[0], "-test.run=^TestKilledInTheMiddle$")
+	child.Env = append(os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"), "AMQP_URL="+b.url)
+	out, err := child.StdoutPipe()
+	require.NoError(b.t, err)
+	var errs bytes.Buffer
+	child.Stderr = &errs
+	require.NoError(b.t, child.Start())
+	limit := time.AfterFunc(patience, func() { _ = child.Process.Signal(syscall.SIGKILL) })
+	defer limit.Stop()
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var done int
+		if _, err := fmt.Sscanf(lines.Text(), "done %d", &done); err == nil && done >= after {
+			_ = child.Process.Signal(syscall.SIGKILL)
+			break
+		}
+	}
+	err = child.Wait()
+	require.NotContains(b.t, errs.String(), "panic", err)
+	return err == nil
+}
+
+// count counts bodies, in a queue or a file.
+func count(into map[string]int, bodies []string) {
+	for _, body := range bodies {
+		into[strings.TrimPrefix(body, "repaired ")]++
+	}
+}
+
+func requireEach(t testing.TB, counts map[string]int, n int) {
+	t.Helper()
+	twice := 0
+	for _, body := range numbered(0, n) {
+		require.GreaterOrEqual(t, counts[body], 1, "%s is lost", body)
+		if counts[body] > 1 {
+			twice++
+		}
+	}
+	t.Logf("%d messages, none lost, %d of them more than once", n, twice)
+}
+
+// Every command that moves or deletes is killed five times in the middle, and then
+// ends: each message is where it belongs at least once.
+func TestKilledInTheMiddle(t *testing.T) {
+	if words := os.Getenv(killed); words != "" {
+		if err := beKilled(strings.Split(words, "|")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	t.Parallel()
+	const dead, kills = 1200, 5
+	for _, kind := range types {
+		for _, command := range []string{"replay", "edit", "discard", "import", "list", "release", "cancel"} {
+			t.Run(string(kind)+" "+command, func(t *testing.T) {
+				t.Parallel()
+				b := newBox(t, kind)
+				n, step := dead, 150
+				if command == "edit" {
+					n, step = 300, 40
+				}
+				file := filepath.Join(t.TempDir(), "letters")
+				if command == "release" || command == "cancel" {
+					b = waitBox(t, kind, time.Hour)
+					var all []amqp.Publishing
+					for _, body := range numbered(0, n) {
+						all = append(all, amqp.Publishing{Body: []byte(body)})
+					}
+					b.publish(b.plan.Queues[0].Name, all...)
+				} else {
+					b.die(n)
+				}
+				if command == "import" {
+					f, err := os.Create(file)
+					require.NoError(t, err)
+					_, err = operate.Export(t.Context(), b.client, b.plan, operate.Filter{}, 0, f)
+					require.NoError(t, err)
+					require.NoError(t, f.Close())
+					require.Len(t, b.bodies(b.dead, n), n)
+				}
+				for range kills {
+					require.False(t, b.killInTheMiddle(command, string(kind), file, step), "killed in the middle")
+				}
+				// What the killed ones held comes back when the broker notices.
+				counts := map[string]int{}
+				switch command {
+				case "replay", "edit":
+					testbench.WaitFor(t, "the rest to be replayed", patience, func() bool {
+						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
+							if command == "edit" {
+								msg.Body = append([]byte("repaired "), msg.Body...)
+							}
+							return nil
+						}
+						_, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Edit: edit})
+						require.NoError(t, err)
+						count(counts, b.bodies(b.queue, 0))
+						return len(counts) == n
+					})
+					if command == "edit" {
+						originals := map[string]int{}
+						count(originals, b.bodies(b.dead+".originals", n))
+						requireEach(t, originals, n)
+					}
+				case "release", "cancel":
+					testbench.WaitFor(t, "all messages where they belong", patience, func() bool {
+						target := b.queue
+						if command == "cancel" {
+							target = b.dead
+						}
+						count(counts, b.bodies(target, 0))
+						count(counts, b.bodies(b.plan.Queues[0].Name, 0))
+						return len(counts) == n
+					})
+				case "discard":
+					testbench.WaitFor(t, "all letters in the queue or the file", patience, func() bool {
+						clear(counts)
+						data, err := os.ReadFile(file)
+						require.NoError(t, err)
+						for line := range bytes.Lines(data) {
+							if d, err := operate.Decode(line); err == nil {
+								counts[string(d.Body)]++
+							}
+						}
+						for _, l := range b.letters(operate.Filter{}) {
+							counts[string(l.Delivery.Body)]++
+						}
+						return len(counts) == n
+					})
+				case "import":
+					require.True(t, b.killInTheMiddle(command, string(kind), file, n+1), "ended")
+					count(counts, b.bodies(b.dead, n))
+				case "list":
+					b.depth(b.dead, n)
+					count(counts, b.bodies(b.dead, n))
+					require.Len(t, counts, n)
+					for body, times := range counts {
+						require.Equal(t, 1, times, body)
+					}
+				}
+				requireEach(t, counts, n)
+			})
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package operate_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// managed starts a node of the test's own with RabbitMQ's management API, and
+// returns the API's URL; see its like in package topology.
+func managed(t testing.TB) (*testbench.Node, string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := l.Addr().(*net.TCPAddr).Port
+	require.NoError(t, l.Close())
+	node := testbench.Private(t, testbench.WithAdvancedConfig(fmt.Sprintf(
+		`[{rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, port)))
+	node.Ctl(t, "eval", `
+		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
+		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
+		File = rabbit_plugins:enabled_plugins_file(),
+		ok = file:delete(File),
+		ok = file:write_file(File, "[rabbitmq_management].\n"),
+		{ok, _, _} = rabbit_plugins:ensure(File).`)
+	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	testbench.WaitFor(t, "the management API", patience, func() bool {
+		resp, err := client.Get(api + "/api/overview")
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return node, api
+}
+
+// A wait queue is deleted only if it is proven empty; one that holds messages,
+// ready, unacked or waiting for their queue, or is consumed, stays.
+func TestPruneDeletesNothingWithAMessage(t *testing.T) {
+	t.Parallel()
+	node, api := managed(t)
+	b := newBoxAt(t, node.URL(), "orders", topology.PerQueue{}, topology.WithManagement(api))
+	names := []string{b.plan.Queues[0].Name, "missing"}
+	for _, kind := range []string{"quorum", "classic"} {
+		for _, what := range []string{"empty", "ready", "unacked", "consumed"} {
+			name := kind + "." + what
+			names = append(names, name)
+			_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{"x-queue-type": kind})
+			require.NoError(t, err)
+			if what == "ready" || what == "unacked" {
+				b.publish(name, amqp.Publishing{Body: []byte("x")})
+			}
+			other := testbench.Channel(t, node.URL())
+			switch what {
+			case "unacked":
+				_, ok, err := other.Get(name, false)
+				require.NoError(t, err)
+				require.True(t, ok)
+			case "consumed":
+				_, err = other.Consume(name, "", false, false, false, false, nil)
+				require.NoError(t, err)
+			}
+		}
+	}
+	plans := []topology.Plan{b.plan}
+	blind := newBoxAt(t, node.URL(), "orders", topology.PerQueue{})
+	for _, refused := range []struct {
+		client  *topology.Client
+		options operate.Pruning
+		why     string
+	}{
+		{b.client, operate.Pruning{}, "nobody has said"},
+		{blind.client, operate.Pruning{NobodyPublishes: true}, "name the management API"},
+	} {
+		refused.options.Queues = []string{"quorum.empty", "classic.empty"}
+		results, err := operate.Prune(t.Context(), refused.client, plans, refused.options)
+		require.ErrorIs(t, err, operate.ErrUnsafe)
+		for _, r := range results {
+			require.False(t, r.Deleted)
+			require.Contains(t, r.Why, refused.why)
+		}
+	}
+
+	results, err := operate.Prune(t.Context(), b.client, plans, operate.Pruning{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
+	require.ErrorIs(t, err, operate.ErrUnsafe)
+	why := map[string]string{}
+	for _, r := range results {
+		require.Equal(t, r.Queue == "quorum.empty" || r.Queue == "classic.empty", r.Deleted, r)
+		why[r.Queue] = r.Why
+	}
+	require.Contains(t, why[names[0]], `the plan of queue "orders" uses it`)
+	require.Equal(t, "it does not exist", why["missing"])
+	for _, kind := range []string{"quorum", "classic"} {
+		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
+		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"]) // a quorum queue counts a get as a consumer
+		require.Contains(t, why[kind+".consumed"], "it is consumed")
+		require.Equal(t, -1, testbench.Depth(t, node.URL(), kind+".empty"))
+		require.Equal(t, 1, testbench.Depth(t, node.URL(), kind+".ready"))
+		require.Equal(t, 0, testbench.Depth(t, node.URL(), kind+".unacked"))
+	}
+}

@@ -1,0 +1,287 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"sync"
+
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Replaying says what Replay moves, and how. The zero value moves every dead
+// letter of the queue back to it, as fast as the broker takes them.
+type Replaying struct {
+	// Filter chooses.
+	Filter Filter
+	// To is the queue they go to. Default: the queue of the plan, and only letters
+	// whose notes name it or none.
+	To string
+	// Rate is how many a second. Default: as fast as possible.
+	Rate float64
+	// Limit is how many at most. Default: all.
+	Limit int
+	// DryRun counts and moves nothing.
+	DryRun bool
+	// Edit repairs what is published in place of a letter; letter is a copy. With
+	// an error the letter stays where it is, and the next one is looked at. Default:
+	// they are published as they are.
+	Edit func(letter Letter, msg *amqp.Publishing) error
+	// Originals is the queue in which letters that Edit has changed are kept as
+	// they were, each confirmed there before the repaired one is published.
+	// Default: <dead-letter queue>.originals, declared like the dead-letter queue.
+	Originals string
+	// Progress is told how far it is, after each message, by one goroutine at a
+	// time. It must be quick. Default: nobody is told.
+	Progress func(Progress)
+}
+
+// Replay moves dead letters back to their queue, where their attempts start anew:
+// each is confirmed there before it leaves the dead-letter queue. Wherever it is
+// interrupted, killed even, none is lost and the rest stays; what was under way
+// just then, up to 512, may be there twice. They keep their order.
+//
+// Payload, properties and headers stay as they are, the history of earlier
+// attempts among them; middleware.ReplaysKey counts. Left out are the headers of
+// the broker, CC, BCC, the user id and the expiration, as with every message that
+// this library publishes again. One whose headers leave too little room in a frame
+// loses the history, then the text of the error; one that is too large all the
+// same stays, and is counted as refused.
+//
+// Only what was in the queue at the beginning is moved: a replay ends, even where
+// every message fails again and comes back.
+//
+// After the first message that cannot be published Replay stops and says why;
+// topology.ErrUnroutable means that the queue does not exist. When ctx is done,
+// what has begun is finished. Progress is right with every error.
+func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, options Replaying) (Progress, error) {
+	r := &replay{client: client, plan: plan, Replaying: options, left: -1, pace: newPace(options.Rate)}
+	err := r.prepare(ctx)
+	for again := true; again && err == nil; {
+		again, err = r.round(ctx)
+	}
+	if err == nil {
+		err = r.refusal
+	}
+	if err != nil {
+		return r.now(), fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
+	}
+	return r.now(), nil
+}
+
+type replay struct {
+	Replaying
+	client  *topology.Client
+	plan    topology.Plan
+	dead    string
+	pace    pace
+	left    int   // of the messages there at the beginning; -1 before
+	moved   int   // begun to move
+	refusal error // the first of those that were refused
+
+	mu       sync.Mutex
+	progress Progress
+}
+
+func (r *replay) prepare(ctx context.Context) error {
+	var err error
+	if r.dead, err = deadQueue(r.plan); err != nil {
+		return err
+	}
+	target := r.To
+	if target == "" {
+		target = r.plan.Queue
+	}
+	switch {
+	case target == r.dead:
+		return fmt.Errorf("%w: the letters are in queue %q already", ErrMisuse, target)
+	case r.Limit < 0 || r.Rate < 0:
+		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrMisuse, r.Limit, r.Rate)
+	}
+	if err := r.client.CheckPeek(ctx, r.plan, r.dead); err != nil {
+		return err
+	}
+	if r.Edit == nil || r.DryRun {
+		return nil
+	}
+	if r.Originals != "" {
+		return nil
+	}
+	r.Originals = r.dead + ".originals"
+	for _, q := range r.plan.Queues {
+		if q.Name == r.dead {
+			q.Name, q.Adopt = r.Originals, true
+			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
+		}
+	}
+	return fmt.Errorf("%w: name the queue that keeps the originals, for queue %q is none of ours", ErrMisuse, r.dead)
+}
+
+// round moves until the end, or until messages have been held for as long as is
+// safe; then again is true.
+func (r *replay) round(ctx context.Context) (again bool, err error) {
+	t, err := take(ctx, r.client, r.dead, r.left)
+	if err != nil {
+		return false, err
+	}
+	if r.Rate > 0 { // what is taken long before its turn is held for nothing
+		t.LimitPage(int(r.Rate) + 1)
+	}
+	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 }) // they are counted again
+	before := r.now().Done
+	m := newMover(ctx, r.client, t, func() { r.count(func(p *Progress) { p.Done++ }) })
+	again, err = r.pass(ctx, t, m)
+	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
+		err = moveErr
+	}
+	if back := t.giveBack(); err == nil {
+		err = back
+	}
+	done := r.now().Done - before
+	r.left = t.Total() - done
+	if again && done == 0 && err == nil {
+		err = fmt.Errorf("%w: %v, and nothing could be moved", ErrTooSlow, holdLimit)
+	}
+	return again, err
+}
+
+// errStopped: the mover takes no more; it knows why.
+var errStopped = errors.New("stopped")
+
+// pass looks at the messages of a round.
+func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err error) {
+	for {
+		d, ok, err := t.next()
+		if err != nil || !ok {
+			return false, err
+		}
+		r.count(func(p *Progress) {
+			p.Total = max(p.Total, t.Total())
+			p.Seen = max(p.Seen, p.Total-t.Total()+t.Seen())
+		})
+		moved, err := r.one(ctx, t, m, d)
+		if !moved {
+			t.Keep(d.DeliveryTag)
+		}
+		switch {
+		case err != nil:
+			return false, err
+		case r.Limit > 0 && r.moved == r.Limit:
+			return false, nil
+		case t.old():
+			return true, nil
+		}
+		select {
+		case <-m.failed:
+			return false, errStopped
+		default:
+		}
+	}
+}
+
+// one begins to move a message if it is to be moved.
+func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error) {
+	l := newLetter(d, t.Seen())
+	if !r.Filter.Matches(l) {
+		return false, nil
+	}
+	if r.To == "" && l.Queue != "" && l.Queue != r.plan.Queue {
+		r.count(func(p *Progress) { p.Foreign++ })
+		return false, nil
+	}
+	r.count(func(p *Progress) { p.Chosen++ })
+	if r.DryRun {
+		r.moved++
+		return false, nil
+	}
+	msg, edited, err := r.compose(l, t.frame)
+	if err != nil {
+		r.count(func(p *Progress) { p.Refused++ })
+		if r.refusal == nil {
+			r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
+		}
+		return false, nil
+	}
+	if err := r.pace.wait(ctx); err != nil {
+		return false, err
+	}
+	if edited {
+		if err := r.client.Publish(m.ctx, "", r.Originals, wire.Publishing(&d, middleware.IsLiveKey, nil)); err != nil {
+			return false, fmt.Errorf("keep the original of message %q in queue %q: %w", l.ID, r.Originals, err)
+		}
+	}
+	target := r.To
+	if target == "" {
+		target = r.plan.Queue
+	}
+	if err := m.move(d, "", target, msg); err != nil {
+		return false, err
+	}
+	r.moved++
+	return true, nil
+}
+
+// compose returns what is published in place of a letter, and whether Edit has
+// changed it.
+func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
+	notes := map[string]string{middleware.ReplaysKey: strconv.Itoa(l.Replays + 1)}
+	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, notes)
+	if r.Edit != nil {
+		before := msg
+		own := wire.Clone(&l.Delivery)
+		msg = wire.Publishing(&own, isLiveButOrigin, notes)
+		copied := l
+		copied.Delivery = wire.Clone(&l.Delivery)
+		if err := r.Edit(copied, &msg); err != nil {
+			return msg, false, err
+		}
+		edited = !reflect.DeepEqual(before, msg)
+	}
+	return msg, edited, fit(&msg, frame)
+}
+
+// isLiveButOrigin: live notes have no place on a dead letter, but for the origin.
+func isLiveButOrigin(key string) bool {
+	return middleware.IsLiveKey(key) && key != middleware.OriginExchangeKey && key != middleware.OriginRoutingKeyKey
+}
+
+// frameReserve is what a frame takes for itself, the nonce, and the counts of a
+// quorum queue (F25).
+const frameReserve = 8 + 64 + 64
+
+// fit leaves out what can be done without until msg fits in a frame.
+func fit(msg *amqp.Publishing, frame int) error {
+	for _, key := range []string{middleware.DeadHistoryKey, wmiddleware.ReasonForPoisonedKey, middleware.DeadErrorKey} {
+		if wire.PropertiesSize(msg) <= frame-frameReserve {
+			return nil
+		}
+		delete(msg.Headers, key)
+	}
+	if size := wire.PropertiesSize(msg); size > frame-frameReserve {
+		return fmt.Errorf("%w: %d bytes, %d are left for them", topology.ErrTooLarge, size, frame-frameReserve)
+	}
+	return nil
+}
+
+// count changes the progress and tells of it.
+func (r *replay) count(change func(*Progress)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.progress)
+	if r.Progress != nil {
+		r.Progress(r.progress)
+	}
+}
+
+func (r *replay) now() Progress {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.progress
+}

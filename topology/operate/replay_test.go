@@ -1,0 +1,287 @@
+package operate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func numbered(from, to int) []string {
+	var all []string
+	for i := from; i < to; i++ {
+		all = append(all, fmt.Sprintf(`{"n":%d}`, i))
+	}
+	return all
+}
+
+// What is moved back arrives in its order, as it was, counted, its history with it.
+func TestReplayMovesAllAsTheyWere(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const dead = 1100
+		b.die(dead, func(i int, _ *middleware.Notes, m *amqp.Publishing) {
+			m.Headers["CC"] = []any{b.dead} // left out
+			delete(m.Headers, "CC")
+			m.Headers[middleware.FailuresKey] = "7" // forged
+			if i == 1 {
+				m.Headers[middleware.ReplaysKey] = "41"
+			}
+		})
+		var last operate.Progress
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Progress: func(p operate.Progress) { last = p }})
+		require.NoError(t, err)
+		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
+		require.Equal(t, done, last)
+		b.depth(b.dead, 0)
+		arrived := b.drain(b.queue, dead)
+		var bodies []string
+		for _, d := range arrived {
+			bodies = append(bodies, string(d.Body))
+		}
+		require.True(t, slices.Equal(numbered(0, dead), bodies), "in their order")
+		d := arrived[0]
+		require.Equal(t, "order-0", d.MessageId)
+		require.Equal(t, "c", d.CorrelationId)
+		require.Equal(t, "application/json", d.ContentType)
+		require.Equal(t, amqp.Persistent, d.DeliveryMode)
+		require.Equal(t, int32(0), d.Headers["tenant"])
+		require.Equal(t, "1", d.Headers[middleware.ReplaysKey])
+		require.Equal(t, "42", arrived[1].Headers[middleware.ReplaysKey])
+		require.NotContains(t, d.Headers, middleware.FailuresKey)
+		notes := middleware.ParseNotes(b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
+		require.Zero(t, notes.Failures, "attempts start anew")
+		require.Len(t, notes.History, 1, "history is kept")
+		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
+	})
+}
+
+// What is not chosen, or belongs to another queue, stays in its order.
+func TestReplayTakesWhatIsChosen(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(900, func(i int, n *middleware.Notes, m *amqp.Publishing) {
+			if i%3 == 0 {
+				n.Error = "no such customer"
+			}
+		})
+		other := testbench.Queue(t)
+		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
+		require.NoError(t, err)
+		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{middleware.DeadQueueKey: other}})
+
+		chosen := operate.Replaying{Filter: operate.Filter{Error: "customer"}, DryRun: true}
+		done, err := operate.Replay(t.Context(), b.client, b.plan, chosen)
+		require.NoError(t, err)
+		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
+		b.depth(b.dead, 901)
+
+		chosen.DryRun, chosen.Limit = false, 100
+		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		require.NoError(t, err)
+		require.Equal(t, 100, done.Done)
+		chosen.Limit = 0
+		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		require.NoError(t, err)
+		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
+		require.Len(t, b.bodies(b.queue, 300), 300)
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Filter: operate.Filter{Handler: "nobody"}})
+		require.NoError(t, err)
+		require.Zero(t, done.Done)
+
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Limit: 10})
+		require.NoError(t, err)
+		require.Equal(t, 10, done.Done)
+		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first")
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{})
+		require.NoError(t, err)
+		require.Equal(t, 590, done.Done)
+		require.Equal(t, 1, done.Foreign)
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: other})
+		require.NoError(t, err)
+		require.Equal(t, 1, done.Done)
+		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
+	})
+}
+
+// The handler still fails: everything comes back to the dead-letter queue while
+// the replay goes on, which moves each message once and ends.
+func TestReplayEndsThoughAllComesBack(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const dead = 1500
+		b.die(dead)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		broken := testbench.Channel(t, b.url)
+		deliveries, err := broken.Consume(b.queue, "", false, false, false, false, nil)
+		require.NoError(t, err)
+		back := make(chan int, 1)
+		go func() {
+			n := 0
+			for d := range deliveries {
+				_ = broken.PublishWithContext(ctx, "", b.dead, false, false, amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
+				_ = d.Ack(false)
+				if n++; n == dead {
+					break
+				}
+			}
+			back <- n
+		}()
+		done, err := operate.Replay(ctx, b.client, b.plan, operate.Replaying{})
+		require.NoError(t, err)
+		require.Equal(t, dead, done.Done)
+		require.Equal(t, dead, <-back)
+		b.depth(b.dead, dead)
+		for _, l := range b.letters(operate.Filter{}) {
+			require.Equal(t, 1, l.Replays, l.ID)
+		}
+	})
+}
+
+// A queue that is not there: nothing is lost, and the error says so.
+func TestReplayToNowhereLosesNothing(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(700)
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: b.queue + ".nowhere"})
+		require.ErrorIs(t, err, topology.ErrUnroutable)
+		require.Zero(t, done.Done)
+		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: b.dead})
+		require.ErrorIs(t, err, operate.ErrMisuse)
+		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: -1})
+		require.ErrorIs(t, err, operate.ErrMisuse)
+		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order")
+	})
+}
+
+// Cancelled in the middle, what has begun is finished and the rest stays.
+func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const dead = 1000
+		b.die(dead)
+		ctx, cancel := context.WithCancel(t.Context())
+		done, err := operate.Replay(ctx, b.client, b.plan, operate.Replaying{Progress: func(p operate.Progress) {
+			if p.Done == 300 {
+				cancel()
+			}
+		}})
+		require.ErrorIs(t, err, context.Canceled)
+		require.GreaterOrEqual(t, done.Done, 300)
+		moved, left := b.bodies(b.queue, done.Done), b.bodies(b.dead, dead-done.Done)
+		require.Len(t, moved, done.Done)
+		require.ElementsMatch(t, numbered(0, dead), append(moved, left...), "each once")
+	})
+}
+
+// An edit repairs the payload; the original is kept, and a letter that cannot be
+// repaired stays.
+func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(4)
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
+			l.Delivery.Headers["tenant"] = "a copy of the hook's own"
+			switch l.ID {
+			case "order-0":
+				copy(msg.Body, `{"N"`) // in place
+			case "order-1":
+				msg.Headers["repaired"] = true
+			case "order-2":
+				return errors.New("beyond repair")
+			}
+			return nil
+		}})
+		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
+		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Done: 3, Refused: 1}, done)
+		moved := b.drain(b.queue, 3)
+		require.Equal(t, `{"N":0}`, string(moved[0].Body))
+		require.Equal(t, true, moved[1].Headers["repaired"])
+		require.Equal(t, int32(1), moved[1].Headers["tenant"])
+		require.Equal(t, `{"n":3}`, string(moved[2].Body))
+		originals := b.drain(b.dead+".originals", 2)
+		require.Len(t, originals, 2, "what was not changed needs none")
+		require.Equal(t, `{"n":0}`, string(originals[0].Body))
+		require.Equal(t, "exhausted", originals[0].Headers[middleware.DeadReasonKey])
+		require.Equal(t, []string{`{"n":2}`}, b.bodies(b.dead, 1))
+	})
+}
+
+// A letter that fills its frame loses its history, and one of a foreign header
+// stays; neither stops the others.
+func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const frame = 131072
+		b.die(1)
+		b.publish(b.dead,
+			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), middleware.DeadHistoryKey: strings.Repeat("h", 300)}},
+			amqp.Publishing{MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)}})
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{})
+		require.ErrorIs(t, err, topology.ErrTooLarge)
+		require.ErrorContains(t, err, `"full"`)
+		require.Equal(t, 2, done.Done)
+		require.Equal(t, 1, done.Refused)
+		moved := b.drain(b.queue, 2)
+		require.Len(t, moved[1].Headers["theirs"], frame-400)
+		require.NotContains(t, moved[1].Headers, middleware.DeadHistoryKey)
+		require.Equal(t, 1, testbench.Depth(t, b.url, b.dead))
+	})
+}
+
+// Slower than messages may be held, a replay gives back and begins again, until
+// all are moved.
+func TestSlowReplayHoldsNothingForLong(t *testing.T) {
+	defer operate.SetHoldLimit(300 * time.Millisecond)()
+	b := newBox(t, topology.Quorum)
+	b.die(60)
+	done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
+	require.NoError(t, err)
+	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
+	require.Len(t, b.bodies(b.queue, 20), 20)
+	require.Len(t, b.bodies(b.dead, 40), 40)
+}
+
+// Within 5 % of the rate that was asked for; a busy machine is given more room.
+func TestReplayKeepsItsRate(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		const dead, rate = 300, 100
+		b.die(dead)
+		began := time.Now()
+		_, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: rate})
+		require.NoError(t, err)
+		measured := dead / time.Since(began).Seconds()
+		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
+		require.LessOrEqual(t, measured, rate*1.05)
+		require.GreaterOrEqual(t, measured, rate*0.3)
+	})
+}
+
+// BenchmarkReplay is how fast dead letters of 1 KiB are moved back.
+func BenchmarkReplay(bench *testing.B) {
+	for _, kind := range types {
+		bench.Run(string(kind), func(bench *testing.B) {
+			b := newBox(bench, kind)
+			pad := make([]byte, 1024)
+			b.die(bench.N, func(_ int, _ *middleware.Notes, m *amqp.Publishing) { m.Body = pad })
+			bench.ResetTimer()
+			done, err := operate.Replay(bench.Context(), b.client, b.plan, operate.Replaying{})
+			require.NoError(bench, err)
+			require.Equal(bench, bench.N, done.Done)
+			bench.ReportMetric(float64(done.Done)/bench.Elapsed().Seconds(), "messages/s")
+		})
+	}
+}

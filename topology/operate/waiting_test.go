@@ -1,0 +1,162 @@
+package operate_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// wait publishes n messages that failed to a wait queue of the plan.
+func (b *box) wait(q topology.Queue, n int) {
+	b.t.Helper()
+	var all []amqp.Publishing
+	for i := range n {
+		notes := middleware.Notes{
+			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: middleware.ClassRetryable, OriginRoutingKey: b.queue,
+			NotBefore: time.Now().Add(24 * time.Hour),
+			History:   []middleware.HistoryEntry{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
+		}
+		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Headers: amqp.Table{"tenant": int32(7)}}
+		for key, value := range notes.Headers(b.queue) {
+			m.Headers[key] = value
+		}
+		all = append(all, m)
+	}
+	b.publish(q.Name, all...)
+}
+
+// waitBox is a box whose plan has the given delays.
+func waitBox(t *testing.T, kind topology.QueueType, delays ...time.Duration) *box {
+	b := newBox(t, kind)
+	var err error
+	b.plan, err = topology.PerQueue{Type: kind}.Plan(b.queue, delays)
+	require.NoError(t, err)
+	for _, q := range b.plan.Queues {
+		testbench.Delete(t, q.Name)
+	}
+	require.NoError(t, b.client.Declare(t.Context(), b.plan))
+	return b
+}
+
+// Messages that are looked at again and again return when they are due, in their
+// order: none early, none lost.
+func TestLookingDoesNotChangeTheWait(t *testing.T) {
+	t.Parallel()
+	for _, kind := range types {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			const n, delay = 100, 6 * time.Second
+			b := waitBox(t, kind, delay)
+			began := time.Now()
+			b.wait(b.plan.Queues[0], n)
+			looks := 0
+			for time.Since(began) < delay+time.Second {
+				found, err := operate.Waiting(t.Context(), b.client, b.plan)
+				require.NoError(t, err)
+				if looks++; looks == 1 {
+					require.Len(t, found, n)
+				}
+			}
+			var bodies []string
+			for _, d := range b.drain(b.queue, n) {
+				bodies = append(bodies, string(d.Body))
+			}
+			require.Len(t, bodies, n, "each once")
+			took := time.Since(began)
+			require.Less(t, took, delay+20*time.Second)
+			t.Logf("%d looks; all %d are back after %v", looks, n, took.Round(time.Millisecond))
+		})
+	}
+}
+
+func TestWaitingSaysWhatWaits(t *testing.T) {
+	t.Parallel()
+	for _, kind := range types {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			b := waitBox(t, kind, time.Minute, time.Hour)
+			b.wait(b.plan.Queues[0], 2)
+			b.wait(b.plan.Queues[1], 1)
+			found, err := operate.Waiting(t.Context(), b.client, b.plan)
+			require.NoError(t, err)
+			require.Len(t, found, 3)
+			w := found[2]
+			require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, patience)
+			w.Due = time.Time{}
+			require.Equal(t, operate.Waiter{
+				ID: "1h0m0s-0", WaitQueue: b.plan.Queues[1].Name, Delay: time.Hour, Queue: b.queue,
+				Failures: 1, Error: "connection refused", Class: middleware.ClassRetryable, Size: 1,
+			}, w)
+		})
+	}
+}
+
+// Chosen messages are released with their notes, or become dead letters; what is
+// passed over waits on.
+func TestReleaseAndCancel(t *testing.T) {
+	t.Parallel()
+	for _, kind := range types {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			b := waitBox(t, kind, time.Minute, time.Hour)
+			hour := b.plan.Queues[1]
+			b.wait(b.plan.Queues[0], 3)
+			b.wait(hour, 50)
+			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{middleware.QueueKey: "another queue"}})
+
+			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Choosing{IDs: []string{"1h0m0s-7", "other"}})
+			require.NoError(t, err)
+			require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
+			d := b.drain(b.queue, 1)[0]
+			require.Equal(t, "7", string(d.Body))
+			require.NotContains(t, d.Headers, middleware.NotBeforeKey, "or it would wait again")
+			require.Equal(t, "1", d.Headers[middleware.FailuresKey], "its attempts go on")
+			require.Equal(t, int32(7), d.Headers["tenant"])
+
+			p, err = operate.Cancel(t.Context(), b.client, b.plan, operate.Choosing{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
+			require.NoError(t, err)
+			require.Equal(t, 49, p.Done)
+			b.depth(b.dead, 49)
+			l := b.letters(operate.Filter{})[0]
+			require.Equal(t, middleware.ReasonCancelled, l.Reason)
+			require.Equal(t, "connection refused", l.Error)
+			require.Equal(t, 1, l.Attempts)
+			require.Len(t, l.History, 1)
+			require.NotContains(t, l.Delivery.Headers, middleware.QueueKey)
+			require.Len(t, b.bodies(hour.Name, 1), 1)
+			require.Len(t, b.bodies(b.plan.Queues[0].Name, 3), 3)
+
+			p, err = operate.Release(t.Context(), b.client, b.plan, operate.Choosing{})
+			require.NoError(t, err)
+			require.Zero(t, p.Chosen)
+		})
+	}
+}
+
+// More than can be taken at once is left alone.
+func TestLongWaitQueueIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, kind := range types {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			b := waitBox(t, kind, time.Minute, time.Hour)
+			b.wait(b.plan.Queues[0], 1)
+			b.wait(b.plan.Queues[1], 5001)
+			found, err := operate.Waiting(t.Context(), b.client, b.plan)
+			require.ErrorIs(t, err, operate.ErrUnsafe)
+			require.Len(t, found, 1, "of the other queue")
+			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Choosing{IDs: []string{"1h0m0s-1"}})
+			require.ErrorIs(t, err, operate.ErrUnsafe)
+			require.Zero(t, p.Done)
+			b.depth(b.plan.Queues[1].Name, 5001)
+		})
+	}
+}
