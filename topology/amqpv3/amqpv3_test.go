@@ -1,0 +1,168 @@
+package amqpv3_test
+
+import (
+	"context"
+	"crypto/tls"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/amqpv3"
+)
+
+// The scenario row "outbox", published with watermill-amqp v3's own publisher:
+// attempts at 0, 2, 7 and 22 s, then the dead-letter queue.
+func TestOutboxTimeline(t *testing.T) {
+	t.Parallel()
+	for name, kind := range map[string]topology.QueueType{"quorum": topology.Quorum, "classic": topology.Classic} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue := testbench.URL(t), testbench.Queue(t)
+			cfg := wamqp.NewDurableQueueConfig(url)
+			client := open(t, cfg, topology.PerQueue{Type: kind})
+			delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
+			calls := make(chan call, 10)
+			run(t, client, cfg, queue, delays, func(msg *message.Message) error {
+				seen := message.NewMessage(msg.UUID, msg.Payload)
+				seen.Metadata = maps.Clone(msg.Metadata)
+				calls <- call{middleware.Attempt(msg.Context()), time.Now(), seen}
+				msg.Metadata["customer"] = "changed"
+				return errFailed
+			})
+			pub, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
+			require.NoError(t, err)
+			defer pub.Close()
+			sent := message.NewMessage(watermill.NewUUID(), message.Payload("order 1"))
+			sent.Metadata["customer"] = "7"
+			require.NoError(t, pub.Publish(queue, sent))
+
+			last := receive(t, calls)
+			require.Equal(t, 1, last.attempt)
+			for i, asked := range delays {
+				c := receive(t, calls)
+				require.Equal(t, i+2, c.attempt)
+				require.Equal(t, sent.UUID, c.msg.UUID)
+				require.Equal(t, "order 1", string(c.msg.Payload))
+				require.Equal(t, "7", c.msg.Metadata["customer"], "as it arrived")
+				require.GreaterOrEqual(t, c.at.Sub(last.at), asked-grace)
+				require.LessOrEqual(t, c.at.Sub(last.at), asked+ceiling)
+				last = c
+			}
+			dead := take(t, url, queue+".dlq")
+			require.Equal(t, "order 1", string(dead.Body))
+			require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, 0, testbench.Depth(t, url, queue))
+		})
+	}
+}
+
+// What v3 changed: the binding's routing key is made of the topic, and a
+// TopologyBuilder is told both.
+func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	exchange := queue + ".exchange"
+	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	cfg := wamqp.NewDurableTopicConfig(url, exchange, queue)
+	cfg.Exchange.Durable = true
+	built := &builder{told: make(chan wamqp.BuildTopologyParams, 10)}
+	cfg.TopologyBuilder = built
+	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
+	calls := make(chan call, 10)
+	run(t, client, cfg, "order.*", backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
+		_, key, _ := middleware.Origin(msg.Context())
+		require.Equal(t, "order.created", key)
+		calls <- call{attempt: middleware.Attempt(msg.Context())}
+		if middleware.Attempt(msg.Context()) == 1 {
+			return errFailed
+		}
+		return nil
+	})
+	require.Equal(t, wamqp.BuildTopologyParams{Topic: "order.*", QueueName: queue, ExchangeName: exchange, RoutingKey: "order.*"}, <-built.told)
+
+	pub, err := amqpv3.NewPublisher(client, cfg)
+	require.NoError(t, err)
+	require.NoError(t, pub.Publish("order.created", message.NewMessage(watermill.NewUUID(), nil)))
+	require.Error(t, pub.Publish("parcel.sent", message.NewMessage(watermill.NewUUID(), nil)), "no queue takes it")
+	require.Equal(t, 1, receive(t, calls).attempt)
+	require.Equal(t, 2, receive(t, calls).attempt)
+}
+
+type builder struct {
+	wamqp.DefaultTopologyBuilder
+	told chan wamqp.BuildTopologyParams
+}
+
+func (b *builder) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, logger watermill.LoggerAdapter) error {
+	b.told <- params
+	return b.DefaultTopologyBuilder.BuildTopology(ch, params, cfg, logger)
+}
+
+func TestPublisherHonoursDelays(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	cfg := wamqp.NewDurableQueueConfig(url)
+	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
+	calls := make(chan call, 10)
+	run(t, client, cfg, queue, backoff.List{time.Second}, func(msg *message.Message) error {
+		calls <- call{middleware.Attempt(msg.Context()), time.Now(), nil}
+		return nil
+	})
+	pub, err := amqpv3.NewPublisher(client, cfg, topology.WithDelays(time.Second))
+	require.NoError(t, err)
+	msg := message.NewMessage(watermill.NewUUID(), nil)
+	delay.Message(msg, delay.For(time.Second))
+	began := time.Now()
+	require.NoError(t, pub.Publish(queue, msg))
+	c := receive(t, calls)
+	require.Equal(t, 1, c.attempt)
+	require.GreaterOrEqual(t, c.at.Sub(began), time.Second-grace)
+}
+
+func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
+	t.Parallel()
+	url := testbench.URL(t)
+	client := open(t, wamqp.NewDurableQueueConfig(url), topology.PerQueue{})
+
+	cfg := wamqp.NewNonDurableQueueConfig(url)
+	cfg.Queue.AutoDelete, cfg.Queue.Exclusive, cfg.Consume.NoRequeueOnNack = true, true, true
+	cfg.Consume.Qos = wamqp.QosConfig{PrefetchSize: 1}
+	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
+	cfg.Marshaler, cfg.TopologyBuilder, cfg.Exchange.GenerateName, cfg.Queue.GenerateName = nil, nil, nil, nil
+	_, err := amqpv3.NewSubscriber(client, cfg)
+	for _, problem := range []string{
+		"Queue.Durable", "Queue.AutoDelete", "Queue.Exclusive", "Consume.NoRequeueOnNack", "PrefetchCount is 0", "PrefetchSize",
+		"x-overflow", "Marshaler is nil", "TopologyBuilder is nil", "Exchange.GenerateName is nil", "Queue.GenerateName is nil",
+	} {
+		require.ErrorContains(t, err, problem)
+	}
+
+	cfg.Publish = wamqp.PublishConfig{Immediate: true, Transactional: true}
+	_, err = amqpv3.NewPublisher(client, cfg)
+	for _, problem := range []string{
+		"Publish.Immediate", "Publish.Transactional", "Publish.GenerateRoutingKey is nil", "Marshaler is nil", "TopologyBuilder is nil",
+	} {
+		require.ErrorContains(t, err, problem)
+	}
+}
+
+func TestTwoTLSConfigurationsAreRefused(t *testing.T) {
+	t.Parallel()
+	cfg := wamqp.NewDurableQueueConfig("amqps://user:s3cr3t@127.0.0.1:1/")
+	cfg.Connection.TLSConfig = &tls.Config{ServerName: "a"}
+	cfg.Connection.AmqpConfig = &amqp.Config{TLSClientConfig: &tls.Config{ServerName: "b"}}
+	_, err := amqpv3.Open(context.Background(), cfg.Connection, topology.PerQueue{})
+	require.ErrorContains(t, err, "are both set: set one")
+	require.NotContains(t, err.Error(), "s3cr3t")
+}

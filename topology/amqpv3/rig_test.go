@@ -1,0 +1,93 @@
+package amqpv3_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/amqpv3"
+)
+
+const (
+	grace    = 5 * time.Millisecond
+	ceiling  = 10 * time.Second
+	patience = 60 * time.Second
+)
+
+var errFailed = errors.New("the shop is closed")
+
+func open(t *testing.T, cfg wamqp.Config, strategy topology.Strategy) *topology.Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	client, err := amqpv3.Open(ctx, cfg.Connection, strategy)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+// run consumes topic with delayed retries until the test ends.
+func run(t *testing.T, client *topology.Client, cfg wamqp.Config, topic string, policy backoff.Policy, handler message.NoPublishHandlerFunc) {
+	t.Helper()
+	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	retry, err := middleware.NewDelayedRetry(client, policy)
+	require.NoError(t, err)
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	require.NoError(t, err)
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", topic, sub, handler)
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.Background()) }()
+	t.Cleanup(func() {
+		require.NoError(t, router.Close())
+		require.NoError(t, <-ended)
+	})
+	select {
+	case <-router.Running():
+	case <-time.After(patience):
+		t.Fatalf("waited %s for the router to run", patience)
+	}
+}
+
+// call is one attempt.
+type call struct {
+	attempt int
+	at      time.Time
+	msg     *message.Message
+}
+
+func receive(t *testing.T, calls <-chan call) call {
+	t.Helper()
+	select {
+	case c := <-calls:
+		return c
+	case <-time.After(patience):
+		t.Fatalf("waited %s for an attempt", patience)
+		panic("unreachable")
+	}
+}
+
+// take waits for a message in a queue and acks it.
+func take(t *testing.T, url, queue string) (got amqp.Delivery) {
+	t.Helper()
+	ch := testbench.Channel(t, url)
+	testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
+		d, ok, err := ch.Get(queue, true)
+		require.NoError(t, err)
+		got = d
+		return ok
+	})
+	return got
+}
