@@ -1,0 +1,188 @@
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// inspector answers as it is told, and counts how often it is asked.
+type inspector struct {
+	mu     sync.Mutex
+	asked  int
+	answer func(ctx context.Context, plan topology.Plan) (topology.Report, error)
+}
+
+func (i *inspector) Inspect(ctx context.Context, plan topology.Plan) (topology.Report, error) {
+	i.mu.Lock()
+	i.asked++
+	i.mu.Unlock()
+	return i.answer(ctx, plan)
+}
+
+func (i *inspector) Healthy() error { return errors.New("connecting") }
+
+func amqpCount(n int) topology.Count { return topology.Count{N: n, Source: topology.SourceAMQP} }
+
+func managementCount(n int) topology.Count {
+	return topology.Count{N: n, Source: topology.SourceManagement}
+}
+
+var nobody = topology.Count{N: -1}
+
+func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	all := map[string]float64{}
+	for name, value := range samples(t, registry) {
+		all[strings.TrimPrefix(name, "millpond_")] = value
+	}
+	return all
+}
+
+func TestCollectorReportsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	shared := topology.QueueReport{
+		Name: "wait.1s", Role: topology.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0), Total: managementCount(8), Held: managementCount(5),
+	}
+	client := &inspector{answer: func(_ context.Context, plan topology.Plan) (topology.Report, error) {
+		switch plan.Queue {
+		case "mail":
+			return topology.Report{Queue: "mail", ManagementErr: errors.New("gone"), Queues: []topology.QueueReport{
+				{Name: "mail", Role: topology.RoleMain, Missing: true, Ready: nobody, Consumers: nobody, Total: nobody, Held: nobody}, shared,
+			}}, nil
+		case "away":
+			return topology.Report{}, errors.New("no connection")
+		}
+		return topology.Report{Queue: "orders", Queues: []topology.QueueReport{
+			{Name: "orders", Role: topology.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2), Total: nobody, Held: nobody}, shared,
+		}}, nil
+	}}
+	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}, {Queue: "away"}})
+	require.NoError(t, err)
+	want := map[string]float64{
+		`client_healthy`: 0, `inspect_up{queue="orders"}`: 1, `inspect_up{queue="mail"}`: 1, `inspect_up{queue="away"}`: 0,
+		`inspect_management_up{queue="orders"}`: 1, `inspect_management_up{queue="mail"}`: 0,
+		`queue_messages_ready{name="orders",queue="orders",role="main"}`: 7,
+		`queue_consumers{name="orders",queue="orders",role="main"}`:      2,
+		`queue_missing{name="orders",queue="orders",role="main"}`:        0,
+		`queue_missing{name="mail",queue="mail",role="main"}`:            1,
+		// The wait queue of both is no one's, and there once.
+		`queue_messages_ready{name="wait.1s",queue="",role="wait"}`: 3,
+		`queue_consumers{name="wait.1s",queue="",role="wait"}`:      0,
+		`queue_messages{name="wait.1s",queue="",role="wait"}`:       8,
+		`queue_messages_held{name="wait.1s",queue="",role="wait"}`:  5,
+		`queue_missing{name="wait.1s",queue="",role="wait"}`:        0,
+	}
+	require.Equal(t, want, collect(t, c))
+	problems, err := testutil.CollectAndLint(c)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+func TestCollectorRemembersAnAnswer(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		option metrics.CollectorOption
+		asked  int
+	}{
+		"for a while": {metrics.WithCacheFor(time.Hour), 1},
+		"not at all":  {metrics.WithCacheFor(0), 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := &inspector{answer: func(context.Context, topology.Plan) (topology.Report, error) {
+				return topology.Report{}, nil
+			}}
+			c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}}, test.option)
+			require.NoError(t, err)
+			for range 3 {
+				collect(t, c)
+			}
+			require.Equal(t, test.asked, client.asked)
+		})
+	}
+}
+
+func TestCollectorIsBoundedInTime(t *testing.T) {
+	t.Parallel()
+	client := &inspector{answer: func(ctx context.Context, _ topology.Plan) (topology.Report, error) {
+		<-ctx.Done()
+		return topology.Report{}, ctx.Err()
+	}}
+	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}}, metrics.WithTimeout(50*time.Millisecond))
+	require.NoError(t, err)
+	began := time.Now()
+	got := collect(t, c)
+	require.Less(t, time.Since(began), 10*time.Second)
+	require.Equal(t, map[string]float64{`client_healthy`: 0, `inspect_up{queue="orders"}`: 0, `inspect_up{queue="mail"}`: 0}, got)
+}
+
+func TestCollectorNamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	_, err := metrics.NewCollector(nil, []topology.Plan{{}, {Queue: "orders"}, {Queue: "orders"}}, metrics.WithTimeout(0))
+	require.EqualError(t, err, "new collector: WithTimeout: 0s is not positive\nclient is nil\n"+
+		"plan 1 is empty: use Client.Plan\nplan 3: queue \"orders\" is there twice")
+	_, err = metrics.NewCollector(&inspector{}, nil, metrics.WithCacheFor(-1))
+	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
+}
+
+// What a real broker says, with a management API that does not answer.
+func TestCollectorAsksTheBroker(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	away := httptest.NewServer(nil)
+	away.Close()
+	cfg := wamqp.NewDurableQueueConfig(url)
+	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{Ladder: []time.Duration{time.Hour}},
+		topology.WithManagement(strings.Replace(away.URL, "http://", "http://user:password@", 1)))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	sub, err := client.NewSubscriber(cfg)
+	require.NoError(t, err)
+	require.NoError(t, sub.SubscribeInitialize(queue))
+	plan, err := client.Plan(queue)
+	require.NoError(t, err)
+	for _, q := range plan.Queues {
+		testbench.Delete(t, q.Name)
+	}
+	waits := queue + ".wait.1h"
+	for range 3 {
+		publish(t, url, waits, amqp.Publishing{DeliveryMode: amqp.Persistent})
+	}
+	c, err := metrics.NewCollector(client, []topology.Plan{plan}, metrics.WithCacheFor(0))
+	require.NoError(t, err)
+
+	var got map[string]float64
+	label := func(name, role string) string {
+		return `{name="` + name + `",queue="` + queue + `",role="` + role + `"}`
+	}
+	testbench.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+		got = collect(t, c)
+		return got["queue_messages_ready"+label(waits, "wait")] == 3
+	})
+	for sample, want := range map[string]float64{
+		"client_healthy": 1, `inspect_up{queue="` + queue + `"}`: 1, `inspect_management_up{queue="` + queue + `"}`: 0,
+		"queue_messages_ready" + label(queue, "main"): 0, "queue_messages_ready" + label(queue+".dlq", "dead"): 0,
+		"queue_missing" + label(waits, "wait"): 0,
+	} {
+		value, ok := got[sample]
+		require.True(t, ok, "%s in %v", sample, got)
+		require.Equal(t, want, value, sample)
+	}
+}

@@ -1,0 +1,299 @@
+package metrics_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/topology"
+)
+
+var (
+	errFailed  = errors.New("no stock")
+	errInvalid = errors.New("no such customer")
+)
+
+// What is told, logged and counted of each way a message can take. Failing tries
+// that follow one another are told as often as they happen; here they are one.
+var ways = []struct {
+	id     string
+	events []middleware.EventKind
+	lines  []string
+}{
+	{"fine", kinds("handled"), nil},
+	{"flaky", kinds("retried", "handled"), []string{"info: Message will be retried"}},
+	{"hopeless", kinds("retried", "retried", "dead_lettered"), []string{
+		"info: Message will be retried", "info: Message will be retried", "error: Message dead-lettered",
+	}},
+	{"invalid", kinds("dead_lettered"), []string{"error: Message dead-lettered"}},
+	{"panics", kinds("retried", "handled"), []string{"info: Message will be retried"}},
+	{"later", kinds("set_aside", "handled"), []string{"info: Message set aside"}},
+	{"nacked", kinds("handled", "set_aside", "handled"), nil},
+	{"acked", kinds("self_settled"), []string{"error: Handler failed after its message was acked: it is lost and cannot be retried; leave InstantAck out, and ack in no handler"}},
+	{"oversized", kinds("dead_lettered"), []string{
+		"error: Message cannot be retried, dead-lettering it", "error: Message dead-lettered",
+	}},
+	{"undecodable", kinds("dead_lettered"), []string{"error: Message cannot be decoded, dead-lettering it"}},
+	{"held", kinds("failing", "recovered", "retried", "handled"), []string{
+		"error: Failed message cannot be handed over, holding it", "info: Failed message handed over at last",
+		"info: Message will be retried",
+	}},
+	{"suspect", kinds("crash_round", "handled"), []string{"info: Message may have killed the process, setting it aside"}},
+	{"culprit", kinds("dead_lettered"), []string{"error: Message keeps killing the process, dead-lettering it"}},
+	{"late", kinds("returned"), []string{"info: Handling was interrupted: no attempt is counted"}}, // at shutdown, so the last
+}
+
+func kinds(kinds ...middleware.EventKind) []middleware.EventKind { return kinds }
+
+func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	proxy := testbench.NewProxy(t, url)
+	plan, err := topology.PerQueue{}.Plan(queue, []time.Duration{100 * time.Millisecond, 300 * time.Millisecond})
+	require.NoError(t, err)
+	for _, q := range plan.Queues {
+		testbench.Delete(t, q.Name)
+	}
+
+	// Two messages that have been interrupted five times, the one for the first
+	// time, the other after it was set aside three times as a suspect.
+	_, err = testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	require.NoError(t, err)
+	send := func(id string, headers amqp.Table) {
+		publish(t, url, queue, amqp.Publishing{
+			MessageId: id, CorrelationId: "corr-" + id, Headers: headers, Body: []byte("secret"), DeliveryMode: amqp.Persistent,
+		})
+	}
+	send("suspect", nil)
+	send("culprit", amqp.Table{middleware.QueueKey: queue, middleware.InterruptionsKey: "3"})
+	for range 5 {
+		kill(t, url, queue, 2)
+	}
+
+	var told events
+	logger := newLogs()
+	m, err := metrics.New()
+	require.NoError(t, err)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(m)
+
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
+	cfg.Marshaler = picky{}
+	conn := cfg.Connection
+	conn.AmqpURI = proxy.URL()
+	policy := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
+	client, err := topology.Open(t.Context(), conn, topology.PerQueue{}, topology.WithLogger(logger),
+		topology.WithObserver(&told, m), topology.WithConfirmTimeout(2*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithDrainTimeout(100*time.Millisecond))
+	require.NoError(t, err)
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(logger), middleware.WithObserver(&told, m),
+		middleware.WithClassifier(middleware.PermanentErrors(errInvalid)))
+	require.NoError(t, err)
+
+	var mu sync.Mutex
+	calls := map[string]int{}
+	began := make(chan struct{})
+	idOf := func(msg *message.Message) (id string, call int) {
+		raw, _ := topology.Received(msg.Context())
+		mu.Lock()
+		defer mu.Unlock()
+		return raw.MessageId, calls[raw.MessageId]
+	}
+	router, err := message.NewRouter(message.RouterConfig{}, nil)
+	require.NoError(t, err)
+	router.AddMiddleware(
+		func(h message.HandlerFunc) message.HandlerFunc { // what fails here is nacked
+			return func(msg *message.Message) ([]*message.Message, error) {
+				produced, err := h(msg)
+				if id, call := idOf(msg); id == "nacked" && call == 1 {
+					return nil, errFailed
+				}
+				return produced, err
+			}
+		},
+		retry.Middleware,
+	)
+	router.AddConsumerHandler("billing", queue, sub, func(msg *message.Message) error {
+		id, _ := idOf(msg)
+		mu.Lock()
+		calls[id]++
+		first := calls[id] == 1
+		mu.Unlock()
+		switch {
+		case id == "hopeless", id == "oversized", id == "flaky" && first:
+			return errFailed
+		case id == "invalid":
+			return fmt.Errorf("order of nobody: %w", errInvalid)
+		case id == "panics" && first:
+			panic(errFailed)
+		case id == "later" && first:
+			return middleware.Later(errFailed, time.Second)
+		case id == "acked":
+			msg.Ack()
+			return errFailed
+		case id == "held" && first:
+			proxy.Blackhole(true)
+			return errFailed
+		case id == "late":
+			close(began)
+			<-msg.Context().Done()
+			return msg.Context().Err()
+		}
+		return nil
+	})
+	stop := run(t, router)
+
+	for _, way := range ways {
+		switch way.id {
+		case "suspect", "culprit":
+		case "oversized":
+			send(way.id, amqp.Table{"big": strings.Repeat("x", 126_950)})
+		default:
+			send(way.id, nil)
+		}
+		switch way.id {
+		case "held":
+			testbench.WaitFor(t, "the message is held", patience, func() bool { return len(told.about("held")) > 0 })
+			require.Equal(t, 1.0, value(t, registry, `held_messages{queue="Q"}`, queue))
+			proxy.Blackhole(false)
+		case "late":
+			<-began
+			stop()
+		}
+		last := way.events[len(way.events)-1]
+		var got []middleware.EventKind
+		testbench.WaitFor(t, "the events of "+way.id, patience, func() bool {
+			got = nil
+			for _, e := range told.about(way.id) {
+				if e.Kind != middleware.EventFailing || len(got) == 0 || got[len(got)-1] != e.Kind {
+					got = append(got, e.Kind)
+				}
+			}
+			return len(got) >= len(way.events) && got[len(got)-1] == last
+		})
+		require.Equal(t, way.events, got, way.id)
+
+		var lines []string
+		for _, line := range logger.about(way.id) {
+			lines = append(lines, line.level+": "+line.msg)
+			require.Equal(t, "corr-"+way.id, line.fields["correlation_id"], line)
+			require.Equal(t, queue, line.fields["queue"], line)
+			require.NotContains(t, fmt.Sprint(line), "secret", "no payload is logged")
+		}
+		require.Equal(t, way.lines, lines, way.id)
+	}
+	for _, way := range ways { // nothing came late
+		for _, e := range told.about(way.id) {
+			require.Equal(t, queue, e.Queue, e)
+			require.Equal(t, queue, e.Topic, e)
+			require.Equal(t, "corr-"+way.id, e.CorrelationID, e)
+		}
+	}
+	requireDelays(t, told.about("hopeless"))
+
+	// Among them those of the scenario row "adr": retry count per queue, rate of dead
+	// letters, processing latency, failure rate per consumer.
+	for sample, want := range map[string]float64{
+		`processing_seconds_count{handler="billing",outcome="success",queue="Q"}`:     8, // fine flaky panics later nacked×2 held suspect
+		`processing_seconds_count{handler="billing",outcome="failure",queue="Q"}`:     9, // flaky hopeless×3 invalid panics acked oversized held
+		`processing_seconds_count{handler="billing",outcome="set_aside",queue="Q"}`:   1,
+		`processing_seconds_count{handler="billing",outcome="interrupted",queue="Q"}`: 1,
+		`failures_total{class="permanent",handler="billing",queue="Q"}`:               1,
+		`retries_total{attempt="1",handler="billing",queue="Q"}`:                      4, // flaky hopeless panics held
+		`retries_total{attempt="2",handler="billing",queue="Q"}`:                      1,
+		`retry_delay_asked_seconds_count{handler="billing",queue="Q"}`:                5,
+		`dead_letters_total{handler="billing",queue="Q",reason="exhausted"}`:          1,
+		`dead_letters_total{handler="billing",queue="Q",reason="permanent"}`:          1,
+		`dead_letters_total{handler="billing",queue="Q",reason="oversized"}`:          1,
+		`dead_letters_total{handler="billing",queue="Q",reason="max_age"}`:            0,
+		`dead_letters_total{handler="",queue="Q",reason="undecodable"}`:               1,
+		`dead_letters_total{handler="",queue="Q",reason="crash_loop"}`:                1,
+		`set_aside_total{handler="billing",queue="Q"}`:                                2, // later nacked
+		`returned_total{handler="billing",queue="Q"}`:                                 1,
+		`crash_rounds_total{queue="Q"}`:                                               1,
+		`held_messages{queue="Q"}`:                                                    0,
+		`attempts_count{handler="billing",queue="Q"}`:                                 8,
+		`attempts_sum{handler="billing",queue="Q"}`:                                   8 + 3, // flaky panics held took two
+		`time_until_success_seconds_count{handler="billing",queue="Q"}`:               3,
+		`retry_lateness_seconds_count{queue="Q"}`:                                     8, // flaky hopeless×2 panics later nacked held suspect
+	} {
+		require.Equal(t, want, value(t, registry, sample, queue), sample)
+	}
+	require.Positive(t, value(t, registry, `hand_over_failures_total{queue="Q"}`, queue))
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// requireDelays: asked, given and measured, with what a busy machine takes.
+func requireDelays(t *testing.T, e []middleware.Event) {
+	t.Helper()
+	require.Equal(t, 100*time.Millisecond, e[0].DelayAsked)
+	require.Equal(t, 100*time.Millisecond, e[0].DelayGiven)
+	require.Zero(t, e[0].DelayMeasured)
+	for i, asked := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond} {
+		require.Equal(t, asked, e[i+1].LastDelay)
+		require.GreaterOrEqual(t, e[i+1].DelayMeasured, asked-5*time.Millisecond)
+		require.Less(t, e[i+1].DelayMeasured, asked+10*time.Second)
+	}
+	require.GreaterOrEqual(t, e[2].Age, 390*time.Millisecond)
+	require.Equal(t, middleware.ReasonExhausted, e[2].Reason)
+}
+
+// value returns a sample; Q in its name stands for the queue. It fails the test
+// where there is none.
+func value(t *testing.T, gatherer prometheus.Gatherer, sample, queue string) float64 {
+	t.Helper()
+	sample = "millpond_" + strings.ReplaceAll(sample, `"Q"`, fmt.Sprintf("%q", queue))
+	all := samples(t, gatherer)
+	got, ok := all[sample]
+	require.True(t, ok, "no sample %s in %v", sample, all)
+	return got
+}
+
+// samples returns all that is gathered, as the text format names it.
+func samples(t *testing.T, gatherer prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := gatherer.Gather()
+	require.NoError(t, err)
+	all := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			var labels []string
+			for _, l := range metric.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			suffix := ""
+			if len(labels) > 0 {
+				suffix = "{" + strings.Join(labels, ",") + "}"
+			}
+			switch {
+			case metric.Histogram != nil:
+				all[family.GetName()+"_count"+suffix] = float64(metric.Histogram.GetSampleCount())
+				all[family.GetName()+"_sum"+suffix] = metric.Histogram.GetSampleSum()
+			case metric.Counter != nil:
+				all[family.GetName()+suffix] = metric.Counter.GetValue()
+			default:
+				all[family.GetName()+suffix] = metric.Gauge.GetValue()
+			}
+		}
+	}
+	return all
+}

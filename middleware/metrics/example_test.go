@@ -1,0 +1,49 @@
+package metrics_test
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/millpond-go/millpond/topology"
+)
+
+func ExampleNew() {
+	m, err := metrics.New()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(m)
+
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(m))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+
+	n, err := testutil.GatherAndCount(registry, "millpond_retries_total")
+	fmt.Println(n, err)
+	// Output: 1 <nil>
+}
+
+func ExampleNewCollector() {
+	var client *topology.Client // of topology.Open
+	_, err := metrics.NewCollector(client, []topology.Plan{{}})
+	fmt.Println(err)
+	// Output:
+	// new collector: client is nil
+	// plan 1 is empty: use Client.Plan
+}

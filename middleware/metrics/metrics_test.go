@@ -1,0 +1,187 @@
+package metrics_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	wmetrics "github.com/ThreeDotsLabs/watermill/components/metrics"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func newMetrics(tb testing.TB, opts ...metrics.Option) (*metrics.Metrics, *prometheus.Registry) {
+	tb.Helper()
+	m, err := metrics.New(opts...)
+	require.NoError(tb, err)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(m)
+	return m, registry
+}
+
+// A forged counter, or a policy of a thousand retries, makes no label of its own;
+// nor does a reason that nobody knows.
+func TestLabelsAreBounded(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	for attempt := 1; attempt <= 1000; attempt++ {
+		m.Observe(t.Context(), middleware.Event{Kind: middleware.EventRetried, Handler: "billing", Queue: "orders", Attempt: attempt})
+	}
+	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventDeadLettered, Handler: "billing", Queue: "orders", Reason: "novel", Class: "novel", Called: true})
+	all := samples(t, registry)
+	retries := 0
+	for name := range all {
+		if strings.HasPrefix(name, "millpond_retries_total") {
+			retries++
+		}
+	}
+	require.Equal(t, 10, retries)
+	require.Equal(t, 991.0, all[`millpond_retries_total{attempt="10+",handler="billing",queue="orders"}`])
+	require.Equal(t, 1.0, all[`millpond_retries_total{attempt="9",handler="billing",queue="orders"}`])
+	require.Equal(t, 1.0, all[`millpond_dead_letters_total{handler="billing",queue="orders",reason="other"}`])
+	require.Equal(t, 1.0, all[`millpond_failures_total{class="other",handler="billing",queue="orders"}`])
+}
+
+// A counter that appears with its first increment has no rate.
+func TestCountersBeginAtZero(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Handler: "billing", Queue: "orders", Attempt: 1, Called: true})
+	for _, sample := range []string{
+		`retries_total{attempt="1",handler="billing",queue="Q"}`, `failures_total{class="permanent",handler="billing",queue="Q"}`,
+		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`, `returned_total{handler="billing",queue="Q"}`,
+		`hand_over_failures_total{queue="Q"}`, `crash_rounds_total{queue="Q"}`, `budgets_closed`, `held_messages{queue="Q"}`,
+	} {
+		require.Zero(t, value(t, registry, sample, "orders"))
+	}
+}
+
+func TestHeldMessagesAndTheBudgetAreGauges(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	tell := func(kind middleware.EventKind, tries int) {
+		m.Observe(t.Context(), middleware.Event{Kind: kind, Queue: "orders", Tries: tries})
+	}
+	held := func() float64 { return value(t, registry, `held_messages{queue="Q"}`, "orders") }
+	tell(middleware.EventFailing, 1)
+	tell(middleware.EventFailing, 2)
+	tell(middleware.EventFailing, 1)
+	require.Equal(t, 2.0, held())
+	tell(middleware.EventRecovered, 3)
+	tell(middleware.EventReturned, 1)
+	tell(middleware.EventReturned, 0) // was not held
+	require.Zero(t, held())
+	require.Equal(t, 3.0, value(t, registry, `hand_over_failures_total{queue="Q"}`, "orders"))
+	tell(middleware.EventBudgetClosed, 0)
+	require.Equal(t, 1.0, value(t, registry, `budgets_closed`, ""))
+	tell(middleware.EventBudgetOpened, 0)
+	require.Zero(t, value(t, registry, `budgets_closed`, ""))
+}
+
+// Both in one registry, on one handler.
+func TestBesideWatermillsMetrics(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	theirs := wmetrics.NewPrometheusMetricsBuilder(registry, "", "").NewRouterMiddleware()
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(m))
+	require.NoError(t, err)
+	result := broker.Run(theirs.Middleware(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errFailed
+	}))), middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
+	ours, others := 0, 0
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		if strings.HasPrefix(family.GetName(), "millpond_") {
+			ours++
+		} else {
+			others++
+		}
+	}
+	require.Positive(t, ours)
+	require.Positive(t, others)
+}
+
+func TestOptionsThatAreWrong(t *testing.T) {
+	t.Parallel()
+	for want, option := range map[string]metrics.Option{
+		"new metrics: option 1 is nil":                                            nil,
+		"new metrics: WithProcessingBuckets: there are no bounds":                 metrics.WithProcessingBuckets(),
+		"new metrics: WithProcessingBuckets: bound 3 is not above the one before": metrics.WithProcessingBuckets(1, 2, 2),
+	} {
+		_, err := metrics.New(option)
+		require.EqualError(t, err, want)
+	}
+}
+
+func TestProcessingBucketsAreUsed(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t, metrics.WithProcessingBuckets(60, 600))
+	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Queue: "orders", Attempt: 1, Called: true, Duration: 2 * time.Minute})
+	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP millpond_processing_seconds Time the handler took, by outcome of the attempt: success, failure, set_aside, interrupted.
+# TYPE millpond_processing_seconds histogram
+millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="60"} 0
+millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="600"} 1
+millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="+Inf"} 1
+millpond_processing_seconds_sum{handler="",outcome="success",queue="orders"} 120
+millpond_processing_seconds_count{handler="",outcome="success",queue="orders"} 1
+`), "millpond_processing_seconds"))
+}
+
+// unused is a Republisher for messages that do not fail.
+type unused struct{ middleware.Republisher }
+
+// delivered is a message as a router hands it out.
+func delivered(tb testing.TB) *message.Message {
+	ctx, cancel := context.WithCancel(context.Background())
+	tb.Cleanup(cancel)
+	msg := message.NewMessageWithContext(ctx, "uuid", nil)
+	(&middleware.Delivery{
+		Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", Arrived: time.Now(),
+		Gone: make(chan struct{}), Closing: make(chan struct{}),
+	}).Attach(msg)
+	return msg
+}
+
+func succeeding(tb testing.TB, options ...middleware.Option) message.HandlerFunc {
+	tb.Helper()
+	retry, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, options...)
+	require.NoError(tb, err)
+	return retry.Middleware(func(*message.Message) ([]*message.Message, error) { return nil, nil })
+}
+
+func TestASuccessAllocatesNothing(t *testing.T) {
+	m, _ := newMetrics(t)
+	h, msg := succeeding(t, middleware.WithObserver(m)), delivered(t)
+	require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = h(msg) }))
+}
+
+func BenchmarkSuccess(b *testing.B) {
+	m, _ := newMetrics(b)
+	for _, run := range []struct {
+		name string
+		h    message.HandlerFunc
+	}{
+		{"without metrics", succeeding(b)},
+		{"with metrics", succeeding(b, middleware.WithObserver(m))},
+	} {
+		b.Run(run.name, func(b *testing.B) {
+			msg := delivered(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				_, _ = run.h(msg)
+			}
+		})
+	}
+}

@@ -1,0 +1,39 @@
+package tracing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/millpond-go/millpond/middleware/tracing"
+)
+
+func ExampleNew() {
+	exporter := tracetest.NewInMemoryExporter()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))
+	defer func() { _ = provider.Shutdown(context.Background()) }()
+	t := tracing.New(tracing.WithTracerProvider(provider))
+
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(t))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handler := t.Middleware(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") })))
+	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	for _, span := range exporter.GetSpans() {
+		fmt.Println(span.Name, len(span.Links), span.Events[1].Name)
+	}
+	// Output:
+	// process orders 0 millpond.retried
+	// process orders 1 millpond.dead_lettered
+}
