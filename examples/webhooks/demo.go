@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -45,7 +46,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if d.strategy == "shared" {
 		strategy = topology.Shared{Type: d.kind, Prefix: queue} // shared with nobody, so that it can be deleted
 	}
-	plan, err := strategy.Plan(queue, slices.Concat(policy, networkPolicy, retryAfters))
+	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy, webhook.RetryAfters))
 	if err != nil {
 		return err
 	}
@@ -66,7 +67,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	defer p.conn.Close()
 	d.screen.print("queue %s on %s\n", queue, p.server())
 	d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
-	d.screen.print("policy %v, for the network %v\n", policy, networkPolicy)
+	d.screen.print("policy %v, for the network %v\n", webhook.Policy, webhook.NetworkPolicy)
 	d.screen.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
 
 	stop := d.screen.follow(l.progress)
@@ -95,7 +96,7 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	next := time.NewTicker(pace)
 	defer next.Stop()
 	for _, planned := range d.plan {
-		body, err := json.Marshal(delivery{ID: planned.id, URL: url + planned.id, Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{ID: planned.id, URL: url + planned.id, Event: "order.paid"})
 		if err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 
 // identify returns which delivery a message is; its body says so.
 func identify(m amqp.Delivery) string {
-	var d delivery
+	var d webhook.Delivery
 	if json.Unmarshal(m.Body, &d) != nil {
 		return m.MessageId
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
 // grace is how early a message may seem to come back: client and broker do not
@@ -97,7 +99,7 @@ func (l *ledger) request(id string, said int, sent, at time.Time) (answer, strin
 	case e.last.hang:
 		// The sender's patience ends no earlier than this; when the receiver
 		// notices may be later, and would make the delay seem shorter than it is.
-		e.ended = sent.Add(patience)
+		e.ended = sent.Add(webhook.Patience)
 	case e.last.status == http.StatusOK:
 		e.delivered++
 		l.answered++
@@ -112,7 +114,7 @@ func (l *ledger) delay(e *entry, now time.Time) (asked, measured string) {
 	switch {
 	case failure == 0:
 		return "-", "-"
-	case failure >= maxAttempts:
+	case failure >= webhook.MaxAttempts:
 		return "none", "-" // faults has it: too many requests
 	}
 	wait, was := e.last.wait(failure), now.Sub(e.ended)

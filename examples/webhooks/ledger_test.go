@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
 var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -54,7 +56,7 @@ func TestProgressFitsTerminal(t *testing.T) {
 			l.deadLetter(e.id, "permanent", "1")
 		}
 	}
-	l.requests *= maxAttempts
+	l.requests *= webhook.MaxAttempts
 	require.LessOrEqual(t, len(l.progress()), 79)
 }
 

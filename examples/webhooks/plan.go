@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -44,9 +45,9 @@ func (a answer) String() string {
 // wait is the delay that has to follow when this answer is the given failure of
 // its delivery, counted from 1.
 func (a answer) wait(failure int) time.Duration {
-	p := policy
+	p := webhook.Policy
 	if a.status == 0 {
-		p = networkPolicy
+		p = webhook.NetworkPolicy
 	}
 	return max(p[failure-1], a.after)
 }
@@ -67,7 +68,7 @@ func (s script) end() (attempts int, dead middleware.Reason) {
 			return attempt, ""
 		case status == http.StatusBadRequest, status == http.StatusGone:
 			return attempt, middleware.ReasonPermanent
-		case attempt == maxAttempts:
+		case attempt == webhook.MaxAttempts:
 			return attempt, middleware.ReasonExhausted
 		}
 	}
@@ -102,7 +103,7 @@ var stories = []func(*rand.Rand) script{
 	func(*rand.Rand) script { return script{{status: http.StatusGone}} },
 	func(*rand.Rand) script { return script{{status: http.StatusInternalServerError}, accepted} },
 	func(r *rand.Rand) script { return outage(2 + r.IntN(2)) },
-	func(*rand.Rand) script { return outage(maxAttempts - 1) },
+	func(*rand.Rand) script { return outage(webhook.MaxAttempts - 1) },
 	func(r *rand.Rand) script { return script{limited(r, false), accepted} },
 	func(r *rand.Rand) script { return script{limited(r, true), accepted} },
 	func(*rand.Rand) script { return script{dropped, accepted} },
@@ -127,5 +128,5 @@ func outage(attempts int) script {
 
 // limited answers 429, with a delay among those that have a wait queue.
 func limited(r *rand.Rand, date bool) answer {
-	return answer{status: http.StatusTooManyRequests, after: retryAfters[r.IntN(len(retryAfters))], date: date}
+	return answer{status: http.StatusTooManyRequests, after: webhook.RetryAfters[r.IntN(len(webhook.RetryAfters))], date: date}
 }

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
 // receiver is the other side: a server on loopback that answers as planned and
@@ -37,12 +39,12 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	at := time.Now()
 	// Only when the body is read the server notices that a sender gives up.
 	_, _ = io.Copy(io.Discard, req.Body)
-	attempt, _ := strconv.Atoi(req.Header.Get(attemptHeader))
-	sent, err := time.Parse(time.RFC3339Nano, req.Header.Get(sentHeader))
+	attempt, _ := strconv.Atoi(req.Header.Get(webhook.AttemptHeader))
+	sent, err := time.Parse(time.RFC3339Nano, req.Header.Get(webhook.SentHeader))
 	if err != nil {
 		sent = at
 	}
-	a, line := r.ledger.request(req.Header.Get(idHeader), attempt, sent, at)
+	a, line := r.ledger.request(req.Header.Get(webhook.IDHeader), attempt, sent, at)
 	r.seen(line)
 
 	switch {

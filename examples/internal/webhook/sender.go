@@ -1,4 +1,6 @@
-package main
+// Package webhook is the consumer that examples share: it delivers webhooks over
+// HTTP, and says what becomes of those that fail.
+package webhook
 
 import (
 	"bytes"
@@ -15,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// delivery is the message: what to deliver, and where to.
-type delivery struct {
+// Delivery is the message: what to deliver, and where to.
+type Delivery struct {
 	ID    string `json:"id"`
 	URL   string `json:"url"`
 	Event string `json:"event"`
@@ -25,27 +27,35 @@ type delivery struct {
 // Headers of a request. An Idempotency-Key is not among them: with one, Go's
 // client repeats a request by itself when its connection is lost.
 const (
-	idHeader      = "Webhook-Id"
-	attemptHeader = "Webhook-Attempt"
-	sentHeader    = "Webhook-Sent" // RFC 3339 with nanoseconds
+	IDHeader      = "Webhook-Id"
+	AttemptHeader = "Webhook-Attempt"
+	SentHeader    = "Webhook-Sent" // RFC 3339 with nanoseconds
 )
 
-// patience is how long the sender waits for an answer.
-const patience = 2 * time.Second
+// maxRetryAfter bounds what a receiver may ask for: it is somebody else's server.
+const maxRetryAfter = time.Hour
 
-// sender delivers webhooks: its deliver is the service's handler.
-type sender struct{ client *http.Client }
+// Patience is how long a Sender waits for an answer.
+const Patience = 2 * time.Second
 
-func newSender() *sender {
-	return &sender{client: &http.Client{
-		Timeout:       patience,
-		Transport:     &http.Transport{MaxIdleConnsPerHost: lanes},
+// Sender delivers webhooks.
+type Sender struct{ client *http.Client }
+
+// NewSender returns a Sender that keeps that many idle connections to a receiver.
+func NewSender(idle int) *Sender {
+	return &Sender{client: &http.Client{
+		Timeout:       Patience,
+		Transport:     &http.Transport{MaxIdleConnsPerHost: idle},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
 
-func (s *sender) deliver(msg *message.Message) error {
-	var d delivery
+// Close ends the connections that are idle.
+func (s *Sender) Close() { s.client.CloseIdleConnections() }
+
+// Deliver is the handler. Its error says what the receiver did.
+func (s *Sender) Deliver(msg *message.Message) error {
+	var d Delivery
 	if err := json.Unmarshal(msg.Payload, &d); err != nil {
 		return middleware.Permanent(fmt.Errorf("decode delivery: %w", err))
 	}
@@ -54,9 +64,9 @@ func (s *sender) deliver(msg *message.Message) error {
 		return middleware.Permanent(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set(idHeader, d.ID)
-	req.Header.Set(attemptHeader, strconv.Itoa(middleware.Attempt(msg.Context())))
-	req.Header.Set(sentHeader, time.Now().Format(time.RFC3339Nano))
+	req.Header.Set(IDHeader, d.ID)
+	req.Header.Set(AttemptHeader, strconv.Itoa(middleware.Attempt(msg.Context())))
+	req.Header.Set(SentHeader, time.Now().Format(time.RFC3339Nano))
 	resp, err := s.client.Do(req)
 	if err != nil {
 		return err
@@ -64,19 +74,17 @@ func (s *sender) deliver(msg *message.Message) error {
 	defer resp.Body.Close()
 	// What is read to its end leaves a connection that can be used again.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
-	return judge(resp.StatusCode, resp.Header, time.Now())
+	return judge(resp.StatusCode, resp.Header)
 }
 
 // judge returns what an answer means for the delivery: nil if it was delivered.
-func judge(status int, header http.Header, now time.Time) error {
+func judge(status int, header http.Header) error {
 	if status >= 200 && status < 300 {
 		return nil
 	}
 	var err error = &statusError{status}
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
-		if wait, asked := retryAfter(header, now); asked {
-			err = middleware.RetryAfter(err, wait)
-		}
+		err = middleware.RetryAfterHeader(err, header, maxRetryAfter)
 	}
 	return err
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+)
+
+func TestMain(m *testing.M) {
+	testbench.Main(m, func() error { return goleak.Find() })
+}
+
+func TestQueueGainsRetriesAndLosesThemAgain(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), url, queue, &out), "%s", &out)
+	t.Log(out.String())
+	for _, step := range steps {
+		require.Contains(t, out.String(), step.title+"\n")
+		for _, o := range step.orders {
+			require.Equal(t, o.fails, strings.Count(out.String(), "  "+o.name+" fails at "), o.name)
+			handled := 1
+			if o.dead {
+				handled = 0
+			}
+			require.Equal(t, handled, strings.Count(out.String(), "  "+o.name+" is handled "), o.name)
+		}
+	}
+	// Before the second release nobody counts, after it the count is ours.
+	require.Contains(t, out.String(), "order-2 is handled at attempt 2, which nobody counts\n")
+	require.Contains(t, out.String(), "order-5 is handled at attempt 2, counted as 2\n")
+	_, leaving, _ := strings.Cut(out.String(), steps[3].title)
+	require.Contains(t, leaving, "order-6 is dead-lettered as it returns\n")
+	require.Contains(t, leaving, "order-7 is dead-lettered after its attempt\n")
+}
+
+func TestBrokerThatIsAwayIsAnError(t *testing.T) {
+	t.Parallel()
+	require.Error(t, run(context.Background(), "amqp://127.0.0.1:1/", "orders", &bytes.Buffer{}))
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+var errNoStock = errors.New("out of stock")
+
+// shop is the business of all releases, and a plain connection that shares no code
+// with the library.
+type shop struct {
+	url, queue string
+	out        io.Writer
+	conn       *amqp.Connection
+	ch         *amqp.Channel
+
+	mu       sync.Mutex
+	orders   map[string]order
+	attempts map[string]int
+	ended    map[string]bool // handled or dead-lettered
+	progress chan struct{}   // has room for one
+}
+
+// openShop declares the queue, as watermill-amqp does.
+func openShop(url, queue string, out io.Writer) (*shop, error) {
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		return nil, err
+	}
+	s := &shop{
+		url: url, queue: queue, out: out, conn: conn,
+		orders: map[string]order{}, attempts: map[string]int{}, ended: map[string]bool{}, progress: make(chan struct{}, 1),
+	}
+	if s.ch, err = conn.Channel(); err == nil {
+		err = errors.Join(s.ch.Confirm(false), s.declare())
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return s, nil
+}
+
+// declare fails where the queue has other arguments.
+func (s *shop) declare() error {
+	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, nil)
+	return err
+}
+
+// place publishes orders, confirmed.
+func (s *shop) place(ctx context.Context, orders []order) error {
+	for _, o := range orders {
+		s.mu.Lock()
+		s.orders[o.name] = o
+		s.mu.Unlock()
+		confirm, err := s.ch.PublishWithDeferredConfirmWithContext(ctx, "", s.queue, false, false, amqp.Publishing{
+			DeliveryMode: amqp.Persistent, Body: []byte(o.name),
+		})
+		if err != nil {
+			return err
+		}
+		if ok, err := confirm.WaitContext(ctx); err != nil || !ok {
+			return errors.Join(fmt.Errorf("%s was not confirmed", o.name), err)
+		}
+	}
+	return nil
+}
+
+// handle is the handler of every release.
+func (s *shop) handle(msg *message.Message) error {
+	name := string(msg.Payload)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attempts[name]++
+	o, n := s.orders[name], s.attempts[name]
+	defer s.tell()
+	if n <= o.fails {
+		fmt.Fprintf(s.out, "  %s fails at attempt %d\n", name, n)
+		return errNoStock
+	}
+	s.ended[name] = true
+	fmt.Fprintf(s.out, "  %s is handled at attempt %d, %s\n", name, n, counted(msg))
+	return nil
+}
+
+// buried is told of each dead letter.
+func (s *shop) buried(_ context.Context, dead middleware.DeadLetter) {
+	name, how := string(dead.Message.Payload), "after its attempt"
+	if dead.Err == nil {
+		how = "as it returns"
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended[name] = true
+	fmt.Fprintf(s.out, "  %s is dead-lettered %s\n", name, how)
+	s.tell()
+}
+
+func (s *shop) tell() {
+	select {
+	case s.progress <- struct{}{}:
+	default:
+	}
+}
+
+func counted(msg *message.Message) string {
+	if middleware.DeliveryIn(msg.Context()) == nil {
+		return "which nobody counts"
+	}
+	return fmt.Sprintf("counted as %d", middleware.Attempt(msg.Context()))
+}
+
+// settled waits until every order is at its end, or waits for the next release.
+func (s *shop) settled(ctx context.Context) error {
+	for {
+		left := s.left()
+		if left == "" {
+			break
+		}
+		select {
+		case <-s.progress:
+		case <-ctx.Done():
+			return fmt.Errorf("waited for %s: %w", left, context.Cause(ctx))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, o := range s.orders {
+		o.later = false // the next release has to end it
+		s.orders[name] = o
+	}
+	return nil
+}
+
+// left is an order of which something is still to come.
+func (s *shop) left() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, o := range s.orders {
+		if waits := o.later && s.attempts[name] == o.fails; !waits && !s.ended[name] {
+			return name
+		}
+	}
+	return ""
+}
+
+// close checks, where all went well, that the queue is as it was, that nothing is
+// left but the dead letters, and deletes what the program has made.
+func (s *shop) close(check bool) (err error) {
+	defer func() { err = errors.Join(err, s.conn.Close()) }()
+	if !check {
+		return nil
+	}
+	if err := s.declare(); err != nil {
+		return fmt.Errorf("the queue's arguments have changed: %w", err)
+	}
+	plan, err := topology.PerQueue{}.Plan(s.queue, policy)
+	if err != nil {
+		return err
+	}
+	for _, q := range plan.Queues {
+		want := 0
+		if q.Name == plan.Dead.RoutingKey {
+			want = s.dead()
+		}
+		if err := s.holds(q.Name, want); err != nil {
+			return err
+		}
+		if _, err := s.ch.QueueDelete(q.Name, false, false, false); err != nil {
+			return err
+		}
+	}
+	if err := s.holds(s.queue, 0); err != nil {
+		return err
+	}
+	_, err = s.ch.QueueDelete(s.queue, false, false, false)
+	return err
+}
+
+func (s *shop) dead() (n int) {
+	for _, o := range s.orders {
+		if o.dead {
+			n++
+		}
+	}
+	return n
+}
+
+// holds waits until a queue holds want messages: a quorum queue counts late.
+func (s *shop) holds(queue string, want int) error {
+	const tries = 100
+	found := -1
+	for range tries {
+		q, err := s.ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		if err != nil {
+			return fmt.Errorf("look into %s: %w", queue, err)
+		}
+		if found = q.Messages; found == want {
+			return nil
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	return fmt.Errorf("%s holds %d messages, not %d", queue, found, want)
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// duplicate is a way in which a message comes twice. It returns the service whose
+// handler is h, and what sends the message.
+type duplicate func(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func())
+
+// The duplicates that the guarantees allow, each brought about on a real broker:
+// without the inbox the payment is booked twice, with it once.
+func TestDuplicatesAreAbsorbed(t *testing.T) {
+	t.Parallel()
+	for name, bring := range map[string]duplicate{
+		"sent twice by its producer":                       sentTwice,
+		"connection lost between the work and the ack":     ackLost,
+		"confirm of the hand-over too late, so sent again": confirmLate,
+	} {
+		for kind, times := range map[string]int{"without an inbox": 2, "with an inbox": 1} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				t.Parallel()
+				url, queue, bank := testbench.URL(t), testbench.Queue(t), newBank(t, newFile(t))
+				handle := bank.Handle
+				if times == 2 {
+					handle = bank.naive
+				}
+				var worked atomic.Int32
+				service, send := bring(t, url, queue, func(msg *message.Message) error {
+					err := handle(msg)
+					if err == nil {
+						worked.Add(1)
+					}
+					return err
+				})
+				stop := start(t, service)
+				send()
+				testbench.WaitFor(t, "the message was handled twice", patience, func() bool { return worked.Load() >= 2 })
+				stop()
+				// A busy machine may add duplicates of its own.
+				booked, absorbed := int(worked.Load()), 0
+				if times == 1 {
+					booked, absorbed = 1, booked-1
+				}
+				awaitBalance(t, bank, booked*amount)
+				require.Equal(t, absorbed, bank.Duplicates())
+				require.Zero(t, testbench.Depth(t, url, queue))
+				require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+			})
+		}
+	}
+}
+
+func sentTwice(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+	return Service{URL: url, Queue: queue, Handle: h}, func() {
+		pay(t, url, queue, "payment-1")
+		pay(t, url, queue, "payment-1")
+	}
+}
+
+func ackLost(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+	proxy := testbench.NewProxy(t, url)
+	var calls atomic.Int32
+	service := Service{URL: proxy.URL(), retriesURL: url, Queue: queue, Handle: func(msg *message.Message) error {
+		err := h(msg)
+		if calls.Add(1) == 1 {
+			proxy.Cut()
+			<-msg.Context().Done()
+		}
+		return err
+	}}
+	return service, func() { pay(t, url, queue, "payment-1") }
+}
+
+// The broker stores what is handed over, and its confirm is late. At the first
+// attempt all is well, so that the channel is open.
+func confirmLate(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+	proxy := testbench.NewProxy(t, url)
+	service := Service{
+		URL: url, retriesURL: proxy.URL(), Queue: queue, confirmTimeout: 2 * time.Second,
+		policy: backoff.List{50 * time.Millisecond, 5 * time.Second},
+		Handle: func(msg *message.Message) error {
+			switch middleware.Attempt(msg.Context()) {
+			case 1:
+				return errNoAnswer
+			case 2:
+				proxy.Delay(2200 * time.Millisecond)
+				return errNoAnswer
+			}
+			return h(msg)
+		},
+	}
+	return service, func() {
+		pay(t, url, queue, "payment-1")
+		testbench.WaitFor(t, "the copy whose confirm is late", patience, func() bool {
+			return testbench.Depth(t, url, queue+".wait.5s") > 0
+		})
+		proxy.Delay(0)
+	}
+}
+
+// killedFile tells this test binary to be the service that is killed.
+const killedFile = "MILLPOND_TEST_KILLED_FILE"
+
+// A process is killed when the work is committed and the message not yet acked. The
+// next one finds the work done.
+func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
+	if file := os.Getenv(killedFile); file != "" {
+		serveUntilKilled(t, file)
+		return
+	}
+	t.Parallel()
+	for kind, times := range map[string]int{"naive": 2, "inbox": 1} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			url, queue, file := testbench.URL(t), testbench.Queue(t), newFile(t)
+			bank := newBank(t, file)
+			child := exec.Command(os.Args[0], "-test.run=^TestKilledBetweenTheWorkAndTheAck$")
+			child.Env = append(os.Environ(), killedFile+"="+file, "AMQP_URL="+url, "QUEUE="+queue, "KIND="+kind)
+			require.NoError(t, child.Start())
+			timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
+			defer timer.Stop()
+			testbench.WaitFor(t, "the child has declared the queue", patience, func() bool { return testbench.Depth(t, url, queue) == 0 })
+			pay(t, url, queue, "payment-1")
+			require.ErrorContains(t, child.Wait(), "killed")
+			awaitBalance(t, bank, amount)
+
+			handle := bank.Handle
+			if kind == "naive" {
+				handle = bank.naive
+			}
+			var worked atomic.Int32
+			start(t, Service{URL: url, Queue: queue, Handle: func(msg *message.Message) error {
+				defer worked.Add(1)
+				return handle(msg)
+			}})
+			testbench.WaitFor(t, "the message was delivered again", patience, func() bool { return worked.Load() == 1 })
+			awaitBalance(t, bank, times*amount)
+			require.Equal(t, 2-times, bank.Duplicates())
+		})
+	}
+}
+
+func serveUntilKilled(t *testing.T, file string) {
+	bank, err := OpenBank(t.Context(), file)
+	require.NoError(t, err)
+	handle := bank.Handle
+	if os.Getenv("KIND") == "naive" {
+		handle = bank.naive
+	}
+	require.NoError(t, Service{
+		URL: os.Getenv("AMQP_URL"), Queue: os.Getenv("QUEUE"), Logger: watermill.NopLogger{},
+		Handle: func(msg *message.Message) error {
+			err := handle(msg)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			return err
+		},
+	}.Run(context.Background()))
+}
