@@ -22,6 +22,7 @@ import (
 type delivery struct {
 	middleware.Delivery
 	sub *subscription
+	on  *consumer
 	raw amqp.Delivery
 	ctx context.Context // the message's; done when it is settled or stale
 }
@@ -34,6 +35,7 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
 	d := s.newDelivery(ctx, raw)
+	d.on = c
 
 	if d.guarded(turn) {
 		return
@@ -254,13 +256,13 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 // ack and giveBack fail only where the channel is gone; the broker has taken
 // the message back then.
 func (d *delivery) ack() {
-	if err := d.raw.Ack(false); err != nil {
+	if err := d.on.settle(func() error { return d.raw.Ack(false) }); err != nil {
 		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
 func (d *delivery) giveBack() {
-	if err := d.raw.Nack(false, true); err != nil {
+	if err := d.on.settle(func() error { return d.raw.Nack(false, true) }); err != nil {
 		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }

@@ -46,6 +46,7 @@ type subscription struct {
 
 // consumer is one channel that consumes, until it is cancelled or lost.
 type consumer struct {
+	conn       *link.Conn
 	ch         *amqp.Channel
 	tag        string
 	deliveries <-chan amqp.Delivery
@@ -152,7 +153,13 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 		cancel()
 	}()
 	s.logger.Info("Consuming", nil)
-	return &consumer{ch: ch, tag: tag, deliveries: deliveries, ctx: ctx}, nil
+	return &consumer{conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx}, nil
+}
+
+// settle says ack or nack, in one system call with what others say at the same time.
+func (c *consumer) settle(say func() error) (err error) {
+	c.conn.Together(func() { err = say() })
+	return err
 }
 
 // run consumes until the subscription is stopped, and drains it.

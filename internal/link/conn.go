@@ -61,7 +61,7 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.socket = &socket{Conn: conn, timeout: cfg.WriteTimeout}
+		c.socket = newSocket(conn, cfg.WriteTimeout)
 		// A deadline of the socket itself may end before ctx is done.
 		stop = context.AfterFunc(ctx, func() { _ = c.socket.SetDeadline(time.Unix(1, 0)) })
 		secured, err := secure(c.socket, uri, amqpCfg.TLSClientConfig)
@@ -172,6 +172,18 @@ func (c *Conn) Unblocked() <-chan struct{} {
 	defer c.mu.Unlock()
 	return c.unblocked
 }
+
+// Together runs f. What f writes leaves in one system call with what others write
+// at the same time. It is not waited for; an error ends the connection.
+func (c *Conn) Together(f func()) {
+	c.socket.hold()
+	defer c.socket.release()
+	f()
+}
+
+// Backlog returns a channel that is closed when what was written has left; nil
+// where more may be written.
+func (c *Conn) Backlog() <-chan struct{} { return c.socket.backlog() }
 
 // Gone is closed when the connection has ended.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }

@@ -142,7 +142,8 @@ func TestReconnectsWhenTheBrokerRestarts(t *testing.T) {
 	within(t, 0, "noticing it", func() { <-conn.Gone() })
 	var reason *amqp.Error
 	require.ErrorAs(t, conn.Cause(), &reason)
-	assert.Equal(t, amqp.ConnectionForced, reason.Code, "%v", reason)
+	// The broker says 320 and goes. Where it is gone before amqp091-go has answered, the failed write may become the reason.
+	assert.Contains(t, []int{amqp.ConnectionForced, amqp.FrameError}, reason.Code, "%v", reason)
 	node.Start(t)
 	assert.NoError(t, live(t, l).Do(t.Context(), func(*amqp.Channel) error { return nil }))
 }

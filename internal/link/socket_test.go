@@ -4,11 +4,16 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testbench"
 )
 
 // stalled returns a socket whose peer reads nothing until told to.
@@ -22,7 +27,7 @@ func stalled(t *testing.T, timeout time.Duration) (s *socket, drain func() []byt
 	peer, err := l.Accept()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(); _ = peer.Close() })
-	return &socket{Conn: conn, timeout: timeout}, func() []byte {
+	return newSocket(conn, timeout), func() []byte {
 		got, err := io.ReadAll(peer)
 		assert.NoError(t, err)
 		return got
@@ -33,38 +38,50 @@ func stalled(t *testing.T, timeout time.Duration) (s *socket, drain func() []byt
 const patience = 30 * time.Second
 
 // flood is more than the buffers of two sockets take.
-var flood = make([]byte, 32<<20)
+var flood = func() []byte {
+	b := make([]byte, 32<<20)
+	for i := range b {
+		b[i] = byte(i >> 8)
+	}
+	return b
+}()
 
-func timed(f func() error) (time.Duration, error) {
+// timed is how long reading takes until the end of the connection, and why it ended.
+func timed(s *socket) (time.Duration, error) {
 	begun := time.Now()
-	err := f()
+	_, err := s.Read(make([]byte, 1))
 	return time.Since(begun), err
 }
 
-func write(s *socket) func() error {
-	return func() error {
-		_, err := s.Write(flood)
-		return err
-	}
+// write writes b, which must not take as long as the peer.
+func write(t *testing.T, s *socket, b []byte) {
+	t.Helper()
+	begun := time.Now()
+	n, err := s.Write(b)
+	require.NoError(t, err)
+	assert.Equal(t, len(b), n)
+	assert.Less(t, time.Since(begun), patience/2)
 }
 
-func TestWriteEndsAtItsTimeout(t *testing.T) {
+func TestWriteThatMakesNoProgressEndsTheConnection(t *testing.T) {
 	t.Parallel()
 	s, _ := stalled(t, 300*time.Millisecond)
-	took, err := timed(write(s))
+	write(t, s, flood)
+	took, err := timed(s)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	assert.GreaterOrEqual(t, took, 300*time.Millisecond)
-	assert.Less(t, took, 10*time.Second)
+	assert.ErrorContains(t, err, "write tcp", "what is said is why it ended")
+	assert.GreaterOrEqual(t, took, 250*time.Millisecond)
+	assert.Less(t, took, patience/2)
+	_, err = s.Write([]byte("a"))
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 }
 
 func TestWriteTimeoutBeginsWithEachWrite(t *testing.T) {
 	t.Parallel()
 	s, drain := stalled(t, 300*time.Millisecond)
-	_, err := s.Write([]byte("a"))
-	require.NoError(t, err)
+	write(t, s, []byte("a"))
 	<-time.After(400 * time.Millisecond) // longer than the timeout of the first
-	_, err = s.Write([]byte("b"))
-	require.NoError(t, err)
+	write(t, s, []byte("b"))
 	require.NoError(t, s.Close())
 	assert.Equal(t, "ab", string(drain()))
 }
@@ -72,41 +89,134 @@ func TestWriteTimeoutBeginsWithEachWrite(t *testing.T) {
 func TestDeadlineEndsABlockedWrite(t *testing.T) {
 	t.Parallel()
 	s, _ := stalled(t, patience)
-	result := make(chan error, 1)
-	go func() { result <- write(s)() }()
+	write(t, s, flood)
 	require.NoError(t, s.SetDeadline(time.Now().Add(200*time.Millisecond)))
-	select {
-	case err := <-result:
-		assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	case <-time.After(patience / 2):
-		t.Fatal("the write goes on")
-	}
+	took, err := timed(s)
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	assert.Less(t, took, patience/2)
+	assert.Nil(t, s.backlog(), "nobody waits for what never leaves")
 }
 
 func TestTimeoutGoesBeforeALaterDeadline(t *testing.T) {
 	t.Parallel()
 	s, _ := stalled(t, 200*time.Millisecond)
 	require.NoError(t, s.SetDeadline(time.Now().Add(time.Hour)))
-	_, err := timed(write(s))
+	write(t, s, flood)
+	took, err := timed(s)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	assert.Less(t, took, patience/2)
 }
 
-func TestDeadlineOfTheHandshakeOutranksTheTimeout(t *testing.T) {
+// The deadline of a handshake that has ended says nothing of what comes after it.
+func TestDeadlineThatIsTakenBack(t *testing.T) {
 	t.Parallel()
 	s, drain := stalled(t, patience)
 	require.NoError(t, s.SetDeadline(time.Now().Add(200*time.Millisecond)))
-	took, err := timed(write(s))
+	_, err := timed(s)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	assert.Less(t, took, patience/2)
-	_, err = s.Read(make([]byte, 1))
-	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
-
 	require.NoError(t, s.SetDeadline(time.Time{}))
-	drained := make(chan []byte)
-	go func() { drained <- drain() }() // for the buffers are full
-	_, err = s.Write([]byte("a"))
-	assert.NoError(t, err)
+	write(t, s, []byte("a"))
 	require.NoError(t, s.Close())
-	got := <-drained
-	assert.Equal(t, "a", string(got[len(got)-1:]))
+	assert.Equal(t, "a", string(drain()))
+}
+
+// A peer that reads again finds everything, in its order, whoever has written it.
+func TestWhatDoesNotFitLeavesInItsOrder(t *testing.T) {
+	t.Parallel()
+	for name, wrap := range map[string]func(net.Conn) net.Conn{
+		"of the system":    func(c net.Conn) net.Conn { return c },
+		"of someone's own": func(c net.Conn) net.Conn { return struct{ net.Conn }{c} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plain, drain := stalled(t, patience)
+			s := newSocket(wrap(plain.Conn), patience)
+			write(t, s, []byte("begin"))
+			write(t, s, flood)
+			wait := s.backlog()
+			require.NotNil(t, wait)
+			s.hold()
+			write(t, s, []byte("and "))
+			write(t, s, []byte("end"))
+			s.release()
+			result := make(chan []byte)
+			go func() { result <- drain() }()
+			select {
+			case <-wait:
+			case <-time.After(patience):
+				t.Fatal("the backlog stays")
+			}
+			assert.Nil(t, s.backlog())
+			require.NoError(t, s.Close())
+			got := <-result
+			assert.True(t, string(got) == "begin"+string(flood)+"and end", "%d bytes", len(got))
+		})
+	}
+}
+
+// writes counts the system calls of a socket that cannot write without waiting.
+type writes struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (w *writes) Write(b []byte) (int, error) {
+	w.n.Add(1)
+	return w.Conn.Write(b)
+}
+
+// Those who write at the same time share a system call, and nothing stays behind.
+func TestHeldWritesLeaveTogether(t *testing.T) {
+	t.Parallel()
+	plain, drain := stalled(t, patience)
+	counted := &writes{Conn: plain.Conn}
+	s := newSocket(counted, patience)
+	const writers, each = 64, 50
+	s.hold()
+	var wait sync.WaitGroup
+	for range writers {
+		wait.Go(func() {
+			for range each {
+				s.hold()
+				write(t, s, []byte("x"))
+				s.release()
+			}
+		})
+	}
+	wait.Wait()
+	assert.Positive(t, counted.n.Load(), "someone else's hold keeps nothing back")
+	s.release()
+	result := make(chan []byte)
+	go func() { result <- drain() }()
+	testbench.WaitFor(t, "what was written to leave", patience, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.pending)+s.taken == 0
+	})
+	require.NoError(t, s.Close())
+	assert.Len(t, <-result, writers*each)
+	assert.Less(t, counted.n.Load(), int64(writers*each), "each had a system call of its own")
+}
+
+// What was written and held leaves before the connection is closed.
+func TestCloseLetsHeldWritesLeave(t *testing.T) {
+	t.Parallel()
+	s, drain := stalled(t, patience)
+	s.hold()
+	write(t, s, []byte("goodbye"))
+	require.NoError(t, s.Close())
+	assert.Equal(t, "goodbye", string(drain()))
+}
+
+func TestFailedWriteEndsReadingToo(t *testing.T) {
+	t.Parallel()
+	s, _ := stalled(t, patience)
+	s.mu.Lock()
+	s.fail(syscall.EPIPE)
+	s.mu.Unlock()
+	took, err := timed(s)
+	assert.ErrorIs(t, err, syscall.EPIPE)
+	assert.Less(t, took, patience/2)
+	_, err = s.Write([]byte("a"))
+	assert.ErrorIs(t, err, syscall.EPIPE)
 }

@@ -167,7 +167,10 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 			require.NoError(t, p.Healthy())
 
 			stop := make(chan struct{})
-			var published atomic.Int64
+			var (
+				published atomic.Int64
+				last      atomic.Pointer[error]
+			)
 			result := make(chan []call, 1)
 			go func() {
 				result <- callers(16, math.MaxInt, func(_ int, body string) error {
@@ -179,9 +182,16 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 					err := p.say(t.Context(), "q", body)
 					if err == nil {
 						published.Add(1)
+					} else {
+						last.Store(&err)
 					}
 					return err
 				})
+			}()
+			defer func() {
+				if err := last.Load(); t.Failed() && err != nil {
+					t.Logf("the last error of a call was: %v", *err)
+				}
 			}()
 			testbench.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 500 })
 			end(node, t)

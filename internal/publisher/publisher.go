@@ -46,7 +46,7 @@ type Publisher struct {
 	closed  bool
 	session *session
 	opening *opening
-	wg      sync.WaitGroup // calls, and goroutines that write, open and close
+	wg      sync.WaitGroup // calls, and goroutines that open and close
 }
 
 // New returns a Publisher on l, which it closes in Close.
@@ -63,8 +63,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 // the end of Config.Timeout, or of ctx, at the latest. After ErrUnknown there
 // may be a copy or none; after any other error there is none.
 //
-// msg is not written to. After ErrUnknown it may still be read: a write that has
-// begun goes on.
+// msg is not written to, and not read any more when Publish has returned.
 func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
 	wait, err := p.Start(ctx, exchange, routingKey, msg)
 	if err == nil {

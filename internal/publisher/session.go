@@ -70,10 +70,7 @@ func (s *session) isOver() bool {
 }
 
 // send writes msg when it is its turn and the broker takes publishes. It does
-// not wait for the end of a write for longer than ctx. The write goes on, for
-// cutting it off would end the connection for everyone; where it gets nowhere,
-// the channel that is opened next does not open either, and that is the end of
-// the connection.
+// not wait for the broker to read it.
 func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey string, msg amqp.Publishing) (*amqp.DeferredConfirmation, error) {
 	if err := checkFrame(s.conn.Config.FrameSize, &msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
@@ -85,7 +82,7 @@ func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey s
 	case <-ctx.Done():
 		return nil, p.notSent(ctx)
 	}
-	err := awaitUnblocked(ctx, s.conn)
+	err := awaitRoom(ctx, s.conn)
 	switch {
 	case ctx.Err() != nil:
 		err = p.notSent(ctx)
@@ -97,40 +94,34 @@ func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey s
 		return nil, err
 	}
 
-	type result struct {
-		confirm *amqp.DeferredConfirmation
-		err     error
-	}
-	written := make(chan result, 1)
-	p.wg.Add(1) // the call itself is counted, so this is not the first
-	go func() {
-		defer p.wg.Done()
-		confirm, err := s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, msg)
+	var confirm *amqp.DeferredConfirmation
+	s.conn.Together(func() {
+		confirm, err = s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, msg)
 		<-s.turn
-		written <- result{confirm, err}
-	}()
-	select {
-	case r := <-written:
-		if r.err != nil {
-			p.retire(s)
-			return nil, fmt.Errorf("%w: %w", ErrUnknown, r.err)
-		}
-		return r.confirm, nil
-	case <-ctx.Done():
+	})
+	if err != nil {
 		p.retire(s)
-		return nil, fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
+		return nil, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
+	return confirm, nil
 }
 
-// awaitUnblocked waits while the broker has blocked the connection: it would
-// not read what is sent.
-func awaitUnblocked(ctx context.Context, conn *link.Conn) error {
-	unblocked := conn.Unblocked()
-	if unblocked == nil {
+// awaitRoom waits while the broker has blocked the connection, or has stopped
+// reading without a word.
+func awaitRoom(ctx context.Context, conn *link.Conn) error {
+	if err := await(ctx, conn, conn.Unblocked()); err != nil {
+		return err
+	}
+	return await(ctx, conn, conn.Backlog())
+}
+
+// await waits for the end of something on a connection; nil has ended.
+func await(ctx context.Context, conn *link.Conn, end <-chan struct{}) error {
+	if end == nil {
 		return nil
 	}
 	select {
-	case <-unblocked:
+	case <-end:
 		return nil
 	case <-conn.Gone():
 		return conn.Cause()

@@ -95,7 +95,7 @@ func (p *Publisher) open(o *opening) {
 func (p *Publisher) openSession(ctx context.Context) (*session, error) {
 	conn, err := p.link.Conn(ctx)
 	if err == nil {
-		err = awaitUnblocked(ctx, conn)
+		err = await(ctx, conn, conn.Unblocked())
 	}
 	if err != nil {
 		return nil, err
