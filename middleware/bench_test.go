@@ -25,7 +25,7 @@ func deliveredMessage(tb testing.TB, notes middleware.Notes) *message.Message {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
 	d := &middleware.Delivery{
-		Queue: "orders", Arrived: time.Now(), Gone: make(chan struct{}), Closing: make(chan struct{}), Notes: notes,
+		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), Notes: notes,
 	}
 	d.Attach(msg)
 	for key := range routerKey(4) {

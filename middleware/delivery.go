@@ -51,6 +51,10 @@ type Delivery struct {
 
 	attempt attempt
 
+	// What is asked of every success is looked up once, in Attach.
+	goneWithCtx bool // Gone is the end of ctx
+	returned    bool // Notes.returned
+
 	handedOver bool            // the broker has confirmed a copy
 	entry      context.Context // of msg when it first entered a DelayedRetry
 	progress   uint32          // atomic; entry is read after it only
@@ -72,6 +76,7 @@ type deliveryKey struct{}
 func (d *Delivery) Attach(msg *message.Message) {
 	d.msg, d.ctx, d.retry, d.outer, d.attempt = msg, msg.Context(), nil, nil, attempt{}
 	d.handedOver, d.entry, d.progress = false, nil, waiting
+	d.goneWithCtx, d.returned = d.Gone == nil || d.Gone == d.ctx.Done(), d.Notes.returned()
 	msg.SetContext(context.WithValue(d.ctx, deliveryKey{}, d))
 }
 

@@ -90,11 +90,8 @@ func IsNoteKey(key string) bool { return liveKeys[key] || deadKeys[key] }
 // Headers returns the live notes as headers that belong to queue. Zero values
 // are left out.
 func (n Notes) Headers(queue string) map[string]string {
-	h := map[string]string{
-		QueueKey:            queue,
-		OriginExchangeKey:   n.OriginExchange,
-		OriginRoutingKeyKey: n.OriginRoutingKey,
-	}
+	h := make(map[string]string, len(liveKeys))
+	h[QueueKey], h[OriginExchangeKey], h[OriginRoutingKeyKey] = queue, n.OriginExchange, n.OriginRoutingKey
 	if n.Failures > 0 {
 		h[FailuresKey] = strconv.Itoa(n.Failures)
 	}

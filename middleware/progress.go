@@ -17,6 +17,12 @@ const (
 
 // enter notes that the delivery has entered a DelayedRetry.
 func (d *Delivery) enter(ctx context.Context) {
+	if atomic.LoadUint32(&d.progress) != inside { // apart, so that the rest is inlined
+		d.begin(ctx)
+	}
+}
+
+func (d *Delivery) begin(ctx context.Context) {
 	switch atomic.LoadUint32(&d.progress) {
 	case waiting:
 		d.entry = ctx

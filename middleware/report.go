@@ -18,10 +18,14 @@ type report struct {
 	err    error                   // the handler's, or why it was not called
 	text   string                  // its text, uncut
 	at     place
+	quiet  bool // the logger drops everything
 }
 
 func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error, text string) *report {
 	at := placeOf(ctx, d)
+	if _, quiet := r.logger.(watermill.NopLogger); quiet {
+		return &report{logger: r.logger, err: err, text: text, at: at, quiet: true}
+	}
 	fields := d.LogFields()
 	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
 	return &report{logger: r.logger.With(fields), err: err, text: text, at: at}
@@ -65,6 +69,13 @@ func (l *report) decided(f failure, d decision) {
 		l.logger.Info("Message cannot be set aside any longer: the attempt counts as a failure",
 			watermill.LogFields{"first_seen": notAfter(f.notes.FirstSeen, f.now)})
 	}
+	l.plain, l.class = l.logger, string(f.mark.class)
+	if d.aside {
+		l.class = ""
+	}
+	if l.quiet {
+		return
+	}
 	fields := watermill.LogFields{}
 	if !d.aside {
 		fields["class"] = string(f.mark.class)
@@ -76,10 +87,6 @@ func (l *report) decided(f failure, d decision) {
 	}
 	if d.overBudget {
 		fields["over_budget"] = true
-	}
-	l.plain, l.class = l.logger, string(f.mark.class)
-	if d.aside {
-		l.class = ""
 	}
 	l.logger = l.logger.With(fields)
 }
@@ -139,6 +146,9 @@ func (l *report) handOverFailed(err error) {
 // withError adds the handler's error to the fields of an info line, under the
 // name that error lines give to theirs.
 func (l *report) withError(fields watermill.LogFields) watermill.LogFields {
+	if l.quiet {
+		return nil
+	}
 	return fields.Add(watermill.LogFields{"error": cutText(l.text, maxLogBytes)})
 }
 

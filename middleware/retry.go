@@ -81,12 +81,13 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		// that ends in between is noticed after the handler.
 		// The context of a message that is acked already is done as well, but no
 		// delivery will follow: an InstantAck outside.
-		if cause := interruption(d.ctx, d); cause != nil && !isAcked(msg) {
+		if d.ended() && !isAcked(msg) {
+			cause := interruption(d.ctx, d)
 			err := &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
 			r.observeUnsettled(ctx, d, err)
 			return nil, d.unsettled(err)
 		}
-		if d.Notes.returned() {
+		if d.returned {
 			if refused, err := r.refuse(ctx, d); refused {
 				return nil, d.unsettled(err)
 			}
@@ -101,7 +102,9 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		keys := len(msg.Metadata)
 		produced, err := call(h, msg)
-		d.attempt.ended()
+		if r.observers != nil {
+			d.attempt.ended()
+		}
 		if len(msg.Metadata) != keys {
 			r.noticeInner(ctx, d, err)
 		}
@@ -116,6 +119,12 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		return nil, d.unsettled(r.settle(ctx, d, err))
 	}
+}
+
+// ended reports whether there is an interruption by the context the delivery was
+// attached to.
+func (d *Delivery) ended() bool {
+	return d.ctx.Err() != nil || !d.goneWithCtx && isClosed(d.Gone)
 }
 
 // interruption says why nothing may be published for the delivery any more: the

@@ -11,48 +11,56 @@ import (
 const maxTree = 10_000
 
 // walk calls visit for err and everything it wraps, depth first, until visit
-// returns false.
+// returns false. A chain, which is what most errors are, costs no memory.
 func walk(err error, visit func(error) bool) {
-	pending := []error{err}
-	for seen := 0; len(pending) > 0 && seen < maxTree; seen++ {
-		last := len(pending) - 1
-		next := pending[last]
-		pending = pending[:last]
-		if next == nil {
+	var pending []error
+	for seen := 0; seen < maxTree; seen++ {
+		if err == nil {
+			if len(pending) == 0 {
+				return
+			}
+			last := len(pending) - 1
+			err, pending = pending[last], pending[:last]
 			continue
 		}
-		if !visit(next) {
+		if !visit(err) {
 			return
 		}
-		wrapped := wrappedBy(next)
-		slices.Reverse(wrapped)
-		pending = append(pending, wrapped...)
+		var several []error
+		err, several = wrappedBy(err)
+		for _, one := range slices.Backward(several) {
+			pending = append(pending, one)
+		}
 	}
 }
 
-// wrappedBy returns the errors directly below err, in a slice of its own.
-func wrappedBy(err error) []error {
+// wrappedBy returns what is directly below err: one error, or several.
+func wrappedBy(err error) (one error, several []error) {
 	switch e := err.(type) {
 	case interface{ WrappedErrors() []error }: // hashicorp's multierror
-		return slices.Clone(e.WrappedErrors())
+		return nil, e.WrappedErrors()
 	case interface{ Unwrap() []error }:
-		return slices.Clone(e.Unwrap())
+		return nil, e.Unwrap()
 	case interface{ Unwrap() error }:
-		return []error{e.Unwrap()}
+		return e.Unwrap(), nil
 	case wmiddleware.RecoveredPanicError:
 		if value, ok := e.V.(error); ok {
-			return []error{value}
+			return value, nil
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // as is errors.As for err alone, without what it wraps.
-func as[T error](err error) (T, bool) {
+func as[T error](err error) (found T, ok bool) {
 	if e, ok := err.(T); ok {
 		return e, true
 	}
-	var e T
 	x, ok := err.(interface{ As(target any) bool })
-	return e, ok && x.As(&e)
+	if !ok {
+		return found, false
+	}
+	target := new(T) // on the heap, and only here
+	ok = x.As(target)
+	return *target, ok
 }

@@ -109,6 +109,9 @@ func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *deli
 // withoutLiveNotes drops notes that belong to another queue, before anyone
 // reads them: the message was forwarded or copied here.
 func withoutLiveNotes(headers amqp.Table) amqp.Table {
+	if !hasLiveNotes(headers) {
+		return headers
+	}
 	others := make(amqp.Table, len(headers))
 	for key, value := range headers {
 		if !middleware.IsLiveKey(key) {
@@ -116,6 +119,15 @@ func withoutLiveNotes(headers amqp.Table) amqp.Table {
 		}
 	}
 	return others
+}
+
+func hasLiveNotes(headers amqp.Table) bool {
+	for key := range headers {
+		if middleware.IsLiveKey(key) {
+			return true
+		}
+	}
+	return false
 }
 
 // deadline returns the end of the message's own expiration, which the broker

@@ -116,6 +116,9 @@ func withWayOut(err error) error {
 }
 
 func isCode(err error, code int) bool {
+	if err == nil {
+		return false
+	}
 	var amqpErr *amqp.Error
 	return errors.As(err, &amqpErr) && amqpErr.Code == code
 }

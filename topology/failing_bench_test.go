@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -23,7 +24,7 @@ type lane struct {
 	took   time.Duration
 }
 
-func newLane(b *testing.B, inFlight int) *lane {
+func newLane(b testing.TB, inFlight int, configs ...func(*wamqp.Config)) *lane {
 	b.Helper()
 	l := &lane{ended: make(chan struct{}, 1)}
 	count := func(h message.HandlerFunc) message.HandlerFunc {
@@ -41,7 +42,13 @@ func newLane(b *testing.B, inFlight int) *lane {
 		}
 	}
 	l.rig = newRig(b, rigConfig{
-		policy: backoff.List{time.Hour}, config: prefetch(64),
+		policy: backoff.List{time.Hour},
+		config: func(cfg *wamqp.Config) {
+			prefetch(64)(cfg)
+			for _, change := range configs {
+				change(cfg)
+			}
+		},
 		subOptions: []topology.SubscriberOption{topology.WithConcurrency(inFlight)},
 		outer:      []message.HandlerMiddleware{count},
 		handler:    func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
@@ -49,20 +56,32 @@ func newLane(b *testing.B, inFlight int) *lane {
 	return l
 }
 
-// batch lets n messages fail, the clock running from when all are in the queue
-// until all wait.
-func (l *lane) batch(b *testing.B, n int) {
+// load puts n messages into the queue, whose handler waits.
+func (l *lane) load(b testing.TB, n int) {
 	b.Helper()
 	l.gate.Lock()
 	l.left.Store(int64(n))
 	fill(b, l.rig.url, l.rig.queue, n)
-	begun := time.Now()
+}
+
+// fail lets them fail, and returns when all wait.
+func (l *lane) fail(b testing.TB) {
+	b.Helper()
 	l.gate.Unlock()
 	select {
 	case <-l.ended:
 	case <-time.After(patience):
 		b.Fatalf("%d messages have not failed", l.left.Load())
 	}
+}
+
+// batch lets n messages fail, the clock running from when all are in the queue
+// until all wait.
+func (l *lane) batch(b testing.TB, n int) {
+	b.Helper()
+	l.load(b, n)
+	begun := time.Now()
+	l.fail(b)
 	l.took += time.Since(begun)
 	l.failed += n
 }

@@ -72,7 +72,7 @@ func (s *subscription) sayRounds(delay, longest time.Duration) {
 // deadLetter has a copy of the delivery confirmed in the dead-letter queue.
 func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error {
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), notes)
-	send := d.sub.subscriber.client.publisher.Publish
+	send := d.sub.subscriber.client.publisher.PublishOwn
 	if alone {
 		send = d.sub.subscriber.client.publisher.PublishAlone
 	}
@@ -131,10 +131,10 @@ func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]st
 
 // publish has msg confirmed on a route.
 func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing) error {
-	return d.publishWith(ctx, d.sub.subscriber.client.publisher.Publish, route, msg)
+	return d.publishWith(ctx, d.sub.subscriber.client.publisher.PublishOwn, route, msg)
 }
 
-// sendFunc is Publish or PublishAlone of a publisher.
+// sendFunc is Publish, PublishOwn or PublishAlone of a publisher.
 type sendFunc func(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error
 
 // publishWith has msg confirmed on a route by send.
@@ -156,6 +156,9 @@ type planned struct {
 // (the channel is closed with 404).
 func (p planned) publish(ctx context.Context, send sendFunc, route Route, msg amqp.Publishing) error {
 	err := send(ctx, route.Exchange, route.RoutingKey, msg)
+	if err == nil {
+		return nil
+	}
 	if isCode(err, amqp.AccessRefused) {
 		return withWayOut(err)
 	}

@@ -37,8 +37,9 @@ type subscription struct {
 	base   context.Context // done: draining is over; parent of every message's context
 	cancel context.CancelFunc
 
-	slots chan struct{}  // one for each message in progress
-	wg    sync.WaitGroup // messages in progress and channels being closed
+	slots   chan struct{}  // one for each message in progress
+	wg      sync.WaitGroup // messages in progress and channels being closed
+	workers *workers
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
@@ -66,7 +67,7 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 	stop, cancelStop := context.WithCancel(ctx)
 	unlink := context.AfterFunc(s.stop, cancelStop)
 	base, cancelBase := context.WithCancel(context.WithoutCancel(ctx))
-	return &subscription{
+	created := &subscription{
 		subscriber: s, topic: topic, plan: plan,
 		out:    make(chan *message.Message),
 		logger: logger,
@@ -74,7 +75,9 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		slots:  make(chan struct{}, s.opts.concurrency),
 		inHand: inHand{have: map[*delivery]held{}},
-	}, nil
+	}
+	created.workers = newWorkers(created.take)
+	return created, nil
 }
 
 // begin declares everything and consumes.
@@ -166,6 +169,7 @@ func (c *consumer) settle(say func() error) (err error) {
 func (s *subscription) run(c *consumer) {
 	defer close(s.out)
 	defer s.cancel()
+	defer s.workers.end()
 	defer s.watchHandlers()()
 	for c != nil {
 		s.receive(c)
@@ -206,21 +210,25 @@ func (s *subscription) receive(c *consumer) {
 			}
 			s.wg.Add(1)
 			c.inFlight.Add(1)
-			turn := s.turnFor(&raw)
-			go func() {
-				defer func() {
-					turn.leave()
-					<-s.slots
-					c.inFlight.Done()
-					s.wg.Done()
-				}()
-				s.process(c, raw, turn)
-			}()
+			s.workers.give(task{c, raw, s.turnFor(&raw)})
 		case <-s.stop.Done():
 			<-s.slots
 			return
 		}
 	}
+}
+
+// take takes one delivery to its end, and gives its place back when idle says
+// that this goroutine can take the next one.
+func (s *subscription) take(t task, idle func()) {
+	defer func() {
+		t.turn.leave()
+		idle()
+		<-s.slots
+		t.from.inFlight.Done()
+		s.wg.Done()
+	}()
+	s.process(t.from, t.raw, t.turn)
 }
 
 // release lets go of a consumer: what it has received but not begun goes back at

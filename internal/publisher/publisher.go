@@ -65,7 +65,13 @@ func New(l *link.Link, cfg Config) *Publisher {
 //
 // msg is not written to, and not read any more when Publish has returned.
 func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
-	wait, err := p.Start(ctx, exchange, routingKey, msg)
+	return p.PublishOwn(ctx, exchange, routingKey, withHeaders(msg))
+}
+
+// PublishOwn is Publish of a message whose headers are the publisher's to write
+// to, and not nil.
+func (p *Publisher) PublishOwn(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
+	wait, err := p.start(ctx, exchange, routingKey, msg)
 	if err == nil {
 		err = wait()
 	}

@@ -14,6 +14,18 @@ import (
 // half is wait, which must be called, once. Messages that are started one after
 // the other reach the broker in that order, unless a channel is lost meanwhile.
 func (p *Publisher) Start(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
+	return p.start(ctx, exchange, routingKey, withHeaders(msg))
+}
+
+// withHeaders gives msg headers of its own, with room for one more.
+func withHeaders(msg amqp.Publishing) amqp.Publishing {
+	headers := make(amqp.Table, len(msg.Headers)+1)
+	maps.Copy(headers, msg.Headers)
+	msg.Headers = headers
+	return msg
+}
+
+func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	if !p.enter() {
 		cancel()
@@ -24,11 +36,8 @@ func (p *Publisher) Start(ctx context.Context, exchange, routingKey string, msg 
 		p.wg.Done()
 	}
 
-	headers := make(amqp.Table, len(msg.Headers)+1)
-	maps.Copy(headers, msg.Headers)
 	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
-	headers[p.cfg.NonceHeader] = nonce
-	msg.Headers = headers
+	msg.Headers[p.cfg.NonceHeader] = nonce
 	if err := check(exchange, routingKey, &msg); err != nil {
 		end()
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
