@@ -36,9 +36,11 @@ INNER      := $(patsubst ./%/go.mod,%,$(sort $(shell find . -mindepth 2 -name '.
 # Those whose tests need PostgreSQL, for make examples.
 POSTGRES   := middleware/delayed/postgresql examples/outbox
 TESTED     := $(filter-out $(POSTGRES),$(INNER))
+# The package that takes longest begins first, beside all the others.
+ORDERED    := $(if $(filter ./...,$(PKG)),./topology) $(PKG)
 # $(call each,command,arguments) goes on to the inner modules where PKG is everything, and fails if one of them did. -C
 # comes first.
-each        = code=0; $(1) $(2) $(PKG) || code=1$(if $(filter ./...,$(PKG)),$(foreach m,$(TESTED),; $(1) -C $(m) $(2) ./... || code=1)); exit $$code
+each        = code=0; $(1) $(2) $(ORDERED) || code=1$(if $(filter ./...,$(PKG)),$(foreach m,$(TESTED),; $(1) -C $(m) $(2) ./... || code=1)); exit $$code
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-here test-matrix examples examples-here monitoring-test unit fuzz lint lint-more vuln api bench bench-here chaos chaos-bugs soak clean clean-brokers

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/testbench"
+)
+
+// broker is a node of the bench and what the contests do to it beside what they measure.
+type broker struct {
+	node   *testbench.Node
+	conn   *amqp.Connection
+	queues atomic.Int64
+}
+
+func startBroker(ctx context.Context) (*broker, error) {
+	node, err := testbench.Start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := amqp.Dial(node.URL())
+	if err != nil {
+		return nil, errors.Join(err, node.Close())
+	}
+	return &broker{node: node, conn: conn}, nil
+}
+
+func (b *broker) close() error {
+	_ = b.conn.Close()
+	return b.node.Close()
+}
+
+// reconnect runs f on a connection made anew, for the one before was closed.
+func (b *broker) reconnect(f func() error) error {
+	conn, err := amqp.Dial(b.node.URL())
+	if err != nil {
+		return err
+	}
+	_ = b.conn.Close()
+	b.conn = conn
+	return f()
+}
+
+// name returns a name that no queue has.
+func (b *broker) name(of string) string { return fmt.Sprintf("%s-%d", of, b.queues.Add(1)) }
+
+// do runs f on a channel of its own in confirm mode.
+func (b *broker) do(f func(*amqp.Channel) error) error {
+	ch, err := b.conn.Channel()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ch.Close() }()
+	if err := ch.Confirm(false); err != nil {
+		return err
+	}
+	return f(ch)
+}
+
+var quorum = amqp.Table{"x-queue-type": "quorum"}
+
+func (b *broker) declare(queue string, args amqp.Table) error {
+	return b.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(queue, true, false, false, false, args)
+		return err
+	})
+}
+
+// declareWait declares a quorum wait queue in front of queue that loses nothing.
+func (b *broker) declareWait(wait, queue string, delay time.Duration) error {
+	return b.declare(wait, amqp.Table{
+		"x-queue-type": "quorum", "x-message-ttl": delay.Milliseconds(), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+	})
+}
+
+func (b *broker) purge(queue string) error {
+	return b.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueuePurge(queue, false)
+		return err
+	})
+}
+
+func (b *broker) delete(queues ...string) error {
+	return b.do(func(ch *amqp.Channel) error {
+		for _, queue := range queues {
+			if _, err := ch.QueueDelete(queue, false, false, false); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// load is what messages are made of: bytes of payload and a number of headers.
+type load struct{ bytes, headers int }
+
+// usual is the load where a contest is not about it.
+var usual = load{bytes: 1024, headers: 2}
+
+// numbered is message i of a load; its body begins with i.
+func (l load) numbered(i int) amqp.Publishing {
+	body := make([]byte, max(l.bytes, 8))
+	binary.BigEndian.PutUint64(body, uint64(i))
+	headers := make(amqp.Table, l.headers)
+	for k := range l.headers {
+		headers["header-"+strconv.Itoa(k)] = "a value of twenty-six bytes"
+	}
+	return amqp.Publishing{Headers: headers, DeliveryMode: amqp.Persistent, Body: body}
+}
+
+func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }
+
+// window bounds what is published and not yet confirmed.
+const window = 1000
+
+// fill puts n messages into a queue and returns when all are confirmed: the fastest that a client can be.
+func (b *broker) fill(queue string, n int, l load) error {
+	return b.do(func(ch *amqp.Channel) error {
+		var confirms []*amqp.DeferredConfirmation
+		for i := range n {
+			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, l.numbered(i))
+			if err != nil {
+				return err
+			}
+			confirms = append(confirms, confirm)
+			if len(confirms) == window || i == n-1 {
+				for _, c := range confirms {
+					if !c.Wait() {
+						return fmt.Errorf("queue %q: not confirmed", queue)
+					}
+				}
+				confirms = confirms[:0]
+			}
+		}
+		return nil
+	})
+}
+
+// processes returns the pids of the node.
+func (b *broker) processes() []int {
+	var pids []int
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(line, []byte("beam.smp")) || !bytes.Contains(line, []byte(b.node.Name())) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// clockTick is USER_HZ, 100 on every Linux that Go knows.
+const clockTick = time.Second / 100
+
+// processorTime is what the node has used so far.
+func (b *broker) processorTime() time.Duration {
+	var ticks int64
+	for _, pid := range b.processes() {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		// The name of the program, in parentheses, may hold anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		for _, field := range fields[11:13] { // utime and stime
+			n, _ := strconv.ParseInt(field, 10, 64)
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * clockTick
+}
+
+// memory is what the node occupies, in MiB.
+func (b *broker) memory() float64 {
+	var kib int64
+	for _, pid := range b.processes() {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(status)) {
+			if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+				n, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+				kib += n
+			}
+		}
+	}
+	return float64(kib) / 1024
+}
+
+// ownProcessorTime is what this process has used so far.
+func ownProcessorTime() time.Duration {
+	var usage syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}

@@ -1,0 +1,551 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// The metrics.
+const (
+	rate          = "per second"
+	nanoseconds   = "ns"
+	allocs        = "allocations"
+	microseconds  = "CPU µs" // of client and broker, for each message
+	p50           = "p50 ms"
+	p99           = "p99 ms"
+	kibPerMessage = "KiB per message"
+)
+
+const (
+	bare      = "handler alone"
+	recoverer = "watermill Recoverer"
+)
+
+// patience ends a turn that gets nowhere.
+const patience = 3 * time.Minute
+
+// success calls a handler that succeeds, in a loop, with a message of the real Subscriber.
+func (b *bench) success(ctx context.Context) ([]result, error) {
+	client, msg, err := b.delivered(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	defer msg.Ack()
+	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second})
+	if err != nil {
+		return nil, err
+	}
+	handler := func(*message.Message) ([]*message.Message, error) { return nil, nil }
+	of := func(name string, h message.HandlerFunc, n int) entry {
+		return entry{name, func(context.Context) (values, error) {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			begun := time.Now()
+			for range n {
+				if _, err := h(msg); err != nil {
+					return nil, err
+				}
+			}
+			took := time.Since(begun)
+			runtime.ReadMemStats(&after)
+			return values{
+				nanoseconds: float64(took.Nanoseconds()) / float64(n),
+				allocs:      float64((after.Mallocs - before.Mallocs) / uint64(n)), // whole ones; something else may allocate meanwhile
+			}, nil
+		}}
+	}
+	const n = 5_000_000
+	return contest{group: "success", rounds: b.rounds, entries: []entry{
+		of(bare, handler, n), of(recoverer, wmiddleware.Recoverer(handler), n), of(ours, retry.Middleware(handler), n),
+		of(wmRetry, wmiddleware.Retry{MaxRetries: 3, InitialInterval: time.Second}.Middleware(handler), n/10),
+	}}.hold(ctx, b)
+}
+
+// delivered is a message with ten metadata keys as the Subscriber hands it out.
+func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Message, error) {
+	queue := b.broker.name("success")
+	cfg := consumerConfig(b.broker.node.URL(), 1)
+	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{}, topology.WithLogger(watermill.NopLogger{}))
+	if err != nil {
+		return nil, nil, err
+	}
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(backoff.List{time.Second}))
+	if err != nil {
+		return nil, nil, errors.Join(err, client.Close())
+	}
+	messages, err := sub.Subscribe(context.WithoutCancel(ctx), queue)
+	if err == nil {
+		err = b.broker.fill(queue, 1, load{bytes: 1024, headers: 10})
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, client.Close())
+	}
+	return client, <-messages, nil
+}
+
+// publish has messages confirmed in a quorum queue.
+func (b *bench) publish(ctx context.Context) ([]result, error) {
+	var results []result
+	for _, callers := range []int{1, 8, 64} {
+		r, err := b.publishWith(ctx, callers)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r...)
+	}
+	return results, nil
+}
+
+func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) {
+	queue, url := b.broker.name("publish"), b.broker.node.URL()
+	if err := b.broker.declare(queue, quorum); err != nil {
+		return nil, err
+	}
+	client, err := topology.Open(ctx, wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{}, topology.WithLogger(watermill.NopLogger{}))
+	if err != nil {
+		return nil, err
+	}
+	byHand, err := dialRaw(url, callers)
+	if err != nil {
+		return nil, err
+	}
+	asItComes, err := newWatermillPublisher(url, 0)
+	if err != nil {
+		return nil, err
+	}
+	pooled, err := newWatermillPublisher(url, callers)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_, _, _, _ = client.Close(), byHand.close(), asItComes.Close(), pooled.Close()
+	}()
+
+	watermillMessage := func(i int) *message.Message {
+		m := usual.numbered(i)
+		msg := message.NewMessage("", m.Body)
+		for key, value := range m.Headers {
+			msg.Metadata.Set(key, value.(string))
+		}
+		return msg
+	}
+	measured := func(name string, n int, publish func(i int) error) entry {
+		return entry{name, func(context.Context) (values, error) {
+			defer func() { _ = b.broker.purge(queue) }()
+			return b.measured(n, func() error { return inParallel(callers, n, publish) })
+		}}
+	}
+	// About half a second each, on a machine where a confirm takes 0.4 ms.
+	n := map[int]int{1: 1000, 8: 4000, 64: 12000}[callers]
+	return contest{group: "publish", x: float64(callers), rounds: b.rounds, entries: []entry{
+		measured(ours, n, func(i int) error { return client.Publish(ctx, "", queue, usual.numbered(i)) }),
+		measured(raw, n, func(i int) error { return byHand.publish("", queue, usual.numbered(i)) }),
+		measured(wmDefault, n/4, func(i int) error { return asItComes.Publish(queue, watermillMessage(i)) }),
+		measured(wmPooled, n, func(i int) error { return pooled.Publish(queue, watermillMessage(i)) }),
+		{rawWindow, func(context.Context) (values, error) {
+			defer func() { _ = b.broker.purge(queue) }()
+			return b.measured(12000, func() error { return b.broker.fill(queue, 12000, usual) })
+		}},
+	}}.hold(ctx, b)
+}
+
+// measured is the rate and the processor time of n of something.
+func (b *bench) measured(n int, f func() error) (values, error) {
+	cpu, begun := ownProcessorTime()+b.broker.processorTime(), time.Now()
+	if err := f(); err != nil {
+		return nil, err
+	}
+	took := time.Since(begun)
+	cpu = ownProcessorTime() + b.broker.processorTime() - cpu
+	return values{rate: float64(n) / took.Seconds(), microseconds: float64(cpu.Microseconds()) / float64(n)}, nil
+}
+
+func inParallel(callers, n int, f func(i int) error) error {
+	var (
+		next atomic.Int64
+		wait sync.WaitGroup
+	)
+	problems := make([]error, callers)
+	for c := range callers {
+		wait.Go(func() {
+			for i := next.Add(1); i <= int64(n) && problems[c] == nil; i = next.Add(1) {
+				problems[c] = f(int(i))
+			}
+		})
+	}
+	wait.Wait()
+	return errors.Join(problems...)
+}
+
+// lane is a queue and its service, whose handlers wait while the queue is filled.
+type lane struct {
+	bench *bench
+	work  work
+	gate  sync.RWMutex
+	left  atomic.Int64
+	ended chan struct{}
+	serve *service
+}
+
+type serveFunc func(context.Context, *broker, work) (*service, error)
+
+func (b *bench) newLane(ctx context.Context, start serveFunc, w work) (*lane, error) {
+	l := &lane{bench: b, ended: make(chan struct{}, 1)}
+	handle, settled := w.handle, w.settled
+	w.queue = b.broker.name("lane")
+	w.handle = func(body []byte) error {
+		l.gate.RLock()
+		defer l.gate.RUnlock()
+		return handle(body)
+	}
+	w.settled = func(body []byte) {
+		if settled != nil {
+			settled(body)
+		}
+		if l.left.Add(-1) == 0 {
+			l.ended <- struct{}{}
+		}
+	}
+	l.work = w
+	var err error
+	l.serve, err = start(ctx, b.broker, w)
+	return l, err
+}
+
+// batch has n messages handled, settled is how often that is said, the clock running from when all are in the queue.
+func (l *lane) batch(ctx context.Context, n, settled int, of load) (values, error) {
+	l.gate.Lock()
+	l.left.Store(int64(settled))
+	err := l.bench.broker.fill(l.work.queue, n, of)
+	if err != nil {
+		l.gate.Unlock()
+		return nil, err
+	}
+	return l.bench.measured(n, func() error {
+		l.gate.Unlock()
+		return l.wait(ctx)
+	})
+}
+
+func (l *lane) wait(ctx context.Context) error {
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(patience):
+		return fmt.Errorf("%d messages are not settled after %v", l.left.Load(), patience)
+	}
+}
+
+func (l *lane) end() error {
+	if l == nil || l.serve == nil {
+		return nil
+	}
+	return errors.Join(l.serve.stop(), l.bench.broker.delete(append(l.serve.waits, l.work.queue)...))
+}
+
+// empty purges what waits.
+func (l *lane) empty() error {
+	var problems []error
+	for _, wait := range l.serve.waits {
+		problems = append(problems, l.bench.broker.purge(wait))
+	}
+	return errors.Join(problems...)
+}
+
+// failing lets every message fail: consumed, handed over to a wait queue, confirmed, acked.
+func (b *bench) failing(ctx context.Context) ([]result, error) {
+	var results []result
+	for _, inFlight := range []int{1, 8, 64} {
+		entries := []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}, {wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1}}
+		r, err := b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r...)
+	}
+	return results, nil
+}
+
+// contender is a service in a contest, and how many messages it gets, by those of the others: less if it is slow.
+type contender struct {
+	name  string
+	start serveFunc
+	share float64
+}
+
+func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlight int, of load, contenders []contender) (results []result, err error) {
+	n := 600 * min(inFlight, 4)
+	if of.bytes > 100_000 {
+		n = max(n/20, inFlight)
+	}
+	c := contest{group: group, x: x, rounds: b.rounds}
+	for _, one := range contenders {
+		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed }})
+		defer func() { err = errors.Join(err, l.end()) }()
+		if err != nil {
+			return nil, err
+		}
+		n := int(float64(n) * one.share)
+		c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) {
+			measured, err := l.batch(ctx, n, n, of)
+			return measured, errors.Join(err, l.empty())
+		}})
+	}
+	return c.hold(ctx, b)
+}
+
+// healthy lets one message in ten fail once, and looks how fast the others are.
+func (b *bench) healthy(ctx context.Context) ([]result, error) {
+	var results []result
+	for _, inFlight := range []int{1, 8, 64} {
+		r, err := b.healthyWith(ctx, inFlight)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r...)
+	}
+	return results, nil
+}
+
+func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result, err error) {
+	c := contest{group: "healthy", x: float64(inFlight), rounds: b.rounds}
+	for _, one := range []struct {
+		name  string
+		start serveFunc
+		n     int
+		fails bool
+	}{
+		{ours, serveOurs, 8000, true},
+		{oursNoFailures, serveOurs, 8000, false},
+		{raw, serveRaw, 8000, true},
+		{rawNoFailures, serveRaw, 8000, false},
+		{wmRetry, serveRetry, 20 * inFlight, true},
+	} {
+		f := &tenth{fails: one.fails, all: make(chan struct{}, 1)}
+		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Second, handle: f.handle, settled: f.settled})
+		defer func() { err = errors.Join(err, l.end()) }()
+		if err != nil {
+			return nil, err
+		}
+		c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) }})
+	}
+	return c.hold(ctx, b)
+}
+
+// tenth lets every tenth message fail, once.
+type tenth struct {
+	fails bool
+	mu    sync.Mutex
+	seen  map[int]bool
+	left  atomic.Int64 // of those that never fail
+	all   chan struct{}
+}
+
+func (f *tenth) isFailing(body []byte) bool { return f.fails && number(body)%10 == 9 }
+
+func (f *tenth) handle(body []byte) error {
+	if !f.isFailing(body) {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := number(body)
+	if f.seen[i] {
+		return nil
+	}
+	f.seen[i] = true
+	return errFailed
+}
+
+func (f *tenth) settled(body []byte) {
+	if !f.isFailing(body) && f.left.Add(-1) == 0 {
+		f.all <- struct{}{}
+	}
+}
+
+// turn measures how long the messages that never fail take, and waits for all.
+func (f *tenth) turn(ctx context.Context, l *lane, n int) (values, error) {
+	healthy, settled := n, n
+	if f.fails {
+		healthy = n - n/10
+		settled = n + n/10
+		if len(l.serve.waits) == 0 { // Retry settles each once
+			settled = n
+		}
+	}
+	f.seen = make(map[int]bool)
+	f.left.Store(int64(healthy))
+	took := make(chan time.Duration, 1)
+	l.gate.Lock()
+	l.left.Store(int64(settled))
+	if err := l.bench.broker.fill(l.work.queue, n, usual); err != nil {
+		l.gate.Unlock()
+		return nil, err
+	}
+	begun := time.Now()
+	l.gate.Unlock()
+	go func() {
+		select {
+		case <-f.all:
+		case <-time.After(patience):
+		}
+		took <- time.Since(begun)
+	}()
+	if err := l.wait(ctx); err != nil {
+		return nil, err
+	}
+	return values{rate: float64(healthy) / (<-took).Seconds()}, nil
+}
+
+// late is the lateness at the handler where many others wait, but none is due.
+func (b *bench) late(ctx context.Context) ([]result, error) {
+	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds, []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}})
+}
+
+const (
+	lateDelay    = 500 * time.Millisecond
+	lateMessages = 300
+	latePause    = 7 * time.Millisecond // about 150 a second
+)
+
+func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int, contenders []contender) (results []result, err error) {
+	// They wait in a queue of their own, so that they can be as many and wait as long as this takes.
+	parked := b.broker.name("parked")
+	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour), b.broker.fill(parked, waiting, usual)); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.broker.delete(parked)) }()
+	c := contest{group: group, x: x, rounds: rounds}
+	for _, one := range contenders {
+		e, end, err := b.lateEntry(ctx, one, lateDelay)
+		defer func() { err = errors.Join(err, end()) }()
+		if err != nil {
+			return nil, err
+		}
+		c.entries = append(c.entries, e)
+	}
+	return c.hold(ctx, b)
+}
+
+// lateEntry lets messages fail once, one after the other, and measures how long after their delay they are back.
+func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry, func() error, error) {
+	var (
+		mu     sync.Mutex
+		failed map[int]time.Time
+		lates  []time.Duration
+	)
+	handle := func(body []byte) error {
+		now := time.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		i := number(body)
+		if at, ok := failed[i]; ok {
+			lates = append(lates, now.Sub(at)-delay)
+			return nil
+		}
+		failed[i] = time.Now()
+		return errFailed
+	}
+	l, err := b.newLane(ctx, one.start, work{inFlight: 8, delay: delay, handle: handle})
+	if err != nil {
+		return entry{}, l.end, err
+	}
+	return entry{one.name, func(ctx context.Context) (values, error) {
+		mu.Lock()
+		failed, lates = make(map[int]time.Time), nil
+		mu.Unlock()
+		l.left.Store(2 * lateMessages)
+		ticker := time.NewTicker(latePause)
+		defer ticker.Stop()
+		publisher, err := dialRaw(b.broker.node.URL(), 1)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = publisher.close() }()
+		for i := range lateMessages {
+			<-ticker.C
+			if err := publisher.publish("", l.work.queue, usual.numbered(i)); err != nil {
+				return nil, err
+			}
+		}
+		if err := l.wait(ctx); err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		slices.Sort(lates)
+		at := func(q float64) float64 { return float64(lates[int(q*float64(len(lates)-1))].Microseconds()) / 1000 }
+		return values{p50: at(0.5), p99: at(0.99)}, nil
+	}}, l.end, nil
+}
+
+// memory is what messages that wait cost the process.
+func (b *bench) memory(ctx context.Context) ([]result, error) {
+	const n = 100_000
+	turn := func(name string, wait func(context.Context) (end func() error, err error)) entry {
+		return entry{name, func(ctx context.Context) (values, error) {
+			before := inUse()
+			end, err := wait(ctx)
+			if err != nil {
+				return nil, err
+			}
+			grown := float64(inUse()) - float64(before)
+			return values{kibPerMessage: max(grown, 0) / 1024 / n}, end()
+		}}
+	}
+	return contest{group: "memory", rounds: 1, entries: []entry{
+		turn(ours, func(ctx context.Context) (func() error, error) {
+			l, err := b.newLane(ctx, serveOurs, work{inFlight: 64, delay: time.Hour, handle: func([]byte) error { return errFailed }})
+			if err != nil {
+				return l.end, err
+			}
+			_, err = l.batch(ctx, n, n, usual)
+			return l.end, err
+		}),
+		turn(wmRetry, func(ctx context.Context) (func() error, error) {
+			ctx, cancel := context.WithCancel(ctx)
+			var begun, ended sync.WaitGroup
+			h := wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Hour, Logger: watermill.NopLogger{}}.Middleware(
+				func(*message.Message) ([]*message.Message, error) {
+					begun.Done()
+					return nil, errFailed
+				})
+			begun.Add(n)
+			for i := range n {
+				msg := message.NewMessageWithContext(ctx, "", usual.numbered(i).Body)
+				ended.Go(func() { _, _ = h(msg) })
+			}
+			begun.Wait()
+			time.Sleep(time.Second) // the last ones set their timers
+			return func() error { cancel(); ended.Wait(); return nil }, nil
+		}),
+	}}.hold(ctx, b)
+}
+
+// inUse is what the heap and the stacks occupy after a collection.
+func inUse() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}

@@ -1,0 +1,162 @@
+// Bench measures the library beside what a user would pick instead, in one run on a RabbitMQ of its own, and says for each aim
+// whether it is met:
+//
+//	go run . [-rounds 7] [-only success,publish] [-scale] [-out results.json]
+//
+// All entries of a contest take turns, round by round; what is compared are the ratios of the turns in one round, of which the
+// median and the range are printed. -scale measures instead how figures grow with what is waiting, with handlers, payloads,
+// headers, delays and messages in flight. -out writes all samples to a file, of which the command plot draws pictures and
+// writes tables. MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be
+// done.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := start(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// bench is one run.
+type bench struct {
+	broker  *broker
+	rounds  int
+	waiting int
+	most    int      // of a scale that is long to climb
+	only    []string // entries; nil: all
+	say     func(format string, args ...any)
+}
+
+type part struct {
+	name string
+	run  func(*bench, context.Context) ([]result, error)
+}
+
+var (
+	contests = []part{
+		{"success", (*bench).success},
+		{"publish", (*bench).publish},
+		{"failing", (*bench).failing},
+		{"healthy", (*bench).healthy},
+		{"late", (*bench).late},
+		{"memory", (*bench).memory},
+	}
+	scales = []part{
+		{"inflight", (*bench).scaleInFlight},
+		{"payload", (*bench).scalePayload},
+		{"headers", (*bench).scaleHeaders},
+		{"hops", (*bench).scaleHops},
+		{"waiting", (*bench).scaleWaiting},
+		{"handlers", (*bench).scaleHandlers},
+	}
+)
+
+func start(ctx context.Context, args []string, out io.Writer) (err error) {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	rounds := flags.Int("rounds", 7, "how often each entry takes its turn")
+	only := flags.String("only", "", "`names` of the contests or scales to hold, separated by commas")
+	scale := flags.Bool("scale", false, "measure how figures grow, instead of the contests")
+	most := flags.Int("most", 1_000_000, "the most messages that wait in -scale")
+	file := flags.String("out", "", "`file` for all samples, as JSON")
+	entries := flags.String("entries", "", "`names` of the entries that take part, separated by commas; all if empty")
+	profile := flags.String("cpuprofile", "", "`file` for a CPU profile of this process, best with one contest and -entries millpond")
+	allocated := flags.String("memprofile", "", "`file` for a profile of all allocations of this process")
+	verbose := flags.Bool("v", false, "print each turn")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	parts := contests
+	if *scale {
+		parts = scales
+	}
+	if parts, err = chosen(parts, *only); err != nil {
+		return err
+	}
+	if *rounds < 1 || flags.NArg() > 0 {
+		return errors.New("rounds must be positive, and there are no arguments but flags")
+	}
+
+	if *profile != "" {
+		file, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
+	if *allocated != "" {
+		runtime.MemProfileRate = 512
+		defer func() { err = errors.Join(err, writeAllocations(*allocated)) }()
+	}
+	broker, err := startBroker(ctx)
+	if err != nil {
+		return err
+	}
+	b := &bench{broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {}}
+	if *entries != "" {
+		b.only = strings.Split(*entries, ",")
+	}
+	if *verbose {
+		b.say = func(format string, args ...any) { fmt.Fprintf(out, format, args...) }
+	}
+	r := run{Machine: machineOf(broker), Rounds: *rounds}
+	fmt.Fprintf(out, "%s\n\n", r.Machine)
+	for _, p := range parts {
+		fmt.Fprintf(out, "%s ...\n", p.name)
+		results, partErr := p.run(b, ctx)
+		r.Results = append(r.Results, results...)
+		if partErr != nil {
+			err = fmt.Errorf("%s: %w", p.name, partErr)
+			break
+		}
+	}
+	r.print(out)
+	if *file != "" {
+		err = errors.Join(err, r.write(*file))
+	}
+	return errors.Join(err, broker.close())
+}
+
+func writeAllocations(name string) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
+}
+
+func chosen(parts []part, only string) ([]part, error) {
+	if only == "" {
+		return parts, nil
+	}
+	var list []part
+	for name := range strings.SplitSeq(only, ",") {
+		i := slices.IndexFunc(parts, func(p part) bool { return p.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no %q", name)
+		}
+		list = append(list, parts[i])
+	}
+	return list, nil
+}

@@ -1,0 +1,226 @@
+// Plot draws the pictures of docs/performance.md and writes its tables, from the files that bench has written with -out:
+//
+//	go run ./plot -docs ../../docs contests.json scale.json
+//
+// The tables stand between `<!-- table NAME -->` and `<!-- end -->`.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"image/color"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+)
+
+type result struct {
+	Group   string
+	X       float64
+	Entry   string
+	Metric  string
+	Samples []float64
+}
+
+func (r result) median() float64 {
+	sorted := slices.Sorted(slices.Values(r.Samples))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[middle-1] + sorted[middle]) / 2
+	}
+	return sorted[middle]
+}
+
+// picture is one metric of one group.
+type picture struct {
+	file, title, x, y string
+	group, metric     string
+	logX, logY        bool
+}
+
+const rate, p50, p99, mib = "per second", "p50 ms", "p99 ms", "broker MiB"
+
+var pictures = []picture{
+	{"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight", rate, true, false},
+	{"payload", "Messages that fail, per second, 8 in flight", "bytes of payload", "messages per second", "payload", rate, true, true},
+	{"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second", "headers", rate, false, false},
+	{"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false},
+	{"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting", p50, true, false},
+	{"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting", "messages per second", "waiting", rate, true, false},
+	{"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true},
+	{"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers", "seconds to start", true, true},
+}
+
+// colours are told apart by whoever cannot tell red from green (Okabe and Ito).
+var colours = []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255}}
+
+func main() {
+	docs := flag.String("docs", "../../docs", "`folder` of performance.md")
+	flag.Parse()
+	if err := run(*docs, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "plot:", err)
+		os.Exit(1)
+	}
+}
+
+func run(docs string, files []string) error {
+	var results []result
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		var r struct{ Results []result }
+		if err := json.Unmarshal(data, &r); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		results = append(results, r.Results...)
+	}
+	for _, p := range pictures {
+		if err := p.draw(results, filepath.Join(docs, "performance")); err != nil {
+			return fmt.Errorf("%s: %w", p.file, err)
+		}
+	}
+	return fill(filepath.Join(docs, "performance.md"), results)
+}
+
+// draw writes an SVG; nothing where the group was not measured.
+func (p picture) draw(results []result, folder string) error {
+	lines, names := map[string]plotter.XYs{}, []string{}
+	for _, r := range results {
+		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 {
+			continue
+		}
+		if !slices.Contains(names, r.Entry) {
+			names = append(names, r.Entry)
+		}
+		lines[r.Entry] = append(lines[r.Entry], plotter.XY{X: r.X, Y: r.median()})
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	drawn := plot.New()
+	drawn.Title.Text, drawn.X.Label.Text, drawn.Y.Label.Text = p.title, p.x, p.y
+	drawn.Legend.Top = true
+	if p.logX {
+		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	if p.logY {
+		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	drawn.Add(plotter.NewGrid())
+	for i, name := range names {
+		line, points, err := plotter.NewLinePoints(lines[name])
+		if err != nil {
+			return err
+		}
+		line.Color, points.Color = colours[i%len(colours)], colours[i%len(colours)]
+		line.Width = vg.Points(2)
+		drawn.Add(line, points)
+		drawn.Legend.Add(name, line, points)
+	}
+	if !p.logY {
+		drawn.Y.Min = 0
+	}
+	drawn.BackgroundColor = color.White
+	return drawn.Save(16*vg.Centimeter, 9*vg.Centimeter, filepath.Join(folder, p.file+".svg"))
+}
+
+// fill replaces the tables of a page.
+func fill(page string, results []result) error {
+	data, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	const begin, after, end = "<!-- table ", " -->\n", "<!-- end -->"
+	var out strings.Builder
+	rest := string(data)
+	for {
+		before, table, found := strings.Cut(rest, begin)
+		out.WriteString(before)
+		if !found {
+			break
+		}
+		name, table, named := strings.Cut(table, after)
+		_, behind, ended := strings.Cut(table, end)
+		if !named || !ended {
+			return fmt.Errorf("%s: table %q has no end", page, name)
+		}
+		out.WriteString(begin + name + after + "\n" + tableOf(results, name) + "\n" + end)
+		rest = behind
+	}
+	return os.WriteFile(page, []byte(out.String()), 0o644)
+}
+
+// tableOf has a row for each x, and a column for each entry and metric.
+func tableOf(results []result, group string) string {
+	type column struct{ entry, metric string }
+	var (
+		xs      []float64
+		columns []column
+		cells   = map[float64]map[column]result{}
+	)
+	for _, r := range results {
+		if r.Group != group {
+			continue
+		}
+		c := column{r.Entry, r.Metric}
+		if !slices.Contains(xs, r.X) {
+			xs = append(xs, r.X)
+			cells[r.X] = map[column]result{}
+		}
+		if !slices.Contains(columns, c) {
+			columns = append(columns, c)
+		}
+		cells[r.X][c] = r
+	}
+	slices.Sort(xs)
+	slices.SortFunc(columns, func(a, b column) int {
+		return strings.Compare(a.metric+"\x00"+a.entry, b.metric+"\x00"+b.entry)
+	})
+	var out strings.Builder
+	out.WriteString("| |")
+	for _, c := range columns {
+		fmt.Fprintf(&out, " %s, %s |", c.entry, c.metric)
+	}
+	out.WriteString("\n|--:|" + strings.Repeat("--:|", len(columns)) + "\n")
+	for _, x := range xs {
+		fmt.Fprintf(&out, "| %s |", number(x))
+		for _, c := range columns {
+			r, ok := cells[x][c]
+			switch {
+			case !ok:
+				out.WriteString(" – |")
+			case len(r.Samples) == 1:
+				fmt.Fprintf(&out, " %s |", number(r.Samples[0]))
+			default:
+				fmt.Fprintf(&out, " %s (%s–%s) |", number(r.median()), number(slices.Min(r.Samples)), number(slices.Max(r.Samples)))
+			}
+		}
+		out.WriteByte('\n')
+	}
+	return out.String()
+}
+
+// number has three digits that count, and thousands apart.
+func number(v float64) string {
+	if v < 100 && v > -100 {
+		return fmt.Sprintf("%.3g", v)
+	}
+	digits := fmt.Sprintf("%.0f", v)
+	var out strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			out.WriteByte(' ')
+		}
+		out.WriteRune(d)
+	}
+	return out.String()
+}
