@@ -1,10 +1,10 @@
 # `make help` lists the targets. Everything works without arguments; these change something:
 #
-#     PKG       the packages of test, unit and bench (default ./..., and those of the modules inside this one)
+#     PKG       the packages of test, unit and bench-go (default ./..., and those of the modules inside this one)
 #     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
 #     TESTARGS  more arguments for go test, as in TESTARGS='-run Outbox -v'
 #     BROKER    the RabbitMQ of test, demo and bench: 4.0, 4.3 or nothing for the installed one
-#     ARGS      arguments of the demo, chaos and soak
+#     ARGS      arguments of the demo, bench, chaos and soak
 #     FUZZTIME  how long fuzz runs each target (default 1m)
 #     FUZZ      the targets of fuzz, a pattern (default all)
 #     CHAOS_MINUTES, CHAOS_SEED   of chaos (default 5, 1); SOAK_MINUTES of soak (default 10)
@@ -43,7 +43,7 @@ ORDERED    := $(if $(filter ./...,$(PKG)),./topology) $(PKG)
 each        = code=0; $(1) $(2) $(ORDERED) || code=1$(if $(filter ./...,$(PKG)),$(foreach m,$(TESTED),; $(1) -C $(m) $(2) ./... || code=1)); exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-here test-matrix examples examples-here monitoring-test unit fuzz lint lint-more vuln api bench bench-here chaos chaos-bugs soak clean clean-brokers
+.PHONY: help demo test test-here test-matrix examples examples-here monitoring-test unit fuzz lint lint-more vuln api bench bench-scale bench-docs bench-go bench-here chaos chaos-bugs soak clean clean-brokers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,8 +56,8 @@ test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
 	@MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 $(WITHBROKER) $(MAKE) --no-print-directory test-here
 
-test-here: # on the broker that AMQP_URL names
-	@$(call each,$(GOTEST),-race -count 1 -timeout 20m -parallel $(PARALLEL) $(TESTARGS))
+test-here: # on the broker that AMQP_URL names; make lint vets
+	@$(call each,$(GOTEST),-race -vet=off -count 1 -timeout 20m -parallel $(PARALLEL) $(TESTARGS))
 
 examples: ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker postgres
@@ -109,7 +109,22 @@ vuln: ## look for known vulnerabilities in what is used; says so where the datab
 api: ## write the exported API of every public package to docs/api, which a test compares
 	@$(GO) run ./internal/api
 
-bench: ## run the benchmarks on a real RabbitMQ; installs what is missing
+bench: ## measure the library beside what one would pick instead, in one run; installs what is missing
+	@$(INSTALL) broker
+	@mkdir -p bin
+	@$(GO) build -C internal/bench -o '$(CURDIR)/bin/bench' .
+	@MILLPOND_BROKER='$(BROKER)' ./bin/bench -out bin/contests.json $(ARGS)
+
+bench-scale: ## measure how figures grow; takes half an hour, and several GiB of memory
+	@$(INSTALL) broker
+	@mkdir -p bin
+	@$(GO) build -C internal/bench -o '$(CURDIR)/bin/bench' .
+	@MILLPOND_BROKER='$(BROKER)' ./bin/bench -scale -rounds 3 -out bin/scale.json $(ARGS)
+
+bench-docs: ## draw the pictures of docs/performance.md, and fill its tables, from what the two have measured
+	@$(GO) run -C internal/bench ./plot -docs '$(CURDIR)/docs' $(wildcard $(CURDIR)/bin/contests.json $(CURDIR)/bin/scale.json)
+
+bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker
 	@$(WITHBROKER) $(MAKE) --no-print-directory bench-here
 

@@ -79,7 +79,7 @@ func decodeHistory(text string) []HistoryEntry {
 // marked with the length it had.
 func cutText(text string, limit int) string {
 	length := len(text)
-	text = strings.ToValidUTF8(text, "?") // never longer than it was
+	text = validStart(text, limit)
 	if len(text) <= limit {
 		return text
 	}
@@ -89,4 +89,19 @@ func cutText(text string, limit int) string {
 		end--
 	}
 	return text[:end] + mark
+}
+
+// validStart returns text as valid UTF-8, which is never longer, or as much of its
+// beginning as is longer than limit: a megabyte is not looked at for the sake of a
+// header.
+func validStart(text string, limit int) string {
+	for seen := 2 * limit; ; seen *= 2 {
+		if seen >= len(text) {
+			return strings.ToValidUTF8(text, "?")
+		}
+		// The last rune may be cut in two.
+		if valid := strings.ToValidUTF8(text[:seen], "?"); len(valid) > limit+utf8.UTFMax {
+			return valid
+		}
+	}
 }

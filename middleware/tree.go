@@ -27,25 +27,25 @@ func walk(err error, visit func(error) bool) {
 			return
 		}
 		var several []error
-		err, several = wrappedBy(err)
+		several, err = wrappedBy(err)
 		for _, one := range slices.Backward(several) {
 			pending = append(pending, one)
 		}
 	}
 }
 
-// wrappedBy returns what is directly below err: one error, or several.
-func wrappedBy(err error) (one error, several []error) {
+// wrappedBy returns what is directly below err: several errors, or one.
+func wrappedBy(err error) (several []error, one error) {
 	switch e := err.(type) {
 	case interface{ WrappedErrors() []error }: // hashicorp's multierror
-		return nil, e.WrappedErrors()
+		return e.WrappedErrors(), nil
 	case interface{ Unwrap() []error }:
-		return nil, e.Unwrap()
-	case interface{ Unwrap() error }:
 		return e.Unwrap(), nil
+	case interface{ Unwrap() error }:
+		return nil, e.Unwrap()
 	case wmiddleware.RecoveredPanicError:
 		if value, ok := e.V.(error); ok {
-			return value, nil
+			return nil, value
 		}
 	}
 	return nil, nil

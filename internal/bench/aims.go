@@ -78,7 +78,7 @@ func (a aim) verdict(s spread) string {
 		return (least == 0 || s.median >= least) && (most == 0 || s.median <= most)
 	}
 	switch {
-	case math.IsNaN(s.median) || !ok(a.least, a.most):
+	case math.IsNaN(s.median), !ok(a.least, a.most), a.least == 0 && a.most == 0 && s.median != 0:
 		return "missed"
 	case a.beyond != 0 && a.least != 0 && ok(a.beyond, 0), a.beyond != 0 && a.most != 0 && ok(0, a.beyond):
 		return "beyond"

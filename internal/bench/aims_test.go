@@ -1,0 +1,69 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestSpread(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, spread{2, 1, 9}, spreadOf([]float64{9, 1, 2}))
+	assert.Equal(t, spread{3, 1, 9}, spreadOf([]float64{9, 1, 2, 4}))
+}
+
+// Ratios are those of one round: what slows down a whole round is in neither.
+func TestRatiosAreOfOneRound(t *testing.T) {
+	t.Parallel()
+	r := run{Results: []result{
+		{Group: "publish", X: 1, Entry: ours, Metric: rate, Samples: []float64{100, 10, 50}},
+		{Group: "publish", X: 1, Entry: raw, Metric: rate, Samples: []float64{50, 5, 100}},
+	}}
+	s, ok := ratio("publish", 1, rate, ours, raw)(r)
+	require.True(t, ok)
+	assert.Equal(t, spread{2, 0.5, 2}, s)
+	_, ok = ratio("publish", 8, rate, ours, raw)(r)
+	assert.False(t, ok, "it was not measured")
+}
+
+func TestAddedTakesTheHandlerAway(t *testing.T) {
+	t.Parallel()
+	r := run{Results: []result{
+		{Group: "success", Entry: bare, Metric: nanoseconds, Samples: []float64{2, 4}},
+		{Group: "success", Entry: recoverer, Metric: nanoseconds, Samples: []float64{12, 14}},
+		{Group: "success", Entry: ours, Metric: nanoseconds, Samples: []float64{22, 24}},
+	}}
+	s, ok := added("success", nanoseconds, ours, recoverer, bare)(r)
+	require.True(t, ok)
+	assert.Equal(t, spread{2, 2, 2}, s)
+	assert.Equal(t, []float64{22, 24}, r.samples("success", 0, ours, nanoseconds), "the samples are as they were")
+}
+
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		aim  aim
+		got  float64
+		want string
+	}{
+		{aim{least: 0.95}, 0.95, "met"}, {aim{least: 0.95}, 0.949, "missed"}, {aim{least: 0.95, beyond: 1}, 1, "beyond"},
+		{aim{most: 3, beyond: 2}, 3, "met"}, {aim{most: 3, beyond: 2}, 3.1, "missed"}, {aim{most: 3, beyond: 2}, 1.9, "beyond"},
+		{aim{}, 0, "met"}, {aim{}, 1, "missed"},
+	} {
+		assert.Equal(t, test.want, test.aim.verdict(spread{median: test.got}), "%+v %v", test.aim, test.got)
+	}
+}
+
+// Every aim is of something that the contests measure.
+func TestAimsAreOfContests(t *testing.T) {
+	t.Parallel()
+	for _, a := range aims() {
+		require.NotNil(t, a.of, a.about)
+		assert.NotEmpty(t, a.about)
+	}
+	_, err := chosen(contests, "success,publish,failing,healthy,late,memory")
+	require.NoError(t, err)
+	_, err = chosen(contests, "nothing")
+	assert.ErrorContains(t, err, `there is no "nothing"`)
+}

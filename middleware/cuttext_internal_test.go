@@ -1,0 +1,29 @@
+package middleware
+
+import (
+	"strings"
+	"testing"
+)
+
+// What is cut is what looking at all of it would have cut.
+func TestCutTextLooksAtTheBeginningOnly(t *testing.T) {
+	long := strings.Repeat("\xff\xfe€", 100_000)
+	for _, text := range []string{
+		"", "short", strings.Repeat("a", 511), strings.Repeat("a", 512), strings.Repeat("a", 513), strings.Repeat("é", 400), long, long + "\xff",
+		strings.Repeat("\xff", 100_000), strings.Repeat("\xff", 1023) + "é" + strings.Repeat("\xff", 1000) + long, "a" + strings.Repeat("€", 100_000),
+	} {
+		for _, limit := range []int{64, 256, 512, 513, 514, 515, 2048} {
+			whole := strings.ToValidUTF8(text, "?")
+			got := cutText(text, limit)
+			switch {
+			case len(whole) <= limit && got != whole:
+				t.Errorf("%d bytes, limit %d: %q, want all of it", len(text), limit, got)
+			case len(whole) > limit:
+				beginning, _, cut := strings.Cut(got, " … (cut, ")
+				if !cut || !strings.HasPrefix(whole, beginning) || len(got) > limit || len(got) < limit-8 {
+					t.Errorf("%d bytes, limit %d: %q", len(text), limit, got)
+				}
+			}
+		}
+	}
+}
