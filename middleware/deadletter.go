@@ -44,7 +44,7 @@ func WithDeadLetterHook(hook func(ctx context.Context, dead DeadLetter)) Option 
 
 // tellOfDeadLetter calls the hooks. The message is in the dead-letter queue: if
 // a hook ends the goroutine, it is acked here.
-func (r *DelayedRetry) tellOfDeadLetter(ctx context.Context, d *Delivery, log *report, t transfer) {
+func (r *DelayedRetry) tellOfDeadLetter(ctx context.Context, d *Delivery, log *report, t *transfer) {
 	returned := false
 	defer func() {
 		if !returned {

@@ -43,7 +43,7 @@ func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, e
 		notes.Failures = min(notes.Failures, maxFailures)
 		notes.NotBefore, notes.SetAside = time.Time{}, 0
 		notes.Reason, notes.DeadAt, notes.Handler = reason, now, log.at.handler
-		return r.handOver(ctx, d, log, transfer{notes: notes, now: now})
+		return r.handOver(ctx, d, log, &transfer{notes: notes, now: now})
 	})
 }
 

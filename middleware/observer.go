@@ -127,7 +127,7 @@ func (r *DelayedRetry) observeUnsettled(ctx context.Context, d *Delivery, err *u
 }
 
 // observeHandedOver tells of a message that the broker has confirmed.
-func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t transfer) {
+func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t *transfer) {
 	kind := EventRetried
 	switch {
 	case t.notes.Reason != "":

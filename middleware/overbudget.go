@@ -93,7 +93,7 @@ func (r *DelayedRetry) holdBack(ctx context.Context, d *Delivery) (held bool, er
 		log.decided(f, decided)
 		notes := f.recordAside(decided.delay)
 		notes.Interruptions = d.Notes.Interruptions // nothing was handled that would clear it
-		return r.handOver(ctx, d, log, transfer{notes: notes, delay: decided.delay, aside: true, overBudget: true, now: f.now})
+		return r.handOver(ctx, d, log, &transfer{notes: notes, delay: decided.delay, aside: true, overBudget: true, now: f.now})
 	})
 }
 

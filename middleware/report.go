@@ -96,7 +96,7 @@ func (l *report) refused(reason Reason) {
 	l.logger = l.logger.With(watermill.LogFields{"reason": string(reason)})
 }
 
-func (l *report) handedOver(t transfer) {
+func (l *report) handedOver(t *transfer) {
 	switch {
 	case t.notes.Reason != "" && t.err == nil:
 		l.logger.Error("Message dead-lettered without being handled", forLog(l.err, l.text), nil)

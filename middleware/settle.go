@@ -49,6 +49,12 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 		return unsettled
 	}
 
+	return r.handOver(ctx, d, log, r.decide(ctx, d, log, err))
+}
+
+// decide decides what becomes of the message. Apart from what follows, for each of
+// its values that is kept there is copied with the stack that grows there.
+func (r *DelayedRetry) decide(ctx context.Context, d *Delivery, log *report, err error) *transfer {
 	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.Notes, now: r.now().UTC()}
 	f.mark = r.classes.of(err, log.fault)
 	decided := r.limits.decide(f)
@@ -59,9 +65,9 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 		}
 	}
 	log.decided(f, decided)
-	return r.handOver(ctx, d, log, transfer{
+	return &transfer{
 		notes: f.record(decided, log.text), delay: decided.delay, aside: decided.aside, overBudget: decided.overBudget, err: err, now: f.now,
-	})
+	}
 }
 
 // transfer is a message on its way to the broker: to a wait queue for delay, or
@@ -80,7 +86,7 @@ type transfer struct {
 func (t *transfer) placed(reason Reason) { t.notes.Reason = reason }
 
 // handOver returns nil once the broker has confirmed the message.
-func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t transfer) error {
+func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t *transfer) error {
 	t.notes.Metadata = r.kept.of(d.msg.Metadata, log.notKept)
 	d.Placed = Placed{}
 	// A publish that has begun is finished, whatever becomes of the handler.

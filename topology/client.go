@@ -104,7 +104,7 @@ func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time
 	if err != nil {
 		return fmt.Errorf("republish: %w", err)
 	}
-	if err := d.republish(ctx, delay, notes); err != nil {
+	if err := d.republish(ctx, delay, &notes); err != nil {
 		return fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
 	}
 	return nil

@@ -39,7 +39,7 @@ var codec = map[string]struct {
 	run  func()
 	most float64 // allocations
 }{
-	"notes out": {func() { thirdNotes.Headers("orders") }, 20},
+	"notes out": {func() { thirdNotes.Headers("orders") }, 22},
 	"notes in": {func() {
 		middleware.ParseNotes("orders", func(key string) (string, bool) { value, ok := thirdHeaders[key]; return value, ok })
 	}, 21},

@@ -85,11 +85,11 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 		return fmt.Errorf("the message expires at %v, before it is due at %v", notes.Deadline.UTC(), due.UTC())
 	}
 	headers := notes.Headers(queue)
-	msg := wire.Publishing(&arrived, middleware.IsNoteKey, headers)
-	if err := fit(&msg, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
+	composed := wire.Publishing(&arrived, middleware.IsNoteKey, headers)
+	if err := fit(&composed, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
 		return err
 	}
-	return ofPublisher(planned{plan, p.publisher, p.client.opts.provisioned, p.logger(queue)}.publish(ctx, p.publisher.Publish, route, msg))
+	return ofPublisher((&planned{&plan, p.publisher, p.client.opts.provisioned, p.logger(queue)}).publish(ctx, p.publisher.PublishOwn, route, &composed))
 }
 
 // waitsFor returns the plan of a queue that is there, declared.

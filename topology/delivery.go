@@ -42,7 +42,8 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
 	}
 	if wait := d.remaining(); wait > 0 {
 		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
-			return d.republish(ctx, wait, d.Notes)
+			notes := d.Notes
+			return d.republish(ctx, wait, &notes)
 		}, nil)
 		return
 	}
@@ -217,7 +218,8 @@ func (d *delivery) nacked() {
 	}
 	notes := d.asideNotes()
 	d.settle("Nacked message cannot be set aside, holding it", func(ctx context.Context) error {
-		return d.republish(ctx, minSetAside, notes)
+		again := notes
+		return d.republish(ctx, minSetAside, &again)
 	}, func() { d.observeSettled(middleware.EventSetAside, notes, nil) })
 }
 

@@ -114,19 +114,20 @@ func FuzzDelivery(f *testing.F) {
 		}
 
 		for _, delay := range []time.Duration{-1, time.Second, time.Hour, backoff.MaxDelay} {
-			route, msg, err := d.waiting(time.Now(), delay, d.Notes)
+			notes := d.Notes
+			route, msg, err := d.waiting(time.Now(), delay, &notes)
 			if err != nil {
 				continue // dead-lettered below
 			}
 			if !slices.Contains(d.plan().Rungs, route) {
 				t.Errorf("waits at %+v", route)
 			}
-			checkCopy(t, d, msg, waitingRoom(defaultFrame, route), middleware.IsLiveKey)
+			checkCopy(t, d, *msg, waitingRoom(defaultFrame, route), middleware.IsLiveKey)
 		}
 		dead := d.Notes
 		dead.Reason, dead.DeadAt, dead.Error = middleware.ReasonPermanent, time.Now(), key
 		letter, _ := d.dead("subscriber", dead)
-		checkCopy(t, d, letter, room{1 << 30, 1 << 30}, middleware.IsNoteKey)
+		checkCopy(t, d, *letter, room{1 << 30, 1 << 30}, middleware.IsNoteKey)
 		if after := wiretest.Dump(headers); after != before {
 			t.Errorf("what arrived is changed from %s to %s", before, after)
 		}

@@ -162,7 +162,8 @@ func (d *delivery) guarded(turn *turn) bool {
 	notes = d.asideNotes()
 	notes.Interruptions++
 	d.settle("Suspect cannot be set aside, holding it", func(ctx context.Context) error {
-		return d.republish(ctx, minSetAside, notes)
+		again := notes
+		return d.republish(ctx, minSetAside, &again)
 	}, func() { d.observeSettled(middleware.EventCrashRound, notes, nil) })
 	return true
 }

@@ -16,33 +16,40 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// republish has a copy of the delivery confirmed in a wait queue. One whose own
+// republish writes to notes. It has a copy of the delivery confirmed in a wait queue. One whose own
 // headers leave no room for our notes cannot come back; it is dead-lettered.
-func (d *delivery) republish(ctx context.Context, delay time.Duration, notes middleware.Notes) error {
+func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *middleware.Notes) error {
 	now := time.Now()
 	route, msg, err := d.waiting(now, delay, notes)
-	if errors.Is(err, ErrTooLarge) {
-		d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
-		notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
-		err := d.deadLetter(ctx, notes)
-		d.Placed = middleware.Placed{Reason: notes.Reason}
-		return err
-	}
 	if err != nil {
-		return err
+		return d.notRepublished(ctx, now, *notes, err)
 	}
 	d.Placed = middleware.Placed{Delay: max(route.Delay, delay)}
 	return d.publish(ctx, route, msg)
 }
 
+// notRepublished dead-letters the message where err says that its copy is too large.
+// Apart, as what is rarely done: what it keeps on the stack would be copied for
+// every message as its stack grows.
+func (d *delivery) notRepublished(ctx context.Context, now time.Time, notes middleware.Notes, err error) error {
+	if !errors.Is(err, ErrTooLarge) {
+		return err
+	}
+	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
+	notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
+	err = d.deadLetter(ctx, notes)
+	d.Placed = middleware.Placed{Reason: notes.Reason}
+	return err
+}
+
 // waiting returns the copy that waits, and where.
-func (d *delivery) waiting(now time.Time, delay time.Duration, notes middleware.Notes) (Route, amqp.Publishing, error) {
+func (d *delivery) waiting(now time.Time, delay time.Duration, notes *middleware.Notes) (Route, *amqp.Publishing, error) {
 	route, err := d.plan().Route(Retry{
 		Delay: delay, Attempt: notes.Failures,
 		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
 	})
 	if err != nil {
-		return Route{}, amqp.Publishing{}, err
+		return Route{}, nil, err
 	}
 	if notes.FirstSeen.IsZero() {
 		notes.FirstSeen = now
@@ -81,7 +88,7 @@ func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error
 
 // dead returns the dead letter, and whether it leaves no room for the nonce. It
 // also carries the keys of Watermill's PoisonQueue, for tools that know those.
-func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg amqp.Publishing, alone bool) {
+func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg *amqp.Publishing, alone bool) {
 	headers := notes.DeadHeaders(d.Queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = headers[middleware.DeadErrorKey]
 	headers[wmiddleware.PoisonedTopicKey] = d.sub.topic
@@ -96,17 +103,18 @@ func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg amqp.Pub
 
 // bare returns the dead letter with as little of ours as fits: better without a
 // note than not at all.
-func (d *delivery) bare(reason middleware.Reason) (msg amqp.Publishing, alone bool) {
+func (d *delivery) bare(reason middleware.Reason) (msg *amqp.Publishing, alone bool) {
 	room := deadRoom(d.sub.subscriber.frame)
-	msg = wire.Publishing(&d.raw, middleware.IsNoteKey, map[string]string{middleware.DeadReasonKey: string(reason)})
-	if room.check(&msg) == nil {
+	bare := wire.Publishing(&d.raw, middleware.IsNoteKey, map[string]string{middleware.DeadReasonKey: string(reason)})
+	msg = &bare
+	if room.check(msg) == nil {
 		return msg, false
 	}
 	room.bytes += nonceReserve
 	room.headers++
-	if room.check(&msg) != nil {
+	if room.check(msg) != nil {
 		d.sub.logger.Info("Dead letter leaves no room for a note, and may be readable only once (broker fact F25)", d.LogFields())
-		msg = wire.Publishing(&d.raw, middleware.IsNoteKey, nil)
+		bare = wire.Publishing(&d.raw, middleware.IsNoteKey, nil)
 	}
 	return msg, true
 }
@@ -114,15 +122,16 @@ func (d *delivery) bare(reason middleware.Reason) (msg amqp.Publishing, alone bo
 // compose returns the delivery with notes and the metadata that travels beside
 // it, of which as much is left out as does not fit into r: first what fit leaves
 // out, then the metadata as well.
-func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]string, order []string, r room) (amqp.Publishing, error) {
-	msg := wire.Publishing(&d.raw, drop, notes)
+func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]string, order []string, r room) (*amqp.Publishing, error) {
+	composed := wire.Publishing(&d.raw, drop, notes)
+	msg := &composed
 	for key, value := range metadata {
 		// A header that a handler only read keeps its type.
 		if arrived, ok := d.raw.Headers[key]; ok && wire.Text(arrived) != value || !ok && value != "" {
 			msg.Headers[key] = value
 		}
 	}
-	err := fit(&msg, notes, order, r)
+	err := fit(msg, notes, order, r)
 	if err != nil && len(metadata) > 0 {
 		return d.compose(drop, notes, nil, order, r)
 	}
@@ -130,22 +139,22 @@ func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]st
 }
 
 // publish has msg confirmed on a route.
-func (d *delivery) publish(ctx context.Context, route Route, msg amqp.Publishing) error {
+func (d *delivery) publish(ctx context.Context, route Route, msg *amqp.Publishing) error {
 	return d.publishWith(ctx, d.sub.subscriber.client.publisher.PublishOwn, route, msg)
 }
 
-// sendFunc is Publish, PublishOwn or PublishAlone of a publisher.
-type sendFunc func(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error
+// sendFunc is PublishOwn or PublishAlone of a publisher.
+type sendFunc func(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) error
 
 // publishWith has msg confirmed on a route by send.
-func (d *delivery) publishWith(ctx context.Context, send sendFunc, route Route, msg amqp.Publishing) error {
+func (d *delivery) publishWith(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing) error {
 	c := d.sub.subscriber.client
-	return planned{d.plan(), c.publisher, c.opts.provisioned, d.sub.logger}.publish(ctx, send, route, msg)
+	return (&planned{&d.sub.plan, c.publisher, c.opts.provisioned, d.sub.logger}).publish(ctx, send, route, msg)
 }
 
 // planned publishes on the routes of a plan.
 type planned struct {
-	plan        Plan
+	plan        *Plan
 	publisher   *publisher.Publisher
 	provisioned bool
 	logger      watermill.LoggerAdapter
@@ -154,11 +163,16 @@ type planned struct {
 // publish has msg confirmed on a route by send. What has vanished of ours is
 // declared again: a queue or binding (the message is returned) or an exchange
 // (the channel is closed with 404).
-func (p planned) publish(ctx context.Context, send sendFunc, route Route, msg amqp.Publishing) error {
+func (p *planned) publish(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing) error {
 	err := send(ctx, route.Exchange, route.RoutingKey, msg)
 	if err == nil {
 		return nil
 	}
+	return p.publishAgain(ctx, send, route, msg, err)
+}
+
+// publishAgain is apart for the same reason as notRepublished.
+func (p *planned) publishAgain(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing, err error) error {
 	if isCode(err, amqp.AccessRefused) {
 		return withWayOut(err)
 	}

@@ -69,71 +69,96 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 // The broker is stopped while messages are in progress, waiting and ready, and
 // started again: all are handled, none burns an attempt. On quorum queues the
 // wait ends while the broker is away; on classic ones, which do not survive that
-// (F23), it ends later.
+// (F23), it ends later. All strategies share the broker, for each start of one
+// costs seconds.
 func TestBrokerRestartLosesNothing(t *testing.T) {
 	t.Parallel()
+	node := testbench.Private(t, quickDeadLettering)
+	var services []*interrupted
 	for name, strategy := range strategies {
 		delay := 3 * time.Second
 		if strings.Contains(name, "classic") {
 			delay = 40 * time.Second
 		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			node := testbench.Private(t, quickDeadLettering)
-			strategy := strategy(t)
-			handling, down := make(chan struct{}, 10), make(chan struct{})
-			type call struct {
-				body    string
-				attempt int
-			}
-			calls := make(chan call, 100)
-			var waited atomic.Bool
-			r := newRig(t, rigConfig{
-				url: node.URL(), strategy: strategy, config: quorumQueue, queue: "orders",
-				clientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
-				policy:        backoff.List{delay},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
-					c := call{string(msg.Payload), middleware.Attempt(msg.Context())}
-					switch {
-					case c.body == "waiting" && waited.CompareAndSwap(false, true):
-						return nil, errFailed
-					case c.body == "in progress" && c.attempt == 1:
-						select {
-						case <-down: // the second time round
-						default:
-							handling <- struct{}{}
-							<-down
-							return nil, errFailed
-						}
-					}
-					calls <- c
-					return nil, nil
-				},
-			})
-			r.publish(amqp.Publishing{Body: []byte("waiting"), DeliveryMode: amqp.Persistent})
-			testbench.WaitFor(t, "the message waits", patience, func() bool { return waiting(t, node.URL(), r.plan) == 1 })
-			r.publish(amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
-			r.publish(amqp.Publishing{Body: []byte("ready"), DeliveryMode: amqp.Persistent})
-			<-handling
-			node.Stop(t)
-			close(down)
-			node.Start(t)
+		services = append(services, startInterrupted(t, node.URL(), name, strategy(t), delay))
+	}
+	for _, s := range services {
+		<-s.handling
+	}
+	node.Stop(t)
+	for _, s := range services {
+		close(s.down)
+	}
+	node.Start(t)
+	for _, s := range services {
+		t.Run(s.name, s.losesNothing)
+	}
+}
 
-			want := map[call]bool{{"waiting", 2}: true, {"in progress", 1}: true, {"ready", 1}: true}
-			for range 3 {
+// interrupted is a service with a message in progress, one waiting and one ready
+// when the broker goes.
+type interrupted struct {
+	name     string
+	rig      *rig
+	handling chan struct{} // the message is in progress
+	down     chan struct{} // closed when the broker is away
+	calls    chan interruptedCall
+}
+
+type interruptedCall struct {
+	body    string
+	attempt int
+}
+
+func startInterrupted(t *testing.T, url, name string, strategy topology.Strategy, delay time.Duration) *interrupted {
+	t.Helper()
+	s := &interrupted{
+		name: name, handling: make(chan struct{}, 10), down: make(chan struct{}), calls: make(chan interruptedCall, 100),
+	}
+	var waited atomic.Bool
+	s.rig = newRig(t, rigConfig{
+		url: url, strategy: strategy, config: quorumQueue, queue: "orders " + name,
+		clientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
+		policy:        backoff.List{delay},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			c := interruptedCall{string(msg.Payload), middleware.Attempt(msg.Context())}
+			switch {
+			case c.body == "waiting" && waited.CompareAndSwap(false, true):
+				return nil, errFailed
+			case c.body == "in progress" && c.attempt == 1:
 				select {
-				case c := <-calls:
-					require.True(t, want[c], "%+v", c)
-					delete(want, c)
-				case <-time.After(patience):
-					t.Fatalf("not handled: %v", want)
+				case <-s.down: // the second time round
+				default:
+					s.handling <- struct{}{}
+					<-s.down
+					return nil, errFailed
 				}
 			}
-			r.stop()
-			require.Zero(t, testbench.Depth(t, node.URL(), "orders"))
-			require.Zero(t, testbench.Depth(t, node.URL(), "orders.dlq"))
-		})
+			s.calls <- c
+			return nil, nil
+		},
+	})
+	s.rig.publish(amqp.Publishing{Body: []byte("waiting"), DeliveryMode: amqp.Persistent})
+	testbench.WaitFor(t, name+": the message waits", patience, func() bool { return waited.Load() && waiting(t, url, s.rig.plan) == 1 })
+	s.rig.publish(amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
+	s.rig.publish(amqp.Publishing{Body: []byte("ready"), DeliveryMode: amqp.Persistent})
+	return s
+}
+
+func (s *interrupted) losesNothing(t *testing.T) {
+	want := map[interruptedCall]bool{{"waiting", 2}: true, {"in progress", 1}: true, {"ready", 1}: true}
+	for range 3 {
+		select {
+		case c := <-s.calls:
+			require.True(t, want[c], "%+v", c)
+			delete(want, c)
+		case <-time.After(patience):
+			t.Fatalf("not handled: %v", want)
+		}
 	}
+	s.rig.stop()
+	require.Zero(t, testbench.Depth(t, s.rig.url, s.rig.queue))
+	require.Zero(t, testbench.Depth(t, s.rig.url, s.rig.queue+".dlq"))
 }
 
 // A connection lost while the handler runs, which then fails: the broker has the

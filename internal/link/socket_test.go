@@ -94,7 +94,8 @@ func TestDeadlineEndsABlockedWrite(t *testing.T) {
 	took, err := timed(s)
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	assert.Less(t, took, patience/2)
-	assert.Nil(t, s.backlog(), "nobody waits for what never leaves")
+	// Reading may end a moment before writing does.
+	testbench.WaitFor(t, "nobody to wait for what never leaves", patience, func() bool { return s.backlog() == nil })
 }
 
 func TestTimeoutGoesBeforeALaterDeadline(t *testing.T) {

@@ -13,14 +13,14 @@ import (
 // PublishAlone is Publish without the nonce header, for a message whose headers
 // leave no room for it. It takes a channel of its own, on which a return can be
 // that of no other publish.
-func (p *Publisher) PublishAlone(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
+func (p *Publisher) PublishAlone(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	defer cancel()
 	if !p.enter() {
 		return fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
 	defer p.wg.Done()
-	if err := check(exchange, routingKey, &msg); err != nil {
+	if err := check(exchange, routingKey, msg); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 

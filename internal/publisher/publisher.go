@@ -70,7 +70,7 @@ func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, ms
 
 // PublishOwn is Publish of a message whose headers are the publisher's to write
 // to, and not nil.
-func (p *Publisher) PublishOwn(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) error {
+func (p *Publisher) PublishOwn(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) error {
 	wait, err := p.start(ctx, exchange, routingKey, msg)
 	if err == nil {
 		err = wait()

@@ -71,8 +71,8 @@ func (s *session) isOver() bool {
 
 // send writes msg when it is its turn and the broker takes publishes. It does
 // not wait for the broker to read it.
-func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey string, msg amqp.Publishing) (*amqp.DeferredConfirmation, error) {
-	if err := checkFrame(s.conn.Config.FrameSize, &msg); err != nil {
+func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey string, msg *amqp.Publishing) (*amqp.DeferredConfirmation, error) {
+	if err := checkFrame(s.conn.Config.FrameSize, msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	select {
@@ -96,7 +96,7 @@ func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey s
 
 	var confirm *amqp.DeferredConfirmation
 	s.conn.Together(func() {
-		confirm, err = s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, msg)
+		confirm, err = s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, *msg)
 		<-s.turn
 	})
 	if err != nil {

@@ -18,14 +18,14 @@ func (p *Publisher) Start(ctx context.Context, exchange, routingKey string, msg 
 }
 
 // withHeaders gives msg headers of its own, with room for one more.
-func withHeaders(msg amqp.Publishing) amqp.Publishing {
+func withHeaders(msg amqp.Publishing) *amqp.Publishing {
 	headers := make(amqp.Table, len(msg.Headers)+1)
 	maps.Copy(headers, msg.Headers)
 	msg.Headers = headers
-	return msg
+	return &msg
 }
 
-func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
+func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) (wait func() error, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
 	if !p.enter() {
 		cancel()
@@ -38,7 +38,7 @@ func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg 
 
 	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
 	msg.Headers[p.cfg.NonceHeader] = nonce
-	if err := check(exchange, routingKey, &msg); err != nil {
+	if err := check(exchange, routingKey, msg); err != nil {
 		end()
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
@@ -65,7 +65,7 @@ func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg 
 }
 
 // publish is Publish on one channel; errOver means that another is needed.
-func (p *Publisher) publish(ctx context.Context, s *session, nonce, exchange, routingKey string, msg amqp.Publishing) error {
+func (p *Publisher) publish(ctx context.Context, s *session, nonce, exchange, routingKey string, msg *amqp.Publishing) error {
 	confirm, err := p.send(ctx, s, exchange, routingKey, msg)
 	if err != nil {
 		return err
