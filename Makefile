@@ -115,7 +115,7 @@ bench: ## measure the library beside what one would pick instead, in one run; in
 	@$(GO) build -C internal/bench -o '$(CURDIR)/bin/bench' .
 	@MILLPOND_BROKER='$(BROKER)' ./bin/bench -out bin/contests.json $(ARGS)
 
-bench-scale: ## measure how figures grow; takes half an hour, and several GiB of memory
+bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
 	@$(INSTALL) broker
 	@mkdir -p bin
 	@$(GO) build -C internal/bench -o '$(CURDIR)/bin/bench' .

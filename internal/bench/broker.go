@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -150,16 +150,22 @@ func (b *broker) fill(queue string, n int, l load) error {
 	})
 }
 
-// processes returns the pids of the node.
+// processes returns the pids of the node, by its environment: its name is in no
+// argument.
 func (b *broker) processes() []int {
 	var pids []int
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(line, []byte("beam.smp")) || !bytes.Contains(line, []byte(b.node.Name())) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
 			continue
 		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+		name, err := os.ReadFile("/proc/" + e.Name() + "/comm")
+		if err != nil || strings.TrimSpace(string(name)) != "beam.smp" {
+			continue
+		}
+		environment, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
+		if slices.Contains(strings.Split(string(environment), "\x00"), "RABBITMQ_NODENAME="+b.node.Name()) {
 			pids = append(pids, pid)
 		}
 	}

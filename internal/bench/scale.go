@@ -113,9 +113,6 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 			"Shared":   topology.Shared{Prefix: b.broker.name("shared")},
 			"Levels":   topology.Levels{Prefix: b.broker.name("levels"), Max: time.Hour},
 		} {
-			if n == 1000 && name == "PerQueue" {
-				continue // 5000 quorum queues: no broker that has them is asked for more
-			}
 			measured, err := b.handlers(ctx, n, strategy, policy)
 			if err != nil {
 				return results, fmt.Errorf("%d handlers, %s: %w", n, name, err)

@@ -94,8 +94,8 @@ func run(docs string, files []string) error {
 func (p picture) draw(results []result, folder string) error {
 	lines, names := map[string]plotter.XYs{}, []string{}
 	for _, r := range results {
-		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 {
-			continue
+		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 || p.logY && r.median() <= 0 {
+			continue // what a logarithm has no place for
 		}
 		if !slices.Contains(names, r.Entry) {
 			names = append(names, r.Entry)
