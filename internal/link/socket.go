@@ -116,10 +116,18 @@ func (s *socket) flush() {
 	}
 	sent := s.try(s.pending)
 	s.pending = s.pending[:copy(s.pending, s.pending[sent:])]
+	s.keepLittle()
 	if len(s.pending) > 0 && s.err == nil {
 		s.taken = len(s.pending)
 		s.drained = make(chan struct{})
 		go s.write(s.pending)
+		s.pending = nil
+	}
+}
+
+// keepLittle lets go of what a large message has taken. s.mu is held.
+func (s *socket) keepLittle() {
+	if len(s.pending) == 0 && cap(s.pending) > 4*flushAt {
 		s.pending = nil
 	}
 }
@@ -146,6 +154,7 @@ func (s *socket) write(b []byte) {
 			b, s.pending = s.pending, b[:0]
 			rest, s.taken = b, len(b)
 			if s.taken == 0 {
+				s.keepLittle()
 				_ = s.SetWriteDeadline(s.limit)
 				return
 			}

@@ -7,6 +7,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"image/color"
@@ -18,6 +19,8 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 type result struct {
@@ -42,19 +45,20 @@ type picture struct {
 	file, title, x, y string
 	group, metric     string
 	logX, logY        bool
+	falls             bool // the legend stands below
 }
 
 const rate, p50, p99, mib = "per second", "p50 ms", "p99 ms", "broker MiB"
 
 var pictures = []picture{
-	{"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight", rate, true, false},
-	{"payload", "Messages that fail, per second, 8 in flight", "bytes of payload", "messages per second", "payload", rate, true, true},
-	{"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second", "headers", rate, false, false},
-	{"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false},
-	{"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting", p50, true, false},
-	{"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting", "messages per second", "waiting", rate, true, false},
-	{"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true},
-	{"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers", "seconds to start", true, true},
+	{"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight", rate, true, false, false},
+	{"payload", "Messages that fail, per second, 8 in flight", "bytes of payload", "messages per second", "payload", rate, true, true, true},
+	{"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second", "headers", rate, false, false, true},
+	{"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false, false},
+	{"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting", p50, true, false, true},
+	{"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting", "messages per second", "waiting", rate, true, false, true},
+	{"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true, false},
+	{"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers", "seconds to start", true, true, false},
 }
 
 // colours are told apart by whoever cannot tell red from green (Okabe and Ito).
@@ -108,12 +112,13 @@ func (p picture) draw(results []result, folder string) error {
 	slices.Sort(names)
 	drawn := plot.New()
 	drawn.Title.Text, drawn.X.Label.Text, drawn.Y.Label.Text = p.title, p.x, p.y
-	drawn.Legend.Top = true
+	drawn.Legend.Top, drawn.Legend.Left, drawn.Legend.XOffs = !p.falls, true, vg.Millimeter*3
+	drawn.Y.Tick.Marker = grouped{plot.DefaultTicks{}}
 	if p.logX {
-		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
 	}
 	if p.logY {
-		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
 	}
 	drawn.Add(plotter.NewGrid())
 	for i, name := range names {
@@ -129,8 +134,37 @@ func (p picture) draw(results []result, folder string) error {
 	if !p.logY {
 		drawn.Y.Min = 0
 	}
-	drawn.BackgroundColor = color.White
-	return drawn.Save(16*vg.Centimeter, 9*vg.Centimeter, filepath.Join(folder, p.file+".svg"))
+	return save(drawn, filepath.Join(folder, p.file+".svg"))
+}
+
+// save leaves a margin, which plot.Save does not.
+func save(drawn *plot.Plot, name string) error {
+	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
+	whole := draw.New(canvas)
+	whole.FillPolygon(color.White, []vg.Point{
+		{X: whole.Min.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Max.Y}, {X: whole.Min.X, Y: whole.Max.Y},
+	})
+	const margin = 6 * vg.Millimeter
+	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	_, err = canvas.WriteTo(file)
+	return errors.Join(err, file.Close())
+}
+
+// grouped are ticks whose labels have their thousands apart.
+type grouped struct{ plot.Ticker }
+
+func (g grouped) Ticks(low, high float64) []plot.Tick {
+	ticks := g.Ticker.Ticks(low, high)
+	for i := range ticks {
+		if ticks[i].Label != "" {
+			ticks[i].Label = number(ticks[i].Value)
+		}
+	}
+	return ticks
 }
 
 // fill replaces the tables of a page.
