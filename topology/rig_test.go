@@ -25,7 +25,7 @@ const grace = 5 * time.Millisecond
 const ceiling = 10 * time.Second
 
 // patience bounds every wait on a condition.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // strategies are the ways to wait that every scenario is run with.
 var strategies = map[string]func(t testing.TB) topology.Strategy{

@@ -82,7 +82,7 @@ func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 	proxy := testbench.NewProxy(t, testbench.URL(t))
 	hanging, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
-	dial, dials := amqp.DefaultDial(5*time.Second), 0
+	dial, dials := amqp.DefaultDial(patience), 0
 	cfg := config(proxy.URL())
 	cfg.ConnectTimeout = time.Hour
 	cfg.AMQP = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
