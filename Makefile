@@ -39,8 +39,9 @@ TESTED     := $(filter-out $(POSTGRES),$(INNER))
 # The package that takes longest begins first, beside all the others.
 ORDERED    := $(if $(filter ./...,$(PKG)),./topology) $(PKG)
 # $(call each,command,arguments) goes on to the inner modules where PKG is everything, and fails if one of them did. -C
-# comes first.
-each        = code=0; $(1) $(2) $(ORDERED) || code=1$(if $(filter ./...,$(PKG)),$(foreach m,$(TESTED),; $(1) -C $(m) $(2) ./... || code=1)); exit $$code
+# comes first. The one that takes longest runs beside the others.
+LONGEST    := topology/amqpv3
+each        = code=0; $(1) $(2) $(ORDERED) || code=1$(if $(filter ./...,$(PKG)),; $(1) -C $(LONGEST) $(2) ./... & beside=$$!$(foreach m,$(filter-out $(LONGEST),$(TESTED)),; $(1) -C $(m) $(2) ./... || code=1); wait $$beside || code=1); exit $$code
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-here test-matrix examples examples-here monitoring-test unit fuzz lint lint-more vuln api bench bench-scale bench-docs bench-go bench-here chaos chaos-bugs soak clean clean-brokers

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
+	"time"
 )
 
 // event is one line of `go test -json`.
@@ -27,11 +30,25 @@ type report struct {
 	counts  counts
 }
 
+// Whoever else counts in the same file has done so in milliseconds.
+const lockLimit, lockPause = 5 * time.Second, 5 * time.Millisecond
+
 // counts are the tests that ended, their subtests among them.
 type counts struct{ Passed, Failed, Skipped int }
 
-// addTo adds the counts to those in a file, which another module's tests may have written.
+// addTo adds the counts to those in a file, which another module's tests may have written, or are about to.
 func (c counts) addTo(file string) error {
+	lock := file + ".lock"
+	for end := time.Now().Add(lockLimit); ; <-time.After(lockPause) {
+		err := os.Mkdir(lock, 0o700)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrExist) || time.Now().After(end) {
+			return fmt.Errorf("count tests: lock %s: %w", lock, err)
+		}
+	}
+	defer func() { _ = os.Remove(lock) }()
 	var sum counts
 	if data, err := os.ReadFile(file); err == nil {
 		_ = json.Unmarshal(data, &sum) // what is no counts is none

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -110,10 +111,12 @@ func TestReasonOfASkip(t *testing.T) {
 func TestCountsOfSeveralModulesAreAddedUp(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "counts.json")
-	for range 2 {
-		require.NoError(t, counts{Passed: 3, Failed: 1, Skipped: 2}.addTo(file))
+	var wait sync.WaitGroup
+	for range 8 {
+		wait.Go(func() { assert.NoError(t, counts{Passed: 3, Failed: 1, Skipped: 2}.addTo(file)) })
 	}
+	wait.Wait()
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"Passed":6,"Failed":2,"Skipped":4}`, string(text))
+	assert.JSONEq(t, `{"Passed":24,"Failed":8,"Skipped":16}`, string(text))
 }
