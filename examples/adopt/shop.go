@@ -120,6 +120,9 @@ func counted(msg *message.Message) string {
 	return fmt.Sprintf("counted as %d", middleware.Attempt(msg.Context()))
 }
 
+// ackPause is more than an ack takes on a busy machine.
+const ackPause = 500 * time.Millisecond
+
 // settled waits until every order is at its end, or waits for the next release.
 func (s *shop) settled(ctx context.Context) error {
 	for {
@@ -133,6 +136,9 @@ func (s *shop) settled(ctx context.Context) error {
 			return fmt.Errorf("waited for %s: %w", left, context.Cause(ctx))
 		}
 	}
+	// A handler that has returned is not acked yet, and closing its release now would give the message back. Nothing tells when
+	// the broker has an ack.
+	<-time.After(ackPause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, o := range s.orders {
