@@ -221,14 +221,18 @@ func (s *subscription) receive(c *consumer) {
 // take takes one delivery to its end, and gives its place back when idle says
 // that this goroutine can take the next one.
 func (s *subscription) take(t task, idle func()) {
+	returned := false
 	defer func() {
 		t.turn.leave()
-		idle()
+		if returned { // a marshaler may have ended the goroutine
+			idle()
+		}
 		<-s.slots
 		t.from.inFlight.Done()
 		s.wg.Done()
 	}()
 	s.process(t.from, t.raw, t.turn)
+	returned = true
 }
 
 // release lets go of a consumer: what it has received but not begun goes back at
