@@ -132,10 +132,9 @@ func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 // A user who may not declare our queues is told which permission is missing.
 func TestMissingPermissionIsNamed(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Ctl(t, "add_user", "narrow", "narrow")
-	node.Ctl(t, "set_permissions", "narrow", "^orders$", ".*", ".*")
-	_, sub := openSubscriber(t, strings.Replace(node.URL(), "guest:guest", "narrow:narrow", 1), topology.PerQueue{}, backoff.List{time.Second})
+	node, _ := testbench.Administered(t)
+	node.Grant(t, testbench.Grant{VHost: "narrow", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
+	_, sub := openSubscriber(t, node.URLOf("narrow")+"narrow", topology.PerQueue{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, `declare queue "orders.wait.1s"`)
 	require.ErrorContains(t, err, "configure permission")

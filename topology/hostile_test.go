@@ -258,9 +258,8 @@ func (r *rig) requireOneConnection() {
 // have every retry refused.
 func TestForeignUserIDIsRetried(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Ctl(t, "add_user", "producer", "secret")
-	node.Ctl(t, "set_permissions", "producer", ".*", ".*", ".*")
+	node, _ := testbench.Administered(t)
+	node.Grant(t, testbench.Everything("/", "producer"))
 	var attempts timeline
 	r := newRig(t, rigConfig{
 		url: node.URL(), policy: backoff.List{100 * time.Millisecond},
@@ -271,7 +270,7 @@ func TestForeignUserIDIsRetried(t *testing.T) {
 			return nil, errFailed
 		},
 	})
-	publish(t, strings.Replace(node.URL(), "guest:guest", "producer:secret", 1), "", r.queue, amqp.Publishing{UserId: "producer"})
+	publish(t, node.URLOf("producer"), "", r.queue, amqp.Publishing{UserId: "producer"})
 	require.Empty(t, take(t, r.url, r.queue+".dlq").UserId)
 	require.Equal(t, 2, attempts.count())
 	r.requireOneConnection()

@@ -71,30 +71,32 @@ func serveForeign(t *testing.T, url, queue string) {
 func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
 	const wayOut = "the user may not: grant it what Plan.Permissions lists"
-	node := testbench.Private(t)
+	node, _ := testbench.Administered(t)
 	policy := backoff.List{time.Second}
-	admin, sub := openSubscriber(t, node.URL(), topology.PerQueue{}, policy)
+	grant := testbench.Grant{VHost: "narrower", User: "narrower", Configure: "^orders.*$", Write: "^$", Read: "^$"}
+	node.Grant(t, testbench.Everything(grant.VHost, "guest"), grant)
+	url, narrow := node.URL()+grant.VHost, node.URLOf(grant.User)+grant.VHost
+	admin, sub := openSubscriber(t, url, topology.PerQueue{}, policy)
 	require.NoError(t, sub.SubscribeInitialize("orders"))
 	require.NoError(t, admin.Close())
-	node.Ctl(t, "add_user", "narrow", "narrow")
-	narrow := strings.Replace(node.URL(), "guest:guest", "narrow:narrow", 1)
-	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^$", "^$")
 	client, sub := openSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, wayOut)
 	require.NoError(t, client.Close())
 
-	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^$", "^orders$")
+	grant.Read = "^orders$"
+	node.Grant(t, grant)
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{
-		url: narrow, adminURL: node.URL(), queue: "orders", policy: policy, handler: failUntil(2, attempts),
+		url: narrow, adminURL: url, queue: "orders", policy: policy, handler: failUntil(2, attempts),
 		clientOptions: []topology.Option{topology.WithPreProvisioned()},
 	})
-	publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("order")})
+	publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
 	testbench.WaitFor(t, "the line in the log", patience, func() bool {
 		return r.logs.said("Failed message cannot be handed over, holding it") > 0 && r.logs.said(wayOut) > 0
 	})
-	node.Ctl(t, "set_permissions", "narrow", "^orders.*$", "^amq\\.default$", "^orders$")
+	grant.Write = `^amq\.default$`
+	node.Grant(t, grant)
 	awaitAttempts(t, attempts, 1, 2)
 }
 

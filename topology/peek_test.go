@@ -100,8 +100,9 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 // the messages nearer to it; where that limit cannot matter, it looks.
 func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "")
-	url := node.URL()
+	node, api := testbench.Administered(t)
+	node.Grant(t, testbench.Everything("peek", "guest"))
+	url := node.URL() + "peek"
 	ch := testbench.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)

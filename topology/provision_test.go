@@ -3,7 +3,6 @@ package topology_test
 import (
 	"encoding/json"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 // way that a message can take is taken.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node, _ := testbench.Administered(t)
 	policy := backoff.List{200 * time.Millisecond}
 	kinds := map[string]topology.Strategy{
 		"perqueue": topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}},
@@ -37,6 +36,17 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 		}}},
 		"return": topology.Shared{ReturnTo: "amq.topic"},
 	}
+	var grants []testbench.Grant
+	for name, strategy := range kinds {
+		plan, err := strategy.Plan("orders", policy)
+		require.NoError(t, err)
+		for vhost, p := range map[string]topology.Permissions{"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true)} {
+			grants = append(grants, testbench.Everything(vhost, "guest"), testbench.Grant{
+				VHost: vhost, User: "user-" + vhost, Configure: p.Configure, Write: p.Write, Read: p.Read,
+			})
+		}
+	}
+	node.Grant(t, grants...)
 	for name, strategy := range kinds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -45,21 +55,17 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 
 			// Provisioned: an empty vhost, the definitions, a user who may only use them.
 			vhost := "provisioned-" + name
-			node.Ctl(t, "add_vhost", vhost)
 			data, err := plan.Definitions(vhost, topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}})
 			require.NoError(t, err)
 			require.True(t, json.Valid(data))
-			importDefinitions(t, node, data)
-			serve := func(vhost string, permissions topology.Permissions, options ...topology.Option) {
-				admin, user := node.URL()+vhost, "user-"+vhost
-				node.Ctl(t, "set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
+			node.Import(t, data)
+			serve := func(vhost string, options ...topology.Option) {
+				admin := node.URL() + vhost
 				if name == "target" {
 					digGraves(t, admin)
 				}
-				node.Ctl(t, "add_user", user, "secret")
-				node.Ctl(t, "set_permissions", "-p", vhost, user, permissions.Configure, permissions.Write, permissions.Read)
 				rc, handled := everyWay(rigConfig{
-					url: strings.Replace(node.URL(), "guest:guest", user+":secret", 1) + vhost, adminURL: admin,
+					url: node.URLOf("user-"+vhost) + vhost, adminURL: admin,
 					queue: "orders", strategy: strategy, policy: policy, clientOptions: options,
 				})
 				r := newRig(t, rc)
@@ -67,11 +73,8 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 				r.stop()
 				requireRefused(t, r.url, admin, name)
 			}
-			serve(vhost, plan.Permissions(false), topology.WithPreProvisioned())
-
-			vhost = "declaring-" + name
-			node.Ctl(t, "add_vhost", vhost)
-			serve(vhost, plan.Permissions(true))
+			serve(vhost, topology.WithPreProvisioned())
+			serve("declaring-" + name)
 		})
 	}
 }
@@ -135,18 +138,6 @@ func requireRefused(t testing.TB, url, admin, name string) {
 		require.ErrorAs(t, try(testbench.Channel(t, url)), &refused, "%s: %s", name, what)
 		require.Equal(t, amqp.AccessRefused, refused.Code, "%s: %s: %v", name, what, refused)
 	}
-}
-
-// importing is held while the broker imports: of two files at once it may leave
-// one out.
-var importing sync.Mutex
-
-// importDefinitions hands a definitions file to the broker.
-func importDefinitions(t testing.TB, node *testbench.Node, data []byte) {
-	t.Helper()
-	importing.Lock()
-	defer importing.Unlock()
-	node.Ctl(t, "import_definitions", node.File(t, "definitions.json", data))
 }
 
 // Where something is to be provisioned and is not, Subscribe names it; where it

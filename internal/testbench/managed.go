@@ -1,9 +1,12 @@
 package testbench
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 )
@@ -12,32 +15,98 @@ import (
 // for the rabbit application. The node's home has no plugins: the installation's are named to it while it runs.
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
+	in := requireInstallation(tb)
+	node, api, err := startManaged(tb.Context(), in, rabbit)
+	if err != nil {
+		tb.Fatalf("start a node with the management API: %v", err)
+	}
+	node.endsWith(tb)
+	return node, api
+}
+
+func startManaged(ctx context.Context, in installation, rabbit string) (*Node, string, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
-		tb.Fatal(err)
+		return nil, "", err
 	}
 	port := l.Addr().(*net.TCPAddr).Port
 	if err := l.Close(); err != nil {
-		tb.Fatal(err)
+		return nil, "", err
 	}
-	node := Private(tb, WithAdvancedConfig(fmt.Sprintf(
-		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, rabbit, port)))
-	node.Ctl(tb, "eval", `
+	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(fmt.Sprintf(
+		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, rabbit, port))})
+	if err != nil {
+		return nil, "", err
+	}
+	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
+	if err := node.manage(ctx, api); err != nil {
+		return nil, "", errors.Join(err, node.Close())
+	}
+	return node, api, nil
+}
+
+// manage enables the management plugin and returns once the API answers.
+func (n *Node) manage(ctx context.Context, api string) error {
+	_, err := n.RunCtl(ctx, "eval", `
 		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
 		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
 		File = rabbit_plugins:enabled_plugins_file(),
 		ok = file:delete(File),
 		ok = file:write_file(File, "[rabbitmq_management].\n"),
 		{ok, _, _} = rabbit_plugins:ensure(File).`)
-	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	WaitFor(tb, "the management API", time.Minute, func() bool {
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	return n.await(ctx, n.server, "the management API", func() error {
 		resp, err := client.Get(api + "/api/overview")
 		if err != nil {
-			return false
+			return err
 		}
 		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
 	})
-	return node, api
+}
+
+// administered is the node of [Administered], if one was started.
+var administered struct {
+	sync.Mutex
+	node *Node
+	api  string
+	err  error
+}
+
+// Administered is a node of this test binary, with the management API at the URL that is returned, for tests that make
+// users, vhosts and policies. Starting a node takes seconds of processor time: a test that does not break it shares this
+// one, with names of its own.
+func Administered(tb testing.TB) (*Node, string) {
+	tb.Helper()
+	in := requireInstallation(tb)
+	a := &administered
+	a.Lock()
+	defer a.Unlock()
+	if a.node == nil && a.err == nil {
+		a.node, a.api, a.err = startManaged(context.Background(), in, "")
+	}
+	if a.err != nil {
+		tb.Fatalf("start the node of all tests that administer one: %v", a.err)
+	}
+	return a.node, a.api
+}
+
+func closeAdministered() error {
+	a := &administered
+	a.Lock()
+	defer a.Unlock()
+	if a.node == nil {
+		return nil
+	}
+	err := a.node.Close()
+	a.node = nil
+	return err
 }

@@ -23,7 +23,8 @@ const (
 	pollEvery     = 20 * time.Millisecond
 )
 
-// Node is a RabbitMQ node on this machine, reachable from it only. Its methods are for one goroutine at a time.
+// Node is a RabbitMQ node on this machine, reachable from it only. What stops, starts or freezes it is for one goroutine at a
+// time.
 type Node struct {
 	layout  layout
 	group   *group
@@ -44,12 +45,16 @@ func Private(tb testing.TB, opts ...NodeOption) *Node {
 	if err != nil {
 		tb.Fatalf("start a node: %v", err)
 	}
+	n.endsWith(tb)
+	return n
+}
+
+func (n *Node) endsWith(tb testing.TB) {
 	tb.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			tb.Errorf("end the node: %v", err)
 		}
 	})
-	return n
 }
 
 // Start starts a node for a program. The context bounds the start, which takes no more than 90 seconds in any case; the
@@ -216,7 +221,12 @@ func (n *Node) knows(cluster string) bool {
 }
 
 // URL is amqp://guest:guest@127.0.0.1:<port>/, the same for as long as the node lives.
-func (n *Node) URL() string { return "amqp://guest:guest@" + n.address() + "/" }
+func (n *Node) URL() string { return n.URLOf("guest") }
+
+// URLOf is the URL for a user of [Node.Grant].
+func (n *Node) URLOf(user string) string {
+	return fmt.Sprintf("amqp://%s:%s@%s/", user, user, n.address())
+}
 
 // TLSURL is the address of the TLS listener of [WithTLS], by the name localhost.
 func (n *Node) TLSURL() string {

@@ -56,9 +56,35 @@ func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
 	}
 }
 
+// One node through all that a test may do to its own: a start takes seconds of processor time.
 func TestPrivateNode(t *testing.T) {
 	t.Parallel()
-	n := testbench.Private(t)
+	n := testbench.Private(t,
+		testbench.WithConfig("heartbeat = 7"),
+		testbench.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
+	before := n.URL()
+	for _, step := range []struct {
+		name string
+		test func(t *testing.T, n *testbench.Node)
+	}{
+		{"answers", nodeAnswers},
+		{"is configured", nodeIsConfigured},
+		{"is asked and told by rabbitmqctl", nodeIsAskedAndTold},
+		{"has users", nodeHasUsers},
+		{"listens on loopback only", nodeListensOnLoopbackOnly},
+		{"is frozen and thawed", nodeIsFrozenAndThawed},
+		{"is stopped", nodeIsStopped},
+		{"is killed", nodeIsKilled},
+		{"leaves nothing", nodeLeavesNothing},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.test(t, n) }) {
+			return
+		}
+		assert.Equal(t, before, n.URL())
+	}
+}
+
+func nodeAnswers(t *testing.T, n *testbench.Node) {
 	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s", n.Version())
 	assert.NotEmpty(t, n.Version())
 	assert.Equal(t, -1, testbench.Depth(t, n.URL(), "missing"))
@@ -69,51 +95,13 @@ func TestPrivateNode(t *testing.T) {
 	t.Log("RabbitMQ", n.Version())
 }
 
-func TestStopAndKillKeepWhatIsDurable(t *testing.T) {
-	t.Parallel()
-	n := testbench.Private(t)
-	before := n.URL()
-	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "a"))
-
-	pid := n.Pids()[0]
-	n.Stop(t)
-	assert.False(t, alive(pid))
-	_, err := amqp.Dial(n.URL())
-	require.Error(t, err)
-	n.Start(t)
-	assert.Equal(t, before, n.URL())
-	testbench.WaitFor(t, "the message", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 1 })
-
-	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "b"))
-	pid = n.Pids()[0]
-	n.Kill(t)
-	assert.False(t, alive(pid))
-	n.Start(t)
-	assert.Equal(t, before, n.URL())
-	testbench.WaitFor(t, "both messages", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 2 })
+func nodeIsConfigured(t *testing.T, n *testbench.Node) {
+	conn := testbench.Dial(t, n.URL())
+	assert.Equal(t, 7*time.Second, conn.Config.Heartbeat)
+	assert.Equal(t, 65536, conn.Config.FrameSize)
 }
 
-func TestFreezeHoldsConfirmsAndThawReleasesThem(t *testing.T) {
-	t.Parallel()
-	n := testbench.Private(t)
-	ch := durable(t, n.URL(), "q")
-	n.Freeze(t)
-	confirm := publish(t, ch, "q", "a")
-	select {
-	case <-confirm.Done():
-		t.Error("confirmed by a frozen broker")
-	case <-time.After(200 * time.Millisecond):
-	}
-	n.Thaw(t)
-	confirmed(t, confirm)
-	n.Freeze(t) // Close must end a frozen node too
-}
-
-func TestCtl(t *testing.T) {
-	t.Parallel()
-	n := testbench.Private(t)
-	ch := durable(t, n.URL(), "q")
-	confirmed(t, publish(t, ch, "q", "a"))
+func nodeIsAskedAndTold(t *testing.T, n *testbench.Node) {
 	assert.Equal(t, "q", strings.Fields(n.Ctl(t, "list_queues", "--no-table-headers", "name"))[0])
 
 	conn := testbench.Dial(t, n.URL())
@@ -121,10 +109,72 @@ func TestCtl(t *testing.T) {
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.00001")
 	alarmed, err := conn.Channel()
 	require.NoError(t, err)
-	require.NoError(t, alarmed.Publish("", "q", false, false, amqp.Publishing{}))
+	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
 	assert.True(t, nextBlocking(t, blocked).Active, "publishing under a memory alarm blocks the connection")
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
 	assert.False(t, nextBlocking(t, blocked).Active)
+}
+
+func nodeHasUsers(t *testing.T, n *testbench.Node) {
+	n.Grant(t, testbench.Everything("a vhost", "guest"), testbench.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
+	durable(t, n.URL()+"a%20vhost", "r")
+	reader := testbench.Channel(t, n.URLOf("reader")+"a%20vhost")
+	_, _, err := reader.Get("r", true)
+	require.NoError(t, err)
+	_, err = reader.QueueDeclare("of the reader", true, false, false, false, nil)
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, amqp.AccessRefused, refused.Code)
+
+	n.Grant(t, testbench.Everything("a vhost", "reader"))
+	durable(t, n.URLOf("reader")+"a%20vhost", "of the reader")
+}
+
+func nodeIsFrozenAndThawed(t *testing.T, n *testbench.Node) {
+	ch := durable(t, n.URL(), "q")
+	n.Freeze(t)
+	confirm := publish(t, ch, "q", "b")
+	select {
+	case <-confirm.Done():
+		t.Error("confirmed by a frozen broker")
+	case <-time.After(200 * time.Millisecond):
+	}
+	n.Thaw(t)
+	confirmed(t, confirm)
+}
+
+func nodeIsStopped(t *testing.T, n *testbench.Node) {
+	pid := n.Pids()[0]
+	n.Stop(t)
+	assert.False(t, alive(pid))
+	_, err := amqp.Dial(n.URL())
+	require.Error(t, err)
+	n.Start(t)
+	testbench.WaitFor(t, "the messages", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 2 })
+}
+
+func nodeIsKilled(t *testing.T, n *testbench.Node) {
+	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "c"))
+	pid := n.Pids()[0]
+	n.Kill(t)
+	assert.False(t, alive(pid))
+	n.Start(t)
+	testbench.WaitFor(t, "all messages", limit, func() bool { return testbench.Depth(t, n.URL(), "q") == 3 })
+}
+
+func nodeLeavesNothing(t *testing.T, n *testbench.Node) {
+	n.Freeze(t) // Close ends a frozen node too
+	pids := n.Pids()
+	for _, pid := range pids {
+		require.True(t, alive(pid))
+	}
+	require.DirExists(t, n.Folder())
+	require.NoError(t, n.Close())
+	for _, pid := range pids {
+		assert.False(t, alive(pid), "process %d", pid)
+	}
+	assert.NoDirExists(t, n.Folder())
+	assert.NoError(t, n.Close(), "again")
 }
 
 func nextBlocking(t *testing.T, blocked <-chan amqp.Blocking) (b amqp.Blocking) {
@@ -137,38 +187,12 @@ func nextBlocking(t *testing.T, blocked <-chan amqp.Blocking) (b amqp.Blocking) 
 	return b
 }
 
-func TestNodeConfiguration(t *testing.T) {
-	t.Parallel()
-	n := testbench.Private(t,
-		testbench.WithConfig("heartbeat = 7"),
-		testbench.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
-	conn := testbench.Dial(t, n.URL())
-	assert.Equal(t, 7*time.Second, conn.Config.Heartbeat)
-	assert.Equal(t, 65536, conn.Config.FrameSize)
-}
-
 func TestNodesSideBySide(t *testing.T) {
 	t.Parallel()
 	first, second := testbench.Private(t), testbench.Private(t)
 	require.NotEqual(t, first.URL(), second.URL())
 	durable(t, first.URL(), "q")
 	assert.Equal(t, -1, testbench.Depth(t, second.URL(), "q"))
-}
-
-func TestCloseLeavesNothing(t *testing.T) {
-	t.Parallel()
-	n := testbench.Private(t)
-	pids := n.Pids()
-	for _, pid := range pids {
-		require.True(t, alive(pid))
-	}
-	require.DirExists(t, n.Folder())
-	require.NoError(t, n.Close())
-	for _, pid := range pids {
-		assert.False(t, alive(pid), "process %d", pid)
-	}
-	assert.NoDirExists(t, n.Folder())
-	assert.NoError(t, n.Close(), "again")
 }
 
 func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {

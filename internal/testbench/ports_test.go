@@ -57,12 +57,10 @@ func TestNodeTakesOtherPortsWhenItsOwnAreTaken(t *testing.T) {
 	}
 }
 
-func TestNodeListensOnLoopbackOnly(t *testing.T) {
-	t.Parallel()
+func nodeListensOnLoopbackOnly(t *testing.T, n *testbench.Node) {
 	if _, err := os.Stat("/proc/net/tcp"); err != nil {
 		t.Skip("needs /proc/net/tcp")
 	}
-	n := testbench.Private(t)
 	n.Ctl(t, "list_queues") // what this starts must keep to loopback too
 	sockets := map[string]bool{}
 	for _, pid := range n.Pids() {
