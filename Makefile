@@ -57,8 +57,8 @@ test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
 	@MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 $(WITHBROKER) $(MAKE) --no-print-directory test-here
 
-test-here: # on the broker that AMQP_URL names; make lint vets
-	@$(call each,$(GOTEST),-race -vet=off -count 1 -timeout 20m -parallel $(PARALLEL) $(TESTARGS))
+test-here: # on the broker that AMQP_URL names; make lint vets, and no debugger reads the binaries
+	@$(call each,$(GOTEST),-race -vet=off -ldflags=-w -count 1 -timeout 20m -parallel $(PARALLEL) $(TESTARGS))
 
 examples: ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker postgres
