@@ -19,9 +19,11 @@ const (
 	flagURL         = "url"
 	flagManagement  = "management"
 	flagPolicy      = "policy"
+	flagOldPolicy   = "old-policy"
 	flagStrategy    = "strategy"
 	flagType        = "type"
 	flagPrefix      = "prefix"
+	flagReturnTo    = "return-to"
 	flagDLQ         = "dlq"
 	flagProvisioned = "pre-provisioned"
 	flagJSON        = "json"
@@ -30,16 +32,27 @@ const (
 // defaultURL is RabbitMQ's own.
 const defaultURL = "amqp://guest:guest@localhost:5672/"
 
+// waits is what the flags say of how messages wait.
+type waits struct {
+	kind             topology.QueueType
+	prefix, returnTo string
+	delays           backoff.List // of the policy, in its order
+	dead             topology.DeadLetters
+}
+
 // strategies are the values of --strategy.
-var strategies = map[string]func(c *cli.Command, dead topology.DeadLetters) topology.Strategy{
-	"perqueue": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
-		return topology.PerQueue{Type: topology.QueueType(c.String(flagType)), Dead: dead}
+var strategies = map[string]func(w waits) topology.Strategy{
+	"perqueue": func(w waits) topology.Strategy {
+		return topology.PerQueue{Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
 	},
-	"levels": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
-		return topology.Levels{Type: topology.QueueType(c.String(flagType)), Prefix: c.String(flagPrefix), Dead: dead}
+	"perattempt": func(w waits) topology.Strategy {
+		return topology.PerAttempt{Delays: w.delays, Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
 	},
-	"shared": func(c *cli.Command, dead topology.DeadLetters) topology.Strategy {
-		return topology.Shared{Type: topology.QueueType(c.String(flagType)), Prefix: c.String(flagPrefix), Dead: dead}
+	"levels": func(w waits) topology.Strategy {
+		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}
+	},
+	"shared": func(w waits) topology.Strategy {
+		return topology.Shared{Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
 	},
 }
 
@@ -53,23 +66,30 @@ func (a app) globalFlags() []cli.Flag {
 		&cli.StringFlag{Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue"},
 		&cli.StringFlag{Name: flagType, Usage: "of the wait queues: quorum or classic", Value: "quorum"},
 		&cli.StringFlag{Name: flagPrefix, Usage: "`PREFIX` of shared queues, where the service has set one"},
+		&cli.StringFlag{Name: flagReturnTo, Usage: "`EXCHANGE` that retries pass on their way back, where the service has named one"},
 		&cli.StringFlag{Name: flagDLQ, Usage: "`NAME` of the dead-letter queue, where it is not <queue>.dlq"},
 		&cli.BoolFlag{Name: flagProvisioned, Usage: "declare nothing, not even to compare arguments"},
 		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON"},
 	}
 }
 
-// strategy is what the flags say.
-func (a app) strategy(c *cli.Command) (topology.Strategy, error) {
-	strategy, ok := strategies[c.String(flagStrategy)]
-	if !ok {
-		return nil, usage("--strategy %q is unknown: use one of %s", c.String(flagStrategy), strategyNames())
+// strategy is what the flags say, for a policy of these delays.
+func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, error) {
+	name := c.String(flagStrategy)
+	strategy, ok := strategies[name]
+	w := waits{
+		kind: topology.QueueType(c.String(flagType)), prefix: c.String(flagPrefix), returnTo: c.String(flagReturnTo), delays: delays,
 	}
-	var dead topology.DeadLetters
-	if name := c.String(flagDLQ); name != "" {
-		dead.Name = func(string) string { return name }
+	switch {
+	case !ok:
+		return nil, usage("--strategy %q is unknown: use one of %s", name, strategyNames())
+	case name == "levels" && w.returnTo != "":
+		return nil, usage("--return-to: with levels, messages return to their queue through no exchange of yours")
 	}
-	return strategy(c, dead), nil
+	if dlq := c.String(flagDLQ); dlq != "" {
+		w.dead.Name = func(string) string { return dlq }
+	}
+	return strategy(w), nil
 }
 
 // delays are those of --policy; nil without it.
@@ -94,24 +114,33 @@ func delaysOf(flag, texts string) (backoff.List, error) {
 
 // planOf computes a queue's plan without a broker.
 func (a app) planOf(c *cli.Command, queue string) (topology.Plan, error) {
-	strategy, err := a.strategy(c)
+	list, err := delays(c)
 	if err != nil {
 		return topology.Plan{}, err
 	}
-	list, err := delays(c)
+	return a.planFor(c, queue, list, "")
+}
+
+// planFor is the plan for a policy of these delays. What is wrong is told behind the prefix.
+func (a app) planFor(c *cli.Command, queue string, list backoff.List, prefix string) (topology.Plan, error) {
+	strategy, err := a.strategy(c, list)
 	if err != nil {
 		return topology.Plan{}, err
 	}
 	plan, err := strategy.Plan(queue, list)
 	if err != nil {
-		return plan, usage("%v", err)
+		return plan, usage("%s%v", prefix, err)
 	}
 	return plan, nil
 }
 
 // open connects.
 func (a app) open(ctx context.Context, c *cli.Command) (*topology.Client, error) {
-	strategy, err := a.strategy(c)
+	list, err := delays(c)
+	if err != nil {
+		return nil, err
+	}
+	strategy, err := a.strategy(c, list)
 	if err != nil {
 		return nil, err
 	}

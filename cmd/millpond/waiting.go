@@ -126,7 +126,7 @@ func (a app) prune() *cli.Command {
 		Description: "The plan of QUEUE (--policy) says which wait queues stay. Those to delete are named, or those of an older policy.\n" +
 			"Needs --management: AMQP does not show messages that are unacked or held.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "old-policy", Usage: "the `DELAYS` of the policy before"},
+			&cli.StringFlag{Name: flagOldPolicy, Usage: "the `DELAYS` of the policy before"},
 			&cli.StringSliceFlag{Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated"},
 			&cli.BoolFlag{Name: "nobody-publishes", Usage: "your word that no running service uses these queues any more; nothing can prove it"},
 			&cli.DurationFlag{Name: "wait", Usage: "wait so long for messages that are still in them"},
@@ -141,7 +141,7 @@ func (a app) prune() *cli.Command {
 				return usage("--policy says which wait queues stay: name the delays of today")
 			}
 			names := c.StringSlice("queue")
-			if old := c.String("old-policy"); old != "" {
+			if old := c.String(flagOldPolicy); old != "" {
 				more, err := a.olderQueues(c, queue, old)
 				if err != nil {
 					return err
@@ -167,17 +167,13 @@ func (a app) olderQueues(c *cli.Command, queue, old string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	strategy, err := a.strategy(c)
+	list, err := delaysOf("--"+flagOldPolicy, old)
 	if err != nil {
 		return nil, err
 	}
-	list, err := delaysOf("--old-policy", old)
+	before, err := a.planFor(c, queue, list, "--"+flagOldPolicy+": ")
 	if err != nil {
 		return nil, err
-	}
-	before, err := strategy.Plan(queue, list)
-	if err != nil {
-		return nil, usage("--old-policy: %v", err)
 	}
 	kept := map[string]bool{}
 	for _, q := range today.Queues {
