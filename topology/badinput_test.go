@@ -132,9 +132,9 @@ func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 // A user who may not declare our queues is told which permission is missing.
 func TestMissingPermissionIsNamed(t *testing.T) {
 	t.Parallel()
-	node, _ := testbench.Administered(t)
-	node.Grant(t, testbench.Grant{VHost: "narrow", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
-	_, sub := openSubscriber(t, node.URLOf("narrow")+"narrow", topology.PerQueue{}, backoff.List{time.Second})
+	node := testbench.Private(t)
+	node.Grant(t, testbench.Grant{VHost: "/", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
+	_, sub := openSubscriber(t, node.URLOf("narrow"), topology.PerQueue{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, `declare queue "orders.wait.1s"`)
 	require.ErrorContains(t, err, "configure permission")

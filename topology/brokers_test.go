@@ -57,7 +57,7 @@ func TestBrokersMustShareAVhost(t *testing.T) {
 // that a person recognises.
 func TestCredentialsAreAskedForAgain(t *testing.T) {
 	t.Parallel()
-	node, _ := testbench.Administered(t)
+	node := testbench.Private(t)
 	node.Grant(t, testbench.Everything("/", "shop"))
 	var password atomic.Value
 	password.Store("shop")
@@ -65,7 +65,7 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	var calls timeline
 	url := strings.Replace(node.URL(), "guest:guest", "shop:outdated", 1)
 	r := newRig(t, rigConfig{
-		url: url, adminURL: node.URL(), queue: "rotated",
+		url: url, adminURL: node.URL(), queue: "orders",
 		clientOptions: []topology.Option{
 			topology.WithName("shop"),
 			topology.WithCredentials(func(context.Context) (string, string, error) {
@@ -88,8 +88,8 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	password.Store("second")
 	node.Ctl(t, "change_password", "shop", "second")
 	before := asked.Load()
-	node.Ctl(t, "close_all_user_connections", "shop", "rotated")
-	publish(t, node.URL(), "", "rotated", amqp.Publishing{Body: []byte("after the change")})
+	node.Ctl(t, "close_all_connections", "rotated")
+	publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("after the change")})
 	testbench.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 1 })
 	require.Greater(t, asked.Load(), before)
 	r.stop()

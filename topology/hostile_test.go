@@ -258,7 +258,7 @@ func (r *rig) requireOneConnection() {
 // have every retry refused.
 func TestForeignUserIDIsRetried(t *testing.T) {
 	t.Parallel()
-	node, _ := testbench.Administered(t)
+	node := testbench.Private(t)
 	node.Grant(t, testbench.Everything("/", "producer"))
 	var attempts timeline
 	r := newRig(t, rigConfig{

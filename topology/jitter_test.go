@@ -22,7 +22,7 @@ import (
 func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 	t.Parallel()
 	const messages = 200
-	node, _ := testbench.Administered(t)
+	node := testbench.Private(t)
 	policy := backoff.FullJitter{Policy: backoff.List{2 * time.Second}}
 	rungs := []time.Duration{500 * time.Millisecond, time.Second, 1500 * time.Millisecond, 2 * time.Second}
 	for name, strategy := range strategies {

@@ -71,11 +71,11 @@ func serveForeign(t *testing.T, url, queue string) {
 func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
 	const wayOut = "the user may not: grant it what Plan.Permissions lists"
-	node, _ := testbench.Administered(t)
+	node := testbench.Private(t)
 	policy := backoff.List{time.Second}
-	grant := testbench.Grant{VHost: "narrower", User: "narrower", Configure: "^orders.*$", Write: "^$", Read: "^$"}
-	node.Grant(t, testbench.Everything(grant.VHost, "guest"), grant)
-	url, narrow := node.URL()+grant.VHost, node.URLOf(grant.User)+grant.VHost
+	grant := testbench.Grant{VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$"}
+	node.Grant(t, grant)
+	url, narrow := node.URL(), node.URLOf(grant.User)
 	admin, sub := openSubscriber(t, url, topology.PerQueue{}, policy)
 	require.NoError(t, sub.SubscribeInitialize("orders"))
 	require.NoError(t, admin.Close())

@@ -100,9 +100,8 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 // the messages nearer to it; where that limit cannot matter, it looks.
 func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Administered(t)
-	node.Grant(t, testbench.Everything("peek", "guest"))
-	url := node.URL() + "peek"
+	node, api := testbench.Managed(t, "")
+	url := node.URL()
 	ch := testbench.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)

@@ -22,7 +22,7 @@ import (
 // way that a message can take is taken.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t) // fourteen vhosts that start at once hold up who else connects
+	node := testbench.Private(t)
 	policy := backoff.List{200 * time.Millisecond}
 	kinds := map[string]topology.Strategy{
 		"perqueue": topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}},

@@ -150,9 +150,9 @@ func bindingsMissing(t testing.TB, client *topology.Client, plan topology.Plan) 
 // What only the management API can tell, from a real one.
 func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Administered(t)
-	node.Grant(t, testbench.Everything("verify", "guest"), testbench.Grant{VHost: "verify", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
-	url, policy := node.URL()+"verify", backoff.List{time.Minute}
+	node, api := testbench.Managed(t, "")
+	node.Grant(t, testbench.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
+	url, policy := node.URL(), backoff.List{time.Minute}
 	ch := testbench.Channel(t, url)
 	drops := strings.HasPrefix(node.Version(), "4.") // by default
 	client, plan := operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
@@ -169,8 +169,8 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
-	node.Ctl(t, "set_policy", "-p", "verify", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 5000, "expires": 60000}`)
-	node.Ctl(t, "set_operator_policy", "-p", "verify", "--apply-to", "queues", "ops", ".*", `{"max-length": 1000, "delivery-limit": 5}`)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 5000, "expires": 60000}`)
+	node.Ctl(t, "set_operator_policy", "--apply-to", "queues", "ops", ".*", `{"max-length": 1000, "delivery-limit": 5}`)
 	testbench.WaitFor(t, "the policies", patience, func() bool {
 		findings, err := client.Verify(t.Context(), plan)
 		require.NoError(t, err)
@@ -189,14 +189,14 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 		"warning overruled queue orders.dlq",
 		"warning overruled queue orders.dlq",
 	}, found(t, client, plan))
-	node.Ctl(t, "clear_policy", "-p", "verify", "short")
-	node.Ctl(t, "clear_operator_policy", "-p", "verify", "ops")
+	node.Ctl(t, "clear_policy", "short")
+	node.Ctl(t, "clear_operator_policy", "ops")
 
 	// A main queue with the broker's default limit; a policy with a TTL that is
 	// longer than the wait does no harm.
 	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
 	provision(t, url, client, "plain", policy)
-	node.Ctl(t, "set_policy", "-p", "verify", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`)
 	want := []string{}
 	if drops {
 		want = append(want, "warning dropping queue plain")
@@ -212,7 +212,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	require.Equal(t, append([]string{"critical conflicting queue plain.wait.1m"}, want...), found(t, client, plan))
 
 	// A user who may not declare is told so, or served by the API.
-	reader := node.URLOf("reader") + "verify"
+	reader := node.URLOf("reader")
 	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy)
 	require.Equal(t, []string{"warning unchecked queue plain.wait.1m", "warning unchecked queue plain.dlq"}, found(t, client, plan))
 	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))

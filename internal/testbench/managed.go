@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"testing"
 	"time"
 )
@@ -71,42 +70,4 @@ func (n *Node) manage(ctx context.Context, api string) error {
 		}
 		return nil
 	})
-}
-
-// administered is the node of [Administered], if one was started.
-var administered struct {
-	sync.Mutex
-	node *Node
-	api  string
-	err  error
-}
-
-// Administered is a node of this test binary, with the management API at the URL that is returned, for tests that make
-// users, vhosts and policies. Starting a node takes seconds of processor time: a test that does not break it shares this
-// one, with names of its own.
-func Administered(tb testing.TB) (*Node, string) {
-	tb.Helper()
-	in := requireInstallation(tb)
-	a := &administered
-	a.Lock()
-	defer a.Unlock()
-	if a.node == nil && a.err == nil {
-		a.node, a.api, a.err = startManaged(context.Background(), in, "")
-	}
-	if a.err != nil {
-		tb.Fatalf("start the node of all tests that administer one: %v", a.err)
-	}
-	return a.node, a.api
-}
-
-func closeAdministered() error {
-	a := &administered
-	a.Lock()
-	defer a.Unlock()
-	if a.node == nil {
-		return nil
-	}
-	err := a.node.Close()
-	a.node = nil
-	return err
 }

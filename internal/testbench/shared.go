@@ -43,7 +43,7 @@ func URL(tb testing.TB) string {
 	return ""
 }
 
-// Main runs the tests of a package, then ends the shared nodes that there are, then calls the functions in after, and
+// Main runs the tests of a package, then ends the shared node if there is one, then calls the functions in after, and
 // exits. An error of theirs fails the package:
 //
 //	func TestMain(m *testing.M) { testbench.Main(m, func() error { return goleak.Find() }) }
@@ -56,7 +56,6 @@ func Main(m *testing.M, after ...func() error) {
 		}
 	}
 	fail(closeShared())
-	fail(closeAdministered())
 	for _, f := range after {
 		fail(f())
 	}
