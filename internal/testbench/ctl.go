@@ -3,13 +3,11 @@ package testbench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
@@ -55,14 +53,9 @@ func (n *Node) File(tb testing.TB, name string, data []byte) string {
 // Name is the Erlang name of the node, as rabbitmqctl prints it.
 func (n *Node) Name() string { return n.layout.name }
 
-// importing is held while a node imports: of two files at once it may leave one out.
-var importing sync.Mutex
-
-// Import hands a definitions file to the node: what a whole vhost or a user needs costs one rabbitmqctl.
+// Import hands a definitions file to the node, one at a time: of two at once it may leave one out.
 func (n *Node) Import(tb testing.TB, definitions []byte) {
 	tb.Helper()
-	importing.Lock()
-	defer importing.Unlock()
 	n.Ctl(tb, "import_definitions", n.File(tb, "definitions.json", definitions))
 }
 
@@ -72,24 +65,20 @@ type Grant struct{ VHost, User, Configure, Write, Read string }
 // Everything grants a user all there is in a vhost.
 func Everything(vhost, user string) Grant { return Grant{vhost, user, ".*", ".*", ".*"} }
 
-// Grant makes the vhosts and the users that it is told of, with the permissions. A user's password is the name; guest is
-// there already.
+// Grant makes the vhosts and the users that it is told of, with the permissions, in one rabbitmqctl. A user's password is
+// the name.
 func (n *Node) Grant(tb testing.TB, grants ...Grant) {
 	tb.Helper()
-	type object = map[string]any
-	vhosts, users, permissions := []object{}, []object{}, []object{}
+	var b strings.Builder
 	for _, g := range grants {
-		vhosts = append(vhosts, object{"name": g.VHost})
-		if g.User != "guest" {
-			users = append(users, object{"name": g.User, "password": g.User, "tags": ""})
-		}
-		permissions = append(permissions, object{
-			"vhost": g.VHost, "user": g.User, "configure": g.Configure, "write": g.Write, "read": g.Read,
-		})
+		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure), term(g.Write), term(g.Read))
 	}
-	data, err := json.Marshal(object{"vhosts": vhosts, "users": users, "permissions": permissions})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	n.Import(tb, data)
+	n.Ctl(tb, "eval", fmt.Sprintf(`[begin
+		rabbit_vhost:exists(V) orelse (ok = rabbit_vhost:add(V, <<"bench">>)),
+		rabbit_auth_backend_internal:exists(U) orelse (ok = rabbit_auth_backend_internal:add_user(U, U, <<"bench">>)),
+		ok = rabbit_auth_backend_internal:set_permissions(U, V, C, W, R, <<"bench">>)
+	end || {V, U, C, W, R} <- [%s]].`, strings.TrimSuffix(b.String(), ",")))
 }
+
+// term writes a text as an Erlang binary.
+func term(text string) string { return fmt.Sprintf("<<%q/utf8>>", text) }
