@@ -53,9 +53,13 @@ func TestPublishWritesNothingIntoTheMessage(t *testing.T) {
 
 func TestUnroutableIsReturned(t *testing.T) {
 	t.Parallel()
-	p := open(t, testbench.URL(t), long)
-	missing := testbench.Queue(t)
-	for exchange, key := range map[string]string{"": missing, "amq.direct": missing, "amq.fanout": ""} {
+	url, missing := testbench.URL(t), testbench.Queue(t)
+	p := open(t, url, long)
+	// One of its own: queues of other tests are bound to amq.fanout.
+	ch, fanout := testbench.Channel(t, url), missing+".fanout"
+	require.NoError(t, ch.ExchangeDeclare(fanout, "fanout", false, false, false, false, nil))
+	defer func() { require.NoError(t, ch.ExchangeDelete(fanout, false, false)) }()
+	for exchange, key := range map[string]string{"": missing, "amq.direct": missing, fanout: ""} {
 		err := p.Publish(t.Context(), exchange, key, amqp.Publishing{Headers: amqp.Table{}})
 		var returned *publisher.ReturnedError
 		require.ErrorAs(t, err, &returned)
