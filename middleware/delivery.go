@@ -25,6 +25,10 @@ type Delivery struct {
 	MessageID, CorrelationID string
 	// Arrived is when this process received the delivery.
 	Arrived time.Time
+	// HoldUntil is when the last try to hand the message over may begin, because
+	// the broker takes the delivery back soon after that. Zero means 25 minutes
+	// after Arrived.
+	HoldUntil time.Time
 	// Notes are the retry state the message came with. At attempt 1 they hold
 	// no failure; the Subscriber fills in the origin and, if the message has an
 	// expiration, the deadline.

@@ -13,9 +13,9 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// defaultHoldLimit stays well under RabbitMQ's consumer timeout of 30 minutes,
-// after which the broker closes the channel (broker fact F16).
-const defaultHoldLimit = 10 * time.Minute
+// defaultHoldLimit stays under RabbitMQ's consumer timeout of 30 minutes, after
+// which the broker closes the channel (broker fact F16).
+const defaultHoldLimit = 25 * time.Minute
 
 // Option changes how a DelayedRetry decides or acts.
 type Option func(*settings)
@@ -24,7 +24,7 @@ type settings struct {
 	limits          limits
 	classes         classes
 	logger          watermill.LoggerAdapter
-	holdLimit       time.Duration
+	holdLimit       time.Duration // 0: as long as the delivery may be held
 	kept            kept
 	budget          spending
 	errorText       func(error) string // nil: errorText
@@ -98,10 +98,11 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 	}
 }
 
-// WithHoldLimit bounds how long a failed message is held, counted from its
-// arrival in this process, while it cannot be handed over. Keep it well under
-// the broker's consumer timeout. It must be positive. Without it the limit is
-// 10 minutes.
+// WithHoldLimit shortens how long a failed message is held, counted from its
+// arrival in this process, while it cannot be handed over. It must be positive.
+// Without it a message is held until shortly before the broker takes it back: see
+// topology.WithConsumerTimeout. Each time that a message is not held any longer
+// counts against the delivery limit of a quorum queue before RabbitMQ 4.3.
 func WithHoldLimit(limit time.Duration) Option {
 	return func(s *settings) {
 		if limit <= 0 {
@@ -114,11 +115,10 @@ func WithHoldLimit(limit time.Duration) Option {
 // newSettings applies the options and returns every problem in one error.
 func newSettings(policy backoff.Policy, options []Option) (settings, error) {
 	s := settings{
-		limits:    limits{policy: policy, maxAside: defaultMaxAside},
-		classes:   classes{otherwise: ClassRetryable},
-		logger:    watermill.NopLogger{},
-		holdLimit: defaultHoldLimit,
-		kept:      slices.Clone(alwaysKept),
+		limits:  limits{policy: policy, maxAside: defaultMaxAside},
+		classes: classes{otherwise: ClassRetryable},
+		logger:  watermill.NopLogger{},
+		kept:    slices.Clone(alwaysKept),
 	}
 	for i, option := range options {
 		if option == nil {

@@ -91,7 +91,7 @@ func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t
 	d.Placed = Placed{}
 	// A publish that has begun is finished, whatever becomes of the handler.
 	detached := context.WithoutCancel(ctx)
-	failed := r.holdUntil(ctx, d, t.now, log, func() error {
+	failed := r.hold(ctx, d, t.now, log, func() error {
 		if t.notes.Reason != "" {
 			return r.republisher.DeadLetter(detached, d.msg, t.notes)
 		}

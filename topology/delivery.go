@@ -31,13 +31,10 @@ func (d *delivery) plan() Plan { return d.sub.plan }
 
 // process takes one delivery to its end: acked once it was handled or another
 // durable copy is confirmed, given back otherwise.
-func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	defer cancel()
-	d := s.newDelivery(ctx, raw)
-	d.on = c
-
-	if d.guarded(turn) {
+func (s *subscription) process(c *consumer, a arrival) {
+	d, end := s.newDelivery(c, a)
+	defer end()
+	if a.turn != nil && d.isolated() {
 		return
 	}
 	if wait := d.remaining(); wait > 0 {
@@ -58,9 +55,9 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
 	select {
 	case s.out <- msg:
 	case <-s.stop.Done():
-		d.giveBack()
+		d.putBack(s.subscriber.client.opts.confirmTimeout)
 		return
-	case <-ctx.Done():
+	case <-d.ctx.Done():
 		return
 	}
 	// A stale message keeps its slot until its handler has ended, so that no more
@@ -77,15 +74,18 @@ func (s *subscription) process(c *consumer, raw amqp.Delivery, turn *turn) {
 	case <-msg.Nacked():
 		d.nacked()
 	case <-s.base.Done():
-		d.giveBack()
+		d.abandon()
 	}
 }
 
-func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *delivery {
-	d := &delivery{sub: s, raw: raw, ctx: ctx}
+// newDelivery makes a delivery of an arrival. end ends its context.
+func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
+	raw := a.raw
+	ctx, end := context.WithCancel(c.ctx)
+	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx}
 	d.Queue = s.plan.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
-	d.Arrived = time.Now()
+	d.Arrived, d.HoldUntil = a.at, a.at.Add(s.hold)
 	d.Redelivered = raw.Redelivered
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
@@ -104,7 +104,7 @@ func (s *subscription) newDelivery(ctx context.Context, raw amqp.Delivery) *deli
 	if d.Notes.Deadline.IsZero() {
 		d.Notes.Deadline = deadline(&raw, d.Arrived)
 	}
-	return d
+	return d, end
 }
 
 // withoutLiveNotes drops notes that belong to another queue, before anyone
@@ -207,12 +207,15 @@ func (d *delivery) dropUndecodable(err error) {
 // handler's messages could not be published. The message is set aside with its
 // counts unchanged; at shutdown it goes straight back.
 func (d *delivery) nacked() {
-	if d.ctx.Err() != nil { // stale: the broker has it back
+	if d.ctx.Err() != nil {
+		if !d.on.ch.IsClosed() { // else the broker has the delivery back
+			d.abandon()
+		}
 		d.observeReturned(context.Cause(d.ctx), 0, 0)
 		return
 	}
 	if d.sub.stop.Err() != nil || d.sub.subscriber.opts.requeue {
-		d.giveBack()
+		d.putBack(goodbyeTimeout)
 		d.observeReturned(errNacked, 0, 0)
 		return
 	}
@@ -243,7 +246,7 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	tries, held := 0, time.Duration(0)
 	err := hold.Do(d.ctx, hold.Options{
 		Stop:  d.Closing,
-		Until: d.Arrived.Add(defaultHoldLimit),
+		Until: d.HoldUntil,
 		Failed: func(err error, n int, t time.Duration) {
 			tries, held = n, t
 			d.observeMachinery(middleware.EventFailing, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, n, t })
@@ -257,6 +260,9 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	}, func() error { return handOver(context.WithoutCancel(d.ctx)) })
 	if err != nil {
 		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
+		if errors.Is(err, hold.ErrLimit) {
+			d.sub.suspend(d)
+		}
 		d.giveBack()
 		d.observeReturned(err, tries, held)
 		return

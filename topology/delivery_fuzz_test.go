@@ -54,7 +54,9 @@ func fuzzedDelivery(t *testing.T, strategy Strategy, raw amqp.Delivery) *deliver
 		topic:      "orders", plan: plan, logger: watermill.NopLogger{},
 		stop: t.Context(), base: t.Context(),
 	}
-	return sub.newDelivery(t.Context(), raw)
+	d, end := sub.newDelivery(&consumer{ctx: t.Context()}, arrival{raw: raw, at: time.Now()})
+	t.Cleanup(end)
+	return d
 }
 
 // Whatever arrives: it is decoded or refused without a panic, it is left as it

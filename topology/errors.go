@@ -22,7 +22,8 @@ var (
 	// is unknown.
 	ErrOutcomeUnknown = publisher.ErrUnknown
 
-	errOrder = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
+	errCannotStore = errors.New("failed messages cannot be stored")
+	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 )
 
 // publishError is an error of the publisher as one that can be told apart.

@@ -14,24 +14,28 @@ import (
 
 const (
 	// suspicion is the broker's delivery count from which a delivery is a suspect,
-	// unless a quarter of its queue's limit is less. A nack of the router never
-	// counts, for it is none of the broker's: a count that rises means that
-	// processes or connections have ended.
+	// unless a quarter of the delivery limit is less. Neither a failure nor a nack
+	// of the router raises the count: a count that rises means that processes or
+	// connections have ended.
 	suspicion = 5
-	// maxInterruptions is how often a suspect is set aside before it is given up.
-	maxInterruptions = 3
+	// maxInterruptions is how often a suspect is isolated before it is given up.
+	// The first time may be a precaution: see rescue.
+	maxInterruptions = 4
 	// defaultDeliveryLimit is that of a quorum queue from RabbitMQ 4.0 on (F2).
 	defaultDeliveryLimit = 20
+	// noLimit stands for no delivery limit.
+	noLimit = 1 << 30
 )
 
-// guard ends crash loops: a message whose handling kills the process is never
-// failed by anyone, so the policy does not count it, and in the end the broker
-// would drop it at its own limit.
+// guard ends crash loops. A message whose handling kills the process is failed by
+// no handler, so the policy does not count it, and the broker drops it at its own
+// limit in the end.
 //
-// A suspect is set aside, which also resets the broker's count. All that was
-// prefetched when the process died looks alike, so only one at a time is set
-// aside and the others are tried, one after the other (turns): once the culprit is
-// the one that is away they are handled, and it stands alone when it comes back.
+// A suspect is isolated: it is set aside, which also resets the broker's count.
+// All messages that were prefetched when the process died look alike. So one at a
+// time is isolated, and the others are tried one after the other (turns). While
+// the message that kills the process is away, the others are handled. When it
+// comes back, it dies alone.
 type guard struct {
 	mu    sync.Mutex
 	until time.Time // a suspect is away until then
@@ -53,21 +57,40 @@ func (g *guard) take(now time.Time, d time.Duration) bool {
 type verdict int
 
 const (
-	innocent verdict = iota
-	suspect
-	culprit
+	innocent   verdict = iota
+	suspect            // is tried alone
+	endangered         // is so near to the delivery limit that it must not wait
+	culprit            // was isolated as often as is allowed
 )
+
+// judge says what the guard does with a delivery. Deliveries that the broker has
+// not delivered before, and that bear no mark of the guard, cost one lookup.
+func (s *subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
+	if _, marked := raw.Headers[middleware.InterruptionsKey]; !marked && !raw.Redelivered || s.subscriber.opts.requeue {
+		return innocent
+	}
+	notes := middleware.ParseNotes(s.plan.Queue, func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	})
+	return judge(raw, notes.Interruptions, c.limit)
+}
 
 // judge is pure. Only quorum queues count deliveries; a count on a message that
 // was not redelivered is the producer's own (F2).
 func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
 	count := deliveryCount(raw)
+	suspicious := int64(max(1, min(suspicion, limit/4)))
 	switch {
+	case !interrupted(raw) && interruptions > 0:
+		return suspect
 	case !interrupted(raw):
 		return innocent
 	case interruptions >= maxInterruptions:
 		return culprit
-	case interruptions > 0 || count >= int64(max(1, min(suspicion, limit/4))):
+	case count >= max(suspicious, int64(limit/2)):
+		return endangered
+	case interruptions > 0 || count >= suspicious:
 		return suspect
 	}
 	return innocent
@@ -89,6 +112,15 @@ func deliveryCount(raw *amqp.Delivery) int64 {
 	return 0
 }
 
+// limitFor returns the delivery limit of a quorum queue that is declared with args
+// on a broker of the given version. Before 4.0 there is none by default.
+func limitFor(args amqp.Table, version brokerVersion) int {
+	if _, declared := args["x-delivery-limit"]; !declared && !version.atLeast(4, 0) {
+		return noLimit
+	}
+	return limitOf(args)
+}
+
 // limitOf returns the delivery limit in the arguments of the user's queue.
 func limitOf(args amqp.Table) int {
 	switch n := args["x-delivery-limit"].(type) {
@@ -104,66 +136,98 @@ func limitOf(args amqp.Table) int {
 
 // positiveOr: a negative limit is none.
 func positiveOr(n int64) int {
-	if n < 0 || n > 1<<30 {
-		return 1 << 30
+	if n < 0 || n > noLimit {
+		return noLimit
 	}
 	return int(n)
 }
 
-// turnFor returns a place in the line of suspects if the delivery may be one,
-// else nil. The order of the calls is that of the line.
-func (s *subscription) turnFor(raw *amqp.Delivery) *turn {
-	if s.subscriber.opts.requeue || !interrupted(raw) {
-		return nil
+// isolated reports whether a suspect, whose turn has come, was set aside. Any
+// other suspect is handed to its handler, and keeps its turn.
+func (d *delivery) isolated() bool {
+	if !interrupted(&d.raw) || !d.takeGuard() {
+		return false
 	}
-	return s.subscriber.client.turns.join()
+	d.isolate(d.Notes.Interruptions + 1)
+	return true
 }
 
-// guarded reports whether the guard has dealt with the delivery: set aside, given
-// up, or given back before its turn has come. A suspect that it leaves to the
-// handler keeps its turn.
-func (d *delivery) guarded(turn *turn) bool {
-	sub := d.sub.subscriber
-	if turn == nil {
-		return false
+// rescue sets a delivery aside that is near to the delivery limit. It comes back
+// with a count of zero, as a suspect: it is tried alone.
+func (d *delivery) rescue() {
+	interruptions := max(1, d.Notes.Interruptions)
+	if d.takeGuard() {
+		interruptions = d.Notes.Interruptions + 1
 	}
-	verdict := judge(&d.raw, d.Notes.Interruptions, limitOf(sub.cfg.queueArgs))
-	if verdict == innocent {
-		turn.leave()
-		return false
-	}
-	select {
-	case <-turn.come:
-	case <-d.ctx.Done():
-		return true // stale: the broker has it back
-	case <-d.Closing:
-		d.giveBack()
-		return true
-	}
-	fields := d.LogFields().Add(watermill.LogFields{
-		"delivery_count": deliveryCount(&d.raw), "interruptions": d.Notes.Interruptions,
-	})
-	notes := d.Notes
-	if verdict == culprit {
-		notes.Reason, notes.DeadAt = middleware.ReasonCrashLoop, time.Now()
-		err := fmt.Errorf("the process ended %d times and more while it had this message", d.Notes.Interruptions+1)
-		notes.Error = err.Error()
-		d.sub.logger.Error("Message keeps killing the process, dead-lettering it", err, fields)
-		d.settle("Message of a crash loop cannot be dead-lettered, holding it", func(ctx context.Context) error {
-			return d.deadLetter(ctx, notes)
-		}, func() { d.observeSettled(middleware.EventDeadLettered, notes, err) })
-		return true
-	}
+	d.isolate(interruptions)
+}
+
+func (d *delivery) takeGuard() bool {
 	route, err := d.plan().Route(Retry{Delay: minSetAside})
-	if err != nil || !sub.client.guard.take(time.Now(), route.Delay) {
-		return false // tried
-	}
-	d.sub.logger.Info("Message may have killed the process, setting it aside", fields)
-	notes = d.asideNotes()
-	notes.Interruptions++
-	d.settle("Suspect cannot be set aside, holding it", func(ctx context.Context) error {
+	return err == nil && d.sub.subscriber.client.guard.take(time.Now(), route.Delay)
+}
+
+func (d *delivery) isolate(interruptions int) {
+	d.sub.logger.Info("Message was interrupted again and again, setting it aside", d.guardFields())
+	notes := d.asideNotes()
+	notes.Interruptions = interruptions
+	d.settle("Interrupted message cannot be set aside, holding it", func(ctx context.Context) error {
 		again := notes
 		return d.republish(ctx, minSetAside, &again)
 	}, func() { d.observeSettled(middleware.EventCrashRound, notes, nil) })
-	return true
+}
+
+// giveUp dead-letters a message that was isolated as often as is allowed.
+func (d *delivery) giveUp() {
+	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a consumer had this message, "+
+		"and was alone with it at least %d times", d.Notes.Interruptions+1, maxInterruptions-1)
+	notes := d.Notes
+	notes.Reason, notes.DeadAt = middleware.ReasonCrashLoop, time.Now()
+	notes.Error = err.Error()
+	d.sub.logger.Error("Message is interrupted each time, dead-lettering it", err, d.guardFields())
+	d.settle("Message of a crash loop cannot be dead-lettered, holding it", func(ctx context.Context) error {
+		return d.deadLetter(ctx, notes)
+	}, func() { d.observeSettled(middleware.EventDeadLettered, notes, err) })
+}
+
+func (d *delivery) guardFields() watermill.LogFields {
+	return d.LogFields().Add(watermill.LogFields{
+		"delivery_count": deliveryCount(&d.raw), "interruptions": d.Notes.Interruptions,
+	})
+}
+
+// counted reports whether giving the delivery back would raise a count that has
+// risen before. The first time does no harm, and costs no copy.
+func (d *delivery) counted() bool {
+	return d.on.counts && interrupted(&d.raw) && !d.sub.subscriber.opts.requeue && !d.on.ch.IsClosed()
+}
+
+// putBack returns a delivery to its queue for a reason that must not count against
+// its delivery limit: a clean shutdown. Before RabbitMQ 4.3 each nack counts, so a
+// delivery with a count is set aside, which resets the count. Where that is not
+// confirmed within limit, the delivery is given back.
+func (d *delivery) putBack(limit time.Duration) {
+	if !d.counted() {
+		d.giveBack()
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), limit)
+	defer cancel()
+	notes := d.asideNotes()
+	if err := d.republish(ctx, minSetAside, &notes); err != nil {
+		d.sub.logger.Info("Message cannot be set aside at shutdown, giving it back, which counts against the delivery limit",
+			d.guardFields().Add(watermill.LogFields{"error": err.Error()}))
+		d.giveBack()
+		return
+	}
+	d.ack()
+	d.observeSettled(middleware.EventSetAside, notes, nil)
+}
+
+// abandon puts a delivery back while its handler still runs. What the handler has
+// is left alone.
+func (d *delivery) abandon() {
+	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
+	defer end()
+	own.putBack(goodbyeTimeout)
 }

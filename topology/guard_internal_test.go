@@ -24,13 +24,18 @@ func TestJudge(t *testing.T) {
 		"interrupted once":                 {int64(1), true, 0, 20, innocent},
 		"just below":                       {int64(4), true, 0, 20, innocent},
 		"five times":                       {int64(5), true, 0, 20, suspect},
+		"half of the limit":                {int64(10), true, 0, 20, endangered},
 		"a quarter of a small limit":       {int64(2), true, 0, 8, suspect},
-		"a tiny limit":                     {int64(1), true, 0, 3, suspect},
-		"no limit":                         {int64(5), true, 0, 1 << 30, suspect},
+		"half of a small limit":            {int64(4), true, 0, 8, endangered},
+		"a tiny limit":                     {int64(1), true, 0, 3, endangered},
+		"a limit of one":                   {int64(1), true, 0, 1, endangered},
+		"no limit":                         {int64(5), true, 0, noLimit, suspect},
+		"no limit, very often":             {int64(5000), true, 0, noLimit, suspect},
 		"suspected before":                 {int64(1), true, 1, 20, suspect},
-		"suspected before, back in peace":  {nil, true, 2, 20, innocent},
-		"suspected three times":            {int64(1), true, 3, 20, culprit},
-		"forged interruptions, first time": {nil, false, 1000, 20, innocent},
+		"suspected before, back in peace":  {nil, true, 2, 20, suspect},
+		"isolated three times":             {int64(1), true, 3, 20, suspect},
+		"isolated four times":              {int64(1), true, 4, 20, culprit},
+		"forged interruptions, first time": {nil, false, 1000, 20, suspect},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

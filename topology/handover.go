@@ -25,7 +25,7 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *mi
 		return d.notRepublished(ctx, now, *notes, err)
 	}
 	d.Placed = middleware.Placed{Delay: max(route.Delay, delay)}
-	return d.publish(ctx, route, msg)
+	return d.sub.outage.note(d, d.publish(ctx, route, msg))
 }
 
 // notRepublished dead-letters the message where err says that its copy is too large.
@@ -83,7 +83,7 @@ func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error
 	if alone {
 		send = d.sub.subscriber.client.publisher.PublishAlone
 	}
-	return d.publishWith(ctx, send, d.plan().Dead, msg)
+	return d.sub.outage.note(d, d.publishWith(ctx, send, d.plan().Dead, msg))
 }
 
 // dead returns the dead letter, and whether it leaves no room for the nonce. It

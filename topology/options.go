@@ -19,8 +19,6 @@ const (
 	defaultDrainTimeout = 20 * time.Second
 	// defaultConnectTimeout bounds a dial with its handshake.
 	defaultConnectTimeout = 10 * time.Second
-	// defaultHoldLimit is well under the broker's consumer timeout of 30 min (F16).
-	defaultHoldLimit = 10 * time.Minute
 )
 
 // Option changes a Client.
@@ -158,6 +156,8 @@ type subscriberOptions struct {
 	requeue        bool
 	concurrency    int
 	handlerWarning time.Duration
+	// consumerTimeout of the broker; 0: not said.
+	consumerTimeout time.Duration
 }
 
 // ForPolicy declares the wait queues of the delays that the policies may ask

@@ -163,7 +163,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.wg.Add(1)
 	s.mu.Unlock()
 
-	consumer, err := sub.begin()
+	consumer, err := sub.begin(false)
 	if err != nil {
 		sub.cancel()
 		s.wg.Done()

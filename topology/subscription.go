@@ -41,6 +41,8 @@ type subscription struct {
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
 
+	hold   time.Duration // how long a delivery may be held, from its arrival
+	outage outage
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
 }
@@ -53,6 +55,13 @@ type consumer struct {
 	deliveries <-chan amqp.Delivery
 	ctx        context.Context // done when the channel is closed
 	inFlight   sync.WaitGroup
+
+	counts    bool          // giving a delivery back raises its count on a quorum queue
+	limit     int           // the delivery limit of the queue
+	probing   bool          // consumes one message at a time, after an outage
+	enough    chan struct{} // closed when nothing more may be received
+	enoughNow func()        // closes enough
+	cancelled chan struct{} // closed when the broker delivers nothing more
 }
 
 func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscription, error) {
@@ -74,14 +83,16 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		stop:   stop, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		slots:  make(chan struct{}, s.opts.concurrency),
+		hold:   holdFor(s.consumerTimeout(), s.client.opts.confirmTimeout),
 		inHand: inHand{have: map[*delivery]held{}},
 	}
 	created.workers = newWorkers(created.take)
 	return created, nil
 }
 
-// begin declares everything and consumes.
-func (s *subscription) begin() (*consumer, error) {
+// begin declares everything and consumes. A consumer that probes is sent one
+// message at a time.
+func (s *subscription) begin(probing bool) (*consumer, error) {
 	ctx, cancel := context.WithTimeout(s.stop, declareTimeout)
 	defer cancel()
 	conn, err := s.subscriber.link.Conn(ctx)
@@ -98,7 +109,7 @@ func (s *subscription) begin() (*consumer, error) {
 	}
 	opened := make(chan result, 1)
 	go func() {
-		c, err := s.consume(conn)
+		c, err := s.consume(conn, probing)
 		opened <- result{c, err}
 	}()
 	select {
@@ -128,8 +139,12 @@ func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 	return declare(ctx, conn.Do, s.plan, s.logger)
 }
 
-func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
+func (s *subscription) consume(conn *link.Conn, probing bool) (*consumer, error) {
 	cfg := s.subscriber.cfg
+	prefetch := max(cfg.prefetch, s.subscriber.opts.concurrency)
+	if probing {
+		prefetch = 1
+	}
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("consume queue %q: open channel: %w", s.plan.Queue, err)
@@ -137,7 +152,7 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 	// A consumer per channel makes a global prefetch the same as one of its own,
 	// which quorum queues refuse (F14).
-	err = ch.Qos(max(cfg.prefetch, s.subscriber.opts.concurrency), 0, false)
+	err = ch.Qos(prefetch, 0, false)
 	tag := cfg.consumer
 	if tag == "" {
 		tag = "millpond-" + watermill.NewShortUUID()
@@ -156,7 +171,14 @@ func (s *subscription) consume(conn *link.Conn) (*consumer, error) {
 		cancel()
 	}()
 	s.logger.Info("Consuming", nil)
-	return &consumer{conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx}, nil
+	version := serverVersion(conn)
+	enough := make(chan struct{})
+	return &consumer{
+		conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
+		counts: !version.atLeast(4, 3), limit: limitFor(cfg.queueArgs, version),
+		probing: probing, enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
+		cancelled: make(chan struct{}),
+	}, nil
 }
 
 // settle says ack or nack, in one system call with what others say at the same time.
@@ -172,9 +194,8 @@ func (s *subscription) run(c *consumer) {
 	defer s.workers.end()
 	defer s.watchHandlers()()
 	for c != nil {
-		s.receive(c)
-		s.release(c)
-		c = s.resume()
+		s.release(c, s.receive(c))
+		c = s.resume(s.awaitHandOver())
 	}
 
 	settled := make(chan struct{})
@@ -192,71 +213,11 @@ func (s *subscription) run(c *consumer) {
 	s.logger.Info("Stopped consuming", nil)
 }
 
-// receive takes deliveries until the consumer ends or the subscription stops.
-func (s *subscription) receive(c *consumer) {
-	for {
-		select {
-		case s.slots <- struct{}{}:
-		case <-s.stop.Done():
-			return
-		case <-c.ctx.Done():
-			return
-		}
-		select {
-		case raw, ok := <-c.deliveries:
-			if !ok { // cancelled by the broker, for its queue is gone, or closed
-				<-s.slots
-				return
-			}
-			s.wg.Add(1)
-			c.inFlight.Add(1)
-			s.workers.give(task{c, raw, s.turnFor(&raw)})
-		case <-s.stop.Done():
-			<-s.slots
-			return
-		}
-	}
-}
-
-// take takes one delivery to its end, and gives its place back when idle says
-// that this goroutine can take the next one.
-func (s *subscription) take(t task, idle func()) {
-	returned := false
-	defer func() {
-		t.turn.leave()
-		if returned { // a marshaler may have ended the goroutine
-			idle()
-		}
-		<-s.slots
-		t.from.inFlight.Done()
-		s.wg.Done()
-	}()
-	s.process(t.from, t.raw, t.turn)
-	returned = true
-}
-
-// release lets go of a consumer: what it has received but not begun goes back at
-// once, and its channel is closed when the messages in progress are settled.
-func (s *subscription) release(c *consumer) {
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		within(goodbyeTimeout, func() {
-			_ = c.ch.Cancel(c.tag, false)
-			for raw := range c.deliveries {
-				_ = raw.Nack(false, true)
-			}
-		})
-		c.inFlight.Wait()
-		within(goodbyeTimeout, func() { _ = c.ch.Close() })
-	}()
-}
-
-// resume consumes again, trying until it works; nil when the subscription is
-// stopped.
-func (s *subscription) resume() *consumer {
+// resume consumes again and tries until it works. It returns nil when the
+// subscription is stopped.
+func (s *subscription) resume(probing bool) *consumer {
 	for pause := resumePause; sleep(s.stop, pause); pause = min(2*pause, maxResumePause) {
-		c, err := s.begin()
+		c, err := s.begin(probing)
 		if err == nil {
 			return c
 		}
@@ -267,8 +228,9 @@ func (s *subscription) resume() *consumer {
 	return nil
 }
 
-// within waits for f, but no longer than limit; f ends with its connection.
-func within(limit time.Duration, f func()) {
+// within waits for f, but no longer than limit, and reports whether f has
+// returned. f ends with its connection.
+func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -276,6 +238,8 @@ func within(limit time.Duration, f func()) {
 	}()
 	select {
 	case <-done:
+		return true
 	case <-time.After(limit):
+		return false
 	}
 }

@@ -1,10 +1,6 @@
 package topology
 
-import (
-	"sync/atomic"
-
-	amqp "github.com/rabbitmq/amqp091-go"
-)
+import "sync/atomic"
 
 // maxIdle is how many goroutines a subscription keeps for the next deliveries.
 const maxIdle = 16
@@ -12,8 +8,7 @@ const maxIdle = 16
 // task is a delivery to process.
 type task struct {
 	from *consumer
-	raw  amqp.Delivery
-	turn *turn
+	arrival
 }
 
 // workers are goroutines that process deliveries, one at a time each. They are kept

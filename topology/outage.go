@@ -1,0 +1,271 @@
+package topology
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+)
+
+const (
+	// defaultConsumerTimeout is how long RabbitMQ lets a consumer keep a delivery
+	// unless it is configured otherwise (F16).
+	defaultConsumerTimeout = 30 * time.Minute
+	// checkPause is between two looks at whether messages can be stored again.
+	checkPause = 5 * time.Second
+	// quietProbe is how long a probe must go on without a failure before the queue
+	// is consumed as usual, where no hand-over has succeeded either.
+	quietProbe = time.Minute
+	// firstProbePause is before the second probe; it doubles up to maxProbePause.
+	firstProbePause = time.Minute
+	maxProbePause   = 30 * time.Minute
+	// lastProbePause is before a probe that may cost a message its last delivery.
+	lastProbePause = 24 * time.Hour
+)
+
+// WithConsumerTimeout says how long the broker lets a consumer keep a delivery:
+// its consumer_timeout. While a failed message cannot be stored its delivery is
+// held until shortly before that. 0 means that the broker has no such timeout.
+// Not negative.
+//
+// Default: x-consumer-timeout among Queue.Arguments or Consume.Arguments, else
+// 30 min, which is RabbitMQ's own default.
+func WithConsumerTimeout(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if d < 0 {
+			return fmt.Errorf("WithConsumerTimeout: %v is negative", d)
+		}
+		if d == 0 {
+			d = maxHold
+		}
+		o.consumerTimeout = d
+		return nil
+	}
+}
+
+// maxHold stands for no consumer timeout.
+const maxHold = 100 * 365 * 24 * time.Hour
+
+// consumerTimeout returns the broker's consumer timeout as far as it is known.
+func (s *Subscriber) consumerTimeout() time.Duration {
+	if s.opts.consumerTimeout > 0 {
+		return s.opts.consumerTimeout
+	}
+	timeout := defaultConsumerTimeout
+	for _, value := range []any{s.cfg.queueArgs["x-consumer-timeout"], s.cfg.arguments["x-consumer-timeout"]} {
+		if ms := wholeArgument(value); ms > 0 {
+			timeout = min(timeout, time.Duration(min(ms, maxHold.Milliseconds()))*time.Millisecond)
+		}
+	}
+	return timeout
+}
+
+func wholeArgument(value any) int64 {
+	switch n := value.(type) {
+	case int:
+		return int64(n)
+	case int32:
+		return int64(n)
+	case int64:
+		return n
+	}
+	return 0
+}
+
+// holdFor returns how long a delivery may be held, from its arrival: two more
+// tries, and some time for the way to the broker, fit between that and the
+// consumer timeout.
+func holdFor(consumerTimeout, confirmTimeout time.Duration) time.Duration {
+	margin := 2*confirmTimeout + min(time.Minute, consumerTimeout/10)
+	return max(consumerTimeout-margin, consumerTimeout/2)
+}
+
+// outage is a time in which failed messages cannot be stored, seen by one
+// subscription. It begins when a delivery has been held for as long as the broker
+// allows. Its queue is not consumed then, because every delivery that is given
+// back counts against the delivery limit before RabbitMQ 4.3. Once the broker
+// looks sound, one message at a time probes it.
+type outage struct {
+	active atomic.Bool
+	said   sync.Once // how long the queue endures an outage
+
+	mu     sync.Mutex
+	probes int           // that have failed
+	left   int           // the fewest deliveries that a message has left
+	failed time.Time     // the last hand-over that failed
+	ended  chan struct{} // closed when the outage is over
+}
+
+// begin notes that a delivery was held for as long as the broker allows, and has
+// left deliveries before its limit. It reports whether the outage is new.
+func (o *outage) begin(left int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.probes++
+	if !o.active.Swap(true) {
+		o.probes, o.left, o.ended = 0, left, make(chan struct{})
+		return true
+	}
+	o.left = min(o.left, left)
+	return false
+}
+
+// end ends the outage.
+func (o *outage) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.active.Swap(false) {
+		close(o.ended)
+	}
+}
+
+// over is closed when the outage is over, for a consumer that probes; nil for any
+// other.
+func (o *outage) over(probing bool) <-chan struct{} {
+	if !probing {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ended
+}
+
+// wait returns when the outage is over, at the given time, or when stop is closed.
+func (o *outage) wait(until time.Time, stop <-chan struct{}) {
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-o.over(true):
+	case <-stop:
+	}
+}
+
+// quiet ends the outage where no hand-over has failed for d.
+func (o *outage) quiet(d time.Duration) {
+	o.mu.Lock()
+	failed := o.failed
+	o.mu.Unlock()
+	if time.Since(failed) >= d {
+		o.end()
+	}
+}
+
+// pause is before the next probe.
+func (o *outage) pause() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.left == 0:
+		return lastProbePause
+	case o.probes == 0:
+		return 0
+	}
+	return min(firstProbePause<<min(o.probes-1, 10), maxProbePause)
+}
+
+// note takes the outcome of a hand-over, and returns it.
+func (o *outage) note(d *delivery, err error) error {
+	if err != nil {
+		o.said.Do(d.sayEndurance)
+		o.mu.Lock()
+		o.failed = time.Now()
+		o.mu.Unlock()
+	} else if o.active.Load() {
+		o.end()
+	}
+	return err
+}
+
+// left is how often the delivery may still be given back, this time not counted.
+func (d *delivery) left() int {
+	if !d.on.counts || d.on.limit == noLimit {
+		return noLimit
+	}
+	return max(0, d.on.limit-int(deliveryCount(&d.raw))-1)
+}
+
+// sayEndurance says how long it must take at least until the broker drops the
+// message, or dead-letters it past this library: each delivery that counts is held
+// for as long as the broker allows.
+func (d *delivery) sayEndurance() {
+	fields := d.LogFields().Add(watermill.LogFields{"held_until": d.HoldUntil})
+	if left := d.left(); left != noLimit {
+		fields["delivery_limit"], fields["safe_for"] = d.on.limit, time.Duration(left+1)*d.sub.hold
+	}
+	d.sub.logger.Info("Message cannot be stored yet: its delivery is held, and then the queue is not consumed until messages can be "+
+		"stored again", fields)
+}
+
+// suspend stops consuming because d was held for as long as the broker allows. It
+// returns when the broker sends nothing more, so that d, which is given back next,
+// does not come again at once.
+func (s *subscription) suspend(d *delivery) {
+	if s.outage.begin(d.left()) {
+		s.logger.Error("Messages cannot be stored for longer than a delivery may be held: the queue is not consumed until that works "+
+			"again, and its messages stay in it; look at the errors before this one", errCannotStore, d.LogFields())
+	}
+	d.on.enoughNow()
+	select {
+	case <-d.on.cancelled:
+	case <-d.ctx.Done():
+	case <-time.After(goodbyeTimeout):
+	}
+}
+
+// awaitHandOver waits while an outage lasts until messages look as if they could
+// be stored, and reports whether that must be probed.
+func (s *subscription) awaitHandOver() (probing bool) {
+	if !s.outage.active.Load() {
+		return false
+	}
+	if !s.pauseProbes(s.outage.pause()) {
+		return false
+	}
+	for pause := time.Duration(0); sleep(s.stop, pause); pause = checkPause {
+		if !s.outage.active.Load() {
+			return false
+		}
+		if s.canHandOver() == nil {
+			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored again", nil)
+			return true
+		}
+	}
+	return false
+}
+
+// pauseProbes waits for d, for the end of the outage, or until the publishing
+// connection was lost and is back, which makes another probe worth its price. It
+// reports whether the outage goes on.
+func (s *subscription) pauseProbes(d time.Duration) bool {
+	lost := false
+	for until := time.Now().Add(d); time.Now().Before(until); {
+		if !sleep(s.stop, min(checkPause, time.Until(until))) || !s.outage.active.Load() {
+			return false
+		}
+		healthy := s.subscriber.client.publisher.Healthy() == nil
+		if lost && healthy {
+			break
+		}
+		lost = !healthy
+	}
+	return s.outage.active.Load()
+}
+
+// canHandOver reports what stands in the way of storing a message, as far as that
+// can be told without one.
+func (s *subscription) canHandOver() error {
+	ctx, cancel := context.WithTimeout(s.stop, declareTimeout)
+	defer cancel()
+	client := s.subscriber.client
+	if err := client.publisher.Healthy(); err != nil {
+		return err
+	}
+	if client.opts.provisioned {
+		return checkExists(ctx, client.publisher.Do, s.plan)
+	}
+	return declare(ctx, client.publisher.Do, s.plan, s.logger)
+}
