@@ -42,8 +42,21 @@ func TestHolding(t *testing.T) {
 		"two minutes": {
 			failures: 28, tries: 29, took: 127500 * time.Millisecond,
 		},
-		"ten minutes by default": {
-			failures: 1000, tries: 123, took: 597500 * time.Millisecond, want: held,
+		"25 minutes by default": {
+			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
+		},
+		"as long as the Subscriber says": {
+			delivery: func() middleware.Delivery {
+				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
+			},
+			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
+		},
+		"an option makes it shorter, not longer": {
+			delivery: func() middleware.Delivery {
+				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
+			},
+			options:  []middleware.Option{middleware.WithHoldLimit(time.Hour)},
+			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"for as long as told": {
 			options:  []middleware.Option{middleware.WithHoldLimit(2 * time.Second)},
@@ -51,19 +64,19 @@ func TestHolding(t *testing.T) {
 		},
 		"counted from the arrival": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-10*time.Minute + 2*time.Second)}
+				return middleware.Delivery{Arrived: time.Now().Add(-25*time.Minute + 2*time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"a handler that took longer than the limit: one try": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-20 * time.Minute)}
+				return middleware.Delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			failures: 1000, tries: 1, want: held,
 		},
 		"a handler that took longer, and the one try succeeds": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-20 * time.Minute)}
+				return middleware.Delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			tries: 1,
 		},

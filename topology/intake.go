@@ -1,10 +1,13 @@
 package topology
 
 import (
+	"context"
 	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 // arrival is a delivery that has arrived and has not begun.
@@ -77,7 +80,8 @@ func (s *subscription) receive(c *consumer) []arrival {
 		}
 		select {
 		case raw, ok := <-c.deliveries:
-			if !ok { // the broker has cancelled the consumer, or the channel is closed
+			if !ok { // the channel is closed, or the broker has cancelled the consumer
+				c.ended = true
 				return in.rest()
 			}
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
@@ -167,9 +171,22 @@ func (s *subscription) release(c *consumer, unbegun []arrival) {
 			}
 		}()
 		s.putBack(c, rest)
+		if c.ended && !c.counts && s.exists(c.conn) {
+			// A quorum queue of 4.3 has ended its consumer at the consumer timeout, and
+			// delivers everything again. A late ack would only confuse it (F34).
+			within(goodbyeTimeout, func() { _ = c.ch.Close() })
+		}
 		c.inFlight.Wait()
 		within(goodbyeTimeout, func() { _ = c.ch.Close() })
 	}()
+}
+
+// exists reports whether the queue is there.
+func (s *subscription) exists(conn *link.Conn) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
+	defer cancel()
+	_, err := passive(ctx, conn.Do, s.plan.Queue)
+	return err == nil
 }
 
 // putBack gives deliveries back that have not begun, all at the same time. A

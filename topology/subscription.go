@@ -62,6 +62,7 @@ type consumer struct {
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
 	cancelled chan struct{} // closed when the broker delivers nothing more
+	ended     bool          // by the broker, or with its channel
 }
 
 func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscription, error) {
