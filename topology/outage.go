@@ -188,16 +188,17 @@ func (d *delivery) left() int {
 	return max(0, d.on.limit-int(deliveryCount(&d.raw))-1)
 }
 
-// sayEndurance says how long it must take at least until the broker drops the
+// sayEndurance says how long it must take at least until the broker drops a
 // message, or dead-letters it past this library: each delivery that counts is held
 // for as long as the broker allows.
 func (d *delivery) sayEndurance() {
-	fields := d.LogFields().Add(watermill.LogFields{"held_until": d.HoldUntil})
+	fields := watermill.LogFields{"held_for": d.sub.hold}
 	if left := d.left(); left != noLimit {
-		fields["delivery_limit"], fields["safe_for"] = d.on.limit, time.Duration(left+1)*d.sub.hold
+		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.limit
+		fields["safe_for"] = time.Duration(left+1) * d.sub.hold
 	}
-	d.sub.logger.Info("Message cannot be stored yet: its delivery is held, and then the queue is not consumed until messages can be "+
-		"stored again", fields)
+	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the queue is not consumed until "+
+		"messages can be stored again", fields)
 }
 
 // suspend stops consuming because d was held for as long as the broker allows. It
