@@ -43,6 +43,9 @@ type subscription struct {
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
+
+	given    func(asked time.Duration) time.Duration // the plan's, made once
+	rounding rounding
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.
@@ -75,6 +78,7 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		slots:  make(chan struct{}, s.opts.concurrency),
 		inHand: inHand{have: map[*delivery]held{}},
+		given:  plan.waits,
 	}
 	created.workers = newWorkers(created.take)
 	return created, nil
