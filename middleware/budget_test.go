@@ -153,6 +153,14 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 			t.Errorf("got %s", got)
 		}
 		s.expect(errBoom, "1h0m0s")
+		// The slow delay would be in time as asked, and is not as it is given.
+		coarse := middleware.Delivery{
+			Notes: middleware.Notes{Deadline: time.Now().Add(2 * time.Hour)},
+			Given: func(asked time.Duration) time.Duration { return 3 * asked },
+		}
+		if got := s.deliverAs(coarse, errBoom); got != "1s" {
+			t.Errorf("got %s", got)
+		}
 	})
 }
 

@@ -33,6 +33,13 @@ type failure struct {
 	// notes as the message brought them: without this failure.
 	notes Notes
 	now   time.Time
+	// given is that of the delivery.
+	given func(asked time.Duration) time.Duration
+}
+
+// next returns when the message is back that asks for a delay.
+func (f failure) next(delay time.Duration) time.Time {
+	return f.now.Add(givenBy(f.given, delay))
 }
 
 // decision is what becomes of a failed message: another attempt after delay, or
@@ -99,7 +106,7 @@ func (l limits) decide(f failure) decision {
 	}
 
 	delay = max(delay, min(f.mark.floor, backoff.MaxDelay))
-	if d.reason = l.tooLate(f.now.Add(delay), d.first, f.notes.Deadline); d.reason == "" {
+	if d.reason = l.tooLate(f.next(delay), d.first, f.notes.Deadline); d.reason == "" {
 		d.delay = delay
 	}
 	return d

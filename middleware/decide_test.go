@@ -3,6 +3,7 @@ package middleware
 import (
 	"errors"
 	"math"
+	"reflect"
 	"testing"
 	"time"
 
@@ -137,6 +138,43 @@ func TestDecide(t *testing.T) {
 			}
 			if got.count != test.count || !got.first.Equal(test.first) {
 				t.Errorf("got failure %d, the first at %v; want %d, %v", got.count, got.first, test.count, test.first)
+			}
+		})
+	}
+}
+
+// A delay that no wait queue has exactly comes later than asked, and may come too late.
+func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
+	t.Parallel()
+	toTheMinute := func(asked time.Duration) time.Duration {
+		return (asked + time.Minute - 1).Truncate(time.Minute)
+	}
+	retryable, aside := mark{class: ClassRetryable}, mark{class: ClassRetryable, later: true, floor: 2 * time.Second}
+	policy := backoff.List{2 * time.Second}
+	for name, test := range map[string]struct {
+		limits limits
+		mark   mark
+		notes  Notes
+		want   decision
+	}{
+		"age: in time":       {limits{policy: policy, maxAge: time.Minute}, retryable, Notes{}, decision{delay: 2 * time.Second}},
+		"age: too late":      {limits{policy: policy, maxAge: time.Minute - 1}, retryable, Notes{}, decision{reason: ReasonMaxAge}},
+		"deadline: in time":  {limits{policy: policy}, retryable, Notes{Deadline: noon.Add(time.Minute)}, decision{delay: 2 * time.Second}},
+		"deadline: too late": {limits{policy: policy}, retryable, Notes{Deadline: noon.Add(time.Minute - 1)}, decision{reason: ReasonDeadline}},
+		"Later: in time":     {limits{policy: policy, maxAside: time.Minute}, aside, Notes{}, decision{delay: 2 * time.Second, aside: true}},
+		"Later: over its limit": {
+			limits{policy: policy, maxAside: time.Minute - 1}, aside, Notes{}, decision{delay: 2 * time.Second, overdue: true},
+		},
+		"Later: past the deadline": {
+			limits{policy: policy, maxAside: time.Hour}, aside, Notes{Deadline: noon.Add(time.Minute - 1)}, decision{reason: ReasonDeadline},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := test.limits.decide(failure{err: errTest, mark: test.mark, notes: test.notes, now: noon, given: toTheMinute})
+			test.want.count, test.want.first = 1, noon
+			if !reflect.DeepEqual(got, test.want) {
+				t.Errorf("got\n%+v, want\n%+v", got, test.want)
 			}
 		})
 	}

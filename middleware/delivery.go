@@ -44,6 +44,11 @@ type Delivery struct {
 	Redelivered bool
 	// Source is for the Subscriber that made the Delivery and its Republisher.
 	Source any
+	// Given returns how long a message waits that asks for a delay: at least as
+	// long, and longer where no wait queue has exactly that delay. Limits on age and
+	// expiration are compared with it. It is called from many goroutines at once.
+	// Nil means that every delay is given as asked.
+	Given func(asked time.Duration) time.Duration
 	// Placed is what the Republisher made of the last Republish. One that knows
 	// sets it before it returns nil, in the same goroutine.
 	Placed Placed
@@ -72,6 +77,18 @@ type Placed struct {
 	// Reason is set where the message could only be dead-lettered.
 	Reason Reason
 }
+
+// givenBy returns how long a message waits that asks for a delay; see Delivery.Given.
+func givenBy(given func(time.Duration) time.Duration, asked time.Duration) time.Duration {
+	if given == nil {
+		return asked
+	}
+	return max(given(asked), asked)
+}
+
+// differs reports whether the delay that a message is given is longer than asked
+// by more than a tenth.
+func differs(asked, given time.Duration) bool { return given-asked > asked/10 }
 
 type deliveryKey struct{}
 

@@ -23,7 +23,9 @@ const (
 // See Permanent for how marks are found, and WithLaterFor for errors that cannot be
 // marked.
 //
-// Where the message would come back later than WithLaterLimit allows, Later means
+// The message comes back when its wait queue lets it go, which may be later than
+// asked; see ForPolicy of package topology. That time is compared with the limits:
+// where the message would come back later than WithLaterLimit allows, Later means
 // RetryAfter: the attempt has failed. Where it would come back after its own
 // expiration or, having failed before, later than WithMaxAge allows, it is
 // dead-lettered now.
@@ -47,7 +49,7 @@ func WithLaterLimit(limit time.Duration) Option {
 // false where that was long enough, and the attempt has failed.
 func (l limits) setAside(f failure, d *decision) (decided bool) {
 	delay := min(max(f.mark.floor, shortest), backoff.MaxDelay)
-	next := f.now.Add(delay)
+	next := f.next(delay)
 	if d.reason = l.tooLate(next, f.notes.FirstFailure, f.notes.Deadline); d.reason != "" {
 		return true
 	}

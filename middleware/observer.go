@@ -146,7 +146,7 @@ func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t *tr
 		}
 		if kind != EventDeadLettered {
 			e.DelayAsked = t.delay
-			e.DelayGiven = max(d.Placed.Delay, t.delay)
+			e.DelayGiven = max(d.Placed.Delay, givenBy(d.Given, t.delay))
 		}
 	})
 }

@@ -66,7 +66,8 @@ func (r *DelayedRetry) spend(ctx context.Context, delivery *Delivery, f failure,
 		d.reason, d.delay = ReasonOverBudget, 0
 		return
 	}
-	if slow := max(d.delay, r.budget.slow); r.limits.tooLate(f.now.Add(slow), d.first, f.notes.Deadline) == "" {
+	slow := max(d.delay, r.budget.slow)
+	if r.limits.tooLate(f.next(slow), d.first, f.notes.Deadline) == "" {
 		d.delay = slow
 	}
 }
@@ -81,7 +82,7 @@ func (r *DelayedRetry) holdBack(ctx context.Context, d *Delivery) (held bool, er
 	}
 	f := failure{
 		err: errOverBudget, mark: mark{class: ClassRetryable, floor: r.budget.slow, later: true},
-		notes: d.Notes, now: r.now().UTC(),
+		notes: d.Notes, now: r.now().UTC(), given: d.Given,
 	}
 	decided := decision{overBudget: true}
 	if !r.limits.setAside(f, &decided) || !decided.aside {

@@ -15,6 +15,7 @@ type report struct {
 	logger watermill.LoggerAdapter
 	plain  watermill.LoggerAdapter // without the decision
 	class  string                  // of the decision; "" if it has none
+	fields watermill.LogFields     // of the decision, which logger adds to those of plain
 	err    error                   // the handler's, or why it was not called
 	text   string                  // its text, uncut
 	at     place
@@ -76,19 +77,32 @@ func (l *report) decided(f failure, d decision) {
 	if l.quiet {
 		return
 	}
-	fields := watermill.LogFields{}
+	l.fields = watermill.LogFields{}
 	if !d.aside {
-		fields["class"] = string(f.mark.class)
-	}
-	if d.reason != "" {
-		fields["reason"] = string(d.reason)
-	} else {
-		fields["delay"] = d.delay
+		l.fields["class"] = string(f.mark.class)
 	}
 	if d.overBudget {
-		fields["over_budget"] = true
+		l.fields["over_budget"] = true
 	}
-	l.logger = l.logger.With(fields)
+	if d.reason != "" {
+		l.fields["reason"] = string(d.reason)
+		l.logger = l.plain.With(l.fields)
+		return
+	}
+	l.waits(d.delay, givenBy(f.given, d.delay))
+}
+
+// waits adds the delay that the message is given to every further line, and the one
+// that was asked for where they differ.
+func (l *report) waits(asked, given time.Duration) {
+	if l.quiet || l.fields["delay"] == given {
+		return
+	}
+	l.fields["delay"] = given
+	if differs(asked, given) {
+		l.fields["asked"] = asked
+	}
+	l.logger = l.plain.With(l.fields)
 }
 
 // refused adds why the message is not handled to every further line.
@@ -96,7 +110,11 @@ func (l *report) refused(reason Reason) {
 	l.logger = l.logger.With(watermill.LogFields{"reason": string(reason)})
 }
 
-func (l *report) handedOver(t *transfer) {
+// handedOver reports a message that the broker has confirmed, to wait for given.
+func (l *report) handedOver(t *transfer, given time.Duration) {
+	if t.notes.Reason == "" {
+		l.waits(t.delay, given)
+	}
 	switch {
 	case t.notes.Reason != "" && t.err == nil:
 		l.logger.Error("Message dead-lettered without being handled", forLog(l.err, l.text), nil)

@@ -43,6 +43,32 @@ func TestLogOfARetry(t *testing.T) {
 	}
 }
 
+// The line has the delay that is waited for; the one that was asked for is beside it
+// where they differ by more than a tenth.
+func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
+	t.Parallel()
+	for given, asked := range map[time.Duration]any{
+		time.Millisecond: nil, 1100 * time.Millisecond: nil, 1101 * time.Millisecond: time.Second, 5 * time.Second: time.Second,
+	} {
+		msg := newMessage(middleware.Delivery{Given: func(time.Duration) time.Duration { return given }})
+		line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
+		if line.Fields["delay"] != max(given, time.Second) || line.Fields["asked"] != asked {
+			t.Errorf("given %v: got %v", given, line.Fields)
+		}
+	}
+	// A Republisher that knows only afterwards.
+	logger := watermill.NewCaptureLogger()
+	placed := republishFunc(func(ctx context.Context, msg *message.Message) error {
+		middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Delay: 5 * time.Second}
+		return nil
+	})
+	_, _ = newRetry(t, placed, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	line := logger.Captured()[watermill.InfoLogLevel][0]
+	if line.Fields["delay"] != 5*time.Second || line.Fields["asked"] != time.Second {
+		t.Errorf("got %v", line.Fields)
+	}
+}
+
 func TestLogOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(middleware.Delivery{})

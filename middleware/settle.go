@@ -55,7 +55,7 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 // decide decides what becomes of the message. Apart from what follows, for each of
 // its values that is kept there is copied with the stack that grows there.
 func (r *DelayedRetry) decide(ctx context.Context, d *Delivery, log *report, err error) *transfer {
-	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.Notes, now: r.now().UTC()}
+	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.Notes, now: r.now().UTC(), given: d.Given}
 	f.mark = r.classes.of(err, log.fault)
 	decided := r.limits.decide(f)
 	if r.budget.Budget != nil && !decided.aside {
@@ -107,7 +107,7 @@ func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t
 		log.notRetried(reason)
 		t.placed(reason)
 	} else {
-		log.handedOver(t)
+		log.handedOver(t, max(d.Placed.Delay, givenBy(d.Given, t.delay)))
 	}
 	r.observeHandedOver(ctx, d, t)
 	if t.notes.Reason != "" {

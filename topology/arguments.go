@@ -21,12 +21,21 @@ type DeadLetters struct {
 	// Arguments are declared beside ours, x-max-length or x-message-ttl for
 	// example. What they make the broker drop is gone; with x-overflow
 	// reject-publish a full queue refuses dead letters, and what failed is held
-	// until there is room. Default: none.
+	// until there is room. x-expires is refused. Default: none.
 	Arguments amqp.Table
 	// Target sends dead letters to an exchange that exists, in place of a queue
-	// of ours. Where it has no queue for one, what failed is held. Default: a
-	// dead-letter queue of ours.
+	// of ours; for a queue that exists use Name. Where the exchange has no queue
+	// for a dead letter, what failed is held. Default: a dead-letter queue of ours.
 	Target func(queue string) Route
+}
+
+// check says what is wrong with the fields, as far as no queue is known.
+func (d DeadLetters) check(kind QueueType) error {
+	if d.Target != nil && (d.Name != nil || len(d.Arguments) > 0) {
+		return errors.New("dead letters have both a Target and a queue of ours: set one")
+	}
+	_, err := merge(kind.keepArguments(), d.Arguments, "dead-letter queue")
+	return err
 }
 
 const (
@@ -60,6 +69,38 @@ func (t QueueType) waitArguments(delay time.Duration) amqp.Table {
 		args["x-overflow"] = "reject-publish"
 	}
 	return args
+}
+
+// WaitQueue returns a queue for the plan of a strategy of your own: a quorum queue
+// in which a message waits for delay, rounded up to a millisecond, and which keeps
+// the message until the target has confirmed it. The target is where the message
+// goes then: a Route{RoutingKey: queue} leads straight back to the queue, through
+// the default exchange. With an empty RoutingKey the message keeps its own.
+func WaitQueue(name string, delay time.Duration, target Route) Queue {
+	return Quorum.waitQueue(name, delay, target)
+}
+
+func (t QueueType) waitQueue(name string, delay time.Duration, target Route) Queue {
+	delay = wholeMilliseconds(delay)
+	args := t.waitArguments(delay)
+	args["x-dead-letter-exchange"] = target.Exchange
+	if target.RoutingKey != "" {
+		args["x-dead-letter-routing-key"] = target.RoutingKey
+	}
+	return Queue{Name: name, Delay: delay, Arguments: args}
+}
+
+// wholeMilliseconds rounds a delay up to what a TTL can say.
+func wholeMilliseconds(d time.Duration) time.Duration {
+	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
+}
+
+// checkFields says what is wrong with the fields that all strategies have, without
+// asking the functions among them about a queue that does not exist.
+func checkFields(kind QueueType, ladder []time.Duration, extra amqp.Table, dead DeadLetters) error {
+	_, ladderErr := planRungs(ladder)
+	_, extraErr := merge(kind.waitQueue("", minSetAside, Route{RoutingKey: "queue"}).Arguments, extra, "wait queues")
+	return errors.Join(kind.check(), ladderErr, extraErr, dead.check(kind))
 }
 
 func (t QueueType) check() error {
@@ -98,7 +139,8 @@ func merge(ours, extra amqp.Table, role string) (amqp.Table, error) {
 }
 
 // planRungs returns the delays as whole milliseconds, rounded up, sorted and
-// distinct, with one of at least minSetAside among them.
+// distinct. minSetAside is added where none of them is from minSetAside to
+// maxSetAside.
 func planRungs(delays []time.Duration) ([]time.Duration, error) {
 	var problems []error
 	rungs := make([]time.Duration, 0, len(delays)+1)
@@ -109,15 +151,14 @@ func planRungs(delays []time.Duration) ([]time.Duration, error) {
 		case d > backoff.MaxDelay:
 			problems = append(problems, fmt.Errorf("delay %v is longer than a queue can hold a message: at most %d ms", d, backoff.MaxDelay.Milliseconds()))
 		default:
-			rungs = append(rungs, (d + time.Millisecond - 1).Truncate(time.Millisecond))
+			rungs = append(rungs, wholeMilliseconds(d))
 		}
 	}
-	slices.Sort(rungs)
-	rungs = slices.Compact(rungs)
-	if len(rungs) == 0 || rungs[len(rungs)-1] < minSetAside {
+	if !slices.ContainsFunc(rungs, isShort) {
 		rungs = append(rungs, minSetAside)
 	}
-	return rungs, errors.Join(problems...)
+	slices.Sort(rungs)
+	return slices.Compact(rungs), errors.Join(problems...)
 }
 
 // prefixOr returns what the names begin with that queues share.

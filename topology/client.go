@@ -53,8 +53,10 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	problems := []error{apply(&opts, options), link.CheckURL(cfg.URL)}
 	if v := reflect.ValueOf(strategy); strategy == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		problems = append(problems, errors.New("strategy is nil: use topology.PerQueue{}"))
-	} else if _, err := strategy.Plan("check", nil); err != nil {
-		problems = append(problems, fmt.Errorf("strategy: %w", err))
+	} else if c, ok := strategy.(checker); ok {
+		if err := c.check(); err != nil {
+			problems = append(problems, fmt.Errorf("strategy: %w", err))
+		}
 	}
 	if errors.Join(problems...) == nil {
 		for _, u := range opts.brokers {
@@ -107,6 +109,7 @@ func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time
 	if err := d.republish(ctx, delay, &notes); err != nil {
 		return fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
 	}
+	d.sub.rounding.note(d.sub, delay)
 	return nil
 }
 

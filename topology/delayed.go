@@ -69,7 +69,7 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 	if err != nil {
 		return err
 	}
-	due := now.Add(wait)
+	due, back := now.Add(wait), now.Add(plan.waits(wait))
 	// First seen when it is due: what it may be set aside for counts from there.
 	notes := middleware.Notes{OriginRoutingKey: queue, FirstSeen: due}
 	if route.Delay < wait {
@@ -81,8 +81,8 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 		Timestamp: raw.Timestamp, Type: raw.Type, AppId: raw.AppId, Body: raw.Body,
 	}
 	// The broker would apply it to the wait (F7).
-	if notes.Deadline = deadline(&arrived, now); !notes.Deadline.IsZero() && notes.Deadline.Before(due) {
-		return fmt.Errorf("the message expires at %v, before it is due at %v", notes.Deadline.UTC(), due.UTC())
+	if notes.Deadline = deadline(&arrived, now); !notes.Deadline.IsZero() && notes.Deadline.Before(back) {
+		return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
 	}
 	headers := notes.Headers(queue)
 	composed := wire.Publishing(&arrived, middleware.IsNoteKey, headers)
@@ -100,7 +100,7 @@ func (p *Publisher) waitsFor(ctx context.Context, queue string) (Plan, error) {
 	if known {
 		return plan, nil
 	}
-	plan, err := p.client.strategy.Plan(queue, p.delays)
+	plan, err := p.client.planFor(queue, p.delays)
 	if err != nil {
 		return Plan{}, err
 	}

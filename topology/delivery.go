@@ -89,6 +89,7 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Redelivered = raw.Redelivered
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
+	d.Given = s.given
 	d.Source = d
 	header := func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
@@ -154,7 +155,7 @@ func (d *delivery) remaining() time.Duration {
 	}
 	asked := min(max(d.Notes.Delay, d.Notes.SetAside), backoff.MaxDelay)
 	left := min(d.Notes.NotBefore.Sub(d.Arrived), asked)
-	if left <= max(50*time.Millisecond, asked/100) {
+	if left <= negligible(asked) {
 		return 0
 	}
 	return left

@@ -24,7 +24,10 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *mi
 	if err != nil {
 		return d.notRepublished(ctx, now, *notes, err)
 	}
-	d.Placed = middleware.Placed{Delay: max(route.Delay, delay)}
+	d.Placed = middleware.Placed{Delay: route.Delay}
+	if route.Delay < delay {
+		d.Placed.Delay = d.sub.given(delay)
+	}
 	return d.sub.outage.note(d, d.publish(ctx, route, msg))
 }
 

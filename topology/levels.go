@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -43,7 +44,8 @@ import (
 // The zero value is ready to use.
 type Levels struct {
 	// Resolution is the shortest delay, and the step between two: every delay is
-	// rounded up to a multiple of it. Whole milliseconds. Services with another
+	// rounded up to a multiple of it. Whole milliseconds, at most five seconds,
+	// because a message that is set aside waits at least that long. Services with another
 	// resolution use wait queues of their own, for the names carry it, unless it is
 	// the default. Default: 100 ms.
 	Resolution time.Duration
@@ -75,6 +77,12 @@ const (
 	defaultTolerance  = 0.01
 )
 
+func (s Levels) check() error {
+	var p planner
+	s.routes(&p)
+	return errors.Join(append(p.problems, checkFields(s.Type, nil, s.WaitArguments, s.Dead))...)
+}
+
 // Plan implements Strategy. It is the same for all delays.
 func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 	if delays == nil {
@@ -99,9 +107,8 @@ func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 	next := back
 	for level := range routes.Levels {
 		delay := routes.Resolution << level
-		args := s.Type.waitArguments(delay)
-		args["x-dead-letter-exchange"] = next
-		p.rung(Queue{Name: name(level), Delay: delay, Arguments: args}, routes.route(delay), s.WaitArguments)
+		q := s.Type.waitQueue(name(level), delay, Route{Exchange: next})
+		p.rung(q, routes.route(delay), s.WaitArguments)
 		bits := strings.Repeat("*.", level)
 		p.bind(routes.Exchange, bits+"1.*", name(level))
 		if level == routes.Levels-1 {
@@ -146,6 +153,8 @@ func (s Levels) routes(p *planner) LevelRoutes {
 		p.problem(fmt.Errorf("resolution %v is not in whole milliseconds", r.Resolution))
 	case longest < r.Resolution:
 		p.problem(fmt.Errorf("longest delay %v is shorter than the resolution %v", longest, r.Resolution))
+	case r.Resolution > maxSetAside:
+		p.problem(fmt.Errorf("resolution %v is over %v, which a message that is set aside may wait at most: use a smaller one", r.Resolution, maxSetAside))
 	case longest > backoff.MaxDelay:
 		p.problem(fmt.Errorf("longest delay %v is over ten years: at most %d ms", longest, backoff.MaxDelay.Milliseconds()))
 	default:

@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"strings"
 	"time"
+
+	"github.com/millpond-go/millpond/backoff"
 )
 
 // LevelRoutes is how a plan of Levels makes the route of any delay.
@@ -19,6 +21,19 @@ type LevelRoutes struct {
 	Levels int
 	// Tolerance is the fraction by which a delay may grow to pass fewer levels.
 	Tolerance float64
+}
+
+// check says what is wrong with the numbers.
+func (l LevelRoutes) check() error {
+	switch {
+	case l.Resolution <= 0 || l.Resolution > maxSetAside:
+		return fmt.Errorf("resolution %v is not over zero and up to %v: set it", l.Resolution, maxSetAside)
+	case l.Levels < 1 || l.Levels > 62 || l.Resolution > backoff.MaxDelay>>(l.Levels-1):
+		return fmt.Errorf("%d levels of %v and more are none, or wait over ten years: correct their number", l.Levels, l.Resolution)
+	case !(l.Tolerance >= 0 && l.Tolerance <= 1): // NaN as well
+		return fmt.Errorf("tolerance %v is not between 0 and 1: correct it", l.Tolerance)
+	}
+	return nil
 }
 
 // route returns the way of a delay, in steps of the resolution. Where all levels

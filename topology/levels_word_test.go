@@ -78,6 +78,7 @@ func FuzzLevels(f *testing.F) {
 		if err != nil {
 			return
 		}
+		require.NoError(t, topology.ValidatePlan(first))
 		second, err := strategy.Plan(b, nil)
 		if err != nil || a == b {
 			return

@@ -48,11 +48,11 @@ func (c *Client) StartPublish(ctx context.Context, exchange, routingKey string, 
 // exists: where something has other arguments the error is a *ConflictError, but
 // for a dead-letter queue, which is used as it is. The plan's own queue is the
 // user's and is not declared; a plan with a binding to it (Shared) needs it to
-// exist. It ends within ctx, and after 90 s at the latest. With
+// exist. A plan that ValidatePlan refuses is not declared. It ends within ctx, and after 90 s at the latest. With
 // WithPreProvisioned nothing is declared: what is missing is the error.
 func (c *Client) Declare(ctx context.Context, plan Plan) error {
-	if plan.Queue == "" {
-		return fmt.Errorf("declare: %w", errEmptyPlan)
+	if err := ValidatePlan(plan); err != nil {
+		return fmt.Errorf("declare: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
 	defer cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -132,11 +133,11 @@ func (c *Client) declaredHarmless(ctx context.Context, conn *link.Conn, queue st
 		return false, nil // nothing is ever declared
 	}
 	candidates := []amqp.Table{Quorum.keepArguments(), Classic.keepArguments(), {"x-queue-type": "classic"}}
-	plan, err := c.strategy.Plan("check", nil)
-	if err != nil {
-		return false, err
+	// How a strategy keeps the messages of one queue, it keeps those of others.
+	if plan, err := c.strategy.Plan(queue, nil); err == nil {
+		known = append(slices.Clip(known), plan.Queues...)
 	}
-	for _, q := range append(known, plan.Queues...) {
+	for _, q := range known {
 		limit, _ := q.Arguments["x-delivery-limit"].(int64)
 		if (q.Delay == 0 || q.Name == queue) && (limit >= harmlessLimit || q.Arguments["x-queue-type"] == string(Classic)) {
 			candidates = append([]amqp.Table{q.Arguments}, candidates...)

@@ -32,9 +32,10 @@ type PerAttempt struct {
 	Delays []time.Duration
 	// Type of the wait queues and the dead-letter queue. Default: Quorum.
 	Type QueueType
-	// WaitName names the wait queue of an attempt; 0 is that of messages which are
-	// set aside, planned where no delay is as long as a second. What a name does not
-	// carry cannot change while the queue exists: see PerQueue. Default:
+	// WaitName names the wait queue of an attempt. Attempt 0 is that of messages
+	// which are set aside: a queue of one second, planned where no delay is from one
+	// second to five. What a name does not carry cannot change while the queue
+	// exists: see PerQueue. Default:
 	// <queue>.retry.<attempt>.<delay>, with the suffixes of PerQueue.
 	WaitName func(queue string, attempt int, delay time.Duration) string
 	// ExchangeName names the retry exchange, a direct one in which the key of a wait
@@ -55,6 +56,10 @@ type PerAttempt struct {
 	// Ladder are the delays planned, beside Delays, for a policy that cannot list its
 	// own. Default: Delays, or DefaultLadder.
 	Ladder []time.Duration
+}
+
+func (s PerAttempt) check() error {
+	return checkFields(s.Type, slices.Concat(s.Delays, s.Ladder), s.WaitArguments, s.Dead)
 }
 
 // Plan implements Strategy.
@@ -83,7 +88,7 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 		if s.WaitName != nil {
 			name = s.WaitName(queue, r.attempt, r.delay)
 		}
-		q := Queue{Name: name, Delay: r.delay, Arguments: back.arguments(s.Type, r.delay)}
+		q := s.Type.waitQueue(name, r.delay, back.target())
 		route := Route{Exchange: exchange, RoutingKey: name, Attempt: r.attempt}
 		if s.ReturnTo != "" {
 			route = p.waitExchange(q)
@@ -108,14 +113,13 @@ type attemptRung struct {
 // asked for behind it, and what nobody asked for, which is for messages that are set
 // aside, 0. Ascending by delay, then by attempt.
 func attempts(series, asked, rungs []time.Duration) []attemptRung {
-	whole := func(d time.Duration) time.Duration { return (d + time.Millisecond - 1).Truncate(time.Millisecond) }
 	numbered := make([]attemptRung, 0, len(series)+len(rungs))
 	for i, d := range series {
-		numbered = append(numbered, attemptRung{i + 1, whole(d)})
+		numbered = append(numbered, attemptRung{i + 1, wholeMilliseconds(d)})
 	}
 	next := len(series) + 1
 	for _, d := range rungs {
-		same := func(other time.Duration) bool { return whole(other) == d }
+		same := func(other time.Duration) bool { return wholeMilliseconds(other) == d }
 		switch {
 		case slices.ContainsFunc(series, same):
 		case !slices.ContainsFunc(asked, same):

@@ -24,9 +24,9 @@ type PerQueue struct {
 	// the suffix ".classic" for Classic, a hash of WaitArguments if there are any,
 	// and ".to.<exchange>" with ReturnTo.
 	WaitName func(queue string, delay time.Duration) string
-	// WaitArguments are declared beside ours on every wait queue. What would
-	// make it drop messages, x-expires or x-max-length for example, breaks the
-	// promise that none is lost. Default: none.
+	// WaitArguments are declared beside ours on every wait queue. Those that would
+	// make it drop messages are refused, x-expires for example; see ValidatePlan.
+	// Default: none.
 	WaitArguments amqp.Table
 	// ReturnTo is an exchange of yours that retries pass on their way back to the
 	// queue, with the routing key they came with; see Return for who else gets them.
@@ -42,6 +42,8 @@ type PerQueue struct {
 	Ladder []time.Duration
 }
 
+func (s PerQueue) check() error { return checkFields(s.Type, s.Ladder, s.WaitArguments, s.Dead) }
+
 // Plan implements Strategy.
 func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
 	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
@@ -51,7 +53,7 @@ func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
 		if s.WaitName != nil {
 			name = s.WaitName(queue, delay)
 		}
-		q := Queue{Name: name, Delay: delay, Arguments: back.arguments(s.Type, delay)}
+		q := s.Type.waitQueue(name, delay, back.target())
 		route := Route{RoutingKey: name}
 		if s.ReturnTo != "" {
 			route = p.waitExchange(q)

@@ -92,9 +92,17 @@ func (b Binding) arguments() amqp.Table {
 	return amqp.Table{"x-match": "all", b.Header: b.Value}
 }
 
-// minSetAside is the shortest wait of a message that is set aside without a
-// failure, so that whatever made the router nack cannot spin.
-const minSetAside = time.Second
+const (
+	// minSetAside is the shortest wait of a message that the router has nacked or
+	// that may have killed the process, so that nothing spins.
+	minSetAside = time.Second
+	// maxSetAside is the longest such wait. A step of a policy that is no longer
+	// spares each plan a wait queue of its own for these messages.
+	maxSetAside = 5 * time.Second
+)
+
+// isShort reports whether a message that is set aside may wait for d.
+func isShort(d time.Duration) bool { return d >= minSetAside && d <= maxSetAside }
 
 // Route returns where a message waits: on the shortest rung that is no shorter
 // than the delay asked for, else on the longest; with Levels as long as asked,
@@ -123,6 +131,24 @@ func (p Plan) Route(r Retry) (Route, error) {
 	}
 	return route, nil
 }
+
+// waits returns how long a message waits that asks for a delay, in all rounds
+// together.
+func (p Plan) waits(asked time.Duration) time.Duration {
+	route, err := p.Route(Retry{Delay: asked})
+	if err != nil || route.Delay <= 0 || route.Delay >= asked {
+		return max(route.Delay, asked)
+	}
+	waits, rest := asked.Truncate(route.Delay), asked%route.Delay
+	if rest > negligible(asked) {
+		last, _ := p.Route(Retry{Delay: rest}) // fails for no delay or for all
+		waits += last.Delay
+	}
+	return max(waits, asked)
+}
+
+// negligible is what of a delay is not worth another round.
+func negligible(asked time.Duration) time.Duration { return max(50*time.Millisecond, asked/100) }
 
 // String returns the plan as a table; what cannot be printed is quoted.
 func (p Plan) String() string {

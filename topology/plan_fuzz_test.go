@@ -44,6 +44,9 @@ func FuzzPlan(f *testing.F) {
 		if err != nil {
 			return
 		}
+		if err := topology.ValidatePlan(plan); err != nil {
+			t.Errorf("invalid: %v", err)
+		}
 		names := map[string]bool{queue: true}
 		for _, q := range plan.Queues {
 			if q.Name == "" || len(q.Name) > 255 || names[q.Name] {

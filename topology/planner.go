@@ -79,9 +79,7 @@ func (p *planner) rung(q Queue, route Route, extra amqp.Table) {
 // deadLetters adds where dead letters go.
 func (p *planner) deadLetters(dead DeadLetters, kind QueueType) {
 	if dead.Target != nil {
-		if dead.Name != nil || len(dead.Arguments) > 0 {
-			p.problem(errors.New("dead letters have both a Target and a queue of ours: set one"))
-		}
+		p.problem(dead.check(kind))
 		p.plan.Dead = dead.Target(p.plan.Queue)
 		p.plan.Dead.Delay, p.plan.Dead.Hops = 0, 0
 		return

@@ -84,7 +84,7 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
 	}
 	if problems == nil {
-		_, problems = c.strategy.Plan("check", opts.delays)
+		_, problems = planRungs(opts.delays)
 	}
 	if problems != nil {
 		return nil, fmt.Errorf("new publisher: %w", problems)

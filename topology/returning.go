@@ -1,8 +1,6 @@
 package topology
 
 import (
-	"time"
-
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/middleware"
@@ -144,16 +142,12 @@ func (w wayBack) suffix() string {
 	return ".to." + w.Exchange
 }
 
-// arguments are those of a wait queue that leads there.
-func (w wayBack) arguments(kind QueueType, delay time.Duration) amqp.Table {
-	args := kind.waitArguments(delay)
+// target is where the wait queues lead.
+func (w wayBack) target() Route {
 	if w.Return != nil {
-		args["x-dead-letter-exchange"] = w.Through
-		return args
+		return Route{Exchange: w.Through}
 	}
-	args["x-dead-letter-exchange"] = ""
-	args["x-dead-letter-routing-key"] = w.queue
-	return args
+	return Route{RoutingKey: w.queue}
 }
 
 // waitExchange adds an exchange for one wait queue, through which a message keeps

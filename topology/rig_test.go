@@ -149,6 +149,7 @@ type rigConfig struct {
 	keep              bool // what is declared stays after the test
 	strategy          topology.Strategy
 	policy            backoff.Policy
+	unknownPolicy     bool // the subscriber is made without ForPolicy
 	config            func(*wamqp.Config)
 	clientOptions     []topology.Option
 	subOptions        []topology.SubscriberOption
@@ -182,6 +183,10 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		rc.strategy = topology.PerQueue{}
 	}
 	delays, _ := backoff.Delays(rc.policy)
+	subOptions := append([]topology.SubscriberOption{topology.ForPolicy(rc.policy)}, rc.subOptions...)
+	if rc.unknownPolicy {
+		delays, subOptions = nil, rc.subOptions
+	}
 	r := &rig{t: t, url: rc.url, queue: rc.queue, logs: &capture{verbose: rc.verbose}}
 	if !rc.keep {
 		r.plan = removePlan(t, rc.adminURL, rc.strategy, rc.queue, delays)
@@ -203,7 +208,7 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		return topology.Open(ctx, conn, rc.strategy, append(rc.clientOptions, topology.WithLogger(r.logs))...)
 	})
 	r.sub = greeted(t, func() (*topology.Subscriber, error) {
-		return r.client.NewSubscriber(cfg, append([]topology.SubscriberOption{topology.ForPolicy(rc.policy)}, rc.subOptions...)...)
+		return r.client.NewSubscriber(cfg, subOptions...)
 	})
 	retry, err := middleware.NewDelayedRetry(r.client, rc.policy, append(rc.options, middleware.WithLogger(r.logs))...)
 	require.NoError(t, err)

@@ -44,6 +44,8 @@ type Shared struct {
 	Ladder []time.Duration
 }
 
+func (s Shared) check() error { return checkFields(s.Type, s.Ladder, s.WaitArguments, s.Dead) }
+
 // Plan implements Strategy.
 func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
 	prefix := prefixOr(s.Prefix)
@@ -57,9 +59,8 @@ func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
 		through = back.Through
 	}
 	for _, delay := range rungs {
-		args := s.Type.waitArguments(delay)
-		args["x-dead-letter-exchange"] = through
-		q := Queue{Name: prefix + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments) + back.suffix(), Delay: delay, Arguments: args}
+		name := prefix + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments) + back.suffix()
+		q := s.Type.waitQueue(name, delay, Route{Exchange: through})
 		p.rung(q, p.waitExchange(q), s.WaitArguments)
 	}
 	if back.Return == nil {

@@ -11,8 +11,14 @@ type Strategy interface {
 	// Plan returns what queue needs for the given delays. Nil delays mean that
 	// they are not known beforehand; the strategy then plans its own ladder. Levels
 	// plans the same for all delays.
+	//
+	// The plan must pass ValidatePlan, or Subscribe fails and declares nothing.
+	// A strategy of your own is asked for the first time at Subscribe.
 	Plan(queue string, delays []time.Duration) (Plan, error)
 }
+
+// checker is a strategy that can check its fields before a queue is known.
+type checker interface{ check() error }
 
 // Retry is what a Plan must know to route a message.
 type Retry struct {

@@ -70,9 +70,6 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
 	}
-	if problems == nil {
-		_, problems = c.plan("check", opts)
-	}
 	if problems != nil {
 		return nil, fmt.Errorf("new subscriber: %w", problems)
 	}
@@ -129,9 +126,9 @@ func checkVhosts(client, other, what string) error {
 // beside others that can, the strategy's ladder is planned as well.
 func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 	if !opts.unlisted || opts.delays == nil {
-		return c.strategy.Plan(queue, opts.delays)
+		return c.planFor(queue, opts.delays)
 	}
-	ladder, err := c.strategy.Plan(queue, nil)
+	ladder, err := c.planFor(queue, nil)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -139,7 +136,7 @@ func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 	for _, rung := range ladder.Rungs {
 		delays = append(delays, rung.Delay)
 	}
-	return c.strategy.Plan(queue, delays)
+	return c.planFor(queue, delays)
 }
 
 // Subscribe declares what the queue of topic needs, consumes it and returns its

@@ -45,6 +45,9 @@ type subscription struct {
 	outage outage
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
+
+	given    func(asked time.Duration) time.Duration // the plan's, made once
+	rounding rounding
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.
@@ -86,6 +89,7 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		slots:  make(chan struct{}, s.opts.concurrency),
 		hold:   holdFor(s.consumerTimeout(), s.client.opts.confirmTimeout),
 		inHand: inHand{have: map[*delivery]held{}},
+		given:  plan.waits,
 	}
 	created.workers = newWorkers(created.take)
 	return created, nil

@@ -29,7 +29,7 @@ import (
 //
 // It has a connection of its own and ends within ctx, and after 90 s at the
 // latest. What could not be looked at is a finding too; the error is for a broker
-// that cannot be asked at all.
+// that cannot be asked at all, and for a plan that ValidatePlan refuses.
 func (c *Client) Verify(ctx context.Context, plan Plan) ([]Finding, error) {
 	findings, err := c.verify(ctx, plan)
 	if err != nil {
@@ -39,8 +39,8 @@ func (c *Client) Verify(ctx context.Context, plan Plan) ([]Finding, error) {
 }
 
 func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
-	if plan.Queue == "" {
-		return nil, errEmptyPlan
+	if err := ValidatePlan(plan); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
 	defer cancel()
@@ -226,9 +226,6 @@ func (v *verifier) missingText(q member) string {
 		}
 		return "does not exist or cannot be reached" + way
 	case RoleDead:
-		if q.Arguments == nil {
-			return "the dead-letter target does not exist or cannot be reached, so that what failed is held unacked: create it"
-		}
 		return "does not exist or cannot be reached, so that what failed is held unacked: " + v.wayToDeclare()
 	}
 	return "does not exist or cannot be reached; what it is to catch is lost or blocks others: " + v.wayToDeclare()

@@ -121,7 +121,7 @@ func (s atMostOnce) Plan(queue string, delays []time.Duration) (topology.Plan, e
 	p, err := s.Strategy.Plan(queue, delays)
 	for _, q := range p.Queues {
 		if q.Delay > 0 {
-			delete(q.Arguments, "x-dead-letter-strategy")
+			q.Arguments["x-dead-letter-strategy"] = "at-most-once" // by name: without it the plan is refused
 			delete(q.Arguments, "x-overflow")
 		}
 	}

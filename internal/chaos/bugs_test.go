@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/topology"
 )
 
 func TestStrategies(t *testing.T) {
@@ -18,12 +20,13 @@ func TestStrategies(t *testing.T) {
 		require.NoError(t, err)
 		without, err := bad.Plan(queueName, Delays)
 		require.NoError(t, err)
+		require.NoError(t, topology.ValidatePlan(without), "the bug must get as far as the broker")
 		waits := 0
 		for i, q := range with.Queues {
 			if q.Delay > 0 {
 				waits++
 				assert.Equal(t, "at-least-once", q.Arguments["x-dead-letter-strategy"], q.Name)
-				assert.NotContains(t, without.Queues[i].Arguments, "x-dead-letter-strategy", q.Name)
+				assert.Equal(t, "at-most-once", without.Queues[i].Arguments["x-dead-letter-strategy"], q.Name)
 				assert.NotContains(t, without.Queues[i].Arguments, "x-overflow", q.Name)
 			}
 			if q.Name == with.Dead.RoutingKey {

@@ -37,7 +37,7 @@ func (r *Republisher) arrived(msg *message.Message, topic string, closing <-chan
 		maps.DeleteFunc(msg.Metadata, func(key, _ string) bool { return middleware.IsLiveKey(key) })
 	}
 	a := &arrival{republisher: r, uuid: msg.UUID, payload: slices.Clone(msg.Payload), metadata: maps.Clone(msg.Metadata)}
-	a.Queue, a.Arrived, a.Closing, a.Source = topic, time.Now(), closing, a
+	a.Queue, a.Arrived, a.Closing, a.Source, a.Given = topic, time.Now(), closing, a, given
 	a.Notes = middleware.ParseNotes(topic, get)
 	if a.Notes.OriginExchange == "" && a.Notes.OriginRoutingKey == "" {
 		a.Notes.OriginRoutingKey = topic
@@ -93,14 +93,26 @@ func write(msg *message.Message, headers map[string]string) {
 // row it refuses to read the whole topic.
 func plain(value string) string { return strings.ReplaceAll(value, "\x00", "\uFFFD") }
 
+// due returns the whole second at which a message that waits from now on returns.
+func due(now time.Time, wait time.Duration) time.Time {
+	until := now.Add(wait)
+	if cut := until.Truncate(time.Second); wait > 0 && cut.Before(until) {
+		return cut.Add(time.Second)
+	}
+	return until
+}
+
+// given returns how long a message waits that asks for a delay now.
+func given(asked time.Duration) time.Duration {
+	now := time.Now()
+	return due(now, max(asked, 0)).Sub(now)
+}
+
 // writeDelay writes how long the message is to wait, and returns how long that
 // may become. Watermill cuts the time to a second, which would make it early.
 func writeDelay(metadata message.Metadata, now time.Time, wait time.Duration) time.Duration {
 	wait = max(wait, 0)
-	until := now.Add(wait)
-	if cut := until.Truncate(time.Second); wait > 0 && cut.Before(until) {
-		until = cut.Add(time.Second)
-	}
+	until := due(now, wait)
 	metadata[delay.DelayedUntilKey] = until.UTC().Format(time.RFC3339)
 	metadata[delay.DelayedForKey] = wait.String()
 	return until.Sub(now)
