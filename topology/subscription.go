@@ -43,6 +43,8 @@ type subscription struct {
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
+
+	lowered sync.Once // said that a message waits with a lower priority
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.
