@@ -59,14 +59,16 @@ type Delivery struct {
 	outer *DelayedRetry   // the outermost
 
 	attempt attempt
+	arrived ids // of msg when this was attached
 
 	// What is asked of every success is looked up once, in Attach.
 	goneWithCtx bool // Gone is the end of ctx
 	returned    bool // Notes.returned
 
-	handedOver bool            // the broker has confirmed a copy
-	entry      context.Context // of msg when it first entered a DelayedRetry
-	progress   uint32          // atomic; entry is read after it only
+	handedOver   bool            // the broker has confirmed a copy
+	entry        context.Context // of msg when it first entered a DelayedRetry
+	progress     uint32          // atomic; entry is read after it only
+	toldReturned uint32          // atomic; 1 if observers were told that the message goes back to its queue
 }
 
 // Placed is what became of a message that was republished.
@@ -96,37 +98,57 @@ type deliveryKey struct{}
 // It must be called before msg is handed out.
 func (d *Delivery) Attach(msg *message.Message) {
 	d.msg, d.ctx, d.retry, d.outer, d.attempt = msg, msg.Context(), nil, nil, attempt{}
-	d.handedOver, d.entry, d.progress = false, nil, waiting
+	d.handedOver, d.entry, d.progress, d.toldReturned = false, nil, waiting, 0
+	d.arrived = d.idsNow()
 	d.goneWithCtx, d.returned = d.Gone == nil || d.Gone == d.ctx.Done(), d.Notes.returned()
 	msg.SetContext(context.WithValue(d.ctx, deliveryKey{}, d))
 }
 
-// Message returns the message the delivery was attached to.
+// Message returns the message the delivery was attached to. Only the goroutine that
+// has the message, as a rule that of its handler, may read it.
 func (d *Delivery) Message() *message.Message { return d.msg }
 
-// LogFields returns what each log line about the delivery says of it: its
-// message_id, which is the UUID of a message without that property; its
-// correlation_id, which is Watermill's metadata or else the property, if there
-// is one; the message_uuid once it is attached; the attempt. The caller owns
-// the map.
-func (d *Delivery) LogFields() watermill.LogFields {
-	id, uuid, correlation := d.ids()
-	fields := watermill.LogFields{"attempt": attemptOf(d), "message_id": id}
+// LogFields returns the fields of each log line about the delivery: its message_id,
+// which is the UUID of a message without that property; its correlation_id, which is
+// Watermill's metadata or else the property, if there is one; the message_uuid once
+// it is attached; the attempt. They are those that the message was attached with:
+// it may be called at any time, also while a handler changes the message. The caller
+// owns the map.
+func (d *Delivery) LogFields() watermill.LogFields { return d.logFields(d.ids()) }
+
+func (d *Delivery) logFields(i ids) watermill.LogFields {
+	fields := watermill.LogFields{"attempt": attemptOf(d), "message_id": i.message}
 	if d.msg != nil {
-		fields["message_uuid"] = uuid
+		fields["message_uuid"] = i.uuid
 	}
-	if correlation != "" {
-		fields["correlation_id"] = correlation
+	if i.correlation != "" {
+		fields["correlation_id"] = i.correlation
 	}
 	return fields
 }
 
-func (d *Delivery) ids() (id, uuid, correlation string) {
+// ids are what log lines and observers call message_id, message_uuid and
+// correlation_id.
+type ids struct{ message, uuid, correlation string }
+
+// ids returns those that the message was attached with. It may be called at any
+// time.
+func (d *Delivery) ids() ids {
 	if d.msg == nil {
-		return d.MessageID, "", d.CorrelationID
+		return ids{message: d.MessageID, correlation: d.CorrelationID}
 	}
-	uuid = d.msg.UUID
-	return cmp.Or(d.MessageID, uuid), uuid, cmp.Or(wmiddleware.MessageCorrelationID(d.msg), d.CorrelationID)
+	return d.arrived
+}
+
+// idsNow returns those that the message has now. It reads the message, which only
+// the goroutine that has it may do: a handler that runs elsewhere may be writing
+// the metadata, and a map that is read meanwhile ends the process.
+func (d *Delivery) idsNow() ids {
+	uuid := d.msg.UUID
+	return ids{
+		message: cmp.Or(d.MessageID, uuid), uuid: uuid,
+		correlation: cmp.Or(wmiddleware.MessageCorrelationID(d.msg), d.CorrelationID),
+	}
 }
 
 // DeliveryOf returns the delivery that belongs to msg. It is nil where msg has

@@ -128,8 +128,13 @@ func (e Event) ErrorText() string {
 
 // Event returns an event of the given kind with all that the delivery knows by
 // itself. It is for Subscribers, which decide some things without a
-// DelayedRetry. ctx is the message's, for the names the router put into it.
+// DelayedRetry. ctx is the message's, for the names the router put into it; see
+// EntryContext. It does not read the message, and may be called at any time.
 func (d *Delivery) Event(ctx context.Context, kind EventKind, at time.Time) Event {
+	return d.event(ctx, kind, at, d.ids())
+}
+
+func (d *Delivery) event(ctx context.Context, kind EventKind, at time.Time, i ids) Event {
 	where := placeOf(ctx, d)
 	n := &d.Notes
 	e := Event{
@@ -138,7 +143,7 @@ func (d *Delivery) Event(ctx context.Context, kind EventKind, at time.Time) Even
 		Attempt: attemptOf(d), Interruptions: n.Interruptions,
 	}
 	e.Failures = e.Attempt - 1
-	e.MessageID, e.MessageUUID, e.CorrelationID = d.ids()
+	e.MessageID, e.MessageUUID, e.CorrelationID = i.message, i.uuid, i.correlation
 	if !n.FirstFailure.IsZero() {
 		e.Age = at.Sub(notAfter(n.FirstFailure, at))
 	}

@@ -47,6 +47,10 @@ const (
 	// TraceparentKey is the span of the attempt before this one, as W3C Trace
 	// Context writes it.
 	TraceparentKey = "millpond-traceparent"
+	// PriorityKey is the priority that the message arrived with first, decimal. It is
+	// there while a message of a priority above 4 waits in a quorum queue, which it
+	// enters with priority 4 (broker fact F32).
+	PriorityKey = "millpond-priority"
 	// PublishKey is the nonce of the last publish.
 	PublishKey = "millpond-publish"
 	// UnreadableKey stands for all headers of a message that the client library

@@ -70,7 +70,8 @@ var liveKeys = map[string]bool{
 	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
 	DelayKey: true, SetAsideKey: true, InnerKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
 	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true,
-	HistoryKey: true, InterruptionsKey: true, ReturnKey: true, WaitingSinceKey: true, TraceparentKey: true, PublishKey: true,
+	HistoryKey: true, InterruptionsKey: true, ReturnKey: true, WaitingSinceKey: true, TraceparentKey: true,
+	PriorityKey: true, PublishKey: true,
 }
 
 // IsLiveKey reports whether key is one of the live notes: a header that counts

@@ -2,6 +2,7 @@ package middleware
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -61,8 +62,6 @@ type attempt struct {
 	took   time.Duration
 	// told is set once a DelayedRetry has decided about the message.
 	told bool
-	// returned is set once observers were told that it goes back to its queue.
-	returned bool
 }
 
 // ended notes that the handler has returned.
@@ -74,8 +73,9 @@ func (a *attempt) ended() {
 
 // ToldReturned reports whether a DelayedRetry has told its observers that the
 // message goes back to its queue (EventReturned), so that the Subscriber does not
-// tell it again. To be asked once the message is nacked.
-func (d *Delivery) ToldReturned() bool { return d.attempt.returned }
+// tell it again. It is asked once the message is nacked, and may be called at any
+// time.
+func (d *Delivery) ToldReturned() bool { return atomic.LoadUint32(&d.toldReturned) != 0 }
 
 // observe tells the observers of an event, which set completes. settle is called
 // if an observer ends the goroutine, for nobody else would settle the message.
@@ -83,7 +83,8 @@ func (r *DelayedRetry) observe(ctx context.Context, d *Delivery, kind EventKind,
 	if r.observers == nil {
 		return
 	}
-	e := d.Event(ctx, kind, r.now().UTC())
+	// This goroutine has the message, so it may read it.
+	e := d.event(ctx, kind, r.now().UTC(), d.idsNow())
 	e.Called, e.Duration = d.attempt.called, d.attempt.took
 	set(&e)
 	if e.Err != nil && r.errorText != nil {
@@ -110,7 +111,7 @@ func (r *DelayedRetry) observeHandled(ctx context.Context, d *Delivery) {
 		return
 	}
 	d.attempt.told = true
-	e := d.Event(ctx, EventHandled, r.now().UTC())
+	e := d.event(ctx, EventHandled, r.now().UTC(), d.idsNow())
 	e.Called, e.Duration = d.attempt.called, d.attempt.took
 	r.tellAll(ctx, e, d.msg.Nack)
 }
@@ -120,7 +121,8 @@ func (r *DelayedRetry) observeUnsettled(ctx context.Context, d *Delivery, err *u
 	if r.observers == nil {
 		return
 	}
-	d.attempt.told, d.attempt.returned = true, true
+	d.attempt.told = true
+	atomic.StoreUint32(&d.toldReturned, 1)
 	r.observe(ctx, d, EventReturned, d.msg.Nack, func(e *Event) {
 		e.Err, e.Tries, e.Held = err, err.tries, err.held
 	})

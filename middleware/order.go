@@ -44,5 +44,5 @@ func first(said *atomic.Bool) bool { return said.CompareAndSwap(false, true) }
 
 func whereabouts(ctx context.Context, d *Delivery) watermill.LogFields {
 	at := placeOf(ctx, d)
-	return d.LogFields().Add(watermill.LogFields{"handler": at.handler, "queue": at.queue, "topic": at.topic})
+	return d.logFields(d.idsNow()).Add(watermill.LogFields{"handler": at.handler, "queue": at.queue, "topic": at.topic})
 }

@@ -46,6 +46,25 @@ func (d *Delivery) unsettled(err error) error {
 // time.
 func (d *Delivery) Unsettled() bool { return atomic.LoadUint32(&d.progress) == unsettled }
 
+// tellAgain forgets what observers were told: a Watermill Retry outside calls for
+// the message once more.
+func (d *Delivery) tellAgain() {
+	if atomic.LoadUint32(&d.toldReturned) != 0 { // a store costs more
+		atomic.StoreUint32(&d.toldReturned, 0)
+	}
+}
+
+// EntryContext returns the context with which the message entered its first
+// DelayedRetry; before that, the one it was attached with, nil where it was not.
+// The handler may replace the context of the message, which therefore only the
+// handler's goroutine may ask for. EntryContext may be called at any time.
+func (d *Delivery) EntryContext() context.Context {
+	if atomic.LoadUint32(&d.progress) == waiting {
+		return d.ctx
+	}
+	return d.entry
+}
+
 // Handler returns the router's name of the handler that has the message; "" before
 // the message has entered a DelayedRetry. It may be called at any time.
 func (d *Delivery) Handler() string {

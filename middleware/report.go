@@ -27,7 +27,7 @@ func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error, te
 	if _, quiet := r.logger.(watermill.NopLogger); quiet {
 		return &report{logger: r.logger, err: err, text: text, at: at, quiet: true}
 	}
-	fields := d.LogFields()
+	fields := d.logFields(d.idsNow())
 	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
 	return &report{logger: r.logger.With(fields), err: err, text: text, at: at}
 }

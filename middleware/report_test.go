@@ -69,6 +69,85 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	}
 }
 
+// The Subscriber logs and tells while the handler has the message: of its ids, those
+// count that it was attached with. Without a message there are those of the delivery.
+func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
+	t.Parallel()
+	detached := &middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}
+	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
+	if got := detached.LogFields(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+
+	msg := message.NewMessage("u-1", nil)
+	wmiddleware.SetCorrelationID("c-1", msg)
+	d := &middleware.Delivery{CorrelationID: "c-0"}
+	d.Attach(msg)
+	msg.UUID = "u-2"
+	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
+	want = watermill.LogFields{"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1"}
+	if got := d.LogFields(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	e := d.Event(msg.Context(), middleware.EventReturned, time.Now())
+	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// DelayedRetry logs and tells when the handler has returned: the ids count that the
+// handler has left.
+func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
+	t.Parallel()
+	var told events
+	logger := watermill.NewCaptureLogger()
+	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told)).Middleware(
+		func(msg *message.Message) ([]*message.Message, error) {
+			msg.UUID = "u-2"
+			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
+			return nil, errBoom
+		})
+	if _, err := h(newMessage(middleware.Delivery{MessageID: "m-1"})); err != nil {
+		t.Fatal(err)
+	}
+	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
+	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" || fields["correlation_id"] != "c-2" {
+		t.Errorf("logged %v", fields)
+	}
+	if e := told.all[0]; e.MessageID != "m-1" || e.MessageUUID != "u-2" || e.CorrelationID != "c-2" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// What the Subscriber asks of a delivery, it asks while the handler may write the
+// message's context: the one that it entered with counts.
+func TestEntryContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	if ctx := new(middleware.Delivery).EntryContext(); ctx != nil {
+		t.Errorf("%v before it is attached", ctx)
+	}
+	d := &middleware.Delivery{Queue: "orders"}
+	msg := message.NewMessage("u-1", nil)
+	arrived := msg.Context()
+	d.Attach(msg)
+	if d.EntryContext() != arrived {
+		t.Error("not the one it was attached with")
+	}
+	entered := context.WithValue(msg.Context(), key{}, "outer")
+	msg.SetContext(entered)
+	_, err := newRetry(t, unused{}).Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		msg.SetContext(context.WithValue(entered, key{}, "inner"))
+		if d.EntryContext() != entered {
+			t.Error("not the one it entered with")
+		}
+		return nil, nil
+	})(msg)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestLogOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(middleware.Delivery{})

@@ -75,6 +75,7 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		}
 		if d.outer == r {
 			d.attempt = attempt{}
+			d.tellAgain()
 		}
 		// The context the delivery was attached to: ctx is wrapped around it by the
 		// router, several times, and asking it costs more than all the rest. One

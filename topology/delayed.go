@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/components/delay"
@@ -85,6 +86,10 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 		return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
 	}
 	headers := notes.Headers(queue)
+	if plan.lowersPriority(raw.Priority) {
+		headers[middleware.PriorityKey] = strconv.Itoa(int(raw.Priority))
+		arrived.Priority = normalPriority
+	}
 	composed := wire.Publishing(&arrived, middleware.IsNoteKey, headers)
 	if err := fit(&composed, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
 		return err

@@ -95,7 +95,11 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 		text, ok := raw.Headers[key].(string)
 		return text, ok
 	}
-	if owner, _ := header(middleware.QueueKey); owner != d.Queue {
+	owner, noted := header(middleware.QueueKey)
+	if noted && (owner == d.Queue || s.plan.Return.passedBy(&raw)) {
+		d.raw.Priority = wire.Priority(&raw, middleware.PriorityKey)
+	}
+	if owner != d.Queue {
 		d.raw.Headers = withoutLiveNotes(raw.Headers)
 	}
 	d.Notes = middleware.ParseNotes(d.Queue, header)

@@ -31,6 +31,8 @@ var hostileNotes = []string{
 	"millpond-queue=orders\nmillpond-deadline=9999-12-31T23:59:59.999999999-23:59",
 	"millpond-queue=orders\nmillpond-not-before=9999-12-31T23:59:59Z\nmillpond-delay=87600h\nmillpond-set-aside=2562047h47m16.854775807s",
 	"millpond-queue=orders\nmillpond-not-before=2026-01-01T00:00:00Z\nmillpond-delay=-1h",
+	"millpond-queue=orders\nmillpond-priority=256",
+	"millpond-queue=orders\nmillpond-priority=9",
 	"millpond-queue=orders\nmillpond-publish=" + strings.Repeat("n", 255),
 	"millpond-queue=orders\nmillpond-history=" + strings.Repeat("[", 20_000),
 	`millpond-queue=orders` + "\n" + `millpond-history=[{"attempt":-1,"at":"9999-12-31T23:59:59-23:59","delay":"x","error":"` + strings.Repeat(`\u0000`, 2_000) + `"}]`,
@@ -125,6 +127,10 @@ func FuzzDelivery(f *testing.F) {
 				t.Errorf("waits at %+v", route)
 			}
 			checkCopy(t, d, *msg, waitingRoom(defaultFrame, route), middleware.IsLiveKey)
+			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
+			if got := wire.Priority(&noted, middleware.PriorityKey); msg.Priority > normalPriority || got != d.raw.Priority {
+				t.Errorf("waits with priority %d, noted %d, of %d", msg.Priority, got, d.raw.Priority)
+			}
 		}
 		dead := d.Notes
 		dead.Reason, dead.DeadAt, dead.Error = middleware.ReasonPermanent, time.Now(), key

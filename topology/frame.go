@@ -86,6 +86,7 @@ var (
 // essential are the notes that a message cannot be retried without.
 var essential = map[string]bool{
 	middleware.QueueKey: true, middleware.FailuresKey: true, middleware.InnerKey: true, middleware.ReturnKey: true, middleware.NotBeforeKey: true, middleware.DelayKey: true, middleware.SetAsideKey: true,
+	middleware.PriorityKey:  true,
 	middleware.DeadQueueKey: true, middleware.DeadReasonKey: true, middleware.DeadFailuresKey: true,
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -66,7 +67,15 @@ func (d *delivery) waiting(now time.Time, delay time.Duration, notes *middleware
 	if note := d.plan().Return.note(d, notes.Failures > d.Notes.Failures, notes.NotBefore.IsZero()); note != "" {
 		headers[middleware.ReturnKey] = note
 	}
+	lowered := d.sub.plan.lowersPriority(d.raw.Priority)
+	if lowered {
+		headers[middleware.PriorityKey] = strconv.Itoa(int(d.raw.Priority))
+		d.sub.sayLowered(d.raw.Priority)
+	}
 	msg, err := d.compose(middleware.IsLiveKey, headers, notes.Metadata, liveShrinking, waitingRoom(d.sub.subscriber.frame, route))
+	if lowered {
+		msg.Priority = normalPriority
+	}
 	return route, msg, err
 }
 

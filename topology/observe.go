@@ -24,9 +24,10 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 	if observers == nil {
 		return
 	}
-	ctx := d.ctx
-	if msg := d.Message(); msg != nil {
-		ctx = msg.Context() // which has the handler's name, if a router had it
+	// Not the context of the message, because the handler may be writing it.
+	ctx := d.EntryContext()
+	if ctx == nil { // never handed out
+		ctx = d.ctx
 	}
 	e := d.Event(ctx, kind, time.Now().UTC())
 	e.Topic = d.sub.topic

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"strconv"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -52,6 +53,17 @@ func Publishing(d *amqp.Delivery, drop func(header string) bool, notes map[strin
 		AppId:           d.AppId,
 		Body:            d.Body,
 	}
+}
+
+// Priority returns the priority that a message arrived with first: that in the
+// header of the given name, if it is a decimal number from 0 to 255, else the
+// property of d.
+func Priority(d *amqp.Delivery, header string) uint8 {
+	text, _ := d.Headers[header].(string)
+	if noted, err := strconv.ParseUint(text, 10, 8); err == nil {
+		return uint8(noted)
+	}
+	return d.Priority
 }
 
 // Clone returns a copy of the delivery that shares nothing with it and cannot

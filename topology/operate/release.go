@@ -60,7 +60,9 @@ func takeOut(
 // released is a message whose wait is over: a not-before would send it to wait
 // again.
 func released(d *amqp.Delivery, _ string) amqp.Publishing {
-	return wire.Publishing(d, func(key string) bool { return key == middleware.NotBeforeKey }, nil)
+	msg := wire.Publishing(d, func(key string) bool { return key == middleware.NotBeforeKey }, nil)
+	msg.Priority = wire.Priority(d, middleware.PriorityKey)
+	return msg
 }
 
 // cancelled is a message that is given up.
@@ -73,5 +75,7 @@ func cancelled(d *amqp.Delivery, queue string) amqp.Publishing {
 	headers := n.DeadHeaders(queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = n.Error
 	headers[wmiddleware.PoisonedTopicKey] = queue
-	return wire.Publishing(d, middleware.IsNoteKey, headers)
+	msg := wire.Publishing(d, middleware.IsNoteKey, headers)
+	msg.Priority = wire.Priority(d, middleware.PriorityKey)
+	return msg
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// wait publishes n messages that failed to a wait queue of the plan.
+// wait publishes n messages that failed to a wait queue of the plan. Their priority
+// is 9, lowered while they wait.
 func (b *box) wait(q topology.Queue, n int) {
 	b.t.Helper()
 	var all []amqp.Publishing
@@ -24,7 +25,8 @@ func (b *box) wait(q topology.Queue, n int) {
 			NotBefore: time.Now().Add(24 * time.Hour),
 			History:   []middleware.HistoryEntry{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
 		}
-		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Headers: amqp.Table{"tenant": int32(7)}}
+		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4, Headers: amqp.Table{"tenant": int32(7)}}
+		m.Headers[middleware.PriorityKey] = "9"
 		for key, value := range notes.Headers(b.queue) {
 			m.Headers[key] = value
 		}
@@ -120,6 +122,7 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.NotContains(t, d.Headers, middleware.NotBeforeKey, "or it would wait again")
 			require.Equal(t, "1", d.Headers[middleware.FailuresKey], "its attempts go on")
 			require.Equal(t, int32(7), d.Headers["tenant"])
+			require.Equal(t, uint8(9), d.Priority)
 
 			p, err = operate.Cancel(t.Context(), b.client, b.plan, operate.Choosing{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
 			require.NoError(t, err)
@@ -131,6 +134,8 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.Equal(t, 1, l.Attempts)
 			require.Len(t, l.History, 1)
 			require.NotContains(t, l.Delivery.Headers, middleware.QueueKey)
+			require.NotContains(t, l.Delivery.Headers, middleware.PriorityKey)
+			require.Equal(t, uint8(9), l.Delivery.Priority)
 			require.Len(t, b.bodies(hour.Name, 1), 1)
 			require.Len(t, b.bodies(b.plan.Queues[0].Name, 3), 3)
 
