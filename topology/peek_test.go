@@ -155,7 +155,8 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	removePlan(t, url, topology.PerQueue{}, queue, policy)
 	provision(t, url, client, queue, policy)
 	fill(t, url, plan.Dead.RoutingKey, 7)
-	fill(t, url, plan.Queues[0].Name, 3)
+	waits := queue + ".wait.1h"
+	fill(t, url, waits, 3)
 	for _, confirm := range []string{"", "yes", queue} {
 		_, err := client.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
 		require.ErrorIs(t, err, topology.ErrNotConfirmed)
@@ -168,7 +169,7 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
 	depth(t, url, plan.Dead.RoutingKey, 0)
-	depth(t, url, plan.Queues[0].Name, 3) // untouched
+	depth(t, url, waits, 3) // untouched
 }
 
 // depth waits until a queue counts n messages: a quorum queue counts late.

@@ -270,11 +270,11 @@ func TestWaitingByHand(t *testing.T) {
 
 func waitingByHand(t *testing.T, s *service) {
 	require.Zero(t, s.tool("declare", s.queue, "--policy", "1h").code)
-	wait := s.queue + ".wait.1h"
+	wait, aside := s.queue+".wait.1h", s.queue+".wait.1s"
 	if s.kind == "classic" {
-		wait += ".classic"
+		wait, aside = wait+".classic", aside+".classic"
 	}
-	testbench.Delete(t, wait)
+	testbench.Delete(t, wait, aside)
 	for _, id := range []string{"a", "b", "c"} {
 		s.publish(wait, amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent})
 	}

@@ -168,7 +168,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 					for _, body := range numbered(0, n) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})
 					}
-					b.publish(b.plan.Queues[0].Name, all...)
+					b.publish(b.waits(time.Hour).Name, all...)
 				} else {
 					b.die(n)
 				}
@@ -211,7 +211,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 							target = b.dead
 						}
 						count(counts, b.bodies(target, 0))
-						count(counts, b.bodies(b.plan.Queues[0].Name, 0))
+						count(counts, b.bodies(b.waits(time.Hour).Name, 0))
 						return len(counts) == n
 					})
 				case "discard":

@@ -2,6 +2,7 @@ package operate_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,6 +49,14 @@ func waitBox(t *testing.T, kind topology.QueueType, delays ...time.Duration) *bo
 	return b
 }
 
+// waits returns the wait queue of a delay.
+func (b *box) waits(delay time.Duration) topology.Queue {
+	b.t.Helper()
+	i := slices.IndexFunc(b.plan.Queues, func(q topology.Queue) bool { return q.Delay == delay })
+	require.GreaterOrEqual(b.t, i, 0, "a wait queue of %v", delay)
+	return b.plan.Queues[i]
+}
+
 // Messages that are looked at again and again return when they are due, in their
 // order: none early, none lost.
 func TestLookingDoesNotChangeTheWait(t *testing.T) {
@@ -58,7 +67,7 @@ func TestLookingDoesNotChangeTheWait(t *testing.T) {
 			const n, delay = 100, 6 * time.Second
 			b := waitBox(t, kind, delay)
 			began := time.Now()
-			b.wait(b.plan.Queues[0], n)
+			b.wait(b.waits(delay), n)
 			looks := 0
 			for time.Since(began) < delay+time.Second {
 				found, err := operate.Waiting(t.Context(), b.client, b.plan)
@@ -85,8 +94,8 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			b := waitBox(t, kind, time.Minute, time.Hour)
-			b.wait(b.plan.Queues[0], 2)
-			b.wait(b.plan.Queues[1], 1)
+			b.wait(b.waits(time.Minute), 2)
+			b.wait(b.waits(time.Hour), 1)
 			found, err := operate.Waiting(t.Context(), b.client, b.plan)
 			require.NoError(t, err)
 			require.Len(t, found, 3)
@@ -94,7 +103,7 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 			require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, patience)
 			w.Due = time.Time{}
 			require.Equal(t, operate.Waiter{
-				ID: "1h0m0s-0", WaitQueue: b.plan.Queues[1].Name, Delay: time.Hour, Queue: b.queue,
+				ID: "1h0m0s-0", WaitQueue: b.waits(time.Hour).Name, Delay: time.Hour, Queue: b.queue,
 				Failures: 1, Error: "connection refused", Class: middleware.ClassRetryable, Size: 1,
 			}, w)
 		})
@@ -109,8 +118,8 @@ func TestReleaseAndCancel(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			b := waitBox(t, kind, time.Minute, time.Hour)
-			hour := b.plan.Queues[1]
-			b.wait(b.plan.Queues[0], 3)
+			hour := b.waits(time.Hour)
+			b.wait(b.waits(time.Minute), 3)
 			b.wait(hour, 50)
 			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{middleware.QueueKey: "another queue"}})
 
@@ -137,7 +146,7 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.NotContains(t, l.Delivery.Headers, middleware.PriorityKey)
 			require.Equal(t, uint8(9), l.Delivery.Priority)
 			require.Len(t, b.bodies(hour.Name, 1), 1)
-			require.Len(t, b.bodies(b.plan.Queues[0].Name, 3), 3)
+			require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
 
 			p, err = operate.Release(t.Context(), b.client, b.plan, operate.Choosing{})
 			require.NoError(t, err)
@@ -153,15 +162,15 @@ func TestLongWaitQueueIsRefused(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			b := waitBox(t, kind, time.Minute, time.Hour)
-			b.wait(b.plan.Queues[0], 1)
-			b.wait(b.plan.Queues[1], 5001)
+			b.wait(b.waits(time.Minute), 1)
+			b.wait(b.waits(time.Hour), 5001)
 			found, err := operate.Waiting(t.Context(), b.client, b.plan)
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Len(t, found, 1, "of the other queue")
 			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Choosing{IDs: []string{"1h0m0s-1"}})
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Zero(t, p.Done)
-			b.depth(b.plan.Queues[1].Name, 5001)
+			b.depth(b.waits(time.Hour).Name, 5001)
 		})
 	}
 }
