@@ -1,0 +1,175 @@
+package topology_test
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+const (
+	// shortTimeout is the consumer timeout of the nodes here.
+	shortTimeout = 4 * time.Second
+	// spentAtMost is how often a message may be delivered again over an outage: once when the Subscriber
+	// stops to consume, and once more when it looks whether the outage is over.
+	spentAtMost = 2
+)
+
+func shortConsumerTimeout(t *testing.T) *testbench.Node {
+	t.Helper()
+	return testbench.Private(t, testbench.WithConsumerTimeout(shortTimeout, shortTimeout/8))
+}
+
+// holding is a service whose handler fails at first, and that cannot store the failed message.
+type holding struct {
+	*rig
+	deliveries *deliveries
+	done       *ledger
+	messages   int
+	outage     func(on bool)
+}
+
+// startHolding starts a service on a queue of its own. In an outage the connection that it publishes
+// on passes nothing, or its wait queue is missing and it may not declare one.
+func startHolding(t *testing.T, node *testbench.Node, queue string, args amqp.Table, missing bool, prefetched, concurrency int) *holding {
+	t.Helper()
+	h := &holding{deliveries: newDeliveries(), done: newLedger()}
+	proxy := testbench.NewProxy(t, node.URL())
+	h.outage = proxy.Blackhole
+	options := []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	if missing {
+		options = append(options, topology.WithPreProvisioned())
+		h.outage = declareAhead(t, node.URL(), queue, args)
+	}
+	h.rig = newRig(t, rigConfig{
+		url: node.URL(), publisherURL: proxy.URL(), queue: queue, policy: backoff.List{time.Second},
+		config: func(cfg *wamqp.Config) {
+			cfg.Queue.Arguments = args
+			cfg.Consume.Qos.PrefetchCount = prefetched
+			cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
+				conn, err := net.DialTimeout(network, address, 10*time.Second)
+				if err != nil {
+					return nil, err
+				}
+				return h.deliveries.watch(conn), nil
+			}}
+		},
+		clientOptions: options,
+		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(concurrency), tellConsumerTimeout(shortTimeout)},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			if middleware.Attempt(msg.Context()) == 1 {
+				return nil, errFailed
+			}
+			h.done.handle(string(msg.Payload))
+			return nil, nil
+		},
+	})
+	return h
+}
+
+// declareAhead declares what a service on queue needs, and returns what takes its wait queues away or
+// brings them back.
+func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func(on bool)) {
+	t.Helper()
+	ch := testbench.Channel(t, url)
+	declare := func(name string, args amqp.Table) {
+		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		require.NoError(t, err)
+	}
+	plan, err := topology.PerQueue{}.Plan(queue, []time.Duration{time.Second})
+	require.NoError(t, err)
+	declare(queue, args)
+	for _, q := range plan.Queues {
+		if q.Name != queue {
+			declare(q.Name, q.Arguments)
+		}
+	}
+	return func(on bool) {
+		for _, q := range plan.Queues {
+			if q.Delay > 0 && on {
+				_, err := ch.QueueDelete(q.Name, false, false, false)
+				require.NoError(t, err)
+			} else if q.Delay > 0 {
+				declare(q.Name, q.Arguments)
+			}
+		}
+	}
+}
+
+// tellConsumerTimeout tells a Subscriber the consumer timeout of its broker.
+func tellConsumerTimeout(time.Duration) topology.SubscriberOption {
+	return topology.WithHandlerWarning(0)
+}
+
+// during has an outage in which the messages are published and fail.
+func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
+	t.Helper()
+	h.outage(true)
+	h.messages = messages
+	fill(t, h.url, h.queue, messages)
+	<-time.After(outage)
+	h.outage(false)
+}
+
+// requireAllHandled waits until all messages are handled, or those that are not have vanished.
+func (h *holding) requireAllHandled(t *testing.T) {
+	t.Helper()
+	var still stillness
+	testbench.WaitFor(t, "all to be handled", patience, func() bool {
+		unacked, _ := h.deliveries.inHand(0)
+		left := unacked + testbench.Depth(t, h.url, h.queue) + testbench.Depth(t, h.url, h.queue+".wait.1s")
+		return h.done.count() == h.messages || still.look(left > 0)
+	})
+	t.Logf("%d of %d handled, delivered %d times before at most, the broker ended %q", h.done.count(), h.messages,
+		h.deliveries.highestCount(), h.deliveries.objected())
+	require.Equal(t, h.messages, h.done.count(), "handled")
+	require.Zero(t, testbench.Depth(t, h.url, h.queue+".dlq"), "dead letters")
+}
+
+// No failed message can be stored for longer than the delivery limit times the broker's consumer
+// timeout. All are retried afterwards, and nothing came near the limit.
+func TestHoldSpendsNoDeliveries(t *testing.T) {
+	t.Parallel()
+	outage := 5 * shortTimeout
+	node := shortConsumerTimeout(t)
+	var all sync.WaitGroup
+	for _, declared := range []string{"3", "default"} {
+		for _, missing := range []bool{false, true} {
+			name := fmt.Sprintf("limit %s, wait queue missing %v", declared, missing)
+			all.Go(func() {
+				t.Run(name, func(t *testing.T) {
+					args, _ := deathLimit(t, declared, node.Version())
+					h := startHolding(t, node, strings.ReplaceAll(strings.ReplaceAll(name, " ", "-"), ",", ""), args, missing, 10, 5)
+					h.during(t, outage, 5)
+					h.requireAllHandled(t)
+					require.LessOrEqual(t, h.deliveries.highestCount(), int64(spentAtMost), "x-delivery-count")
+				})
+			})
+		}
+	}
+	all.Wait()
+}
+
+// Twenty messages arrive at once and are held one after the other. The hold counts from their arrival,
+// so the broker has no reason to take any back by its consumer timeout.
+func TestHoldLimitCountsFromArrival(t *testing.T) {
+	t.Parallel()
+	node := shortConsumerTimeout(t)
+	args, _ := deathLimit(t, "none", node.Version())
+	h := startHolding(t, node, "orders", args, false, 21, 1)
+	h.during(t, 3*shortTimeout, 20)
+	h.requireAllHandled(t)
+	require.Empty(t, h.deliveries.objected(), "ended by the broker")
+}

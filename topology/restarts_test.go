@@ -1,0 +1,138 @@
+package topology_test
+
+import (
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// A service is stopped in good order and started again thirty times. Each time it has one message in
+// progress, which it finishes every third time and gives back otherwise, and the others prefetched.
+// No restart counts: nothing is dead-lettered, nothing is lost, and all are handled in the end.
+func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
+	t.Parallel()
+	nights := 30
+	if testing.Short() {
+		nights = 12
+	}
+	for _, declared := range []string{"default", "8", "3"} {
+		t.Run("limit "+declared, func(t *testing.T) {
+			t.Parallel()
+			s := newNightly(t, declared)
+			for night := range nights {
+				s.awaitAll(night)
+				s.deploy(night%3 == 0)
+			}
+			s.awaitAll(nights)
+			finish := make(chan struct{})
+			close(finish)
+			r, _ := s.run(finish)
+			testbench.WaitFor(t, "all are handled, or dead", patience, func() bool {
+				return s.done.count()+testbench.Depth(t, s.url, s.queue+".dlq") >= nightlyMessages
+			})
+			r.stop()
+			for _, queue := range []string{s.queue, s.queue + ".wait.1s", s.queue + ".dlq"} {
+				require.Zero(t, testbench.Depth(t, s.url, queue), queue)
+			}
+		})
+	}
+}
+
+const nightlyMessages = 20
+
+// nightly is a service that is deployed every night.
+type nightly struct {
+	t          *testing.T
+	url, queue string
+	args       amqp.Table
+	done       *ledger
+}
+
+func newNightly(t *testing.T, declared string) *nightly {
+	t.Helper()
+	s := &nightly{t: t, url: testbench.URL(t), queue: testbench.Queue(t), done: newLedger()}
+	conn := testbench.Dial(t, s.url)
+	version, _ := conn.Properties["version"].(string)
+	s.args, _ = deathLimit(t, declared, version)
+	removePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	_, err = ch.QueueDeclare(s.queue, true, false, false, false, s.args)
+	require.NoError(t, err)
+	fill(t, s.url, s.queue, nightlyMessages)
+	return s
+}
+
+// run starts the service. Its handlers return when finish is closed, or when they are interrupted;
+// begun tells of each.
+func (s *nightly) run(finish <-chan struct{}) (r *rig, begun <-chan struct{}) {
+	s.t.Helper()
+	begins := make(chan struct{}, nightlyMessages)
+	r = newRig(s.t, rigConfig{
+		url: s.url, queue: s.queue, keep: true, policy: backoff.List{time.Second},
+		config: func(cfg *wamqp.Config) {
+			cfg.Queue.Arguments = s.args
+			cfg.Consume.Qos.PrefetchCount = 2 * nightlyMessages
+		},
+		subOptions: []topology.SubscriberOption{topology.WithDrainTimeout(100 * time.Millisecond)},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			begins <- struct{}{}
+			select {
+			case <-finish:
+				s.done.handle(string(msg.Payload))
+				return nil, nil
+			case <-msg.Context().Done():
+				return nil, msg.Context().Err()
+			}
+		},
+	})
+	return r, begins
+}
+
+// deploy starts the service, lets it take all messages, and stops it.
+func (s *nightly) deploy(finishes bool) {
+	s.t.Helper()
+	finish := make(chan struct{})
+	r, begun := s.run(finish)
+	testbench.WaitFor(s.t, "one in progress, the others prefetched", patience, func() bool {
+		return len(begun) > 0 && testbench.Depth(s.t, s.url, s.queue) == 0
+	})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r.stop()
+	}()
+	if finishes {
+		testbench.WaitFor(s.t, "the router closes", patience, func() bool { return r.logs.said("Closing router") > 0 })
+		close(finish)
+	}
+	<-stopped
+}
+
+// awaitAll waits until all messages that are not handled are back, some of which may wait.
+func (s *nightly) awaitAll(night int) {
+	s.t.Helper()
+	left := nightlyMessages - s.done.count()
+	var still stillness
+	testbench.WaitFor(s.t, "all messages to be back", patience, func() bool {
+		if testbench.Depth(s.t, s.url, s.queue+".dlq") > 0 {
+			dead := take(s.t, s.url, s.queue+".dlq")
+			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", night, dead.Body,
+				dead.Headers[middleware.DeadReasonKey], dead.Headers[middleware.DeadErrorKey])
+		}
+		back := testbench.Depth(s.t, s.url, s.queue)
+		if back != left && still.look(testbench.Depth(s.t, s.url, s.queue+".wait.1s") > 0) {
+			s.t.Fatalf("after %d restarts %d of %d messages are there", night, back, left)
+		}
+		return back == left
+	})
+}
