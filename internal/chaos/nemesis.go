@@ -128,6 +128,7 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	case DelayConfirms:
 		what, fronts := "all", n.fronts
 		if f.Aim {
+			node = n.busiest()
 			what, fronts = fmt.Sprint(node+1), fronts[node:node+1]
 		}
 		for _, front := range fronts {
@@ -140,6 +141,17 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 		return what, nil
 	}
 	return "", fmt.Errorf("unknown fault %q", f.Kind)
+}
+
+// busiest is the node with the most connections of consumers.
+func (n *nemesis) busiest() int {
+	node := 0
+	for i, f := range n.fronts {
+		if f.consumers.Live() > n.fronts[node].consumers.Live() {
+			node = i
+		}
+	}
+	return node
 }
 
 // down ends nodes, and starts them again together after hold.

@@ -45,7 +45,7 @@ type Fault struct {
 	Pick int           // which node, consumer, exchange or binding, modulo how many there are
 	Hold time.Duration // how long it lasts, for those that last
 	// Aim: a node that is killed is the leader of the main queue; the nodes of a minority are frozen
-	// instead of killed; confirms are delayed for the clients of one node instead of all.
+	// instead of killed; confirms are delayed for the consumers of the busiest node instead of all.
 	Aim bool
 }
 
@@ -82,8 +82,8 @@ func (l lane) only(kinds []Kind) lane {
 
 // longHolds are those of faults that last longer than the others of their lane.
 var longHolds = map[Kind]struct{ least, most time.Duration }{
-	// RabbitMQ notices after 45 s that a frozen node is silent, and then takes the cluster for parted,
-	// which needs an operator: a minority by freezing is over before.
+	// Erlang gives a silent node up after 45 to 75 s (net_ticktime is 60), and the cluster is then
+	// partitioned, which needs an operator. So frozen nodes go on before that.
 	Minority:      {30 * time.Second, 40 * time.Second},
 	DelayConfirms: {10 * time.Second, 40 * time.Second},
 }
