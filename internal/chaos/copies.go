@@ -203,7 +203,8 @@ func (c *copies) add(why string, number, times, explained int) {
 		if number > 0 {
 			what = fmt.Sprint("attempt ", number)
 		}
-		c.report.Unexplained = append(c.report.Unexplained, fmt.Sprintf("message %d: %s %s: %d times, %d explained", c.n, what, why, times, explained))
+		c.report.Unexplained = append(c.report.Unexplained,
+			fmt.Sprintf("message %d: %s %s: %d times, %d explained", c.n, what, why, times, explained))
 		if !slices.Contains(c.report.unexplained, c.n) {
 			c.report.unexplained = append(c.report.unexplained, c.n)
 		}

@@ -133,8 +133,12 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{stopped}, explained: map[string]int{Redelivered: 1},
 		},
 		"the two ends of a node's fault explain two": {
-			attempts: []Attempt{first, one, redelivered(again), redelivered(run("c3", 2, "a", 16, 16.1)), redelivered(run("c3", 2, "a", 17, 17.1))},
-			faults:   []Struck{struck(FreezeNode, 10, 16)}, explained: map[string]int{Redelivered: 2}, unexplained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{
+				first, one, redelivered(again),
+				redelivered(run("c3", 2, "a", 16, 16.1)), redelivered(run("c3", 2, "a", 17, 17.1)),
+			},
+			faults:    []Struck{struck(FreezeNode, 10, 16)},
+			explained: map[string]int{Redelivered: 2}, unexplained: map[string]int{Redelivered: 1},
 		},
 
 		"a copy returns twice without a fault": {

@@ -85,7 +85,7 @@ func TestConnectionName(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "c1", connectionName([]byte("…\x0fconnection_nameS\x00\x00\x00\x0bc1: retries…")))
 	assert.Equal(t, "c1", connectionName([]byte("\x0fconnection_nameS\x00\x00\x00\x02c1")))
-	for _, broken := range []string{"", "\x0fconnection_nameS\x00", "\x0fconnection_nameS\x00\x00\x00\x09c1", "\x0fconnection_nameS\xff\xff\xff\xffc1"} {
-		assert.Empty(t, connectionName([]byte(broken)))
+	for _, broken := range []string{"\x00", "\x00\x00\x00\x09c1", "\xff\xff\xff\xffc1"} {
+		assert.Empty(t, connectionName([]byte("\x0fconnection_nameS"+broken)))
 	}
 }
