@@ -9,6 +9,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/testbench"
 )
 
 // leader returns the node that leads the main queue, else otherwise.
@@ -123,7 +125,10 @@ func (n *nemesis) admin(f func(*amqp.Channel) error) error {
 func (n *nemesis) heal(ctx context.Context) error {
 	for i := range n.cluster.Size() {
 		_ = n.cluster.Thaw(i) // fails where it is down
-		n.proxies[i].Blackhole(false)
+		n.fronts[i].both(func(p *testbench.Proxy) {
+			p.Blackhole(false)
+			p.HoldConfirms(false)
+		})
 	}
 	err := n.up(ctx)
 	for i := range n.cluster.Size() {

@@ -26,10 +26,12 @@ const (
 	HardNack Bug = "hard-nack"
 	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: what expires while the leader dies is lost (F18).
 	AtMostOnce Bug = "at-most-once"
+	// PublishTwice publishes the copy for a message's second attempt twice, both confirmed.
+	PublishTwice Bug = "publish-twice"
 )
 
 // Bugs are all of them.
-var Bugs = []Bug{AckEarly, HardNack, AtMostOnce}
+var Bugs = []Bug{AckEarly, HardNack, AtMostOnce, PublishTwice}
 
 func (b Bug) republisher(client *topology.Client) middleware.Republisher {
 	switch b {
@@ -37,6 +39,8 @@ func (b Bug) republisher(client *topology.Client) middleware.Republisher {
 		return ackEarly{client}
 	case HardNack:
 		return hardNack{client}
+	case PublishTwice:
+		return publishTwice{client}
 	}
 	return client
 }
@@ -90,6 +94,16 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 		return errors.Join(middleware.ErrNotDelivered, err)
 	}
 	return nil
+}
+
+type publishTwice struct{ *topology.Client }
+
+func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+	err := r.Client.Republish(ctx, msg, delay, notes)
+	if err == nil && notes.Failures == 1 {
+		err = r.Client.Republish(ctx, msg, delay, notes)
+	}
+	return err
 }
 
 // Strategies are the names of what [NewStrategy] knows.

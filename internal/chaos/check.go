@@ -24,7 +24,9 @@ type History struct {
 	Attempts []Attempt
 	Letters  []Letter
 	Faults   []Struck
-	Broken   []string // dead letters that could not be understood
+	Losses   []Loss
+	Timer    time.Duration // after how long the broker sends again what it could not dead-letter
+	Broken   []string      // dead letters that could not be understood
 }
 
 // Report is what became of the messages.
@@ -33,8 +35,11 @@ type Report struct {
 	// Lost are confirmed and neither handled nor dead letters.
 	Lost []int
 
-	// Again is how many attempts were made more often than once, by why.
-	Again map[string]int
+	// Again is how many extra runs and dead letters there were, by why, and Unexplained says which of
+	// them no fault explains.
+	Again       map[string]Count
+	Unexplained []string
+	unexplained []int // the messages
 	// HandledAgain and DeadAgain are how many times a message ended once more; Both ended both ways.
 	HandledAgain, DeadAgain, Both int
 
@@ -56,20 +61,9 @@ type Report struct {
 	LatestRetry string
 }
 
-// Why an attempt was made again.
-const (
-	// Redelivered: a process or connection ended between the delivery and its ack.
-	Redelivered = "redelivered by the broker"
-	// TwoCopies: the copy for this attempt was published twice, because the first publish was not confirmed in time, or because
-	// the attempt before was made twice.
-	TwoCopies = "handed over twice"
-	// SentTwice: at-least-once dead-lettering sent the waiting copy twice (F18).
-	SentTwice = "returned twice by the broker"
-)
-
 // Check compares what was confirmed with what was seen.
 func Check(h History) Report {
-	r := Report{Messages: len(h.Sent), Again: map[string]int{}, Faults: map[Kind]int{}, Broken: h.Broken}
+	r := Report{Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{}, Broken: h.Broken}
 	attempts := map[int][]Attempt{}
 	for _, a := range h.Attempts {
 		attempts[a.N] = append(attempts[a.N], a)
@@ -84,8 +78,10 @@ func Check(h History) Report {
 		}
 	}
 	slices.Sort(r.Lost)
+	evidence := newEvidence(h)
 	for _, n := range slices.Sorted(maps.Keys(attempts)) {
-		r.attempts(n, attempts[n])
+		byNumber := r.attempts(n, attempts[n])
+		(&copies{&r, evidence, n, byNumber, letters[n]}).count()
 		r.end(h.Fates, n, attempts[n], letters[n])
 	}
 	for _, n := range slices.Sorted(maps.Keys(letters)) {
@@ -108,8 +104,8 @@ func isHandled(attempts []Attempt) bool {
 	return slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Outcome == Handled })
 }
 
-// attempts counts what was made again, and looks for attempts that should not be.
-func (r *Report) attempts(n int, all []Attempt) {
+// attempts looks for attempts that should not be, and returns them by their number.
+func (r *Report) attempts(n int, all []Attempt) map[int][]Attempt {
 	slices.SortStableFunc(all, func(a, b Attempt) int { return a.At.Compare(b.At) })
 	byNumber := map[int][]Attempt{}
 	for _, a := range all {
@@ -127,20 +123,8 @@ func (r *Report) attempts(n int, all []Attempt) {
 				r.Latest, r.LatestRetry = late, fmt.Sprintf("message %d: attempt %d", n, number)
 			}
 		}
-		nonces := map[string]bool{}
-		for i, a := range byNumber[number] {
-			switch {
-			case i == 0:
-			case a.Redelivered:
-				r.Again[Redelivered]++
-			case nonces[a.Nonce]:
-				r.Again[SentTwice]++
-			default:
-				r.Again[TwoCopies]++
-			}
-			nonces[a.Nonce] = true
-		}
 	}
+	return byNumber
 }
 
 // end counts how a message ended.
@@ -197,11 +181,12 @@ func (r *Report) recovery(h History, attempts map[int][]Attempt) {
 	}
 }
 
-// Duplicates is how many attempts were made again.
-func (r Report) Duplicates() int {
-	total := 0
-	for _, times := range r.Again {
-		total += times
+// Duplicates is how many attempts and dead letters were made again.
+func (r Report) Duplicates() Count {
+	var total Count
+	for _, c := range r.Again {
+		total.Explained += c.Explained
+		total.Unexplained += c.Unexplained
 	}
 	return total
 }
@@ -224,6 +209,7 @@ func (r Report) Err() error {
 	add("of the confirmed messages are lost", lost)
 	add("attempts beyond the limit", r.Beyond)
 	add("attempts counted without a call of the handler", r.Skipped)
+	add("times a message was handled or dead-lettered more often than its faults explain", r.Unexplained)
 	add("dead letters that should not be", r.Misplaced)
 	add("dead letters that cannot be understood", r.Broken)
 	return errors.Join(problems...)

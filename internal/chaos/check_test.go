@@ -22,7 +22,7 @@ func flawless(messages int) History {
 		for attempt := 1; attempt <= Limit; attempt++ {
 			o := h.Fates.Of(n, attempt)
 			h.Attempts = append(h.Attempts, Attempt{
-				At: after(at + float64(attempt)), N: n, Attempt: attempt, Outcome: o, Nonce: fmt.Sprint(n, "-", attempt),
+				Consumer: "c1", Began: after(at + float64(attempt)), At: after(at + float64(attempt)), N: n, Attempt: attempt, Outcome: o, Nonce: fmt.Sprint(n, "-", attempt),
 			})
 			if o == Handled {
 				break
@@ -107,22 +107,23 @@ func TestCheckFindsAttemptsThatShouldNotBe(t *testing.T) {
 	assert.ErrorContains(t, r.Err(), "without a call")
 }
 
-func TestCheckExplainsDuplicates(t *testing.T) {
+func TestCheckCountsEnds(t *testing.T) {
 	t.Parallel()
 	h := flawless(500)
 	n := find(t, h, func(n int) bool { return h.Fates.Failures(n) == 1 })
-	nonce := fmt.Sprint(n, "-2")
 	h.Attempts = append(h.Attempts,
-		Attempt{At: after(90), N: n, Attempt: 1, Outcome: Failed, Redelivered: true},
-		Attempt{At: after(91), N: n, Attempt: 2, Outcome: Handled, Nonce: nonce},
-		Attempt{At: after(92), N: n, Attempt: 2, Outcome: Handled, Nonce: "another"})
+		Attempt{Consumer: "c1", Began: after(90), At: after(90), N: n, Attempt: 1, Outcome: Failed, Redelivered: true, Nonce: fmt.Sprint(n, "-1")},
+		Attempt{Consumer: "c1", Began: after(91), At: after(91), N: n, Attempt: 2, Outcome: Handled, Nonce: fmt.Sprint(n, "-2")},
+		Attempt{Consumer: "c1", Began: after(92), At: after(92), N: n, Attempt: 2, Outcome: Handled, Nonce: "another"})
 	h.Letters = append(h.Letters, h.Letters[0])
 	r := Check(h)
-	require.NoError(t, r.Err())
-	assert.Equal(t, map[string]int{Redelivered: 1, SentTwice: 1, TwoCopies: 1}, r.Again)
-	assert.Equal(t, 3, r.Duplicates())
+	assert.Equal(t, map[string]Count{
+		Redelivered: {Unexplained: 1}, SentTwice: {Unexplained: 1}, Follows: {Explained: 1}, TwoLetters: {Unexplained: 1},
+	}, r.Again)
+	assert.Equal(t, Count{Explained: 1, Unexplained: 3}, r.Duplicates())
 	assert.Equal(t, 2, r.HandledAgain)
 	assert.Equal(t, 1, r.DeadAgain)
+	assert.Contains(t, r.String(), "follows from an attempt made again: 1 explained, 0 unexplained")
 }
 
 func TestCheckFindsMisplacedDeadLetters(t *testing.T) {

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,9 @@ type consumer struct {
 	Bug      Bug
 	Log      string // file to which attempts are appended
 	Gate     string // file that is locked while a wait queue is being deleted
-	Verbose  bool
+	// Timeout is the confirm timeout; 0 is confirmTimeout.
+	Timeout time.Duration
+	Verbose bool
 }
 
 const (
@@ -95,7 +98,7 @@ func (c consumer) run() error {
 		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
 	}
 	client, err := topology.Open(ctx, config.Connection, strategy, topology.WithBrokers(c.URLs[1:]...),
-		topology.WithConfirmTimeout(confirmTimeout), topology.WithLogger(logger), topology.WithName("chaos "+c.Name))
+		topology.WithConfirmTimeout(cmp.Or(c.Timeout, confirmTimeout)), topology.WithLogger(logger), topology.WithName(c.Name))
 	if err != nil {
 		return err
 	}
@@ -137,7 +140,11 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	}
 	raw, _ := topology.Received(ctx)
 	nonce, _ := raw.Headers[middleware.PublishKey].(string)
-	a := Attempt{N: n, Attempt: middleware.Attempt(ctx), Redelivered: raw.Redelivered, Nonce: nonce}
+	_, aside := raw.Headers[middleware.SetAsideKey]
+	a := Attempt{
+		Began: time.Now(), N: n, Attempt: middleware.Attempt(ctx),
+		Redelivered: raw.Redelivered, Aside: aside, Nonce: nonce,
+	}
 	a.Outcome = c.Seed.Of(n, a.Attempt)
 	if a.Outcome == Hung {
 		select {

@@ -7,7 +7,7 @@
 //
 // A run is decided by its seed: what each message's attempts come to ([Fates]), and which faults strike when ([Schedule]). The
 // consumers use the library as any service would. After the faults everything is healed, and every confirmed message
-// must have been handled or be a dead letter ([Check]).
+// must have been handled or be a dead letter, and no more often than the faults explain ([Check]).
 //
 // Programs: storm (`make chaos`) and soak (`make soak`).
 package chaos

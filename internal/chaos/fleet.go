@@ -24,18 +24,20 @@ type fleet struct {
 type slot struct {
 	config consumer
 	out    io.Writer
+	record func(Loss)
 
-	mu      sync.Mutex
-	process *os.Process // nil between two
-	ours    bool        // its end was our doing
-	closing bool
+	mu       sync.Mutex
+	process  *os.Process // nil between two
+	ours     bool        // its end was our doing
+	signaled time.Time   // first, to end; zero if it was not
+	closing  bool
 }
 
 // restartPause is between the end of a consumer and the start of the next.
 const restartPause = 500 * time.Millisecond
 
-// newFleet starts size consumers. Each tries another node first.
-func newFleet(base consumer, size int, dir string, out io.Writer) *fleet {
+// newFleet starts size consumers. Each tries another node first. The end of every process goes to record.
+func newFleet(base consumer, size int, dir string, out io.Writer, record func(Loss)) *fleet {
 	f := &fleet{}
 	for i := range size {
 		c := base
@@ -43,7 +45,7 @@ func newFleet(base consumer, size int, dir string, out io.Writer) *fleet {
 		c.Log = filepath.Join(dir, c.Name+".log")
 		first := i % len(base.URLs)
 		c.URLs = slices.Concat(base.URLs[first:], base.URLs[:first])
-		s := &slot{config: c, out: out}
+		s := &slot{config: c, out: out, record: record}
 		f.slots = append(f.slots, s)
 		f.wg.Go(func() {
 			for s.once() {
@@ -61,7 +63,7 @@ func newFleet(base consumer, size int, dir string, out io.Writer) *fleet {
 func (f *fleet) logs() []*tail {
 	var tails []*tail
 	for _, s := range f.slots {
-		tails = append(tails, &tail{name: s.config.Log})
+		tails = append(tails, &tail{consumer: s.config.Name, name: s.config.Log})
 	}
 	return tails
 }
@@ -107,10 +109,16 @@ func (s *slot) once() bool {
 		return false
 	}
 	_ = cmd.Wait()
+	ended := time.Now()
 	_ = stdin.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.process = nil
+	began := s.signaled
+	if began.IsZero() {
+		began = ended
+	}
+	s.record(Loss{Consumer: s.config.Name, What: LostProcess, Began: began, At: ended})
 	return !s.closing
 }
 
@@ -123,7 +131,7 @@ func (s *slot) begin(cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s.process = cmd.Process
+	s.process, s.signaled = cmd.Process, time.Time{}
 	return nil
 }
 
@@ -134,6 +142,9 @@ func (s *slot) signal(sig os.Signal) error {
 		return os.ErrProcessDone
 	}
 	s.ours = true
+	if s.signaled.IsZero() {
+		s.signaled = time.Now()
+	}
 	return s.process.Signal(sig)
 }
 

@@ -12,10 +12,12 @@ import (
 
 // Attempt is one call of a consumer's handler.
 type Attempt struct {
-	At          time.Time
+	Consumer    string
+	Began, At   time.Time // the call, and its end
 	N, Attempt  int
 	Outcome     Outcome
 	Redelivered bool   // the broker says so
+	Aside       bool   // the copy was set aside, which counts no attempt
 	Nonce       string // of the publish that this copy comes from; empty for the producer's
 }
 
@@ -25,35 +27,38 @@ func (a Attempt) line() string {
 	if nonce == "" {
 		nonce = "-"
 	}
-	return fmt.Sprintf("%d %d %d %s %t %s\n", a.At.UnixNano(), a.N, a.Attempt, a.Outcome, a.Redelivered, nonce)
+	return fmt.Sprintf("%d %d %d %d %s %t %t %s\n",
+		a.Began.UnixNano(), a.At.UnixNano(), a.N, a.Attempt, a.Outcome, a.Redelivered, a.Aside, nonce)
 }
 
 func parseLine(line string) (Attempt, error) {
 	f := strings.Fields(line)
-	if len(f) != 6 {
-		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: want 6 fields", line)
+	if len(f) != 8 {
+		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: want 8 fields", line)
 	}
-	at, err := strconv.ParseInt(f[0], 10, 64)
-	if err != nil {
-		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: %w", line, err)
+	var numbers [4]int64
+	for i := range numbers {
+		var err error
+		if numbers[i], err = strconv.ParseInt(f[i], 10, 64); err != nil {
+			return Attempt{}, fmt.Errorf("a consumer's log has the line %q: %w", line, err)
+		}
 	}
-	a := Attempt{At: time.Unix(0, at), Outcome: Outcome(f[3]), Redelivered: f[4] == "true"}
-	if f[5] != "-" {
-		a.Nonce = f[5]
+	a := Attempt{
+		Began: time.Unix(0, numbers[0]), At: time.Unix(0, numbers[1]),
+		N: int(numbers[2]), Attempt: int(numbers[3]),
+		Outcome: Outcome(f[4]), Redelivered: f[5] == "true", Aside: f[6] == "true",
 	}
-	if a.N, err = strconv.Atoi(f[1]); err == nil {
-		a.Attempt, err = strconv.Atoi(f[2])
-	}
-	if err != nil {
-		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: %w", line, err)
+	if f[7] != "-" {
+		a.Nonce = f[7]
 	}
 	return a, nil
 }
 
 // tail reads what is appended to a file. A line that is not complete is left for the next time.
 type tail struct {
-	name   string
-	offset int64
+	consumer string
+	name     string
+	offset   int64
 }
 
 func (t *tail) read() ([]Attempt, error) {
@@ -79,6 +84,7 @@ func (t *tail) read() ([]Attempt, error) {
 		if err != nil {
 			return attempts, err
 		}
+		a.Consumer = t.consumer
 		attempts = append(attempts, a)
 	}
 	t.offset += int64(len(data))

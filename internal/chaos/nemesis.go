@@ -17,7 +17,7 @@ import (
 // nemesis breaks things, and makes each whole again.
 type nemesis struct {
 	cluster *testbench.Cluster
-	proxies []*testbench.Proxy // one a node, in front of all clients
+	fronts  []front // one a node
 	fleet   *fleet
 	letters *letters
 	plan    topology.Plan
@@ -26,6 +26,15 @@ type nemesis struct {
 
 	mu     sync.Mutex
 	struck []Struck
+}
+
+// front is what stands between a node and its clients.
+type front struct{ consumers, producers *testbench.Proxy }
+
+// both calls f for both proxies.
+func (f front) both(do func(*testbench.Proxy)) {
+	do(f.consumers)
+	do(f.producers)
 }
 
 // run lets both lanes of faults strike, and returns when the last is over.
@@ -71,12 +80,18 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 		return n.down(ctx, f.Hold, n.cluster.Kill, node)
 	case KillMajority:
 		return n.down(ctx, f.Hold, n.cluster.Kill, node, (node+1)%n.cluster.Size())
+	case Minority:
+		others := []int{node, (node + 1) % n.cluster.Size()}
+		if f.Aim {
+			what, err := n.frozen(ctx, f.Hold, others...)
+			return what + " frozen", err
+		}
+		what, err := n.down(ctx, f.Hold, n.cluster.Kill, others...)
+		return what + " killed", err
 	case RestartNode:
 		return n.down(ctx, f.Hold/4, n.cluster.Stop, node)
 	case FreezeNode:
-		err := n.cluster.Freeze(node)
-		rest(ctx, f.Hold)
-		return fmt.Sprint(node + 1), errors.Join(err, n.cluster.Thaw(node))
+		return n.frozen(ctx, f.Hold, node)
 	case RaiseAlarm:
 		err := n.cluster.Alarm(ctx, node, true)
 		rest(ctx, f.Hold)
@@ -101,17 +116,42 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	case StopConsumer:
 		return fmt.Sprint(consumer + 1), n.fleet.stop(consumer)
 	case CutClients:
-		for _, p := range n.proxies {
-			p.Cut()
+		for _, front := range n.fronts {
+			front.both((*testbench.Proxy).Cut)
 		}
 		return "all", nil
 	case Blackhole:
-		n.proxies[node].Blackhole(true)
+		n.fronts[node].both(func(p *testbench.Proxy) { p.Blackhole(true) })
 		rest(ctx, f.Hold)
-		n.proxies[node].Blackhole(false)
+		n.fronts[node].both(func(p *testbench.Proxy) { p.Blackhole(false) })
 		return fmt.Sprint(node + 1), nil
+	case DelayConfirms:
+		what, fronts := "all", n.fronts
+		if f.Aim {
+			node = n.busiest()
+			what, fronts = fmt.Sprint(node+1), fronts[node:node+1]
+		}
+		for _, front := range fronts {
+			front.consumers.HoldConfirms(true)
+		}
+		rest(ctx, f.Hold)
+		for _, front := range fronts {
+			front.consumers.HoldConfirms(false)
+		}
+		return what, nil
 	}
 	return "", fmt.Errorf("unknown fault %q", f.Kind)
+}
+
+// busiest is the node with the most connections of consumers.
+func (n *nemesis) busiest() int {
+	node := 0
+	for i, f := range n.fronts {
+		if f.consumers.Live() > n.fronts[node].consumers.Live() {
+			node = i
+		}
+	}
+	return node
 }
 
 // down ends nodes, and starts them again together after hold.
@@ -124,6 +164,21 @@ func (n *nemesis) down(ctx context.Context, hold time.Duration, end func(int) er
 	}
 	rest(ctx, hold)
 	return strings.Join(names, " and "), errors.Join(err, n.up(context.WithoutCancel(ctx)))
+}
+
+// frozen freezes nodes for hold.
+func (n *nemesis) frozen(ctx context.Context, hold time.Duration, nodes ...int) (string, error) {
+	var names []string
+	var err error
+	for _, i := range nodes {
+		names = append(names, fmt.Sprint(i+1))
+		err = errors.Join(err, n.cluster.Freeze(i))
+	}
+	rest(ctx, hold)
+	for _, i := range nodes {
+		err = errors.Join(err, n.cluster.Thaw(i))
+	}
+	return strings.Join(names, " and "), err
 }
 
 // up starts all nodes that are down. One that waits for another may give up, and is started once more.

@@ -16,8 +16,12 @@ func (r Report) String() string {
 	}
 	row("messages", "%d confirmed, %d handled, %d dead letters", r.Messages, r.Handled, r.Dead)
 	row("lost", "%d", len(r.Lost))
-	row("duplicates", "%d attempts made again%s; %d messages handled again, %d dead-lettered again, %d both",
-		r.Duplicates(), byName(r.Again), r.HandledAgain, r.DeadAgain, r.Both)
+	again := r.Duplicates()
+	row("made again", "%d explained, %d unexplained; %d messages handled again, %d dead-lettered again, %d both",
+		again.Explained, again.Unexplained, r.HandledAgain, r.DeadAgain, r.Both)
+	for _, why := range slices.Sorted(maps.Keys(r.Again)) {
+		row("", "%s: %d explained, %d unexplained", why, r.Again[why].Explained, r.Again[why].Unexplained)
+	}
 	row("attempts", "%d beyond the limit, %d counted without a call", len(r.Beyond), len(r.Skipped))
 	row("misplaced", "%d dead letters, and %d by the crash guard", len(r.Misplaced), r.CrashLoops)
 	total := 0
@@ -51,8 +55,8 @@ func byName[K ~string](counts map[K]int) string {
 
 // Row is the report as a row of the table in docs/chaos.md.
 func (r Report) Row(seed uint64, strategy, version string, minutes float64) string {
-	kills := r.Faults[KillNode] + 2*r.Faults[KillMajority]
-	return fmt.Sprintf("| %d | %s | %s | %.1f | %d | %d | %d | %d | %d | %d | %d | %.0f s | %.0f s |",
-		seed, version, strategy, minutes, r.Messages, kills, r.Faults[FreezeNode], r.Faults[KillConsumer], len(r.Lost),
-		r.Duplicates(), len(r.Beyond)+len(r.Skipped), r.Recovery.Seconds(), r.Latest.Seconds())
+	kills, again := r.Faults[KillNode]+2*r.Faults[KillMajority], r.Duplicates()
+	return fmt.Sprintf("| %s | %d | `%s` | %.1f | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d | %.0f s | %.0f s |",
+		version, seed, strategy, minutes, r.Messages, kills, r.Faults[FreezeNode], r.Faults[Minority], r.Faults[DelayConfirms],
+		r.Faults[KillConsumer], len(r.Lost), again.Explained, again.Unexplained, len(r.Beyond)+len(r.Skipped), r.Recovery.Seconds(), r.Latest.Seconds())
 }

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,8 +29,12 @@ type Config struct {
 	Strategy  string
 	Bug       Bug
 	Timer     time.Duration // replaces DeadLetterTimer; 0 leaves the broker as shipped
-	Out       io.Writer     // what happens, as it happens
-	Verbose   bool          // what the library logs, too
+	Only      []Kind        // the faults that strike; all if empty
+	// Schedule replaces that of the seed, and Timeout the consumers' confirm timeout of five seconds.
+	Schedule *Schedule
+	Timeout  time.Duration
+	Out      io.Writer // what happens, as it happens
+	Verbose  bool      // what the library logs, too
 }
 
 // Run is one run.
@@ -55,6 +60,7 @@ type state struct {
 	dead    *letters
 	lost    *letters // of the stranded queue; nil if the strategy has none
 	tails   []*tail
+	witness witness
 
 	history History
 	handled map[int]bool
@@ -102,8 +108,8 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	if err := s.set(cluster, plan); err != nil {
 		return run, err
 	}
-	for _, p := range s.nemesis.proxies {
-		defer p.Close()
+	for _, f := range s.nemesis.fronts {
+		defer f.both((*testbench.Proxy).Close)
 	}
 	if err := s.nemesis.declare(); err != nil {
 		return run, err
@@ -133,14 +139,19 @@ func planted(bug Bug) string {
 // set puts everything in its place, and starts nothing.
 func (s *state) set(cluster *testbench.Cluster, plan topology.Plan) error {
 	n := &nemesis{cluster: cluster, plan: plan, gate: filepath.Join(s.dir, "gate"), say: s.say}
-	var urls []string
+	s.nemesis = n
+	s.making = &producers{rate: s.config.Rate}
 	for _, url := range cluster.URLs() {
-		p, err := testbench.OpenProxy(url)
-		if err != nil {
-			return err
+		var f front
+		for _, p := range []**testbench.Proxy{&f.consumers, &f.producers} {
+			var err error
+			if *p, err = testbench.OpenProxy(url); err != nil {
+				return err
+			}
 		}
-		n.proxies = append(n.proxies, p)
-		urls = append(urls, p.URL())
+		s.witness.watch(f.consumers)
+		n.fronts = append(n.fronts, f)
+		s.making.urls = append(s.making.urls, f.producers.URL())
 	}
 	s.dead = &letters{urls: cluster.URLs(), queue: plan.Dead.RoutingKey, seen: map[string]bool{}}
 	for _, q := range plan.Queues {
@@ -148,20 +159,21 @@ func (s *state) set(cluster *testbench.Cluster, plan topology.Plan) error {
 			s.lost = &letters{urls: cluster.URLs(), queue: q.Name, back: queueName}
 		}
 	}
-	s.making = &producers{urls: urls, rate: s.config.Rate}
 	n.letters = s.dead
-	s.nemesis = n
-	s.history.Fates = Fates(s.config.Seed)
+	s.history.Fates, s.history.Timer = Fates(s.config.Seed), s.timer()
 	return nil
 }
 
 // storm is the run itself: faults, healing, quiet.
 func (s *state) storm(ctx context.Context) error {
 	base := consumer{
-		URLs: s.making.urls, Seed: s.history.Fates, Strategy: s.config.Strategy, Bug: s.config.Bug,
-		Gate: s.nemesis.gate, Verbose: s.config.Verbose,
+		Seed: s.history.Fates, Strategy: s.config.Strategy, Bug: s.config.Bug,
+		Gate: s.nemesis.gate, Timeout: s.config.Timeout, Verbose: s.config.Verbose,
 	}
-	s.fleet = newFleet(base, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out})
+	for _, f := range s.nemesis.fronts {
+		base.URLs = append(base.URLs, f.consumers.URL())
+	}
+	s.fleet = newFleet(base, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out}, s.witness.record)
 	s.nemesis.fleet, s.tails = s.fleet, s.fleet.logs()
 	defer s.fleet.close()
 
@@ -184,7 +196,7 @@ func (s *state) storm(ctx context.Context) error {
 			s.look()
 		}
 	})
-	s.nemesis.run(ctx, NewSchedule(s.config.Seed, s.config.Faults, s.config.Nodes, len(s.nemesis.plan.Exchanges) > 0))
+	s.nemesis.run(ctx, s.schedule())
 	err := s.nemesis.heal(ctx)
 	healed()
 	if err != nil {
@@ -205,3 +217,14 @@ func (s *state) storm(ctx context.Context) error {
 	_, err = s.read()
 	return err
 }
+
+// schedule is that of the configuration.
+func (s *state) schedule() Schedule {
+	if s.config.Schedule != nil {
+		return *s.config.Schedule
+	}
+	return NewSchedule(s.config.Seed, s.config.Faults, s.config.Nodes, len(s.nemesis.plan.Exchanges) > 0, s.config.Only...)
+}
+
+// timer is the broker's dead-letter timer.
+func (s *state) timer() time.Duration { return cmp.Or(s.config.Timer, DeadLetterTimer) }

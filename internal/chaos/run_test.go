@@ -4,6 +4,7 @@ package chaos_test
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,13 +21,15 @@ func TestMain(m *testing.M) {
 	testbench.Main(m, func() error { return goleak.Find() })
 }
 
-// smoke is a run of seconds on a single node, whose seed kills the node, a consumer and all connections.
+// smoke is a run of seconds on a single node, whose seed kills the node, a consumer and all connections. Late confirms take
+// longer: TestNoMessageIsHandledAgainForALateConfirm has them.
 func smoke(t *testing.T, bug chaos.Bug) chaos.Run {
 	t.Helper()
 	testbench.RequireNode(t)
 	r, err := chaos.Do(t.Context(), chaos.Config{
 		Seed: smokeSeed, Faults: smokeLength, Nodes: 1, Consumers: 2, Rate: 60,
 		Strategy: "perqueue", Bug: bug, Timer: 2 * time.Second, Out: t.Output(),
+		Only: slices.DeleteFunc(slices.Clone(chaos.Kinds), func(k chaos.Kind) bool { return k == chaos.DelayConfirms }),
 	})
 	require.NoError(t, err)
 	t.Logf("RabbitMQ %s\n%s", r.Version, r.Report)
@@ -56,4 +59,38 @@ func TestAnEarlyAckIsFound(t *testing.T) {
 	require.ErrorContains(t, r.Report.Err(), "of the confirmed messages are lost")
 	assert.DirExists(t, r.Kept)
 	require.NoError(t, os.RemoveAll(r.Kept))
+}
+
+// calm is a run on a single node, in which nothing breaks but what the schedule has. The confirm timeout is short, so that a
+// confirm is late soon.
+func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
+	t.Helper()
+	testbench.RequireNode(t)
+	r, err := chaos.Do(t.Context(), chaos.Config{
+		Seed: 1, Faults: time.Second, Nodes: 1, Consumers: 1, Rate: 60, Strategy: "perqueue", Bug: bug,
+		Schedule: &schedule, Timeout: 500 * time.Millisecond, Out: t.Output(),
+	})
+	require.NoError(t, err)
+	t.Logf("RabbitMQ %s\n%s", r.Version, r.Report)
+	return r
+}
+
+// The checker counts copies: a second one, both confirmed, has no fault that explains it.
+func TestASecondCopyIsFound(t *testing.T) {
+	t.Parallel()
+	r := calm(t, chaos.PublishTwice, chaos.Schedule{})
+	require.ErrorContains(t, r.Report.Err(), "more often than its faults explain")
+	assert.Empty(t, r.Report.Lost)
+	assert.Positive(t, r.Report.Again[chaos.TwoCopies].Unexplained)
+	assert.Zero(t, r.Report.Again[chaos.TwoCopies].Explained)
+	require.NoError(t, os.RemoveAll(r.Kept))
+}
+
+// Confirms come seconds after the confirm timeout, the connections live: no message has a second copy.
+func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
+	t.Parallel()
+	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{At: 0, Kind: chaos.DelayConfirms, Hold: 4 * time.Second}}})
+	require.NoError(t, r.Report.Err())
+	assert.Positive(t, r.Report.Faults[chaos.DelayConfirms])
+	assert.Zero(t, r.Report.Duplicates())
 }

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -24,16 +25,50 @@ func TestSchedule(t *testing.T) {
 			before = f.At + f.Hold
 		}
 	}
-	for _, kind := range []Kind{
-		KillNode, KillMajority, FreezeNode, RestartNode, RaiseAlarm, FillDLQ, DeleteQueue, DeleteExchange, DeleteBinding,
-		KillConsumer, StopConsumer, CutClients, Blackhole,
-	} {
+	for _, kind := range Kinds {
 		assert.Positive(t, kinds[kind], kind)
 	}
 	assert.GreaterOrEqual(t, kinds[KillNode], 10)
 	assert.GreaterOrEqual(t, kinds[KillConsumer], 10)
 
 	for _, f := range NewSchedule(1, d, 1, false).Broker {
-		assert.NotContains(t, []Kind{KillMajority, DeleteExchange, DeleteBinding}, f.Kind)
+		assert.NotContains(t, []Kind{KillMajority, Minority, DeleteExchange, DeleteBinding}, f.Kind)
+	}
+}
+
+func TestScheduleHasTheLongFaultsInFiveMinutes(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(100) {
+		s := NewSchedule(seed, 5*time.Minute, 3, true)
+		minorities, delays := 0, 0
+		for _, f := range slices.Concat(s.Broker, s.Clients) {
+			switch f.Kind {
+			case Minority:
+				minorities++
+				assert.GreaterOrEqual(t, f.Hold, 30*time.Second)
+				assert.LessOrEqual(t, f.Hold, time.Minute)
+				if f.Aim {
+					assert.LessOrEqual(t, f.Hold, 40*time.Second, "frozen")
+				}
+			case DelayConfirms:
+				delays++
+				assert.GreaterOrEqual(t, f.Hold, 10*time.Second)
+				assert.LessOrEqual(t, f.Hold, 40*time.Second)
+			default:
+				assert.LessOrEqual(t, f.Hold, 12*time.Second)
+			}
+		}
+		assert.Positive(t, minorities, "seed %d", seed)
+		assert.GreaterOrEqual(t, delays, 2, "seed %d", seed)
+	}
+}
+
+func TestScheduleOfSomeKinds(t *testing.T) {
+	t.Parallel()
+	s := NewSchedule(1, 10*time.Minute, 3, true, DelayConfirms)
+	assert.Empty(t, s.Broker)
+	assert.Greater(t, len(s.Clients), 10)
+	for _, f := range s.Clients {
+		assert.Equal(t, DelayConfirms, f.Kind)
 	}
 }

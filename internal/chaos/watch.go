@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,10 +40,7 @@ const minQuiet = 10 * time.Second
 
 // quiet returns when all is accounted for, or when nothing has moved for two dead-letter timers.
 func (s *state) quiet(ctx context.Context) error {
-	timer := s.config.Timer
-	if timer == 0 {
-		timer = DeadLetterTimer
-	}
+	timer := s.timer()
 	begun, moved, said := time.Now(), time.Now(), time.Now()
 	before := -1
 	for {
@@ -95,6 +93,7 @@ func (s *state) read() (news int, err error) {
 	s.nemesis.mu.Lock()
 	s.history.Faults = s.nemesis.struck
 	s.nemesis.mu.Unlock()
+	s.history.Losses = s.witness.all()
 	return news, nil
 }
 
@@ -113,22 +112,19 @@ func (s *state) missing() int {
 	return missing
 }
 
-// explain prints what is known of the first lost messages, and where messages are.
+// explain prints what is known of the first messages that are lost or were handled too often, and
+// where messages are.
 func (s *state) explain(r Report) {
 	const shown = 5
-	for i, n := range r.Lost {
-		if i == shown {
-			break
-		}
-		for _, sent := range s.history.Sent {
-			if sent.N == n {
-				s.say("lost %d: confirmed at %s, fails %d times", n, sent.At.Sub(s.started).Round(time.Millisecond), s.history.Fates.Failures(n))
-			}
-		}
-		for _, a := range s.history.Attempts {
-			if a.N == n {
-				s.say("lost %d: attempt %d, %s, at %s, redelivered %t", n, a.Attempt, a.Outcome, a.At.Sub(s.started).Round(time.Millisecond), a.Redelivered)
-			}
+	for _, n := range r.Lost[:min(shown, len(r.Lost))] {
+		s.story("lost", n)
+	}
+	for _, n := range r.unexplained[:min(shown, len(r.unexplained))] {
+		s.story("unexplained", n)
+	}
+	for _, l := range s.history.Losses {
+		if len(r.unexplained) > 0 {
+			s.say("%s lost its %s at %s, by itself %t", l.Consumer, l.What, s.since(l.At), l.Own)
 		}
 	}
 	out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), "list_queues", "name", "messages", "messages_ready", "messages_unacknowledged")
@@ -137,6 +133,31 @@ func (s *state) explain(r Report) {
 	}
 	s.say("the queues:\n%s", strings.TrimSpace(out))
 }
+
+// story prints what is known of a message.
+func (s *state) story(what string, n int) {
+	for _, sent := range s.history.Sent {
+		if sent.N == n {
+			s.say("%s %d: confirmed at %s, fails %d times", what, n, s.since(sent.At), s.history.Fates.Failures(n))
+		}
+	}
+	attempts := slices.Clone(s.history.Attempts)
+	slices.SortFunc(attempts, func(a, b Attempt) int { return a.At.Compare(b.At) })
+	for _, a := range attempts {
+		if a.N == n {
+			s.say("%s %d: attempt %d, %s, by %s at %s, redelivered %t, aside %t, copy %q",
+				what, n, a.Attempt, a.Outcome, a.Consumer, s.since(a.At), a.Redelivered, a.Aside, a.Nonce)
+		}
+	}
+	for _, l := range s.history.Letters {
+		if l.N == n {
+			s.say("%s %d: dead letter, %s, at %s, copy %q", what, n, l.Reason, s.since(l.At), l.Nonce)
+		}
+	}
+}
+
+// since is a time since the run began, as text.
+func (s *state) since(at time.Time) string { return at.Sub(s.started).Round(time.Millisecond).String() }
 
 func (s *state) say(format string, args ...any) {
 	s.out.Lock()

@@ -23,6 +23,7 @@ const (
 	ChannelCloseOk      Method = 20<<16 | 41
 	QueueDeclare        Method = 50<<16 | 10
 	QueueDeclareOk      Method = 50<<16 | 11
+	BasicCancel         Method = 60<<16 | 30
 	BasicPublish        Method = 60<<16 | 40
 	BasicReturn         Method = 60<<16 | 50
 	BasicDeliver        Method = 60<<16 | 60
@@ -41,7 +42,7 @@ var names = map[Method]string{
 	ChannelOpen: "channel.open", ChannelOpenOk: "channel.open-ok",
 	ChannelClose: "channel.close", ChannelCloseOk: "channel.close-ok",
 	QueueDeclare: "queue.declare", QueueDeclareOk: "queue.declare-ok",
-	BasicPublish: "basic.publish", BasicReturn: "basic.return", BasicDeliver: "basic.deliver",
+	BasicCancel: "basic.cancel", BasicPublish: "basic.publish", BasicReturn: "basic.return", BasicDeliver: "basic.deliver",
 	BasicAck: "basic.ack", BasicNack: "basic.nack",
 	ConfirmSelect: "confirm.select", ConfirmSelectOk: "confirm.select-ok",
 }

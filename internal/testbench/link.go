@@ -19,6 +19,7 @@ type link struct {
 
 	mu     sync.Mutex
 	target net.Conn // nil until dialled
+	by     Party    // who has ended the connection; 0 while it lives
 }
 
 func newLink(p *Proxy, client net.Conn, number int) *link {
@@ -61,7 +62,15 @@ func (l *link) serve() {
 		defer close(back)
 		l.read(l.target, back, func(p []byte) { l.proxy.down.Add(int64(len(p))) })
 	})
-	pumps.Go(func() { l.write(l.client, back, false) })
+	answers := back
+	if l.tap != nil {
+		answers = make(chan chunk, inFlight)
+		pumps.Go(func() {
+			defer close(answers)
+			l.sift(back, answers)
+		})
+	}
+	pumps.Go(func() { l.write(l.client, answers, false) })
 	l.write(l.target, chunks, true)
 }
 
@@ -78,6 +87,7 @@ func (l *link) dial() bool {
 	dialer := net.Dialer{Timeout: 10 * time.Second}
 	conn, err := dialer.DialContext(l.over, "tcp", l.proxy.targetAddress())
 	if err != nil {
+		l.blame(Broker)
 		return false
 	}
 	l.mu.Lock()
@@ -109,6 +119,7 @@ func (l *link) read(from net.Conn, to chan<- chunk, seen func([]byte)) {
 			}
 		}
 		if err != nil {
+			l.blame(l.party(from))
 			if lifted != nil {
 				l.until(lifted)
 			}
@@ -144,6 +155,7 @@ func (l *link) write(to net.Conn, from <-chan chunk, up bool) {
 			continue
 		}
 		if _, err := to.Write(c.data); err != nil {
+			l.blame(l.party(to))
 			return
 		}
 		if fault.After && !frozen && !l.suffer(fault.Kind) {
@@ -181,6 +193,37 @@ func (l *link) pause(d time.Duration) bool {
 	case <-l.over.Done():
 		return false
 	}
+}
+
+// party is the side that a connection of the link leads to.
+func (l *link) party(conn net.Conn) Party {
+	if conn == l.client {
+		return Client
+	}
+	return Broker
+}
+
+// blame notes who has ended the link. Only the first call counts.
+func (l *link) blame(by Party) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.by == 0 {
+		l.by = by
+	}
+}
+
+// endedBy returns who has ended the link, which is the network where neither side has.
+func (l *link) endedBy() Party {
+	l.blame(Network)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.by
+}
+
+// cutBy is cut, with the blame on by.
+func (l *link) cutBy(by Party) {
+	l.blame(by)
+	l.cut()
 }
 
 // cut ends the link and closes both sides. It may be called more than once.

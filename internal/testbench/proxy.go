@@ -27,6 +27,8 @@ type Proxy struct {
 	lifted chan struct{} // closed at the end of the blackhole
 	thawed chan struct{} // closed at the end of a freeze; nil while there is none
 	tap    func(Seen) Fault
+	ended  func(connection int, by Party)
+	hold   chan struct{} // closed at the end of a hold of confirms; nil while there is none
 	closed bool
 
 	connections, publishes, up, down atomic.Int64
@@ -85,7 +87,7 @@ func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for l := range p.links {
-		l.cut()
+		l.cutBy(Network)
 	}
 }
 
@@ -105,7 +107,7 @@ func (p *Proxy) Blackhole(on bool) {
 	}
 	for l := range p.links {
 		if l.lossy {
-			l.cut()
+			l.cutBy(Network)
 		}
 	}
 	close(p.lifted)
@@ -182,7 +184,7 @@ func (p *Proxy) Close() {
 		close(p.ending)
 		_ = p.listener.Close()
 		for l := range p.links {
-			l.cut()
+			l.cutBy(Network)
 		}
 	}
 	p.mu.Unlock()
@@ -220,8 +222,12 @@ func (p *Proxy) keep(l *link) bool {
 
 func (p *Proxy) forget(l *link) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	delete(p.links, l)
+	ended := p.ended
+	p.mu.Unlock()
+	if ended != nil {
+		ended(l.number, l.endedBy())
+	}
 }
 
 // blackhole returns a channel that is closed at the end of the current blackhole, or nil if there is none.

@@ -64,8 +64,10 @@ func (l *link) look(c chunk, up bool) Fault {
 func (l *link) suffer(kind FaultKind) bool {
 	switch kind {
 	case FIN:
+		l.blame(Network)
 		return false
 	case RST:
+		l.blame(Network)
 		l.mu.Lock()
 		for _, conn := range []net.Conn{l.client, l.target} {
 			if tcp, ok := conn.(*net.TCPConn); ok {
