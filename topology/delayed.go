@@ -94,7 +94,7 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 	if err := fit(&composed, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
 		return err
 	}
-	return ofPublisher((&planned{&plan, p.publisher, p.client.opts.provisioned, p.logger(queue)}).publish(ctx, p.publisher.PublishOwn, route, &composed))
+	return ofPublisher((&planned{plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned, logger: p.logger(queue)}).publish(ctx, route, &composed))
 }
 
 // waitsFor returns the plan of a queue that is there, declared.

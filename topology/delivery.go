@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/hold"
+	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -25,6 +26,8 @@ type delivery struct {
 	on  *consumer
 	raw amqp.Delivery
 	ctx context.Context // the message's; done when it is settled or stale
+
+	pending publisher.Pending // the copy whose outcome is open
 }
 
 func (d *delivery) plan() Plan { return d.sub.plan }

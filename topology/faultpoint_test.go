@@ -94,6 +94,8 @@ func (l leg) point(frames []testbench.Seen, i int, after bool, kind testbench.Fa
 func copiesOfPublish(frames []testbench.Seen, p faultPoint) copies {
 	begin, stored, confirm := last(frames, frame.BasicPublish), lastBody(frames), last(frames, frame.BasicAck)
 	switch {
+	case p.index == confirm && !p.after && p.kind == testbench.Frozen:
+		return copies{0, 1} // awaited, unless the connection is given up before it comes
 	case p.index == confirm && !p.after:
 		return copies{1, 1} // the broker has stored it, the client will never know
 	case p.index == confirm && p.kind == testbench.RST:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,6 +21,11 @@ import (
 // republish writes to notes. It has a copy of the delivery confirmed in a wait queue. One whose own
 // headers leave no room for our notes cannot come back; it is dead-lettered.
 func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *middleware.Notes) error {
+	if d.pending.IsOpen() {
+		if settled, err := d.earlier(ctx); settled {
+			return err
+		}
+	}
 	now := time.Now()
 	route, msg, err := d.waiting(now, delay, notes)
 	if err != nil {
@@ -29,7 +35,7 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *mi
 	if route.Delay < delay {
 		d.Placed.Delay = d.sub.given(delay)
 	}
-	return d.sub.outage.note(d, d.publish(ctx, route, msg))
+	return d.sub.outage.note(d, d.publish(ctx, route, msg, false))
 }
 
 // notRepublished dead-letters the message where err says that its copy is too large.
@@ -90,12 +96,29 @@ func (s *subscription) sayRounds(delay, longest time.Duration) {
 
 // deadLetter has a copy of the delivery confirmed in the dead-letter queue.
 func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error {
-	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), notes)
-	send := d.sub.subscriber.client.publisher.PublishOwn
-	if alone {
-		send = d.sub.subscriber.client.publisher.PublishAlone
+	if d.pending.IsOpen() {
+		if settled, err := d.earlier(ctx); settled {
+			return err
+		}
 	}
-	return d.sub.outage.note(d, d.publishWith(ctx, send, d.plan().Dead, msg))
+	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), notes)
+	return d.sub.outage.note(d, d.publish(ctx, d.plan().Dead, msg, alone))
+}
+
+// earlier waits for the outcome of the copy that an earlier try has published. A
+// second copy beside it would be handled as well, so settled is false, and another
+// copy is due, only where the first one is known not to be stored or its channel has
+// ended. A copy that is confirmed counts, also where its notes are those of the
+// earlier try.
+func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
+	err = d.sub.outage.note(d, d.pending.Await(ctx))
+	switch {
+	case err == nil, d.pending.IsOpen():
+		return true, err
+	case d.ctx.Err() != nil: // the broker has the delivery back, or gets it back
+		return true, errors.Join(err, context.Cause(d.ctx))
+	}
+	return false, err
 }
 
 // dead returns the dead letter, and whether it leaves no room for the nonce. It
@@ -150,18 +173,14 @@ func (d *delivery) compose(drop func(string) bool, notes, metadata map[string]st
 	return msg, err
 }
 
-// publish has msg confirmed on a route.
-func (d *delivery) publish(ctx context.Context, route Route, msg *amqp.Publishing) error {
-	return d.publishWith(ctx, d.sub.subscriber.client.publisher.PublishOwn, route, msg)
-}
-
-// sendFunc is PublishOwn or PublishAlone of a publisher.
-type sendFunc func(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) error
-
-// publishWith has msg confirmed on a route by send.
-func (d *delivery) publishWith(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing) error {
+// publish has msg confirmed on a route, on a channel of its own if it is to be alone.
+func (d *delivery) publish(ctx context.Context, route Route, msg *amqp.Publishing, alone bool) error {
 	c := d.sub.subscriber.client
-	return (&planned{&d.sub.plan, c.publisher, c.opts.provisioned, d.sub.logger}).publish(ctx, send, route, msg)
+	err := (&planned{&d.sub.plan, c.publisher, c.opts.provisioned, d.sub.logger, &d.pending, alone}).publish(ctx, route, msg)
+	if err != nil && d.pending.IsOpen() {
+		context.AfterFunc(d.ctx, d.pending.Release)
+	}
+	return err
 }
 
 // planned publishes on the routes of a plan.
@@ -170,26 +189,40 @@ type planned struct {
 	publisher   *publisher.Publisher
 	provisioned bool
 	logger      watermill.LoggerAdapter
+	pending     *publisher.Pending // keeps a publish whose outcome is open; nil gives it up
+	alone       bool               // on a channel of its own, without a nonce
 }
 
-// publish has msg confirmed on a route by send. What has vanished of ours is
-// declared again: a queue or binding (the message is returned) or an exchange
-// (the channel is closed with 404).
-func (p *planned) publish(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing) error {
-	err := send(ctx, route.Exchange, route.RoutingKey, msg)
+// publish has msg confirmed on a route. A queue, binding or exchange of the plan that
+// has vanished is declared again: the broker returns the message, or closes the
+// channel with 404.
+func (p *planned) publish(ctx context.Context, route Route, msg *amqp.Publishing) error {
+	err := p.send(ctx, route, msg)
 	if err == nil {
 		return nil
 	}
-	return p.publishAgain(ctx, send, route, msg, err)
+	return p.publishAgain(ctx, route, msg, err)
+}
+
+func (p *planned) send(ctx context.Context, route Route, msg *amqp.Publishing) error {
+	if p.alone {
+		return p.publisher.PublishAlone(ctx, p.pending, route.Exchange, route.RoutingKey, msg)
+	}
+	return p.publisher.PublishFor(ctx, p.pending, route.Exchange, route.RoutingKey, msg)
 }
 
 // publishAgain is apart for the same reason as notRepublished.
-func (p *planned) publishAgain(ctx context.Context, send sendFunc, route Route, msg *amqp.Publishing, err error) error {
+func (p *planned) publishAgain(ctx context.Context, route Route, msg *amqp.Publishing, err error) error {
 	if isCode(err, amqp.AccessRefused) {
 		return withWayOut(err)
 	}
 	var returned *publisher.ReturnedError
-	if !errors.As(err, &returned) && !isCode(err, amqp.NotFound) {
+	switch {
+	case errors.As(err, &returned):
+	case isCode(err, amqp.NotFound) && p.plan.declares(route.Exchange):
+	case isCode(err, amqp.NotFound) && route.Exchange != "":
+		return fmt.Errorf("exchange %q may be missing, and the plan does not declare it: declare it: %w", route.Exchange, err)
+	default:
 		return err
 	}
 	if p.provisioned {
@@ -200,5 +233,10 @@ func (p *planned) publishAgain(ctx context.Context, send sendFunc, route Route, 
 	if declareErr := declare(ctx, p.publisher.Do, p.plan.forRoute(route), p.logger); declareErr != nil {
 		return errors.Join(err, declareErr)
 	}
-	return send(ctx, route.Exchange, route.RoutingKey, msg)
+	return p.send(ctx, route, msg)
+}
+
+// declares reports whether the exchange is one of the plan.
+func (p *Plan) declares(exchange string) bool {
+	return slices.ContainsFunc(p.Exchanges, func(e Exchange) bool { return e.Name == exchange })
 }

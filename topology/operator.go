@@ -35,7 +35,10 @@ func (c *Client) Publish(ctx context.Context, exchange, routingKey string, msg a
 
 // StartPublish is Publish in two steps, for many publishes in their order: it
 // returns when msg is written, and wait when the broker has answered. wait must
-// be called, once; both together take no longer than WithConfirmTimeout.
+// be called, once; both together take no longer than WithConfirmTimeout. At most 200
+// publishes of a Client are under way at once: one goroutine that starts more before
+// it calls the first wait gets an error. At a named exchange that has not worked yet,
+// StartPublish returns only when the broker has answered.
 func (c *Client) StartPublish(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
 	confirmed, err := c.publisher.Start(ctx, exchange, routingKey, msg)
 	if err != nil {

@@ -28,9 +28,9 @@ func TestAloneWithoutANonce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 { // side by side, each knows what became of its own
 		wg.Go(func() {
-			assert.NoError(t, p.PublishAlone(t.Context(), "", queue, &full))
+			assert.NoError(t, p.PublishAlone(t.Context(), nil, "", queue, &full))
 			var returned *publisher.ReturnedError
-			assert.ErrorAs(t, p.PublishAlone(t.Context(), "", missing, &full), &returned)
+			assert.ErrorAs(t, p.PublishAlone(t.Context(), nil, "", missing, &full), &returned)
 		})
 	}
 	wg.Wait()
@@ -41,7 +41,7 @@ func TestAloneWithoutANonce(t *testing.T) {
 		require.Equal(t, full.Headers, msg.Headers)
 	}
 	full.MessageId = "x"
-	require.ErrorIs(t, p.PublishAlone(t.Context(), "", queue, &full), publisher.ErrNotSent)
+	require.ErrorIs(t, p.PublishAlone(t.Context(), nil, "", queue, &full), publisher.ErrNotSent)
 }
 
 func TestAloneWhileTheBrokerIsAway(t *testing.T) {
@@ -53,13 +53,13 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 	proxy.Blackhole(true)
 	for range 3 {
 		within(t, 10*time.Second, "a publish while the broker is away", func() {
-			require.Error(t, p.PublishAlone(t.Context(), "", queue, &amqp.Publishing{}))
+			require.Error(t, p.PublishAlone(t.Context(), nil, "", queue, &amqp.Publishing{}))
 		})
 	}
 	proxy.Blackhole(false)
 	testbench.WaitFor(t, "publishing works again", time.Minute, func() bool {
-		return p.PublishAlone(t.Context(), "", queue, &amqp.Publishing{}) == nil
+		return p.PublishAlone(t.Context(), nil, "", queue, &amqp.Publishing{}) == nil
 	})
 	p.Close()
-	require.ErrorIs(t, p.PublishAlone(t.Context(), "", queue, &amqp.Publishing{}), publisher.ErrClosed)
+	require.ErrorIs(t, p.PublishAlone(t.Context(), nil, "", queue, &amqp.Publishing{}), publisher.ErrClosed)
 }

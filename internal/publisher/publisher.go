@@ -4,7 +4,8 @@
 // Every publish is mandatory and confirmed. basic.return carries no tag and
 // message ids repeat, so each publish gets a nonce header by which its return
 // is recognised. Many callers share one channel; every call ends in time, and
-// none that ends early takes connection or channel from the others.
+// none that ends early takes connection or channel from the others. A target that
+// the broker refuses, or whose confirms are late, has a channel of its own.
 package publisher
 
 import (
@@ -44,9 +45,15 @@ type Publisher struct {
 
 	mu      sync.Mutex
 	closed  bool
-	session *session
-	opening *opening
-	wg      sync.WaitGroup // calls, and goroutines that open and close
+	common  lane
+	apart   map[target]*lane
+	known   map[string]bool // exchanges that have worked, other than the default one
+	retired int             // channels that take no new publish and are still in use
+	probed  struct {
+		conn *link.Conn
+		at   time.Time
+	}
+	wg sync.WaitGroup // calls, and goroutines that open and close
 }
 
 // New returns a Publisher on l, which it closes in Close.
@@ -55,6 +62,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 	_, _ = rand.Read(seed) // never fails
 	return &Publisher{
 		cfg: cfg, link: l, prefix: hex.EncodeToString(seed) + "-",
+		apart: make(map[target]*lane), known: make(map[string]bool),
 		tooLate: fmt.Errorf("no answer from the broker within %v: %w", cfg.Timeout, context.DeadlineExceeded),
 	}
 }
@@ -71,11 +79,24 @@ func (p *Publisher) Publish(ctx context.Context, exchange, routingKey string, ms
 // PublishOwn is Publish of a message whose headers are the publisher's to write
 // to, and not nil.
 func (p *Publisher) PublishOwn(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) error {
-	wait, err := p.start(ctx, exchange, routingKey, msg)
-	if err == nil {
-		err = wait()
+	return p.PublishFor(ctx, nil, exchange, routingKey, msg)
+}
+
+// PublishFor is PublishOwn of a message that is published until that has succeeded.
+// Where the confirm does not come in time, the publish stays open in pending: Await
+// is to be called before the message is published again. A nil pending gives it up.
+func (p *Publisher) PublishFor(ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing) error {
+	ctx, cancel, err := p.begun(ctx)
+	if err != nil {
+		return err
 	}
-	return err
+	defer p.wg.Done()
+	defer cancel()
+	s, err := p.start(ctx, pending, target{exchange, routingKey}, msg)
+	if err != nil {
+		return err
+	}
+	return p.outcome(ctx, &s, pending)
 }
 
 // Do runs f on a channel of its own on the publisher's connection, for at most

@@ -12,8 +12,10 @@ import (
 )
 
 // maxInFlight bounds the publishes of one channel that wait for their confirm,
-// and with them the returns that may be waiting to be read.
-const maxInFlight = 2048
+// and with them the returns that may be waiting to be read. From 300 to 400 publishes
+// on, a channel to a queue without its majority stops the broker from reading the
+// whole connection (F29).
+const maxInFlight = 200
 
 // errOver: nothing was sent, because the channel takes no more publishes.
 var errOver = errors.New("channel is over")
@@ -36,11 +38,16 @@ type session struct {
 	unread   map[string]amqp.Return // returns read on behalf of other calls
 	closeErr *amqp.Error
 
+	alone bool // for one publish only
+
 	users   int  // guarded by Publisher.mu
-	retired bool // guarded by Publisher.mu
+	retired bool // no new publish may go here; guarded by Publisher.mu
+	unused  bool // retired, and without users; guarded by Publisher.mu
+	closing bool // guarded by Publisher.mu
 }
 
-func newSession(conn *link.Conn) (*session, error) {
+// newSession opens a channel for as many publishes at once as slots says.
+func newSession(conn *link.Conn, slots int) (*session, error) {
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
@@ -50,10 +57,10 @@ func newSession(conn *link.Conn) (*session, error) {
 	}
 	return &session{
 		conn: conn, ch: ch,
-		slots:   make(chan struct{}, maxInFlight),
+		slots:   make(chan struct{}, slots),
 		turn:    make(chan struct{}, 1),
 		over:    make(chan struct{}),
-		returns: ch.NotifyReturn(make(chan amqp.Return, maxInFlight)),
+		returns: ch.NotifyReturn(make(chan amqp.Return, slots)),
 		closed:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		unread:  make(map[string]amqp.Return),
 	}, nil
@@ -71,7 +78,7 @@ func (s *session) isOver() bool {
 
 // send writes msg when it is its turn and the broker takes publishes. It does
 // not wait for the broker to read it.
-func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey string, msg *amqp.Publishing) (*amqp.DeferredConfirmation, error) {
+func (p *Publisher) send(ctx context.Context, s *session, to target, msg *amqp.Publishing) (*amqp.DeferredConfirmation, error) {
 	if err := checkFrame(s.conn.Config.FrameSize, msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
@@ -96,7 +103,7 @@ func (p *Publisher) send(ctx context.Context, s *session, exchange, routingKey s
 
 	var confirm *amqp.DeferredConfirmation
 	s.conn.Together(func() {
-		confirm, err = s.ch.PublishWithDeferredConfirm(exchange, routingKey, true, false, *msg)
+		confirm, err = s.ch.PublishWithDeferredConfirm(to.exchange, to.routingKey, true, false, *msg)
 		<-s.turn
 	})
 	if err != nil {
@@ -152,6 +159,16 @@ func (s *session) takeReturn(nonce, header string) (amqp.Return, bool) {
 	r, ok := s.unread[nonce]
 	delete(s.unread, nonce)
 	return r, ok
+}
+
+// refusal returns the error with which the broker has closed the channel; nil where
+// the channel is open, or has ended with its connection.
+func (s *session) refusal() *amqp.Error {
+	var refusal *amqp.Error
+	if !s.ch.IsClosed() || s.conn.IsClosed() || !errors.As(s.cause(), &refusal) {
+		return nil
+	}
+	return refusal
 }
 
 // cause returns why the channel is closed.

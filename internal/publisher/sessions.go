@@ -11,18 +11,18 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 )
 
-// opening is the one attempt to open a channel that all callers wait for.
+// opening is the one attempt to open a channel that all callers of a lane wait for.
 type opening struct {
 	done    chan struct{}
 	session *session
 	err     error
 }
 
-// join returns the current channel, opening one if there is none, and counts
-// the caller among its users.
-func (p *Publisher) join(ctx context.Context) (*session, error) {
+// join returns the current channel for a target, opening one if there is none, and
+// counts the caller among its users.
+func (p *Publisher) join(ctx context.Context, to target) (*session, error) {
 	for {
-		s, o, err := p.current()
+		s, o, err := p.current(to)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
 		}
@@ -49,50 +49,54 @@ func (p *Publisher) join(ctx context.Context) (*session, error) {
 	}
 }
 
-// current returns the channel with the caller counted among its users, or what
-// will bring one.
-func (p *Publisher) current() (*session, *opening, error) {
+// current returns the channel for a target with the caller counted among its users,
+// or the attempt that will open one.
+func (p *Publisher) current(to target) (*session, *opening, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, nil, ErrClosed
 	}
-	if s := p.session; s != nil && !s.ch.IsClosed() {
+	l := p.laneOf(to)
+	if s := l.session; s != nil && !s.retired && !s.ch.IsClosed() {
 		s.users++
 		return s, nil, nil
 	}
-	p.begin()
-	return nil, p.opening, nil
+	p.begin(l)
+	return nil, l.opening, nil
 }
 
-// begin begins to open a channel unless that is under way. p.mu is held.
-func (p *Publisher) begin() {
-	if p.opening != nil || p.closed {
+// begin begins to open a channel for a lane unless that is under way. p.mu is held.
+func (p *Publisher) begin(l *lane) {
+	if l.opening != nil {
 		return
 	}
-	if p.session != nil {
-		p.end(p.session)
+	if l.session != nil {
+		p.end(l.session)
 	}
-	p.opening = &opening{done: make(chan struct{})}
+	l.opening = &opening{done: make(chan struct{})}
 	p.wg.Add(1)
-	go p.open(p.opening)
+	go p.open(l, l.opening, l.slots())
 }
 
-// open opens the channel that all callers share.
-func (p *Publisher) open(o *opening) {
+// open opens the channel that all callers of a lane share.
+func (p *Publisher) open(l *lane, o *opening, slots int) {
 	defer p.wg.Done()
-	o.session, o.err = p.openSession(context.Background()) // ends when the link is closed
+	o.session, o.err = p.openSession(context.Background(), slots) // ends when the link is closed
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.session, p.opening = o.session, nil
+	l.session, l.opening = o.session, nil
+	if l.dissolved {
+		p.endLane(l)
+	}
 	close(o.done)
 }
 
 // openSession opens a channel as soon as there is a connection that takes
-// publishes, for which it waits as long as ctx. A connection that does not open one within the timeout is given up:
-// this is how a broker is noticed that is gone without a word.
-func (p *Publisher) openSession(ctx context.Context) (*session, error) {
+// publishes, for which it waits as long as ctx. A connection that does not open
+// one within the timeout is ended.
+func (p *Publisher) openSession(ctx context.Context, slots int) (*session, error) {
 	conn, err := p.link.Conn(ctx)
 	if err == nil {
 		err = await(ctx, conn, conn.Unblocked())
@@ -100,11 +104,11 @@ func (p *Publisher) openSession(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	limit := time.AfterFunc(p.cfg.Timeout, func() {
-		conn.Kill(fmt.Errorf("opening a channel has taken longer than %v", p.cfg.Timeout))
+	var s *session
+	err = p.answered(conn, func() (err error) {
+		s, err = newSession(conn, slots)
+		return err
 	})
-	s, err := newSession(conn)
-	limit.Stop()
 	if isLoss(conn, err) {
 		err = fmt.Errorf("%w: %w", link.ErrLost, err)
 	}
@@ -118,12 +122,79 @@ func isLoss(conn *link.Conn, err error) bool {
 	return err != nil && (conn.IsClosed() || !errors.As(err, &answer))
 }
 
-// leave gives back what join took.
-func (p *Publisher) leave(s *session) {
-	<-s.slots
-	p.drop(s)
+// answered runs ask, which asks the broker for something small, and ends the
+// connection where the answer takes longer than the timeout: this is how a broker
+// is noticed that is gone without a word. Time during which the broker has blocked
+// publishing does not count, because the broker reads nothing then.
+func (p *Publisher) answered(conn *link.Conn, ask func() error) error {
+	answered := make(chan struct{})
+	defer close(answered)
+	p.wg.Go(func() {
+		limit := time.NewTimer(p.cfg.Timeout)
+		defer limit.Stop()
+		for {
+			select {
+			case <-limit.C:
+			case <-answered:
+				return
+			}
+			unblocked := conn.Unblocked()
+			if unblocked == nil {
+				conn.Kill(fmt.Errorf("opening a channel has taken longer than %v", p.cfg.Timeout))
+				return
+			}
+			select {
+			case <-unblocked:
+			case <-answered:
+				return
+			}
+			limit.Reset(p.cfg.Timeout)
+		}
+	})
+	return ask()
 }
 
+// probe asks the broker in the background whether it still answers on a connection
+// where a confirm has not come in time. A queue without its majority keeps confirms
+// back for as long as it likes (F29), a broker that is there still opens channels.
+func (p *Publisher) probe(conn *link.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.probed.conn == conn && time.Since(p.probed.at) < p.cfg.Timeout {
+		return
+	}
+	p.probed.conn, p.probed.at = conn, time.Now()
+	p.wg.Go(func() {
+		if await(context.Background(), conn, conn.Unblocked()) != nil {
+			return
+		}
+		_ = p.answered(conn, func() error { // an error is that of a connection which has ended
+			ch, err := conn.Channel()
+			if err == nil {
+				err = ch.Close()
+			}
+			return err
+		})
+	})
+}
+
+// leave gives back what join took. worked says that the broker has taken a message
+// to that target.
+func (p *Publisher) leave(s *session, to target, worked bool) {
+	<-s.slots
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.users--
+	if worked && len(p.apart) > 0 {
+		p.rejoin(to, s)
+	}
+	if s.alone {
+		p.end(s)
+	}
+	p.closeUnused(s)
+}
+
+// drop takes back that current has counted the caller.
 func (p *Publisher) drop(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,36 +203,43 @@ func (p *Publisher) drop(s *session) {
 }
 
 // retire takes a channel out of use: no new publish goes there, those under way
-// still get their confirms, and with the last of them it is closed. The next one
-// is opened at once, which tells whether the broker still answers.
+// still get their confirms, and with the last of them it is closed.
 func (p *Publisher) retire(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.end(s)
-	if p.session == s {
-		p.session = nil
-		p.begin()
-	}
 }
 
 // end makes s take no new publish. p.mu is held.
 func (p *Publisher) end(s *session) {
-	if !s.retired {
-		s.retired = true
-		close(s.over)
+	if s.retired {
+		return
+	}
+	s.retired = true
+	p.retired++
+	close(s.over)
+	p.closeUnused(s)
+}
+
+// closeUnused closes a channel that takes no new publish and that no caller uses
+// any more. p.mu is held.
+func (p *Publisher) closeUnused(s *session) {
+	if s.retired && s.users == 0 && !s.unused {
+		s.unused = true
+		p.retired--
+		p.closeChannel(s)
 	}
 }
 
-// closeUnused closes a channel that nobody uses any more. p.mu is held. When
-// the publisher is closed, all channels end with the connection.
-func (p *Publisher) closeUnused(s *session) {
-	if !s.retired || s.users > 0 || p.closed || s.ch.IsClosed() {
+// closeChannel closes a channel in the background. p.mu is held. When the publisher
+// is closed, all channels end with the connection.
+func (p *Publisher) closeChannel(s *session) {
+	if p.closed || s.closing || s.ch.IsClosed() {
 		return
 	}
-	p.wg.Add(1)
-	go func() {
-		defer p.wg.Done()
+	s.closing = true
+	p.wg.Go(func() {
 		s.turn <- struct{}{} // in the middle of a message it would end the connection
 		_ = s.ch.Close()     // ends with the connection at the latest
-	}()
+	})
 }

@@ -115,7 +115,7 @@ func TestReturnsOfMoreCallersThanPlaces(t *testing.T) {
 	p := open(t, address, long)
 	missing := testbench.Queue(t)
 	release := n.holdConfirms()
-	const all, places = 5000, 2048
+	const all, places = 5000, 200
 	result := make(chan []call, 1)
 	go func() {
 		result <- callers(all, 1, func(_ int, body string) error { return p.say(t.Context(), missing, body) })

@@ -13,8 +13,33 @@ import (
 // Start is the first half of Publish: it returns when msg is written. The other
 // half is wait, which must be called, once. Messages that are started one after
 // the other reach the broker in that order, unless a channel is lost meanwhile.
+//
+// At most 200 messages may be started whose wait was not called yet: Start waits for
+// a place. At a named exchange that has not worked yet, and where the broker has
+// refused an earlier publish, Start returns only when msg is answered.
 func (p *Publisher) Start(ctx context.Context, exchange, routingKey string, msg amqp.Publishing) (wait func() error, err error) {
-	return p.start(ctx, exchange, routingKey, withHeaders(msg))
+	ctx, cancel, err := p.begun(ctx)
+	if err != nil {
+		return nil, err
+	}
+	end := func() {
+		cancel()
+		p.wg.Done()
+	}
+	s, err := p.start(ctx, nil, target{exchange, routingKey}, withHeaders(msg))
+	if err != nil {
+		end()
+		return nil, err
+	}
+	outcome := func() error {
+		defer end()
+		return p.outcome(ctx, &s, nil)
+	}
+	if cap(s.session.slots) > 1 {
+		return outcome, nil
+	}
+	answer := outcome() // the only place is free for the next one
+	return func() error { return answer }, nil
 }
 
 // withHeaders gives msg headers of its own, with room for one more.
@@ -25,80 +50,95 @@ func withHeaders(msg amqp.Publishing) *amqp.Publishing {
 	return &msg
 }
 
-func (p *Publisher) start(ctx context.Context, exchange, routingKey string, msg *amqp.Publishing) (wait func() error, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
+// begun counts a call and bounds its time. The caller calls cancel and p.wg.Done.
+func (p *Publisher) begun(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	if !p.enter() {
-		cancel()
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
+		return nil, nil, fmt.Errorf("%w: %w", ErrNotSent, ErrClosed)
 	}
-	end := func() {
-		cancel()
-		p.wg.Done()
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.Timeout, p.tooLate)
+	return ctx, cancel, nil
+}
 
+// start writes msg on the channel of its target.
+func (p *Publisher) start(ctx context.Context, pending *Pending, to target, msg *amqp.Publishing) (sent, error) {
 	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
 	msg.Headers[p.cfg.NonceHeader] = nonce
-	if err := check(exchange, routingKey, msg); err != nil {
-		end()
-		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
+	if err := check(to.exchange, to.routingKey, msg); err != nil {
+		return sent{}, fmt.Errorf("%w: %w", ErrNotSent, err)
+	}
+	if pending != nil && pending.refused {
+		p.separate(to, true) // other messages may have taken the target back
 	}
 	for {
-		s, err := p.join(ctx)
+		s, err := p.join(ctx, to)
 		if err != nil {
-			end()
-			return nil, err
+			return sent{}, err
 		}
-		confirm, err := p.send(ctx, s, exchange, routingKey, msg)
+		confirm, err := p.send(ctx, s, to, msg)
 		if err == nil {
-			return func() error {
-				defer end()
-				defer p.leave(s)
-				return p.await(ctx, s, confirm, nonce, exchange, routingKey)
-			}, nil
+			return sent{publisher: p, session: s, confirm: confirm, nonce: nonce, to: to}, nil
 		}
-		p.leave(s)
+		p.leave(s, to, false)
 		if !errors.Is(err, errOver) {
-			end()
-			return nil, err
+			return sent{}, err
 		}
 	}
 }
 
-// publish is Publish on one channel; errOver means that another is needed.
-func (p *Publisher) publish(ctx context.Context, s *session, nonce, exchange, routingKey string, msg *amqp.Publishing) error {
-	confirm, err := p.send(ctx, s, exchange, routingKey, msg)
-	if err != nil {
-		return err
-	}
-	return p.await(ctx, s, confirm, nonce, exchange, routingKey)
-}
-
-// await waits for the broker's answer to what was sent.
-func (p *Publisher) await(ctx context.Context, s *session, confirm *amqp.DeferredConfirmation, nonce, exchange, routingKey string) error {
+// outcome waits for the broker's answer to a publish. Where the answer does not come
+// in time, the publish is kept in pending, or given up where that is nil.
+func (p *Publisher) outcome(ctx context.Context, s *sent, pending *Pending) error {
 	select {
-	case <-confirm.Done():
+	case <-s.confirm.Done():
 	case <-ctx.Done():
 		// The confirm may have come in the same moment.
 		select {
-		case <-confirm.Done():
+		case <-s.confirm.Done():
 		default:
-			p.retire(s)
-			return fmt.Errorf("%w: %w", ErrUnknown, context.Cause(ctx))
+			return p.late(ctx, *s, pending)
 		}
 	}
+	worked, err := p.answer(s)
+	if err != nil && pending != nil {
+		pending.refused = pending.refused || s.session.refusal() != nil
+	}
+	p.leave(s.session, s.to, worked)
+	return err
+}
 
-	returned, wasReturned := s.takeReturn(nonce, p.cfg.NonceHeader)
+// late returns the error of a publish whose confirm has not come when ctx was done.
+func (p *Publisher) late(ctx context.Context, s sent, pending *Pending) error {
+	p.overdue(ctx, &s)
+	if pending != nil {
+		pending.sent.Store(&s)
+	} else {
+		p.retire(s.session) // its return may come yet, and has no place any more
+		p.leave(s.session, s.to, false)
+	}
+	return unknown(context.Cause(ctx))
+}
+
+func unknown(cause error) error { return fmt.Errorf("%w: %w", ErrUnknown, cause) }
+
+// answer reads the broker's answer to a publish whose confirm is there, and reports
+// whether the target has worked: the broker has answered with an ack.
+func (p *Publisher) answer(s *sent) (worked bool, err error) {
+	worked = s.confirm.Acked()
+	returned, wasReturned := s.session.takeReturn(s.nonce, p.cfg.NonceHeader)
 	switch {
 	case wasReturned:
-		return &ReturnedError{
-			Exchange: exchange, RoutingKey: routingKey,
+		return worked, &ReturnedError{
+			Exchange: s.to.exchange, RoutingKey: s.to.routingKey,
 			Code: returned.ReplyCode, Text: returned.ReplyText,
 		}
-	case confirm.Acked():
-		return nil
-	case s.ch.IsClosed():
+	case worked:
+		return true, nil
+	case s.session.ch.IsClosed():
 		// An unresolved confirm reads like a nack when its channel closes (F13).
-		return fmt.Errorf("%w: %w", ErrUnknown, s.cause())
+		if s.session.refusal() != nil {
+			p.separate(s.to, true)
+		}
+		return false, unknown(s.session.cause())
 	}
-	return ErrRefused
+	return false, ErrRefused
 }

@@ -12,7 +12,7 @@ import (
 const (
 	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their
 	// confirm, and with them how many messages a killed process has doubled.
-	maxUnderWay      = 512
+	maxUnderWay      = 128
 	maxBytesUnderWay = 16 << 20
 )
 

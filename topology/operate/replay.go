@@ -46,7 +46,7 @@ type Replaying struct {
 // Replay moves dead letters back to their queue, where their attempts start anew:
 // each is confirmed there before it leaves the dead-letter queue. Wherever it is
 // interrupted, killed even, none is lost and the rest stays; what was under way
-// just then, up to 512, may be there twice. They keep their order.
+// just then, up to 128, may be there twice. They keep their order.
 //
 // Payload, properties and headers stay as they are, the history of earlier
 // attempts among them; middleware.ReplaysKey counts. Left out are the headers of

@@ -1,0 +1,95 @@
+package topology_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/frame"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Dead letters go to an exchange of the user's that does not exist: they are held, the
+// error names the exchange, and nothing is declared. Retries beside them are published
+// once each. When the exchange exists the dead letter arrives, once.
+func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	exchange, dead := queue+".missing", testbench.Queue(t)
+	proxy := testbench.NewProxy(t, url)
+	var mu sync.Mutex
+	declared := 0
+	proxy.Tap(func(s testbench.Seen) testbench.Fault {
+		mu.Lock()
+		defer mu.Unlock()
+		if s.Up && s.Method() == frame.QueueDeclare {
+			declared++
+		}
+		return testbench.Fault{}
+	})
+	var told handOvers
+	runs := map[string]int{}
+	r := newRig(t, rigConfig{
+		url: url, publisherURL: proxy.URL(), queue: queue, policy: backoff.List{200 * time.Millisecond},
+		strategy: topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: exchange} }}},
+		config:   func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
+		options:  []middleware.Option{middleware.WithObserver(&told)}, subOptions: []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			runs[string(msg.Payload)]++
+			if string(msg.Payload) == "dead" {
+				return nil, middleware.Permanent(errFailed)
+			}
+			if middleware.Attempt(msg.Context()) == 1 {
+				return nil, errFailed
+			}
+			return nil, nil
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("dead"), MessageId: "dead", DeliveryMode: amqp.Persistent})
+	const others = 20
+	for i := range others {
+		r.publish(amqp.Publishing{Body: fmt.Append(nil, i), DeliveryMode: amqp.Persistent})
+	}
+	testbench.WaitFor(t, "the retries, and three failed tries of the dead letter", patience, func() bool {
+		return told.succeeded() == others && told.atLeast(1, 3)
+	})
+	assert.Contains(t, r.logs.text(), fmt.Sprintf("exchange %q may be missing, and the plan does not declare it", exchange))
+	assert.NotContains(t, r.logs.text(), "declaring it again")
+
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
+	defer func() { require.NoError(t, ch.ExchangeDelete(exchange, false, false)) }()
+	_, err := ch.QueueDeclare(dead, true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.QueueBind(dead, "", exchange, false, nil))
+	assert.Equal(t, "dead", string(take(t, url, dead).Body))
+	testbench.WaitFor(t, "the second runs", patience, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		all := 0
+		for _, n := range runs {
+			all += n
+		}
+		return all > 2*others && told.succeeded() == others+1
+	})
+	r.stop()
+	assert.Zero(t, testbench.Depth(t, url, dead), "a second dead letter")
+	mu.Lock()
+	defer mu.Unlock()
+	for body, n := range runs {
+		assert.Equal(t, map[bool]int{true: 1, false: 2}[body == "dead"], n, "runs of %s", body)
+	}
+	assert.Zero(t, declared, "declared on the publishing connection")
+}

@@ -1,0 +1,192 @@
+package topology_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/peer"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// confirms are the publishes that a peer has got, and holds back.
+type confirms struct {
+	mu     sync.Mutex
+	held   []*peer.Publish
+	copies map[string]int
+}
+
+func (c *confirms) hold(p *peer.Publish) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.copies == nil {
+		c.copies = map[string]int{}
+	}
+	c.copies[string(p.Body)]++
+	c.held = append(c.held, p)
+}
+
+// each calls f with every publish that is held, and forgets it.
+func (c *confirms) each(f func(*peer.Publish)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.held {
+		f(p)
+	}
+	c.held = nil
+}
+
+// published is how often each message was published.
+func (c *confirms) published() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	copies := map[string]int{}
+	for body, n := range c.copies {
+		copies[body] = n
+	}
+	return copies
+}
+
+// handOvers counts the tries of hand-overs that have failed, by message, and the
+// hand-overs that have succeeded.
+type handOvers struct {
+	mu     sync.Mutex
+	failed map[string]int
+	done   int
+}
+
+// Observe implements middleware.Observer.
+func (h *handOvers) Observe(_ context.Context, e middleware.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch e.Kind {
+	case middleware.EventFailing:
+		if h.failed == nil {
+			h.failed = map[string]int{}
+		}
+		h.failed[e.MessageID]++
+	case middleware.EventRetried, middleware.EventDeadLettered:
+		h.done++
+	}
+}
+
+// succeeded is how many hand-overs have succeeded.
+func (h *handOvers) succeeded() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.done
+}
+
+// atLeast reports whether so many messages have failed so often.
+func (h *handOvers) atLeast(messages, tries int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range h.failed {
+		if n >= tries {
+			messages--
+		}
+	}
+	return messages <= 0
+}
+
+// lateRig is a service with five messages in progress that all fail, and whose copies a
+// peer takes without an answer.
+func lateRig(t *testing.T) (*rig, *confirms, *handOvers, *testbench.Proxy) {
+	t.Helper()
+	var late confirms
+	var failing handOvers
+	proxy := testbench.NewProxy(t, peer.Start(t, late.hold).URL())
+	r := newRig(t, rigConfig{
+		url: testbench.URL(t), publisherURL: proxy.URL(),
+		config:        func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
+		clientOptions: []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
+		options:       []middleware.Option{middleware.WithObserver(&failing)},
+		policy:        backoff.List{time.Minute},
+		handler: func(msg *message.Message) ([]*message.Message, error) {
+			if strings.HasSuffix(string(msg.Payload), "dead") {
+				return nil, middleware.Permanent(errFailed)
+			}
+			return nil, errFailed
+		},
+	})
+	for i := range lateMessages {
+		body := fmt.Sprint(i)
+		if i%2 == 1 {
+			body += " dead"
+		}
+		r.publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
+	}
+	return r, &late, &failing, proxy
+}
+
+const (
+	lateMessages = 5
+	lateTimeout  = 2 * time.Second
+)
+
+// The confirms of five messages, to be retried or dead-lettered, come several timeouts
+// late: there is one copy of each, and then each delivery is acked.
+func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
+	t.Parallel()
+	r, late, failing, proxy := lateRig(t)
+	testbench.WaitFor(t, "several tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 3) })
+	late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+	testbench.WaitFor(t, "all hand-overs to succeed", patience, func() bool { return failing.succeeded() == lateMessages })
+	r.stop()
+	assert.Zero(t, testbench.Depth(t, r.url, r.queue), "given back")
+	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, late.published())
+	assert.Equal(t, 1, proxy.Connections())
+}
+
+// The channel ends while the outcomes are open: each message is published once more,
+// and not before.
+func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
+	t.Parallel()
+	r, late, failing, _ := lateRig(t)
+	testbench.WaitFor(t, "two tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 2) })
+	once := late.published()
+	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, once)
+	channels := map[uint16]bool{}
+	late.each(func(p *peer.Publish) {
+		if !channels[p.Channel] {
+			p.CloseChannel(406, "PRECONDITION_FAILED")
+		}
+		channels[p.Channel] = true
+	})
+	testbench.WaitFor(t, "all to be settled", patience, func() bool {
+		late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+		return failing.succeeded() == lateMessages
+	})
+	r.stop()
+	for body, n := range late.published() {
+		assert.Equal(t, 2, n, "copies of %s", body)
+	}
+}
+
+// At shutdown an open outcome is not waited for any longer than the drain: the message
+// goes back to its queue.
+func TestShutdownWithAnOpenOutcome(t *testing.T) {
+	t.Parallel()
+	r, late, failing, _ := lateRig(t)
+	testbench.WaitFor(t, "a failed try of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 1) })
+	begun := time.Now()
+	r.stop()
+	require.Less(t, time.Since(begun), closeLimit)
+	testbench.WaitFor(t, "all messages in their queue", patience, func() bool { return testbench.Depth(t, r.url, r.queue) == lateMessages })
+	for body, n := range late.published() {
+		assert.Equal(t, 1, n, "copies of %s", body)
+	}
+}

@@ -1,0 +1,97 @@
+//go:build unix
+
+package topology_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// The wait queue of a cluster has no majority for several confirm timeouts, while ten
+// failed messages are handed over. Each is handled as often as it would be without the
+// outage, and those of a queue with healthy classic wait queues are not disturbed.
+func TestMinorityMakesNoSecondCopy(t *testing.T) {
+	t.Parallel()
+	c := testbench.PrivateCluster(t, 3)
+	url := c.Node(0).URL()
+	const messages = 10
+	var mu sync.Mutex
+	runs := map[string]int{}
+	handler := func(msg *message.Message) ([]*message.Message, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		runs[string(msg.Payload)]++
+		if middleware.Attempt(msg.Context()) == 1 {
+			return nil, errFailed
+		}
+		return nil, nil
+	}
+	ran := func(prefix string, times int) func() bool {
+		return func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for i := range messages {
+				if runs[fmt.Sprint(prefix, i)] < times {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	var quorum, classic handOvers
+	service := func(queue string, kind topology.QueueType, told *handOvers) *rig {
+		return newRig(t, rigConfig{
+			url: url, queue: queue, keep: true, strategy: topology.PerQueue{Type: kind}, policy: backoff.List{200 * time.Millisecond},
+			config:        func(cfg *wamqp.Config) { quickReconnect(cfg) }, // classic main queues, on the node that stays
+			clientOptions: []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+			subOptions:    []topology.SubscriberOption{topology.WithConcurrency(messages)},
+			options:       []middleware.Option{middleware.WithObserver(told)},
+			handler:       handler,
+		})
+	}
+	slow, healthy := service("slow", topology.Quorum, &quorum), service("healthy", topology.Classic, &classic)
+	send := func(r *rig, prefix string) {
+		for i := range messages {
+			body := fmt.Sprint(prefix, i)
+			r.publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
+		}
+	}
+	send(slow, "before ")
+	testbench.WaitFor(t, "the retries before the outage", patience, ran("before ", 2))
+
+	for _, i := range []int{1, 2} {
+		require.NoError(t, c.Freeze(i))
+	}
+	send(slow, "slow ")
+	testbench.WaitFor(t, "three failed tries of each hand-over", patience, func() bool { return quorum.atLeast(messages, 3) })
+	send(healthy, "healthy ")
+	testbench.WaitFor(t, "the retries by classic queues", patience, ran("healthy ", 2))
+	for _, i := range []int{1, 2} {
+		require.NoError(t, c.Thaw(i))
+	}
+	testbench.WaitFor(t, "the retries after the outage", patience, ran("slow ", 2))
+	testbench.WaitFor(t, "all hand-overs", patience, func() bool { return quorum.succeeded() == 2*messages })
+	send(slow, "after ")
+	testbench.WaitFor(t, "the retries of later messages", patience, ran("after ", 2))
+	slow.stop()
+	healthy.stop()
+	for body, n := range runs {
+		assert.Equal(t, 2, n, "runs of %s", body)
+	}
+	for _, queue := range []string{"slow", "slow.wait.200ms", "slow.dlq", "healthy"} {
+		assert.Zero(t, testbench.Depth(t, url, queue), queue)
+	}
+}
