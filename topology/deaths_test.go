@@ -258,6 +258,8 @@ func (q *mourned) left(m *mortal) int {
 func (q *mourned) requireNothingLost() {
 	q.t.Helper()
 	lost := q.open()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.t.Logf("lost %d of %d, %d handled, %d dead letters %v, %d deaths came to messages at the limit for longer than %v",
 		len(lost), len(q.published), len(q.handled), len(q.reasons), counted(q.reasons), q.late, helpless)
 	require.Zero(q.t, len(lost), "lost")

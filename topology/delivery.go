@@ -223,7 +223,7 @@ func (d *delivery) nacked() {
 		return
 	}
 	if d.sub.stop.Err() != nil || d.sub.subscriber.opts.requeue {
-		d.putBack(goodbyeTimeout)
+		d.putBack(putBackTimeout)
 		d.observeReturned(errNacked, 0, 0)
 		return
 	}

@@ -23,6 +23,9 @@ const (
 	maxInterruptions = 4
 	// defaultDeliveryLimit is that of a quorum queue from RabbitMQ 4.0 on (F2).
 	defaultDeliveryLimit = 20
+	// putBackTimeout bounds the confirm of a message that is set aside because a
+	// shutdown interrupts it.
+	putBackTimeout = 5 * time.Second
 	// noLimit stands for no delivery limit.
 	noLimit = 1 << 30
 )
@@ -196,10 +199,12 @@ func (d *delivery) guardFields() watermill.LogFields {
 	})
 }
 
-// counted reports whether giving the delivery back would raise a count that has
-// risen before. The first time does no harm, and costs no copy.
+// counted reports whether giving the delivery back would count against it: its
+// count has risen before, or the guard has marked its message. The first time does
+// no harm, and costs no copy.
 func (d *delivery) counted() bool {
-	return d.on.counts && interrupted(&d.raw) && !d.sub.subscriber.opts.requeue && !d.on.ch.IsClosed()
+	return d.on.counts && (interrupted(&d.raw) || d.Notes.Interruptions > 0) &&
+		!d.sub.subscriber.opts.requeue && !d.on.ch.IsClosed()
 }
 
 // putBack returns a delivery to its queue for a reason that must not count against
@@ -229,5 +234,5 @@ func (d *delivery) putBack(limit time.Duration) {
 func (d *delivery) abandon() {
 	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
 	defer end()
-	own.putBack(goodbyeTimeout)
+	own.putBack(putBackTimeout)
 }
