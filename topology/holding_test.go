@@ -48,7 +48,7 @@ func startHolding(t *testing.T, node *testbench.Node, queue string, args amqp.Ta
 	h := &holding{deliveries: newDeliveries(), done: newLedger()}
 	proxy := testbench.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
-	options := []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
 	if missing {
 		options = append(options, topology.WithPreProvisioned())
 		h.outage = declareAhead(t, node.URL(), queue, args)
@@ -67,7 +67,7 @@ func startHolding(t *testing.T, node *testbench.Node, queue string, args amqp.Ta
 			}}
 		},
 		clientOptions: options,
-		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(concurrency), tellConsumerTimeout(shortTimeout)},
+		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(concurrency), topology.WithConsumerTimeout(shortTimeout)},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
 				return nil, errFailed
@@ -106,11 +106,6 @@ func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func
 			}
 		}
 	}
-}
-
-// tellConsumerTimeout tells a Subscriber the consumer timeout of its broker.
-func tellConsumerTimeout(time.Duration) topology.SubscriberOption {
-	return topology.WithHandlerWarning(0)
 }
 
 // during has an outage in which the messages are published and fail.

@@ -101,13 +101,15 @@ type outage struct {
 
 // begin notes that a delivery was held for as long as the broker allows, and has
 // left deliveries before its limit. It reports whether the outage is new.
-func (o *outage) begin(left int) bool {
+func (o *outage) begin(left int, probe bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.probes++
 	if !o.active.Swap(true) {
 		o.probes, o.left, o.ended = 0, left, make(chan struct{})
 		return true
+	}
+	if probe {
+		o.probes++
 	}
 	o.left = min(o.left, left)
 	return false
@@ -205,7 +207,7 @@ func (d *delivery) sayEndurance() {
 // returns when the broker sends nothing more, so that d, which is given back next,
 // does not come again at once.
 func (s *subscription) suspend(d *delivery) {
-	if s.outage.begin(d.left()) {
+	if s.outage.begin(d.left(), d.on.probing) {
 		s.logger.Error("Messages cannot be stored for longer than a delivery may be held: the queue is not consumed until that works "+
 			"again, and its messages stay in it; look at the errors before this one", errCannotStore, d.LogFields())
 	}
