@@ -22,7 +22,8 @@ import (
 const (
 	// waitingBehind is how many deliveries are prefetched beyond the concurrency.
 	waitingBehind = 10
-	// helpless is how long a process may take to put a message out of danger before it dies all the same.
+	// helpless is how long a process may take to put a message out of danger. Then it dies all the
+	// same.
 	helpless = 10 * time.Second
 )
 
@@ -74,7 +75,9 @@ type mourned struct {
 	late      int               // deaths that came to messages near their end
 }
 
-func newMourned(t *testing.T, conn *amqp.Connection, url string, concurrency int, declared string) *mourned {
+func newMourned(
+	t *testing.T, conn *amqp.Connection, url string, concurrency int, declared string,
+) *mourned {
 	t.Helper()
 	version, _ := conn.Properties["version"].(string)
 	args, limit := deathLimit(t, declared, version)
@@ -82,9 +85,10 @@ func newMourned(t *testing.T, conn *amqp.Connection, url string, concurrency int
 	require.NoError(t, err)
 	require.NoError(t, look.Confirm(false))
 	m := &mourned{
-		t: t, url: url, queue: testbench.Queue(t), args: args, limit: limit, concurrency: concurrency, look: look,
+		t: t, url: url, queue: testbench.Queue(t), args: args, limit: limit, look: look,
+		concurrency: concurrency, patience: helpless,
 		moments:   rand.New(rand.NewPCG(uint64(concurrency), uint64(limit))),
-		published: map[string]bool{}, handled: map[string]int{}, reasons: map[string]string{}, patience: helpless,
+		published: map[string]bool{}, handled: map[string]int{}, reasons: map[string]string{},
 	}
 	removePlan(t, url, topology.PerQueue{}, m.queue, []time.Duration{time.Second})
 	_, err = look.QueueDeclare(m.queue, true, false, false, false, args)
@@ -182,8 +186,8 @@ func (q *mourned) atRisk(m *mortal) bool {
 }
 
 // kill ends a process as soon as it has had the chance to put the messages out of danger that one
-// more death would drop. A process that dies before could not be helped by any implementation. It is
-// given helpless for it, the first time; then it has proved that it does not.
+// more death would drop. No implementation can help a process that dies before. The first time the
+// process has as long as helpless says; afterwards it has proved that it does not use the chance.
 func (q *mourned) kill(m *mortal) {
 	q.mu.Lock()
 	limit := q.patience
@@ -218,8 +222,8 @@ type stillness struct {
 	looks int
 }
 
-// look reports whether there was nothing for five seconds and at fifty looks, because a busy machine
-// may take seconds for one.
+// look reports whether there was nothing for five seconds and at fifty looks, because a busy
+// machine may take seconds for one.
 func (s *stillness) look(something bool) bool {
 	if something || s.looks == 0 {
 		*s = stillness{since: time.Now()}
@@ -228,8 +232,8 @@ func (s *stillness) look(something bool) bool {
 	return s.looks > 50 && time.Since(s.since) > 5*time.Second
 }
 
-// outlives reports whether the process lives until nothing is open. It also does where nothing moves
-// any more, because messages are lost.
+// outlives reports whether the process lives until nothing is open, or until no message is anywhere
+// because the open ones are lost.
 func (q *mourned) outlives(m *mortal) bool {
 	q.t.Helper()
 	var still stillness
@@ -260,8 +264,8 @@ func (q *mourned) requireNothingLost() {
 	lost := q.open()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.t.Logf("lost %d of %d, %d handled, %d dead letters %v, %d deaths came to messages at the limit for longer than %v",
-		len(lost), len(q.published), len(q.handled), len(q.reasons), counted(q.reasons), q.late, helpless)
+	q.t.Logf("lost %d of %d, %d handled, %d dead letters %v, %d deaths with messages at their limit",
+		len(lost), len(q.published), len(q.handled), len(q.reasons), counted(q.reasons), q.late)
 	require.Zero(q.t, len(lost), "lost")
 }
 
@@ -276,8 +280,8 @@ func counted(reasons map[string]string) map[string]int {
 // A process dies forty times with all that it has in hand, at random moments and at once; the next
 // one lives on. Every message is handled or dead-lettered in the end, whatever the delivery limit.
 //
-// A death waits for the process to put out of danger what one more death would have the broker drop,
-// because a process that has no time for that cannot be helped; see mourned.kill.
+// A death waits for the process to put the messages out of danger that the broker would drop with
+// it, because a process that has no time for that cannot be helped; see mourned.kill.
 func TestManyDeathsLoseNothing(t *testing.T) {
 	t.Parallel()
 	deaths := 40
@@ -290,7 +294,7 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range deathLimits {
 			for _, life := range []string{"longer", "shorter"} {
-				name := fmt.Sprintf("concurrency %d, limit %s, lives %s than a handler", concurrency, declared, life)
+				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
 				all.Go(func() {
 					t.Run(name, func(t *testing.T) {
 						dieOften(t, newMourned(t, conn, url, concurrency, declared), life == "longer", deaths)
@@ -387,7 +391,8 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 					}
 					t.Logf("%d deaths", deaths)
 					q.requireNothingLost()
-					require.Equal(t, map[string]string{poison: string(middleware.ReasonCrashLoop)}, q.reasons, "dead letters")
+					want := map[string]string{poison: string(middleware.ReasonCrashLoop)}
+					require.Equal(t, want, q.reasons, "dead letters")
 				})
 			})
 		}

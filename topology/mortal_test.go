@@ -24,8 +24,8 @@ import (
 
 var errDead = errors.New("the process is dead")
 
-// mortal is a service that dies as by kill -9, though it lives in the test's process: its sockets are
-// closed at one moment, it can never connect again, and its handlers have no effect any more.
+// mortal is a service that dies as by kill -9, though it lives in the test's process: its sockets
+// are closed at one moment, it can never connect again, and its handlers have no effect any more.
 type mortal struct {
 	deliveries *deliveries
 	dead       chan struct{} // closed at the death
@@ -37,7 +37,10 @@ type mortal struct {
 }
 
 // start starts a service that may die. Its handlers must return when mortal.dead is closed.
-func start(t *testing.T, cfg wamqp.Config, queue string, concurrency int, handle func(*mortal, *message.Message) error) *mortal {
+func start(
+	t *testing.T, cfg wamqp.Config, queue string, concurrency int,
+	handle func(*mortal, *message.Message) error,
+) *mortal {
 	t.Helper()
 	m := &mortal{deliveries: newDeliveries(), dead: make(chan struct{})}
 	publishing := cfg.Connection
@@ -54,14 +57,18 @@ func start(t *testing.T, cfg wamqp.Config, queue string, concurrency int, handle
 		return topology.Open(context.Background(), publishing, topology.PerQueue{})
 	})
 	sub := greeted(t, func() (*topology.Subscriber, error) {
-		return client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(concurrency), topology.WithDrainTimeout(0))
+		return client.NewSubscriber(cfg, topology.ForPolicy(policy),
+			topology.WithConcurrency(concurrency), topology.WithDrainTimeout(0))
 	})
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Second}, watermill.NopLogger{})
+	config := message.RouterConfig{CloseTimeout: time.Second}
+	router, err := message.NewRouter(config, watermill.NopLogger{})
 	require.NoError(t, err)
 	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error { return handle(m, msg) })
+	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
+		return handle(m, msg)
+	})
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	select {
@@ -132,7 +139,7 @@ type deliveries struct {
 	seen        map[string]bool
 	highest     int64         // x-delivery-count
 	first       chan struct{} // closed when the first one has arrived
-	objections  []string      // channels that the broker has closed, and consumers that it has cancelled
+	objections  []string      // what the broker has closed and cancelled
 }
 
 type tagged struct {
@@ -150,7 +157,8 @@ type arrived struct {
 
 func newDeliveries() *deliveries {
 	return &deliveries{
-		arriving: map[place]*arrived{}, unacked: map[tagged]arrived{}, seen: map[string]bool{}, first: make(chan struct{}),
+		arriving: map[place]*arrived{}, unacked: map[tagged]arrived{}, seen: map[string]bool{},
+		first: make(chan struct{}),
 	}
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// A service is stopped in good order and started again thirty times. Each time it has one message in
-// progress, which it finishes every third time and gives back otherwise, and the others prefetched.
-// No restart counts: nothing is dead-lettered, nothing is lost, and all are handled in the end.
+// A service is stopped in good order and started again thirty times. Each time it has one message
+// in progress, which it finishes every third time and gives back otherwise, and the others are
+// prefetched. No restart counts: nothing is dead-lettered or lost, and all are handled in the end.
 func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
 	t.Parallel()
 	nights := 30
@@ -112,7 +112,9 @@ func (s *nightly) deploy(finishes bool) {
 		r.stop()
 	}()
 	if finishes {
-		testbench.WaitFor(s.t, "the router closes", patience, func() bool { return r.logs.said("Closing router") > 0 })
+		testbench.WaitFor(s.t, "the router closes", patience, func() bool {
+			return r.logs.said("Closing router") > 0
+		})
 		close(finish)
 	}
 	<-stopped
