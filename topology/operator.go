@@ -3,6 +3,7 @@ package topology
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -51,10 +52,11 @@ func (c *Client) StartPublish(ctx context.Context, exchange, routingKey string, 
 // exists: where something has other arguments the error is a *ConflictError, but
 // for a dead-letter queue, which is used as it is. The plan's own queue is the
 // user's and is not declared; a plan with a binding to it (Shared) needs it to
-// exist. A plan that ValidatePlan refuses is not declared. It ends within ctx, and after 90 s at the latest. With
+// exist. A plan that ValidatePlan refuses is not declared, unless all that it holds are
+// queues that keep messages. It ends within ctx, and after 90 s at the latest. With
 // WithPreProvisioned nothing is declared: what is missing is the error.
 func (c *Client) Declare(ctx context.Context, plan Plan) error {
-	if err := ValidatePlan(plan); err != nil {
+	if err := ValidatePlan(plan); err != nil && !plan.onlyKeeps() {
 		return fmt.Errorf("declare: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
@@ -73,6 +75,14 @@ func (c *Client) Declare(ctx context.Context, plan Plan) error {
 		return fmt.Errorf("declare plan of queue %q: %w", plan.Queue, err)
 	}
 	return nil
+}
+
+// onlyKeeps reports whether the plan has no part in retries: it declares queues that
+// keep messages, and nothing else.
+func (p Plan) onlyKeeps() bool {
+	waits := slices.ContainsFunc(p.Queues, func(q Queue) bool { return q.Delay > 0 })
+	return p.Queue != "" && len(p.Queues) > 0 && !waits &&
+		len(p.Exchanges)+len(p.Bindings)+len(p.Rungs) == 0 && p.Dead == (Route{}) && p.Return == nil && p.Levels == nil
 }
 
 // CheckPeek returns nil where looking at the messages of a queue brings none of

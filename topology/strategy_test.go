@@ -52,7 +52,7 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 			"x-dead-letter-strategy is <nil>", "topology.WaitQueue sets the safe arguments", "names no x-delivery-limit",
 		}},
 		"an empty plan": {func(string, []time.Duration) (topology.Plan, error) { return topology.Plan{}, nil }, []string{
-			"set Plan.Queue to the name that Plan is called with", "there is no wait step", "dead letters have no target",
+			"a strategy sets Plan.Queue to the name that Plan is called with", "there is no wait step", "dead letters have no target",
 		}},
 		"the plan of another queue": {func(_ string, delays []time.Duration) (topology.Plan, error) {
 			return topology.PerQueue{}.Plan(queue+"-other", delays)

@@ -107,7 +107,7 @@ func (v *validation) check() {
 
 func (v *validation) names() {
 	if err := checkName("queue", v.plan.Queue); err != nil {
-		v.find("%w: set Plan.Queue to the name that Plan is called with", err)
+		v.find("%w: a strategy sets Plan.Queue to the name that Plan is called with; elsewhere use Client.Plan", err)
 	}
 	taken := map[string]bool{v.plan.Queue: true}
 	for _, q := range v.plan.Queues {

@@ -64,7 +64,7 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	t.Parallel()
 	url, queue := testbench.URL(t), testbench.Queue(t)
 	ch := testbench.Channel(t, url)
-	policy, strategy := backoff.List{time.Minute}, shared(t, topology.Quorum)
+	policy, strategy := backoff.List{5 * time.Second}, shared(t, topology.Quorum)
 	removePlan(t, url, strategy, queue, policy)
 	client, plan := operator(t, url, queue, strategy, policy)
 	declare := func(name string, args amqp.Table) {
@@ -74,19 +74,19 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	// The return exchange knows no alternate one, the wait queue waits too long,
 	// somebody consumes it, and the dead-letter queue is an older one.
 	declare(queue, nil)
-	declare(strategy.Prefix+".wait.1m", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
+	declare(strategy.Prefix+".wait.5s", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
 	declare(queue+".dlq", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(5)})
 	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
 	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
 	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
-	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.1m", "fanout", true, false, false, false, nil))
-	_, err := ch.Consume(strategy.Prefix+".wait.1m", "", false, false, false, false, nil)
+	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.5s", "fanout", true, false, false, false, nil))
+	_, err := ch.Consume(strategy.Prefix+".wait.5s", "", false, false, false, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{
 		"critical conflicting exchange " + strategy.Prefix + ".stranded",
 		"critical conflicting exchange " + strategy.Prefix + ".return",
-		"critical consumed queue " + strategy.Prefix + ".wait.1m",
-		"critical conflicting queue " + strategy.Prefix + ".wait.1m",
+		"critical consumed queue " + strategy.Prefix + ".wait.5s",
+		"critical conflicting queue " + strategy.Prefix + ".wait.5s",
 		"warning conflicting queue " + queue + ".dlq",
 	}, found(t, client, plan))
 }
@@ -150,7 +150,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
 	node, api := testbench.Managed(t, "")
 	node.Grant(t, testbench.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
-	url, policy := node.URL(), backoff.List{time.Minute}
+	url, policy := node.URL(), backoff.List{5 * time.Second}
 	ch := testbench.Channel(t, url)
 	drops := strings.HasPrefix(node.Version(), "4.") // by default
 	client, plan := operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
@@ -167,7 +167,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
-	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 5000, "expires": 60000}`)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 2000, "expires": 60000}`)
 	node.Ctl(t, "set_operator_policy", "--apply-to", "queues", "ops", ".*", `{"max-length": 1000, "delivery-limit": 5}`)
 	testbench.WaitFor(t, "the policies", patience, func() bool {
 		findings, err := client.Verify(t.Context(), plan)
@@ -176,12 +176,12 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	})
 	require.Equal(t, []string{
 		"critical overruled queue orders",
-		"critical overruled queue millpond.wait.1m",
-		"critical overruled queue millpond.wait.1m",
+		"critical overruled queue millpond.wait.5s",
+		"critical overruled queue millpond.wait.5s",
 		"critical missing binding millpond.return → orders",
 		"warning dropping queue orders",
 		"warning dropping queue orders",
-		"warning overruled queue millpond.wait.1m",
+		"warning overruled queue millpond.wait.5s",
 		"warning overruled queue millpond.stranded",
 		"warning overruled queue millpond.stranded",
 		"warning overruled queue orders.dlq",
@@ -202,19 +202,19 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	require.Equal(t, want, found(t, client, plan))
 
 	// Nothing is declared: the API compares the arguments.
-	_, err = ch.QueueDelete("plain.wait.1m", false, false, false)
+	_, err = ch.QueueDelete("plain.wait.5s", false, false, false)
 	require.NoError(t, err)
-	_, err = ch.QueueDeclare("plain.wait.1m", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
+	_, err = ch.QueueDeclare("plain.wait.5s", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
 	require.NoError(t, err)
 	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api), topology.WithPreProvisioned())
-	require.Equal(t, append([]string{"critical conflicting queue plain.wait.1m"}, want...), found(t, client, plan))
+	require.Equal(t, append([]string{"critical conflicting queue plain.wait.5s"}, want...), found(t, client, plan))
 
 	// A user who may not declare is told so, or served by the API.
 	reader := node.URLOf("reader")
 	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy)
-	require.Equal(t, []string{"warning unchecked queue plain.wait.1m", "warning unchecked queue plain.dlq"}, found(t, client, plan))
+	require.Equal(t, []string{"warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"}, found(t, client, plan))
 	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
-	require.Equal(t, append([]string{"critical conflicting queue plain.wait.1m"}, want...), found(t, client, plan))
+	require.Equal(t, append([]string{"critical conflicting queue plain.wait.5s"}, want...), found(t, client, plan))
 
 	// An exchange for dead letters that no queue is bound to.
 	client, plan = operator(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
