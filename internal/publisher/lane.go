@@ -96,10 +96,11 @@ func (p *Publisher) forgetIdle() bool {
 }
 
 // rejoin takes a target back to the common lane after a publish on s has worked.
-// Where an error is to be expected, that must be the target's own lane. p.mu is held.
+// Where an error was to be expected, s must have been for one publish at a time.
+// p.mu is held.
 func (p *Publisher) rejoin(to target, s *session) {
 	l := p.apart[to]
-	if l == nil || l.single && l.session != s {
+	if l == nil || l.single && cap(s.slots) > 1 {
 		return
 	}
 	l.worked = time.Now()
@@ -145,19 +146,32 @@ func (p *Publisher) overdue(ctx context.Context, s *sent) {
 	p.probe(s.session.conn)
 }
 
-// giveUpLost closes the channel of a publish whose confirm is lost: its target works
-// on another channel for the whole timeout, and everything on this one is overdue.
-// RabbitMQ 3.10 may lose a publish, and with it the confirm, where the leader of a
-// quorum queue dies together with the majority (F29).
+// giveUpLost gives up a publish whose confirm is lost, because its target works on
+// another channel for the whole timeout. The channel is closed when all that is left on
+// it is lost. RabbitMQ before 4.3 may lose a publish, and with it the confirm, where the
+// leader of a quorum queue dies together with the majority (F29).
 func (p *Publisher) giveUpLost(s *sent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s.lane == nil || s.lane.worked.IsZero() || time.Since(s.lane.worked) < p.cfg.Timeout {
 		return
 	}
-	if !s.session.retired {
-		p.end(s.session) // what is on it may not be overdue yet
-		return
+	p.end(s.session)
+	if !s.lost {
+		s.lost = true
+		s.session.lost++
 	}
-	p.closeChannel(s.session)
+	if s.session.lost == s.session.users {
+		p.closeChannel(s.session)
+	}
+}
+
+// settled gives back the place of a publish that was kept.
+func (p *Publisher) settled(s *sent, worked bool) {
+	p.mu.Lock()
+	if s.lost {
+		s.session.lost--
+	}
+	p.mu.Unlock()
+	p.leave(s.session, s.to, worked)
 }

@@ -16,6 +16,7 @@ type sent struct {
 	nonce     string
 	to        target
 	lane      *lane // of its target from the moment when it was overdue
+	lost      bool  // its confirm is; guarded by Publisher.mu
 }
 
 // Pending remembers, for one message, the publish whose outcome is open, so that no
@@ -61,7 +62,7 @@ func (o *Pending) Await(ctx context.Context) error {
 	worked, err := p.answer(s)
 	if o.sent.CompareAndSwap(s, nil) {
 		o.refused = o.refused || s.session.refusal() != nil
-		p.leave(s.session, s.to, worked)
+		p.settled(s, worked)
 	}
 	return err
 }
@@ -71,6 +72,6 @@ func (o *Pending) Await(ctx context.Context) error {
 func (o *Pending) Release() {
 	if s := o.sent.Swap(nil); s != nil {
 		s.publisher.retire(s.session)
-		s.publisher.leave(s.session, s.to, false)
+		s.publisher.settled(s, false)
 	}
 }

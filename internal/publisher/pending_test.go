@@ -3,7 +3,6 @@ package publisher_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -263,19 +262,24 @@ func (s *slowTarget) copies() (most int) {
 }
 
 // The broker has lost a publish and its confirm (F29). It is given up once its target
-// has worked for a whole timeout, and not before.
+// has worked for a whole timeout, and not before; an open outcome of another target on
+// the same channel keeps that channel.
 func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	t.Parallel()
-	var letters, others atomic.Int64
+	var letters, beside atomic.Int64
 	var works atomic.Bool
+	held := make(chan *peer.Publish, 1)
 	s := peer.Start(t, func(p *peer.Publish) {
 		switch string(p.Body) {
 		case "letter":
 			if letters.Add(1) == 1 {
 				return
 			}
+		case "beside":
+			beside.Add(1)
+			held <- p
+			return
 		case "other":
-			others.Add(1)
 			if !works.Load() {
 				p.Nack(p.Tag, false)
 				return
@@ -285,18 +289,30 @@ func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	})
 	p := open(t, s.URL(), soon)
 	p.recovers(t, "any")
-	l := letter{key: "any", body: "letter"}
-	for l.overdue < 3 {
-		require.False(t, l.try(t.Context(), p))
+	l, slow := letter{key: "any", body: "letter"}, letter{key: "slow", body: "beside"}
+	both := func() {
+		var tries sync.WaitGroup
+		tries.Go(func() { l.try(t.Context(), p) })
+		tries.Go(func() { slow.try(t.Context(), p) })
+		tries.Wait()
+	}
+	for l.overdue < 2 {
+		both()
+		require.True(t, l.pending.IsOpen() && slow.pending.IsOpen())
 		assert.ErrorIs(t, p.say(t.Context(), "any", "other"), publisher.ErrRefused)
 	}
-	require.EqualValues(t, 1, letters.Load())
 	works.Store(true)
 	require.NoError(t, p.say(t.Context(), "any", "other"))
-	begun := time.Now()
+	for range 2 {
+		both()
+		require.EqualValues(t, 1, letters.Load(), "given up, though the channel is in use")
+	}
+	last := <-held
+	last.Ack(last.Tag, false)
+	slow.deliver(t, p)
 	l.deliver(t, p)
-	assert.GreaterOrEqual(t, time.Since(begun), soon)
 	assert.EqualValues(t, 2, letters.Load())
+	assert.EqualValues(t, 1, beside.Load())
 }
 
 // A broker that is gone without a word is noticed by those that wait for an outcome,
@@ -351,28 +367,31 @@ func TestBlockedConnectionIsNotEnded(t *testing.T) {
 // What is released keeps neither a place nor a channel.
 func TestReleasedOutcomesKeepNoChannel(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	redeclare(t, node.URL(), "q", nil)
-	n, address := startNarrow(t, node.URL())
-	p := open(t, address, soon)
-	p.recovers(t, "q")
-	release := n.holdConfirms()
-	for i := range 3 {
-		l := letter{key: "q", body: fmt.Sprint(i)}
-		for l.overdue == 0 {
-			require.False(t, l.try(t.Context(), p))
-		}
-		l.pending.Release()
-		l.pending.Release()
-		assert.False(t, l.pending.IsOpen())
-		assert.Error(t, l.pending.Await(t.Context()))
+	s := peer.Start(t, func(*peer.Publish) {})
+	proxy := testbench.NewProxy(t, s.URL())
+	p := open(t, proxy.URL(), soon)
+	var all sync.WaitGroup
+	letters := make([]letter, 5)
+	for i := range letters {
+		all.Go(func() {
+			l := &letters[i]
+			l.key, l.body = fmt.Sprint("queue ", i), "letter"
+			for l.overdue == 0 {
+				l.try(t.Context(), p)
+			}
+		})
 	}
-	release()
-	p.recovers(t, "q")
-	testbench.WaitFor(t, "all channels but ours and that of the declaration to be closed", patience, func() bool {
-		return strings.Count(node.Ctl(t, "list_channels", "name"), " -> ") <= 3
-	})
-	assert.Equal(t, 1, n.accepted())
+	all.Wait()
+	assert.Positive(t, p.Retired())
+	for i := range letters {
+		o := &letters[i].pending
+		o.Release()
+		o.Release()
+		assert.False(t, o.IsOpen())
+		assert.Error(t, o.Await(t.Context()))
+	}
+	assert.Zero(t, p.Retired(), "channels that are open for what was released")
+	assert.Equal(t, 1, proxy.Connections())
 }
 
 // Close ends those that wait for an outcome.

@@ -50,8 +50,9 @@ type Publisher struct {
 	known   map[string]bool // exchanges that have worked, other than the default one
 	retired int             // channels that take no new publish and are still in use
 	probed  struct {
-		conn *link.Conn
-		at   time.Time
+		conn    *link.Conn
+		at      time.Time
+		running bool
 	}
 	wg sync.WaitGroup // calls, and goroutines that open and close
 }

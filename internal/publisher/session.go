@@ -41,6 +41,7 @@ type session struct {
 	alone bool // for one publish only
 
 	users   int  // guarded by Publisher.mu
+	lost    int  // of them those whose confirm is lost; guarded by Publisher.mu
 	retired bool // no new publish may go here; guarded by Publisher.mu
 	unused  bool // retired, and without users; guarded by Publisher.mu
 	closing bool // guarded by Publisher.mu

@@ -160,11 +160,16 @@ func (p *Publisher) answered(conn *link.Conn, ask func() error) error {
 func (p *Publisher) probe(conn *link.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.probed.conn == conn && time.Since(p.probed.at) < p.cfg.Timeout {
+	if p.closed || p.probed.running || p.probed.conn == conn && time.Since(p.probed.at) < p.cfg.Timeout {
 		return
 	}
-	p.probed.conn, p.probed.at = conn, time.Now()
+	p.probed.conn, p.probed.at, p.probed.running = conn, time.Now(), true
 	p.wg.Go(func() {
+		defer func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.probed.running = false
+		}()
 		if await(context.Background(), conn, conn.Unblocked()) != nil {
 			return
 		}
