@@ -33,11 +33,11 @@ type failure struct {
 	// notes as the message brought them: without this failure.
 	notes Notes
 	now   time.Time
-	// given is that of the delivery.
+	// given is Delivery.Given.
 	given func(asked time.Duration) time.Duration
 }
 
-// next returns when the message is back that asks for a delay.
+// next returns when the message is back if it asks for a delay.
 func (f failure) next(delay time.Duration) time.Time {
 	return f.now.Add(givenBy(f.given, delay))
 }

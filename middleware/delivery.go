@@ -44,10 +44,10 @@ type Delivery struct {
 	Redelivered bool
 	// Source is for the Subscriber that made the Delivery and its Republisher.
 	Source any
-	// Given returns how long a message waits that asks for a delay: at least as
-	// long, and longer where no wait queue has exactly that delay. Limits on age and
-	// expiration are compared with it. It is called from many goroutines at once.
-	// Nil means that every delay is given as asked.
+	// Given returns how long the message would wait if it asked for a delay: never
+	// shorter, and longer where no wait queue has exactly that delay. Limits on age,
+	// on the message's own expiration and of Later are compared with the result. Many
+	// goroutines call it at once. Nil means that a message waits exactly as asked.
 	Given func(asked time.Duration) time.Duration
 	// Placed is what the Republisher made of the last Republish. One that knows
 	// sets it before it returns nil, in the same goroutine.
@@ -80,7 +80,7 @@ type Placed struct {
 	Reason Reason
 }
 
-// givenBy returns how long a message waits that asks for a delay; see Delivery.Given.
+// givenBy returns how long a message would wait; given is Delivery.Given and may be nil.
 func givenBy(given func(time.Duration) time.Duration, asked time.Duration) time.Duration {
 	if given == nil {
 		return asked
@@ -88,8 +88,7 @@ func givenBy(given func(time.Duration) time.Duration, asked time.Duration) time.
 	return max(given(asked), asked)
 }
 
-// differs reports whether the delay that a message is given is longer than asked
-// by more than a tenth.
+// differs reports whether a given delay is longer than asked by more than a tenth.
 func differs(asked, given time.Duration) bool { return given-asked > asked/10 }
 
 type deliveryKey struct{}

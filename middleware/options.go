@@ -73,8 +73,8 @@ func WithMaxAttempts(attempts int) Option {
 }
 
 // WithMaxAge bounds the time from the first failure to the last attempt: one
-// that would begin later is not asked for. One that was asked for is made, however
-// late its queue delivers it. It must be positive. Without it a message may grow
+// that would begin later, by the delay that its wait queue gives it, is not asked for.
+// One that was asked for is made, however late its queue delivers it. It must be positive. Without it a message may grow
 // as old as its retries take.
 func WithMaxAge(age time.Duration) Option {
 	return func(s *settings) {

@@ -36,26 +36,30 @@ func (l LevelRoutes) check() error {
 	return nil
 }
 
-// route returns the way of a delay, in steps of the resolution. Where all levels
-// together are too short, it is the longest one alone: rounds of few hops.
+// route returns the way of a delay.
 func (l LevelRoutes) route(asked time.Duration) Route {
-	longest := uint64(1)<<l.Levels - 1
-	steps := uint64(1)
-	if asked > 0 {
-		steps = uint64((asked-1)/l.Resolution) + 1
-	}
-	if steps > longest {
-		steps = 1 << (l.Levels - 1)
-	} else {
-		most := uint64(float64(max(asked, 0)) * (1 + l.Tolerance) / float64(l.Resolution))
-		steps = fewestBits(steps, min(most, longest))
-	}
+	steps := l.steps(asked)
 	return Route{
 		Exchange:   l.Exchange,
 		RoutingKey: levelKey(steps, l.Destination),
 		Delay:      time.Duration(steps) * l.Resolution,
 		Hops:       bits.OnesCount64(steps),
 	}
+}
+
+// steps returns a delay in steps of the resolution. Where all levels together are too
+// short, the message takes the longest one alone: rounds of few hops.
+func (l LevelRoutes) steps(asked time.Duration) uint64 {
+	longest := uint64(1)<<l.Levels - 1
+	steps := uint64(1)
+	if asked > 0 {
+		steps = uint64((asked-1)/l.Resolution) + 1
+	}
+	if steps > longest {
+		return 1 << (l.Levels - 1)
+	}
+	most := uint64(float64(max(asked, 0)) * (1 + l.Tolerance) / float64(l.Resolution))
+	return fewestBits(steps, min(most, longest))
 }
 
 // fewestBits returns the number with the fewest bits from least to most, of

@@ -132,19 +132,27 @@ func (p Plan) Route(r Retry) (Route, error) {
 	return route, nil
 }
 
-// waits returns how long a message waits that asks for a delay, in all rounds
+// waits returns how long a message waits if it asks for a delay, in all rounds
 // together.
 func (p Plan) waits(asked time.Duration) time.Duration {
-	route, err := p.Route(Retry{Delay: asked})
-	if err != nil || route.Delay <= 0 || route.Delay >= asked {
-		return max(route.Delay, asked)
+	round := p.round(asked)
+	if round <= 0 || round >= asked {
+		return max(round, asked)
 	}
-	waits, rest := asked.Truncate(route.Delay), asked%route.Delay
+	waits, rest := asked.Truncate(round), asked%round
 	if rest > negligible(asked) {
-		last, _ := p.Route(Retry{Delay: rest}) // fails for no delay or for all
-		waits += last.Delay
+		waits += p.round(rest)
 	}
 	return max(waits, asked)
+}
+
+// round returns the Delay of the Route for a delay; 0 where there is none.
+func (p Plan) round(asked time.Duration) time.Duration {
+	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
+		return time.Duration(l.steps(asked)) * l.Resolution // without the routing key
+	}
+	route, _ := p.Route(Retry{Delay: asked})
+	return route.Delay
 }
 
 // negligible is what of a delay is not worth another round.
