@@ -21,7 +21,7 @@ import (
 
 const (
 	// shortTimeout is the consumer timeout of the nodes here.
-	shortTimeout = 4 * time.Second
+	shortTimeout = 8 * time.Second
 	// spentAtMost is how often a message may be delivered again over an outage: once when the
 	// Subscriber stops consuming, and once more when it looks whether the outage is over.
 	spentAtMost = 2
