@@ -68,7 +68,7 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	opts := subscriberOptions{drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning}
 	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
-		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
+		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
 	if problems == nil {
 		_, problems = c.plan("check", opts)
@@ -109,18 +109,19 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	return s, nil
 }
 
-// checkVhosts: a message that waits in another vhost would never come back.
-func checkVhosts(client, other, what string) error {
-	a, err := amqp.ParseURI(client)
+// checkVhosts compares the vhosts that two connections open: a message that waits
+// in another vhost would never come back.
+func checkVhosts(client, other link.Config, what string) error {
+	a, err := client.Vhost()
 	if err != nil {
 		return err
 	}
-	b, err := amqp.ParseURI(other)
+	b, err := other.Vhost()
 	if err != nil {
 		return err
 	}
-	if a.Vhost != b.Vhost {
-		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same", what, b.Vhost, a.Vhost)
+	if a != b {
+		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same in AmqpURI and AmqpConfig.Vhost, which goes before it", what, b, a)
 	}
 	return nil
 }

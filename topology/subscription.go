@@ -61,6 +61,9 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFrame(s.frame, plan); err != nil {
+		return nil, err
+	}
 	logger := s.client.opts.logger.With(watermill.LogFields{"topic": topic, "queue": queue})
 	s.warnings(topic, plan, logger)
 
