@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -40,6 +41,9 @@ type subscription struct {
 	slots   chan struct{}  // one for each message in progress
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
+
+	facts  atomic.Pointer[queueFacts] // nil until the queue was declared or found
+	warned string                     // what was last said about the facts
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
@@ -120,13 +124,19 @@ func (s *subscription) begin() (*consumer, error) {
 
 func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 	if s.subscriber.client.opts.provisioned {
-		return checkExists(ctx, conn.Do, s.plan)
+		if err := checkExists(ctx, conn.Do, s.plan); err != nil {
+			return err
+		}
+		return s.learn(ctx, conn)
 	}
 	err := conn.Do(ctx, func(ch *amqp.Channel) error {
 		return s.subscriber.cfg.build(ch, s.topic, s.plan.Queue)
 	})
 	if err != nil {
 		return declareError("queue", s.plan.Queue, s.subscriber.cfg.queueArgs, err)
+	}
+	if err := s.learn(ctx, conn); err != nil {
+		return err
 	}
 	return declare(ctx, conn.Do, s.plan, s.logger)
 }

@@ -105,9 +105,6 @@ func (c Config) CheckConsumer() error {
 	p.refuse(c.Consume.Prefetch <= 0, "Consume.Qos.PrefetchCount is 0, which is no limit: set at least 1")
 	p.refuse(c.Consume.Prefetch > MaxPrefetch, "Consume.Qos.PrefetchCount is above 65535, which AMQP cannot ask for: set less")
 	p.refuse(c.Consume.PrefetchSize != 0, "Consume.Qos.PrefetchSize is not implemented by RabbitMQ: leave it 0")
-	if overflow, _ := c.Queue.Arguments["x-overflow"].(string); overflow == "reject-publish" || overflow == "reject-publish-dlx" {
-		p = append(p, fmt.Errorf("Queue.Arguments x-overflow %q refuses messages that return from waiting: remove it", overflow))
-	}
 	return errors.Join(p...)
 }
 
