@@ -60,13 +60,18 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	}
 	if errors.Join(problems...) == nil {
 		for _, u := range opts.brokers {
-			problems = append(problems, checkVhosts(cfg.URL, u, "WithBrokers"))
+			node := cfg
+			node.URL = u
+			problems = append(problems, checkVhosts(cfg, node, "WithBrokers"))
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
 	cfg.More, cfg.Credentials = opts.brokers, opts.credentials
+	if !opts.anyCluster {
+		cfg.Cluster = new(link.Cluster)
+	}
 
 	cfg.Logger, cfg.Unreadable = opts.logger, middleware.UnreadableKey
 	cfg.ConnectTimeout, cfg.WriteTimeout = opts.connectTimeout, opts.confirmTimeout

@@ -88,7 +88,7 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx}
 	d.Queue = s.plan.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
-	d.Arrived, d.HoldUntil = a.at, a.at.Add(s.hold)
+	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
 	d.Redelivered = raw.Redelivered
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()

@@ -109,7 +109,7 @@ func FuzzDelivery(f *testing.F) {
 		}
 		d := fuzzedDelivery(t, strategy, raw)
 
-		judge(&d.raw, d.Notes.Interruptions, limitOf(headers))
+		judge(&d.raw, d.Notes.Interruptions, defaultDeliveryLimit)
 		if left := d.remaining(); left < 0 || left > max(d.Notes.Delay, d.Notes.SetAside) || left > backoff.MaxDelay {
 			t.Errorf("must wait for %v: %+v", left, d.Notes)
 		}

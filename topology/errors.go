@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 )
 
@@ -108,6 +109,8 @@ func declareError(kind, name string, args amqp.Table, err error) error {
 func withWayOut(err error) error {
 	var network *net.OpError
 	switch {
+	case errors.Is(err, link.ErrOtherCluster):
+		return fmt.Errorf("use brokers of one cluster for everything of a Client, because a retry on another cluster never comes back, or WithoutClusterCheck if you know better: %w", err)
 	case isCode(err, amqp.AccessRefused):
 		return fmt.Errorf("the user may not: grant it what Plan.Permissions lists: %w", err)
 	case errors.As(err, &network) && network.Op == "dial":

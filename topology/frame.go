@@ -2,10 +2,12 @@ package topology
 
 import (
 	"context"
+	"fmt"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/adapter"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -22,6 +24,10 @@ const (
 	// queue counts its deliveries, up to two of 26 bytes: without it the dead
 	// letter can be read once, on 3.10 not at all (F25).
 	countReserve = 64
+	// leastRoom is what properties and headers of a message must have on its way to
+	// a wait queue: up to 7 KiB where every name is as long as AMQP allows and the
+	// history was left out.
+	leastRoom = 8 << 10
 	// hopReserve is left for the entry in x-death of each further wait queue that
 	// the message passes, with three names of 255 bytes.
 	hopReserve = 1 << 10
@@ -63,17 +69,38 @@ func (r room) check(msg *amqp.Publishing) error {
 // defaultFrame is what RabbitMQ and amqp091-go agree on by default (F16).
 const defaultFrame = 131072
 
-// negotiatedFrame is the largest frame that the broker takes on l's connection,
-// which is connected.
+// negotiatedFrame returns the largest frame that the broker takes on l's
+// connection, which is connected, or an error where it is too small for a retry.
 func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
 	conn, err := l.Conn(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if size := conn.Config.FrameSize; size > 0 {
+	switch size := conn.Config.FrameSize; {
+	case size <= 0:
+		return defaultFrame, nil
+	case size < adapter.LeastFrame:
+		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for what a retry adds to its headers, "+
+			"so that every failure would be dead-lettered: set its frame_max to at least %d", size, adapter.LeastFrame)
+	default:
 		return size, nil
 	}
-	return defaultFrame, nil
+}
+
+// checkFrame refuses a plan whose routes leave less than leastRoom in a frame.
+func checkFrame(frame int, plan Plan) error {
+	hops := 1
+	if plan.Levels != nil {
+		hops = plan.Levels.Levels
+	}
+	for _, rung := range plan.Rungs {
+		hops = max(hops, rung.Hops)
+	}
+	if room := waitingRoom(frame, Route{Hops: hops}).bytes; room < leastRoom {
+		return fmt.Errorf("a message of queue %q may pass %d wait queues, each of which adds to its headers, and frames of %d bytes are too small for that: "+
+			"raise FrameSize and the broker's frame_max to at least %d, or use fewer levels", plan.Queue, hops, frame, frame+leastRoom-room)
+	}
+	return nil
 }
 
 // The order in which our notes are left out when a message's own headers leave

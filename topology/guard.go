@@ -26,8 +26,6 @@ const (
 	// putBackTimeout bounds the confirm of a message that is set aside because a
 	// shutdown interrupts it.
 	putBackTimeout = 5 * time.Second
-	// noLimit stands for no delivery limit.
-	noLimit = 1 << 30
 )
 
 // guard ends crash loops. A message whose handling kills the process is failed by
@@ -113,36 +111,6 @@ func deliveryCount(raw *amqp.Delivery) int64 {
 		return int64(n)
 	}
 	return 0
-}
-
-// limitFor returns the delivery limit of a quorum queue that is declared with args
-// on a broker of the given version. Before 4.0 there is none by default.
-func limitFor(args amqp.Table, version brokerVersion) int {
-	if _, declared := args["x-delivery-limit"]; !declared && !version.atLeast(4, 0) {
-		return noLimit
-	}
-	return limitOf(args)
-}
-
-// limitOf returns the delivery limit in the arguments of the user's queue.
-func limitOf(args amqp.Table) int {
-	switch n := args["x-delivery-limit"].(type) {
-	case int:
-		return positiveOr(int64(n))
-	case int32:
-		return positiveOr(int64(n))
-	case int64:
-		return positiveOr(n)
-	}
-	return defaultDeliveryLimit
-}
-
-// positiveOr: a negative limit is none.
-func positiveOr(n int64) int {
-	if n < 0 || n > noLimit {
-		return noLimit
-	}
-	return int(n)
 }
 
 // isolated reports whether a suspect, whose turn has come, was set aside. Any

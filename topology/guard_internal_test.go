@@ -54,15 +54,3 @@ func TestGuardTakesOneAtATime(t *testing.T) {
 	require.False(t, g.take(now.Add(time.Second), time.Second))
 	require.True(t, g.take(now.Add(2*time.Second), time.Second))
 }
-
-func TestLimitOf(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		value any
-		want  int
-	}{
-		{nil, 20}, {"7", 20}, {7, 7}, {int32(7), 7}, {int64(7), 7}, {int64(-1), 1 << 30}, {int64(1) << 40, 1 << 30},
-	} {
-		require.Equal(t, c.want, limitOf(amqp.Table{"x-delivery-limit": c.value}), "%v", c.value)
-	}
-}

@@ -31,6 +31,7 @@ func provision(t testing.TB, url string, client *topology.Client, queue string, 
 	t.Helper()
 	cfg := queueConfig(url)
 	quorumQueue(&cfg)
+	cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))

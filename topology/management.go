@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 )
@@ -18,8 +16,8 @@ const managementTimeout = 10 * time.Second
 
 // WithManagement names RabbitMQ's management API, for what AMQP cannot show:
 // messages held for dead-lettering, bindings, policies, delivery limits and
-// feature flags. Inspect, Verify and Peek ask it; nothing else does, so that an
-// API that is away never stops a retry. url is http or https with a user of the
+// feature flags. Inspect, Verify and Peek ask it, and Subscribe, for at most 3 s,
+// what its queue is. No retry does, and an API that is away stops nothing. url is http or https with a user of the
 // tag monitoring and its password, both percent-encoded, which never appear in an
 // error; https trusts what Connection.TLSConfig trusts.
 //
@@ -57,9 +55,7 @@ func (c *Client) manager(ctx context.Context) (*manager, context.CancelFunc) {
 	}
 	m := &manager{}
 	if m.api, m.err = management.New(c.opts.management, config); m.err == nil {
-		var uri amqp.URI
-		uri, m.err = amqp.ParseURI(c.linkCfg.URL)
-		m.vhost = uri.Vhost
+		m.vhost, m.err = c.linkCfg.Vhost()
 	}
 	ctx, cancel := context.WithTimeout(ctx, managementTimeout)
 	m.ctx = ctx

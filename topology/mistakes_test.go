@@ -113,7 +113,7 @@ func TestClassicMainQueueIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigConfig{policy: quickly(1), config: c.config, handler: succeed})
-			require.Equal(t, c.said, r.logs.said("Warning: the queue is declared as a classic one"))
+			require.Equal(t, c.said, r.logs.said("Warning: the queue is a classic one"))
 		})
 	}
 }

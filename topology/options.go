@@ -33,6 +33,7 @@ type clientOptions struct {
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)
 	management     string // its URL, checked; "" for none
+	anyCluster     bool
 	tell           []func(context.Context, middleware.Event)
 }
 
@@ -103,6 +104,22 @@ func WithBrokers(urls ...string) Option {
 	}
 }
 
+// WithoutClusterCheck admits connections to brokers that name different clusters.
+// Otherwise the connections of a Client, its Subscribers and its Publishers must
+// all lead to the cluster_name that the first one found, because a message that
+// waits on another cluster never comes back; when all of them have ended, the
+// next one may lead to another cluster. Use it where connections that are open
+// must outlive a rabbitmqctl set_cluster_name.
+//
+// Default: a connection to another cluster is refused, and when a connection is
+// made again, tried again.
+func WithoutClusterCheck() Option {
+	return func(o *clientOptions) error {
+		o.anyCluster = true
+		return nil
+	}
+}
+
 // WithCredentials asks for user and password before each connect, for those that
 // change while a service runs. An error is one more connect that failed: it is
 // tried again. The function is called from several goroutines and should heed
@@ -136,7 +153,8 @@ func WithName(name string) Option {
 // needs must exist, and Subscribe says what is missing. What vanishes later is
 // not declared again: its messages are held until it is back. Plan.Definitions
 // and Plan.Permissions say what to provision; the arguments of what exists are
-// not compared, for AMQP cannot show them.
+// not compared. The queue itself is asked for its type and arguments, with
+// requests that can declare nothing.
 //
 // Default: everything is declared, and declared again where it has vanished.
 func WithPreProvisioned() Option {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 const (
@@ -31,8 +32,9 @@ const (
 // held until shortly before that. 0 means that the broker has no such timeout.
 // Not negative.
 //
-// Default: x-consumer-timeout among Queue.Arguments or Consume.Arguments, else
-// 30 min, which is RabbitMQ's own default.
+// Default: what the queue says by its argument x-consumer-timeout, or by a policy
+// that the management API shows, and from 4.3 on Consume.Arguments; else 30 min,
+// RabbitMQ's own default.
 func WithConsumerTimeout(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if d < 0 {
@@ -49,30 +51,36 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 // maxHold stands for no consumer timeout.
 const maxHold = 100 * 365 * 24 * time.Hour
 
-// consumerTimeout returns the broker's consumer timeout as far as it is known.
-func (s *Subscriber) consumerTimeout() time.Duration {
-	if s.opts.consumerTimeout > 0 {
-		return s.opts.consumerTimeout
+// hold is how long a delivery of the queue may be held, from its arrival.
+func (s *Subscriber) hold(f *queueFacts) time.Duration {
+	return holdFor(f.consumerTimeout(s.opts.consumerTimeout, s.cfg.arguments), s.client.opts.confirmTimeout)
+}
+
+// consumerTimeout returns the broker's consumer timeout as far as it is known: said
+// is that of the option, 0 for none, consume are the arguments of the consumer. A
+// queue has a timeout of its own from 4.0 on, a consumer from 4.3 on (F34). That of
+// the node is nowhere to be seen.
+func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
+	if said > 0 {
+		return said
 	}
-	timeout := defaultConsumerTimeout
-	for _, value := range []any{s.cfg.queueArgs["x-consumer-timeout"], s.cfg.arguments["x-consumer-timeout"]} {
-		if ms := wholeArgument(value); ms > 0 {
+	timeout := maxHold
+	consider := func(value any) {
+		if ms, ok := wholeNumber(value); ok && ms > 0 {
 			timeout = min(timeout, time.Duration(min(ms, maxHold.Milliseconds()))*time.Millisecond)
 		}
 	}
-	return timeout
-}
-
-func wholeArgument(value any) int64 {
-	switch n := value.(type) {
-	case int:
-		return int64(n)
-	case int32:
-		return int64(n)
-	case int64:
-		return n
+	if f.version.atLeast(4, 0) {
+		consider(f.arguments["x-consumer-timeout"])
+		consider(f.policy["consumer-timeout"])
 	}
-	return 0
+	if f.version.atLeast(4, 3) {
+		consider(consume["x-consumer-timeout"])
+	}
+	if timeout == maxHold {
+		return defaultConsumerTimeout
+	}
+	return timeout
 }
 
 // holdFor returns how long a delivery may be held, from its arrival: two more
@@ -194,10 +202,10 @@ func (d *delivery) left() int {
 // message, or dead-letters it past this library: each delivery that counts is held
 // for as long as the broker allows.
 func (d *delivery) sayEndurance() {
-	fields := watermill.LogFields{"held_for": d.sub.hold}
+	fields := watermill.LogFields{"held_for": d.on.hold}
 	if left := d.left(); left != noLimit {
 		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.limit
-		fields["safe_for"] = time.Duration(left+1) * d.sub.hold
+		fields["safe_for"] = time.Duration(left+1) * d.on.hold
 	}
 	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the queue is not consumed until "+
 		"messages can be stored again", fields)

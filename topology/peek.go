@@ -107,8 +107,8 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	m, done := c.manager(ctx)
 	defer done()
 	if info, ok := m.queue(queue); ok {
-		limit, counts := deliveryLimitOf(info, version)
-		if !counts || limit >= harmlessLimit {
+		limit, _ := factsOf(info, version).deliveryLimit()
+		if limit >= harmlessLimit {
 			return nil
 		}
 		return fmt.Errorf("%w: its delivery limit is %d; raise it with a policy where the queue has no x-delivery-limit of its own, or move the messages to another queue", ErrUnsafePeek, limit)

@@ -81,7 +81,7 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 	var opts publisherOptions
 	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
-		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
+		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
 	if problems == nil {
 		_, problems = planRungs(opts.delays)
@@ -95,7 +95,7 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 	defer cancel()
 	l, err := link.Open(ctx, cfg.link)
 	if err != nil {
-		return nil, fmt.Errorf("new publisher: %w", err)
+		return nil, fmt.Errorf("new publisher: %w", withWayOut(err))
 	}
 	frame, err := negotiatedFrame(ctx, l)
 	if err != nil {

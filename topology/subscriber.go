@@ -66,9 +66,9 @@ type consumeConfig struct {
 
 func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []SubscriberOption) (*Subscriber, error) {
 	opts := subscriberOptions{drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning}
-	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
+	problems = errors.Join(problems, c.checkArguments(cfg.queueArgs), apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
-		problems = checkVhosts(c.linkCfg.URL, cfg.link.URL, "Connection.AmqpURI")
+		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
 	if problems != nil {
 		return nil, fmt.Errorf("new subscriber: %w", problems)
@@ -106,18 +106,19 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	return s, nil
 }
 
-// checkVhosts: a message that waits in another vhost would never come back.
-func checkVhosts(client, other, what string) error {
-	a, err := amqp.ParseURI(client)
+// checkVhosts compares the vhosts that two connections open: a message that waits
+// in another vhost would never come back.
+func checkVhosts(client, other link.Config, what string) error {
+	a, err := client.Vhost()
 	if err != nil {
 		return err
 	}
-	b, err := amqp.ParseURI(other)
+	b, err := other.Vhost()
 	if err != nil {
 		return err
 	}
-	if a.Vhost != b.Vhost {
-		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same", what, b.Vhost, a.Vhost)
+	if a != b {
+		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same in AmqpURI and AmqpConfig.Vhost, which goes before it", what, b, a)
 	}
 	return nil
 }
@@ -144,8 +145,11 @@ func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 // messages in progress are settled. A lost connection is made again, and
 // everything declared again before consuming goes on.
 //
-// Errors: ErrClosed; a name that is empty or too long, reported before anything
-// is declared; *ConflictError; whatever else the broker refuses.
+// Errors: ErrClosed; a name that is empty or too long, and frames that are too
+// small for the plan, reported before anything is declared; *ConflictError; a queue
+// that is a stream or has arguments under which messages vanish (x-expires, a TTL or a
+// length without a dead-letter exchange, a delivery limit of 0), whoever has declared
+// it; whatever else the broker refuses.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	sub, err := s.newSubscription(ctx, topic)
 	if err != nil {
@@ -221,20 +225,6 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 	if r := plan.Return; r != nil {
 		logger.Info("Warning: retries return through an exchange: every other queue bound there for the routing key gets each of them too, as a new message, which watermill-amqp's own Subscriber cannot decode",
 			watermill.LogFields{"exchange": r.Exchange})
-	}
-	kind, _ := s.cfg.queueArgs["x-queue-type"].(string)
-	if (kind == "" || kind == string(Classic)) && !s.client.opts.provisioned {
-		logger.Info("Warning: the queue is declared as a classic one, which has no copy on another node and counts no deliveries, "+
-			"so that a message that kills the process comes back for ever; "+
-			"a new queue is better declared with Queue.Arguments x-queue-type quorum", nil)
-	}
-	if kind == string(Quorum) {
-		if slices.ContainsFunc(plan.Queues, func(q Queue) bool { return q.Delay > 0 && q.Arguments["x-queue-type"] == string(Classic) }) {
-			logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, for their quorum queue is not there yet; use topology.Quorum", nil)
-		}
-		if limit := limitOf(s.cfg.queueArgs); limit < 8 {
-			logger.Info("Warning: an x-delivery-limit under 8 leaves little room to tell a message that kills the process from those beside it", watermill.LogFields{"limit": limit})
-		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -41,8 +42,10 @@ type subscription struct {
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
 
-	hold   time.Duration // how long a delivery may be held, from its arrival
 	outage outage
+	facts  atomic.Pointer[queueFacts] // nil until the queue was declared or found
+	warned string                     // what was last said about the facts
+
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
 
@@ -62,6 +65,7 @@ type consumer struct {
 
 	counts    bool          // giving a delivery back raises its count on a quorum queue
 	limit     int           // the delivery limit of the queue
+	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
@@ -73,6 +77,9 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 	queue := s.cfg.queueName(topic)
 	plan, err := s.client.plan(queue, s.opts)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkFrame(s.frame, plan); err != nil {
 		return nil, err
 	}
 	logger := s.client.opts.logger.With(watermill.LogFields{"topic": topic, "queue": queue})
@@ -88,7 +95,6 @@ func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*subscr
 		stop:   stop, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
 		slots:  make(chan struct{}, s.opts.concurrency),
-		hold:   holdFor(s.consumerTimeout(), s.client.opts.confirmTimeout),
 		inHand: inHand{have: map[*delivery]held{}},
 		given:  plan.waits,
 	}
@@ -134,13 +140,19 @@ func (s *subscription) begin(probing bool) (*consumer, error) {
 
 func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 	if s.subscriber.client.opts.provisioned {
-		return checkExists(ctx, conn.Do, s.plan)
+		if err := checkExists(ctx, conn.Do, s.plan); err != nil {
+			return err
+		}
+		return s.learn(ctx, conn)
 	}
 	err := conn.Do(ctx, func(ch *amqp.Channel) error {
 		return s.subscriber.cfg.build(ch, s.topic, s.plan.Queue)
 	})
 	if err != nil {
 		return declareError("queue", s.plan.Queue, s.subscriber.cfg.queueArgs, err)
+	}
+	if err := s.learn(ctx, conn); err != nil {
+		return err
 	}
 	return declare(ctx, conn.Do, s.plan, s.logger)
 }
@@ -177,11 +189,13 @@ func (s *subscription) consume(conn *link.Conn, probing bool) (*consumer, error)
 		cancel()
 	}()
 	s.logger.Info("Consuming", nil)
-	version := serverVersion(conn)
+	facts := s.facts.Load()
+	limit, _ := facts.deliveryLimit()
 	enough := make(chan struct{})
 	return &consumer{
 		conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		counts: !version.atLeast(4, 3), limit: limitFor(cfg.queueArgs, version),
+		counts: !facts.version.atLeast(4, 3), limit: limit,
+		hold:    s.subscriber.hold(facts),
 		probing: probing, enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}),
 	}, nil

@@ -155,7 +155,7 @@ func (v *validation) queue(q Queue) {
 func (v *validation) waitQueue(q Queue) {
 	const way = "; topology.WaitQueue sets the safe arguments"
 	args := q.Arguments
-	if ttl, ok := integer(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
+	if ttl, ok := wholeNumber(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
 		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
 	}
 	if q.Adopt {
@@ -379,23 +379,4 @@ func (v *validation) deadLetters() {
 	if !kept {
 		v.find("dead letters for exchange %q with routing key %q reach no queue of the plan: "+way, dead.Exchange, dead.RoutingKey)
 	}
-}
-
-// integer is an argument as it may be written in a table.
-func integer(value any) (int64, bool) {
-	switch n := value.(type) {
-	case int:
-		return int64(n), true
-	case int8:
-		return int64(n), true
-	case int16:
-		return int64(n), true
-	case int32:
-		return int64(n), true
-	case int64:
-		return n, true
-	case uint8:
-		return int64(n), true
-	}
-	return 0, false
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -14,18 +15,20 @@ import (
 // findings means that nothing was found, by the sources that were asked:
 //
 //   - AMQP tells which queues and exchanges are missing, the first argument in
-//     which they differ from the plan, and whether a wait queue is consumed.
+//     which they differ from the plan, whether a wait queue is consumed, and the
+//     type and the arguments of the queue itself, which may lose messages.
 //   - The management API, where configured (WithManagement), tells missing
-//     bindings, the settings of the queue itself (a delivery limit that drops),
-//     policies that change a queue, and feature flags. Policies that match only a
-//     queue that does not exist yet are not seen.
+//     bindings, policies that change a queue, a delivery limit that drops for
+//     certain, and feature flags. Policies that match only a queue that does not
+//     exist yet are not seen.
 //
 // Verify creates nothing: a queue or an exchange is declared with the plan's
 // arguments only after it was found to exist, and the broker refuses other
 // arguments without changing anything. Only where it is deleted in that very
 // moment, the declare creates it anew, as the next Subscribe would. With
-// WithPreProvisioned nothing is declared, and arguments are compared only where
-// the management API shows them.
+// WithPreProvisioned nothing of the plan is declared, and its arguments are
+// compared only where the management API shows them. The queue itself is asked for
+// its type and arguments with requests that the broker cannot fulfil.
 //
 // It has a connection of its own and ends within ctx, and after 90 s at the
 // latest. What could not be looked at is a finding too; the error is for a broker
@@ -52,9 +55,13 @@ func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
 	m, done := c.manager(ctx)
 	defer done()
 
+	vhost, err := c.linkCfg.Vhost()
+	if err != nil {
+		return nil, err
+	}
 	v := &verifier{
-		ctx: ctx, run: conn.Do, plan: plan, manager: m,
-		version: serverVersion(conn), declares: !c.opts.provisioned,
+		ctx: ctx, run: conn.Do, plan: plan, manager: m, vhost: vhost,
+		version: serverVersion(conn), declares: !c.opts.provisioned, confirmTimeout: c.opts.confirmTimeout,
 	}
 	if err := v.exchanges(); err != nil {
 		return nil, err
@@ -80,13 +87,15 @@ func rank(f Finding) int {
 
 // verifier collects the findings about one plan.
 type verifier struct {
-	ctx      context.Context
-	run      channelRunner
-	plan     Plan
-	manager  *manager
-	version  brokerVersion
-	declares bool
-	findings []Finding
+	ctx            context.Context
+	run            channelRunner
+	plan           Plan
+	manager        *manager
+	version        brokerVersion
+	vhost          string
+	declares       bool
+	confirmTimeout time.Duration
+	findings       []Finding
 }
 
 func (v *verifier) find(severity Severity, problem Problem, kind, name, format string, args ...any) {
@@ -184,6 +193,11 @@ func (v *verifier) queues() error {
 		}
 		if q.role == RoleWait && found.Consumers > 0 {
 			v.find(Critical, Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their wait is over; stop it", found.Consumers)
+		}
+		if q.role == RoleMain {
+			if err := v.main(q.Name); err != nil {
+				return err
+			}
 		}
 		compared := q.Arguments == nil // the user's own
 		if !compared && v.declares {

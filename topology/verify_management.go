@@ -24,31 +24,47 @@ func (v *verifier) settings(q member, info management.Queue, compare bool) {
 			v.conflict(conflict, q.Adopt)
 		}
 	}
-	if !info.Durable || info.AutoDelete || info.Exclusive {
+	if q.role != RoleMain && (!info.Durable || info.AutoDelete || info.Exclusive) {
 		v.find(Critical, Dropping, "queue", q.Name, "is not durable, is auto-delete or exclusive, and is gone with a restart, a consumer or a connection: declare it durable and neither")
-	}
-	if q.role == RoleMain {
-		v.mainSettings(q.Name, info)
 	}
 	v.policies(q, info)
 }
 
-func (v *verifier) mainSettings(name string, info management.Queue) {
-	if overflow, _ := info.Arguments["x-overflow"].(string); strings.HasPrefix(overflow, "reject-publish") {
-		v.find(Critical, Dropping, "queue", name, "x-overflow %q refuses messages that return from waiting: remove it", overflow)
+// main names what the queue itself may lose: by its type, its arguments, and with
+// the management API by its policies.
+func (v *verifier) main(name string) error {
+	f, err := learn(v.ctx, v.run, name, nil, v.version, v.manager)
+	if err != nil {
+		return err
 	}
-	limit, counts := deliveryLimitOf(info, v.version)
-	if !counts || limit >= harmlessLimit {
-		return
+	for _, h := range f.hazards() {
+		severity := Warning
+		if h.refused {
+			severity = Critical
+		}
+		v.find(severity, Dropping, "queue", name, "%s", h)
 	}
-	if limit < safeLimit {
+	switch {
+	case f.kind == "":
+		v.find(Warning, Unchecked, "queue", name, "neither its type nor its arguments could be seen: grant the read and the configure permission, or configure WithManagement")
+	case !f.known && f.kind != stream:
+		v.find(Warning, Unchecked, "queue", name, "its arguments could not be seen: grant the configure permission, or configure WithManagement")
+	}
+	if f.losesInRestarts(v.plan) {
+		v.find(Critical, Dropping, "queue", name, "is a quorum queue, and messages that wait in a classic queue before it are lost if their wait ends while the broker restarts: use quorum wait queues")
+	}
+	if limit, _ := f.deliveryLimit(); f.kind == Quorum && limit < safeLimit {
 		v.find(Warning, Dropping, "queue", name, "its delivery limit is %d: under %d leaves little room to tell a message that kills the process from those beside it; raise it", limit, safeLimit)
 	}
-	_, argument := info.Arguments["x-dead-letter-exchange"]
-	_, policy := info.EffectivePolicy["dead-letter-exchange"]
-	if !argument && !policy {
-		v.find(Warning, Dropping, "queue", name, "the broker drops a message silently when it was given back more than %d times, by consumers that end or, before 4.3, that nack; a Subscriber of this library does not let it come so far, others may: give the queue a dead-letter exchange, or a large delivery limit, by a policy", limit)
+	hold := holdFor(f.consumerTimeout(0, nil), v.confirmTimeout)
+	if d := f.drops(v.plan, v.vhost, hold); d != nil {
+		severity := Critical
+		if d.unless != "" {
+			severity = Warning
+		}
+		v.find(severity, Dropping, "queue", name, "%s", d)
 	}
+	return nil
 }
 
 // policies names what a policy changes for the worse. Of an argument and a
@@ -150,34 +166,30 @@ func (v *verifier) featureFlag(states map[string]string, name, text string) {
 	}
 }
 
-// deliveryLimitOf returns after how many deliveries that came back a queue drops
-// a message; false where it does not count.
-func deliveryLimitOf(info management.Queue, version brokerVersion) (int64, bool) {
-	if info.Type != string(Quorum) {
-		return 0, false
-	}
-	limit, set := wholeNumber(info.Arguments["x-delivery-limit"])
-	if n, ok := wholeNumber(info.EffectivePolicy["delivery-limit"]); ok && (!set || n < limit) {
-		limit, set = n, true
-	}
-	switch {
-	case !set && version.atLeast(4, 0):
-		return defaultDeliveryLimit, true
-	case !set:
-		return 0, false
-	case limit < 0 && version.atLeast(4, 0):
-		return 0, false
-	}
-	return max(limit, 0), true // before 4.0 a negative one acts like 0 (F2)
-}
-
+// wholeNumber reads a number of an argument or a policy.
 func wholeNumber(value any) (int64, bool) {
-	text, ok := value.(json.Number)
-	if !ok {
-		return 0, false
+	switch n := value.(type) {
+	case json.Number:
+		whole, err := strconv.ParseInt(n.String(), 10, 64)
+		return whole, err == nil
+	case int:
+		return int64(n), true
+	case int8:
+		return int64(n), true
+	case int16:
+		return int64(n), true
+	case int32:
+		return int64(n), true
+	case int64:
+		return n, true
+	case uint8:
+		return int64(n), true
+	case uint16:
+		return int64(n), true
+	case uint32:
+		return int64(n), true
 	}
-	n, err := strconv.ParseInt(text.String(), 10, 64)
-	return n, err == nil
+	return 0, false
 }
 
 // differing returns the first argument in which a queue differs from the plan.

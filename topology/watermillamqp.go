@@ -31,11 +31,14 @@ func Open(ctx context.Context, conn amqp.ConnectionConfig, strategy Strategy, op
 // Of cfg it uses Connection (where its URL is empty, the client's), Marshaler,
 // Exchange, Queue, QueueBind, Consume and TopologyBuilder, which declares the
 // user's queue just as before. Each Subscribe has one consumer on a channel of its
-// own, so Qos.Global makes no difference. Refused are configurations that would break the
-// promise that no message is lost: NoRequeueOnNack, a queue that is not durable,
-// is auto-delete or exclusive, x-overflow reject-publish on it, and a prefetch of
-// 0 or above 65535, which AMQP would take modulo 65536. One that is smaller than
-// WithConcurrency is raised to that. The error names every problem. cfg is not written to.
+// own, so Qos.Global makes no difference. Refused are configurations that would
+// break the promise that no message is lost: NoRequeueOnNack; a queue that is not
+// durable, is auto-delete or exclusive, or a stream; its arguments x-overflow
+// reject-publish and x-expires, and x-message-ttl and x-max-length without a
+// dead-letter exchange; another vhost or cluster than the client's; a FrameSize under
+// 16384; and a prefetch of 0 or above 65535, which AMQP would take modulo 65536. One
+// that is smaller than WithConcurrency is raised to that. The error names every
+// problem. cfg is not written to.
 func (c *Client) NewSubscriber(cfg amqp.Config, options ...SubscriberOption) (*Subscriber, error) {
 	return c.NewAdaptedSubscriber(configOf(cfg), options...)
 }

@@ -67,12 +67,25 @@ type Consume struct {
 	Arguments                           amqp.Table
 }
 
-// Check refuses a connection whose TLS configuration is ambiguous.
+// LeastFrame is the smallest frame, in bytes, that a connection may negotiate. All
+// headers of a message share one frame: 4 KiB of it are left to those that the
+// broker adds, and our notes and the message's own properties take up to 7 KiB.
+const LeastFrame = 16 << 10
+
+// Check refuses a connection whose TLS configuration is ambiguous, or whose frames
+// are too small for a retry.
 func (c Connection) Check() error {
-	if c.TLS != nil && c.AMQP != nil && c.AMQP.TLSClientConfig != nil {
-		return errors.New("Connection.TLSConfig and Connection.AmqpConfig.TLSClientConfig are both set: set one")
+	if c.AMQP == nil {
+		return nil
 	}
-	return nil
+	var p problems
+	p.refuse(c.TLS != nil && c.AMQP.TLSClientConfig != nil,
+		"Connection.TLSConfig and Connection.AmqpConfig.TLSClientConfig are both set: set one")
+	if size := c.AMQP.FrameSize; size > 0 && size < LeastFrame {
+		p = append(p, fmt.Errorf("Connection.AmqpConfig.FrameSize is %d bytes, in which a message has no room for what a retry adds to its headers, "+
+			"so that every failure would be dead-lettered: set at least %d, or 0", size, LeastFrame))
+	}
+	return errors.Join(p...)
 }
 
 // MaxPrefetch is the largest number that AMQP can ask for.
@@ -92,9 +105,6 @@ func (c Config) CheckConsumer() error {
 	p.refuse(c.Consume.Prefetch <= 0, "Consume.Qos.PrefetchCount is 0, which is no limit: set at least 1")
 	p.refuse(c.Consume.Prefetch > MaxPrefetch, "Consume.Qos.PrefetchCount is above 65535, which AMQP cannot ask for: set less")
 	p.refuse(c.Consume.PrefetchSize != 0, "Consume.Qos.PrefetchSize is not implemented by RabbitMQ: leave it 0")
-	if overflow, _ := c.Queue.Arguments["x-overflow"].(string); overflow == "reject-publish" || overflow == "reject-publish-dlx" {
-		p = append(p, fmt.Errorf("Queue.Arguments x-overflow %q refuses messages that return from waiting: remove it", overflow))
-	}
 	return errors.Join(p...)
 }
 

@@ -30,6 +30,8 @@ type Config struct {
 	// Unreadable names the header that stands for headers which amqp091-go cannot
 	// read, with their bytes; see stream.
 	Unreadable string
+	// Cluster keeps this connection on the cluster of others; nil: any cluster.
+	Cluster *Cluster
 	// Name is shown by the broker's management page, unless AMQP names one.
 	Name string
 	// ConnectTimeout bounds a dial together with its handshake.
@@ -96,4 +98,29 @@ func (c Config) amqpConfig() amqp.Config {
 		cfg.Properties.SetClientConnectionName(c.Name)
 	}
 	return cfg
+}
+
+// Vhost returns the vhost that a connection opens.
+func (c Config) Vhost() (string, error) {
+	uri, err := c.uri()
+	return uri.Vhost, err
+}
+
+// address is Address with the vhost that is opened.
+func (c Config) address() string {
+	uri, err := c.uri()
+	if err != nil {
+		return Address(c.URL)
+	}
+	return address(uri)
+}
+
+// uri returns the URL with the vhost that is opened: amqp091-go takes the one of
+// its own configuration, and the URL's only where that one is empty.
+func (c Config) uri() (amqp.URI, error) {
+	uri, err := parse(c.URL)
+	if c.AMQP != nil && c.AMQP.Vhost != "" {
+		uri.Vhost = c.AMQP.Vhost
+	}
+	return uri, err
 }

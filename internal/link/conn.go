@@ -18,9 +18,10 @@ var ErrLost = errors.New("connection to the broker was lost")
 // Conn is one connection, from its dial to its end.
 type Conn struct {
 	*amqp.Connection
-	socket *socket
-	stream *stream
-	gone   chan struct{}
+	socket  *socket
+	stream  *stream
+	cluster *Cluster
+	gone    chan struct{}
 
 	mu        sync.Mutex
 	killed    error // why we have ended it ourselves
@@ -43,7 +44,7 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 	if cfg.Credentials != nil {
 		user, password, err := cfg.Credentials(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("connect to RabbitMQ at %s: ask for credentials: %w", Address(cfg.URL), err)
+			return nil, fmt.Errorf("connect to RabbitMQ at %s: ask for credentials: %w", cfg.address(), err)
 		}
 		amqpCfg.SASL = []amqp.Authentication{&amqp.PlainAuth{Username: user, Password: password}}
 	}
@@ -94,9 +95,15 @@ func dial(ctx context.Context, cfg Config) (*Conn, error) {
 		case explained == err && c.stream != nil && uri.Scheme == "amqps" && isBroken(err):
 			explained = fmt.Errorf("%w: %w", err, errNotAdmitted)
 		}
-		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", Address(cfg.URL), explained)
+		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", cfg.address(), explained)
 	}
-	c.Connection = connection
+	name, _ := connection.Properties["cluster_name"].(string)
+	if err := cfg.Cluster.enter(name); err != nil {
+		_ = connection.CloseDeadline(time.Now().Add(closeLimit))
+		_ = c.socket.Close()
+		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", cfg.address(), err)
+	}
+	c.Connection, c.cluster = connection, cfg.Cluster
 	go c.watch(connection.NotifyClose(make(chan *amqp.Error, 1)), connection.NotifyBlocked(make(chan amqp.Blocking, 8)))
 	return c, nil
 }
@@ -129,6 +136,7 @@ func bounded(ctx context.Context, open func() (net.Conn, error)) (net.Conn, erro
 // watch follows the connection until it ends.
 func (c *Conn) watch(closed <-chan *amqp.Error, blocked <-chan amqp.Blocking) {
 	defer close(c.gone)
+	defer c.cluster.leave()
 	// Where a write is blocked, amqp091-go cannot finish what it has begun.
 	defer func() { _ = c.socket.Close() }()
 	for {

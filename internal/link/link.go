@@ -96,7 +96,7 @@ func (l *Link) Close() {
 
 func (l *Link) run(conn *Conn) {
 	defer close(l.done)
-	logFields := watermill.LogFields{"connection": l.cfg.Name, "broker": Address(l.cfg.URL)}
+	logFields := watermill.LogFields{"connection": l.cfg.Name, "broker": l.cfg.address()}
 	for conn != nil {
 		select {
 		case <-conn.Gone():

@@ -26,6 +26,10 @@ func Address(rawURL string) string {
 	if err != nil {
 		return "(invalid url)"
 	}
+	return address(uri)
+}
+
+func address(uri amqp.URI) string {
 	return fmt.Sprintf("%s:%d vhost %q", uri.Host, uri.Port, uri.Vhost)
 }
 
