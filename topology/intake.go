@@ -173,7 +173,7 @@ func (s *subscription) release(c *consumer, unbegun []arrival) {
 		s.putBack(c, rest)
 		if c.ended && !c.counts && s.exists(c.conn) {
 			// A quorum queue of 4.3 has ended its consumer at the consumer timeout, and
-			// delivers everything again. A late ack would only confuse it (F34).
+			// delivers everything again. A late ack would only confuse it (F33).
 			within(goodbyeTimeout, func() { _ = c.ch.Close() })
 		}
 		c.inFlight.Wait()

@@ -15,7 +15,7 @@ import (
 
 // A handler works for longer than the broker's consumer timeout. Its context ends,
 // because the broker delivers the message again. The queue goes on at once: from
-// 4.3 on a late ack would keep the next message away for another timeout (F34).
+// 4.3 on a late ack would keep the next message away for another timeout (F33).
 func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 	t.Parallel()
 	const timeout = 3 * time.Second

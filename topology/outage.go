@@ -58,7 +58,7 @@ func (s *Subscriber) hold(f *queueFacts) time.Duration {
 
 // consumerTimeout returns the broker's consumer timeout as far as it is known: said
 // is that of the option, 0 for none, consume are the arguments of the consumer. A
-// queue has a timeout of its own from 4.0 on, a consumer from 4.3 on (F34). That of
+// queue has a timeout of its own from 4.0 on, a consumer from 4.3 on (F33). That of
 // the node is nowhere to be seen.
 func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
 	if said > 0 {
