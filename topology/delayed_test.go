@@ -249,7 +249,7 @@ func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	}}
 	expiring, err := client.NewPublisher(cfg)
 	require.NoError(t, err)
-	require.ErrorContains(t, expiring.Publish(r.queue, delayedBy(time.Second)), "before it is due")
+	require.ErrorContains(t, expiring.Publish(r.queue, delayedBy(time.Second)), "before its wait queue gives it back")
 	require.NoError(t, expiring.Publish(r.queue, plain()))
 
 	exchange := wamqp.NewDurablePubSubConfig(url, nil)

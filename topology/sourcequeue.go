@@ -59,10 +59,6 @@ func (s *subscription) warn(f *queueFacts, d *drop) {
 		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, "+
 			"because their quorum queue is not there yet; use topology.Quorum", nil)
 	}
-	if limit, _ := f.deliveryLimit(); f.kind == Quorum && limit < safeLimit {
-		s.logger.Info("Warning: a delivery limit under 8 leaves little room to tell a message that kills the process from those beside it",
-			watermill.LogFields{"limit": limit})
-	}
 	if d != nil {
 		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was given back more often than the delivery limit says, "+
 			"because the queue has no dead-letter target; run the command, or where a policy applies to the queue already, add the definition to that policy",

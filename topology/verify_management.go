@@ -13,10 +13,6 @@ import (
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// safeLimit is the least delivery limit that leaves the guard against crash loops
-// room to tell a culprit from those beside it.
-const safeLimit = 8
-
 // settings looks at what only the management API shows of a queue.
 func (v *verifier) settings(q member, info management.Queue, compare bool) {
 	if compare {
@@ -52,9 +48,6 @@ func (v *verifier) main(name string) error {
 	}
 	if f.losesInRestarts(v.plan) {
 		v.find(Critical, Dropping, "queue", name, "is a quorum queue, and messages that wait in a classic queue before it are lost if their wait ends while the broker restarts: use quorum wait queues")
-	}
-	if limit, _ := f.deliveryLimit(); f.kind == Quorum && limit < safeLimit {
-		v.find(Warning, Dropping, "queue", name, "its delivery limit is %d: under %d leaves little room to tell a message that kills the process from those beside it; raise it", limit, safeLimit)
 	}
 	hold := holdFor(f.consumerTimeout(0, nil), v.confirmTimeout)
 	if d := f.drops(v.plan, v.vhost, hold); d != nil {
