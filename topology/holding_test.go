@@ -172,5 +172,7 @@ func TestHoldLimitCountsFromArrival(t *testing.T) {
 	h := startHolding(t, node, "orders", args, false, 21, 1)
 	h.during(t, 3*shortTimeout, 20)
 	h.requireAllHandled(t)
-	require.Empty(t, h.deliveries.objected(), "ended by the broker")
+	for _, ended := range h.deliveries.objected() {
+		require.NotContains(t, ended, "timed out", "ended by the broker")
+	}
 }

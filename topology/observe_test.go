@@ -83,7 +83,7 @@ func TestDelaysAreTold(t *testing.T) {
 	kinds, all := told.wait(t, middleware.EventDeadLettered)
 	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
 	for i, want := range []struct{ asked, given time.Duration }{
-		{2500 * time.Millisecond, 2500 * time.Millisecond}, {300 * time.Millisecond, time.Second},
+		{2500 * time.Millisecond, 3 * time.Second}, {300 * time.Millisecond, time.Second},
 	} {
 		require.Equal(t, want.asked, all[i].DelayAsked)
 		require.Equal(t, want.given, all[i].DelayGiven)

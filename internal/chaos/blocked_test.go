@@ -70,7 +70,7 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 				t.Parallel()
 				prefix := strings.ReplaceAll(name, " ", "-")
 				plan := vanish(t, c, b.strategy(prefix), prefix)
-				waits := plan.Queues[0].Name // of the strategies with a single one
+				waits := waitQueue(t, plan)
 				switch b.fate {
 				case held:
 					testbench.WaitFor(t, "the broker to count all as waiting", patience, func() bool {
@@ -102,6 +102,18 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 		testbench.WaitFor(t, "the wait queue to be empty", patience, func() bool { return messages(t, c.Node(1), waits) == 0 })
 		assert.Equal(t, vanished, distinct(t, url, queue))
 	}
+}
+
+// waitQueue returns the wait queue of blockedDelay. Levels has none.
+func waitQueue(t *testing.T, plan topology.Plan) string {
+	t.Helper()
+	for _, q := range plan.Queues {
+		if q.Delay == blockedDelay {
+			return q.Name
+		}
+	}
+	require.NotNil(t, plan.Levels, "a wait queue of %v", blockedDelay)
+	return ""
 }
 
 // vanish lets messages of two queues wait, deletes one of the queues meanwhile, and returns when all of the other are back.
