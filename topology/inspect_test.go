@@ -143,12 +143,12 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 				report, err = client.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				require.NoError(t, report.ManagementErr)
-				return report.Queues[1].Held.N == waiting
+				return report.Queues[len(plan.Rungs)].Held.N == waiting
 			})
 			t.Logf("%s\n%s", findings[0], report)
 			require.True(t, report.Queues[0].Missing)
-			require.Equal(t, topology.Count{N: 0, Source: topology.SourceAMQP}, report.Queues[1].Ready)
-			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[1].Total)
+			require.Equal(t, topology.Count{N: 0, Source: topology.SourceAMQP}, report.Queues[len(plan.Rungs)].Ready)
+			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[len(plan.Rungs)].Total)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
 			provision(t, url, client, queue, policy)

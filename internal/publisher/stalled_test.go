@@ -23,6 +23,7 @@ func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 	const timeout = time.Second
 	p := open(t, address, timeout) // a single write may take much longer
 	p.recovers(t, queue)
+	p.recovers(t, queue) // on the common channel, also where a confirm was late before
 	accepted := n.accepted()
 
 	n.stall()
