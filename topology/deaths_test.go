@@ -142,8 +142,15 @@ func (q *mourned) depth(name string) int {
 	if len(q.published) == 0 { // nothing was declared yet
 		return 0
 	}
-	found, err := q.look.QueueDeclarePassive(name, true, false, false, false, nil)
-	require.NoError(q.t, err)
+	return readyIn(q.t, q.look, name)
+}
+
+// readyIn returns how many messages of a queue are ready, for those who look often: testbench.Depth
+// makes a connection each time.
+func readyIn(t *testing.T, ch *amqp.Channel, queue string) int {
+	t.Helper()
+	found, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	require.NoError(t, err)
 	return found.Messages
 }
 

@@ -127,10 +127,11 @@ func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 func (h *holding) requireAllHandled(t *testing.T) {
 	t.Helper()
 	var still stillness
+	look := testbench.Channel(t, h.url)
 	testbench.WaitFor(t, "all to be handled", patience, func() bool {
 		unacked, _ := h.deliveries.inHand(0)
-		ready, waits := testbench.Depth(t, h.url, h.queue), testbench.Depth(t, h.url, h.queue+".wait.1s")
-		return h.done.count() == h.messages || still.look(unacked > 0 || ready > 0 || waits > 0)
+		left := unacked + readyIn(t, look, h.queue) + readyIn(t, look, h.queue+".wait.1s")
+		return h.done.count() == h.messages || still.look(left > 0)
 	})
 	t.Logf("%d of %d handled, delivered %d times before at most, the broker ended %q",
 		h.done.count(), h.messages, h.deliveries.highestCount(), h.deliveries.objected())
