@@ -40,10 +40,10 @@ func (s *subscription) process(c *consumer, a arrival) {
 	if a.turn != nil && d.isolated() {
 		return
 	}
-	if wait := d.remaining(); wait > 0 {
+	if d.remaining() > 0 {
 		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
 			notes := d.Notes
-			return d.republish(ctx, wait, &notes)
+			return d.republish(ctx, max(d.remaining(), time.Millisecond), &notes)
 		}, nil)
 		return
 	}
@@ -58,7 +58,7 @@ func (s *subscription) process(c *consumer, a arrival) {
 	select {
 	case s.out <- msg:
 	case <-s.stop.Done():
-		d.putBack(s.subscriber.client.opts.confirmTimeout)
+		d.putBack()
 		return
 	case <-d.ctx.Done():
 		return
@@ -161,7 +161,7 @@ func (d *delivery) remaining() time.Duration {
 		return 0
 	}
 	asked := min(max(d.Notes.Delay, d.Notes.SetAside), backoff.MaxDelay)
-	left := min(d.Notes.NotBefore.Sub(d.Arrived), asked)
+	left := min(time.Until(d.Notes.NotBefore), asked)
 	if left <= negligible(asked) {
 		return 0
 	}
@@ -223,8 +223,9 @@ func (d *delivery) nacked() {
 		return
 	}
 	if d.sub.stop.Err() != nil || d.sub.subscriber.opts.requeue {
-		d.putBack(putBackTimeout)
-		d.observeReturned(errNacked, 0, 0)
+		if !d.putBack() {
+			d.observeReturned(errNacked, 0, 0)
+		}
 		return
 	}
 	notes := d.asideNotes()
@@ -242,10 +243,14 @@ var errNacked = errors.New("the router has nacked the message")
 func (d *delivery) asideNotes() middleware.Notes {
 	notes := d.Notes
 	notes.NotBefore = time.Time{}
-	notes.SetAside = minSetAside
+	notes.SetAside = d.asideFor()
 	notes.WaitingSince = time.Now()
 	return notes
 }
+
+// asideFor is how long a message is set aside: shortly, but no shorter than the
+// rest of a wait in rounds.
+func (d *delivery) asideFor() time.Duration { return max(minSetAside, d.remaining()) }
 
 // settle acks the delivery once handOver has a durable copy confirmed, and
 // gives it back where that does not succeed. While it fails the delivery is held.
@@ -269,6 +274,9 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	if err != nil {
 		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
 		if errors.Is(err, hold.ErrLimit) {
+			if d.setAsideAtLast() {
+				return
+			}
 			d.sub.suspend(d)
 		}
 		d.giveBack()
@@ -279,6 +287,21 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	if settled != nil {
 		settled()
 	}
+}
+
+// setAsideAtLast reports whether a message that could not be handed over for as
+// long as it may be held was set aside. Only its own target may be out of order. An
+// outcome that is still open is given up, as it would be by giving the delivery
+// back, which counts against the delivery limit.
+func (d *delivery) setAsideAtLast() bool {
+	d.pending.Release()
+	notes := d.asideNotes()
+	if d.republish(context.WithoutCancel(d.ctx), notes.SetAside, &notes) != nil {
+		return false
+	}
+	d.ack()
+	d.observeSettled(middleware.EventSetAside, notes, nil)
+	return true
 }
 
 // ack and giveBack fail only where the channel is gone; the broker has taken

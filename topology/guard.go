@@ -23,8 +23,8 @@ const (
 	maxInterruptions = 4
 	// defaultDeliveryLimit is that of a quorum queue from RabbitMQ 4.0 on (F2).
 	defaultDeliveryLimit = 20
-	// putBackTimeout bounds the confirm of a message that is set aside because a
-	// shutdown interrupts it.
+	// putBackTimeout bounds the confirm of a message that is put back, because Close
+	// waits for it.
 	putBackTimeout = 5 * time.Second
 )
 
@@ -144,7 +144,7 @@ func (d *delivery) isolate(interruptions int) {
 	notes.Interruptions = interruptions
 	d.settle("Interrupted message cannot be set aside, holding it", func(ctx context.Context) error {
 		again := notes
-		return d.republish(ctx, minSetAside, &again)
+		return d.republish(ctx, notes.SetAside, &again)
 	}, func() { d.observeSettled(middleware.EventCrashRound, notes, nil) })
 }
 
@@ -176,25 +176,32 @@ func (d *delivery) counted() bool {
 }
 
 // putBack returns a delivery to its queue for a reason that must not count against
-// its delivery limit: a clean shutdown. Before RabbitMQ 4.3 each nack counts, so a
-// delivery with a count is set aside, which resets the count. Where that is not
-// confirmed within limit, the delivery is given back.
-func (d *delivery) putBack(limit time.Duration) {
+// its delivery limit, such as a clean shutdown, and reports whether it was set aside.
+// Before RabbitMQ 4.3 each nack counts, so a delivery with a count is set aside,
+// which resets the count. Where that is not confirmed in time, or the headers leave no
+// room for the notes, the delivery is given back.
+func (d *delivery) putBack() (aside bool) {
 	if !d.counted() {
 		d.giveBack()
-		return
+		return false
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), limit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), putBackTimeout)
 	defer cancel()
 	notes := d.asideNotes()
-	if err := d.republish(ctx, minSetAside, &notes); err != nil {
+	tried := notes
+	_, _, err := d.waiting(time.Now(), notes.SetAside, &tried)
+	if err == nil {
+		err = d.republish(ctx, notes.SetAside, &notes)
+	}
+	if err != nil {
 		d.sub.logger.Info("Message cannot be set aside at shutdown, giving it back, which counts against the delivery limit",
 			d.guardFields().Add(watermill.LogFields{"error": err.Error()}))
 		d.giveBack()
-		return
+		return false
 	}
 	d.ack()
 	d.observeSettled(middleware.EventSetAside, notes, nil)
+	return true
 }
 
 // abandon puts a delivery back while its handler still runs. What the handler has
@@ -202,5 +209,5 @@ func (d *delivery) putBack(limit time.Duration) {
 func (d *delivery) abandon() {
 	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
 	defer end()
-	own.putBack(putBackTimeout)
+	own.putBack()
 }

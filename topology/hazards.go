@@ -119,7 +119,7 @@ func (f *queueFacts) drops(plan Plan, vhost string, hold time.Duration) *drop {
 	}
 	d := &drop{limit: limit, missing: f.missing}
 	if !f.version.atLeast(4, 3) { // a nack does not count from there on (F2)
-		d.endures = time.Duration(limit+1) * hold
+		d.endures = times(limit+1, hold)
 	}
 	switch {
 	case certain:

@@ -92,7 +92,9 @@ func (s *subscription) receive(c *consumer) []arrival {
 		case <-in.turn():
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
-			s.outage.quiet(quietProbe)
+			if in.ready.len()+in.suspects.len()+len(s.slots) == 0 { // else the probe is undecided
+				s.outage.quiet(quietProbe)
+			}
 		case <-c.enough:
 			return in.rest()
 		case <-s.outage.over(c.probing):
@@ -186,7 +188,7 @@ func (s *subscription) exists(conn *link.Conn) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
 	defer cancel()
 	_, err := passive(ctx, conn.Do, s.plan.Queue)
-	return err == nil
+	return !isCode(err, amqp.NotFound) // a user who may not look is refused (F24)
 }
 
 // putBack gives deliveries back that have not begun, all at the same time. A
@@ -211,13 +213,14 @@ func (s *subscription) putBack(c *consumer, rest <-chan arrival) {
 			wg.Go(func() {
 				defer end()
 				if suspended { // it costs no more than those that are held
-					s.outage.wait(d.HoldUntil, s.stop.Done())
+					s.outage.wait(d.HoldUntil, s.stop.Done(), d.ctx.Done())
 				}
-				d.putBack(s.subscriber.client.opts.confirmTimeout)
+				d.putBack()
 			})
 		case <-limit:
-			go func() { // until the connection ends
-				for range rest {
+			go func() { // until the broker answers, or the channel ends
+				for a := range rest {
+					_ = c.settle(func() error { return a.raw.Nack(false, true) })
 				}
 			}()
 			return

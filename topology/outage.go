@@ -3,6 +3,9 @@ package topology
 import (
 	"context"
 	"fmt"
+	"math"
+	"regexp"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,8 +55,12 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 const maxHold = 100 * 365 * 24 * time.Hour
 
 // hold is how long a delivery of the queue may be held, from its arrival.
-func (s *Subscriber) hold(f *queueFacts) time.Duration {
-	return holdFor(f.consumerTimeout(s.opts.consumerTimeout, s.cfg.arguments), s.client.opts.confirmTimeout)
+func (s *subscription) hold(f *queueFacts) time.Duration {
+	timeout := f.consumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments)
+	if seen := time.Duration(s.timeout.Load()); seen > 0 {
+		timeout = min(timeout, seen)
+	}
+	return holdFor(timeout, s.subscriber.client.opts.confirmTimeout)
 }
 
 // consumerTimeout returns the broker's consumer timeout as far as it is known: said
@@ -83,11 +90,11 @@ func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) tim
 	return timeout
 }
 
-// holdFor returns how long a delivery may be held, from its arrival: two more
+// holdFor returns how long a delivery may be held, from its arrival: three more
 // tries, and some time for the way to the broker, fit between that and the
 // consumer timeout.
 func holdFor(consumerTimeout, confirmTimeout time.Duration) time.Duration {
-	margin := 2*confirmTimeout + min(time.Minute, consumerTimeout/10)
+	margin := 3*confirmTimeout + min(time.Minute, consumerTimeout/10)
 	return max(consumerTimeout-margin, consumerTimeout/2)
 }
 
@@ -143,14 +150,16 @@ func (o *outage) over(probing bool) <-chan struct{} {
 	return o.ended
 }
 
-// wait returns when the outage is over, at the given time, or when stop is closed.
-func (o *outage) wait(until time.Time, stop <-chan struct{}) {
+// wait returns when the outage is over, at the given time, or when stop or gone is
+// closed.
+func (o *outage) wait(until time.Time, stop, gone <-chan struct{}) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-o.over(true):
 	case <-stop:
+	case <-gone:
 	}
 }
 
@@ -162,6 +171,13 @@ func (o *outage) quiet(d time.Duration) {
 	if time.Since(failed) >= d {
 		o.end()
 	}
+}
+
+// failedWithin reports whether a hand-over has failed within the last d.
+func (o *outage) failedWithin(d time.Duration) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.failed.IsZero() && time.Since(o.failed) < d
 }
 
 // pause is before the next probe.
@@ -205,16 +221,31 @@ func (d *delivery) sayEndurance() {
 	fields := watermill.LogFields{"held_for": d.on.hold}
 	if left := d.left(); left != noLimit {
 		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.limit
-		fields["safe_for"] = time.Duration(left+1) * d.on.hold
+		fields["safe_for"] = times(left+1, d.on.hold)
 	}
 	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the queue is not consumed until "+
 		"messages can be stored again", fields)
+}
+
+// times returns n times d, or the longest duration there is.
+func times(n int, d time.Duration) time.Duration {
+	if d > 0 && time.Duration(n) > math.MaxInt64/d {
+		return math.MaxInt64
+	}
+	return time.Duration(n) * d
 }
 
 // suspend stops consuming because d was held for as long as the broker allows. It
 // returns when the broker sends nothing more, so that d, which is given back next,
 // does not come again at once.
 func (s *subscription) suspend(d *delivery) {
+	select {
+	case <-d.on.cancelled:
+		if !s.outage.active.Load() { // over, and another consumer goes on
+			return
+		}
+	default:
+	}
 	if s.outage.begin(d.left(), d.on.probing) {
 		s.logger.Error("Messages cannot be stored for longer than a delivery may be held: the queue is not consumed until that works "+
 			"again, and its messages stay in it; look at the errors before this one", errCannotStore, d.LogFields())
@@ -227,43 +258,59 @@ func (s *subscription) suspend(d *delivery) {
 	}
 }
 
+// overdue is how the broker ends the channel of a consumer that has kept a delivery
+// for too long (F33).
+var overdue = regexp.MustCompile(`delivery acknowledgement on channel .* timed out\. Timeout value used: (\d+) ms`)
+
+// endedBy takes the broker's reason for ending the channel of c. Where it is the
+// consumer timeout, and the timeout is shorter than the one assumed, deliveries are
+// held for less time from now on. Where hand-overs were failing, it is an outage.
+func (s *subscription) endedBy(c *consumer, reason *amqp.Error) {
+	if reason == nil || reason.Code != amqp.PreconditionFailed {
+		return
+	}
+	m := overdue.FindStringSubmatch(reason.Reason)
+	if m == nil {
+		return
+	}
+	ms, err := strconv.ParseInt(m[1], 10, 64)
+	if err != nil || ms <= 0 {
+		return
+	}
+	timeout := time.Duration(min(ms, maxHold.Milliseconds())) * time.Millisecond
+	s.timeout.Store(int64(timeout))
+	s.logger.Error("The broker has taken deliveries back after its consumer timeout: give handlers an end, and say the timeout with "+
+		"topology.WithConsumerTimeout", reason, watermill.LogFields{"consumer_timeout": timeout})
+	if s.outage.failedWithin(timeout) {
+		s.outage.begin(noLimit, c.probing)
+	}
+}
+
 // awaitHandOver waits while an outage lasts until messages look as if they could
 // be stored, and reports whether that must be probed.
 func (s *subscription) awaitHandOver() (probing bool) {
-	if !s.outage.active.Load() {
-		return false
-	}
-	if !s.pauseProbes(s.outage.pause()) {
-		return false
-	}
-	for pause := time.Duration(0); sleep(s.stop, pause); pause = checkPause {
-		if !s.outage.active.Load() {
-			return false
-		}
-		if s.canHandOver() == nil {
+	began, pause := time.Now(), s.outage.pause()
+	conn := s.subscriber.client.publisher.Conn()
+	failed, said := false, ""
+	for s.outage.active.Load() {
+		err := s.canHandOver()
+		// A connection that is new, or a plan that can be declared again, makes another
+		// probe worth its price.
+		changed := failed || s.subscriber.client.publisher.Conn() != conn
+		if err == nil && (changed || time.Since(began) >= pause) {
 			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored again", nil)
 			return true
 		}
-	}
-	return false
-}
-
-// pauseProbes waits for d, for the end of the outage, or until the publishing
-// connection was lost and is back, which makes another probe worth its price. It
-// reports whether the outage goes on.
-func (s *subscription) pauseProbes(d time.Duration) bool {
-	lost := false
-	for until := time.Now().Add(d); time.Now().Before(until); {
-		if !sleep(s.stop, min(checkPause, time.Until(until))) || !s.outage.active.Load() {
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			s.logger.Error("Messages cannot be stored yet: the queue is not consumed", err, nil)
+		}
+		failed = failed || err != nil
+		if !sleep(s.stop, checkPause) {
 			return false
 		}
-		healthy := s.subscriber.client.publisher.Healthy() == nil
-		if lost && healthy {
-			break
-		}
-		lost = !healthy
 	}
-	return s.outage.active.Load()
+	return false
 }
 
 // canHandOver reports what stands in the way of storing a message, as far as that
@@ -278,5 +325,5 @@ func (s *subscription) canHandOver() error {
 	if client.opts.provisioned {
 		return checkExists(ctx, client.publisher.Do, s.plan)
 	}
-	return declare(ctx, client.publisher.Do, s.plan, s.logger)
+	return declare(ctx, client.publisher.Do, s.plan, watermill.NopLogger{}) // said at the start
 }

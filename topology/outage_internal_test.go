@@ -11,10 +11,10 @@ import (
 func TestHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ timeout, confirm, want time.Duration }{
-		{30 * time.Minute, 10 * time.Second, 28*time.Minute + 40*time.Second},
-		{5 * time.Minute, 10 * time.Second, 4*time.Minute + 10*time.Second},
-		{10 * time.Second, 10 * time.Second, 5 * time.Second}, // no room for two tries
-		{maxHold, 10 * time.Second, maxHold - 80*time.Second},
+		{30 * time.Minute, 10 * time.Second, 28*time.Minute + 30*time.Second},
+		{5 * time.Minute, 10 * time.Second, 4 * time.Minute},
+		{10 * time.Second, 10 * time.Second, 5 * time.Second}, // no room for three tries
+		{maxHold, 10 * time.Second, maxHold - 90*time.Second},
 	} {
 		require.Equal(t, c.want, holdFor(c.timeout, c.confirm), "%v", c.timeout)
 	}

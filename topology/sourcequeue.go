@@ -30,7 +30,7 @@ func (s *subscription) learn(ctx context.Context, conn *link.Conn) error {
 		return err
 	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
-	s.warn(f, f.drops(s.plan, vhost, s.subscriber.hold(f)))
+	s.warn(f, f.drops(s.plan, vhost, s.hold(f)))
 	return nil
 }
 

@@ -42,9 +42,10 @@ type subscription struct {
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
 
-	outage outage
-	facts  atomic.Pointer[queueFacts] // nil until the queue was declared or found
-	warned string                     // what was last said about the facts
+	outage  outage
+	timeout atomic.Int64               // the broker's consumer timeout, once it has struck
+	facts   atomic.Pointer[queueFacts] // nil until the queue was declared or found
+	warned  string                     // what was last said about the facts
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
@@ -183,22 +184,22 @@ func (s *subscription) consume(conn *link.Conn, probing bool) (*consumer, error)
 		_ = ch.Close()
 		return nil, fmt.Errorf("consume queue %q: %w", s.plan.Queue, withWayOut(err))
 	}
+	facts := s.facts.Load()
+	limit, _ := facts.deliveryLimit()
 	ctx, cancel := context.WithCancel(s.base)
+	enough := make(chan struct{})
+	c := &consumer{
+		conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
+		counts: !facts.version.atLeast(4, 3), limit: limit, hold: s.hold(facts),
+		probing: probing, enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
+		cancelled: make(chan struct{}),
+	}
 	go func() {
-		<-closed
+		s.endedBy(c, <-closed)
 		cancel()
 	}()
 	s.logger.Info("Consuming", nil)
-	facts := s.facts.Load()
-	limit, _ := facts.deliveryLimit()
-	enough := make(chan struct{})
-	return &consumer{
-		conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		counts: !facts.version.atLeast(4, 3), limit: limit,
-		hold:    s.subscriber.hold(facts),
-		probing: probing, enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}),
-	}, nil
+	return c, nil
 }
 
 // settle says ack or nack, in one system call with what others say at the same time.

@@ -112,6 +112,14 @@ func (p *Publisher) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	return conn.Do(ctx, f)
 }
 
+// Conn returns the connection that there is now; nil while there is none.
+func (p *Publisher) Conn() *link.Conn {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	conn, _ := p.link.Conn(ctx)
+	return conn
+}
+
 // Healthy reports nil while there is a connection that takes publishes.
 func (p *Publisher) Healthy() error {
 	ctx, cancel := context.WithCancel(context.Background())

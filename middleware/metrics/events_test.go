@@ -52,8 +52,8 @@ var ways = []struct {
 		"error: Failed message cannot be handed over, holding it", "info: Failed message handed over at last",
 		"info: Message will be retried",
 	}},
-	{"suspect", kinds("crash_round", "handled"), []string{"info: Message may have killed the process, setting it aside"}},
-	{"culprit", kinds("dead_lettered"), []string{"error: Message keeps killing the process, dead-lettering it"}},
+	{"suspect", kinds("crash_round", "handled"), []string{"info: Message was interrupted again and again, setting it aside"}},
+	{"culprit", kinds("dead_lettered"), []string{"error: Message is interrupted each time, dead-lettering it"}},
 	{"late", kinds("returned"), []string{"info: Handling was interrupted: no attempt is counted"}}, // at shutdown, so the last
 }
 
