@@ -70,6 +70,11 @@ func start(
 		return handle(m, msg)
 	})
 	ended := make(chan error, 1)
+	m.bury = sync.OnceFunc(func() {
+		_ = router.Close() // its handlers may take longer than it waits
+		_ = client.Close()
+		<-ended
+	})
 	go func() { ended <- router.Run(context.Background()) }()
 	select {
 	case <-router.Running():
@@ -78,11 +83,6 @@ func start(
 	case <-time.After(patience):
 		t.Fatal("the service did not start")
 	}
-	m.bury = sync.OnceFunc(func() {
-		_ = router.Close() // its handlers may take longer than it waits
-		_ = client.Close()
-		<-ended
-	})
 	t.Cleanup(func() {
 		m.die()
 		m.bury()
