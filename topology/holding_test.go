@@ -45,7 +45,7 @@ type holding struct {
 // publishes on passes nothing, or its wait queue is missing and it may not declare one.
 func startHolding(
 	t *testing.T, node *testbench.Node, queue string, args amqp.Table, missing bool,
-	prefetched, concurrency int,
+	prefetched, concurrency int, more ...topology.SubscriberOption,
 ) *holding {
 	t.Helper()
 	h := &holding{deliveries: newDeliveries(), done: newLedger()}
@@ -70,9 +70,7 @@ func startHolding(
 			}}
 		},
 		clientOptions: options,
-		subOptions: []topology.SubscriberOption{
-			topology.WithConcurrency(concurrency), topology.WithConsumerTimeout(shortTimeout),
-		},
+		subOptions:    append(more, topology.WithConcurrency(concurrency)),
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
 				return nil, errFailed
@@ -153,7 +151,7 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 			all.Go(func() {
 				t.Run(name, func(t *testing.T) {
 					args, _ := deathLimit(t, declared, node.Version())
-					h := startHolding(t, node, queue, args, missing, 10, 5)
+					h := startHolding(t, node, queue, args, missing, 10, 5, topology.WithConsumerTimeout(shortTimeout))
 					h.during(t, outage, 5)
 					h.requireAllHandled(t)
 					require.LessOrEqual(t, h.deliveries.highestCount(), int64(spentAtMost), "x-delivery-count")
@@ -170,10 +168,25 @@ func TestHoldLimitCountsFromArrival(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
 	args, _ := deathLimit(t, "none", node.Version())
-	h := startHolding(t, node, "orders", args, false, 21, 1)
+	h := startHolding(t, node, "orders", args, false, 21, 1, topology.WithConsumerTimeout(shortTimeout))
 	h.during(t, 3*shortTimeout, 20)
 	h.requireAllHandled(t)
 	for _, ended := range h.deliveries.objected() {
 		require.NotContains(t, ended, "timed out", "ended by the broker")
+	}
+}
+
+// The Subscriber does not know that the consumer timeout is short. It learns that when
+// the timeout has struck for the first time: that counts once, and not again and again.
+func TestConsumerTimeoutIsLearned(t *testing.T) {
+	t.Parallel()
+	node := shortConsumerTimeout(t)
+	args, _ := deathLimit(t, "default", node.Version())
+	h := startHolding(t, node, "orders", args, false, 10, 5)
+	h.during(t, 5*shortTimeout, 5)
+	h.requireAllHandled(t)
+	require.LessOrEqual(t, h.deliveries.highestCount(), int64(spentAtMost+1), "x-delivery-count")
+	if !strings.HasPrefix(node.Version(), "4.3") { // which ends the consumer without a reason (F33)
+		require.Positive(t, h.logs.said("The broker has taken deliveries back after its consumer timeout"))
 	}
 }
