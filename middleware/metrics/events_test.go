@@ -70,7 +70,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	}
 
 	// Two messages that have been interrupted five times, the one for the first
-	// time, the other after it was set aside three times as a suspect.
+	// time, the other after it was set aside four times as a suspect.
 	_, err = testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	send := func(id string, headers amqp.Table) {
@@ -79,7 +79,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		})
 	}
 	send("suspect", nil)
-	send("culprit", amqp.Table{middleware.QueueKey: queue, middleware.InterruptionsKey: "3"})
+	send("culprit", amqp.Table{middleware.QueueKey: queue, middleware.InterruptionsKey: "4"})
 	for range 5 {
 		kill(t, url, queue, 2)
 	}
