@@ -124,8 +124,7 @@ func (c *Client) inspect(ctx context.Context, plan Plan) (Report, error) {
 		return Report{}, err
 	}
 	defer end()
-	m, done := c.manager(ctx)
-	defer done()
+	m := c.manager(ctx)
 
 	report := Report{Queue: plan.Queue}
 	for _, member := range plan.members() {

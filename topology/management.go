@@ -11,7 +11,7 @@ import (
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// managementTimeout bounds all that one call asks of the management API.
+// managementTimeout bounds one question to the management API.
 const managementTimeout = 10 * time.Second
 
 // WithManagement names RabbitMQ's management API, for what AMQP cannot show:
@@ -42,9 +42,9 @@ type manager struct {
 }
 
 // manager returns nil where no management API is configured.
-func (c *Client) manager(ctx context.Context) (*manager, context.CancelFunc) {
+func (c *Client) manager(ctx context.Context) *manager {
 	if c.opts.management == "" {
-		return nil, func() {}
+		return nil
 	}
 	var config *tls.Config
 	if c.linkCfg.AMQP != nil {
@@ -53,21 +53,21 @@ func (c *Client) manager(ctx context.Context) (*manager, context.CancelFunc) {
 	if c.linkCfg.TLS != nil {
 		config = c.linkCfg.TLS
 	}
-	m := &manager{}
+	m := &manager{ctx: ctx}
 	if m.api, m.err = management.New(c.opts.management, config); m.err == nil {
 		m.vhost, m.err = c.linkCfg.Vhost()
 	}
-	ctx, cancel := context.WithTimeout(ctx, managementTimeout)
-	m.ctx = ctx
-	return m, cancel
+	return m
 }
 
 // ask reports whether f has found what it asked for.
-func (m *manager) ask(f func() error) bool {
+func (m *manager) ask(f func(ctx context.Context) error) bool {
 	if m == nil || m.err != nil {
 		return false
 	}
-	err := f()
+	ctx, cancel := context.WithTimeout(m.ctx, managementTimeout)
+	defer cancel()
+	err := f(ctx)
 	if err != nil && !errors.Is(err, management.ErrNotFound) {
 		m.err = fmt.Errorf("management API: %w", err)
 	}
@@ -75,24 +75,24 @@ func (m *manager) ask(f func() error) bool {
 }
 
 func (m *manager) queue(name string) (q management.Queue, ok bool) {
-	ok = m.ask(func() (err error) {
-		q, err = m.api.Queue(m.ctx, m.vhost, name)
+	ok = m.ask(func(ctx context.Context) (err error) {
+		q, err = m.api.Queue(ctx, m.vhost, name)
 		return err
 	})
 	return q, ok
 }
 
 func (m *manager) bindings(exchange string) (list []management.Binding, ok bool) {
-	ok = m.ask(func() (err error) {
-		list, err = m.api.Bindings(m.ctx, m.vhost, exchange)
+	ok = m.ask(func(ctx context.Context) (err error) {
+		list, err = m.api.Bindings(ctx, m.vhost, exchange)
 		return err
 	})
 	return list, ok
 }
 
 func (m *manager) featureFlags() (states map[string]string, ok bool) {
-	ok = m.ask(func() (err error) {
-		states, err = m.api.FeatureFlags(m.ctx)
+	ok = m.ask(func(ctx context.Context) (err error) {
+		states, err = m.api.FeatureFlags(ctx)
 		return err
 	})
 	return states, ok

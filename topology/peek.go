@@ -104,8 +104,7 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	if version.atLeast(4, 3) {
 		return nil // giving back does not count
 	}
-	m, done := c.manager(ctx)
-	defer done()
+	m := c.manager(ctx)
 	if info, ok := m.queue(queue); ok {
 		limit, _ := factsOf(info, version).deliveryLimit()
 		if limit >= harmlessLimit {

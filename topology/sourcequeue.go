@@ -19,8 +19,7 @@ func (s *subscription) learn(ctx context.Context, conn *link.Conn) error {
 	client := s.subscriber.client
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
-	m, done := client.manager(asked)
-	defer done()
+	m := client.manager(asked)
 	f, err := learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs, serverVersion(conn), m)
 	if err != nil {
 		return err

@@ -52,8 +52,7 @@ func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
 		return nil, err
 	}
 	defer end()
-	m, done := c.manager(ctx)
-	defer done()
+	m := c.manager(ctx)
 
 	vhost, err := c.linkCfg.Vhost()
 	if err != nil {
