@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,15 @@ func deathLimit(t *testing.T, declared, version string) (amqp.Table, int64) {
 	require.NoError(t, err)
 	args["x-delivery-limit"] = n
 	return args, n
+}
+
+// cells are those of the tables that run at once: each has up to a hundred handlers.
+var cells = make(chan struct{}, 4)
+
+// cell waits for a place, and returns what gives it back.
+func cell() (leave func()) {
+	cells <- struct{}{}
+	return func() { <-cells }
 }
 
 // mourned is a queue whose consumers die one after the other.
@@ -284,16 +294,16 @@ func counted(reasons map[string]string) map[string]int {
 	return n
 }
 
-// A process dies forty times with all that it has in hand, at random moments and at once; the next
+// A process dies again and again with all that it has in hand, at random moments and at once; the next
 // one lives on. Every message is handled or dead-lettered in the end, whatever the delivery limit.
 //
 // A death waits for the process to put the messages out of danger that the broker would drop with
 // it, because a process that has no time for that cannot be helped; see mourned.kill.
 func TestManyDeathsLoseNothing(t *testing.T) {
 	t.Parallel()
-	deaths := 40
-	if testing.Short() {
-		deaths = 12
+	deaths := 24 // more than the default limit
+	if os.Getenv("MILLPOND_LONG") != "" {
+		deaths = 40
 	}
 	url := testbench.URL(t)
 	conn := testbench.Dial(t, url)
@@ -303,6 +313,7 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 			for _, life := range []string{"longer", "shorter"} {
 				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
 				all.Go(func() {
+					defer cell()()
 					t.Run(name, func(t *testing.T) {
 						dieOften(t, newMourned(t, conn, url, concurrency, declared), life == "longer", deaths)
 					})
@@ -371,6 +382,7 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range deathLimits {
 			all.Go(func() {
+				defer cell()()
 				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
 					q := newMourned(t, conn, url, concurrency, declared)
 					messages := concurrency + 2*waitingBehind

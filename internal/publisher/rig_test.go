@@ -23,7 +23,7 @@ const (
 	// patience bounds every wait on a condition.
 	patience = 60 * time.Second
 	// slack is what a busy machine may add to a bound.
-	slack = 3 * time.Second
+	slack = 10 * time.Second
 	// long is a timeout that no test waits for.
 	long  = 2 * time.Minute
 	nonce = "test-nonce"
