@@ -112,7 +112,7 @@ func (s *state) missing() int {
 	return missing
 }
 
-// explain prints what is known of the first messages that are lost or were handled too often, and
+// explain prints the history of the first messages that are lost or were handled too often, and
 // where messages are.
 func (s *state) explain(r Report) {
 	const shown = 5
@@ -134,7 +134,7 @@ func (s *state) explain(r Report) {
 	s.say("the queues:\n%s", strings.TrimSpace(out))
 }
 
-// story prints what is known of a message.
+// story prints the history of a message.
 func (s *state) story(what string, n int) {
 	for _, sent := range s.history.Sent {
 		if sent.N == n {

@@ -58,7 +58,7 @@ func (w *witness) all() []Loss {
 	return w.losses[:len(w.losses):len(w.losses)]
 }
 
-// watch records what is lost on the connections through p.
+// watch records the ends of the connections through p.
 func (w *witness) watch(p *testbench.Proxy) {
 	connections := map[int]*witnessed{}
 	var mu sync.Mutex

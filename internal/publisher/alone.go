@@ -10,8 +10,8 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 )
 
-// PublishAlone is PublishFor without the nonce header, for a message whose headers
-// leave no room for it. It takes a channel of its own, on which a return can be
+// PublishAlone publishes as PublishFor does, but without the nonce header, because
+// the headers of the message leave no room for it. It takes a channel of its own, on which a return can be
 // that of no other publish.
 func (p *Publisher) PublishAlone(ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing) error {
 	ctx, cancel, err := p.begun(ctx)
