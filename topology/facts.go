@@ -25,11 +25,10 @@ type queueFacts struct {
 	known     bool
 	// transient says that the queue is not durable or is auto-delete.
 	transient bool
-	// policy is the effective definition of all policies; nil where not known. A
-	// policy that is younger than some seconds may not be in it.
+	// policy is what all policies say together; nil where not known, or not all of it.
 	policy map[string]any
-	// operator says that an operator policy is part of it, policyPending that the
-	// management API is there and has not shown the definition.
+	// operator says that an operator policy is part of it, policyPending that a
+	// management API is configured and has not shown the policies.
 	operator      bool
 	policyPending bool
 	version       brokerVersion
@@ -94,7 +93,7 @@ func learn(ctx context.Context, run channelRunner, queue string, configured amqp
 			return nil, err
 		}
 	}
-	f.policyPending = m != nil && f.policy == nil
+	f.learnPolicies(queue, m)
 	return f, f.learnDeadLetters(ctx, run)
 }
 
@@ -102,9 +101,18 @@ func learn(ctx context.Context, run channelRunner, queue string, configured amqp
 func factsOf(info management.Queue, version brokerVersion) *queueFacts {
 	return &queueFacts{
 		kind: QueueType(info.Type), arguments: amqp.Table(info.Arguments), known: true,
-		transient: !info.Durable || info.AutoDelete || info.Exclusive,
-		policy:    info.EffectivePolicy, operator: info.OperatorPolicy != "", version: version,
+		transient: !info.Durable || info.AutoDelete || info.Exclusive, version: version,
 	}
+}
+
+// learnPolicies asks the management API which policies apply to the queue.
+func (f *queueFacts) learnPolicies(queue string, m *manager) {
+	if list := m.policies(); list != nil {
+		if applied := list.of(queue, f.kind); len(applied.unreadable) == 0 {
+			f.policy, f.operator = applied.definition(), applied.operator
+		}
+	}
+	f.policyPending = m != nil && f.policy == nil
 }
 
 // notOfKind is how the broker refuses an argument of a consumer (F31). A long name

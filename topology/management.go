@@ -33,12 +33,15 @@ func WithManagement(url string) Option {
 }
 
 // manager asks the management API about the queues of one vhost. After the first
-// failure it asks no more: the reason stays in err.
+// failure it asks no more: the reason stays in err. It is made for one call, so that
+// the policies that it has seen are as old as that call at most.
 type manager struct {
-	api   *management.API
-	vhost string
-	ctx   context.Context
-	err   error
+	api       *management.API
+	vhost     string
+	ctx       context.Context
+	err       error
+	seen      *policies
+	policyErr error // why the policies cannot be seen
 }
 
 // manager returns nil where no management API is configured.

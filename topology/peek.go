@@ -106,7 +106,9 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	}
 	m := c.manager(ctx)
 	if info, ok := m.queue(queue); ok {
-		limit, _ := factsOf(info, version).deliveryLimit()
+		facts := factsOf(info, version)
+		facts.learnPolicies(queue, m)
+		limit, _ := facts.deliveryLimit()
 		if limit >= harmlessLimit {
 			return nil
 		}

@@ -63,11 +63,14 @@ func (v *verifier) main(name string) error {
 // policies names what a policy changes for the worse. Of an argument and a
 // policy, the broker takes the smaller number and the argument's overflow.
 func (v *verifier) policies(q member, info management.Queue) {
-	for _, key := range slices.Sorted(maps.Keys(info.EffectivePolicy)) {
-		value := info.EffectivePolicy[key]
-		severity, text := harm(q, key, value, info)
+	list := v.manager.policies()
+	if list == nil {
+		return
+	}
+	for _, r := range list.of(q.Name, QueueType(info.Type)).rules {
+		severity, text := harm(q, r.key, r.value, info)
 		if text != "" {
-			v.find(severity, Overruled, "queue", q.Name, "%s sets %s to %v: %s; exempt this queue from it", policyNames(info), key, value, text)
+			v.find(severity, Overruled, "queue", q.Name, "%s sets %s to %v: %s; exempt this queue from it", r.source, r.key, r.value, text)
 		}
 	}
 }
@@ -106,17 +109,6 @@ func harm(q member, key string, value any, info management.Queue) (Severity, str
 		}
 	}
 	return "", ""
-}
-
-func policyNames(info management.Queue) string {
-	var names []string
-	if info.Policy != "" {
-		names = append(names, fmt.Sprintf("policy %q", info.Policy))
-	}
-	if info.OperatorPolicy != "" {
-		names = append(names, fmt.Sprintf("operator policy %q", info.OperatorPolicy))
-	}
-	return strings.Join(names, " or ")
 }
 
 // bindings looks for those of the plan, and for one at a dead-letter target.

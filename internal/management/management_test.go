@@ -2,6 +2,7 @@ package management_test
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -41,12 +42,20 @@ func TestQueue(t *testing.T) {
 		"messages_unacknowledged":0,"operator_policy":"ops","policy":null,"type":"quorum"}`)
 	q, err := api.Queue(t.Context(), "/", "a/b")
 	require.NoError(t, err)
-	require.Equal(t, "ops", q.OperatorPolicy)
-	require.Empty(t, q.Policy)
 	require.Equal(t, 50, *q.Messages)
 	require.Equal(t, 50, *q.Held)
 	require.True(t, q.Durable)
-	require.Len(t, q.EffectivePolicy, 1)
+}
+
+func TestPolicies(t *testing.T) {
+	api := serve(t, "/api/policies/%2F", http.StatusOK, `[{"vhost":"/","name":"p","pattern":".*","apply-to":"all","definition":{"delivery-limit":5},"priority":7}]`)
+	list, err := api.Policies(t.Context(), "/")
+	require.NoError(t, err)
+	require.Equal(t, []management.Policy{{Name: "p", Pattern: ".*", ApplyTo: "all", Priority: 7, Definition: management.Object{"delivery-limit": json.Number("5")}}}, list)
+	api = serve(t, "/api/operator-policies/v", http.StatusOK, `[]`)
+	list, err = api.OperatorPolicies(t.Context(), "v")
+	require.NoError(t, err)
+	require.Empty(t, list)
 }
 
 func TestQueueThatIsNotCountedYet(t *testing.T) {
