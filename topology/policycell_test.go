@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -124,15 +125,44 @@ func govern(t *testing.T, broker *managed, vhost string, policy, operator map[st
 		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "queues", "definition": operator},
 			"operator-policies", vhost, "all")
 	}
-	ch := testbench.Channel(t, g.url)
-	for _, exchange := range []string{catchAll, void} {
-		require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", true, false, false, false, nil))
-	}
-	require.NoError(t, ch.ExchangeDeclare(domain, "direct", true, false, false, false, nil))
-	_, err := ch.QueueDeclare(catchAll, true, false, false, false, nil)
-	require.NoError(t, err)
-	require.NoError(t, ch.QueueBind(catchAll, "", catchAll, false, nil))
+	g.change(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(catchAll, true, false, false, false, nil)
+		return errors.Join(err,
+			ch.ExchangeDeclare(catchAll, "fanout", true, false, false, false, nil),
+			ch.ExchangeDeclare(void, "fanout", true, false, false, false, nil),
+			ch.ExchangeDeclare(domain, "direct", true, false, false, false, nil),
+			ch.QueueBind(catchAll, "", catchAll, false, nil))
+	})
 	return g
+}
+
+// change declares or deletes something as the administrator.
+func (g *governed) change(f func(ch *amqp.Channel) error) {
+	g.t.Helper()
+	require.NoError(g.t, g.steadily(func() error {
+		conn, err := amqp.Dial(g.url)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+		ch, err := conn.Channel()
+		if err != nil {
+			return err
+		}
+		return f(ch)
+	}))
+}
+
+// steadily repeats f where the connection has ended: RabbitMQ 4.0 ends one by 541 at times, while
+// other virtual hosts come and go on a busy machine.
+func (g *governed) steadily(f func() error) (err error) {
+	g.t.Helper()
+	testbench.WaitFor(g.t, "a connection that lasts", patience, func() bool {
+		err = f()
+		var ended *amqp.Error
+		return !errors.As(err, &ended) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
+	})
+	return err
 }
 
 // governedStrategies are those of every cell, side by side.
@@ -177,14 +207,17 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	var err error
 	s.plan, err = s.client.Plan(queue, topology.ForPolicy(policyOfCells))
 	require.NoError(t, err)
-	if s.refusal = s.sub.SubscribeInitialize(queue); s.refusal != nil {
+	if s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) }); s.refusal != nil {
 		return s
 	}
 	if s.plan.Return != nil {
-		require.NoError(t, testbench.Channel(t, g.url).QueueBind(queue, queue, domain, false, nil))
+		g.change(func(ch *amqp.Channel) error { return ch.QueueBind(queue, queue, domain, false, nil) })
 	}
-	findings, err := s.client.Verify(ctx, s.plan)
-	require.NoError(t, err)
+	var findings []topology.Finding
+	require.NoError(t, g.steadily(func() error {
+		findings, err = s.client.Verify(ctx, s.plan)
+		return err
+	}))
 	for _, f := range findings {
 		if f.Severity == topology.Critical {
 			s.critical = append(s.critical, f)
