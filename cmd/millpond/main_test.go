@@ -172,6 +172,7 @@ func TestPlanIsPrinted(t *testing.T) {
 		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
 		"plan-dlq":         {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
 		"help":             {"dead", "replay", "--help"},
+		"help-verify":      {"verify", "--help"},
 	} {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)
@@ -196,6 +197,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"status", []string{"status", "orders", "--policy", "1s,10s"}, 0},
 		{"status-json", []string{"status", "orders", "--policy", "1s,10s", "--json"}, 0},
 		{"verify", []string{"verify", "orders", "--policy", "1s,10s"}, 0},
+		{"verify", []string{"verify", "orders", "--policy", "1s,10s", "--strict"}, 1},
 		{"verify-missing", []string{"verify", "orders", "--policy", "1s,30s"}, 1},
 		{"verify-json", []string{"verify", "orders", "--policy", "1s,30s", "--json"}, 1},
 		{"dead-list", []string{"dead", "list", "orders"}, 0},
