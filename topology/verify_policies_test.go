@@ -118,6 +118,26 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Equal(t, 2, testbench.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
 	})
 
+	// The table is that of the broker: a key that is new fails this test.
+	t.Run("every key of the broker is known", func(t *testing.T) {
+		t.Parallel()
+		list := func(expression string) []string {
+			out := node.Ctl(t, "eval", `io:format("~s", [lists:join(" ", [atom_to_list(K) || K <- lists:usort(`+expression+`)])]).`)
+			return strings.Fields(strings.TrimSuffix(strings.TrimSpace(out), "ok"))
+		}
+		keys := list("[K || C <- [policy_validator, operator_policy_validator], {K, _} <- rabbit_registry:lookup_all(C)]")
+		require.Greater(t, len(keys), 20)
+		for _, kind := range []topology.QueueType{topology.Classic, topology.Quorum} {
+			unfit := list("[binary_to_atom(K) || K <- maps:get(unsupported_policies, rabbit_" + string(kind) + "_queue:capabilities())]")
+			require.NotEmpty(t, unfit)
+			for _, key := range keys {
+				known, applied, perhaps := topology.PolicyKeyFits(key, kind)
+				require.True(t, known, "a key of RabbitMQ %s that Verify does not know: %s", node.Version(), key)
+				require.True(t, perhaps || applied == !slices.Contains(unfit, key), "%s, %s", key, kind)
+			}
+		}
+	})
+
 	t.Run("the way out works", func(t *testing.T) {
 		t.Parallel()
 		admin := administrator{t, api, "exempt"}

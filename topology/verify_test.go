@@ -193,7 +193,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 		"critical missing binding millpond.return → orders",
 		"warning overruled queue millpond.wait.5s",
 		"warning overruled queue millpond.wait.5s",
-}, found(t, client, plan))
+	}, found(t, client, plan))
 	node.Ctl(t, "clear_policy", "short")
 	node.Ctl(t, "clear_operator_policy", "ops")
 
