@@ -131,8 +131,9 @@ func policyKeys(t *testing.T, node *testbench.Node) map[string][]string {
 func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	t.Parallel()
 	long := os.Getenv("MILLPOND_LONG") != ""
-	node, api := testbench.Managed(t, `{collect_statistics_interval, 500}, {quorum_tick_interval, 500},
-		{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 3000}`)
+	// RabbitMQ 4.3 refuses queue-master-locator unless it is permitted.
+	node, api := testbench.Managed(t, `{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 3000},
+		{permit_deprecated_features, #{queue_master_locator => true}}`)
 	broker := &managed{node: node, api: api}
 	keys := policyKeys(t, node)
 	known := slices.Concat(keys["policy"], keys["operator policy"])
@@ -320,8 +321,8 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name, s.begun)
 	case s.refusal == nil && len(s.critical) == 0:
 		t.Errorf("%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm, s.critical)
-	case !namedIn(guarantees, r.key):
-		t.Errorf("%s: %s: %s, and docs/guarantees.md does not name the key", r, s.name, harm)
+	case !r.namedIn(guarantees):
+		t.Errorf("%s: %s: %s, and docs/guarantees.md names none of the keys", r, s.name, harm)
 	default:
 		return
 	}
@@ -348,9 +349,15 @@ func (s *governedService) harm() string {
 	return strings.Join(parts, ", ")
 }
 
-// namedIn reports whether a page has a key in a code span, not as a part of another word.
-func namedIn(page, key string) bool {
-	return regexp.MustCompile("`([^`\n]*[^`\na-z-])?" + key + "([^`\na-z-][^`\n]*)?`").MatchString(page)
+// namedIn reports whether a page has a key of the policy in a code span, not as a part of another
+// word.
+func (r keyRun) namedIn(page string) bool {
+	for key := range r.definition {
+		if regexp.MustCompile("`([^`\n]*[^`\na-z-])?" + key + "([^`\na-z-][^`\n]*)?`").MatchString(page) {
+			return true
+		}
+	}
+	return false
 }
 
 // keyTable is what has become of the messages, in Markdown.
