@@ -34,6 +34,9 @@ const (
 	ReasonCrashLoop Reason = "crash_loop"
 	// ReasonOversized: the message's own headers leave no room for the notes.
 	ReasonOversized Reason = "oversized"
+	// ReasonMisdirected: the message belongs to another queue and came here because its
+	// routing key was changed while it waited, and it could not be sent on.
+	ReasonMisdirected Reason = "misdirected"
 	// ReasonCancelled: an operator took it out of its wait (operate.Cancel).
 	ReasonCancelled Reason = "cancelled"
 )

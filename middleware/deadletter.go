@@ -25,7 +25,7 @@ type DeadLetter struct {
 // WithDeadLetterHook calls hook for each message that DelayedRetry has
 // dead-lettered, after the broker has confirmed it. Several hooks are called in
 // their order. What the Subscriber itself dead-letters (ReasonUndecodable,
-// ReasonCrashLoop, ReasonOversized) is not among them.
+// ReasonCrashLoop, ReasonOversized, ReasonMisdirected) is not among them.
 //
 // The hook runs in the handler's goroutine with the context that the message
 // entered DelayedRetry with, and the message is acked when it returns: it should

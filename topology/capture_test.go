@@ -84,3 +84,16 @@ func (w withFields) Trace(msg string, fields watermill.LogFields) {
 func (w withFields) With(fields watermill.LogFields) watermill.LoggerAdapter {
 	return withFields{w.c, w.fields.Add(fields)}
 }
+
+// saying returns the lines that contain a text, without their time.
+func (c *capture) saying(text string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []string
+	for _, line := range c.lines {
+		if _, line, _ := strings.Cut(line, " "); strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
+}

@@ -96,6 +96,28 @@ func TestConflictingWaitQueueIsNamed(t *testing.T) {
 	t.Log(err)
 }
 
+// An exchange of an older version has no alternate exchange: the error says that it
+// may be deleted, and the next Subscribe declares it.
+func TestConflictingExchangeIsNamed(t *testing.T) {
+	t.Parallel()
+	url, queue := testbench.URL(t), testbench.Queue(t)
+	testbench.Delete(t, queue+".retry.1.1s")
+	exchange := queue + ".retry"
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
+	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	_, sub := openSubscriber(t, url, topology.PerAttempt{}, backoff.List{time.Second})
+	_, err := sub.Subscribe(t.Context(), queue)
+	var conflict *topology.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, "exchange "+exchange+" alternate-exchange", conflict.Kind+" "+conflict.Name+" "+conflict.Argument)
+	require.ErrorContains(t, err, "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings")
+	t.Log(err)
+	require.NoError(t, ch.ExchangeDelete(exchange, false, false))
+	_, err = sub.Subscribe(t.Context(), queue)
+	require.NoError(t, err)
+}
+
 // The broker cuts what it says at 255 bytes, and with a long name the values of
 // a conflict are missing: it is a conflict all the same, and a dead-letter queue
 // that exists is adopted.

@@ -34,8 +34,13 @@ type Client struct {
 	frame     int                             // the largest the publishing connection takes
 	observers *observe.List[middleware.Event] // nil if nobody observes
 
+	stop     context.Context // done once closing began
+	stopping context.CancelFunc
+	watches  sync.WaitGroup // goroutines that look at stranded queues
+
 	mu          sync.Mutex
 	closed      bool
+	watched     map[string]bool // stranded queues
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
 }
@@ -47,6 +52,7 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 	opts := clientOptions{
 		logger:         watermill.NopLogger{},
 		confirmTimeout: defaultConfirmTimeout,
+		strandedPause:  strandedPause,
 		connectTimeout: defaultConnectTimeout,
 		name:           filepath.Base(os.Args[0]),
 	}
@@ -86,7 +92,9 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		l.Close()
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
+	stop, stopping := context.WithCancel(context.Background())
 	return &Client{
+		stop: stop, stopping: stopping, watched: make(map[string]bool),
 		frame:       frame,
 		observers:   newObservers(opts),
 		strategy:    strategy,
@@ -168,6 +176,7 @@ func (c *Client) Close() error {
 	}
 	publishers := slices.Collect(maps.Keys(c.publishers))
 	c.mu.Unlock()
+	c.stopping()
 
 	var wg sync.WaitGroup
 	for _, s := range subscribers {
@@ -177,6 +186,7 @@ func (c *Client) Close() error {
 	for _, p := range publishers {
 		_ = p.Close() // never fails
 	}
+	c.watches.Wait()
 	c.publisher.Close()
 	return nil
 }

@@ -28,6 +28,7 @@ type delivery struct {
 	ctx context.Context // the message's; done when it is settled or stale
 
 	pending publisher.Pending // the copy whose outcome is open
+	astray  *Route            // where a message of another queue goes on; see misled
 }
 
 func (d *delivery) plan() Plan { return d.sub.plan }
@@ -37,6 +38,10 @@ func (d *delivery) plan() Plan { return d.sub.plan }
 func (s *subscription) process(c *consumer, a arrival) {
 	d, end := s.newDelivery(c, a)
 	defer end()
+	if d.astray != nil {
+		d.sendOn()
+		return
+	}
 	if a.turn != nil && d.isolated() {
 		return
 	}
@@ -101,6 +106,11 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	owner, noted := header(middleware.QueueKey)
 	if noted && (owner == d.Queue || s.plan.Return.passedBy(&raw)) {
 		d.raw.Priority = wire.Priority(&raw, middleware.PriorityKey)
+	}
+	if noted {
+		if before, changed := s.plan.changedKey(&raw); changed {
+			d.misled(owner, before)
+		}
 	}
 	if owner != d.Queue {
 		d.raw.Headers = withoutLiveNotes(raw.Headers)

@@ -40,8 +40,8 @@ func publishError(err error) error {
 }
 
 // ConflictError is returned when a queue or an exchange exists with other
-// arguments. RabbitMQ cannot change them: delete it when it is empty, or give
-// ours another name.
+// arguments. RabbitMQ cannot change them: delete the queue when it is empty, or the
+// exchange at any time, or choose another name in the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
@@ -58,8 +58,12 @@ func (e *ConflictError) Error() string {
 	if e.Found == "" {
 		difference = fmt.Sprintf("%s differs from the %s wanted", e.Argument, e.Wanted)
 	}
-	return fmt.Sprintf("%s %q exists with other arguments: %s; delete it once it is empty, or choose another name for ours",
-		e.Kind, e.Name, difference)
+	way := "delete it once it is empty, or choose another name for ours"
+	if e.Kind == "exchange" {
+		way = "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings, " +
+			"or choose another name in the strategy"
+	}
+	return fmt.Sprintf("%s %q exists with other arguments: %s; %s", e.Kind, e.Name, difference, way)
 }
 
 // Unwrap returns what the broker said.

@@ -169,9 +169,9 @@ func (d *delivery) guardFields() watermill.LogFields {
 
 // counted reports whether giving the delivery back would count against it: its
 // count has risen before, or the guard has marked its message. The first time does
-// no harm, and costs no copy.
+// no harm, and costs no copy. A message of another queue is never set aside here.
 func (d *delivery) counted() bool {
-	return d.on.counts && (interrupted(&d.raw) || d.Notes.Interruptions > 0) &&
+	return d.astray == nil && d.on.counts && (interrupted(&d.raw) || d.Notes.Interruptions > 0) &&
 		!d.sub.subscriber.opts.requeue && !d.on.ch.IsClosed()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -211,13 +212,16 @@ func (p *planned) send(ctx context.Context, route Route, msg *amqp.Publishing) e
 	return p.publisher.PublishFor(ctx, p.pending, route.Exchange, route.RoutingKey, msg)
 }
 
-// publishAgain is apart for the same reason as notRepublished.
+// publishAgain declares again what err says is gone, and publishes once more. It is
+// apart for the same reason as notRepublished.
 func (p *planned) publishAgain(ctx context.Context, route Route, msg *amqp.Publishing, err error) error {
 	if isCode(err, amqp.AccessRefused) {
 		return withWayOut(err)
 	}
 	var returned *publisher.ReturnedError
 	switch {
+	case errors.As(err, &returned) && !p.plan.leadsFrom(route.Exchange):
+		return fmt.Errorf("exchange %q, which the plan does not declare, has no queue for routing key %q: bind one: %w", route.Exchange, route.RoutingKey, err)
 	case errors.As(err, &returned):
 	case isCode(err, amqp.NotFound) && p.plan.declares(route.Exchange):
 	case isCode(err, amqp.NotFound) && route.Exchange != "":
@@ -228,12 +232,36 @@ func (p *planned) publishAgain(ctx context.Context, route Route, msg *amqp.Publi
 	if p.provisioned {
 		return fmt.Errorf("what was provisioned for retries is missing, and WithPreProvisioned declares nothing: %w", err)
 	}
-	p.logger.Info("Something of ours has vanished, declaring it again",
-		watermill.LogFields{"exchange": route.Exchange, "routing_key": route.RoutingKey})
+	vanished := p.vanished(ctx, route, returned != nil)
 	if declareErr := declare(ctx, p.publisher.Do, p.plan.forRoute(route), p.logger); declareErr != nil {
-		return errors.Join(err, declareErr)
+		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
 	}
+	p.logger.Error("A part of the plan had vanished and was declared again: what waited in a queue that was deleted is lost; "+
+		"find out who deletes it", err, watermill.LogFields{"vanished": vanished, "exchange": route.Exchange, "routing_key": route.RoutingKey})
 	return p.send(ctx, route, msg)
+}
+
+// vanished names the part of the plan that is missing on a route: the exchange where
+// the broker has said so, else the queue that the route leads to, or a binding on the
+// way where that queue is there.
+func (p *planned) vanished(ctx context.Context, route Route, returned bool) string {
+	if !returned {
+		return fmt.Sprintf("exchange %q", route.Exchange)
+	}
+	to := newRouting(*p.plan).reach(route.Exchange, route.RoutingKey, nil)
+	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
+		if _, err := passive(ctx, p.publisher.Do, queue); isCode(err, amqp.NotFound) {
+			return fmt.Sprintf("queue %q", queue)
+		}
+	}
+	return fmt.Sprintf("a binding of exchange %q", route.Exchange)
+}
+
+// leadsFrom reports whether messages that are published to the exchange reach a queue
+// by what the plan declares.
+func (p *Plan) leadsFrom(exchange string) bool {
+	return exchange == "" || p.declares(exchange) ||
+		slices.ContainsFunc(p.Bindings, func(b Binding) bool { return b.Exchange == exchange })
 }
 
 // declares reports whether the exchange is one of the plan.

@@ -125,9 +125,12 @@ func (s *subscription) arrived(c *consumer, in *intake, a arrival) {
 			defer c.inFlight.Done()
 			d, end := s.newDelivery(c, a)
 			defer end()
-			if verdict == culprit {
+			switch {
+			case d.astray != nil:
+				d.sendOn()
+			case verdict == culprit:
 				d.giveUp()
-			} else {
+			default:
 				d.rescue()
 			}
 		}()

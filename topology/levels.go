@@ -37,9 +37,11 @@ import (
 //
 // A message whose queue has vanished lands in the stranded queue, as with Shared,
 // and so does one that comes by a level that has vanished. Each level passed adds
-// a few milliseconds (broker fact F9) and an entry of x-death. A policy that
-// cannot list its delays needs no ladder here. There is no ReturnTo: a message
-// returns to its queue, for the routing key is taken.
+// a few milliseconds (broker fact F9) and an entry of x-death. As with Shared, a policy
+// of the broker with dead-letter-routing-key must not match the wait queues.
+//
+// A backoff.Policy that cannot list its delays needs no ladder here. There is no
+// ReturnTo: a message returns to its queue, because the routing key is taken.
 //
 // The zero value is ready to use.
 type Levels struct {
@@ -119,7 +121,8 @@ func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 		p.bindExchange(name(level), bits+"0.#", next)
 		next = name(level)
 	}
-	// No alternate one: a wait queue that has vanished is noticed by the return.
+	// Its alternate exchange is itself: a wait queue that has vanished is noticed
+	// because the broker returns the message.
 	p.exchange(Exchange{Name: routes.Exchange, Kind: "topic"}, "entry exchange")
 	p.strandedQueue(stranded, s.Type)
 	p.bind(back, "#."+routes.Destination, queue)

@@ -9,5 +9,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbench.Main(m, endRuledNode, func() error { return goleak.Find() })
 }

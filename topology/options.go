@@ -29,6 +29,7 @@ type clientOptions struct {
 	confirmTimeout time.Duration
 	connectTimeout time.Duration
 	provisioned    bool
+	strandedPause  time.Duration // between two looks at a stranded queue
 	name           string
 	brokers        []string
 	credentials    func(ctx context.Context) (user, password string, err error)

@@ -43,6 +43,18 @@ func ExamplePlan_Route() {
 	// 1h0m0s waits in orders.wait.1m
 }
 
+// A policy cannot name an alternate exchange for an exchange of a plan: each has the
+// argument, and the stranded exchange is the end of the way.
+func TestEveryExchangeNamesItsAlternate(t *testing.T) {
+	t.Parallel()
+	for name, plan := range planned(t) {
+		for _, e := range plan.Exchanges {
+			alternate, _ := e.Arguments["alternate-exchange"].(string)
+			require.NotEmpty(t, alternate, "%s: exchange %s", name, e.Name)
+		}
+	}
+}
+
 func TestPerQueuePlan(t *testing.T) {
 	t.Parallel()
 	own := topology.PerQueue{

@@ -50,8 +50,15 @@ func (p *planner) queue(q Queue, role string, extra amqp.Table) {
 	p.plan.Queues = append(p.plan.Queues, q)
 }
 
+// exchange adds an exchange. One without an alternate exchange names itself as that,
+// so that a message it cannot route is returned to its publisher, or stays in its wait
+// queue. Without the argument a policy could name an alternate exchange that takes the
+// message (F36).
 func (p *planner) exchange(e Exchange, role string) {
 	p.problem(checkName(role, e.Name))
+	if e.Arguments == nil {
+		e.Arguments = amqp.Table{"alternate-exchange": e.Name}
+	}
 	p.plan.Exchanges = append(p.plan.Exchanges, e)
 }
 

@@ -36,6 +36,9 @@ import (
 // binding: the message lands in the stranded queue, where it can be seen, and stops no
 // other.
 //
+// A policy with dead-letter-routing-key must not match the wait queues. Under one the
+// queue still gets its retry, with the key it came with, but siblings get none (F36).
+//
 // Levels has no ReturnTo: the routing key is where it keeps the delay.
 type Return struct {
 	// Exchange is the user's.

@@ -19,6 +19,10 @@ import (
 // where it can be seen: without that, 32 of them would stop an at-least-once wait
 // queue for everyone (broker facts F5 and F19).
 //
+// Because the message keeps its key, a policy with dead-letter-routing-key must not
+// match the wait queues: it leads their messages to the stranded queue, or to another
+// queue, whose Subscriber sends them on (F36).
+//
 // A new queue costs a binding and a dead-letter queue, whatever the number of
 // delays. The zero value is ready to use.
 type Shared struct {

@@ -76,6 +76,47 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 	}
 }
 
+// However many subscriptions a Client has, each growth of their stranded queue is one
+// line. One that shrinks is none.
+func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
+	t.Parallel()
+	url, strategy := testbench.URL(t), shared(t, topology.Quorum)
+	stranded, policy, logs := strategy.Prefix+".stranded", backoff.List{time.Second}, &capture{}
+	client, sub := openSubscriber(t, url, strategy, policy, topology.WithLogger(logs), topology.WithStrandedPause(50*time.Millisecond))
+	queues := []string{testbench.Queue(t), testbench.Queue(t)}
+	for _, queue := range queues {
+		removePlan(t, url, strategy, queue, policy)
+		require.NoError(t, sub.SubscribeInitialize(queue))
+	}
+	fill(t, url, stranded, 2)
+	subscribe := func() {
+		for _, queue := range queues {
+			_, err := sub.Subscribe(t.Context(), queue)
+			require.NoError(t, err)
+		}
+	}
+	said := func(want ...int) {
+		t.Helper()
+		testbench.WaitFor(t, "the log to say it", patience, func() bool { return len(logs.saying("Messages are stranded")) >= len(want) })
+		lines := logs.saying("Messages are stranded")
+		require.Len(t, lines, len(want))
+		for i, n := range want {
+			require.Contains(t, lines[i], fmt.Sprintf("messages:%d queue:%s", n, stranded))
+		}
+	}
+	testbench.WaitFor(t, "two messages", patience, func() bool { return testbench.Depth(t, url, stranded) == 2 })
+	subscribe()
+	said(2)
+	fill(t, url, stranded, 1)
+	said(2, 3)
+	ch := testbench.Channel(t, url)
+	_, err := ch.QueuePurge(stranded, false)
+	require.NoError(t, err)
+	testbench.WaitFor(t, "none", patience, func() bool { return testbench.Depth(t, url, stranded) == 0 })
+	require.NoError(t, client.Close())
+	said(2, 3)
+}
+
 // fill publishes n messages, confirmed together.
 func fill(t testing.TB, url, queue string, n int) {
 	t.Helper()

@@ -170,6 +170,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 		s.wg.Done()
 		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
 	}
+	s.client.watchStranded(sub.plan)
 	go func() {
 		defer s.wg.Done()
 		sub.run(consumer)

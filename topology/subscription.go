@@ -53,6 +53,7 @@ type subscription struct {
 	given    func(asked time.Duration) time.Duration // the plan's, made once
 	rounding rounding
 	lowered  sync.Once // said that a message waits with a lower priority
+	misled   sync.Once // said that a routing key was changed on the way back
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.

@@ -205,7 +205,9 @@ func breakages(p topology.Plan) map[string]func(*topology.Plan) {
 		at := "exchange " + e.Name + " "
 		all[at+"dropped"] = func(p *topology.Plan) { p.Exchanges = slices.Delete(p.Exchanges, i, i+1) }
 		all[at+"of another type"] = func(p *topology.Plan) { p.Exchanges[i].Kind = "x-random" }
-		if e.Arguments["alternate-exchange"] != nil {
+		// An exchange that is its own alternate is safe from policies, which a plan need
+		// not be.
+		if alternate := e.Arguments["alternate-exchange"]; alternate != nil && alternate != e.Name {
 			all[at+"without an alternate"] = func(p *topology.Plan) { delete(p.Exchanges[i].Arguments, "alternate-exchange") }
 			all[at+"with another alternate"] = func(p *topology.Plan) { p.Exchanges[i].Arguments["alternate-exchange"] = "another" }
 		}

@@ -2,6 +2,7 @@ package topology_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -67,6 +68,11 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 				require.LessOrEqual(t, d, time.Second+ceiling)
 			}
 			t.Logf("waited %v", waited)
+			// The wait queue or its exchange twice, and the dead-letter queue.
+			lines := r.logs.saying("A part of the plan had vanished and was declared again")
+			require.Len(t, lines, 3)
+			require.Regexp(t, "^error ", lines[0])
+			require.Contains(t, lines[2], fmt.Sprintf("vanished:queue %q", plan.Dead.RoutingKey))
 		})
 	}
 }

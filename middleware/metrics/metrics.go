@@ -242,6 +242,7 @@ var (
 		middleware.ReasonPermanent, middleware.ReasonExhausted, middleware.ReasonMaxAge, middleware.ReasonDeadline,
 		middleware.ReasonOverBudget,
 		middleware.ReasonUndecodable, middleware.ReasonCrashLoop, middleware.ReasonOversized,
+		middleware.ReasonMisdirected,
 	}
 	classes = []middleware.Class{middleware.ClassRetryable, middleware.ClassPermanent}
 )

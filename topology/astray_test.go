@@ -1,0 +1,324 @@
+package topology_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// ruled is the node of all tests that set policies on everything in a vhost.
+var ruled struct {
+	once sync.Once
+	node *testbench.Node
+	err  error
+}
+
+// rules are the vhosts of that node, each with the definition of a policy on everything.
+var rules = map[string]string{
+	"alternate":      `{"alternate-exchange": "sink"}`,
+	"nowhere":        `{"dead-letter-routing-key": "nowhere"}`,
+	"shared quorum":  `{"dead-letter-routing-key": "other"}`,
+	"shared classic": `{"dead-letter-routing-key": "other"}`,
+	// With these bits a message passes each level at once.
+	"levels quorum": `{"dead-letter-routing-key": "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.other"}`,
+	"homeless":      `{"dead-letter-routing-key": "other"}`,
+	"stuck":         `{"dead-letter-routing-key": "other"}`,
+	"sibling":       `{"dead-letter-routing-key": "mail.sent"}`,
+}
+
+// ruledNode starts that node once, with its vhosts. It ends with the test binary.
+func ruledNode(t testing.TB) *testbench.Node {
+	t.Helper()
+	testbench.RequireNode(t)
+	ruled.once.Do(func() {
+		if ruled.node, ruled.err = testbench.Start(context.Background()); ruled.err != nil {
+			return
+		}
+		var list []string
+		for vhost, definition := range rules {
+			list = append(list, fmt.Sprintf("{<<%q>>, <<%q>>}", vhost, definition))
+		}
+		// All in one rabbitmqctl, each of which takes most of a second.
+		_, ruled.err = ruled.node.RunCtl(context.Background(), "eval", fmt.Sprintf(`[begin
+			ok = rabbit_vhost:add(V, <<"test">>),
+			ok = rabbit_auth_backend_internal:set_permissions(<<"guest">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>),
+			ok = rabbit_policy:parse_set(V, <<"everything">>, <<".*">>, D, <<"0">>, <<"all">>, <<"test">>)
+		end || {V, D} <- [%s]].`, strings.Join(list, ", ")))
+	})
+	require.NoError(t, ruled.err)
+	return ruled.node
+}
+
+func endRuledNode() error {
+	if ruled.node == nil {
+		return nil
+	}
+	return ruled.node.Close()
+}
+
+// ruledBy returns the URL of a vhost of that node.
+func ruledBy(t testing.TB, vhost string) string {
+	t.Helper()
+	return ruledNode(t).URL() + url.PathEscape(vhost)
+}
+
+// A wait queue has vanished, and a policy names an alternate exchange for every
+// exchange: that took the failed message, which was never retried.
+func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
+	t.Parallel()
+	url := ruledBy(t, "alternate")
+	ch := testbench.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare("sink", "fanout", true, false, false, false, nil))
+	_, err := ch.QueueDeclare("sink", true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.QueueBind("sink", "", "sink", false, nil))
+	t.Run("strategies", func(t *testing.T) {
+		for _, name := range []string{"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum"} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				queue, strategy := testbench.Queue(t), strategies[name](t)
+				plan, err := strategy.Plan(queue, []time.Duration{time.Second})
+				require.NoError(t, err)
+				own := testbench.Channel(t, url)
+				var calls timeline
+				r := newRig(t, rigConfig{
+					url: url, queue: queue, strategy: strategy, policy: backoff.List{time.Second},
+					handler: func(*message.Message) ([]*message.Message, error) {
+						if calls.add() > 1 {
+							return nil, nil
+						}
+						for _, q := range plan.Queues {
+							if _, err := own.QueueDelete(q.Name, false, false, false); err != nil {
+								t.Error(err)
+							}
+						}
+						return nil, errFailed
+					},
+				})
+				r.publish(amqp.Publishing{Body: []byte("here")})
+				testbench.WaitFor(t, "the retry", patience, func() bool { return calls.count() == 2 })
+				lines := r.logs.saying("A part of the plan had vanished and was declared again")
+				require.Len(t, lines, 1)
+				require.True(t, slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
+					return q.Delay > 0 && strings.Contains(lines[0], fmt.Sprintf("vanished:queue %q", q.Name))
+				}), lines[0])
+			})
+		}
+	})
+	require.Zero(t, testbench.Depth(t, url, "sink"))
+}
+
+// A policy with dead-letter-routing-key leads the retries of one service to another
+// one, whose handler took them for its own.
+func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
+	t.Parallel()
+	const messages = 10
+	for _, name := range []string{"shared quorum", "shared classic", "levels quorum"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const home, other = "home", "other"
+			url, strategy := ruledBy(t, name), strategies[name](t)
+			var mu sync.Mutex
+			began, attempts := map[string]time.Time{}, map[string][]int{}
+			serve := func(queue string, handler message.HandlerFunc) *rig {
+				return newRig(t, rigConfig{url: url, queue: queue, strategy: strategy, policy: backoff.List{1300 * time.Millisecond}, handler: handler})
+			}
+			var wrong timeline
+			victim := serve(other, func(*message.Message) ([]*message.Message, error) {
+				wrong.add()
+				return nil, nil
+			})
+			done := 0
+			r := serve(home, func(msg *message.Message) ([]*message.Message, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				body := string(msg.Payload)
+				attempts[body] = append(attempts[body], middleware.Attempt(msg.Context()))
+				if attempt := middleware.Attempt(msg.Context()); attempt == 1 {
+					began[body] = time.Now()
+					return nil, errFailed
+				}
+				if waited := time.Since(began[body]); waited < 1300*time.Millisecond-grace {
+					t.Errorf("message %s came back after %v", body, waited)
+				}
+				done++
+				return nil, nil
+			})
+			for i := range messages {
+				r.publish(amqp.Publishing{Body: fmt.Append(nil, i), Priority: 9, Headers: amqp.Table{"number": int32(i)}})
+			}
+			testbench.WaitFor(t, "the retries", patience, func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return done == messages
+			})
+			victim.stop()
+			r.stop()
+			require.Zero(t, wrong.count(), "retries that the wrong handler got")
+			for body, calls := range attempts {
+				require.Equal(t, []int{1, 2}, calls, "message %s", body)
+			}
+			lines := victim.logs.saying("A retry of another queue came here")
+			require.Len(t, lines, 1, "said once")
+			for _, want := range []string{"belongs_to:" + home, "queue:" + other, "routing_key:" + strings.Split(rules[name], `"`)[3], "list_policies"} {
+				require.Contains(t, lines[0], want)
+			}
+			for _, queue := range []string{home, other, home + ".dlq", other + ".dlq", r.plan.Queues[len(r.plan.Queues)-2].Name} {
+				require.Zero(t, testbench.Depth(t, url, queue), queue)
+			}
+		})
+	}
+}
+
+// The queue of a message that came to another service is gone: the message is
+// stranded, where it would be without the policy, and the Subscriber says so.
+func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
+	t.Parallel()
+	const home, other = "home", "other"
+	url, strategy := ruledBy(t, "homeless"), shared(t, topology.Quorum)
+	policy := backoff.List{3 * time.Second}
+	var wrong timeline
+	victim := newRig(t, rigConfig{
+		url: url, queue: other, strategy: strategy, policy: policy, clientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
+		handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.add()
+			return nil, nil
+		},
+	})
+	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, errFailed
+	}})
+	r.publish(amqp.Publishing{Body: []byte("homeless")})
+	testbench.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
+	r.stop()
+	_, err := testbench.Channel(t, url).QueueDelete(home, false, false, false)
+	require.NoError(t, err)
+	testbench.WaitFor(t, "the log to say it", patience, func() bool { return len(victim.logs.saying("Messages are stranded")) > 0 })
+	stranded := take(t, url, strategy.Prefix+".stranded")
+	require.Equal(t, home, stranded.RoutingKey)
+	require.Equal(t, home, stranded.Headers[middleware.QueueKey])
+	require.Equal(t, "1", stranded.Headers[middleware.FailuresKey])
+	require.Zero(t, wrong.count())
+}
+
+// A service that may not publish behind the return exchange dead-letters what is not
+// its own, in the name of the queue that the message belongs to.
+func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	const home, other, vhost = "home", "other", "stuck"
+	url := ruledBy(t, vhost)
+	strategy, policy := shared(t, topology.Quorum), backoff.List{time.Second}
+	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, errFailed
+	}})
+	client, sub := openSubscriber(t, url, strategy, policy)
+	require.NoError(t, sub.SubscribeInitialize(other))
+	plan, err := client.Plan(other, topology.ForPolicy(policy))
+	require.NoError(t, err)
+	node, least := ruledNode(t), plan.Permissions(false)
+	node.Grant(t, testbench.Grant{VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read})
+	var wrong timeline
+	victim := newRig(t, rigConfig{
+		url: node.URLOf(vhost) + vhost, adminURL: url, queue: other, strategy: strategy, policy: policy,
+		clientOptions: []topology.Option{topology.WithPreProvisioned()},
+		handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.add()
+			return nil, nil
+		},
+	})
+	r.publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
+	dead := take(t, url, other+".dlq")
+	require.Equal(t, string(middleware.ReasonMisdirected), dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, home, dead.Headers[middleware.DeadQueueKey])
+	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, uint8(7), dead.Priority)
+	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
+	require.Zero(t, wrong.count())
+}
+
+// With ReturnTo the queue gets its retry whatever the key is. A sibling, to which the
+// key of the policy leads, took its copy for a message of its own.
+func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
+	t.Parallel()
+	url := ruledBy(t, "sibling")
+	strategy, policy := returning(t, "events"), backoff.List{200 * time.Millisecond, 300 * time.Millisecond}
+	serve := func(key string, handler message.HandlerFunc) *rig {
+		return newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic("events", key), handler: handler})
+	}
+	var wrong timeline
+	sibling := serve("mail.#", func(*message.Message) ([]*message.Message, error) {
+		wrong.add()
+		return nil, nil
+	})
+	arrivals := make(chan arrival, 10)
+	r := serve("order.#", func(msg *message.Message) ([]*message.Message, error) {
+		raw, _ := topology.Received(msg.Context())
+		arrivals <- arrival{msg: msg, attempt: middleware.Attempt(msg.Context()), raw: raw}
+		if middleware.Attempt(msg.Context()) < 3 {
+			return nil, errFailed
+		}
+		return nil, nil
+	})
+	publish(t, url, "events", "order.created", amqp.Publishing{})
+	for attempt := range 3 {
+		got := await(t, arrivals)
+		require.Equal(t, attempt+1, got.attempt)
+		require.Equal(t, "order.created", got.raw.RoutingKey)
+	}
+	testbench.WaitFor(t, "the sibling to say it", patience, func() bool {
+		return len(sibling.logs.saying("A retry returned through the exchange with another routing key")) == 1
+	})
+	testbench.WaitFor(t, "both queues to be empty", patience, func() bool {
+		return testbench.Depth(t, url, sibling.queue) == 0 && testbench.Depth(t, url, r.queue) == 0
+	})
+	r.stop()
+	sibling.stop()
+	require.Empty(t, arrivals)
+	require.Zero(t, wrong.count())
+	require.Len(t, r.logs.saying("A retry returned through the exchange with another routing key"), 1)
+	require.Zero(t, testbench.Depth(t, url, sibling.queue))
+	require.Zero(t, testbench.Depth(t, url, sibling.queue+".dlq"))
+}
+
+// A policy with dead-letter-routing-key leads retries nowhere: they are stranded, and
+// the log said nothing.
+func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
+	t.Parallel()
+	const messages = 5
+	url := ruledBy(t, "nowhere")
+	for _, name := range []string{"shared quorum", "shared classic", "levels quorum"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			strategy := strategies[name](t)
+			r := newRig(t, rigConfig{
+				url: url, strategy: strategy, policy: backoff.List{200 * time.Millisecond},
+				clientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
+				handler:       func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+			})
+			for range messages {
+				r.publish(amqp.Publishing{})
+			}
+			stranded := r.plan.Queues[len(r.plan.Queues)-2].Name
+			testbench.WaitFor(t, "the log to say it", patience, func() bool {
+				lines := r.logs.saying("Messages are stranded")
+				return len(lines) > 0 && strings.Contains(lines[len(lines)-1], fmt.Sprintf("messages:%d queue:%s", messages, stranded))
+			})
+			require.LessOrEqual(t, len(r.logs.saying("Messages are stranded")), messages, "only when there are more")
+			require.Equal(t, r.queue, take(t, url, stranded).Headers[middleware.QueueKey])
+		})
+	}
+}
