@@ -41,8 +41,10 @@ const (
 	Conflicting Problem = "conflicting"
 	// Dropping: the queue's own settings may drop messages.
 	Dropping Problem = "dropping"
-	// Overruled: a policy of the broker changes the queue.
+	// Overruled: a policy of the broker changes the queue or the exchange.
 	Overruled Problem = "overruled"
+	// Exposed: a setting or the state of the broker makes less of the promise.
+	Exposed Problem = "exposed"
 	// Disabled: a feature flag is off.
 	Disabled Problem = "disabled"
 	// Consumed: somebody consumes a wait queue.

@@ -53,7 +53,7 @@ func (f *queueFacts) hazards() []hazard {
 		case f.deadLetters:
 			add(false, argument, "is %v: %s go to the queue's dead-letter exchange, past this library", value, text)
 		case f.policyPending:
-			add(false, argument, "is %v: %s are dropped, unless a policy names a dead-letter exchange, which the management API does not show yet", value, text)
+			add(false, argument, "is %v: %s are dropped, unless a policy names a dead-letter exchange, which could not be seen", value, text)
 		default:
 			add(true, argument, "is %v: %s are dropped, because the queue has no dead-letter exchange: remove the argument, or add x-dead-letter-exchange", value, text)
 		}

@@ -15,11 +15,15 @@ import (
 const managementTimeout = 10 * time.Second
 
 // WithManagement names RabbitMQ's management API, for what AMQP cannot show:
-// messages held for dead-lettering, bindings, policies, delivery limits and
-// feature flags. Inspect, Verify and Peek ask it, and Subscribe, for at most 3 s,
-// what its queue is. No retry does, and an API that is away stops nothing. url is http or https with a user of the
-// tag monitoring and its password, both percent-encoded, which never appear in an
-// error; https trusts what Connection.TLSConfig trusts.
+// messages held for dead-lettering, bindings, policies, delivery limits, feature
+// flags, alarms and replicas. Inspect, Verify and Peek ask it. Subscribe asks, for at
+// most 3 s, what its queue is and which policies apply to the plan, and says in its
+// log which of them may lose or misdirect messages. No retry asks, and an API that is
+// away stops nothing.
+//
+// url is http or https with a user and its password, both percent-encoded, which never
+// appear in an error. The user needs the tag monitoring and permissions in the vhost,
+// of which ^$ is enough. https trusts what Connection.TLSConfig trusts.
 //
 // Default: only AMQP is asked.
 func WithManagement(url string) Option {
@@ -41,7 +45,8 @@ type manager struct {
 	ctx       context.Context
 	err       error
 	seen      *policies
-	policyErr error // why the policies cannot be seen
+	policyErr error   // why the policies cannot be seen
+	unseen    []error // what else cannot be seen, of which nothing else depends
 }
 
 // manager returns nil where no management API is configured.
@@ -94,11 +99,34 @@ func (m *manager) bindings(exchange string) (list []management.Binding, ok bool)
 }
 
 func (m *manager) featureFlags() (states map[string]string, ok bool) {
-	ok = m.ask(func(ctx context.Context) (err error) {
+	ok = m.askFor("feature flags were not looked at, for which the user needs the tag administrator before RabbitMQ 4.0", func(ctx context.Context) (err error) {
 		states, err = m.api.FeatureFlags(ctx)
 		return err
 	})
 	return states, ok
+}
+
+func (m *manager) nodes() (list []management.Node, ok bool) {
+	ok = m.askFor("alarms and replicas were not looked at", func(ctx context.Context) (err error) {
+		list, err = m.api.Nodes(ctx)
+		return err
+	})
+	return list, ok
+}
+
+// askFor is ask for what the user may be refused though all else is answered: an error
+// goes to unseen, with the text before it.
+func (m *manager) askFor(text string, f func(ctx context.Context) error) bool {
+	if m == nil || m.err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, managementTimeout)
+	defer cancel()
+	err := f(ctx)
+	if err != nil {
+		m.unseen = append(m.unseen, fmt.Errorf("%s: management API: %w", text, err))
+	}
+	return err == nil
 }
 
 // operate returns a connection for an operator's question, with its end. The

@@ -1,12 +1,15 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/millpond-go/millpond/internal/management"
 )
@@ -18,7 +21,7 @@ type policies struct {
 	user, operator []management.Policy
 }
 
-// appliedPolicies are the policies that apply to one queue.
+// appliedPolicies are the policies that apply to one queue or exchange.
 type appliedPolicies struct {
 	// rules are the keys of all policies that apply, in the order of their names.
 	rules []policyRule
@@ -30,9 +33,11 @@ type appliedPolicies struct {
 
 // policyRule is one key of a policy that applies.
 type policyRule struct {
-	key    string
-	value  any
-	source string // the policy, in words
+	key      string
+	value    any
+	source   string // the policy, in words
+	policy   management.Policy
+	operator bool
 }
 
 // policies asks for them; nil where they cannot be seen, and then policyErr says why.
@@ -53,6 +58,9 @@ func (m *manager) policies() *policies {
 			return m.seen
 		}
 	}
+	if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
+		err = fmt.Errorf("%w: the user needs permissions in vhost %q, of which ^$ is enough", err, m.vhost)
+	}
 	m.policyErr = fmt.Errorf("management API: policies: %w", err)
 	return nil
 }
@@ -61,52 +69,158 @@ func (m *manager) policies() *policies {
 // operator policy do: those of the highest priority that match. Of several with that
 // priority the broker chooses one, so that all of them are returned.
 func (p *policies) of(queue string, kind QueueType) appliedPolicies {
+	return p.applied(queue, func(c management.Policy) reach { return fitsQueue(c, kind) })
+}
+
+// ofExchange returns what applies to an exchange, which need not exist.
+func (p *policies) ofExchange(exchange string) appliedPolicies {
+	return p.applied(exchange, func(c management.Policy) reach {
+		if c.ApplyTo == "all" || c.ApplyTo == "exchanges" {
+			return applies
+		}
+		return appliesNot
+	})
+}
+
+// reach says whether a policy applies where its pattern matches.
+type reach int
+
+const (
+	appliesNot reach = iota
+	// mayApply: that depends on what is not known. Such a policy hides none of a lower
+	// priority.
+	mayApply
+	applies
+)
+
+// fitsQueue goes by what the policy is for and by its keys: the broker applies no
+// policy that has a single key which the type of the queue does not support, and goes on
+// to the next one (F39).
+func fitsQueue(p management.Policy, kind QueueType) reach {
+	only := QueueType("")
+	switch p.ApplyTo {
+	case "classic_queues", "quorum_queues":
+		only = QueueType(strings.TrimSuffix(p.ApplyTo, "_queues"))
+	case "streams":
+		only = stream
+	case "exchanges":
+		return appliesNot
+	}
+	if only != "" && kind != "" && only != kind {
+		return appliesNot
+	}
+	found := applies
+	if only != "" && kind == "" {
+		found = mayApply
+	}
+	for key := range p.Definition {
+		found = min(found, policyKeys[key].fits(kind))
+	}
+	return found
+}
+
+func (p *policies) applied(name string, fits func(management.Policy) reach) appliedPolicies {
 	var a appliedPolicies
 	for _, group := range []struct {
-		list []management.Policy
-		word string
-	}{{p.user, "policy"}, {p.operator, "operator policy"}} {
-		var chosen []management.Policy
-		for _, candidate := range group.list {
-			matches, err := policyMatches(candidate, queue, kind)
+		list     []management.Policy
+		word     string
+		operator bool
+	}{{p.user, "policy", false}, {p.operator, "operator policy", true}} {
+		lowest := math.MinInt
+		byPriority := slices.Clone(group.list)
+		slices.SortStableFunc(byPriority, func(x, y management.Policy) int { return cmp.Compare(y.Priority, x.Priority) })
+		for _, c := range byPriority {
+			found := fits(c)
+			if found == appliesNot || c.Priority < lowest {
+				continue
+			}
+			source := fmt.Sprintf("%s %q", group.word, c.Name)
+			matches, err := matchesName(c.Pattern, name)
 			switch {
 			case err != nil:
-				a.unreadable = append(a.unreadable, fmt.Sprintf("%s %q", group.word, candidate.Name))
+				a.unreadable = append(a.unreadable, source)
+				continue
 			case !matches:
-			case len(chosen) > 0 && chosen[0].Priority > candidate.Priority:
-			case len(chosen) > 0 && chosen[0].Priority < candidate.Priority:
-				chosen = []management.Policy{candidate}
-			default:
-				chosen = append(chosen, candidate)
+				continue
+			case found == applies:
+				lowest = c.Priority
 			}
-		}
-		for _, c := range chosen {
+			a.operator = a.operator || group.operator
 			for _, key := range slices.Sorted(maps.Keys(c.Definition)) {
-				a.rules = append(a.rules, policyRule{key, c.Definition[key], fmt.Sprintf("%s %q", group.word, c.Name)})
+				a.rules = append(a.rules, policyRule{key, c.Definition[key], source, c, group.operator})
 			}
 		}
-		a.operator = len(chosen) > 0 // the last group
 	}
 	return a
 }
 
-// policyMatches reports whether a policy is for a queue. A pattern may stand anywhere in
-// the name. The broker reads patterns that Go does not, such as lookaheads.
-func policyMatches(p management.Policy, queue string, kind QueueType) (bool, error) {
-	switch p.ApplyTo {
-	case "all", "queues", "":
-	case "classic_queues", "quorum_queues", "streams":
-		if kind != "" && p.ApplyTo != string(kind)+"_queues" && !(kind == stream && p.ApplyTo == "streams") {
+// matchesName reports whether a policy's pattern stands anywhere in a name. Of what the
+// broker reads and Go does not, lookaheads at the beginning are matched, as in
+// "^(?!amq\.).*", which many policies begin with.
+func matchesName(pattern, name string) (bool, error) {
+	for strings.HasPrefix(pattern, "^(?!") || strings.HasPrefix(pattern, "^(?=") {
+		end := closing(pattern[1:])
+		if end < 0 || hasAlternatives(pattern[1+end:]) {
+			break
+		}
+		ahead, err := regexp.Compile("^(?:" + pattern[len("^(?!"):end] + ")")
+		if err != nil {
+			break
+		}
+		if ahead.MatchString(name) != (pattern[len("^(?")] == '=') {
 			return false, nil
 		}
-	case "exchanges":
-		return false, nil
+		pattern = "^" + pattern[1+end:]
 	}
-	pattern, err := regexp.Compile(p.Pattern)
+	compiled, err := regexp.Compile(pattern)
 	if err != nil {
 		return false, errors.New("the pattern cannot be read")
 	}
-	return pattern.MatchString(queue), nil
+	return compiled.MatchString(name), nil
+}
+
+// closing returns the end of the group that a pattern begins with, behind its
+// parenthesis; -1 where that cannot be told.
+func closing(pattern string) int {
+	depth := 0
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '[':
+			return -1 // a class may hold parentheses
+		case '(':
+			depth++
+		case ')':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return -1
+}
+
+// hasAlternatives reports whether a pattern may have a | outside of its groups.
+func hasAlternatives(pattern string) bool {
+	if strings.Contains(pattern, "[") { // a class may hold parentheses
+		return strings.Contains(pattern, "|")
+	}
+	depth := 0
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '(':
+			depth++
+		case ')':
+			depth--
+		case '|':
+			if depth == 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // definition is what the broker makes of the rules: of two numbers the smaller, of

@@ -3,6 +3,7 @@ package topology
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -30,7 +31,39 @@ func (s *subscription) learn(ctx context.Context, conn *link.Conn) error {
 	}
 	vhost, _ := client.linkCfg.Vhost() // parsed before
 	s.warn(f, f.drops(s.plan, vhost, s.hold(f)))
+	s.warnPolicies(m, f, vhost)
 	return nil
+}
+
+// warnPolicies logs which policies may lose or misdirect messages of the plan, once and
+// again only when that has changed: one line for each key of a policy and role of queues,
+// because Levels has 32 wait queues.
+func (s *subscription) warnPolicies(m *manager, f *queueFacts, vhost string) {
+	list := m.policies()
+	if list == nil {
+		return
+	}
+	known := map[string]knownQueue{}
+	if f.kind != "" {
+		known[s.plan.Queue] = knownQueue{f.kind, f.arguments}
+	}
+	findings, _ := list.judge(s.plan.subjects(known, f.version), vhost)
+	findings = slices.DeleteFunc(findings, func(f policyFinding) bool { return f.Severity != Critical })
+	said := s.ruled
+	if s.ruled = fmt.Sprint(findings); s.ruled == said {
+		return
+	}
+	alike := map[string]int{}
+	for _, finding := range findings {
+		alike[finding.group]++
+	}
+	for _, finding := range findings {
+		if n := alike[finding.group]; n > 0 {
+			alike[finding.group] = 0
+			s.logger.Error("A policy of the broker may lose or misdirect messages: exempt the queues and exchanges of the plan from it, which millpond verify lists", nil,
+				watermill.LogFields{"finding": finding.String(), "alike": n - 1})
+		}
+	}
 }
 
 // warn logs what is allowed but should be known of the queue, again only when it has

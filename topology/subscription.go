@@ -46,6 +46,7 @@ type subscription struct {
 	timeout atomic.Int64               // the broker's consumer timeout, once it has struck
 	facts   atomic.Pointer[queueFacts] // nil until the queue was declared or found
 	warned  string                     // what was last said about the facts
+	ruled   string                     // what was last said about policies
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues

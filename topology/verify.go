@@ -18,9 +18,11 @@ import (
 //     which they differ from the plan, whether a wait queue is consumed, and the
 //     type and the arguments of the queue itself, which may lose messages.
 //   - The management API, where configured (WithManagement), tells missing
-//     bindings, policies that change a queue, a delivery limit that drops for
-//     certain, and feature flags. Policies that match only a queue that does not
-//     exist yet are not seen.
+//     bindings, policies that change a queue or an exchange of the plan, also one
+//     that does not exist yet, a delivery limit that drops for certain, feature
+//     flags, alarms and replicas. Without it one finding says that none of that was
+//     looked at. A user with the tag monitoring and permissions in the vhost is
+//     enough; before RabbitMQ 4.0 feature flags take the tag administrator.
 //
 // Verify creates nothing: a queue or an exchange is declared with the plan's
 // arguments only after it was found to exist, and the broker refuses other
@@ -61,6 +63,7 @@ func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
 	v := &verifier{
 		ctx: ctx, run: conn.Do, plan: plan, manager: m, vhost: vhost,
 		version: serverVersion(conn), declares: !c.opts.provisioned, confirmTimeout: c.opts.confirmTimeout,
+		known: map[string]knownQueue{}, replicas: map[string][]string{},
 	}
 	if err := v.exchanges(); err != nil {
 		return nil, err
@@ -68,13 +71,31 @@ func (c *Client) verify(ctx context.Context, plan Plan) ([]Finding, error) {
 	if err := v.queues(); err != nil {
 		return nil, err
 	}
+	v.policies()
 	v.bindings()
 	v.featureFlags()
-	if m != nil && m.err != nil {
-		v.find(Warning, Unchecked, "broker", "", "bindings, policies, delivery limits and feature flags were not looked at, or not all: %v", m.err)
-	}
+	v.settingsOfBroker()
+	v.unchecked()
 	slices.SortStableFunc(v.findings, func(a, b Finding) int { return rank(a) - rank(b) })
 	return v.findings, nil
+}
+
+// unchecked says what was not looked at, because AMQP does not show it.
+func (v *verifier) unchecked() {
+	const all = "policies, bindings, feature flags, alarms and replicas"
+	switch m := v.manager; {
+	case m == nil:
+		v.find(Warning, Unchecked, "broker", "", all+" were not looked at, because only the management API shows them: name it with WithManagement, or with millpond --management")
+	case m.err != nil:
+		v.find(Warning, Unchecked, "broker", "", all+" were not looked at, or not all: %v", m.err)
+	default:
+		if m.policyErr != nil {
+			v.find(Warning, Unchecked, "broker", "", "policies were not looked at: %v", m.policyErr)
+		}
+		for _, err := range m.unseen {
+			v.find(Warning, Unchecked, "broker", "", "%v", err)
+		}
+	}
 }
 
 func rank(f Finding) int {
@@ -95,6 +116,8 @@ type verifier struct {
 	declares       bool
 	confirmTimeout time.Duration
 	findings       []Finding
+	known          map[string]knownQueue
+	replicas       map[string][]string // the nodes of each queue
 }
 
 func (v *verifier) find(severity Severity, problem Problem, kind, name, format string, args ...any) {

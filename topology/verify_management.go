@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -23,7 +22,8 @@ func (v *verifier) settings(q member, info management.Queue, compare bool) {
 	if q.role != RoleMain && (!info.Durable || info.AutoDelete || info.Exclusive) {
 		v.find(Critical, Dropping, "queue", q.Name, "is not durable, is auto-delete or exclusive, and is gone with a restart, a consumer or a connection: declare it durable and neither")
 	}
-	v.policies(q, info)
+	v.known[q.Name] = knownQueue{QueueType(info.Type), info.Arguments}
+	v.replicas[q.Name] = info.Members
 }
 
 // main names what the queue itself may lose: by its type, its arguments, and with
@@ -49,6 +49,9 @@ func (v *verifier) main(name string) error {
 	if f.losesInRestarts(v.plan) {
 		v.find(Critical, Dropping, "queue", name, "is a quorum queue, and messages that wait in a classic queue before it are lost if their wait ends while the broker restarts: use quorum wait queues")
 	}
+	if f.kind != "" {
+		v.known[name] = knownQueue{f.kind, f.arguments}
+	}
 	hold := holdFor(f.consumerTimeout(0, nil), v.confirmTimeout)
 	if d := f.drops(v.plan, v.vhost, hold); d != nil {
 		severity := Critical
@@ -58,57 +61,6 @@ func (v *verifier) main(name string) error {
 		v.find(severity, Dropping, "queue", name, "%s", d)
 	}
 	return nil
-}
-
-// policies names what a policy changes for the worse. Of an argument and a
-// policy, the broker takes the smaller number and the argument's overflow.
-func (v *verifier) policies(q member, info management.Queue) {
-	list := v.manager.policies()
-	if list == nil {
-		return
-	}
-	for _, r := range list.of(q.Name, QueueType(info.Type)).rules {
-		severity, text := harm(q, r.key, r.value, info)
-		if text != "" {
-			v.find(severity, Overruled, "queue", q.Name, "%s sets %s to %v: %s; exempt this queue from it", r.source, r.key, r.value, text)
-		}
-	}
-}
-
-// harm says what a policy's key does to a queue, "" if nothing that matters.
-func harm(q member, key string, value any, info management.Queue) (Severity, string) {
-	n, _ := wholeNumber(value)
-	switch key {
-	case "expires":
-		return Critical, "the queue is deleted with all that is in it when nobody consumes it for so many milliseconds; publishing to it does not count"
-	case "message-ttl":
-		switch {
-		case q.role == RoleWait && n < q.Delay.Milliseconds():
-			return Critical, fmt.Sprintf("messages return before their delay of %s is over", delayName(q.Delay))
-		case q.role == RoleMain:
-			return Critical, "messages that are not handled by then are dropped, or dead-lettered past this library"
-		case q.role != RoleWait:
-			return Warning, "what it keeps is deleted after so many milliseconds"
-		}
-	case "max-length", "max-length-bytes":
-		switch {
-		case q.role == RoleWait && info.Type == string(Quorum):
-			return Warning, "a full wait queue refuses, and what failed is held unacked until there is room"
-		case q.role == RoleDead || q.role == RoleStranded:
-			return Warning, "a full queue drops its oldest messages, or refuses new ones"
-		}
-		return Critical, "a full queue drops its oldest messages, or refuses those that return"
-	case "overflow":
-		overflow, _ := value.(string)
-		if q.role == RoleMain && info.Arguments["x-overflow"] == nil && strings.HasPrefix(overflow, "reject-publish") {
-			return Critical, "a full queue refuses messages that return from waiting"
-		}
-	case "delivery-limit":
-		if (q.role == RoleDead || q.role == RoleStranded) && info.Type == string(Quorum) && n < harmlessLimit {
-			return Warning, "before 4.3 every look at a message counts, and the broker deletes it in the end"
-		}
-	}
-	return "", ""
 }
 
 // bindings looks for those of the plan, and for one at a dead-letter target.
@@ -133,12 +85,15 @@ func (v *verifier) bindings() {
 	}
 }
 
-// featureFlags: without stream_queue at-least-once dead-lettering falls back to
-// at-most-once, silently.
+// featureFlags looks for two of them, which cannot be off from 4.0 on. Without
+// stream_queue at-least-once dead-lettering falls back to at-most-once, silently.
 func (v *verifier) featureFlags() {
 	quorum := slices.ContainsFunc(v.plan.Queues, func(q Queue) bool { return q.Arguments["x-queue-type"] == string(Quorum) })
+	if !quorum || v.version.atLeast(4, 0) {
+		return
+	}
 	states, ok := v.manager.featureFlags()
-	if !quorum || !ok {
+	if !ok {
 		return
 	}
 	v.featureFlag(states, "quorum_queue", "no quorum queue can be declared")

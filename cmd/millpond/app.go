@@ -14,7 +14,7 @@ import (
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found something critical; a letter is not there
+	exitFound       = 1   // verify found something critical, or --strict something that it could not look at; a letter is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
 	exitRefused     = 4   // it is not safe, and nothing was done
@@ -31,9 +31,9 @@ func usage(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
 }
 
-const exitCodes = `Exit codes: 0 done; 1 verify found something critical, or there is no such letter; 2 wrong
-use; 3 the broker could not be reached or refused; 4 not safe, nothing done; 130 interrupted,
-what had begun is finished.`
+const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also something that it
+could not look at, or there is no such letter; 2 wrong use; 3 the broker could not be reached
+or refused; 4 not safe, nothing done; 130 interrupted, what had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {

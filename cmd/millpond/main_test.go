@@ -172,6 +172,7 @@ func TestPlanIsPrinted(t *testing.T) {
 		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
 		"plan-dlq":         {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
 		"help":             {"dead", "replay", "--help"},
+		"help-verify":      {"verify", "--help"},
 	} {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)
@@ -196,6 +197,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"status", []string{"status", "orders", "--policy", "1s,10s"}, 0},
 		{"status-json", []string{"status", "orders", "--policy", "1s,10s", "--json"}, 0},
 		{"verify", []string{"verify", "orders", "--policy", "1s,10s"}, 0},
+		{"verify", []string{"verify", "orders", "--policy", "1s,10s", "--strict"}, 1},
 		{"verify-missing", []string{"verify", "orders", "--policy", "1s,30s"}, 1},
 		{"verify-json", []string{"verify", "orders", "--policy", "1s,30s", "--json"}, 1},
 		{"dead-list", []string{"dead", "list", "orders"}, 0},
@@ -227,6 +229,30 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		s.golden(step.name, o.out+o.err)
 	}
 	require.Equal(t, 1, testbench.Depth(t, s.url, s.queue+".dlq"))
+}
+
+// What could not be looked at is said, once for all queues, and fails --strict alone.
+func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	away := []string{"--management", "http://guest:hush@127.0.0.1:1"}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"no API":            {[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone, "only the management API shows them"},
+		"no API, strict":    {[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound, "only the management API shows them"},
+		"API away":          {append([]string{"verify", s.queue, "--policy", "1s,10s"}, away...), exitDone, "were not looked at, or not all: management API: "},
+		"API away, strict":  {append([]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, away...), exitFound, "were not looked at, or not all: management API: "},
+		"status, two times": {[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone, "only the management API shows them"},
+	} {
+		o := s.tool(c.args...)
+		require.Equal(t, c.code, o.code, "%s: %s%s", name, o.out, o.err)
+		require.Equal(t, 1, strings.Count(o.out, c.says), "%s: %s", name, o.out)
+		require.NotContains(t, o.out, "nothing found", name)
+		require.NotContains(t, o.out+o.err, "hush", name)
+	}
 }
 
 // What is exported, discarded with an export, and imported.

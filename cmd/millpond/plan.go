@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -85,6 +86,11 @@ func (a app) declare() *cli.Command {
 func (a app) verify() *cli.Command {
 	return &cli.Command{
 		Name: "verify", Usage: "compare the plan of a queue with what the broker has; exits 1 if something critical is found", ArgsUsage: "QUEUE",
+		Description: "Without --management no policy, binding or feature flag is looked at, and verify says so.\n" +
+			"In a pipeline use --management and --strict: then it exits 1 also where it could not look at everything.",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "strict", Usage: "exit 1 also if something could not be looked at"},
+		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			queue, err := queueOf(c)
 			if err != nil {
@@ -101,7 +107,7 @@ func (a app) verify() *cli.Command {
 					a.printFindings(findings, "nothing found")
 				}
 				for _, f := range findings {
-					if f.Severity == topology.Critical {
+					if f.Severity == topology.Critical || f.Problem == topology.Unchecked && c.Bool("strict") {
 						return errFound
 					}
 				}
@@ -174,6 +180,7 @@ func (a app) status() *cli.Command {
 
 func (a app) statusOnce(ctx context.Context, c *cli.Command, client *topology.Client) error {
 	all := []statusJSON{}
+	said := map[topology.Finding]bool{} // about the broker: the same for each queue
 	for _, queue := range c.Args().Slice() {
 		plan, err := a.planOf(c, queue)
 		if err != nil {
@@ -194,7 +201,10 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, client *topology.Cl
 		all = append(all, s)
 		if !c.Bool(flagJSON) {
 			fmt.Fprint(a.out, report)
-			a.printFindings(findings, "")
+			a.printFindings(slices.DeleteFunc(slices.Clone(findings), func(f topology.Finding) bool { return said[f] }), "")
+			for _, f := range s.Findings {
+				said[f] = f.Kind == "broker"
+			}
 		}
 	}
 	if c.Bool(flagJSON) {

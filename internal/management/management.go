@@ -77,6 +77,8 @@ type Queue struct {
 	Ready      *int   `json:"messages_ready"`
 	Unacked    *int   `json:"messages_unacknowledged"`
 	Held       *int   `json:"messages_dlx"` // quorum queues only
+	// Members are the nodes of a quorum queue. A classic one has none.
+	Members []string `json:"members"`
 }
 
 // Object is a JSON object; the API writes some that are empty as [] or "".
@@ -152,6 +154,22 @@ func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
 		states[f.Name] = f.State
 	}
 	return states, err
+}
+
+// Node is a node of the cluster. Alarms and limits are those of a node that collects
+// statistics, some seconds after its start; else they are absent.
+type Node struct {
+	Name          string `json:"name"`
+	MemoryAlarm   bool   `json:"mem_alarm"`
+	DiskAlarm     bool   `json:"disk_free_alarm"`
+	DiskFreeLimit any    `json:"disk_free_limit"` // a number of bytes, where it is known
+}
+
+// Nodes returns the nodes of the cluster, those that are down among them.
+func (a *API) Nodes(ctx context.Context) ([]Node, error) {
+	var list []Node
+	err := a.get(ctx, &list, "nodes")
+	return list, err
 }
 
 func (a *API) get(ctx context.Context, into any, path ...string) error {
