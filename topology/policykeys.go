@@ -147,7 +147,7 @@ func (s *subject) gone() string {
 
 // milliseconds writes a number of them as a duration.
 func milliseconds(n int64) string {
-	return delayName(time.Duration(min(n, maxHold.Milliseconds()*1000)) * time.Millisecond)
+	return delayName(time.Duration(min(n, maxHold.Milliseconds())) * time.Millisecond)
 }
 
 func mainTTL(s *subject, r policyRule) (Severity, string) {

@@ -91,7 +91,7 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
 	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
 	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
-	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.5s", "fanout", true, false, false, false, nil))
+	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.5s", "fanout", true, false, false, false, amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"}))
 	_, err := ch.Consume(strategy.Prefix+".wait.5s", "", false, false, false, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{

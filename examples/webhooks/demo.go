@@ -100,10 +100,8 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 		if err != nil {
 			return err
 		}
-		if err := p.publish(ctx, plan.Queue, planned.id, body); err != nil {
-			if ctx.Err() != nil {
-				return errInterrupted
-			}
+		// An interruption waits for the confirm: the table would not know the message.
+		if err := p.publish(context.WithoutCancel(ctx), plan.Queue, planned.id, body); err != nil {
 			return err
 		}
 		l.published(planned.id)

@@ -27,6 +27,11 @@ type fate struct{ reason, answer string }
 func (l *ledger) report() report {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.sum()
+}
+
+// sum makes the report. l.mu is held.
+func (l *ledger) sum() report {
 	r := report{delivered: map[int]int{}, dead: map[fate]int{}, requests: l.requests, late: slices.Clone(l.late)}
 	slices.Sort(r.late)
 	for _, e := range l.entries {
@@ -98,9 +103,9 @@ func percentile(values []time.Duration, p float64) time.Duration {
 // faults returns what is wrong with deliveries that are decided, and with the
 // whole: the receiver's log, the dead-letter queue and the plan have to agree.
 func (l *ledger) faults() []string {
-	r := l.report()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	r := l.sum()
 	faults := slices.Clone(l.problems)
 	add := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
 	for _, e := range l.entries {

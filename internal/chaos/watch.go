@@ -38,7 +38,8 @@ func (s *state) await(ctx context.Context, what string, limit time.Duration, con
 // minQuiet is for timers that are shorter than a busy machine is slow.
 const minQuiet = 10 * time.Second
 
-// quiet returns when all is accounted for, or when nothing has moved for two dead-letter timers.
+// quiet returns when all is accounted for, or when nothing has moved for four dead-letter timers: RabbitMQ 4.0.5 was seen to
+// hold messages for more than two.
 func (s *state) quiet(ctx context.Context) error {
 	timer := s.timer()
 	begun, moved, said := time.Now(), time.Now(), time.Now()
@@ -56,7 +57,7 @@ func (s *state) quiet(ctx context.Context) error {
 		case missing == 0:
 			s.say("all accounted for %s after the last confirm", time.Since(begun).Round(time.Second))
 			return nil
-		case time.Since(moved) > max(2*timer+timer/10, minQuiet):
+		case time.Since(moved) > max(4*timer, minQuiet):
 			s.say("nothing has moved for %s, %d messages missing", time.Since(moved).Round(time.Second), missing)
 			return nil
 		case time.Since(said) > 20*time.Second:

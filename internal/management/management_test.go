@@ -58,6 +58,15 @@ func TestPolicies(t *testing.T) {
 	require.Empty(t, list)
 }
 
+// The second node runs no statistics; a limit may be no number.
+func TestNodes(t *testing.T) {
+	api := serve(t, "/api/nodes", http.StatusOK, `[{"name":"a@host","running":true,"mem_alarm":true,"disk_free_alarm":false,"disk_free_limit":50000000},
+		{"name":"b@host","running":true},{"name":"c@host","disk_free_limit":"unknown"}]`)
+	list, err := api.Nodes(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []management.Node{{Name: "a@host", MemoryAlarm: true, DiskFreeLimit: 5e7}, {Name: "b@host"}, {Name: "c@host", DiskFreeLimit: "unknown"}}, list)
+}
+
 func TestQueueThatIsNotCountedYet(t *testing.T) {
 	api := serve(t, "/api/queues/v/q", http.StatusOK, `{"arguments":[],"effective_policy_definition":"","type":"classic"}`)
 	q, err := api.Queue(t.Context(), "v", "q")
