@@ -65,6 +65,8 @@ type governedService struct {
 
 	// critical are the critical findings of Verify, before the first message.
 	critical []topology.Finding
+	// entered are the payloads that the broker has confirmed to the producer.
+	entered map[string]bool
 	// refusal is why the service has not started; nil as a rule.
 	refusal error
 
@@ -184,7 +186,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	t.Helper()
 	s := &governedService{
 		name: name, queue: queue, logs: &capture{}, calls: map[string]int{}, handled: map[string]bool{},
-		foreign: map[string]bool{}, places: map[string]int{}, changed: time.Now(), stop: func() {},
+		foreign: map[string]bool{}, entered: map[string]bool{}, places: map[string]int{}, changed: time.Now(), stop: func() {},
 	}
 	cfg := queueConfig(g.url)
 	if !strings.HasSuffix(name, "classic") {
@@ -305,45 +307,38 @@ func (s *governedService) callsOf(n int) int {
 
 func (s *governedService) id(n int) string { return fmt.Sprintf("%s/%d", s.queue, n) }
 
-// fill publishes the messages at once, and again what the broker refuses.
+// fill publishes the messages at once, and again what the broker refuses. A message that is refused
+// for long has not entered.
 func (s *governedService) fill(t *testing.T, url string) {
 	t.Helper()
 	if s.refusal != nil {
 		return
 	}
-	conn, err := amqp.Dial(url)
-	require.NoError(t, err)
-	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
-	ch, err := conn.Channel()
-	require.NoError(t, err)
+	ch := testbench.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	exchange := ""
 	if s.plan.Return != nil {
 		exchange = s.plan.Return.Exchange
 	}
-	open := make([]int, perService)
-	for i := range open {
-		open[i] = i
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	for len(open) > 0 {
-		confirms := make([]*amqp.DeferredConfirmation, len(open))
-		for i, n := range open {
-			confirms[i], err = ch.PublishWithDeferredConfirm(exchange, s.queue, true, false,
-				amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(s.id(n))})
-			require.NoError(t, err)
-		}
-		var refused []int
-		for i, n := range open {
-			ok, err := confirms[i].WaitContext(ctx)
-			require.NoError(t, err)
-			if !ok {
-				refused = append(refused, n)
+	for taken := time.Now(); len(s.entered) < perService && time.Since(taken) < toldSilence; <-time.After(50 * time.Millisecond) {
+		confirms := map[string]*amqp.DeferredConfirmation{}
+		for n := range perService {
+			if id := s.id(n); !s.entered[id] {
+				var err error
+				confirms[id], err = ch.PublishWithDeferredConfirm(exchange, s.queue, true, false,
+					amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(id)})
+				require.NoError(t, err)
 			}
 		}
-		require.NoError(t, ctx.Err(), "the broker has refused %d messages of %s again and again", len(refused), s.name)
-		open = refused
+		for id, confirm := range confirms {
+			ok, err := confirm.WaitContext(ctx)
+			require.NoError(t, err)
+			if ok {
+				s.entered[id], taken = true, time.Now()
+			}
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -358,8 +353,7 @@ func (s *governedService) done() bool {
 	if len(s.critical) > 0 {
 		limit = toldSilence
 	}
-	return s.refusal != nil || len(s.handled) == perService/2 && s.dead >= perService/2 ||
-		time.Since(s.changed) > limit
+	return s.refusal != nil || len(s.handled) == perService/2 && s.dead >= perService/2 || time.Since(s.changed) > limit
 }
 
 // everyone returns all services of the virtual host.

@@ -72,6 +72,8 @@ func (s *governedService) locate(places map[string][]string, held map[string]int
 		switch {
 		case s.handled[s.id(n)]:
 			s.places["handled"]++
+		case !s.entered[s.id(n)] && len(at) == 0:
+			s.places["refused"]++
 		case len(at) == 0:
 			s.lost++
 		case len(own) > 0:
@@ -111,7 +113,7 @@ func (s *governedService) word(queues []string) string {
 func (g *governed) missing(places map[string][]string) bool {
 	return slices.ContainsFunc(g.services, func(s *governedService) bool {
 		for n := range perService {
-			if s.refusal == nil && !s.handled[s.id(n)] && len(places[s.id(n)]) == 0 {
+			if s.entered[s.id(n)] && !s.handled[s.id(n)] && len(places[s.id(n)]) == 0 {
 				return true
 			}
 		}

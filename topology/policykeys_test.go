@@ -335,7 +335,7 @@ func (s *governedService) harm() string {
 	if s.lost > 0 {
 		parts = append(parts, fmt.Sprintf("%d lost", s.lost))
 	}
-	for _, place := range []string{"stranded", "elsewhere", "queued", "waiting", "held"} {
+	for _, place := range []string{"stranded", "elsewhere", "queued", "waiting", "held", "refused"} {
 		if n := s.places[place]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", n, place))
 		}
