@@ -61,13 +61,15 @@ func (e *ConflictError) Error() string {
 	if e.Found == "" {
 		difference = fmt.Sprintf("%s differs from the %s wanted", e.Argument, e.Wanted)
 	}
-	return fmt.Sprintf("%s %q exists with other arguments: %s; %s", e.Kind, e.Name, difference, e.wayOut())
+	return fmt.Sprintf("%s %q exists with other arguments: %s; %s",
+		e.Kind, e.Name, difference, e.wayOut())
 }
 
 // wayOut says what to do about the conflict.
 func (e *ConflictError) wayOut() string {
 	if !e.configured {
-		return fmt.Sprintf("delete the %s once it is empty, or choose another name in the strategy", e.Kind)
+		return fmt.Sprintf("delete the %s once it is empty, or choose another name in the strategy",
+			e.Kind)
 	}
 	field := e.field()
 	set := fmt.Sprintf("set %s of the configuration to what the %s has", field, e.Kind)
