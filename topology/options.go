@@ -175,6 +175,7 @@ type subscriberOptions struct {
 	requeue        bool
 	concurrency    int
 	handlerWarning time.Duration
+	timestamps     timestampWindow
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }

@@ -183,7 +183,7 @@ func (v *verifier) compared(kind, name string, args amqp.Table, adopt bool, err 
 	case isCode(err, amqp.AccessRefused):
 		return false, nil
 	case isCode(err, amqp.ResourceLocked):
-		v.find(Critical, Conflicting, kind, name, "is exclusive to another connection: choose another name for ours")
+		v.find(Critical, Conflicting, kind, name, "is exclusive to another connection: choose another name in the strategy")
 	default:
 		return false, declared
 	}
@@ -196,8 +196,8 @@ func (v *verifier) conflict(conflict *ConflictError, adopt bool) {
 			conflict.Argument, conflict.Found, conflict.Wanted)
 		return
 	}
-	v.find(Critical, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments: %s is %s, wanted %s; delete it once it is empty, or choose another name for ours",
-		conflict.Argument, conflict.Found, conflict.Wanted)
+	v.find(Critical, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments: %s is %s, wanted %s; %s",
+		conflict.Argument, conflict.Found, conflict.Wanted, conflict.wayOut())
 }
 
 func (v *verifier) queues() error {

@@ -103,6 +103,8 @@ type letterJSON struct {
 	Queue    string                    `json:"queue,omitempty"`
 	Replays  int                       `json:"replays"`
 	Origin   string                    `json:"origin,omitempty"`
+	Deadline *time.Time                `json:"deadline,omitempty"`
+	From     string                    `json:"deadline_from,omitempty"`
 	History  []middleware.HistoryEntry `json:"history,omitempty"`
 	Message  json.RawMessage           `json:"message,omitempty"`
 }
@@ -114,6 +116,9 @@ func jsonOf(l operate.Letter) letterJSON {
 	}
 	if !l.DeadAt.IsZero() {
 		j.DeadAt = &l.DeadAt
+	}
+	if !l.Deadline.IsZero() {
+		j.Deadline, j.From = &l.Deadline, l.DeadlineFrom
 	}
 	return j
 }
@@ -261,6 +266,9 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 	if !d.Timestamp.IsZero() {
 		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
 	}
+	if !l.Deadline.IsZero() {
+		rows = append(rows, []string{"deadline", when(l.Deadline) + countedFrom(l.DeadlineFrom)})
+	}
 	if err := a.columns(rows, harmless); err != nil {
 		return err
 	}
@@ -275,6 +283,19 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 	}
 	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(d.Body))
 	return nil
+}
+
+// countedFrom says what the expiration of a letter was counted from.
+func countedFrom(from string) string {
+	switch from {
+	case middleware.DeadlineFromTimestamp:
+		return ", its expiration counted from the timestamp of the producer"
+	case middleware.DeadlineFromArrival:
+		return ", its expiration counted from its first arrival"
+	case middleware.DeadlineFromPublish:
+		return ", its expiration counted from the publish of the delayed message"
+	}
+	return ""
 }
 
 func (a app) history(entries []middleware.HistoryEntry) {
