@@ -67,9 +67,12 @@ func (e *ConflictError) Error() string {
 
 // wayOut says what to do about the conflict.
 func (e *ConflictError) wayOut() string {
-	if !e.configured {
-		return fmt.Sprintf("delete the %s once it is empty, or choose another name in the strategy",
-			e.Kind)
+	switch {
+	case !e.configured && e.Kind == "exchange":
+		return "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings, " +
+			"or choose another name in the strategy"
+	case !e.configured:
+		return "delete it once it is empty, or choose another name in the strategy"
 	}
 	field := e.field()
 	set := fmt.Sprintf("set %s of the configuration to what the %s has", field, e.Kind)
