@@ -30,9 +30,11 @@ type appliedPolicies struct {
 
 // policyRule is one key of a policy that applies.
 type policyRule struct {
-	key    string
-	value  any
-	source string // the policy, in words
+	key      string
+	value    any
+	source   string // the policy, in words
+	policy   management.Policy
+	operator bool // it is an operator policy
 }
 
 // policies asks for them; nil where they cannot be seen, and then policyErr says why.
@@ -63,9 +65,10 @@ func (m *manager) policies() *policies {
 func (p *policies) of(queue string, kind QueueType) appliedPolicies {
 	var a appliedPolicies
 	for _, group := range []struct {
-		list []management.Policy
-		word string
-	}{{p.user, "policy"}, {p.operator, "operator policy"}} {
+		list     []management.Policy
+		word     string
+		operator bool
+	}{{p.user, "policy", false}, {p.operator, "operator policy", true}} {
 		var chosen []management.Policy
 		for _, candidate := range group.list {
 			matches, err := policyMatches(candidate, queue, kind)
@@ -82,7 +85,9 @@ func (p *policies) of(queue string, kind QueueType) appliedPolicies {
 		}
 		for _, c := range chosen {
 			for _, key := range slices.Sorted(maps.Keys(c.Definition)) {
-				a.rules = append(a.rules, policyRule{key, c.Definition[key], fmt.Sprintf("%s %q", group.word, c.Name)})
+				a.rules = append(a.rules, policyRule{
+					key: key, value: c.Definition[key], source: fmt.Sprintf("%s %q", group.word, c.Name), policy: c, operator: group.operator,
+				})
 			}
 		}
 		a.operator = len(chosen) > 0 // the last group
