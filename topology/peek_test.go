@@ -26,7 +26,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			r := newRig(t, rigConfig{
 				strategy: strategy(t), policy: backoff.List{100 * time.Millisecond},
 				clientOptions: []topology.Option{topology.WithoutPolicyCheck()},
-				handler: func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+				handler:       func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
 			})
 			fill(t, r.url, r.queue, dead)
 			queue := r.plan.Dead.RoutingKey

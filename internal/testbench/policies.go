@@ -2,6 +2,7 @@ package testbench
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -27,8 +28,9 @@ func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition
 	if err != nil {
 		tb.Fatalf("set policy %q: %v", name, err)
 	}
-	_ = resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode/100 != 2 {
-		tb.Fatalf("set policy %q of vhost %q to %s: %s", name, vhost, body, resp.Status)
+		reason, _ := io.ReadAll(resp.Body)
+		tb.Fatalf("set policy %q of vhost %q to %s: %s: %s", name, vhost, body, resp.Status, reason)
 	}
 }
