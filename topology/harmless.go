@@ -46,7 +46,7 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	}
 	argument, set := wholeNumber(f.arguments["x-"+limitKey])
 	if set && argument < harmlessLimit && (argument >= 0 || !f.version.atLeast(4, 0)) { // F30: -1 acts like 0 before 4.0
-		return fmt.Errorf("%w: its argument x-delivery-limit is %d, and looks count; no policy raises that: move the messages to another queue, with a shovel for example", ErrUnsafePeek, argument)
+		return fmt.Errorf("%w: its argument x-delivery-limit is %d, and each look at a message counts; no policy raises that: move the messages to another queue, with a shovel for example", ErrUnsafePeek, argument)
 	}
 	needsPolicy := !set && f.version.atLeast(4, 0) // against the default of 20
 	if !c.opts.noPolicies {
@@ -69,7 +69,7 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	}
 	if len(problems) == 0 && needsPolicy && !applied.surely(limitKey) {
 		if applied.err != nil {
-			return fmt.Errorf("%w: it has no x-delivery-limit, so that its limit is %d by default, and looks count; where a policy raises the limit, %s",
+			return fmt.Errorf("%w: it has no x-delivery-limit, so that its limit is %d by default, and each look at a message counts; where a policy raises the limit, %s",
 				ErrUnsafePeek, defaultDeliveryLimit, nameManagement)
 		}
 		problems = append(problems, fmt.Sprintf("its delivery limit is %d by default", defaultDeliveryLimit))
@@ -78,7 +78,7 @@ func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, kno
 	if len(problems) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %s, and looks count; exempt it: %s", ErrUnsafePeek, strings.Join(problems, ", "), strings.Join(commands, "; "))
+	return fmt.Errorf("%w: %s, and each look at a message counts; exempt the queue: %s", ErrUnsafePeek, strings.Join(problems, ", "), strings.Join(commands, "; "))
 }
 
 // ruled are the policies that apply to a queue, and their vhost.
@@ -193,7 +193,7 @@ func (c *Client) givenBack(ctx context.Context, conn *link.Conn, queue string, m
 	text := fmt.Sprintf("%d messages that were given back are not in it: another client has taken them, or the broker has deleted them", missing)
 	switch unsafe := c.mayPeek(ctx, conn, queue, known...); {
 	case unsafe != nil:
-		return fmt.Errorf("%s: %w", text, unsafe)
+		return fmt.Errorf("%s: %v", text, unsafe) // not ErrUnsafePeek: the look was done
 	case applied.err != nil:
 		return fmt.Errorf("%s, by a policy that was not seen: %w", text, applied.err)
 	}

@@ -124,6 +124,10 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 					l.everywhere(false, true)
 				}
 				l.count()
+				if c.unsafe && kind == "quorum" {
+					l.told(true, "refused-"+c.vhost+"-policy")
+					l.told(false, "refused-unseen")
+				}
 			}
 		})
 	}
@@ -226,6 +230,14 @@ func (l *looks) count() {
 	for queue, n := range l.counts {
 		testbench.WaitFor(l.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbench.Depth(l.t, l.url, queue) == n })
 	}
+}
+
+// told compares what a refused list says with a file in testdata.
+func (l *looks) told(managed bool, name string) {
+	l.t.Helper()
+	o := l.tool(managed, "dead", "list", l.queue)
+	require.Equal(l.t, exitRefused, o.code)
+	golden(l.t, name, o.out+strings.ReplaceAll(o.err, l.queue, "orders"))
 }
 
 // cutOff cuts the connection of lists that hold messages, which counts on 4.3 too.
