@@ -179,6 +179,10 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	require.ErrorIs(t, err, topology.ErrUnsafePeek)
 	require.ErrorContains(t, err, `the pattern "^unread(?=$)" of policy "ahead" cannot be read`)
 	set("policies", "ahead", "^gone$", map[string]any{"delivery-limit": 1})
+	err = seeing.CheckGivenBack(t.Context(), topology.Plan{}, "bound", 3)
+	require.ErrorContains(t, err, `3 messages that were given back are not in it`)
+	require.ErrorContains(t, err, `operator policy "strict" sets delivery-limit to 1`)
+	require.NotErrorIs(t, err, topology.ErrUnsafePeek, "it was done")
 	// The commands of the errors are the way out.
 	for _, queue := range []string{"adopted", "lowered", "bound"} {
 		_, err := seeing.Peek(t.Context(), queue, 10)
