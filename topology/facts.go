@@ -81,20 +81,25 @@ func (f *queueFacts) deliveryLimit() (limit int, certain bool) {
 // refuses tell the same but for policies (F31): the first takes the read permission,
 // the second the configure permission. What stays open is not an error.
 func learn(ctx context.Context, run channelRunner, queue string, configured amqp.Table, version brokerVersion, m *manager) (*queueFacts, error) {
-	f := &queueFacts{arguments: configured, version: version}
-	if info, ok := m.queue(queue); ok {
-		f = factsOf(info, version)
-	} else {
-		var err error
-		if f.kind, err = kindOf(ctx, run, queue); err != nil {
-			return nil, err
-		}
-		if err := f.learnArguments(ctx, run, queue); err != nil {
-			return nil, err
-		}
+	f, err := learnDeclared(ctx, run, queue, configured, version, m)
+	if err != nil {
+		return nil, err
 	}
 	f.learnPolicies(queue, m)
 	return f, f.learnDeadLetters(ctx, run)
+}
+
+// learnDeclared is learn for the type and the arguments alone.
+func learnDeclared(ctx context.Context, run channelRunner, queue string, configured amqp.Table, version brokerVersion, m *manager) (*queueFacts, error) {
+	if info, ok := m.queue(queue); ok {
+		return factsOf(info, version), nil
+	}
+	f := &queueFacts{arguments: configured, version: version}
+	var err error
+	if f.kind, err = kindOf(ctx, run, queue); err != nil {
+		return nil, err
+	}
+	return f, f.learnArguments(ctx, run, queue)
 }
 
 // factsOf returns what the management API shows of a queue.

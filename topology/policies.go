@@ -27,7 +27,7 @@ type appliedPolicies struct {
 	rules []policyRule
 	// unreadable names policies whose pattern cannot be matched here, and which may apply
 	// too.
-	unreadable []string
+	unreadable []policyRule // without key and value
 	operator   bool // an operator policy is among them
 }
 
@@ -37,7 +37,7 @@ type policyRule struct {
 	value    any
 	source   string // the policy, in words
 	policy   management.Policy
-	operator bool
+	operator bool // it is an operator policy
 }
 
 // policies asks for them; nil where they cannot be seen, and then policyErr says why.
@@ -138,7 +138,7 @@ func (p *policies) applied(name string, fits func(management.Policy) reach) appl
 			matches, err := matchesName(c.Pattern, name)
 			switch {
 			case err != nil:
-				a.unreadable = append(a.unreadable, source)
+				a.unreadable = append(a.unreadable, policyRule{source: source, policy: c, operator: group.operator})
 				continue
 			case !matches:
 				continue

@@ -65,7 +65,9 @@ func (p *policies) judge(subjects []subject, vhost string) (findings []policyFin
 			s.applied = p.of(s.name, s.queueType)
 		}
 		s.policy = s.applied.definition()
-		unreadable = append(unreadable, s.applied.unreadable...)
+		for _, r := range s.applied.unreadable {
+			unreadable = append(unreadable, r.source)
+		}
 		for _, r := range s.applied.rules {
 			about := fmt.Sprintf("%s sets %s to %s", r.source, r.key, valueText(r.value))
 			f := policyFinding{Finding{Problem: Overruled, Kind: s.kind, Name: s.name}, r.source + r.key + string(s.role)}

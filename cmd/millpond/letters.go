@@ -209,6 +209,7 @@ func (a app) groups(c *cli.Command, letters func(func(operate.Letter, error) boo
 func (a app) deadShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
+		Flags: []cli.Flag{&cli.BoolFlag{Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; --json always has it"}},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.NArg() != 2 {
 				return usage("%s takes a queue and the id of a letter", c.FullName())
@@ -281,7 +282,14 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 	if err := a.columns(rows, harmless); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(d.Body))
+	body := d.Body
+	if !c.Bool("full") {
+		body = beginning(body)
+	}
+	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
+	if left := len(d.Body) - len(body); left > 0 {
+		fmt.Fprintf(a.out, "… %s more; --full prints all\n", plural(left, "byte"))
+	}
 	return nil
 }
 
@@ -323,10 +331,28 @@ func typeName(value any) string {
 	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }
 
-// payload is JSON indented, text as it is, anything else as hex.
+// shownBytes is how much of a payload is shown without --full, and indented at most.
+const shownBytes = 4 << 10
+
+// beginning is the part of a payload that is shown without --full. No character of a
+// text is cut in two.
+func beginning(body []byte) []byte {
+	if len(body) <= shownBytes {
+		return body
+	}
+	for end := shownBytes; end > shownBytes-utf8.UTFMax; end-- {
+		if utf8.RuneStart(body[end]) && utf8.Valid(body[:end]) {
+			return body[:end]
+		}
+	}
+	return body[:shownBytes]
+}
+
+// payload is short JSON indented, text as it is, anything else as hex. Indenting may
+// make deeply nested JSON a thousand times as long, which is not done.
 func payload(body []byte) string {
 	var pretty bytes.Buffer
-	if json.Indent(&pretty, body, "", "  ") == nil {
+	if len(body) <= shownBytes && json.Indent(&pretty, body, "", "  ") == nil && pretty.Len() <= 4*shownBytes {
 		return pretty.String()
 	}
 	text := utf8.Valid(body)
