@@ -28,7 +28,7 @@ type appliedPolicies struct {
 	// unreadable names policies whose pattern cannot be matched here, and which may apply
 	// too.
 	unreadable []policyRule // without key and value
-	operator   bool // an operator policy is among them
+	operator   bool         // an operator policy is among them
 }
 
 // policyRule is one key of a policy that applies.
