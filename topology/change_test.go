@@ -112,7 +112,7 @@ func TestConflictingExchangeIsNamed(t *testing.T) {
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)
 	require.Equal(t, "exchange "+exchange+" alternate-exchange", conflict.Kind+" "+conflict.Name+" "+conflict.Argument)
-	require.ErrorContains(t, err, "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings")
+	require.ErrorContains(t, err, "stop all services that use it, delete it, and start them again")
 	t.Log(err)
 	require.NoError(t, ch.ExchangeDelete(exchange, false, false))
 	_, err = sub.Subscribe(t.Context(), queue)

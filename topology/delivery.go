@@ -269,7 +269,7 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	if err != nil {
 		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
 		if errors.Is(err, hold.ErrLimit) {
-			if d.setAsideAtLast() {
+			if d.astray != nil && d.deadLetterAstray(err) || d.astray == nil && d.setAsideAtLast() {
 				return
 			}
 			d.sub.suspend(d)

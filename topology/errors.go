@@ -42,7 +42,8 @@ func publishError(err error) error {
 // ConflictError is returned when a queue or an exchange exists with other
 // arguments. RabbitMQ cannot change them. Where the queue or the exchange is the user's
 // own, the configuration must name the arguments that it has. Otherwise delete the queue
-// once it is empty, or the exchange at any time, or choose another name in the strategy.
+// once it is empty, or the exchange while no service uses it, or choose another name in
+// the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
@@ -69,8 +70,8 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) wayOut() string {
 	switch {
 	case !e.configured && e.Kind == "exchange":
-		return "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings, " +
-			"or choose another name in the strategy"
+		return "stop all services that use it, delete it, and start them again, because an exchange holds no messages and each " +
+			"Subscribe declares it with its own bindings; or choose another name in the strategy"
 	case !e.configured:
 		return "delete it once it is empty, or choose another name in the strategy"
 	}
@@ -79,7 +80,10 @@ func (e *ConflictError) wayOut() string {
 	if e.Found == "none" {
 		set = fmt.Sprintf("leave %s out of the configuration", field)
 	}
-	return fmt.Sprintf("%s, or delete the %s once it is empty", set, e.Kind)
+	if e.Kind == "exchange" {
+		return set
+	}
+	return set + ", or delete the queue once it is empty"
 }
 
 // field is the field of watermill-amqp's Config that the argument was declared from.

@@ -122,7 +122,7 @@ func (a *appliedPolicies) surely(key string) bool {
 	sets := map[bool]map[string]bool{false: {}, true: {}} // by operator, then by name
 	for _, r := range a.rules {
 		of := sets[r.operator]
-		of[r.policy.Name] = of[r.policy.Name] || r.key == key
+		of[r.policy.Name] = of[r.policy.Name] || r.key == key && r.certain
 	}
 	for _, of := range sets {
 		all := len(of) > 0

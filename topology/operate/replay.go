@@ -118,7 +118,7 @@ func (r *replay) prepare(ctx context.Context) error {
 			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
-	return fmt.Errorf("%w: name the queue that keeps the originals, for queue %q is none of ours", ErrMisuse, r.dead)
+	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrMisuse, r.dead)
 }
 
 // round moves until the end, or until messages have been held for as long as is
