@@ -1,9 +1,9 @@
 package middleware
 
 // ParseDeadNotes reads the notes of a dead letter: the queue whose handler gave
-// up, and Failures, Error, Class, Handler, Reason, DeadAt, the origin and the
-// history. queue is empty for a message that this library did not dead-letter.
-// Whatever does not parse is taken as absent, and every number is bounded:
+// up, and Failures, Error, Class, Handler, Reason, DeadAt, the origin, the history
+// and, of a letter of ReasonDeadline, Deadline and DeadlineFrom. queue is empty for
+// a message that this library did not dead-letter. Whatever does not parse is taken as absent, and every number is bounded:
 // whoever may publish to a queue may also write these headers.
 func ParseDeadNotes(get func(key string) (string, bool)) (queue string, n Notes) {
 	text := func(key string) string { v, _ := get(key); return v }
@@ -17,6 +17,8 @@ func ParseDeadNotes(get func(key string) (string, bool)) (queue string, n Notes)
 		n.Class = class
 	}
 	n.History = decodeHistory(text(DeadHistoryKey))
+	n.Deadline = parseTime(text(DeadDeadlineKey))
+	n.DeadlineFrom = deadlineFrom(text(DeadDeadlineFromKey))
 	n.OriginExchange, n.OriginRoutingKey = text(OriginExchangeKey), text(OriginRoutingKeyKey)
 	return queue, n
 }

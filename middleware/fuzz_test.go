@@ -14,7 +14,7 @@ func FuzzParseNotes(f *testing.F) {
 	f.Add("1", "", "", strings.Repeat("k", 100_000), "", "", "")
 	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
 		headers := map[string]string{
-			QueueKey: "q", FailuresKey: count, FirstSeenKey: at, FirstFailureKey: at, NotBeforeKey: at, DeadlineKey: at,
+			QueueKey: "q", FailuresKey: count, FirstSeenKey: at, FirstFailureKey: at, NotBeforeKey: at, DeadlineKey: at, DeadlineFromKey: text,
 			DelayKey: delay, SetAsideKey: delay, InnerKey: text, InterruptionsKey: count, ErrorKey: text, ClassKey: class, HistoryKey: history, DeadHistoryKey: past,
 			WaitingSinceKey: at, TraceparentKey: text,
 			OriginExchangeKey: text, OriginRoutingKeyKey: count,

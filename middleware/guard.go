@@ -38,7 +38,7 @@ func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, e
 			why = errPastDeadline
 		}
 		log := r.newReport(ctx, d, why, why.Error())
-		log.refused(reason)
+		log.refused(reason, &d.Notes)
 		notes := d.Notes
 		notes.Failures = min(notes.Failures, maxFailures)
 		notes.NotBefore, notes.SetAside = time.Time{}, 0

@@ -37,6 +37,9 @@ const (
 	OriginRoutingKeyKey = "millpond-origin-routing-key"
 	// DeadlineKey is the end of the message's own expiration.
 	DeadlineKey = "millpond-deadline"
+	// DeadlineFromKey says what the expiration is counted from: one of
+	// DeadlineFromTimestamp, DeadlineFromArrival and DeadlineFromPublish.
+	DeadlineFromKey = "millpond-deadline-from"
 	// HistoryKey is the history as JSON, one entry an attempt, bounded.
 	HistoryKey = "millpond-history"
 	// InterruptionsKey counts how often the message was set aside as a suspect
@@ -78,6 +81,23 @@ const (
 	DeadClassKey = "millpond-dead-class"
 	// DeadHistoryKey is the history as JSON, also that of earlier rounds.
 	DeadHistoryKey = "millpond-dead-history"
+	// DeadDeadlineKey and DeadDeadlineFromKey are DeadlineKey and DeadlineFromKey of a
+	// message that was given up for ReasonDeadline.
+	DeadDeadlineKey     = "millpond-dead-deadline"
+	DeadDeadlineFromKey = "millpond-dead-deadline-from"
+)
+
+// Values of DeadlineFromKey and of Notes.DeadlineFrom.
+const (
+	// DeadlineFromTimestamp: the expiration is counted from the timestamp that the
+	// producer has set.
+	DeadlineFromTimestamp = "timestamp"
+	// DeadlineFromArrival: the expiration is counted from the arrival of the message,
+	// which has no timestamp or one that cannot be the time of publishing.
+	DeadlineFromArrival = "arrival"
+	// DeadlineFromPublish: the expiration of a delayed message is counted from the time
+	// at which it was published.
+	DeadlineFromPublish = "publish"
 )
 
 // ReplaysKey counts how often a dead letter was moved back by the operator's tool

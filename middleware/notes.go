@@ -34,6 +34,10 @@ type Notes struct {
 	Inner bool
 	// Deadline is the end of the message's own expiration; zero if it has none.
 	Deadline time.Time
+	// DeadlineFrom says what the expiration is counted from, such as
+	// DeadlineFromTimestamp. It is empty where there is no deadline, and where a version
+	// that does not write it has noted the deadline.
+	DeadlineFrom string
 	// Interruptions is how often the message was set aside as a suspect of
 	// killing the process. A handler that returns clears it of suspicion.
 	Interruptions int
@@ -69,7 +73,7 @@ const maxFailures = 1_000_000
 var liveKeys = map[string]bool{
 	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
 	DelayKey: true, SetAsideKey: true, InnerKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
-	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true,
+	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true, DeadlineFromKey: true,
 	HistoryKey: true, InterruptionsKey: true, ReturnKey: true, WaitingSinceKey: true, TraceparentKey: true,
 	PriorityKey: true, PublishKey: true,
 }
@@ -82,6 +86,7 @@ func IsLiveKey(key string) bool { return liveKeys[key] }
 var deadKeys = map[string]bool{
 	DeadReasonKey: true, DeadAtKey: true, DeadQueueKey: true, DeadHandlerKey: true,
 	DeadFailuresKey: true, DeadErrorKey: true, DeadClassKey: true, DeadHistoryKey: true,
+	DeadDeadlineKey: true, DeadDeadlineFromKey: true,
 }
 
 // IsNoteKey reports whether key is one of the live notes or of those of a dead
@@ -103,6 +108,7 @@ func (n Notes) Headers(queue string) map[string]string {
 	putTime(h, FirstFailureKey, n.FirstFailure)
 	putTime(h, NotBeforeKey, n.NotBefore)
 	putTime(h, DeadlineKey, n.Deadline)
+	putString(h, DeadlineFromKey, n.DeadlineFrom)
 	putTime(h, WaitingSinceKey, n.WaitingSince)
 	putString(h, TraceparentKey, traceparent(n.Traceparent))
 	if n.Delay > 0 {
@@ -135,6 +141,10 @@ func (n Notes) DeadHeaders(queue string) map[string]string {
 	putString(h, DeadErrorKey, cutText(n.Error, MaxErrorBytes))
 	putString(h, DeadClassKey, string(n.Class))
 	putString(h, DeadHistoryKey, encodeHistory(n.History))
+	if n.Reason == ReasonDeadline {
+		putTime(h, DeadDeadlineKey, n.Deadline)
+		putString(h, DeadDeadlineFromKey, n.DeadlineFrom)
+	}
 	return h
 }
 
@@ -165,6 +175,7 @@ func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
 	n.FirstFailure = parseTime(text(FirstFailureKey))
 	n.NotBefore = parseTime(text(NotBeforeKey))
 	n.Deadline = parseTime(text(DeadlineKey))
+	n.DeadlineFrom = deadlineFrom(text(DeadlineFromKey))
 	n.WaitingSince = parseTime(text(WaitingSinceKey))
 	n.Traceparent = traceparent(text(TraceparentKey))
 	n.Delay = parseDelay(text(DelayKey))

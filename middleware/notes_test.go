@@ -23,7 +23,7 @@ func someNotes() middleware.Notes {
 	return middleware.Notes{
 		Failures: 2, FirstSeen: noon, FirstFailure: noon.Add(time.Nanosecond), Delay: 90 * time.Second,
 		SetAside: time.Hour, Inner: true, Interruptions: 2, NotBefore: noon.Add(time.Minute), Error: "boom: ümläut", Class: middleware.ClassRetryable,
-		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
+		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour), DeadlineFrom: middleware.DeadlineFromArrival,
 		WaitingSince: noon.Add(time.Second), Traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		History: []middleware.HistoryEntry{
 			{Attempt: 1, At: noon, Handler: "billing", Class: middleware.ClassRetryable, Error: "first", Delay: "1s"},
@@ -54,6 +54,22 @@ func TestLiveNotesSurviveARoundTrip(t *testing.T) {
 	}
 }
 
+// Only a letter that was given up for its deadline says when that was.
+func TestDeadLetterSaysItsDeadline(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []middleware.Reason{middleware.ReasonDeadline, middleware.ReasonExhausted} {
+		n := deadNotes()
+		n.Reason = reason
+		_, got := middleware.ParseDeadNotes(from(n.DeadHeaders("orders")))
+		if reason != middleware.ReasonDeadline {
+			n.Deadline, n.DeadlineFrom = time.Time{}, ""
+		}
+		if !got.Deadline.Equal(n.Deadline) || got.DeadlineFrom != n.DeadlineFrom {
+			t.Errorf("%s: got %v from %q", reason, got.Deadline, got.DeadlineFrom)
+		}
+	}
+}
+
 func TestLiveNotesAreInTheseHeaders(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
@@ -71,6 +87,7 @@ func TestLiveNotesAreInTheseHeaders(t *testing.T) {
 		"millpond-origin-exchange":    "shop",
 		"millpond-origin-routing-key": "order.created",
 		"millpond-deadline":           "2026-03-01T13:00:00.123456789Z",
+		"millpond-deadline-from":      "arrival",
 		"millpond-waiting-since":      "2026-03-01T12:00:01.123456789Z",
 		"millpond-traceparent":        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		"millpond-history": `[{"attempt":1,"at":"2026-03-01T12:00:00.123456789Z","handler":"billing","class":"retryable",` +
@@ -177,6 +194,7 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		"set aside: negative":       {middleware.SetAsideKey, "-1s", middleware.Notes{}},
 		"inner: garbage":            {middleware.InnerKey, "yes", middleware.Notes{}},
 		"deadline: garbage":         {middleware.DeadlineKey, "1772366400", middleware.Notes{}},
+		"deadline from: unknown":    {middleware.DeadlineFromKey, strings.Repeat("moon", 1000), middleware.Notes{}},
 		"exchange: too long":        {middleware.OriginExchangeKey, strings.Repeat("e", 256), middleware.Notes{}},
 		"routing key: too long":     {middleware.OriginRoutingKeyKey, strings.Repeat("k", 256), middleware.Notes{}},
 		"class: unknown":            {middleware.ClassKey, strings.Repeat("fatal", 1000), middleware.Notes{}},

@@ -85,7 +85,7 @@ func (l *report) decided(f failure, d decision) {
 		l.fields["over_budget"] = true
 	}
 	if d.reason != "" {
-		l.fields["reason"] = string(d.reason)
+		addReason(l.fields, d.reason, &f.notes)
 		l.logger = l.plain.With(l.fields)
 		return
 	}
@@ -106,8 +106,18 @@ func (l *report) waits(asked, given time.Duration) {
 }
 
 // refused adds why the message is not handled to every further line.
-func (l *report) refused(reason Reason) {
-	l.logger = l.logger.With(watermill.LogFields{"reason": string(reason)})
+func (l *report) refused(reason Reason, n *Notes) {
+	fields := watermill.LogFields{}
+	addReason(fields, reason, n)
+	l.logger = l.logger.With(fields)
+}
+
+// addReason adds why a message is given up, and of a deadline what it was counted from.
+func addReason(fields watermill.LogFields, reason Reason, n *Notes) {
+	fields["reason"] = string(reason)
+	if reason == ReasonDeadline {
+		fields["deadline"], fields["deadline_from"] = n.Deadline.UTC(), n.DeadlineFrom
+	}
 }
 
 // handedOver reports a message that the broker has confirmed, to wait for given.

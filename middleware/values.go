@@ -29,6 +29,15 @@ func parseTime(s string) time.Time {
 	return t
 }
 
+// deadlineFrom returns s if it is a value of DeadlineFromKey.
+func deadlineFrom(s string) string {
+	switch s {
+	case DeadlineFromTimestamp, DeadlineFromArrival, DeadlineFromPublish:
+		return s
+	}
+	return ""
+}
+
 func parseDelay(s string) time.Duration {
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {

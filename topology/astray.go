@@ -94,12 +94,32 @@ func (d *delivery) forward(ctx context.Context, notes *middleware.Notes) error {
 		if !isCode(err, amqp.AccessRefused) {
 			return d.sub.outage.note(d, err)
 		}
-		d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err, d.LogFields())
-		notes.Reason, notes.DeadAt = middleware.ReasonMisdirected, time.Now()
-		notes.Error = errors.Join(errChangedKey, err).Error()
-		d.raw.Priority = wire.Priority(&d.raw, middleware.PriorityKey)
+		d.misdirected(notes, err)
 	}
 	return d.deadLetter(ctx, *notes)
+}
+
+// misdirected completes the notes of a delivery that err keeps from its queue.
+func (d *delivery) misdirected(notes *middleware.Notes, err error) {
+	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err, d.LogFields())
+	notes.Reason, notes.DeadAt = middleware.ReasonMisdirected, time.Now()
+	notes.Error = errors.Join(errChangedKey, err).Error()
+	d.raw.Priority = wire.Priority(&d.raw, middleware.PriorityKey)
+}
+
+// deadLetterAstray reports whether a delivery of another queue that could not be sent
+// on for as long as it may be held is in the dead-letter queue. It must not be set
+// aside: it would wait for this queue, whose handler would have it as its own.
+func (d *delivery) deadLetterAstray(cause error) bool {
+	d.pending.Release()
+	notes := d.Notes
+	d.misdirected(&notes, cause)
+	if d.deadLetter(context.WithoutCancel(d.ctx), notes) != nil {
+		return false
+	}
+	d.ack()
+	d.observeSettled(middleware.EventDeadLettered, notes, errChangedKey)
+	return true
 }
 
 // sayAstray says once that a message of another queue has come.
@@ -117,7 +137,7 @@ func (s *subscription) sayAstray(owner string, raw *amqp.Delivery, before string
 func (s *subscription) sayChangedReturn(key, before string) {
 	s.misled.Do(func() {
 		s.logger.Error("A retry returned through the exchange with another routing key than it had: its queue handles it with the "+
-			"key that it had, other queues drop their copies of it; the likely cause is a policy with dead-letter-routing-key, "+
+			"key that it had, queues with the same ReturnTo drop their copies of it; the likely cause is a policy with dead-letter-routing-key, "+
 			"which rabbitmqctl list_policies shows: let its pattern match no wait queue", errChangedKey, watermill.LogFields{
 			"exchange": s.plan.Return.Exchange, "routing_key": key, "routing_key_before": before,
 		})

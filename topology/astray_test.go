@@ -37,6 +37,7 @@ var rules = map[string]string{
 	"levels quorum": `{"dead-letter-routing-key": "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.other"}`,
 	"homeless":      `{"dead-letter-routing-key": "other"}`,
 	"stuck":         `{"dead-letter-routing-key": "other"}`,
+	"full":          `{"dead-letter-routing-key": "other"}`,
 	"sibling":       `{"dead-letter-routing-key": "mail.sent"}`,
 }
 
@@ -246,6 +247,45 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	require.Equal(t, home, dead.Headers[middleware.DeadQueueKey])
 	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
 	require.Equal(t, uint8(7), dead.Priority)
+	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
+	require.Zero(t, wrong.count())
+}
+
+// Where its own queue refuses the message for as long as the message may be held, the
+// message was set aside for the wrong queue, whose handler then got it as its own.
+func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	const home, other = "home", "other"
+	url := ruledBy(t, "full")
+	strategy, policy := shared(t, topology.Quorum), backoff.List{time.Second}
+	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, errFailed
+	}})
+	_, sub := openSubscriber(t, url, strategy, policy)
+	require.NoError(t, sub.SubscribeInitialize(other))
+	r.publish(amqp.Publishing{Body: []byte("refused")})
+	testbench.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
+	r.stop()
+	ch := testbench.Channel(t, url)
+	_, err := ch.QueueDelete(home, false, false, false)
+	require.NoError(t, err)
+	_, err = ch.QueueDeclare(home, true, false, false, false, amqp.Table{"x-max-length": int32(0), "x-overflow": "reject-publish"})
+	require.NoError(t, err)
+	require.NoError(t, ch.QueueBind(home, home, strategy.Prefix+".return", false, nil))
+	var wrong timeline
+	victim := newRig(t, rigConfig{
+		url: url, queue: other, strategy: strategy, policy: policy,
+		subOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)}, // held for two
+		handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.add()
+			return nil, nil
+		},
+	})
+	dead := take(t, url, other+".dlq")
+	require.Equal(t, "refused", string(dead.Body))
+	require.Equal(t, string(middleware.ReasonMisdirected), dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, home, dead.Headers[middleware.DeadQueueKey])
+	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
 	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
 	require.Zero(t, wrong.count())
 }

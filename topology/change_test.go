@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -111,11 +112,55 @@ func TestConflictingExchangeIsNamed(t *testing.T) {
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)
 	require.Equal(t, "exchange "+exchange+" alternate-exchange", conflict.Kind+" "+conflict.Name+" "+conflict.Argument)
-	require.ErrorContains(t, err, "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings")
+	require.ErrorContains(t, err, "stop all services that use it, delete it, and start them again")
 	t.Log(err)
 	require.NoError(t, ch.ExchangeDelete(exchange, false, false))
 	_, err = sub.Subscribe(t.Context(), queue)
 	require.NoError(t, err)
+}
+
+// The user's own queue or exchange is not one of the strategy, so no other name in the
+// strategy helps: the error names the field of the configuration.
+func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
+	t.Parallel()
+	url := testbench.URL(t)
+	ch := testbench.Channel(t, url)
+	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	for name, c := range map[string]struct {
+		exists, wanted amqp.Table
+		want           string
+	}{
+		"another type": {amqp.Table{"x-queue-type": "quorum"}, nil, `set Queue.Arguments["x-queue-type"] of the configuration to what the queue has, or delete the queue once it is empty`},
+		"has one more": {amqp.Table{"x-max-priority": int32(5)}, nil, `set Queue.Arguments["x-max-priority"] of the configuration to what the queue has, or`},
+		"lacks one":    {nil, amqp.Table{"x-single-active-consumer": true}, `leave Queue.Arguments["x-single-active-consumer"] out of the configuration, or`},
+		"other value":  {amqp.Table{"x-max-priority": int32(5)}, amqp.Table{"x-max-priority": int32(6)}, `x-max-priority is '5', wanted '6'; set Queue.Arguments["x-max-priority"] of the`},
+	} {
+		queue := testbench.Queue(t)
+		_, err := ch.QueueDeclare(queue, true, false, false, false, c.exists)
+		require.NoError(t, err)
+		cfg := queueConfig(url)
+		cfg.Queue.Arguments = c.wanted
+		err = subscribeError(t, client, cfg, queue, backoff.List{time.Second})
+		t.Log(err)
+		var conflict *topology.ConflictError
+		require.ErrorAs(t, err, &conflict, name)
+		require.Equal(t, "queue "+queue, conflict.Kind+" "+conflict.Name)
+		require.ErrorContains(t, err, c.want, name)
+		require.NotContains(t, err.Error(), "in the strategy")
+	}
+
+	exchange := testbench.Queue(t)
+	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
+	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	testbench.Delete(t, exchange+"_shipping")
+	err = subscribeError(t, client, wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")), exchange, backoff.List{time.Second})
+	t.Log(err)
+	var conflict *topology.ConflictError
+	require.ErrorAs(t, err, &conflict)
+	require.Equal(t, "exchange "+exchange+" type", conflict.Kind+" "+conflict.Name+" "+conflict.Argument)
+	require.ErrorContains(t, err, "set Exchange.Type of the configuration to what the exchange has")
 }
 
 // The broker cuts what it says at 255 bytes, and with a long name the values of

@@ -81,9 +81,12 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 		CorrelationId: raw.CorrelationId, ReplyTo: raw.ReplyTo, Expiration: raw.Expiration, MessageId: raw.MessageId,
 		Timestamp: raw.Timestamp, Type: raw.Type, AppId: raw.AppId, Body: raw.Body,
 	}
-	// The broker would apply it to the wait (F7).
-	if notes.Deadline = deadline(&arrived, now); !notes.Deadline.IsZero() && notes.Deadline.Before(back) {
-		return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
+	// The broker would apply the expiration to the wait (F7).
+	if valid, ok := expiration(raw.Expiration); ok {
+		notes.Deadline, notes.DeadlineFrom = now.Add(valid), middleware.DeadlineFromPublish
+		if notes.Deadline.Before(back) {
+			return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
+		}
 	}
 	headers := notes.Headers(queue)
 	if plan.lowersPriority(raw.Priority) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -120,7 +119,7 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 		d.Notes.OriginExchange, d.Notes.OriginRoutingKey = s.plan.Return.origin(raw.Exchange), raw.RoutingKey
 	}
 	if d.Notes.Deadline.IsZero() {
-		d.Notes.Deadline = deadline(&raw, d.Arrived)
+		d.Notes.Deadline, d.Notes.DeadlineFrom = s.subscriber.opts.timestamps.deadline(&raw, d.Arrived)
 	}
 	return d, end
 }
@@ -147,20 +146,6 @@ func hasLiveNotes(headers amqp.Table) bool {
 		}
 	}
 	return false
-}
-
-// deadline returns the end of the message's own expiration, which the broker
-// removes when the message waits (F15).
-func deadline(raw *amqp.Delivery, arrived time.Time) time.Time {
-	ms, err := strconv.ParseInt(raw.Expiration, 10, 64)
-	if err != nil || ms < 0 {
-		return time.Time{}
-	}
-	since := raw.Timestamp
-	if since.IsZero() {
-		since = arrived
-	}
-	return since.Add(time.Duration(min(ms, backoff.MaxDelay.Milliseconds())) * time.Millisecond)
 }
 
 // remaining returns how long the message must go on waiting: it waits in rounds.
@@ -284,7 +269,7 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 	if err != nil {
 		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
 		if errors.Is(err, hold.ErrLimit) {
-			if d.setAsideAtLast() {
+			if d.astray != nil && d.deadLetterAstray(err) || d.astray == nil && d.setAsideAtLast() {
 				return
 			}
 			d.sub.suspend(d)

@@ -40,17 +40,21 @@ func publishError(err error) error {
 }
 
 // ConflictError is returned when a queue or an exchange exists with other
-// arguments. RabbitMQ cannot change them: delete the queue when it is empty, or the
-// exchange at any time, or choose another name in the strategy.
+// arguments. RabbitMQ cannot change them. Where the queue or the exchange is the user's
+// own, the configuration must name the arguments that it has. Otherwise delete the queue
+// once it is empty, or the exchange while no service uses it, or choose another name in
+// the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
-	// Argument differs first, Wanted is our value, Found that of the broker; empty
-	// where a long name leaves no room for it, for the broker cuts what it says at
-	// 255 bytes.
+	// Argument differs first, Wanted is the value that was declared, Found that of the
+	// broker; empty where a long name leaves no room for it, because the broker cuts
+	// what it says at 255 bytes.
 	Argument, Wanted, Found string
 	// Err is what the broker said.
 	Err error
+
+	configured bool // declared as the user's Config says
 }
 
 func (e *ConflictError) Error() string {
@@ -58,12 +62,50 @@ func (e *ConflictError) Error() string {
 	if e.Found == "" {
 		difference = fmt.Sprintf("%s differs from the %s wanted", e.Argument, e.Wanted)
 	}
-	way := "delete it once it is empty, or choose another name for ours"
-	if e.Kind == "exchange" {
-		way = "delete it, because an exchange holds no messages and the next Subscribe declares it with its bindings, " +
-			"or choose another name in the strategy"
+	return fmt.Sprintf("%s %q exists with other arguments: %s; %s",
+		e.Kind, e.Name, difference, e.wayOut())
+}
+
+// wayOut says what to do about the conflict.
+func (e *ConflictError) wayOut() string {
+	switch {
+	case !e.configured && e.Kind == "exchange":
+		return "stop all services that use it, delete it, and start them again, because an exchange holds no messages and each " +
+			"Subscribe declares it with its own bindings; or choose another name in the strategy"
+	case !e.configured:
+		return "delete it once it is empty, or choose another name in the strategy"
 	}
-	return fmt.Sprintf("%s %q exists with other arguments: %s; %s", e.Kind, e.Name, difference, way)
+	field := e.field()
+	set := fmt.Sprintf("set %s of the configuration to what the %s has", field, e.Kind)
+	if e.Found == "none" {
+		set = fmt.Sprintf("leave %s out of the configuration", field)
+	}
+	if e.Kind == "exchange" {
+		return set
+	}
+	return set + ", or delete the queue once it is empty"
+}
+
+// field is the field of watermill-amqp's Config that the argument was declared from.
+func (e *ConflictError) field() string {
+	part := "Queue"
+	if e.Kind == "exchange" {
+		part = "Exchange"
+	}
+	switch e.Argument {
+	case "type":
+		return part + ".Type"
+	case "durable":
+		return part + ".Durable"
+	case "auto_delete":
+		if e.Kind == "exchange" {
+			return "Exchange.AutoDeleted"
+		}
+		return "Queue.AutoDelete"
+	case "internal":
+		return part + ".Internal"
+	}
+	return fmt.Sprintf("%s.Arguments[%q]", part, e.Argument)
 }
 
 // Unwrap returns what the broker said.
@@ -72,23 +114,39 @@ func (e *ConflictError) Unwrap() error { return e.Err }
 // inequivalent and difference are the broker's text for a conflict (F10), of
 // which the end may be cut. It is the only text of the broker that is read.
 var (
-	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (?:queue|exchange) '`)
+	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (queue|exchange) '(?:(.*)' in vhost ')?`)
 	difference   = regexp.MustCompile(`: received (.*) but current is (.*)$`)
 )
 
-// conflict reads a refusal; nil if it is not about arguments.
+// conflict reads a refusal; nil if it is not about arguments. The broker's text says
+// whether it is about the queue or about an exchange that is declared beside it.
 func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error) *ConflictError {
-	argument := inequivalent.FindStringSubmatch(amqpErr.Reason)
-	if argument == nil {
+	m := inequivalent.FindStringSubmatch(amqpErr.Reason)
+	if m == nil {
 		return nil
 	}
-	c := &ConflictError{Kind: kind, Name: name, Argument: argument[1], Err: err}
+	c := &ConflictError{Kind: kind, Name: name, Argument: m[1], Err: err}
+	if m[2] != kind && m[3] != "" {
+		c.Kind, c.Name, args = m[2], m[3], nil
+	}
 	if m := difference.FindStringSubmatch(amqpErr.Reason); m != nil {
 		c.Wanted, c.Found = m[1], m[2]
+	} else if value, ok := args[c.Argument]; ok {
+		c.Wanted = fmt.Sprintf("'%v'", value)
 	} else {
-		c.Wanted = fmt.Sprintf("'%v'", args[c.Argument])
+		c.Wanted = "none"
 	}
 	return c
+}
+
+// configuredError is declareError for what the user's Config names.
+func configuredError(kind, name string, args amqp.Table, err error) error {
+	err = declareError(kind, name, args, err)
+	var c *ConflictError
+	if errors.As(err, &c) {
+		c.configured = true
+	}
+	return err
 }
 
 // declareError names what could not be declared, and the way out where it is

@@ -27,6 +27,9 @@ type queueFacts struct {
 	transient bool
 	// policy is what all policies say together; nil where not known, or not all of it.
 	policy map[string]any
+	// limitInDoubt says that a policy which sets delivery-limit may not be the one that
+	// the broker applies: another of the same priority does not set it.
+	limitInDoubt bool
 	// operator says that an operator policy is part of it, policyPending that a
 	// management API is configured and has not shown the policies.
 	operator      bool
@@ -50,7 +53,7 @@ const noLimit = 1 << 30
 // The limit of a queue whose type is not known is that of a quorum queue, the only
 // type that counts.
 func (f *queueFacts) deliveryLimit() (limit int, certain bool) {
-	certain = f.kind != "" && f.known && f.policy != nil
+	certain = f.kind != "" && f.known && f.policy != nil && !f.limitInDoubt
 	if f.kind != "" && f.kind != Quorum {
 		return noLimit, true
 	}
@@ -69,8 +72,8 @@ func (f *queueFacts) deliveryLimit() (limit int, certain bool) {
 			limit = 0
 		}
 	}
-	if !set && !ruled && f.version.atLeast(4, 0) {
-		limit = defaultDeliveryLimit
+	if !set && (!ruled || f.limitInDoubt) && f.version.atLeast(4, 0) {
+		limit = min(limit, defaultDeliveryLimit)
 	}
 	return limit, certain
 }
@@ -81,20 +84,25 @@ func (f *queueFacts) deliveryLimit() (limit int, certain bool) {
 // refuses tell the same but for policies (F31): the first takes the read permission,
 // the second the configure permission. What stays open is not an error.
 func learn(ctx context.Context, run channelRunner, queue string, configured amqp.Table, version brokerVersion, m *manager) (*queueFacts, error) {
-	f := &queueFacts{arguments: configured, version: version}
-	if info, ok := m.queue(queue); ok {
-		f = factsOf(info, version)
-	} else {
-		var err error
-		if f.kind, err = kindOf(ctx, run, queue); err != nil {
-			return nil, err
-		}
-		if err := f.learnArguments(ctx, run, queue); err != nil {
-			return nil, err
-		}
+	f, err := learnDeclared(ctx, run, queue, configured, version, m)
+	if err != nil {
+		return nil, err
 	}
 	f.learnPolicies(queue, m)
 	return f, f.learnDeadLetters(ctx, run)
+}
+
+// learnDeclared is learn for the type and the arguments alone.
+func learnDeclared(ctx context.Context, run channelRunner, queue string, configured amqp.Table, version brokerVersion, m *manager) (*queueFacts, error) {
+	if info, ok := m.queue(queue); ok {
+		return factsOf(info, version), nil
+	}
+	f := &queueFacts{arguments: configured, version: version}
+	var err error
+	if f.kind, err = kindOf(ctx, run, queue); err != nil {
+		return nil, err
+	}
+	return f, f.learnArguments(ctx, run, queue)
 }
 
 // factsOf returns what the management API shows of a queue.
@@ -110,6 +118,8 @@ func (f *queueFacts) learnPolicies(queue string, m *manager) {
 	if list := m.policies(); list != nil {
 		if applied := list.of(queue, f.kind); len(applied.unreadable) == 0 {
 			f.policy, f.operator = applied.definition(), applied.operator
+			_, ruled := f.policy[limitKey]
+			f.limitInDoubt = ruled && !applied.surely(limitKey)
 		}
 	}
 	f.policyPending = m != nil && f.policy == nil

@@ -236,8 +236,8 @@ func (p *planned) publishAgain(ctx context.Context, route Route, msg *amqp.Publi
 	if declareErr := declare(ctx, p.publisher.Do, p.plan.forRoute(route), p.logger); declareErr != nil {
 		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
 	}
-	p.logger.Error("A part of the plan had vanished and was declared again: what waited in a queue that was deleted is lost; "+
-		"find out who deletes it", err, watermill.LogFields{"vanished": vanished, "exchange": route.Exchange, "routing_key": route.RoutingKey})
+	p.logger.Error("A part of the plan had vanished and was declared again; if it is a wait queue, the messages that waited in it are "+
+		"lost: find out what deletes it", err, watermill.LogFields{"vanished": vanished, "exchange": route.Exchange, "routing_key": route.RoutingKey})
 	return p.send(ctx, route, msg)
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 // Connect opens a connection of its own with the client's configuration, named
@@ -87,9 +89,27 @@ func (p Plan) onlyKeeps() bool {
 
 // CheckPeek returns nil where looking at the messages of a queue brings none of
 // them nearer to its delivery limit, else ErrUnsafePeek with the reason and the
-// way out; see Peek, which asks the same. Here a queue of plan, a wait queue for
-// example, is known by the arguments that the plan declares it with.
+// way out; see Peek, which asks the same. It asks the broker anew at each call. The
+// arguments that plan has for the queue, if it has the queue, spare questions.
 func (c *Client) CheckPeek(ctx context.Context, plan Plan, queue string) error {
+	return c.onQueue(ctx, queue, func(ctx context.Context, conn *link.Conn) error {
+		return c.mayPeek(ctx, conn, queue, plan.Queues...)
+	})
+}
+
+// CheckGivenBack returns an error about messages of a queue that are missing after a
+// look. The error says how many they are and which reason the broker has, as far as
+// that is known. It returns nil where messages may leave the queue by themselves,
+// because an argument or a policy bounds their life or their number, or holds back
+// for a while what is given back.
+func (c *Client) CheckGivenBack(ctx context.Context, plan Plan, queue string, missing int) error {
+	return c.onQueue(ctx, queue, func(ctx context.Context, conn *link.Conn) error {
+		return c.givenBack(ctx, conn, queue, missing, plan.Queues...)
+	})
+}
+
+// onQueue asks about a queue that exists, on a connection of its own.
+func (c *Client) onQueue(ctx context.Context, queue string, ask func(context.Context, *link.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, declareTimeout)
 	defer cancel()
 	if err := checkName("queue", queue); err != nil {
@@ -101,7 +121,7 @@ func (c *Client) CheckPeek(ctx context.Context, plan Plan, queue string) error {
 	}
 	defer end()
 	if _, err = passive(ctx, conn.Do, queue); err == nil {
-		err = c.mayPeek(ctx, conn, queue, plan.Queues...)
+		err = ask(ctx, conn)
 	}
 	if err != nil {
 		return fmt.Errorf("look at queue %q: %w", queue, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,25 +14,26 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 )
 
-// ErrUnsafePeek is returned by Peek where looking at a message may delete it in
-// the end, or where it cannot be told that it does not.
+// ErrUnsafePeek is returned by Peek where looking at a message may delete it, or
+// where nothing proves that it does not.
 var ErrUnsafePeek = errors.New("looking at its messages may delete them")
-
-// harmlessLimit is the delivery limit from which looking counts as harmless.
-const harmlessLimit = 1 << 20
 
 // Peek returns copies of up to n messages at the head of a queue, a dead-letter
 // or stranded one for example, as they are. They cannot be acked. All go back to
 // their places at once, so that the order stays; afterwards they carry the
-// redelivered flag. While Peek looks, nobody else gets them.
+// redelivered flag. While Peek looks, no other client gets them.
 //
-// Before RabbitMQ 4.3 every look counts against the delivery limit of a quorum
-// queue: 4.0 deletes a message at the twenty-first, by default (F2). The queues
-// that a Strategy declares have a limit that is out of reach (F21). On any other
-// quorum queue Peek takes nothing and returns ErrUnsafePeek, unless the
-// management API says that its limit is as large. Without that API it finds out
-// by declaring the queue with the arguments of ours, which the broker compares;
-// only where the queue is deleted in that very moment, this creates it.
+// Looks count against the delivery limit of a quorum queue: each one before
+// RabbitMQ 4.3, and from there on each one that is cut off (F34). At the limit the
+// broker deletes the message. So Peek takes nothing from a quorum queue and returns
+// ErrUnsafePeek, unless the limit is known to be out of reach: by the argument of
+// the queue and by all policies, because the smallest number counts (F30). Queues that a
+// Strategy declares have such an argument (F21). Policies are shown by the
+// management API alone: configure WithManagement, or WithoutPolicyCheck. Classic
+// queues have no limit and need neither.
+//
+// Where messages are not back in the queue within 20 s, and no consumer takes them,
+// the error says how many are missing and why that may be.
 //
 // On a connection that is lost meanwhile the broker gives the messages back
 // itself. One whose headers no longer fit into a frame ends the connection (F16):
@@ -72,6 +72,9 @@ func (c *Client) peek(ctx context.Context, queue string, n int) ([]amqp.Delivery
 		looked <- found
 		return err
 	})
+	if missing := (*scan.MissingError)(nil); errors.As(err, &missing) {
+		err = c.givenBack(ctx, conn, queue, missing.Messages)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -90,75 +93,11 @@ func look(ctx context.Context, ch *amqp.Channel, queue string, n int) (found []a
 		s.Keep(d.DeliveryTag)
 		found = append(found, wire.Clone(&d))
 	}
-	// The end of a channel counts as a crash of whoever held the messages.
+	// The end of a channel counts as a crash of the process that held the messages.
 	if back := s.GiveBack(); err == nil {
 		err = back
 	}
 	return found, err
-}
-
-// mayPeek returns ErrUnsafePeek unless a look at the queue's messages leaves them
-// as far from their delivery limit as they were.
-func (c *Client) mayPeek(ctx context.Context, conn *link.Conn, queue string, known ...Queue) error {
-	version := serverVersion(conn)
-	if version.atLeast(4, 3) {
-		return nil // giving back does not count
-	}
-	m := c.manager(ctx)
-	if info, ok := m.queue(queue); ok {
-		facts := factsOf(info, version)
-		facts.learnPolicies(queue, m)
-		limit, _ := facts.deliveryLimit()
-		if limit >= harmlessLimit {
-			return nil
-		}
-		return fmt.Errorf("%w: its delivery limit is %d; raise it with a policy where the queue has no x-delivery-limit of its own, or move the messages to another queue", ErrUnsafePeek, limit)
-	}
-	harmless, err := c.declaredHarmless(ctx, conn, queue, known)
-	switch {
-	case err != nil:
-		return err
-	case harmless:
-		return nil
-	case m != nil && m.err != nil:
-		return fmt.Errorf("%w, for it is none that the strategy has declared: %w", ErrUnsafePeek, m.err)
-	}
-	return fmt.Errorf("%w, for it is none that the strategy has declared, and AMQP does not show its delivery limit: configure WithManagement", ErrUnsafePeek)
-}
-
-// declaredHarmless reports whether the queue, which exists, has the arguments of
-// one that a strategy declares to keep messages, of the known one with its name,
-// or is a plain classic one.
-func (c *Client) declaredHarmless(ctx context.Context, conn *link.Conn, queue string, known []Queue) (bool, error) {
-	if c.opts.provisioned {
-		return false, nil // nothing is ever declared
-	}
-	candidates := []amqp.Table{Quorum.keepArguments(), Classic.keepArguments(), {"x-queue-type": "classic"}}
-	// How a strategy keeps the messages of one queue, it keeps those of others.
-	if plan, err := c.strategy.Plan(queue, nil); err == nil {
-		known = append(slices.Clip(known), plan.Queues...)
-	}
-	for _, q := range known {
-		limit, _ := q.Arguments["x-delivery-limit"].(int64)
-		if (q.Delay == 0 || q.Name == queue) && (limit >= harmlessLimit || q.Arguments["x-queue-type"] == string(Classic)) {
-			candidates = append([]amqp.Table{q.Arguments}, candidates...)
-		}
-	}
-	for _, args := range candidates {
-		err := conn.Do(ctx, func(ch *amqp.Channel) error {
-			_, err := ch.QueueDeclare(queue, true, false, false, false, args)
-			return err
-		})
-		switch {
-		case err == nil:
-			return true, nil
-		case isCode(err, amqp.AccessRefused):
-			return false, nil
-		case !isCode(err, amqp.PreconditionFailed):
-			return false, err
-		}
-	}
-	return false, nil
 }
 
 // brokerVersion is the server's version as far as its behaviour depends on it.

@@ -25,7 +25,8 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigConfig{
 				strategy: strategy(t), policy: backoff.List{100 * time.Millisecond},
-				handler: func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+				clientOptions: []topology.Option{topology.WithoutPolicyCheck()},
+				handler:       func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
 			})
 			fill(t, r.url, r.queue, dead)
 			queue := r.plan.Dead.RoutingKey
@@ -64,7 +65,7 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
 	url, queue := testbench.URL(t), testbench.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
+	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
 	provision(t, url, client, queue, policy)
 	fill(t, url, plan.Dead.RoutingKey, 100)
 	bodies := func() string {
@@ -86,7 +87,7 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	t.Parallel()
 	url, queue := testbench.URL(t), testbench.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy)
+	client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy, topology.WithoutPolicyCheck())
 	provision(t, url, client, queue, policy)
 	fill(t, url, plan.Dead.RoutingKey, 1)
 	for range 30 {
@@ -96,8 +97,8 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	}
 }
 
-// On an adopted dead-letter queue with the limit of 4.0, Peek refuses to bring
-// the messages nearer to it; where that limit cannot matter, it looks.
+// Peek looks at a quorum queue only where its delivery limit is proven to be out of
+// reach, on every version, and at a classic queue always.
 func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
 	node, api := testbench.Managed(t, "")
@@ -108,34 +109,61 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		require.NoError(t, err)
 		fill(t, url, name, 2)
 	}
+	const large = int64(1 << 30)
 	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
 	declare("limited", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(5)})
-	declare("raised", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), "x-max-length": int64(100)})
+	declare("raised", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)})
+	declare("lowered", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
+	declare("bound", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
+	declare("either", amqp.Table{"x-queue-type": "quorum"})
+	declare("unread", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("plain", amqp.Table{"x-queue-type": "classic"})
 	declare("old", nil)
-	counts, defaults := !strings.HasPrefix(node.Version(), "4.3"), strings.HasPrefix(node.Version(), "4.")
+	set := func(kind, name, pattern string, definition map[string]any) {
+		testbench.SetPolicy(t, api, kind, "/", name, pattern, definition)
+	}
+	set("policies", "low", "^lowered$", map[string]any{"delivery-limit": 1, "max-length": 1000})
+	set("operator-policies", "strict", "^bound$", map[string]any{"delivery-limit": 1})
+	set("policies", "either-raised", "^either$", map[string]any{"delivery-limit": 2_000_000_000})
+	set("policies", "either-default", "^either$", map[string]any{"max-length": 1000})
+	defaults := strings.HasPrefix(node.Version(), "4.") // 20
 
 	policy := backoff.List{time.Second}
 	blind, _ := operator(t, url, "orders", topology.PerQueue{}, policy)
 	seeing, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
-	provisioned, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	sure, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
+	provisioned, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck(), topology.WithPreProvisioned())
+	away, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1"))
+	const unseen, no = "its policies could not be seen", ""
+	byDefault := no
+	if defaults {
+		byDefault = "its delivery limit is 20 by default"
+	}
 	for _, c := range []struct {
 		who    string
 		client *topology.Client
 		queue  string
-		unsafe bool
+		unsafe string // a part of the reason
 	}{
-		{"blind", blind, "adopted", counts}, {"seeing", seeing, "adopted", counts && defaults}, {"provisioned", provisioned, "adopted", counts},
-		{"blind", blind, "limited", counts}, {"seeing", seeing, "limited", counts},
-		{"blind", blind, "raised", counts}, {"seeing", seeing, "raised", false},
-		{"blind", blind, "plain", false}, {"seeing", seeing, "plain", false}, {"provisioned", provisioned, "plain", counts},
-		{"seeing", seeing, "old", false},
+		{"blind", blind, "adopted", unseen}, {"seeing", seeing, "adopted", byDefault}, {"provisioned", provisioned, "adopted", strings.Replace(byDefault, "its delivery", "its", 1)},
+		{"blind", blind, "limited", "its argument x-delivery-limit is 5"}, {"seeing", seeing, "limited", "its argument x-delivery-limit is 5"}, {"sure", sure, "limited", "its argument x-delivery-limit is 5"},
+		{"blind", blind, "raised", unseen}, {"seeing", seeing, "raised", no}, {"sure", sure, "raised", no}, {"provisioned", provisioned, "raised", no}, {"away", away, "raised", "management API: "},
+		{"blind", blind, "lowered", unseen}, {"seeing", seeing, "lowered", `policy "low" sets delivery-limit to 1`},
+		{"seeing", seeing, "bound", `operator policy "strict" sets delivery-limit to 1`},
+		{"seeing", seeing, "either", byDefault},
+		{"blind", blind, "plain", no}, {"seeing", seeing, "plain", no}, {"provisioned", provisioned, "plain", no}, {"away", away, "plain", no},
+		{"blind", blind, "old", no}, {"seeing", seeing, "old", no},
 	} {
-		for look := range 8 {
+		for look := range 3 {
 			found, err := c.client.Peek(t.Context(), c.queue, 10)
 			what := fmt.Sprintf("%s at %s, look %d", c.who, c.queue, look+1)
-			if c.unsafe {
+			if c.unsafe != "" {
 				require.ErrorIs(t, err, topology.ErrUnsafePeek, what)
+				require.ErrorContains(t, err, c.unsafe, what)
+				require.NotContains(t, err.Error(), "hush")
+				if look == 0 {
+					t.Logf("%s: %s: %v", node.Version(), what, err)
+				}
 				continue
 			}
 			require.NoError(t, err, what)
@@ -143,8 +171,31 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		}
 		depth(t, url, c.queue, 2)
 	}
-	_, err := blind.Peek(t.Context(), "old", 1)
-	t.Logf("%s: a classic queue without arguments, no management API: %v", node.Version(), err)
+	set("policies", "ahead", "^unread(?=$)", map[string]any{"max-length": 1000})
+	_, err := seeing.Peek(t.Context(), "unread", 10)
+	require.NoError(t, err, "its pattern cannot be read here, and it sets no limit")
+	set("policies", "ahead", "^unread(?=$)", map[string]any{"delivery-limit": 1})
+	_, err = seeing.Peek(t.Context(), "unread", 10)
+	require.ErrorIs(t, err, topology.ErrUnsafePeek)
+	require.ErrorContains(t, err, `the pattern "^unread(?=$)" of policy "ahead" cannot be read`)
+	set("policies", "ahead", "^gone$", map[string]any{"delivery-limit": 1})
+	err = seeing.CheckGivenBack(t.Context(), topology.Plan{}, "bound", 3)
+	require.ErrorContains(t, err, `3 messages that were given back are not in it`)
+	require.ErrorContains(t, err, `operator policy "strict" sets delivery-limit to 1`)
+	require.NotErrorIs(t, err, topology.ErrUnsafePeek, "it was done")
+	// The commands of the errors are the way out.
+	for _, queue := range []string{"adopted", "lowered", "bound"} {
+		_, err := seeing.Peek(t.Context(), queue, 10)
+		if err == nil {
+			continue // no default limit
+		}
+		_, command, ok := strings.Cut(err.Error(), "rabbitmqctl ")
+		require.True(t, ok, err)
+		node.Ctl(t, strings.Fields(strings.ReplaceAll(command, "'", ""))...)
+		_, err = seeing.Peek(t.Context(), queue, 10)
+		require.NoError(t, err, command)
+	}
+	require.Contains(t, strings.Fields(node.Ctl(t, "list_policies")), `{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept")
 }
 
 func TestPurgeOnlyWhenAskedTwice(t *testing.T) {

@@ -27,8 +27,8 @@ type appliedPolicies struct {
 	rules []policyRule
 	// unreadable names policies whose pattern cannot be matched here, and which may apply
 	// too.
-	unreadable []string
-	operator   bool // an operator policy is among them
+	unreadable []policyRule // without key and value
+	operator   bool         // an operator policy is among them
 }
 
 // policyRule is one key of a policy that applies.
@@ -37,7 +37,8 @@ type policyRule struct {
 	value    any
 	source   string // the policy, in words
 	policy   management.Policy
-	operator bool
+	operator bool // it is an operator policy
+	certain  bool // the policy applies, unless another of the same priority does
 }
 
 // policies asks for them; nil where they cannot be seen, and then policyErr says why.
@@ -114,7 +115,11 @@ func fitsQueue(p management.Policy, kind QueueType) reach {
 		found = mayApply
 	}
 	for key := range p.Definition {
-		found = min(found, policyKeys[key].fits(kind))
+		known, ok := policyKeys[key]
+		if !ok {
+			known = policyKey{sometimes: []QueueType{kind}}
+		}
+		found = min(found, known.fits(kind))
 	}
 	return found
 }
@@ -138,7 +143,7 @@ func (p *policies) applied(name string, fits func(management.Policy) reach) appl
 			matches, err := matchesName(c.Pattern, name)
 			switch {
 			case err != nil:
-				a.unreadable = append(a.unreadable, source)
+				a.unreadable = append(a.unreadable, policyRule{source: source, policy: c, operator: group.operator})
 				continue
 			case !matches:
 				continue
@@ -147,7 +152,7 @@ func (p *policies) applied(name string, fits func(management.Policy) reach) appl
 			}
 			a.operator = a.operator || group.operator
 			for _, key := range slices.Sorted(maps.Keys(c.Definition)) {
-				a.rules = append(a.rules, policyRule{key, c.Definition[key], source, c, group.operator})
+				a.rules = append(a.rules, policyRule{key, c.Definition[key], source, c, group.operator, found == applies})
 			}
 		}
 	}

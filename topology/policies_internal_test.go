@@ -75,6 +75,7 @@ func TestPolicyThatDoesNotApplyHidesNoOther(t *testing.T) {
 	unreadable := policy("strange", "queues", 9, `{"expires":1}`)
 	unreadable.Pattern = "(?<!x)$"
 	applied := (&policies{user: []management.Policy{unreadable, low}}).of("orders", Quorum)
-	require.Equal(t, []string{`policy "strange"`}, applied.unreadable)
+	require.Len(t, applied.unreadable, 1)
+	require.Equal(t, `policy "strange"`, applied.unreadable[0].source)
 	require.True(t, slices.ContainsFunc(applied.rules, func(r policyRule) bool { return r.key == "message-ttl" }))
 }

@@ -202,7 +202,7 @@ func (p *Publisher) declareExchange(ctx context.Context, name string, again bool
 	}
 	err := p.publisher.Do(ctx, func(ch *amqp.Channel) error { return p.cfg.declare(ch, name) })
 	if err != nil {
-		return declareError("exchange", name, nil, ofPublisher(err))
+		return configuredError("exchange", name, nil, ofPublisher(err))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -126,7 +126,7 @@ func removePlan(t testing.TB, url string, strategy topology.Strategy, queue stri
 }
 
 // quickDeadLettering shortens the 180 s after which an at-least-once queue tries
-// again; a busy 3.10 may hold messages that long after a restart (F23).
+// again; a busy broker may hold messages that long after a restart (F23).
 var quickDeadLettering = testbench.WithAdvancedConfig("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].")
 
 // rig is one service: client, subscriber, middleware and router on one queue.

@@ -34,16 +34,21 @@ func (c *Client) watchStranded(plan Plan) {
 }
 
 // lookForStranded says when there are more messages in a stranded queue than at the
-// look before. It says nothing while the broker is away, and ends where the user may
+// two looks before. It says nothing while the broker is away, and ends where the user may
 // not look: from 4.3 on that takes the configure permission (F24).
 func (c *Client) lookForStranded(queue string) {
-	known := 0
+	known, before := 0, 0
 	for more := true; more; more = sleep(c.stop, c.opts.strandedPause) {
+		if c.publisher.Healthy() != nil {
+			continue // an alarm, for example: the broker does not read the question
+		}
 		ctx, cancel := context.WithTimeout(c.stop, strandedTimeout)
 		found, err := passive(ctx, c.publisher.Do, queue)
 		cancel()
 		switch {
 		case isCode(err, amqp.AccessRefused):
+			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so that stranded messages are not named here: "+
+				"grant the configure permission for the queue, or watch its depth", watermill.LogFields{"queue": queue, "err": err.Error()})
 			return
 		case err != nil:
 			continue
@@ -53,6 +58,7 @@ func (c *Client) lookForStranded(queue string) {
 				"cause, and move the messages to the queue that their header millpond-queue names", errStranded,
 				watermill.LogFields{"queue": queue, "messages": found.Messages})
 		}
-		known = found.Messages
+		// A look of an operator empties the queue for a moment.
+		known, before = max(before, found.Messages), found.Messages
 	}
 }

@@ -65,7 +65,9 @@ type consumeConfig struct {
 }
 
 func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []SubscriberOption) (*Subscriber, error) {
-	opts := subscriberOptions{drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning}
+	opts := subscriberOptions{
+		drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning, timestamps: defaultTimestamps,
+	}
 	problems = errors.Join(problems, c.checkArguments(cfg.queueArgs), apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")

@@ -152,7 +152,7 @@ func (s *subscription) declare(ctx context.Context, conn *link.Conn) error {
 		return s.subscriber.cfg.build(ch, s.topic, s.plan.Queue)
 	})
 	if err != nil {
-		return declareError("queue", s.plan.Queue, s.subscriber.cfg.queueArgs, err)
+		return configuredError("queue", s.plan.Queue, s.subscriber.cfg.queueArgs, err)
 	}
 	if err := s.learn(ctx, conn); err != nil {
 		return err

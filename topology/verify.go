@@ -179,11 +179,11 @@ func (v *verifier) compared(kind, name string, args amqp.Table, adopt bool, err 
 	case errors.As(declared, &conflict):
 		v.conflict(conflict, adopt)
 	case isCode(err, amqp.PreconditionFailed):
-		v.find(Critical, Conflicting, kind, name, "exists and cannot be used as ours: %v", err)
+		v.find(Critical, Conflicting, kind, name, "exists and cannot be used: %v", err)
 	case isCode(err, amqp.AccessRefused):
 		return false, nil
 	case isCode(err, amqp.ResourceLocked):
-		v.find(Critical, Conflicting, kind, name, "is exclusive to another connection: choose another name for ours")
+		v.find(Critical, Conflicting, kind, name, "is exclusive to another connection: choose another name in the strategy")
 	default:
 		return false, declared
 	}
@@ -192,12 +192,12 @@ func (v *verifier) compared(kind, name string, args amqp.Table, adopt bool, err 
 
 func (v *verifier) conflict(conflict *ConflictError, adopt bool) {
 	if adopt {
-		v.find(Warning, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments and is used as it is: %s is %s, ours would be %s",
+		v.find(Warning, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments and is used as it is: %s is %s, the plan has %s",
 			conflict.Argument, conflict.Found, conflict.Wanted)
 		return
 	}
-	v.find(Critical, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments: %s is %s, wanted %s; delete it once it is empty, or choose another name for ours",
-		conflict.Argument, conflict.Found, conflict.Wanted)
+	v.find(Critical, Conflicting, conflict.Kind, conflict.Name, "exists with other arguments: %s is %s, wanted %s; %s",
+		conflict.Argument, conflict.Found, conflict.Wanted, conflict.wayOut())
 }
 
 func (v *verifier) queues() error {
@@ -236,7 +236,7 @@ func (v *verifier) queues() error {
 			v.settings(q, info, !compared)
 		}
 		if !compared && !known && v.declares {
-			v.find(Warning, Unchecked, "queue", q.Name, "its arguments could not be compared, for the user may not declare it: grant the configure permission, or configure WithManagement")
+			v.find(Warning, Unchecked, "queue", q.Name, "its arguments could not be compared, because the user may not declare it: grant the configure permission, or configure WithManagement")
 		}
 	}
 	return nil
@@ -257,7 +257,7 @@ func (v *verifier) missingText(q member) string {
 			case w.Arguments["x-dead-letter-strategy"] == "at-least-once":
 				return "does not exist or cannot be reached; the broker holds messages whose wait ends, in no AMQP count, and delivers them up to three minutes after the queue is back" + way
 			default:
-				return "does not exist or cannot be reached; messages whose wait ends are lost, for classic wait queues hold nothing" + way
+				return "does not exist or cannot be reached; messages whose wait ends are lost, because classic wait queues hold nothing" + way
 			}
 		}
 		return "does not exist or cannot be reached" + way

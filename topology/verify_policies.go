@@ -65,7 +65,9 @@ func (p *policies) judge(subjects []subject, vhost string) (findings []policyFin
 			s.applied = p.of(s.name, s.queueType)
 		}
 		s.policy = s.applied.definition()
-		unreadable = append(unreadable, s.applied.unreadable...)
+		for _, r := range s.applied.unreadable {
+			unreadable = append(unreadable, r.source)
+		}
 		for _, r := range s.applied.rules {
 			about := fmt.Sprintf("%s sets %s to %s", r.source, r.key, valueText(r.value))
 			f := policyFinding{Finding{Problem: Overruled, Kind: s.kind, Name: s.name}, r.source + r.key + string(s.role)}
@@ -108,16 +110,24 @@ func (s *subject) judge(r policyRule) (Severity, string) {
 }
 
 // exemption is the way out of a rule. Of two policies the one with the higher priority
-// applies alone, so that the command repeats all keys that do no harm; no policy may be
-// empty (F39).
+// applies alone, so that the command repeats all keys of the policy but this one and
+// those that lose messages. Without any limit the default of 20 would count, and no
+// policy may be empty (F39).
 func (s *subject) exemption(r policyRule, vhost string) string {
 	if r.operator {
 		return "no policy overrules an operator policy: change it, or keep its pattern from matching this name"
 	}
+	if r.key == "ha-mode" { // without mirrors there is one copy
+		return "use a quorum queue, or add \"ha-promote-on-failure\":\"when-synced\" to the policy"
+	}
 	rest := maps.Clone(map[string]any(r.policy.Definition))
 	for _, other := range s.applied.rules {
-		if _, text := s.judge(other); text != "" {
-			delete(rest, other.key)
+		severity, _ := s.judge(other)
+		if other.operator || other.key != r.key && (severity != Critical || other.key == "ha-mode") {
+			continue
+		}
+		if delete(rest, other.key); other.key == limitKey {
+			rest[limitKey] = deliveryLimit
 		}
 	}
 	if len(rest) == 0 {

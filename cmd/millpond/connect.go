@@ -18,6 +18,7 @@ import (
 const (
 	flagURL         = "url"
 	flagManagement  = "management"
+	flagNoPolicies  = "no-policies"
 	flagPolicy      = "policy"
 	flagOldPolicy   = "old-policy"
 	flagStrategy    = "strategy"
@@ -62,6 +63,7 @@ func (a app) globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: flagURL, Usage: "AMQP `URL` of the broker; " + defaultURL + " without it", Sources: cli.EnvVars("AMQP_URL"), HideDefault: true},
 		&cli.StringFlag{Name: flagManagement, Usage: "`URL` of its management API, http://user:password@host:15672: for what AMQP cannot show", Sources: cli.EnvVars("MILLPOND_MANAGEMENT_URL"), HideDefault: true},
+		&cli.BoolFlag{Name: flagNoPolicies, Usage: "no policy sets delivery-limit on the queues to read: you say so, and nothing checks it; for brokers without --management"},
 		&cli.StringFlag{Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s; the default ladder without it"},
 		&cli.StringFlag{Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue"},
 		&cli.StringFlag{Name: flagType, Usage: "of the wait queues: quorum or classic", Value: "quorum"},
@@ -147,6 +149,9 @@ func (a app) open(ctx context.Context, c *cli.Command) (*topology.Client, error)
 	options := []topology.Option{topology.WithName("millpond tool")}
 	if url := c.String(flagManagement); url != "" {
 		options = append(options, topology.WithManagement(url))
+	}
+	if c.Bool(flagNoPolicies) {
+		options = append(options, topology.WithoutPolicyCheck())
 	}
 	if c.Bool(flagProvisioned) {
 		options = append(options, topology.WithPreProvisioned())

@@ -103,6 +103,8 @@ type letterJSON struct {
 	Queue    string                    `json:"queue,omitempty"`
 	Replays  int                       `json:"replays"`
 	Origin   string                    `json:"origin,omitempty"`
+	Deadline *time.Time                `json:"deadline,omitempty"`
+	From     string                    `json:"deadline_from,omitempty"`
 	History  []middleware.HistoryEntry `json:"history,omitempty"`
 	Message  json.RawMessage           `json:"message,omitempty"`
 }
@@ -114,6 +116,9 @@ func jsonOf(l operate.Letter) letterJSON {
 	}
 	if !l.DeadAt.IsZero() {
 		j.DeadAt = &l.DeadAt
+	}
+	if !l.Deadline.IsZero() {
+		j.Deadline, j.From = &l.Deadline, l.DeadlineFrom
 	}
 	return j
 }
@@ -204,6 +209,7 @@ func (a app) groups(c *cli.Command, letters func(func(operate.Letter, error) boo
 func (a app) deadShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
+		Flags: []cli.Flag{&cli.BoolFlag{Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; --json always has it"}},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.NArg() != 2 {
 				return usage("%s takes a queue and the id of a letter", c.FullName())
@@ -261,6 +267,9 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 	if !d.Timestamp.IsZero() {
 		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
 	}
+	if !l.Deadline.IsZero() {
+		rows = append(rows, []string{"deadline", when(l.Deadline) + countedFrom(l.DeadlineFrom)})
+	}
 	if err := a.columns(rows, harmless); err != nil {
 		return err
 	}
@@ -273,8 +282,28 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 	if err := a.columns(rows, harmless); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(d.Body))
+	body := d.Body
+	if !c.Bool("full") {
+		body = beginning(body)
+	}
+	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
+	if left := len(d.Body) - len(body); left > 0 {
+		fmt.Fprintf(a.out, "… %s more; --full prints all\n", plural(left, "byte"))
+	}
 	return nil
+}
+
+// countedFrom says what the expiration of a letter was counted from.
+func countedFrom(from string) string {
+	switch from {
+	case middleware.DeadlineFromTimestamp:
+		return ", its expiration counted from the timestamp of the producer"
+	case middleware.DeadlineFromArrival:
+		return ", its expiration counted from its first arrival"
+	case middleware.DeadlineFromPublish:
+		return ", its expiration counted from the publish of the delayed message"
+	}
+	return ""
 }
 
 func (a app) history(entries []middleware.HistoryEntry) {
@@ -302,10 +331,28 @@ func typeName(value any) string {
 	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
 }
 
-// payload is JSON indented, text as it is, anything else as hex.
+// shownBytes is how much of a payload is shown without --full, and indented at most.
+const shownBytes = 4 << 10
+
+// beginning is the part of a payload that is shown without --full. No character of a
+// text is cut in two.
+func beginning(body []byte) []byte {
+	if len(body) <= shownBytes {
+		return body
+	}
+	for end := shownBytes; end > shownBytes-utf8.UTFMax; end-- {
+		if utf8.RuneStart(body[end]) && utf8.Valid(body[:end]) {
+			return body[:end]
+		}
+	}
+	return body[:shownBytes]
+}
+
+// payload is short JSON indented, text as it is, anything else as hex. Indenting may
+// make deeply nested JSON a thousand times as long, which is not done.
 func payload(body []byte) string {
 	var pretty bytes.Buffer
-	if json.Indent(&pretty, body, "", "  ") == nil {
+	if len(body) <= shownBytes && json.Indent(&pretty, body, "", "  ") == nil && pretty.Len() <= 4*shownBytes {
 		return pretty.String()
 	}
 	text := utf8.Valid(body)

@@ -3,15 +3,19 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -93,7 +97,8 @@ func (s *service) tool(args ...string) outcome {
 
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
-	o := tool(s.t, s.url, in, append([]string{"--url", s.url, "--type", s.kind}, args...)...)
+	// The node has no management API, and no test sets a policy.
+	o := tool(s.t, s.url, in, append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...)
 	o.out = brokerCounts.ReplaceAllString(strings.ReplaceAll(o.out, s.queue, "orders"), "")
 	o.err = strings.ReplaceAll(o.err, s.queue, "orders")
 	return o
@@ -253,6 +258,38 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		require.NotContains(t, o.out, "nothing found", name)
 		require.NotContains(t, o.out+o.err, "hush", name)
 	}
+}
+
+// A payload is shown to its first 4 KiB, with what is left out, and as a whole with
+// --full. A body of 12 MB was printed as 59 MB.
+func TestShowOfALargeBodyIsCut(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	bodies := map[string][]byte{
+		"text":   []byte(strings.Repeat("äöü ", 200_000)),
+		"binary": bytes.Repeat([]byte{0, 1, 0xfe, 0xff}, 300_000),
+		"json":   []byte(`{"list":[` + strings.Repeat("1,", 200_000) + `2]}`),
+		"nested": []byte(strings.Repeat("[", 2000) + strings.Repeat("]", 2000)),
+		"escape": bytes.Repeat([]byte{1, '<'}, 300_000),
+	}
+	for _, id := range slices.Sorted(maps.Keys(bodies)) {
+		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: bodies[id]})
+	}
+	for id, body := range bodies {
+		shown := s.tool("dead", "show", s.queue, id)
+		require.Zero(t, shown.code, shown.err)
+		require.Less(t, len(shown.out), 24<<10, id)
+		require.True(t, utf8.ValidString(shown.out), id)
+		require.Equal(t, len(body) > 4096, strings.Contains(shown.out, " more; --full prints all\n"), id)
+		asJSON := s.tool("--json", "dead", "show", s.queue, id)
+		require.Less(t, len(asJSON.out), 2*len(body)+2048, id)
+	}
+	full := s.tool("dead", "show", s.queue, "text", "--full")
+	require.Contains(t, full.out, string(bodies["text"]))
+	require.NotContains(t, full.out, "--full")
+	full = s.tool("dead", "show", s.queue, "binary", "--full")
+	require.Contains(t, full.out, hex.Dump(bodies["binary"]))
+	golden(t, "dead-show-cut", s.tool("dead", "show", s.queue, "binary").out)
 }
 
 // What is exported, discarded with an export, and imported.

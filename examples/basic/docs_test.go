@@ -83,7 +83,15 @@ var commands = []struct{ begins, runBy string }{
 	{"make test", "TestCommandsOfDocumentsAreRun"}, // this very test, and all others
 	{"go mod edit -require=", "TestGettingStarted"},
 	{"go mod tidy", "TestGettingStarted"},
-	{"rabbitmqctl set_permissions", "TestSecurityDocumentIsTrue"},
+	{"rabbitmqctl set_permissions -p shop", "TestSecurityDocumentIsTrue"},
+	{"rabbitmqctl set_permissions --vhost shop", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl add_", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl eval", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl set_policy", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl set_user_tags", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl set_vhost_limits", "TestRecommendedBrokerSettings"},
+	{"rabbitmqctl update_vhost_metadata", "TestRecommendedBrokerSettings"},
+	{"rabbitmq-queues grow", "TestRecommendedBrokerSettings"},
 }
 
 func TestCommandsOfDocumentsAreRun(t *testing.T) {

@@ -128,11 +128,16 @@ func (s *state) explain(r Report) {
 			s.say("%s lost its %s at %s, by itself %t", l.Consumer, l.What, s.since(l.At), l.Own)
 		}
 	}
-	out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), "list_queues", "name", "messages", "messages_ready", "messages_unacknowledged")
-	if err != nil {
-		out = err.Error()
+	for _, question := range [][]string{
+		{"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers", "leader", "online"},
+		{"list_consumers"},
+	} {
+		out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), question...)
+		if err != nil {
+			out = err.Error()
+		}
+		s.say("rabbitmqctl %s:\n%s", strings.Join(question, " "), strings.TrimSpace(out))
 	}
-	s.say("the queues:\n%s", strings.TrimSpace(out))
 }
 
 // story prints the history of a message.

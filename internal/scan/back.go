@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -17,9 +18,20 @@ const (
 	// whether it has them: what more of them name the broker puts together, and
 	// forgets some of it when the channel is closed too soon.
 	unanswered = 16
-	// awaitReady bounds that.
+	// awaitReady bounds that, and how long the end of the scan waits for messages that
+	// a consumer takes as soon as they are back.
 	awaitReady = 2 * time.Second
+	// awaitBack is how long messages may take to be back before they are missing. A
+	// busy broker says for a while that a quorum queue has none.
+	awaitBack = 20 * time.Second
 )
+
+// MissingError says that messages which were given back are not in the queue.
+type MissingError struct{ Messages int }
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("%d messages that were given back are not in the queue", e.Messages)
+}
 
 // back remembers what has to be given back, in groups whose order is kept.
 type back struct {
@@ -32,6 +44,11 @@ type back struct {
 	keptOf  []int    // and how many
 	inGroup int      // messages of the last group
 	keeps   int      // messages to give back
+	// expiring is how many of those taken have an expiration; leaving says that all of
+	// them may leave the queue by themselves.
+	expiring int
+	leaving  bool
+	overdue  bool // some were not back in time
 }
 
 // taken notes a message, and whether another consumer has taken it than the one
@@ -56,7 +73,15 @@ func (b *back) keep(tag uint64) {
 	b.keeps++
 }
 
-// all gives back what is kept, then what flush has taken: taken messages in all.
+// expires notes whether a message may expire while it is held.
+func (b *back) expires(d *amqp.Delivery) {
+	if d.Expiration != "" {
+		b.expiring++
+	}
+}
+
+// all gives back what is kept, then what flush has taken: taken messages in all. The
+// error is a MissingError where some are not in the queue afterwards.
 func (b *back) all(taken int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,25 +99,44 @@ func (b *back) all(taken int) error {
 		if err := b.ch.Nack(last, true, true); err != nil {
 			return err
 		}
-		if i%unanswered == unanswered-1 {
-			if err := b.await(q.Messages + b.sizes(i)); err != nil {
+		if i%unanswered == unanswered-1 && !b.overdue {
+			missing, err := b.await(q.Messages+b.sizes(i), awaitReady)
+			if err != nil {
 				return err
 			}
+			b.overdue = missing > 0
 		}
 	}
-	if err := b.ch.Nack(0, true, true); err != nil { // 0: whatever is left, if anything
+	if err := b.ch.Nack(0, true, true); err != nil { // 0: all that is left, if anything
 		return err
 	}
-	return b.await(q.Messages + b.keeps + taken)
+	want, patience := q.Messages+b.keeps+taken, awaitBack
+	if b.leaving {
+		patience = awaitReady
+	} else {
+		want -= b.expiring
+	}
+	missing, err := b.await(want, patience)
+	if err == nil && missing > 0 && !b.leaving {
+		err = &MissingError{missing}
+	}
+	return err
 }
 
-// await returns when so many messages are ready, or after a while: someone else
-// may take them as soon as they are there.
-func (b *back) await(n int) error {
-	for end := time.Now().Add(awaitReady); ; {
+// await returns how many of n messages have not been ready: 0 as soon as all are,
+// and after a while where a consumer takes them.
+func (b *back) await(n int, patience time.Duration) (missing int, err error) {
+	most := 0
+	for began := time.Now(); ; {
 		q, err := b.ch.QueueDeclarePassive(b.queue, true, false, false, false, nil)
-		if err != nil || q.Messages >= n || time.Now().After(end) {
-			return err
+		most = max(most, q.Messages)
+		switch waited := time.Since(began); {
+		case err != nil || most >= n:
+			return 0, err
+		case waited > awaitReady && q.Consumers > 0:
+			return 0, nil
+		case waited > patience:
+			return n - most, nil
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -51,9 +51,10 @@ type Scan struct {
 // LimitPage takes no more than n messages at once.
 func (s *Scan) LimitPage(n int) { s.limit = max(n, 1) }
 
-// Hurry makes a page that waits for a message for longer than d ask whether there is
-// one: where messages leave the queue by themselves.
-func (s *Scan) Hurry(d time.Duration) { s.idle = d }
+// Hurry is for a queue that messages leave by themselves: a page that waits for a
+// message for longer than d asks whether there is one, and none that is given back is
+// missing.
+func (s *Scan) Hurry(d time.Duration) { s.idle, s.back.leaving = d, true }
 
 // New returns a Scan on a channel of its own. It looks at
 // no more than limit messages, or at all that are there at its beginning if limit
@@ -125,6 +126,7 @@ func (s *Scan) count(d *amqp.Delivery) {
 	s.left--
 	s.seen++
 	s.bytes += int64(len(d.Body))
+	s.back.expires(d)
 }
 
 // fill takes a page: as many messages as may be held of the size seen so far, few
@@ -184,6 +186,9 @@ func (s *Scan) Keep(tag uint64) { s.back.keep(tag) }
 // A quorum queue puts what comes back behind what came back before. So the order
 // is kept only if all that was there is taken: GiveBack takes the rest, unless it
 // is long or the scan was cancelled.
+//
+// The error is a MissingError where messages are not in the queue within 20 s, and no
+// consumer is there that may have taken them.
 func (s *Scan) GiveBack() error {
 	for s.left > 0 && s.left <= restLimit {
 		d, ok, err := s.Next()
@@ -194,6 +199,7 @@ func (s *Scan) GiveBack() error {
 	}
 	for i := range s.page {
 		s.Keep(s.page[i].DeliveryTag)
+		s.back.expires(&s.page[i])
 	}
 	s.seen += len(s.page) // as for flush
 	s.page = nil
@@ -217,11 +223,12 @@ func (s *Scan) flush() (taken int, err error) {
 		return 0, nil // nothing was acked
 	}
 	for range 2 {
-		_, ok, err := s.ch.Get(s.queue, false)
+		d, ok, err := s.ch.Get(s.queue, false)
 		if err != nil {
 			return taken, err
 		}
 		if ok {
+			s.back.expires(&d)
 			taken++
 		}
 	}

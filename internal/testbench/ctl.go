@@ -27,7 +27,13 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 
 // RunCtl is Ctl for a program. It takes a minute at most.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
-	full := n.layout.in.command(append([]string{n.layout.in.ctl, "--quiet", "--node", n.layout.name}, args...)...)
+	return n.RunTool(ctx, "rabbitmqctl", args...)
+}
+
+// RunTool is RunCtl for another tool that RabbitMQ brings, rabbitmq-queues for example.
+func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string, error) {
+	path := filepath.Join(filepath.Dir(n.layout.in.ctl), tool)
+	full := n.layout.in.command(append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)
 	ctx, cancel := context.WithTimeout(ctx, ctlLimit) // a frozen node never answers
 	defer cancel()
 	cmd := exec.CommandContext(ctx, full[0], full[1:]...)
@@ -35,7 +41,7 @@ func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("rabbitmqctl %s: %w\n%s%s", strings.Join(args, " "), err, out.String(), errs.String())
+		return "", fmt.Errorf("%s %s: %w\n%s%s", tool, strings.Join(args, " "), err, out.String(), errs.String())
 	}
 	return out.String(), nil
 }

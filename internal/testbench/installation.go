@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
+	"testing"
 )
 
 // installation is a RabbitMQ that can be run: the machine's own, or one in a chroot.
@@ -22,6 +24,22 @@ var ErrNoBroker = errors.New("no broker")
 func Installed() error {
 	_, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	return err
+}
+
+// InstalledVersion is the version of the RabbitMQ that [Private] starts, such as 4.0.5. The test is skipped where none is
+// installed.
+func InstalledVersion(tb testing.TB) string {
+	tb.Helper()
+	in := requireInstallation(tb)
+	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(real)), "plugins", "rabbit-[0-9]*"))
+	if err != nil || len(found) != 1 {
+		tb.Fatalf("the version of %s cannot be told: want one rabbit-<version> among its plugins, found %q (%v)", real, found, err)
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-")
 }
 
 // The scripts that Debian and RabbitMQ's own packages put here neither change user nor read the system's node name, as

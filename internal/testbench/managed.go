@@ -46,14 +46,7 @@ func startManaged(ctx context.Context, in installation, rabbit string) (*Node, s
 
 // manage enables the management plugin and returns once the API answers.
 func (n *Node) manage(ctx context.Context, api string) error {
-	_, err := n.RunCtl(ctx, "eval", `
-		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
-		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
-		File = rabbit_plugins:enabled_plugins_file(),
-		ok = file:delete(File),
-		ok = file:write_file(File, "[rabbitmq_management].\n"),
-		{ok, _, _} = rabbit_plugins:ensure(File).`)
-	if err != nil {
+	if err := n.enable(ctx, "rabbitmq_management"); err != nil {
 		return err
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
@@ -70,4 +63,23 @@ func (n *Node) manage(ctx context.Context, api string) error {
 		}
 		return nil
 	})
+}
+
+// Enable enables a plugin on a running node, which had none before, in the place of any other.
+func (n *Node) Enable(tb testing.TB, plugin string) {
+	tb.Helper()
+	if err := n.enable(tb.Context(), plugin); err != nil {
+		tb.Fatalf("enable plugin %s: %v", plugin, err)
+	}
+}
+
+func (n *Node) enable(ctx context.Context, plugin string) error {
+	_, err := n.RunCtl(ctx, "eval", fmt.Sprintf(`
+		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
+		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
+		File = rabbit_plugins:enabled_plugins_file(),
+		ok = file:delete(File),
+		ok = file:write_file(File, "[%s].\n"),
+		{ok, _, _} = rabbit_plugins:ensure(File).`, plugin))
+	return err
 }

@@ -36,13 +36,10 @@ type Discarding struct {
 // Discard throws dead letters away, those of other queues as well. Only what was in
 // the queue at the beginning is looked at.
 func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options Discarding) (Progress, error) {
-	d := &discard{Discarding: options}
+	d := &discard{Discarding: options, plan: plan}
 	queue, err := deadQueue(plan)
 	if err == nil && options.Limit < 0 {
 		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrMisuse, options.Limit)
-	}
-	if err == nil {
-		err = client.CheckPeek(ctx, plan, queue)
 	}
 	for left, again := -1, true; again && err == nil; {
 		left, again, err = d.round(ctx, client, queue, left)
@@ -55,6 +52,7 @@ func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, o
 
 type discard struct {
 	Discarding
+	plan     topology.Plan
 	progress Progress
 
 	letters []Letter
@@ -65,7 +63,7 @@ type discard struct {
 // round looks at up to left messages, until messages have been held for as long as
 // is safe; then again is true, and left what is still to be looked at.
 func (d *discard) round(ctx context.Context, client *topology.Client, queue string, left int) (_ int, again bool, err error) {
-	t, err := take(ctx, client, queue, left)
+	t, err := take(ctx, client, d.plan, queue, left)
 	if err != nil {
 		return 0, false, err
 	}

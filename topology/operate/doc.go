@@ -32,10 +32,15 @@
 //   - Until the end nobody else gets what was taken. Afterwards it carries the
 //     redelivered flag. A process that is killed gives it back as well: the broker
 //     sees to that, but may mix up the order.
-//   - Before RabbitMQ 4.3 each look counts against the delivery limit of a quorum
-//     queue. The queues of a Strategy have one that is out of reach; for any other
-//     queue the error is topology.ErrUnsafePeek, unless the management API says
-//     that its limit is as large; see Client.CheckPeek.
+//   - Each look counts against the delivery limit of a quorum queue, from RabbitMQ 4.3
+//     on only one that is cut off. So a quorum queue is looked at only where its
+//     argument and all policies put the limit out of reach, which takes
+//     topology.WithManagement or topology.WithoutPolicyCheck; else the error is
+//     topology.ErrUnsafePeek, see Client.CheckPeek. Classic queues have no limit.
+//   - What was given back is counted. Where it is not back within 20 s, without a
+//     consumer that may have taken it, the error says how many messages are missing
+//     (Client.CheckGivenBack). Messages that wait are not counted, because they leave by
+//     themselves; a loop over Dead that is left early does not see the error.
 //   - A message of which the headers do not fit into a frame ends the connection of
 //     whoever reads it (F16, F25): AMQP cannot pass over it, and what is behind it
 //     cannot be reached. That is ErrUnreadable.

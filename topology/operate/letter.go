@@ -39,6 +39,11 @@ type Letter struct {
 	Class middleware.Class
 	// Handler that gave up.
 	Handler string
+	// Deadline is the end of the message's own expiration, of a letter with
+	// middleware.ReasonDeadline. DeadlineFrom says what the expiration was counted from,
+	// such as middleware.DeadlineFromTimestamp; it is empty where that was not noted.
+	Deadline     time.Time
+	DeadlineFrom string
 	// Replays is how often Replay has moved it back before.
 	Replays int
 	// History has an entry for each failed attempt, oldest first, those of earlier
@@ -62,7 +67,7 @@ func newLetter(d amqp.Delivery, position int) Letter {
 	l := Letter{
 		ID: idOf(&d), Position: position, Queue: queue,
 		DeadAt: notes.DeadAt, Attempts: notes.Failures, Reason: notes.Reason, Error: notes.Error, Class: notes.Class,
-		Handler: notes.Handler, Replays: middleware.ParseReplays(get), History: notes.History,
+		Handler: notes.Handler, Deadline: notes.Deadline, DeadlineFrom: notes.DeadlineFrom, Replays: middleware.ParseReplays(get), History: notes.History,
 		OriginExchange: notes.OriginExchange, OriginRoutingKey: notes.OriginRoutingKey, Delivery: d,
 	}
 	if l.Error == "" {

@@ -29,10 +29,7 @@ func Dead(ctx context.Context, client *topology.Client, plan topology.Plan, filt
 
 // list shows the letters of a queue until show returns false.
 func list(ctx context.Context, client *topology.Client, plan topology.Plan, queue string, filter Filter, show func(Letter) bool) (err error) {
-	if err := client.CheckPeek(ctx, plan, queue); err != nil {
-		return err
-	}
-	t, err := take(ctx, client, queue, -1)
+	t, err := take(ctx, client, plan, queue, -1)
 	if err != nil {
 		return err
 	}

@@ -184,6 +184,9 @@ func deleteEmpty(ctx context.Context, client *topology.Client, queue string) err
 	if !errors.As(err, &refused) || refused.Code != amqp.NotImplemented {
 		return err
 	}
+	if err := client.CheckPeek(ctx, topology.Plan{}, queue); err != nil { // the get below is a look
+		return err
+	}
 	return onChannel(ctx, client, func(ch *amqp.Channel) error {
 		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 		if err != nil {

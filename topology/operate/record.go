@@ -75,8 +75,8 @@ func Decode(line []byte) (amqp.Delivery, error) {
 	return d, nil
 }
 
-// text is a string of any bytes: as JSON a string where it is UTF-8, else an
-// object with its base64.
+// text is a string of any bytes: as JSON a string where it is UTF-8 and few bytes
+// need an escape, else an object with its base64.
 type text string
 
 type encoded struct {
@@ -85,7 +85,10 @@ type encoded struct {
 
 func (t text) MarshalJSON() ([]byte, error) {
 	if utf8.ValidString(string(t)) {
-		return json.Marshal(string(t))
+		// An escape takes six bytes, and base64 a third more than the text.
+		if quoted, err := json.Marshal(string(t)); err != nil || len(quoted) <= 2*len(t)+64 {
+			return quoted, err
+		}
 	}
 	return json.Marshal(encoded{[]byte(t)})
 }

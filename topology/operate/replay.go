@@ -105,14 +105,11 @@ func (r *replay) prepare(ctx context.Context) error {
 	case r.Limit < 0 || r.Rate < 0:
 		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrMisuse, r.Limit, r.Rate)
 	}
-	if err := r.client.CheckPeek(ctx, r.plan, r.dead); err != nil {
+	if r.Edit == nil || r.DryRun || r.Originals != "" {
+		return nil
+	}
+	if err := r.client.CheckPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
 		return err
-	}
-	if r.Edit == nil || r.DryRun {
-		return nil
-	}
-	if r.Originals != "" {
-		return nil
 	}
 	r.Originals = r.dead + ".originals"
 	for _, q := range r.plan.Queues {
@@ -121,13 +118,13 @@ func (r *replay) prepare(ctx context.Context) error {
 			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
-	return fmt.Errorf("%w: name the queue that keeps the originals, for queue %q is none of ours", ErrMisuse, r.dead)
+	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrMisuse, r.dead)
 }
 
 // round moves until the end, or until messages have been held for as long as is
 // safe; then again is true.
 func (r *replay) round(ctx context.Context) (again bool, err error) {
-	t, err := take(ctx, r.client, r.dead, r.left)
+	t, err := take(ctx, r.client, r.plan, r.dead, r.left)
 	if err != nil {
 		return false, err
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// giveBackLimit bounds the goodbye to the broker.
-const giveBackLimit = 30 * time.Second
+// giveBackLimit bounds the goodbye to the broker, which waits 20 s for messages that
+// are not back.
+const giveBackLimit = time.Minute
 
 // holdLimit is how long messages are held, well under the broker's consumer
 // timeout of 30 min (F16).
@@ -23,8 +24,10 @@ var holdLimit = 15 * time.Minute
 // taking is a scan with its connection.
 type taking struct {
 	*scan.Scan
-	queue string
-	frame int // the largest the broker takes
+	client *topology.Client
+	plan   topology.Plan
+	queue  string
+	frame  int // the largest the broker takes
 	// before, if it is set, is called before anything is given back.
 	before func() error
 	end    func()
@@ -32,8 +35,11 @@ type taking struct {
 }
 
 // take begins to take up to limit messages of a queue, all that are there if it
-// is less than 0. giveBack must be called.
-func take(ctx context.Context, client *topology.Client, queue string, limit int) (*taking, error) {
+// is less than 0, where that is proven to delete none. giveBack must be called.
+func take(ctx context.Context, client *topology.Client, plan topology.Plan, queue string, limit int) (*taking, error) {
+	if err := client.CheckPeek(ctx, plan, queue); err != nil {
+		return nil, err
+	}
 	conn, end, err := client.Connect(ctx)
 	if err != nil {
 		return nil, err
@@ -43,7 +49,10 @@ func take(ctx context.Context, client *topology.Client, queue string, limit int)
 		end()
 		return nil, fmt.Errorf("open channel: %w", err)
 	}
-	t := &taking{Scan: scan.New(ctx, ch, queue, limit), queue: queue, frame: conn.Config.FrameSize, end: end, began: time.Now()}
+	t := &taking{
+		Scan: scan.New(ctx, ch, queue, limit), client: client, plan: plan, queue: queue,
+		frame: conn.Config.FrameSize, end: end, began: time.Now(),
+	}
 	if t.frame <= 0 {
 		t.frame = math.MaxInt
 	}
@@ -72,6 +81,9 @@ func (t *taking) handBack() error {
 	defer t.end()
 	select {
 	case err := <-done:
+		if missing := (*scan.MissingError)(nil); errors.As(err, &missing) {
+			return t.client.CheckGivenBack(context.Background(), t.plan, t.queue, missing.Messages)
+		}
 		return t.explain(err)
 	case <-time.After(giveBackLimit):
 		return errors.New("the broker does not answer; it gives back what was taken when it notices that the connection is gone")

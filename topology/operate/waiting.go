@@ -100,10 +100,7 @@ func eachWaitQueue(plan topology.Plan, f func(topology.Queue) error) error {
 // pass takes all messages of a wait queue, shows them, and gives back those that
 // were kept.
 func pass(ctx context.Context, client *topology.Client, plan topology.Plan, q topology.Queue, show func(*taking, amqp.Delivery) error) (err error) {
-	if err := client.CheckPeek(ctx, plan, q.Name); err != nil {
-		return err
-	}
-	t, err := take(ctx, client, q.Name, -1)
+	t, err := take(ctx, client, plan, q.Name, -1)
 	if err != nil {
 		return err
 	}
