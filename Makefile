@@ -38,12 +38,10 @@ POSTGRES   := middleware/delayed/postgresql examples/outbox
 TESTED     := $(filter-out $(POSTGRES),$(INNER))
 # The package that takes longest begins first, beside all the others.
 ORDERED    := $(if $(filter ./...,$(PKG)),./topology) $(PKG)
-# $(call each,command,arguments) runs the inner modules beside this one where PKG is everything, and fails if one of them did.
-# -C comes first. The one that takes longest begins.
+# $(call each,command,arguments) goes on to the inner modules where PKG is everything, and fails if one of them did. -C
+# comes first. The one that takes longest runs beside the others.
 LONGEST    := topology/amqpv3
-INSIDE     := $(LONGEST) $(filter-out $(LONGEST),$(TESTED))
-each        = $(if $(filter ./...,$(PKG)),( inner=0; for m in $(INSIDE); do $(1) -C $$m $(2) ./... || inner=1; done; exit $$inner ) & beside=$$!;) \
-	code=0; $(1) $(2) $(ORDERED) || code=1; $(if $(filter ./...,$(PKG)),wait $$beside || code=1;) exit $$code
+each        = code=0; $(1) $(2) $(ORDERED) || code=1$(if $(filter ./...,$(PKG)),; $(1) -C $(LONGEST) $(2) ./... & beside=$$!$(foreach m,$(filter-out $(LONGEST),$(TESTED)),; $(1) -C $(m) $(2) ./... || code=1); wait $$beside || code=1); exit $$code
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-here test-matrix examples examples-here monitoring-test unit fuzz lint lint-more vuln api bench bench-scale bench-docs bench-go bench-here chaos chaos-bugs soak clean clean-brokers
@@ -132,9 +130,7 @@ bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is 
 	@$(WITHBROKER) $(MAKE) --no-print-directory bench-here
 
 bench-here:
-	@code=0; for m in . $(if $(filter ./...,$(PKG)),$(TESTED)); do \
-		$(GO) test -C $$m -run '^$$' -bench . -benchmem $(TESTARGS) $(PKG) || code=1; \
-	done; exit $$code
+	@$(call each,$(GO) test,-run '^$$' -bench . -benchmem $(TESTARGS))
 
 # Built, not `go run`: signals reach the program, and it starts itself again as its consumers.
 chaos: ## let everything break for CHAOS_MINUTES on a cluster of three, and check that nothing is lost
