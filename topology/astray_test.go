@@ -216,7 +216,7 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	require.Zero(t, wrong.count())
 }
 
-// A service that may not publish behind the return exchange dead-letters what is not
+// A service that may not publish behind the return exchange dead-letters a message that is not
 // its own, in the name of the queue that the message belongs to.
 func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	t.Parallel()

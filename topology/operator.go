@@ -100,8 +100,8 @@ func (c *Client) CheckPeek(ctx context.Context, plan Plan, queue string) error {
 // CheckGivenBack returns an error about messages of a queue that are missing after a
 // look. The error says how many they are and which reason the broker has, as far as
 // that is known. It returns nil where messages may leave the queue by themselves,
-// because an argument or a policy bounds their life or their number, or holds back
-// for a while what is given back.
+// because an argument or a policy bounds their life or their number, or holds
+// messages that were given back for a while.
 func (c *Client) CheckGivenBack(ctx context.Context, plan Plan, queue string, missing int) error {
 	return c.onQueue(ctx, queue, func(ctx context.Context, conn *link.Conn) error {
 		return c.givenBack(ctx, conn, queue, missing, plan.Queues...)

@@ -88,7 +88,7 @@ type reach int
 
 const (
 	appliesNot reach = iota
-	// mayApply: that depends on what is not known. Such a policy hides none of a lower
+	// mayApply: the type of the queue or the key is not known. Such a policy hides none of a lower
 	// priority.
 	mayApply
 	applies

@@ -260,7 +260,7 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 	}
 }
 
-// A payload is shown to its first 4 KiB, with what is left out, and as a whole with
+// A payload is shown to its first 4 KiB, with the number of bytes left, and as a whole with
 // --full. A body of 12 MB was printed as 59 MB.
 func TestShowOfALargeBodyIsCut(t *testing.T) {
 	t.Parallel()

@@ -80,7 +80,7 @@ func (b *back) expires(d *amqp.Delivery) {
 	}
 }
 
-// all gives back what is kept, then what flush has taken: taken messages in all. The
+// all gives back the messages that are kept, then those that flush has taken. The
 // error is a MissingError where some are not in the queue afterwards.
 func (b *back) all(taken int) error {
 	b.mu.Lock()

@@ -37,8 +37,8 @@
 //     argument and all policies put the limit out of reach, which takes
 //     topology.WithManagement or topology.WithoutPolicyCheck; else the error is
 //     topology.ErrUnsafePeek, see Client.CheckPeek. Classic queues have no limit.
-//   - What was given back is counted. Where it is not back within 20 s, without a
-//     consumer that may have taken it, the error says how many messages are missing
+//   - Messages that were given back are counted. Where they are not back within 20 s,
+//     and no consumer may have taken them, the error says how many are missing
 //     (Client.CheckGivenBack). Messages that wait are not counted, because they leave by
 //     themselves; a loop over Dead that is left early does not see the error.
 //   - A message of which the headers do not fit into a frame ends the connection of
