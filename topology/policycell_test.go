@@ -54,7 +54,7 @@ type governed struct {
 	victim   *governedService
 }
 
-// governedService is one service, and what has become of its messages.
+// governedService is one service, with the fate of each of its messages.
 type governedService struct {
 	name, queue string
 	client      *topology.Client
@@ -269,7 +269,7 @@ func (s *governedService) observe(_ context.Context, e middleware.Event) {
 	s.changed = time.Now()
 }
 
-// handler fails what is to fail. The first message is held by hold, each time that it comes.
+// handler fails the messages that are to fail. The first message is held by hold, each time that it comes.
 func (s *governedService) handler(hold func(ctx context.Context, calls int)) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		id := string(msg.Payload)

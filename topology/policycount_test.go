@@ -16,8 +16,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// count stops the services, takes all messages out of all queues, and notes what has become of
-// each of them.
+// count stops the services, takes all messages out of all queues, and notes the fate of each
+// message.
 func (g *governed) count() {
 	t := g.t
 	t.Helper()
@@ -121,7 +121,7 @@ func (g *governed) missing(places map[string][]string) bool {
 	})
 }
 
-// drain takes what is in the queues of the virtual host, and returns how many messages that were.
+// drain takes all messages out of the queues of the virtual host, and returns their number.
 func (g *governed) drain(places map[string][]string) int {
 	t := g.t
 	t.Helper()

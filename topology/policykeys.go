@@ -36,8 +36,8 @@ var policyKeys = map[string]policyKey{
 	"delivery-limit":   {main: mainLimit, wait: waitLimit, keep: keepLimit, not: []QueueType{Classic}},
 
 	// These say where dead-lettered messages go. Each wait queue has the exchange and the
-	// strategy as arguments, which go before a policy. What is dropped from a queue that
-	// keeps messages is named by the keys above.
+	// strategy as arguments, which go before a policy. Messages that are dropped from a
+	// queue that keeps them are named by the keys above.
 	"dead-letter-exchange":    {},
 	"dead-letter-routing-key": {main: mainDeadKey, wait: waitDeadKey},
 	"dead-letter-strategy":    {not: []QueueType{Classic}},
@@ -280,7 +280,8 @@ func (s *subject) limited(r policyRule) (int64, bool) {
 	return n, tighter && n >= 0 && n < harmlessLimit && s.queueType != Classic
 }
 
-// mainLimit leaves a queue that exists to what is known of the queue itself.
+// mainLimit judges only a queue that does not exist yet. Of one that exists, verifier.main
+// knows the limit and names it.
 func mainLimit(s *subject, r policyRule) (Severity, string) {
 	n, limited := s.limited(r)
 	if !limited || !s.missing || s.gone() != "are deleted" {
