@@ -26,11 +26,10 @@ STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-BENCH      := ./internal/testbench
-INSTALL    := BROKER='$(BROKER)' sh internal/testbench/install.sh
+INSTALL    := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
 # $$PPID is this make: what it started ends with it.
-WITHBROKER := MILLPOND_BROKER='$(BROKER)' $(GO) run $(BENCH)/withbroker -parent $$PPID --
-GOTEST     := $(GO) run $(BENCH)/gotest
+WITHBROKER := MILLPOND_BROKER='$(BROKER)' $(GO) run ./internal/tools/withbroker -parent $$PPID --
+GOTEST     := $(GO) run ./internal/tools/gotest
 # The modules inside this one, which ./... does not reach.
 INNER      := $(patsubst ./%/go.mod,%,$(sort $(shell find . -mindepth 2 -name '.?*' -prune -o -name go.mod -print)))
 # Those whose tests need PostgreSQL, for make examples.
@@ -75,13 +74,13 @@ monitoring-test: ## check alerts and dashboard with a real Prometheus that scrap
 		$(GOTEST) -C examples/monitored -race -count 1 -timeout 10m $(TESTARGS) ./...
 
 test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3; ends with a table
-	@$(GO) run $(BENCH)/matrix $(MAKE) --no-print-directory test
+	@$(GO) run ./internal/tools/matrix $(MAKE) --no-print-directory test
 
 unit: ## run the tests that need no broker, and name those that do
 	@export AMQP_URL= MILLPOND_NO_BROKER=1; $(call each,$(GOTEST),$(TESTARGS))
 
 fuzz: ## run every fuzz target for FUZZTIME; the first finding ends it
-	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' sh internal/testbench/fuzz.sh '$(FUZZ)'
+	@GO='$(GO)' FUZZTIME='$(FUZZTIME)' sh internal/tools/fuzz.sh '$(FUZZ)'
 
 lint: ## check formatting, vet and staticcheck
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then printf 'gofmt would change:\n%s\n' "$$files" >&2; exit 1; fi
@@ -108,7 +107,7 @@ vuln: ## look for known vulnerabilities in what is used; says so where the datab
 	done
 
 api: ## write the exported API of every public package to docs/api, which a test compares
-	@$(GO) run ./internal/api
+	@$(GO) run ./internal/tools/api
 
 bench: ## measure the library beside what one would pick instead, in one run; installs what is missing
 	@$(INSTALL) broker
@@ -135,13 +134,13 @@ bench-here:
 # Built, not `go run`: signals reach the program, and it starts itself again as its consumers.
 chaos: ## let everything break for CHAOS_MINUTES on a cluster of three, and check that nothing is lost
 	@$(INSTALL) broker
-	@$(GO) build -o bin/storm ./internal/chaos/storm
+	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
 	@MILLPOND_BROKER='$(BROKER)' ./bin/storm -minutes '$(CHAOS_MINUTES)' -seed '$(CHAOS_SEED)' $(ARGS)
 
 # On 4.0, where all three cost messages.
 chaos-bugs: ## the same with three planted mistakes, one after the other, which the checker must find
-	@BROKER=4.0 sh internal/testbench/install.sh broker
-	@$(GO) build -o bin/storm ./internal/chaos/storm
+	@BROKER=4.0 sh internal/testing/testbroker/install.sh broker
+	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
 	@for bug in ack-early hard-nack at-most-once; do \
 		code=0; MILLPOND_BROKER=4.0 ./bin/storm -minutes 1.5 -seed 2 -strategy perqueue -timer 10s -bug $$bug $(ARGS) || code=$$?; \
 		if [ $$code != 1 ]; then echo "$$bug was not found" >&2; exit 1; fi; \
@@ -149,7 +148,7 @@ chaos-bugs: ## the same with three planted mistakes, one after the other, which 
 
 soak: ## load a service for SOAK_MINUTES, and check that nothing grows
 	@$(INSTALL) broker
-	@$(GO) build -o bin/soak ./internal/chaos/soak
+	@$(GO) build -o bin/soak ./internal/testing/soak
 	@MILLPOND_BROKER='$(BROKER)' ./bin/soak -minutes '$(SOAK_MINUTES)' $(ARGS)
 
 clean: ## remove what builds and tests leave in this folder

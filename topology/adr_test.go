@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -22,8 +22,8 @@ import (
 // consumer, and nothing dropped while the machinery fails. The producer is a plain
 // AMQP client: its ids are properties. The row's metrics are those of an observer.
 func adrRow(t *testing.T, strategy topology.Strategy) {
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	errInvalid := errors.New("no such customer")
 
 	// An inbox: what was handled once is not handled again.
@@ -81,13 +81,13 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 
 	// The machinery fails: the message is held, in the end it is retried.
 	send("held")
-	testbench.WaitFor(t, "the message is held", patience, func() bool {
+	testbroker.WaitFor(t, "the message is held", patience, func() bool {
 		return len(r.logs.about("held")) > 0
 	})
 	require.Equal(t, "Failed message cannot be handed over, holding it", r.logs.about("held")[0].msg)
-	require.Equal(t, 0, testbench.Depth(t, url, r.plan.Dead.RoutingKey))
+	require.Equal(t, 0, testbroker.Depth(t, url, r.plan.Dead.RoutingKey))
 	proxy.Blackhole(false)
-	testbench.WaitFor(t, "the held message is handled", patience, func() bool {
+	testbroker.WaitFor(t, "the held message is handled", patience, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return handled["held"] == 1

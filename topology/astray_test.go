@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -23,7 +23,7 @@ import (
 // ruled is the node of all tests that set policies on everything in a vhost.
 var ruled struct {
 	once sync.Once
-	node *testbench.Node
+	node *testbroker.Node
 	err  error
 }
 
@@ -42,11 +42,11 @@ var rules = map[string]string{
 }
 
 // ruledNode starts that node once, with its vhosts. It ends with the test binary.
-func ruledNode(t testing.TB) *testbench.Node {
+func ruledNode(t testing.TB) *testbroker.Node {
 	t.Helper()
-	testbench.RequireNode(t)
+	testbroker.RequireNode(t)
 	ruled.once.Do(func() {
-		if ruled.node, ruled.err = testbench.Start(context.Background()); ruled.err != nil {
+		if ruled.node, ruled.err = testbroker.Start(context.Background()); ruled.err != nil {
 			return
 		}
 		var list []string
@@ -82,7 +82,7 @@ func ruledBy(t testing.TB, vhost string) string {
 func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 	t.Parallel()
 	url := ruledBy(t, "alternate")
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare("sink", "fanout", true, false, false, false, nil))
 	_, err := ch.QueueDeclare("sink", true, false, false, false, nil)
 	require.NoError(t, err)
@@ -91,10 +91,10 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 		for _, name := range []string{"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum"} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				queue, strategy := testbench.Queue(t), strategies[name](t)
+				queue, strategy := testbroker.Queue(t), strategies[name](t)
 				plan, err := strategy.Plan(queue, []time.Duration{time.Second})
 				require.NoError(t, err)
-				own := testbench.Channel(t, url)
+				own := testbroker.Channel(t, url)
 				var calls timeline
 				r := newRig(t, rigConfig{
 					url: url, queue: queue, strategy: strategy, policy: backoff.List{time.Second},
@@ -111,7 +111,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 					},
 				})
 				r.publish(amqp.Publishing{Body: []byte("here")})
-				testbench.WaitFor(t, "the retry", patience, func() bool { return calls.count() == 2 })
+				testbroker.WaitFor(t, "the retry", patience, func() bool { return calls.count() == 2 })
 				lines := r.logs.saying("A part of the plan had vanished and was declared again")
 				require.Len(t, lines, 1)
 				require.True(t, slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
@@ -120,7 +120,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 			})
 		}
 	})
-	require.Zero(t, testbench.Depth(t, url, "sink"))
+	require.Zero(t, testbroker.Depth(t, url, "sink"))
 }
 
 // A policy with dead-letter-routing-key leads the retries of one service to another
@@ -162,7 +162,7 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 			for i := range messages {
 				r.publish(amqp.Publishing{Body: fmt.Append(nil, i), Priority: 9, Headers: amqp.Table{"number": int32(i)}})
 			}
-			testbench.WaitFor(t, "the retries", patience, func() bool {
+			testbroker.WaitFor(t, "the retries", patience, func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return done == messages
@@ -179,7 +179,7 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 				require.Contains(t, lines[0], want)
 			}
 			for _, queue := range []string{home, other, home + ".dlq", other + ".dlq", r.plan.Queues[len(r.plan.Queues)-2].Name} {
-				require.Zero(t, testbench.Depth(t, url, queue), queue)
+				require.Zero(t, testbroker.Depth(t, url, queue), queue)
 			}
 		})
 	}
@@ -204,11 +204,11 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 		return nil, errFailed
 	}})
 	r.publish(amqp.Publishing{Body: []byte("homeless")})
-	testbench.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
+	testbroker.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
 	r.stop()
-	_, err := testbench.Channel(t, url).QueueDelete(home, false, false, false)
+	_, err := testbroker.Channel(t, url).QueueDelete(home, false, false, false)
 	require.NoError(t, err)
-	testbench.WaitFor(t, "the log to say it", patience, func() bool { return len(victim.logs.saying("Messages are stranded")) > 0 })
+	testbroker.WaitFor(t, "the log to say it", patience, func() bool { return len(victim.logs.saying("Messages are stranded")) > 0 })
 	stranded := take(t, url, strategy.Prefix+".stranded")
 	require.Equal(t, home, stranded.RoutingKey)
 	require.Equal(t, home, stranded.Headers[middleware.QueueKey])
@@ -231,7 +231,7 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	plan, err := client.Plan(other, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	node, least := ruledNode(t), plan.Permissions(false)
-	node.Grant(t, testbench.Grant{VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read})
+	node.Grant(t, testbroker.Grant{VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read})
 	var wrong timeline
 	victim := newRig(t, rigConfig{
 		url: node.URLOf(vhost) + vhost, adminURL: url, queue: other, strategy: strategy, policy: policy,
@@ -264,9 +264,9 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	_, sub := openSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
 	r.publish(amqp.Publishing{Body: []byte("refused")})
-	testbench.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
+	testbroker.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
 	r.stop()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	_, err := ch.QueueDelete(home, false, false, false)
 	require.NoError(t, err)
 	_, err = ch.QueueDeclare(home, true, false, false, false, amqp.Table{"x-max-length": int32(0), "x-overflow": "reject-publish"})
@@ -319,19 +319,19 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 		require.Equal(t, attempt+1, got.attempt)
 		require.Equal(t, "order.created", got.raw.RoutingKey)
 	}
-	testbench.WaitFor(t, "the sibling to say it", patience, func() bool {
+	testbroker.WaitFor(t, "the sibling to say it", patience, func() bool {
 		return len(sibling.logs.saying("A retry returned through the exchange with another routing key")) == 1
 	})
-	testbench.WaitFor(t, "both queues to be empty", patience, func() bool {
-		return testbench.Depth(t, url, sibling.queue) == 0 && testbench.Depth(t, url, r.queue) == 0
+	testbroker.WaitFor(t, "both queues to be empty", patience, func() bool {
+		return testbroker.Depth(t, url, sibling.queue) == 0 && testbroker.Depth(t, url, r.queue) == 0
 	})
 	r.stop()
 	sibling.stop()
 	require.Empty(t, arrivals)
 	require.Zero(t, wrong.count())
 	require.Len(t, r.logs.saying("A retry returned through the exchange with another routing key"), 1)
-	require.Zero(t, testbench.Depth(t, url, sibling.queue))
-	require.Zero(t, testbench.Depth(t, url, sibling.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, sibling.queue))
+	require.Zero(t, testbroker.Depth(t, url, sibling.queue+".dlq"))
 }
 
 // A policy with dead-letter-routing-key leads retries nowhere: they are stranded, and
@@ -353,7 +353,7 @@ func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 				r.publish(amqp.Publishing{})
 			}
 			stranded := r.plan.Queues[len(r.plan.Queues)-2].Name
-			testbench.WaitFor(t, "the log to say it", patience, func() bool {
+			testbroker.WaitFor(t, "the log to say it", patience, func() bool {
 				lines := r.logs.saying("Messages are stranded")
 				return len(lines) > 0 && strings.Contains(lines[len(lines)-1], fmt.Sprintf("messages:%d queue:%s", messages, stranded))
 			})

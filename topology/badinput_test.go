@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -65,7 +65,7 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 
 func TestOpenWithWrongCredentials(t *testing.T) {
 	t.Parallel()
-	url := strings.Replace(testbench.URL(t), "guest:guest", "guest:s3cr3t", 1)
+	url := strings.Replace(testbroker.URL(t), "guest:guest", "guest:s3cr3t", 1)
 	_, err := topology.Open(t.Context(), wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{})
 	require.ErrorContains(t, err, "username or password")
 	require.NotContains(t, err.Error(), "s3cr3t")
@@ -73,7 +73,7 @@ func TestOpenWithWrongCredentials(t *testing.T) {
 
 func TestNewSubscriberRefusesWhatLosesMessages(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	client, err := topology.Open(t.Context(), wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -115,7 +115,7 @@ func TestNewSubscriberRefusesWhatLosesMessages(t *testing.T) {
 
 func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	_, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
 	long := strings.Repeat("q", 250) // fits, but not with ".wait.1s"
 	for topic, text := range map[string]string{"": "is empty", long: "AMQP allows 255"} {
@@ -123,7 +123,7 @@ func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 		require.ErrorContains(t, err, text)
 		require.ErrorContains(t, sub.SubscribeInitialize(topic), text)
 	}
-	require.Equal(t, -1, testbench.Depth(t, url, long), "nothing was declared")
+	require.Equal(t, -1, testbroker.Depth(t, url, long), "nothing was declared")
 	require.NoError(t, sub.Close())
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorIs(t, err, topology.ErrClosed)
@@ -132,8 +132,8 @@ func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 // A user who may not declare our queues is told which permission is missing.
 func TestMissingPermissionIsNamed(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Grant(t, testbench.Grant{VHost: "/", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Grant{VHost: "/", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
 	_, sub := openSubscriber(t, node.URLOf("narrow"), topology.PerQueue{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, `declare queue "orders.wait.1s"`)

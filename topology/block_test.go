@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -29,7 +29,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		Cases:   []backoff.Case{{Match: backoff.Is(errVanishes), Policy: backoff.List{50 * time.Millisecond, enough}}},
 		Default: delays,
 	}
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	exchange := returnTo(strategy)
 	sibling := besideOn(t, url, exchange, "order.#")
 
@@ -40,7 +40,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	var calls timeline
 	var seens []seen
 	vanishing := 0
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	r := newRig(t, rigConfig{
 		url: url, strategy: strategy, policy: policy,
 		config: func(cfg *wamqp.Config) {
@@ -74,7 +74,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	send := func(body string) { publish(t, url, exchange, key, amqp.Publishing{Body: []byte(body)}) }
 
 	send("order 1")
-	testbench.WaitFor(t, "the sixth attempt", patience, func() bool { return calls.count() == 6 })
+	testbroker.WaitFor(t, "the sixth attempt", patience, func() bool { return calls.count() == 6 })
 	calls.requireGaps(t, delays...)
 	for i, s := range seens {
 		through := exchange
@@ -89,7 +89,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		require.Equal(t, key, copied.RoutingKey)
 	}
 	require.Contains(t, r.logs.text(), "every other queue bound there")
-	require.Equal(t, 0, testbench.Depth(t, url, other.queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, url, other.queue+".dlq"))
 
 	requireFinal := func(d amqp.Delivery, queueKey string) {
 		require.Equal(t, exchange, d.Headers[middleware.OriginExchangeKey])
@@ -102,22 +102,22 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	// The exchange vanishes while a message waits, and its queue gets it all the same;
 	// then the queue vanishes, too.
 	send("vanishes")
-	testbench.WaitFor(t, "it waits for the second time", patience, func() bool {
+	testbroker.WaitFor(t, "it waits for the second time", patience, func() bool {
 		return strings.Contains(r.logs.text(), "delay:"+enough.String()) && waiting(t, url, r.plan) == 1
 	})
 	r.stop()
-	_, err := testbench.Channel(t, url).QueueDelete(r.queue, false, false, false)
+	_, err := testbroker.Channel(t, url).QueueDelete(r.queue, false, false, false)
 	require.NoError(t, err)
 	stranded := r.plan.Exchanges[0].Name
 	requireFinal(take(t, url, stranded), middleware.QueueKey)
-	testbench.WaitFor(t, "nothing waits", patience, func() bool { return waiting(t, url, r.plan) == 0 })
+	testbroker.WaitFor(t, "nothing waits", patience, func() bool { return waiting(t, url, r.plan) == 0 })
 	blockKeeps(t, strategy, delays)
 }
 
 // blockKeeps: what cannot be published stays in its own queue.
 func blockKeeps(t *testing.T, strategy topology.Strategy, delays backoff.List) {
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	r := newRig(t, rigConfig{
 		url: url, publisherURL: proxy.URL(), strategy: strategy, policy: delays,
 		clientOptions: []topology.Option{topology.WithConfirmTimeout(time.Second)},
@@ -128,10 +128,10 @@ func blockKeeps(t *testing.T, strategy topology.Strategy, delays backoff.List) {
 		},
 	})
 	r.publish(amqp.Publishing{Body: []byte("kept")})
-	testbench.WaitFor(t, "it is held", patience, func() bool { return strings.Contains(r.logs.text(), "holding it") })
+	testbroker.WaitFor(t, "it is held", patience, func() bool { return strings.Contains(r.logs.text(), "holding it") })
 	r.stop()
 	require.Equal(t, "kept", string(take(t, url, r.queue).Body))
-	require.Equal(t, 0, testbench.Depth(t, url, r.queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
 	require.Equal(t, 0, waiting(t, url, r.plan))
 }
 

@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // Several URLs are tried in turn: at the start, and when the one in use is away.
 func TestBrokersAreTriedInTurn(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	first, second := testbench.NewProxy(t, url), testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	first, second := testbroker.NewProxy(t, url), testbroker.NewProxy(t, url)
 	first.Refuse(true)
 	var calls timeline
 	r := newRig(t, rigConfig{
@@ -36,14 +36,14 @@ func TestBrokersAreTriedInTurn(t *testing.T) {
 		},
 	})
 	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("over the second")})
-	testbench.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
+	testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
 	require.Positive(t, second.Connections())
 
 	first.Refuse(false)
 	second.Refuse(true)
 	second.Cut()
 	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("over the first")})
-	testbench.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 4 })
+	testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 4 })
 	require.NoError(t, r.client.Healthy())
 }
 
@@ -57,8 +57,8 @@ func TestBrokersMustShareAVhost(t *testing.T) {
 // that a person recognises.
 func TestCredentialsAreAskedForAgain(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Grant(t, testbench.Everything("/", "shop"))
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Everything("/", "shop"))
 	var password atomic.Value
 	password.Store("shop")
 	var asked atomic.Int64
@@ -90,7 +90,7 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	before := asked.Load()
 	node.Ctl(t, "close_all_connections", "rotated")
 	publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("after the change")})
-	testbench.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 1 })
+	testbroker.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 1 })
 	require.Greater(t, asked.Load(), before)
 	r.stop()
 	require.NotContains(t, r.logs.text(), "second")

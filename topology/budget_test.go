@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -26,7 +26,7 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 	if long {
 		rate, outage = 200, time.Minute
 	}
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	policy := backoff.Constant{Interval: 500 * time.Millisecond, Retries: 10_000}
 	const (
 		slow        = 4 * time.Second
@@ -56,7 +56,7 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 				return nil, nil
 			},
 		})
-		testbench.Delete(t, s.queue+".wait.4s")
+		testbroker.Delete(t, s.queue+".wait.4s")
 		return s
 	}
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Window: window, Minimum: minimum, Probes: probes, Delay: slow})
@@ -67,7 +67,7 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 		services = append(services, serve()) // to compare with
 	}
 
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	began, sent := time.Now(), 0
 	var last *amqp.DeferredConfirmation
@@ -83,9 +83,9 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 	out.Store(false)
 	windows := int64(time.Since(began)/window) + 1
 	for _, s := range services {
-		testbench.WaitFor(t, "every message to be handled", patience, func() bool { return s.handled.Load() >= int64(sent) })
+		testbroker.WaitFor(t, "every message to be handled", patience, func() bool { return s.handled.Load() >= int64(sent) })
 		require.Equal(t, int64(sent), s.handled.Load())
-		require.Equal(t, 0, testbench.Depth(t, url, s.plan.Dead.RoutingKey))
+		require.Equal(t, 0, testbroker.Depth(t, url, s.plan.Dead.RoutingKey))
 	}
 	t.Logf("%d calls of a downstream that is out for %v at %d messages a second", with.calls.Load(), outage, rate)
 	// A window in which no delivery came opens the budget: then the first failures close it again.
@@ -96,5 +96,5 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 		require.LessOrEqual(t, with.calls.Load()*10, without)
 	}
 	require.Positive(t, with.calls.Load())
-	testbench.WaitFor(t, "the budget to open", patience, func() bool { return !budget.State().Closed })
+	testbroker.WaitFor(t, "the budget to open", patience, func() bool { return !budget.State().Closed })
 }

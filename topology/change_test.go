@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -20,7 +20,7 @@ import (
 // live queue: no conflict, and what waits still comes back (T5).
 func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	type call struct {
 		body    string
 		attempt int
@@ -59,8 +59,8 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 		}
 		plan, err := strategy.Plan(queue, policy)
 		require.NoError(t, err)
-		testbench.WaitFor(t, body+" waits", patience, func() bool {
-			return testbench.Depth(t, url, plan.Rungs[0].RoutingKey) == 1
+		testbroker.WaitFor(t, body+" waits", patience, func() bool {
+			return testbroker.Depth(t, url, plan.Rungs[0].RoutingKey) == 1
 		})
 		return r
 	}
@@ -80,8 +80,8 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 // queue, argument, wanted and found.
 func TestConflictingWaitQueueIsNamed(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	_, err := testbench.Channel(t, url).QueueDeclare(queue+".wait.1s", true, false, false, false,
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue+".wait.1s", true, false, false, false,
 		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(2000)})
 	require.NoError(t, err)
 	client, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
@@ -101,12 +101,12 @@ func TestConflictingWaitQueueIsNamed(t *testing.T) {
 // may be deleted, and the next Subscribe declares it.
 func TestConflictingExchangeIsNamed(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	testbench.Delete(t, queue+".retry.1.1s")
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	testbroker.Delete(t, queue+".retry.1.1s")
 	exchange := queue + ".retry"
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
 	_, sub := openSubscriber(t, url, topology.PerAttempt{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), queue)
 	var conflict *topology.ConflictError
@@ -123,8 +123,8 @@ func TestConflictingExchangeIsNamed(t *testing.T) {
 // strategy helps: the error names the field of the configuration.
 func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	ch := testbench.Channel(t, url)
+	url := testbroker.URL(t)
+	ch := testbroker.Channel(t, url)
 	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -137,7 +137,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 		"lacks one":    {nil, amqp.Table{"x-single-active-consumer": true}, `leave Queue.Arguments["x-single-active-consumer"] out of the configuration, or`},
 		"other value":  {amqp.Table{"x-max-priority": int32(5)}, amqp.Table{"x-max-priority": int32(6)}, `x-max-priority is '5', wanted '6'; set Queue.Arguments["x-max-priority"] of the`},
 	} {
-		queue := testbench.Queue(t)
+		queue := testbroker.Queue(t)
 		_, err := ch.QueueDeclare(queue, true, false, false, false, c.exists)
 		require.NoError(t, err)
 		cfg := queueConfig(url)
@@ -151,10 +151,10 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 		require.NotContains(t, err.Error(), "in the strategy")
 	}
 
-	exchange := testbench.Queue(t)
+	exchange := testbroker.Queue(t)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
-	testbench.Delete(t, exchange+"_shipping")
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	testbroker.Delete(t, exchange+"_shipping")
 	err = subscribeError(t, client, wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")), exchange, backoff.List{time.Second})
 	t.Log(err)
 	var conflict *topology.ConflictError
@@ -168,9 +168,9 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 // that exists is adopted.
 func TestConflictWithALongNameWasNotRecognised(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)+strings.Repeat("-long", 24)
-	testbench.Delete(t, queue, queue+".dlq", queue+".wait.1s", queue+".wait.2s")
-	ch := testbench.Channel(t, url)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)+strings.Repeat("-long", 24)
+	testbroker.Delete(t, queue, queue+".dlq", queue+".wait.1s", queue+".wait.2s")
+	ch := testbroker.Channel(t, url)
 	_, err := ch.QueueDeclare(queue+".dlq", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	_, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})

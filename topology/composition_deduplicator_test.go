@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -80,7 +80,7 @@ func TestComposedWithDeduplicator(t *testing.T) {
 			r.publish(order) // absorbed
 			r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1", Headers: dead.Headers})
 			awaitAttempts(t, attempts, 1, 2) // moved back, failed, and handled
-			testbench.WaitFor(t, "an empty queue", patience, func() bool { return testbench.Depth(t, r.url, r.queue) == 0 })
+			testbroker.WaitFor(t, "an empty queue", patience, func() bool { return testbroker.Depth(t, r.url, r.queue) == 0 })
 			requireNothingLeft(t, r, 0)
 			require.Empty(t, attempts)
 		})
@@ -91,8 +91,8 @@ func TestComposedWithDeduplicator(t *testing.T) {
 // not handled: it is no duplicate.
 func TestDeduplicatorLetsRedeliveriesThrough(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 10)
 	var calls timeline
 	r := newRig(t, rigConfig{
@@ -110,5 +110,5 @@ func TestDeduplicatorLetsRedeliveriesThrough(t *testing.T) {
 	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
 	awaitAttempts(t, attempts, 1, 1)
 	r.stop()
-	require.Zero(t, testbench.Depth(t, url, r.queue))
+	require.Zero(t, testbroker.Depth(t, url, r.queue))
 }

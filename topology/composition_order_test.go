@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,7 +25,7 @@ func (c *capture) said(text string) int { return strings.Count(c.text(), text) }
 // poison is Watermill's PoisonQueue to a queue of the test's own.
 func poison(t *testing.T, url string) (queue string, m message.HandlerMiddleware) {
 	t.Helper()
-	queue = testbench.Queue(t)
+	queue = testbroker.Queue(t)
 	declareFirst(t, url, queue, func(*wamqp.Config) {})
 	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 	require.NoError(t, err)
@@ -38,7 +38,7 @@ func poison(t *testing.T, url string) (queue string, m message.HandlerMiddleware
 // Inside, a PoisonQueue takes every error away, and the log says so once.
 func TestPoisonQueueInsideIsNamed(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{url: url, policy: quickly(1), handler: inside(failUntil(10, attempts), m)})
@@ -54,25 +54,25 @@ func TestPoisonQueueInsideIsNamed(t *testing.T) {
 // Outside, it sees no failure of the handler.
 func TestComposedWithPoisonQueue(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{url: url, policy: quickly(1), handler: failUntil(10, attempts), outer: []message.HandlerMiddleware{m}})
 	r.publish(amqp.Publishing{Body: []byte("order")})
 	awaitAttempts(t, attempts, 1, 2)
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return testbench.Depth(t, url, r.queue+".dlq") == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, url, r.queue+".dlq") == 1 })
 	requireNothingLeft(t, r, 1)
-	require.Zero(t, testbench.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue))
 }
 
 // What DelayedRetry could not settle goes back to its queue; a PoisonQueue outside
 // takes it away with an attempt it never had, and the log says so.
 func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	h := failUntil(10, attempts)
 	r := newRig(t, rigConfig{
 		url: url, publisherURL: proxy.URL(), policy: quickly(1), outer: []message.HandlerMiddleware{m},
@@ -87,7 +87,7 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 	taken := take(t, url, queue)
 	awaitAttempts(t, attempts, 1)
 	require.Contains(t, taken.Headers[wmiddleware.ReasonForPoisonedKey], middleware.ErrNotHandedOver.Error())
-	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
 		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
@@ -97,8 +97,8 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 // no copy confirmed: it was gone.
 func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 10)
 	first := true
 	r := newRig(t, rigConfig{
@@ -122,7 +122,7 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 		},
 	})
 	r.publish(amqp.Publishing{Body: []byte("order")})
-	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
 		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
@@ -159,7 +159,7 @@ func TestInstantAckIsNamed(t *testing.T) {
 			for range messages {
 				awaitAttempts(t, attempts, 1)
 			}
-			testbench.WaitFor(t, "a line for each message that is lost", patience, func() bool {
+			testbroker.WaitFor(t, "a line for each message that is lost", patience, func() bool {
 				return r.logs.said("Handler failed after its message was acked: it is lost and cannot be retried") == messages
 			})
 			requireNothingLeft(t, r, 0)
@@ -176,7 +176,7 @@ func TestDuplicatorOutsideIsNamed(t *testing.T) {
 	r := newRig(t, rigConfig{policy: quickly(3), handler: failUntil(100, attempts), outer: []message.HandlerMiddleware{wmiddleware.Duplicator}})
 	r.publish(amqp.Publishing{Body: []byte("order")})
 	awaitAttempts(t, attempts, 1, 2, 3, 4)
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return testbench.Depth(t, r.url, r.queue+".dlq") > 0 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, r.url, r.queue+".dlq") > 0 })
 	requireNothingLeft(t, r, 1)
 	require.Empty(t, attempts)
 	require.Equal(t, 1, r.logs.said("DelayedRetry was called again for a message that it had handed over"))

@@ -12,7 +12,7 @@ import (
 	"github.com/sony/gobreaker"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -33,7 +33,7 @@ func TestComposedWithThrottle(t *testing.T) {
 	for range 5 {
 		r.publish(amqp.Publishing{Body: []byte("order")})
 	}
-	testbench.WaitFor(t, "ten calls", patience, func() bool { return calls.count() == 10 })
+	testbroker.WaitFor(t, "ten calls", patience, func() bool { return calls.count() == 10 })
 	// The first may find a tick waiting.
 	require.GreaterOrEqual(t, calls.all()[9], 800*time.Millisecond-grace)
 	requireNothingLeft(t, r, 0)
@@ -63,7 +63,7 @@ func TestComposedWithCircuitBreaker(t *testing.T) {
 			r.publish(amqp.Publishing{Body: []byte("order")})
 			awaitAttempts(t, attempts, c.calls...)
 			if c.dead == 1 {
-				testbench.WaitFor(t, "the dead letter", patience, func() bool { return testbench.Depth(t, r.url, r.queue+".dlq") == 1 })
+				testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, r.url, r.queue+".dlq") == 1 })
 			}
 			requireNothingLeft(t, r, c.dead)
 			require.Empty(t, attempts)

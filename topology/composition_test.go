@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -56,8 +56,8 @@ func awaitAttempts(t testing.TB, attempts chan int, want ...int) {
 func requireNothingLeft(t testing.TB, r *rig, dead int) {
 	t.Helper()
 	r.stop()
-	require.Equal(t, 0, testbench.Depth(t, r.url, r.queue), "messages left in the queue")
-	require.Equal(t, dead, testbench.Depth(t, r.url, r.queue+".dlq"), "dead letters")
+	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue), "messages left in the queue")
+	require.Equal(t, dead, testbroker.Depth(t, r.url, r.queue+".dlq"), "dead letters")
 }
 
 func quickly(retries int) backoff.Policy {
@@ -132,7 +132,7 @@ func TestTimeoutOutsideIsNamed(t *testing.T) {
 // what that produces.
 func TestComposedWithCorrelationID(t *testing.T) {
 	t.Parallel()
-	url, out := testbench.URL(t), testbench.Queue(t)
+	url, out := testbroker.URL(t), testbroker.Queue(t)
 	declareFirst(t, url, out, func(*wamqp.Config) {})
 	pub, err := wamqp.NewPublisher(queueConfig(url), watermill.NopLogger{})
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -70,10 +70,10 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("blocked"), DeliveryMode: amqp.Persistent})
 	fill(t, r.url, r.queue, more)
-	testbench.WaitFor(t, "all run at once", patience, func() bool { return handlers.now() == n })
-	require.Equal(t, more+1-n, testbench.Depth(t, r.url, r.queue), "as many as there are places are prefetched")
+	testbroker.WaitFor(t, "all run at once", patience, func() bool { return handlers.now() == n })
+	require.Equal(t, more+1-n, testbroker.Depth(t, r.url, r.queue), "as many as there are places are prefetched")
 	close(together)
-	testbench.WaitFor(t, "the others are handled", patience, func() bool { return handlers.distinct() == more+1 && handlers.now() == 1 })
+	testbroker.WaitFor(t, "the others are handled", patience, func() bool { return handlers.distinct() == more+1 && handlers.now() == 1 })
 
 	begun := time.Now()
 	r.stop()
@@ -82,8 +82,8 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	back := take(t, r.url, r.queue)
 	require.Equal(t, "blocked", string(back.Body))
 	require.NotContains(t, back.Headers, middleware.FailuresKey)
-	require.Zero(t, testbench.Depth(t, r.url, r.queue))
-	require.Zero(t, testbench.Depth(t, r.url, r.queue+".wait.30s"))
+	require.Zero(t, testbroker.Depth(t, r.url, r.queue))
+	require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
 }
 
 // Prefetch follows: a smaller one is raised, a larger one stays.
@@ -103,11 +103,11 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 				},
 			})
 			fill(t, r.url, r.queue, messages)
-			testbench.WaitFor(t, "the prefetched are away", patience, func() bool {
-				return handlers.now() == c.concurrency && testbench.Depth(t, r.url, r.queue) == messages-c.unacked
+			testbroker.WaitFor(t, "the prefetched are away", patience, func() bool {
+				return handlers.now() == c.concurrency && testbroker.Depth(t, r.url, r.queue) == messages-c.unacked
 			})
 			close(free)
-			testbench.WaitFor(t, "all are handled", patience, func() bool { return handlers.distinct() == messages })
+			testbroker.WaitFor(t, "all are handled", patience, func() bool { return handlers.distinct() == messages })
 			require.Equal(t, c.concurrency, handlers.peak())
 		})
 	}
@@ -136,16 +136,16 @@ func TestFailuresInFlightAreRetriedOnce(t *testing.T) {
 				},
 			})
 			fill(t, r.url, r.queue, messages)
-			testbench.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
+			testbroker.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
 			close(together)
-			testbench.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
+			testbroker.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
 			r.stop()
 			require.Equal(t, n, handlers.peak())
 			for i := range messages {
 				require.Equal(t, 2, handlers.of(fmt.Sprint(i)), "message %d", i)
 			}
 			for _, queue := range append([]string{r.queue, r.queue + ".dlq"}, names(r.plan)...) {
-				require.Zero(t, testbench.Depth(t, r.url, queue), queue)
+				require.Zero(t, testbroker.Depth(t, r.url, queue), queue)
 			}
 		})
 	}
@@ -165,8 +165,8 @@ func names(p topology.Plan) []string {
 func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 	t.Parallel()
 	const n, messages = 8, 200
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	handlers, done, free := newBusy(), newLedger(), make(chan struct{})
 	r := newRig(t, rigConfig{
 		url: proxy.URL(), publisherURL: url, adminURL: url, subOptions: inFlight(n),
@@ -190,19 +190,19 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 	})
 	consuming := func() int { return strings.Count(r.logs.text(), "Consuming") }
 	fill(t, url, r.queue, messages)
-	testbench.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
+	testbroker.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
 	proxy.Cut()
-	testbench.WaitFor(t, "it consumes again", patience, func() bool { return consuming() == 2 })
-	testbench.WaitFor(t, "the broker has sent the next", patience, func() bool { return testbench.Depth(t, url, r.queue) == messages-n })
+	testbroker.WaitFor(t, "it consumes again", patience, func() bool { return consuming() == 2 })
+	testbroker.WaitFor(t, "the broker has sent the next", patience, func() bool { return testbroker.Depth(t, url, r.queue) == messages-n })
 	require.Equal(t, n, handlers.peak(), "handlers of both connections")
 	close(free)
 	for cut := 1; cut <= 3; cut++ {
-		testbench.WaitFor(t, "some are handled", patience, func() bool { return done.count() >= cut*messages/5 })
+		testbroker.WaitFor(t, "some are handled", patience, func() bool { return done.count() >= cut*messages/5 })
 		proxy.Cut()
 	}
-	testbench.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
+	testbroker.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
 	require.Equal(t, n, handlers.peak())
 	r.stop()
-	require.Zero(t, testbench.Depth(t, url, r.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, r.queue+".dlq"))
 	t.Logf("consumed from %d connections, %d messages handled", consuming(), done.count())
 }

@@ -10,8 +10,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // traffic is what clients have sent, over all their connections.
@@ -89,7 +89,7 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	runtime.ReadMemStats(&before)
 	l.fail(t)
 	runtime.ReadMemStats(&after)
-	testbench.WaitFor(t, "the last ack", patience, func() bool { return sent.count("basic.ack") == n })
+	testbroker.WaitFor(t, "the last ack", patience, func() bool { return sent.count("basic.ack") == n })
 
 	writes, frames := sent.take()
 	assert.Equal(t, map[string]int{"basic.publish": n, "header": n, "body": n, "basic.ack": n}, frames)

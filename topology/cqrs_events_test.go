@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -69,7 +69,7 @@ func TestUnknownEvents(t *testing.T) {
 		} {
 			t.Run(kind+", "+name, func(t *testing.T) {
 				t.Parallel()
-				url, queue := testbench.URL(t), testbench.Queue(t)
+				url, queue := testbroker.URL(t), testbroker.Queue(t)
 				attempts := make(chan int, 10)
 				a := newApp(t, url, quickly(1))
 				require.NoError(t, add(a, queue, func(ctx context.Context, _ *orderPlaced) error {
@@ -90,8 +90,8 @@ func TestUnknownEvents(t *testing.T) {
 					require.Equal(t, "placed", dead.Headers[middleware.DeadHandlerKey])
 				}
 				stop()
-				require.Zero(t, testbench.Depth(t, url, queue))
-				require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+				require.Zero(t, testbroker.Depth(t, url, queue))
+				require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 			})
 		}
 	}
@@ -101,7 +101,7 @@ func TestUnknownEvents(t *testing.T) {
 // called again, and all see the attempt of the message.
 func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	calls := make(chan string, 10)
 	handler := func(name string, fails bool) cqrs.GroupEventHandler {
 		return cqrs.NewGroupEventHandler(func(ctx context.Context, _ *orderPlaced) error {
@@ -125,5 +125,5 @@ func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
 	}
 	stop()
 	require.Empty(t, calls)
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

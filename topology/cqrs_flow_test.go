@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,7 +25,7 @@ func TestRequestReply(t *testing.T) {
 	for name, ackErrors := range map[string]bool{"retried": false, "AckCommandErrors": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue, replies := testbench.URL(t), testbench.Queue(t), testbench.Queue(t)
+			url, queue, replies := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
 			a := newApp(t, url, quickly(1))
 			a.router.AddMiddleware(a.retry(quickly(1)))
 			listening, err := a.client.NewSubscriber(queueConfig(url), topology.ForPolicy(backoff.None{}))
@@ -67,8 +67,8 @@ func TestRequestReply(t *testing.T) {
 			done()
 			stop()
 			require.Empty(t, attempts)
-			require.Zero(t, testbench.Depth(t, url, queue))
-			require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+			require.Zero(t, testbroker.Depth(t, url, queue))
+			require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 		})
 	}
 }
@@ -76,7 +76,7 @@ func TestRequestReply(t *testing.T) {
 // The Forwarder's messages wait for a destination that is not there yet.
 func TestForwarderRetries(t *testing.T) {
 	t.Parallel()
-	url, queue, destination := testbench.URL(t), testbench.Queue(t), testbench.Queue(t)
+	url, queue, destination := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
 	policy := backoff.Constant{Interval: 500 * time.Millisecond, Retries: 100}
 	a := newApp(t, url, policy)
 	sub, err := a.subscriber()
@@ -89,22 +89,22 @@ func TestForwarderRetries(t *testing.T) {
 	msg := message.NewMessage("id-1", []byte("order"))
 	msg.Metadata.Set("kind", "order")
 	require.NoError(t, forwarder.NewPublisher(a.publisher(), forwarder.PublisherConfig{ForwarderTopic: queue}).Publish(destination, msg))
-	testbench.WaitFor(t, "a retry", patience, func() bool { return a.logs.said("Message will be retried") > 0 })
+	testbroker.WaitFor(t, "a retry", patience, func() bool { return a.logs.said("Message will be retried") > 0 })
 	declareFirst(t, url, destination, func(*wamqp.Config) {})
 	arrived := take(t, url, destination)
 	require.Equal(t, "order", string(arrived.Body))
 	require.Equal(t, "order", arrived.Headers["kind"])
 	stop()
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }
 
 // FanIn takes no middleware, and publishes after all of them would have ended: what
 // it cannot publish is set aside for a second, again and again, and never lost.
 func TestFanInSetsAside(t *testing.T) {
 	t.Parallel()
-	url, target := testbench.URL(t), testbench.Queue(t)
-	sources := []string{testbench.Queue(t), testbench.Queue(t)}
+	url, target := testbroker.URL(t), testbroker.Queue(t)
+	sources := []string{testbroker.Queue(t), testbroker.Queue(t)}
 	a := newApp(t, url, backoff.None{})
 	sub, err := a.subscriber()
 	require.NoError(t, err)
@@ -115,14 +115,14 @@ func TestFanInSetsAside(t *testing.T) {
 		require.NoError(t, a.publisher().Publish(source, message.NewMessage("of "+source, []byte(source))))
 	}
 	failing := "Publishing produced messages failed"
-	testbench.WaitFor(t, "three failures", patience, func() bool { return a.logs.said(failing) >= 3 })
+	testbroker.WaitFor(t, "three failures", patience, func() bool { return a.logs.said(failing) >= 3 })
 	declareFirst(t, url, target, func(*wamqp.Config) {})
 	bodies := []string{string(take(t, url, target).Body), string(take(t, url, target).Body)}
 	require.ElementsMatch(t, sources, bodies)
 	stop()
 	for _, source := range sources {
-		require.Zero(t, testbench.Depth(t, url, source))
-		require.Zero(t, testbench.Depth(t, url, source+".dlq"), "dead letters")
+		require.Zero(t, testbroker.Depth(t, url, source))
+		require.Zero(t, testbroker.Depth(t, url, source+".dlq"), "dead letters")
 	}
 	require.LessOrEqual(t, a.logs.said(failing), 100, "it spins")
 }
@@ -132,7 +132,7 @@ func TestFanInSetsAside(t *testing.T) {
 // handler is called again.
 func TestHandlerThatPublishes(t *testing.T) {
 	t.Parallel()
-	url, queue, out := testbench.URL(t), testbench.Queue(t), testbench.Queue(t)
+	url, queue, out := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
 	attempts := make(chan int, 1000)
 	a := newApp(t, url, quickly(1))
 	a.router.AddMiddleware(a.retry(quickly(1)))
@@ -153,9 +153,9 @@ func TestHandlerThatPublishes(t *testing.T) {
 	declareFirst(t, url, out, func(*wamqp.Config) {})
 	require.Equal(t, "2", string(take(t, url, out).Body))
 	stop()
-	require.Zero(t, testbench.Depth(t, url, out), "one message is produced")
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, out), "one message is produced")
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 	for len(attempts) > 0 {
 		require.Equal(t, 2, <-attempts)
 	}

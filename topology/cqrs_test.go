@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -115,7 +115,7 @@ func (a *app) commandBus(queue string) *cqrs.CommandBus {
 // A command handler that fails is retried, and its context knows the attempt.
 func TestCommandIsRetried(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts, ids := make(chan int, 10), make(chan string, 10)
 	a := newApp(t, url, quickly(2))
 	a.router.AddMiddleware(a.retry(quickly(2)))
@@ -134,15 +134,15 @@ func TestCommandIsRetried(t *testing.T) {
 		require.Equal(t, "7", <-ids)
 	}
 	stop()
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }
 
 // A command that cannot be unmarshalled fails inside DelayedRetry as well: a
 // classifier makes that permanent.
 func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	a := newApp(t, url, quickly(2))
 	a.router.AddMiddleware(a.retry(quickly(2), middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]())))
 	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(context.Context, *placeOrder) error {
@@ -163,7 +163,7 @@ func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 // retried and nothing dead-lettered.
 func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts := make(chan int, 10)
 	a := newApp(t, url, quickly(2))
 	a.router.AddMiddleware(a.retry(quickly(2)))
@@ -178,17 +178,17 @@ func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
 	}
 	awaitAttempts(t, attempts, 1, 1)
 	stop()
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
-	require.Zero(t, testbench.Depth(t, url, queue+".wait.100ms"))
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue+".wait.100ms"))
 }
 
 // At handler level each command has a policy of its own.
 func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	a := newApp(t, url, quickly(2))
-	retries := map[string]int{testbench.Queue(t): 0, testbench.Queue(t): 2}
+	retries := map[string]int{testbroker.Queue(t): 0, testbroker.Queue(t): 2}
 	for queue, n := range retries {
 		h, err := a.commands(queue, false).AddHandler(cqrs.NewCommandHandler(queue, func(context.Context, *placeOrder) error { return errFailed }))
 		require.NoError(t, err)

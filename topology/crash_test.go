@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -44,9 +44,9 @@ func TestCrashLoopEnds(t *testing.T) {
 		t.Run(fmt.Sprintf("poison at %d, %d in flight", c.position, c.inFlight), func(t *testing.T) {
 			t.Parallel()
 			const messages, maxRestarts = 50, 15
-			url, queue := testbench.URL(t), testbench.Queue(t)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			removePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
-			_, err := testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+			_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 			require.NoError(t, err)
 			for i := range messages {
 				body := fmt.Sprint("innocent ", i)
@@ -59,7 +59,7 @@ func TestCrashLoopEnds(t *testing.T) {
 			handled := map[string]int{}
 			deadline := time.Now().Add(2 * patience)
 			restarts := 0
-			for ; testbench.Depth(t, url, queue+".dlq") != 1; restarts++ {
+			for ; testbroker.Depth(t, url, queue+".dlq") != 1; restarts++ {
 				require.LessOrEqual(t, restarts, maxRestarts, "restarts")
 				require.True(t, time.Now().Before(deadline), "in time")
 				runUntilItDies(t, url, queue, c.inFlight, handled)
@@ -74,8 +74,8 @@ func TestCrashLoopEnds(t *testing.T) {
 			require.Equal(t, "poison", string(dead.Body))
 			require.Equal(t, "crash_loop", dead.Headers[middleware.DeadReasonKey])
 			require.Equal(t, "0", dead.Headers[middleware.DeadFailuresKey])
-			require.Zero(t, testbench.Depth(t, url, queue))
-			require.Zero(t, testbench.Depth(t, url, queue+".wait.1s"))
+			require.Zero(t, testbroker.Depth(t, url, queue))
+			require.Zero(t, testbroker.Depth(t, url, queue+".wait.1s"))
 		})
 	}
 }
@@ -99,13 +99,13 @@ func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[s
 		}
 		_ = child.Wait() // killed
 	}()
-	testbench.WaitFor(t, "the service dies or the poison is dead-lettered", patience, func() bool {
+	testbroker.WaitFor(t, "the service dies or the poison is dead-lettered", patience, func() bool {
 		select {
 		case <-died:
 			return true
 		default:
-			return testbench.Depth(t, url, queue+".dlq") == 1 &&
-				testbench.Depth(t, url, queue) == 0 && testbench.Depth(t, url, queue+".wait.1s") == 0
+			return testbroker.Depth(t, url, queue+".dlq") == 1 &&
+				testbroker.Depth(t, url, queue) == 0 && testbroker.Depth(t, url, queue+".wait.1s") == 0
 		}
 	})
 	_ = child.Process.Signal(syscall.SIGKILL)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -27,7 +27,7 @@ type stamped struct {
 // all of which are given up because the next retry would come after the deadline.
 func handleStamped(t *testing.T, messages map[string]stamped, options ...topology.SubscriberOption) map[string]amqp.Delivery {
 	t.Helper()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	var mu sync.Mutex
 	attempts := map[string]int{}
 	r := newRig(t, rigConfig{
@@ -124,7 +124,7 @@ func TestTimestampWindowIsWhatTheOptionSays(t *testing.T) {
 	})
 	t.Run("negative", func(t *testing.T) {
 		t.Parallel()
-		url := testbench.URL(t)
+		url := testbroker.URL(t)
 		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -151,7 +151,7 @@ func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 // The Publisher knows when it publishes a delayed message, so its timestamp says nothing.
 func TestExpirationOfADelayedMessageCountsFromItsPublish(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	arrivals := make(chan arrival, 1)
 	r := newRig(t, rigConfig{url: url, policy: backoff.List{time.Second}, handler: collect(arrivals)})
 	cfg := queueConfig(url)

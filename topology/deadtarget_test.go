@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -24,18 +24,18 @@ import (
 // once each. When the exchange exists the dead letter arrives, once.
 func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	exchange, dead := queue+".missing", testbench.Queue(t)
-	proxy := testbench.NewProxy(t, url)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	exchange, dead := queue+".missing", testbroker.Queue(t)
+	proxy := testbroker.NewProxy(t, url)
 	var mu sync.Mutex
 	declared := 0
-	proxy.Tap(func(s testbench.Seen) testbench.Fault {
+	proxy.Tap(func(s testbroker.Seen) testbroker.Fault {
 		mu.Lock()
 		defer mu.Unlock()
 		if s.Up && s.Method() == frame.QueueDeclare {
 			declared++
 		}
-		return testbench.Fault{}
+		return testbroker.Fault{}
 	})
 	var told handOvers
 	runs := map[string]int{}
@@ -62,20 +62,20 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 	for i := range others {
 		r.publish(amqp.Publishing{Body: fmt.Append(nil, i), DeliveryMode: amqp.Persistent})
 	}
-	testbench.WaitFor(t, "the retries, and three failed tries of the dead letter", patience, func() bool {
+	testbroker.WaitFor(t, "the retries, and three failed tries of the dead letter", patience, func() bool {
 		return told.succeeded() == others && told.atLeast(1, 3)
 	})
 	assert.Contains(t, r.logs.text(), fmt.Sprintf("exchange %q may be missing, and the plan does not declare it", exchange))
 	assert.NotContains(t, r.logs.text(), "was declared again")
 
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
 	defer func() { require.NoError(t, ch.ExchangeDelete(exchange, false, false)) }()
 	_, err := ch.QueueDeclare(dead, true, false, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(dead, "", exchange, false, nil))
 	assert.Equal(t, "dead", string(take(t, url, dead).Body))
-	testbench.WaitFor(t, "the second runs", patience, func() bool {
+	testbroker.WaitFor(t, "the second runs", patience, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		all := 0
@@ -85,7 +85,7 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		return all > 2*others && told.succeeded() == others+1
 	})
 	r.stop()
-	assert.Zero(t, testbench.Depth(t, url, dead), "a second dead letter")
+	assert.Zero(t, testbroker.Depth(t, url, dead), "a second dead letter")
 	mu.Lock()
 	defer mu.Unlock()
 	for body, n := range runs {

@@ -15,7 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -95,7 +95,7 @@ func newMourned(
 	require.NoError(t, err)
 	require.NoError(t, look.Confirm(false))
 	m := &mourned{
-		t: t, url: url, queue: testbench.Queue(t), args: args, limit: limit, look: look,
+		t: t, url: url, queue: testbroker.Queue(t), args: args, limit: limit, look: look,
 		concurrency: concurrency, patience: helpless,
 		moments:   rand.New(rand.NewPCG(uint64(concurrency), uint64(limit))),
 		published: map[string]bool{}, handled: map[string]int{}, reasons: map[string]string{},
@@ -155,7 +155,7 @@ func (q *mourned) depth(name string) int {
 	return readyIn(q.t, q.look, name)
 }
 
-// readyIn returns how many messages of a queue are ready, for those who look often: testbench.Depth
+// readyIn returns how many messages of a queue are ready, for those who look often: testbroker.Depth
 // makes a connection each time.
 func readyIn(t *testing.T, ch *amqp.Channel, queue string) int {
 	t.Helper()
@@ -255,7 +255,7 @@ func (q *mourned) outlives(m *mortal) bool {
 	q.t.Helper()
 	var still stillness
 	over := false
-	testbench.WaitFor(q.t, "the process to die, or to handle everything", patience, func() bool {
+	testbroker.WaitFor(q.t, "the process to die, or to handle everything", patience, func() bool {
 		select {
 		case <-m.dead:
 			return true
@@ -305,8 +305,8 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	if os.Getenv("MILLPOND_LONG") != "" {
 		deaths = 40
 	}
-	url := testbench.URL(t)
-	conn := testbench.Dial(t, url)
+	url := testbroker.URL(t)
+	conn := testbroker.Dial(t, url)
 	var all sync.WaitGroup
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range deathLimits {
@@ -359,7 +359,7 @@ func (q *mourned) delivered(m *mortal) bool {
 	q.t.Helper()
 	var still stillness
 	found := false
-	testbench.WaitFor(q.t, "a delivery", patience, func() bool {
+	testbroker.WaitFor(q.t, "a delivery", patience, func() bool {
 		select {
 		case <-m.deliveries.first:
 			found = true
@@ -376,8 +376,8 @@ func (q *mourned) delivered(m *mortal) bool {
 func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	const maxDeaths = 60
-	url := testbench.URL(t)
-	conn := testbench.Dial(t, url)
+	url := testbroker.URL(t)
+	conn := testbroker.Dial(t, url)
 	var all sync.WaitGroup
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range deathLimits {

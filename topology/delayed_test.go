@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -70,7 +70,7 @@ func TestDelayedMessageArrivesWhenItIsDue(t *testing.T) {
 	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := testbench.URL(t)
+			url := testbroker.URL(t)
 			arrivals := make(chan arrival, 10)
 			delays := backoff.List{3 * time.Second}
 			r := newRig(t, rigConfig{url: url, strategy: strategy(t), policy: delays, handler: collect(arrivals)})
@@ -95,7 +95,7 @@ func TestDelayedMessageArrivesWhenItIsDue(t *testing.T) {
 // The broker is restarted while the messages wait.
 func TestDelayedMessageSurvivesARestart(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t, quickDeadLettering)
+	node := testbroker.Private(t, quickDeadLettering)
 	delays := backoff.List{3 * time.Second}
 	type service struct {
 		*rig
@@ -124,7 +124,7 @@ func TestDelayedMessageSurvivesARestart(t *testing.T) {
 		got := await(t, s.arrivals)
 		require.Equal(t, "later", string(got.msg.Payload), name)
 		require.GreaterOrEqual(t, got.at.Sub(began), 3*time.Second-grace, name)
-		testbench.WaitFor(t, "publishing works again with "+name, patience, func() bool { return s.pub.Publish(s.queue, delayedBy(0)) == nil })
+		testbroker.WaitFor(t, "publishing works again with "+name, patience, func() bool { return s.pub.Publish(s.queue, delayedBy(0)) == nil })
 		await(t, s.arrivals)
 	}
 }
@@ -133,8 +133,8 @@ func TestDelayedMessageSurvivesARestart(t *testing.T) {
 // be seen, and comes back on no round.
 func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	strategy := topology.Levels{Prefix: testbench.Queue(t)}
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	strategy := topology.Levels{Prefix: testbroker.Queue(t)}
 	removePlan(t, url, strategy, queue, nil)
 	client, plan := operator(t, url, queue, strategy, unlisted)
 	provision(t, url, client, queue, unlisted)
@@ -161,7 +161,7 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 // Longer than every wait queue: the Subscriber keeps it going.
 func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	arrivals := make(chan arrival, 10)
 	strategy := topology.PerQueue{Ladder: []time.Duration{time.Second}}
 	r := newRig(t, rigConfig{url: url, strategy: strategy, policy: backoff.List{time.Second}, handler: collect(arrivals)})
@@ -177,8 +177,8 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 
 	// The one of forty days is there to be seen.
 	r.stop()
-	testbench.WaitFor(t, "the message of forty days", patience, func() bool {
-		return testbench.Depth(t, url, r.plan.Rungs[0].RoutingKey)+testbench.Depth(t, url, r.queue) == 1
+	testbroker.WaitFor(t, "the message of forty days", patience, func() bool {
+		return testbroker.Depth(t, url, r.plan.Rungs[0].RoutingKey)+testbroker.Depth(t, url, r.queue) == 1
 	})
 	waiting := take(t, url, r.queue)
 	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[middleware.NotBeforeKey].(string))
@@ -190,8 +190,8 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 // doubles the delay.
 func TestDelayOnError(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	queue := testbench.Queue(t)
+	url := testbroker.URL(t)
+	queue := testbroker.Queue(t)
 	var calls timeline
 	done := make(chan struct{})
 	delays := backoff.List{time.Second, 2 * time.Second}
@@ -223,16 +223,16 @@ func TestDelayOnError(t *testing.T) {
 
 func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	pub := newPublisher(t, client, url)
-	missing := testbench.Queue(t)
+	missing := testbroker.Queue(t)
 	plain := func() *message.Message { return message.NewMessage("id", nil) }
 	require.ErrorContains(t, pub.Publish(missing, plain()), "no queue for")
 	require.ErrorContains(t, pub.Publish(missing, delayedBy(time.Second)), "subscribe to it first")
-	require.Equal(t, -1, testbench.Depth(t, url, missing+".wait.1s"), "nothing was declared")
+	require.Equal(t, -1, testbroker.Depth(t, url, missing+".wait.1s"), "nothing was declared")
 
 	r := newRig(t, rigConfig{url: url, policy: backoff.List{time.Second}, handler: collect(make(chan arrival, 10))})
 	garbage := plain()
@@ -255,8 +255,8 @@ func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	exchange := wamqp.NewDurablePubSubConfig(url, nil)
 	events, err := client.NewPublisher(exchange)
 	require.NoError(t, err)
-	topic := testbench.Queue(t)
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(topic, false, false) })
+	topic := testbroker.Queue(t)
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(topic, false, false) })
 	require.ErrorContains(t, events.Publish(topic, delayedBy(time.Second)), "returns to one queue")
 	require.ErrorContains(t, events.Publish(topic, plain()), "no queue for", "the exchange is declared, and nobody is bound")
 

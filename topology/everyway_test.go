@@ -10,7 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -67,7 +67,7 @@ func everyWay(rc rigConfig) (rigConfig, *timeline) {
 func requireEveryWay(t testing.TB, r *rig, handled *timeline, admin string, vanish bool) {
 	t.Helper()
 	if vanish {
-		ch := testbench.Channel(t, admin)
+		ch := testbroker.Channel(t, admin)
 		for _, q := range r.plan.Queues {
 			if q.Delay > 0 {
 				_, err := ch.QueueDelete(q.Name, false, false, false)
@@ -93,10 +93,10 @@ func requireEveryWay(t testing.TB, r *rig, handled *timeline, admin string, vani
 			require.Equal(t, "2", letter.Headers[middleware.DeadFailuresKey])
 		}
 	}
-	testbench.WaitFor(t, "nothing to be left", patience, func() bool {
-		left := testbench.Depth(t, admin, r.queue)
+	testbroker.WaitFor(t, "nothing to be left", patience, func() bool {
+		left := testbroker.Depth(t, admin, r.queue)
 		for _, q := range r.plan.Queues {
-			left += testbench.Depth(t, admin, q.Name)
+			left += testbroker.Depth(t, admin, q.Name)
 		}
 		return left == 0 && handled.count() >= len(ends)-dead
 	})

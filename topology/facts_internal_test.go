@@ -8,7 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // The limits that were measured (F30), one less than the deliveries.
@@ -67,14 +67,14 @@ func TestDeliveryLimitOfArgumentAndPolicies(t *testing.T) {
 // was with is found out argument by argument.
 func TestAskingWhatAQueueIsCreatesNone(t *testing.T) {
 	t.Parallel()
-	conn := testbench.Dial(t, testbench.URL(t))
+	conn := testbroker.Dial(t, testbroker.URL(t))
 	run := func(_ context.Context, f func(*amqp.Channel) error) error {
 		ch, err := conn.Channel()
 		require.NoError(t, err)
 		defer func() { _ = ch.Close() }()
 		return f(ch)
 	}
-	queue := testbench.Queue(t)
+	queue := testbroker.Queue(t)
 	for _, kind := range []QueueType{Classic, Quorum, "none"} {
 		f := &queueFacts{kind: kind, arguments: amqp.Table{"x-message-ttl": int64(1000)}}
 		require.NoError(t, f.learnArguments(t.Context(), run, queue))

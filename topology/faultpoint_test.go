@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // leg is a part of a failed message's way, on one connection.
@@ -29,7 +29,7 @@ var legs = []leg{
 
 // faultPoint is a place between two frames of a leg, and what happens there.
 type faultPoint struct {
-	kind  testbench.FaultKind
+	kind  testbroker.FaultKind
 	index int  // of the frame in its leg
 	after bool // the frame has passed; else it has come to the proxy and not passed
 	frame string
@@ -62,14 +62,14 @@ func (c copies) allowed() string {
 // points lists every place between two frames of a leg as it was recorded.
 // Before a frame that answers the one before, the peer has acted on that one;
 // right after the one before it may not have, so that is a place of its own.
-func (l leg) points(frames []testbench.Seen) []faultPoint {
+func (l leg) points(frames []testbroker.Seen) []faultPoint {
 	first := 0
 	if l.vanished { // what comes before is the leg without
-		first = slices.IndexFunc(frames, func(s testbench.Seen) bool { return s.Method() == frame.BasicReturn })
+		first = slices.IndexFunc(frames, func(s testbroker.Seen) bool { return s.Method() == frame.BasicReturn })
 	}
 	var points []faultPoint
 	for i := first; i < len(frames); i++ {
-		for _, kind := range []testbench.FaultKind{testbench.FIN, testbench.RST, testbench.Frozen} {
+		for _, kind := range []testbroker.FaultKind{testbroker.FIN, testbroker.RST, testbroker.Frozen} {
 			points = append(points, l.point(frames, i, false, kind))
 			if i == len(frames)-1 || frames[i].Up != frames[i+1].Up {
 				points = append(points, l.point(frames, i, true, kind))
@@ -79,7 +79,7 @@ func (l leg) points(frames []testbench.Seen) []faultPoint {
 	return points
 }
 
-func (l leg) point(frames []testbench.Seen, i int, after bool, kind testbench.FaultKind) faultPoint {
+func (l leg) point(frames []testbroker.Seen, i int, after bool, kind testbroker.FaultKind) faultPoint {
 	p := faultPoint{kind: kind, index: i, after: after, frame: frames[i].String()}
 	if l.side == publishing {
 		p.copies = copiesOfPublish(frames, p)
@@ -91,20 +91,20 @@ func (l leg) point(frames []testbench.Seen, i int, after bool, kind testbench.Fa
 
 // copiesOfPublish: a second copy is published where the first was sent and its
 // outcome is unknown.
-func copiesOfPublish(frames []testbench.Seen, p faultPoint) copies {
+func copiesOfPublish(frames []testbroker.Seen, p faultPoint) copies {
 	begin, stored, confirm := last(frames, frame.BasicPublish), lastBody(frames), last(frames, frame.BasicAck)
 	switch {
-	case p.index == confirm && !p.after && p.kind == testbench.Frozen:
+	case p.index == confirm && !p.after && p.kind == testbroker.Frozen:
 		return copies{0, 1} // awaited, unless the connection is given up before it comes
 	case p.index == confirm && !p.after:
 		return copies{1, 1} // the broker has stored it, the client will never know
-	case p.index == confirm && p.kind == testbench.RST:
+	case p.index == confirm && p.kind == testbroker.RST:
 		return copies{0, 1} // a reset may overtake the confirm
 	case p.index == stored && p.after:
 		return copies{0, 1}
 	case p.index == begin-1 && p.after:
 		return copies{0, 1} // the publish that answers this frame may pass before the fault takes effect
-	case p.kind == testbench.Frozen && p.index >= begin && p.index <= stored:
+	case p.kind == testbroker.Frozen && p.index >= begin && p.index <= stored:
 		return copies{0, 1} // sent by the client, and stored when the network thaws
 	}
 	return copies{0, 0} // never whole at the broker, or confirmed
@@ -112,9 +112,9 @@ func copiesOfPublish(frames []testbench.Seen, p faultPoint) copies {
 
 // copiesOfDelivery: the broker delivers again what was not acked, and by then
 // there may be a copy; what was handled is handled again.
-func copiesOfDelivery(frames []testbench.Seen, p faultPoint) copies {
+func copiesOfDelivery(frames []testbroker.Seen, p faultPoint) copies {
 	switch {
-	case p.kind == testbench.Frozen:
+	case p.kind == testbroker.Frozen:
 		return copies{0, 0} // late, and nothing else
 	case frames[p.index].Method() == frame.BasicAck && !p.after:
 		return copies{1, 1}
@@ -124,7 +124,7 @@ func copiesOfDelivery(frames []testbench.Seen, p faultPoint) copies {
 	return copies{0, 0}
 }
 
-func last(frames []testbench.Seen, method frame.Method) int {
+func last(frames []testbroker.Seen, method frame.Method) int {
 	for i := len(frames) - 1; i >= 0; i-- {
 		if frames[i].Method() == method {
 			return i
@@ -133,7 +133,7 @@ func last(frames []testbench.Seen, method frame.Method) int {
 	return -1
 }
 
-func lastBody(frames []testbench.Seen) int {
+func lastBody(frames []testbroker.Seen) int {
 	for i := len(frames) - 1; i >= 0; i-- {
 		if frames[i].Kind() == frame.KindBody && frames[i].Up {
 			return i

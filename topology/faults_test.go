@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/peer"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // At every place between two frames of a failed message's way, its connection is
@@ -21,7 +21,7 @@ import (
 func TestFaultsAtEveryFrame(t *testing.T) {
 	t.Parallel()
 	// Its own broker, for a busy one may hold messages for three minutes (F23).
-	trials := newTrials(testbench.Private(t, quickDeadLettering).URL())
+	trials := newTrials(testbroker.Private(t, quickDeadLettering).URL())
 	faults := oddFaults(trials)
 	faults = append(faults, frameFaults(t, trials)...)
 	require.Greater(t, len(faults), 200)
@@ -63,7 +63,7 @@ type fault struct {
 // from messages to which nothing happens.
 func frameFaults(t *testing.T, trials *trials) []fault {
 	t.Helper()
-	recorded := make([][]testbench.Seen, len(legs))
+	recorded := make([][]testbroker.Seen, len(legs))
 	trials.all(len(legs), func(i int, queue string) {
 		t.Run(legs[i].name, func(t *testing.T) {
 			done := trials.run(t, queue, legs[i], nil)
@@ -77,7 +77,7 @@ func frameFaults(t *testing.T, trials *trials) []fault {
 	for i, leg := range legs {
 		for _, p := range leg.points(recorded[i]) {
 			f := fault{leg, p.String(), p.copies, func(t *testing.T, queue string) ending { return trials.run(t, queue, leg, &p) }}
-			if p.kind == testbench.Frozen {
+			if p.kind == testbroker.Frozen {
 				frozen = append(frozen, f)
 			} else {
 				quick = append(quick, f)

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -252,7 +252,7 @@ func kept(d *amqp.Delivery) []any {
 // the second dies.
 type foreignRig struct {
 	*rig
-	node      *testbench.Node
+	node      *testbroker.Node
 	mu        sync.Mutex
 	attempts  map[string][]amqp.Delivery
 	third     map[string]int
@@ -261,7 +261,7 @@ type foreignRig struct {
 
 func newForeignRig(t *testing.T) *foreignRig {
 	t.Helper()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	if strings.HasPrefix(node.Version(), "3.") {
 		node.Enable(t, "rabbitmq_amqp1_0")
 	}
@@ -284,7 +284,7 @@ func newForeignRig(t *testing.T) *foreignRig {
 			return nil, errFailed
 		},
 	})
-	ch := testbench.Channel(t, f.url)
+	ch := testbroker.Channel(t, f.url)
 	require.NoError(t, ch.ExchangeDeclare("recorded", "fanout", true, false, false, false, nil))
 	_, err := ch.QueueDeclare("witness", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
@@ -313,12 +313,12 @@ func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]
 	f.mu.Unlock()
 	n := replay(t, f.url, lines)
 	require.Equal(t, n, replay(t, f.url, lines))
-	testbench.WaitFor(t, "each to succeed once and die once", patience, func() bool {
+	testbroker.WaitFor(t, "each to succeed once and die once", patience, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.succeeded == n && testbench.Depth(t, f.url, dlq) == n
+		return f.succeeded == n && testbroker.Depth(t, f.url, dlq) == n
 	})
-	require.Equal(t, 2*n, testbench.Depth(t, f.url, "witness"))
+	require.Equal(t, 2*n, testbroker.Depth(t, f.url, "witness"))
 	letters := map[string]*letter{}
 	named := func(d *amqp.Delivery) *letter {
 		name := caseOf(d)
@@ -350,10 +350,10 @@ func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) 
 		sent[g.name] = g
 	}
 	require.NoError(f.t, p.conn.Close())
-	testbench.WaitFor(f.t, "the messages to be back", patience, func() bool { return testbench.Depth(f.t, f.url, queue) == n })
-	ch := testbench.Channel(f.t, f.url)
+	testbroker.WaitFor(f.t, "the messages to be back", patience, func() bool { return testbroker.Depth(f.t, f.url, queue) == n })
+	ch := testbroker.Channel(f.t, f.url)
 	for range n {
-		testbench.WaitFor(f.t, "a message in "+queue, patience, func() bool {
+		testbroker.WaitFor(f.t, "a message in "+queue, patience, func() bool {
 			d, ok, err := ch.Get(queue, true)
 			require.NoError(f.t, err)
 			if ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -19,8 +19,8 @@ import (
 // do not count on the next.
 func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	second := testbench.Queue(t)
+	url := testbroker.URL(t)
+	second := testbroker.Queue(t)
 	var calls timeline
 	attempts := make(chan int, 10)
 	newRig(t, rigConfig{
@@ -94,15 +94,15 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 // the original routing key is readable on every attempt (T3).
 func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	t.Parallel()
-	url, base := testbench.URL(t), testbench.Queue(t)
+	url, base := testbroker.URL(t), testbroker.Queue(t)
 	topic := func(cfg *wamqp.Config) {
 		cfg.Exchange = wamqp.ExchangeConfig{GenerateName: func(string) string { return base }, Type: "topic", Durable: true}
 		cfg.QueueBind.GenerateRoutingKey = func(string) string { return "order.#" }
 	}
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(base, false, false) })
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(base, false, false) })
 	queues := []string{base + ".failing", base + ".fine"}
 	for _, q := range queues {
-		testbench.Delete(t, q, q+".dlq", q+".wait.100ms", q+".wait.1s")
+		testbroker.Delete(t, q, q+".dlq", q+".wait.100ms", q+".wait.1s")
 	}
 	policy := backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3}
 	var failing, fine timeline
@@ -120,7 +120,7 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 		return nil, nil
 	}})
 	publish(t, url, base, "order.created.eu", amqp.Publishing{Body: []byte("both")})
-	testbench.WaitFor(t, "the fourth attempt", patience, func() bool { return failing.count() == 4 })
+	testbroker.WaitFor(t, "the fourth attempt", patience, func() bool { return failing.count() == 4 })
 	for range 4 {
 		require.Equal(t, base+" order.created.eu", <-keys)
 	}

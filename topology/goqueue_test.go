@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -24,11 +24,11 @@ import (
 // exchange that is there.
 func goqueueNames(t testing.TB, url, queue string, s topology.PerAttempt) (named topology.PerAttempt, graveyard string) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	dlx := queue + "__dlx"
 	graveyard = queue + "__dlq"
-	testbench.Delete(t, graveyard)
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(dlx, false, false) })
+	testbroker.Delete(t, graveyard)
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(dlx, false, false) })
 	require.NoError(t, ch.ExchangeDeclare(dlx, "fanout", true, false, false, false, nil))
 	_, err := ch.QueueDeclare(graveyard, true, false, false, false, nil)
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		"network": {100, 100}, "database": {100, 400}, "unknown": {},
 	}
 
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	graveyard := queue + ".dlq"
 	perAttempt, named := strategy.(topology.PerAttempt)
 	if named {
@@ -131,7 +131,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	for range limited {
 		r.publish(amqp.Publishing{Body: []byte("limited")})
 	}
-	testbench.WaitFor(t, "the statistics to show what waits", patience, func() bool {
+	testbroker.WaitFor(t, "the statistics to show what waits", patience, func() bool {
 		report, err := r.client.Inspect(t.Context(), r.plan)
 		require.NoError(t, err)
 		main, wait := 0, 0
@@ -148,11 +148,11 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	if route, err := r.plan.Route(topology.Retry{Delay: limit, Attempt: 1}); r.plan.Levels == nil {
 		require.NoError(t, err)
 		i := slices.IndexFunc(r.plan.Rungs, func(rung topology.Route) bool { return rung == route })
-		require.Equal(t, limited, testbench.Depth(t, url, r.plan.Queues[i].Name), "in the queue of the rate limit")
+		require.Equal(t, limited, testbroker.Depth(t, url, r.plan.Queues[i].Name), "in the queue of the rate limit")
 	}
 	r.stop()
-	require.Equal(t, 0, testbench.Depth(t, url, queue))
-	require.Equal(t, 0, testbench.Depth(t, url, graveyard))
+	require.Equal(t, 0, testbroker.Depth(t, url, queue))
+	require.Equal(t, 0, testbroker.Depth(t, url, graveyard))
 	goqueueBudget(t, strategy)
 }
 
@@ -161,7 +161,7 @@ func goqueueBudget(t *testing.T, strategy topology.Strategy) {
 	const granted, messages = 5, 8
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Minute, Retries: granted, DeadLetter: true})
 	require.NoError(t, err)
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	var handled timeline
 	r := newRig(t, rigConfig{
 		url: url, queue: queue, strategy: withDead(strategy, topology.DeadLetters{}), policy: backoff.List{100 * time.Millisecond},
@@ -178,9 +178,9 @@ func goqueueBudget(t *testing.T, strategy topology.Strategy) {
 	for range messages - granted {
 		require.Equal(t, "over_budget", take(t, url, queue+".dlq").Headers[middleware.DeadReasonKey])
 	}
-	testbench.WaitFor(t, "the others are handled", patience, func() bool { return handled.count() == granted })
+	testbroker.WaitFor(t, "the others are handled", patience, func() bool { return handled.count() == granted })
 	r.stop()
-	require.Equal(t, 0, testbench.Depth(t, url, queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, url, queue+".dlq"))
 }
 
 // A thousand messages at the limit of their attempts: every one is in the DLQ, after
@@ -188,7 +188,7 @@ func goqueueBudget(t *testing.T, strategy topology.Strategy) {
 func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	const messages = 1000
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	strategy, graveyard := goqueueNames(t, url, queue, topology.PerAttempt{Delays: []time.Duration{100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond}})
 	var calls timeline
 	r := newRig(t, rigConfig{
@@ -200,10 +200,10 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 		},
 	})
 	fill(t, url, queue, messages)
-	testbench.WaitFor(t, "every message is in the DLQ", patience, func() bool { return testbench.Depth(t, url, graveyard) == messages })
+	testbroker.WaitFor(t, "every message is in the DLQ", patience, func() bool { return testbroker.Depth(t, url, graveyard) == messages })
 	r.stop()
 	require.Equal(t, 4*messages, calls.count())
-	require.Equal(t, 0, testbench.Depth(t, url, queue))
+	require.Equal(t, 0, testbroker.Depth(t, url, queue))
 	require.Equal(t, 0, waiting(t, url, r.plan))
-	require.Equal(t, -1, testbench.Depth(t, url, queue+"__retry.4"))
+	require.Equal(t, -1, testbroker.Depth(t, url, queue+"__retry.4"))
 }

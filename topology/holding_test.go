@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -27,9 +27,9 @@ const (
 	spentAtMost = 2
 )
 
-func shortConsumerTimeout(t *testing.T) *testbench.Node {
+func shortConsumerTimeout(t *testing.T) *testbroker.Node {
 	t.Helper()
-	return testbench.Private(t, testbench.WithConsumerTimeout(shortTimeout, shortTimeout/8))
+	return testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
 }
 
 // holding is a service whose handler fails at first, and that cannot store the failed message.
@@ -44,12 +44,12 @@ type holding struct {
 // startHolding starts a service on a queue of its own. In an outage the connection that it
 // publishes on passes nothing, or its wait queue is missing and it may not declare one.
 func startHolding(
-	t *testing.T, node *testbench.Node, queue string, args amqp.Table, missing bool,
+	t *testing.T, node *testbroker.Node, queue string, args amqp.Table, missing bool,
 	prefetched, concurrency int, more ...topology.SubscriberOption,
 ) *holding {
 	t.Helper()
 	h := &holding{deliveries: newDeliveries(), done: newLedger()}
-	proxy := testbench.NewProxy(t, node.URL())
+	proxy := testbroker.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
 	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
 	if missing {
@@ -86,7 +86,7 @@ func startHolding(
 // them again.
 func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func(on bool)) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		require.NoError(t, err)
@@ -125,8 +125,8 @@ func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 func (h *holding) requireAllHandled(t *testing.T) {
 	t.Helper()
 	var still stillness
-	look := testbench.Channel(t, h.url)
-	testbench.WaitFor(t, "all to be handled", patience, func() bool {
+	look := testbroker.Channel(t, h.url)
+	testbroker.WaitFor(t, "all to be handled", patience, func() bool {
 		unacked, _ := h.deliveries.inHand(0)
 		left := unacked + readyIn(t, look, h.queue) + readyIn(t, look, h.queue+".wait.1s")
 		return h.done.count() == h.messages || still.look(left > 0)
@@ -134,7 +134,7 @@ func (h *holding) requireAllHandled(t *testing.T) {
 	t.Logf("%d of %d handled, delivered %d times before at most, the broker ended %q",
 		h.done.count(), h.messages, h.deliveries.highestCount(), h.deliveries.objected())
 	require.Equal(t, h.messages, h.done.count(), "handled")
-	require.Zero(t, testbench.Depth(t, h.url, h.queue+".dlq"), "dead letters")
+	require.Zero(t, testbroker.Depth(t, h.url, h.queue+".dlq"), "dead letters")
 }
 
 // No failed message can be stored for longer than the delivery limit times the broker's consumer

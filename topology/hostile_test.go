@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -119,9 +119,9 @@ func TestHostileMessages(t *testing.T) {
 	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue, victim := testbench.URL(t), testbench.Queue(t), testbench.Queue(t)+"-victim"
-			testbench.Delete(t, victim)
-			ch := testbench.Channel(t, url)
+			url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
+			testbroker.Delete(t, victim)
+			ch := testbroker.Channel(t, url)
 			_, err := ch.QueueDeclare(victim, true, false, false, false, nil)
 			require.NoError(t, err)
 			require.NoError(t, ch.QueueBind(victim, "", "amq.fanout", false, nil))
@@ -165,7 +165,7 @@ func TestHostileMessages(t *testing.T) {
 			send(forever)
 
 			dead := map[string]amqp.Delivery{}
-			testbench.WaitFor(t, "all in the dead-letter queue", patience, func() bool {
+			testbroker.WaitFor(t, "all in the dead-letter queue", patience, func() bool {
 				d, ok, err := ch.Get(queue+".dlq", true)
 				require.NoError(t, err)
 				if ok {
@@ -174,7 +174,7 @@ func TestHostileMessages(t *testing.T) {
 				}
 				return len(dead) == len(cases)
 			})
-			testbench.WaitFor(t, "the messages around them are handled", patience, func() bool {
+			testbroker.WaitFor(t, "the messages around them are handled", patience, func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return normal == len(cases)
@@ -194,25 +194,25 @@ func TestHostileMessages(t *testing.T) {
 			}
 			require.Contains(t, deaths, "x-death, a list of strings")
 			// The copies that the producer's own publishes made, none of a retry's.
-			require.Equal(t, 2, testbench.Depth(t, url, victim))
+			require.Equal(t, 2, testbroker.Depth(t, url, victim))
 			require.NotContains(t, attempts, "forever")
 			r.requireOneConnection()
 
 			r.stop()
 			if r.plan.Levels != nil { // waits for all of it at once
-				testbench.WaitFor(t, "the one that waits for ten years to be counted", patience, func() bool {
+				testbroker.WaitFor(t, "the one that waits for ten years to be counted", patience, func() bool {
 					waiting := 0
 					for _, q := range r.plan.Queues {
 						if q.Delay > 0 {
-							waiting += testbench.Depth(t, url, q.Name)
+							waiting += testbroker.Depth(t, url, q.Name)
 						}
 					}
 					return waiting == 1
 				})
 				return
 			}
-			testbench.WaitFor(t, "the one that waits for ten years to be back", patience, func() bool {
-				return testbench.Depth(t, url, queue) == 1
+			testbroker.WaitFor(t, "the one that waits for ten years to be back", patience, func() bool {
+				return testbroker.Depth(t, url, queue) == 1
 			})
 			require.Equal(t, "forever", take(t, url, queue).MessageId)
 		})
@@ -258,8 +258,8 @@ func (r *rig) requireOneConnection() {
 // have every retry refused.
 func TestForeignUserIDIsRetried(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Grant(t, testbench.Everything("/", "producer"))
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Everything("/", "producer"))
 	var attempts timeline
 	r := newRig(t, rigConfig{
 		url: node.URL(), policy: backoff.List{100 * time.Millisecond},

@@ -9,7 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -35,14 +35,14 @@ func TestHandlerThatNeverReturnsIsNamed(t *testing.T) {
 	for _, id := range []string{"id-1", "id-2"} {
 		r.publish(amqp.Publishing{Body: []byte("stuck"), MessageId: id})
 	}
-	testbench.WaitFor(t, "both are named, and quick ones go on", patience, func() bool {
+	testbroker.WaitFor(t, "both are named, and quick ones go on", patience, func() bool {
 		r.publish(amqp.Publishing{Body: []byte("quick"), MessageId: "id-quick"})
 		<-quick
 		return r.logs.said(neverReturns) >= 2
 	})
 	// As long again, in which the ticker has come four times.
 	begun := time.Now()
-	testbench.WaitFor(t, "more than a second later", patience, func() bool { return time.Since(begun) > 1500*time.Millisecond })
+	testbroker.WaitFor(t, "more than a second later", patience, func() bool { return time.Since(begun) > 1500*time.Millisecond })
 	close(release)
 	requireNothingLeft(t, r, 0)
 

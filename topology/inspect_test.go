@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -43,7 +43,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue := testbench.URL(t), testbench.Queue(t)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy, strategy := backoff.List{time.Minute, time.Hour}, strategy(t)
 			removePlan(t, url, strategy, queue, policy)
 			client, plan := operator(t, url, queue, strategy, policy)
@@ -62,12 +62,12 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 			require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
 			fill(t, url, longest.Name, 5)
 			fill(t, url, plan.Dead.RoutingKey, 2)
-			deliveries, err := testbench.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
+			deliveries, err := testbroker.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
 			require.NoError(t, err)
 			<-deliveries
 
 			var roles []topology.Role
-			testbench.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+			testbroker.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
 				report, err = client.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				roles = nil
@@ -109,7 +109,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 	if os.Getenv("MILLPOND_LONG") != "" {
 		rabbit, patience = "", 200*time.Second
 	}
-	node, api := testbench.Managed(t, rabbit)
+	node, api := testbroker.Managed(t, rabbit)
 	url, policy := node.URL(), backoff.List{15 * time.Second} // the queue must be gone before the wait ends
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -119,14 +119,14 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			provision(t, url, client, queue, policy)
 			waits := plan.Queues[len(plan.Rungs)-1].Name // the longest
 			fill(t, url, waits, waiting)
-			_, err := testbench.Channel(t, url).QueueDelete(queue, false, false, false)
+			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 			require.NoError(t, err)
-			testbench.WaitFor(t, "the wait to end", patience, func() bool { return testbench.Depth(t, url, waits) == 0 })
+			testbroker.WaitFor(t, "the wait to end", patience, func() bool { return testbroker.Depth(t, url, waits) == 0 })
 
 			if kind == topology.Classic {
 				provision(t, url, client, queue, policy)
 				<-time.After(8 * time.Second) // longer than the broker would take to try again
-				back := testbench.Depth(t, url, queue)
+				back := testbroker.Depth(t, url, queue)
 				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
 				require.Zero(t, back, "classic wait queues hold nothing")
 				return
@@ -139,7 +139,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			require.Equal(t, queue, findings[0].Name)
 			require.Contains(t, findings[0].Text, "the broker holds messages whose wait ends")
 			var report topology.Report
-			testbench.WaitFor(t, "the management API to count", patience, func() bool {
+			testbroker.WaitFor(t, "the management API to count", patience, func() bool {
 				report, err = client.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				require.NoError(t, report.ManagementErr)
@@ -153,7 +153,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 
 			provision(t, url, client, queue, policy)
 			began := time.Now()
-			testbench.WaitFor(t, "all to be back", patience, func() bool { return testbench.Depth(t, url, queue) == waiting })
+			testbroker.WaitFor(t, "all to be back", patience, func() bool { return testbroker.Depth(t, url, queue) == waiting })
 			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting, time.Since(began).Round(time.Second))
 			findings, err = client.Verify(t.Context(), plan)
 			require.NoError(t, err)
@@ -168,7 +168,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 // its password is in no text.
 func TestManagementAPIThatIsAway(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1/"))
 	provision(t, url, client, queue, policy)
@@ -192,7 +192,7 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 
 func TestOperatorsQuestionsOfNobody(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	client, plan := operator(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
 	_, err := client.Inspect(t.Context(), topology.Plan{})
 	require.ErrorContains(t, err, "use Client.Plan")

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -140,8 +140,8 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 // marshaler cannot decode even without any retry (F1).
 func TestRequeuedQuorumDeliveryIsDecoded(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	ch := testbench.Channel(t, url)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	ch := testbroker.Channel(t, url)
 	_, err := ch.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	sent := foreign()
@@ -171,9 +171,9 @@ func TestRequeuedQuorumDeliveryIsDecoded(t *testing.T) {
 // expiration (which would shorten the wait), x-death of the producer.
 func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	side := testbench.Queue(t)
-	_, err := testbench.Channel(t, url).QueueDeclare(side, true, false, false, false, nil)
+	url := testbroker.URL(t)
+	side := testbroker.Queue(t)
+	_, err := testbroker.Channel(t, url).QueueDeclare(side, true, false, false, false, nil)
 	require.NoError(t, err)
 
 	var calls timeline
@@ -197,7 +197,7 @@ func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 	require.Empty(t, dead.Expiration)
 	require.NotContains(t, dead.Headers, "CC")
 	require.NotContains(t, dead.Headers, "x-death")
-	require.Equal(t, 1, testbench.Depth(t, url, side), "CC counted once, when the producer published")
+	require.Equal(t, 1, testbroker.Depth(t, url, side), "CC counted once, when the producer published")
 }
 
 // A message with its own expiration is not retried past its deadline.

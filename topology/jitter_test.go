@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -23,7 +23,7 @@ import (
 func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 	t.Parallel()
 	const messages = 200
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	policy := backoff.FullJitter{Policy: backoff.List{2 * time.Second}}
 	rungs := []time.Duration{500 * time.Millisecond, time.Second, 1500 * time.Millisecond, 2 * time.Second}
 	for name, strategy := range strategies {
@@ -82,7 +82,7 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 			require.Equal(t, want, queues())
 
 			fill(t, r.url, r.queue, messages)
-			testbench.WaitFor(t, "all are back", patience, func() bool { mu.Lock(); defer mu.Unlock(); return handled == messages })
+			testbroker.WaitFor(t, "all are back", patience, func() bool { mu.Lock(); defer mu.Unlock(); return handled == messages })
 			r.stop()
 			require.Equal(t, want, queues(), "no queue more than were planned")
 			t.Logf("came back from %v", on)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // journal is what passed on the wire between one service and the broker: the
@@ -19,9 +19,9 @@ type journal struct {
 	point *faultPoint // nil: only watch
 
 	mu      sync.Mutex
-	proxies map[side]*testbench.Proxy
+	proxies map[side]*testbroker.Proxy
 	armed   bool
-	frames  []testbench.Seen // of the leg, since it was armed
+	frames  []testbroker.Seen // of the leg, since it was armed
 	fired   bool
 	thawed  func()
 
@@ -51,14 +51,14 @@ const (
 )
 
 // watch makes the journal see a connection.
-func (j *journal) watch(s side, proxy *testbench.Proxy) {
+func (j *journal) watch(s side, proxy *testbroker.Proxy) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.proxies == nil {
-		j.proxies, j.tags = map[side]*testbench.Proxy{}, map[place]uint64{}
+		j.proxies, j.tags = map[side]*testbroker.Proxy{}, map[place]uint64{}
 	}
 	j.proxies[s] = proxy
-	proxy.Tap(func(seen testbench.Seen) testbench.Fault { return j.look(s, seen) })
+	proxy.Tap(func(seen testbroker.Seen) testbroker.Fault { return j.look(s, seen) })
 }
 
 // arm begins to count frames.
@@ -69,32 +69,32 @@ func (j *journal) arm() {
 }
 
 // look notes a frame and says what becomes of the connection there.
-func (j *journal) look(s side, seen testbench.Seen) testbench.Fault {
+func (j *journal) look(s side, seen testbroker.Seen) testbroker.Fault {
 	if seen.Kind() == frame.KindHeartbeat {
-		return testbench.Fault{}
+		return testbroker.Fault{}
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var fault testbench.Fault
+	var fault testbroker.Fault
 	if j.armed && s == j.leg.side && !j.fired {
 		if p := j.point; p != nil && p.index == len(j.frames) {
 			j.fired = true
-			fault = testbench.Fault{Kind: p.kind, After: p.after}
+			fault = testbroker.Fault{Kind: p.kind, After: p.after}
 		}
 		j.frames = append(j.frames, seen)
 	}
 	passes := func() { j.passed(s, seen) }
 	switch {
-	case fault.Kind == testbench.Frozen && !fault.After:
+	case fault.Kind == testbroker.Frozen && !fault.After:
 		j.thawed = passes
-	case fault.Kind == testbench.NoFault || fault.After:
+	case fault.Kind == testbroker.NoFault || fault.After:
 		passes()
 	}
 	return fault
 }
 
 // passed counts what the promise is about. j.mu is held.
-func (j *journal) passed(s side, seen testbench.Seen) {
+func (j *journal) passed(s side, seen testbroker.Seen) {
 	method, at := seen.Method(), place{seen.Connection, seen.Channel()}
 	switch {
 	case s == publishing && method == frame.BasicPublish:
@@ -161,7 +161,7 @@ type report struct {
 	confirms, acks int
 	handled        int
 	early          []string
-	frames         []testbench.Seen
+	frames         []testbroker.Seen
 }
 
 func (j *journal) report() report {

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/peer"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -103,13 +103,13 @@ func (h *handOvers) atLeast(messages, tries int) bool {
 
 // lateRig is a service with five messages in progress that all fail, and whose copies a
 // peer takes without an answer.
-func lateRig(t *testing.T) (*rig, *confirms, *handOvers, *testbench.Proxy) {
+func lateRig(t *testing.T) (*rig, *confirms, *handOvers, *testbroker.Proxy) {
 	t.Helper()
 	var late confirms
 	var failing handOvers
-	proxy := testbench.NewProxy(t, peer.Start(t, late.hold).URL())
+	proxy := testbroker.NewProxy(t, peer.Start(t, late.hold).URL())
 	r := newRig(t, rigConfig{
-		url: testbench.URL(t), publisherURL: proxy.URL(),
+		url: testbroker.URL(t), publisherURL: proxy.URL(),
 		config:        func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
 		clientOptions: []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
 		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
@@ -142,11 +142,11 @@ const (
 func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 	t.Parallel()
 	r, late, failing, proxy := lateRig(t)
-	testbench.WaitFor(t, "several tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 3) })
+	testbroker.WaitFor(t, "several tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 3) })
 	late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-	testbench.WaitFor(t, "all hand-overs to succeed", patience, func() bool { return failing.succeeded() == lateMessages })
+	testbroker.WaitFor(t, "all hand-overs to succeed", patience, func() bool { return failing.succeeded() == lateMessages })
 	r.stop()
-	assert.Zero(t, testbench.Depth(t, r.url, r.queue), "given back")
+	assert.Zero(t, testbroker.Depth(t, r.url, r.queue), "given back")
 	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, late.published())
 	assert.Equal(t, 1, proxy.Connections())
 }
@@ -156,7 +156,7 @@ func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 	t.Parallel()
 	r, late, failing, _ := lateRig(t)
-	testbench.WaitFor(t, "two tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 2) })
+	testbroker.WaitFor(t, "two tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 2) })
 	once := late.published()
 	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, once)
 	channels := map[uint16]bool{}
@@ -166,7 +166,7 @@ func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 		}
 		channels[p.Channel] = true
 	})
-	testbench.WaitFor(t, "all to be settled", patience, func() bool {
+	testbroker.WaitFor(t, "all to be settled", patience, func() bool {
 		late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
 		return failing.succeeded() == lateMessages
 	})
@@ -181,11 +181,11 @@ func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 func TestShutdownWithAnOpenOutcome(t *testing.T) {
 	t.Parallel()
 	r, late, failing, _ := lateRig(t)
-	testbench.WaitFor(t, "a failed try of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 1) })
+	testbroker.WaitFor(t, "a failed try of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 1) })
 	begun := time.Now()
 	r.stop()
 	require.Less(t, time.Since(begun), closeLimit)
-	testbench.WaitFor(t, "all messages in their queue", patience, func() bool { return testbench.Depth(t, r.url, r.queue) == lateMessages })
+	testbroker.WaitFor(t, "all messages in their queue", patience, func() bool { return testbroker.Depth(t, r.url, r.queue) == lateMessages })
 	for body, n := range late.published() {
 		assert.Equal(t, 1, n, "copies of %s", body)
 	}

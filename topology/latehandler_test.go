@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // A handler works for longer than the broker's consumer timeout. Its context ends,
@@ -19,7 +19,7 @@ import (
 func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 	t.Parallel()
 	const timeout = 3 * time.Second
-	node := testbench.Private(t, testbench.WithAdvancedConfig("[{rabbit, [{consumer_timeout, 3000}, {channel_tick_interval, 500}]}]."))
+	node := testbroker.Private(t, testbroker.WithAdvancedConfig("[{rabbit, [{consumer_timeout, 3000}, {channel_tick_interval, 500}]}]."))
 	told, handled := make(chan struct{}, 10), make(chan string, 100)
 	first := true
 	r := newRig(t, rigConfig{
@@ -56,5 +56,5 @@ func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 	}
 	require.Less(t, time.Since(begun), timeout+ceiling)
 	r.stop()
-	require.Zero(t, testbench.Depth(t, node.URL(), "orders"))
+	require.Zero(t, testbroker.Depth(t, node.URL(), "orders"))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -27,7 +27,7 @@ func frames(url string, size int) wamqp.Config {
 // dead-lettered as oversized: it is refused, whoever of the two sides has set it.
 func TestSmallFrameIsRefused(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	for _, size := range []int{1, 4096, 16383} {
 		_, err := topology.Open(t.Context(), frames(url, size).Connection, topology.PerQueue{})
 		require.ErrorContains(t, err, "FrameSize is")
@@ -43,20 +43,20 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	_, err = client.NewPublisher(frames(url, 4096))
 	require.ErrorContains(t, err, "set at least 16384")
 
-	node := testbench.Private(t, testbench.WithConfig("frame_max = 8192"))
+	node := testbroker.Private(t, testbroker.WithConfig("frame_max = 8192"))
 	_, err = topology.Open(t.Context(), connection(node.URL()), topology.PerQueue{})
 	require.ErrorContains(t, err, "the broker takes frames of at most 8192 bytes")
 	require.ErrorContains(t, err, "frame_max to at least 16384")
 	t.Log(err)
 
 	// Every wait queue that a message passes adds to its headers.
-	levels, err := topology.Open(t.Context(), frames(url, 16384).Connection, topology.Levels{Prefix: testbench.Queue(t), Max: time.Hour})
+	levels, err := topology.Open(t.Context(), frames(url, 16384).Connection, topology.Levels{Prefix: testbroker.Queue(t), Max: time.Hour})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, levels.Close()) })
-	queue := testbench.Queue(t)
+	queue := testbroker.Queue(t)
 	err = subscribeError(t, levels, frames(url, 16384), queue, backoff.List{time.Second})
 	require.ErrorContains(t, err, "frames of 16384 bytes are too small")
-	require.Equal(t, -1, testbench.Depth(t, url, queue), "nothing was declared")
+	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 	t.Log(err)
 }
 
@@ -64,15 +64,15 @@ func TestSmallFrameIsRefused(t *testing.T) {
 // AMQP allows, for every note but the history, and for the error's text.
 func TestLeastFrameTakesEveryNote(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	queue := testbench.Queue(t)
+	url := testbroker.URL(t)
+	queue := testbroker.Queue(t)
 	queue += strings.Repeat("q", 255-len(queue)-len(".wait.1s"))
 	exchange, key := queue+"-exchan", strings.Repeat("k", 255)
-	testbench.Delete(t, queue)
+	testbroker.Delete(t, queue)
 	removePlan(t, url, topology.PerQueue{}, queue, backoff.List{time.Second})
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
 	r := newRig(t, rigConfig{
 		queue: queue, keep: true, policy: backoff.List{time.Second},
 		config: func(cfg *wamqp.Config) { cfg.Connection = frames(url, 16384).Connection },

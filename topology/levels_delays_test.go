@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,7 +25,7 @@ import (
 var unlisted = backoff.Limit{Retries: 3, Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Millisecond, true })}
 
 // countQueues returns how many queues of the prefix the broker has.
-func countQueues(t testing.TB, node *testbench.Node, prefix string) int {
+func countQueues(t testing.TB, node *testbroker.Node, prefix string) int {
 	t.Helper()
 	n := 0
 	for _, name := range strings.Split(node.Ctl(t, "-q", "list_queues", "--no-table-headers", "name"), "\n") {
@@ -39,7 +39,7 @@ func countQueues(t testing.TB, node *testbench.Node, prefix string) int {
 // Any delay of any queue, on a broker where every queue is counted.
 func TestAnyDelayOnAFixedNumberOfQueues(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -57,7 +57,7 @@ func TestAnyDelayOnAFixedNumberOfQueues(t *testing.T) {
 // machine that has more to do, each hop may also take as long as the slowest of
 // the messages that wait 100 ms in a queue of their own meanwhile, and one message
 // in a hundred longer still.
-func requireAnyDelay(t *testing.T, node *testbench.Node, kind topology.QueueType) {
+func requireAnyDelay(t *testing.T, node *testbroker.Node, kind topology.QueueType) {
 	const messages, shortest, longest, rate = 500, 100 * time.Millisecond, 10 * time.Second, 100
 	const late = 2 * time.Second
 	random := rand.New(rand.NewPCG(5, uint64(len(kind))))
@@ -109,7 +109,7 @@ func requireAnyDelay(t *testing.T, node *testbench.Node, kind topology.QueueType
 	busy := slowest()
 	require.Equal(t, before, countQueues(t, node, prefix), "a delay needs no queue")
 	for _, q := range []string{prefix + ".stranded", prefix + ".dlq"} {
-		require.Zero(t, testbench.Depth(t, node.URL(), q), q)
+		require.Zero(t, testbroker.Depth(t, node.URL(), q), q)
 	}
 
 	behind, tooLate := 0, 0

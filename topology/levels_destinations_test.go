@@ -10,7 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -27,7 +27,7 @@ func send(t testing.TB, url string, plan topology.Plan, delay time.Duration, n i
 	t.Helper()
 	route, err := plan.Route(topology.Retry{Delay: delay})
 	require.NoError(t, err)
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	returns := ch.NotifyReturn(make(chan amqp.Return, n))
 	require.NoError(t, ch.Confirm(false))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -46,7 +46,7 @@ func send(t testing.TB, url string, plan topology.Plan, delay time.Duration, n i
 // Queues whose names are wildcards, or end like another, or are very long: each
 // gets its own messages and no other, on one set of queues; one that vanishes
 // strands its own and nobody else's.
-func requireOwnMessages(t *testing.T, node *testbench.Node) {
+func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 	const each = 20
 	url, strategy := node.URL(), topology.Levels{}
 	names := []string{"orders", "eu.orders", "orders.#", "*", "#", "1.orders", "%2A", strings.Repeat("x", 200), strings.Repeat("x", 199) + "y", "bestellungen-straße-注文"}
@@ -63,7 +63,7 @@ func requireOwnMessages(t *testing.T, node *testbench.Node) {
 	}
 
 	vanished := "eu.orders"
-	_, err := testbench.Channel(t, url).QueueDelete(vanished, false, false, false)
+	_, err := testbroker.Channel(t, url).QueueDelete(vanished, false, false, false)
 	require.NoError(t, err)
 	for _, name := range names {
 		send(t, url, plans[name], 300*time.Millisecond, 2*each) // more than stop an at-least-once queue (F5)
@@ -73,7 +73,7 @@ func requireOwnMessages(t *testing.T, node *testbench.Node) {
 			requireOwn(t, url, name, 2*each)
 		}
 	}
-	testbench.WaitFor(t, "its messages to strand", patience, func() bool { return testbench.Depth(t, url, "millpond.stranded") == 2*each })
+	testbroker.WaitFor(t, "its messages to strand", patience, func() bool { return testbroker.Depth(t, url, "millpond.stranded") == 2*each })
 	stranded := take(t, url, "millpond.stranded")
 	require.Equal(t, vanished, stranded.AppId)
 	require.Equal(t, "1.1.eu%2Eorders", stranded.RoutingKey)
@@ -83,15 +83,15 @@ func requireOwnMessages(t *testing.T, node *testbench.Node) {
 // all there are.
 func requireOwn(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	testbench.WaitFor(t, fmt.Sprintf("%d messages in %q", n, queue), patience, func() bool { return testbench.Depth(t, url, queue) >= n })
-	ch := testbench.Channel(t, url)
+	testbroker.WaitFor(t, fmt.Sprintf("%d messages in %q", n, queue), patience, func() bool { return testbroker.Depth(t, url, queue) >= n })
+	ch := testbroker.Channel(t, url)
 	for range n {
 		d, ok, err := ch.Get(queue, true)
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Equal(t, queue, d.AppId, "a message of another queue")
 	}
-	require.Zero(t, testbench.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue))
 }
 
 // A level is deleted while messages wait above it: those that would come by it
@@ -103,17 +103,17 @@ func TestVanishedLevelBlocksNobody(t *testing.T) {
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			url, queue, strategy := testbench.URL(t), testbench.Queue(t), levels(t, kind)
+			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), levels(t, kind)
 			removePlan(t, url, strategy, queue, nil)
 			plan := declarePlan(t, url, strategy, queue)
-			_, err := testbench.Channel(t, url).QueueDelete(plan.Queues[3].Name, false, false, false)
+			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[3].Name, false, false, false)
 			require.NoError(t, err)
 			send(t, url, plan, 2400*time.Millisecond, each) // 1600 and the one of 800 ms
 			send(t, url, plan, 2*time.Second, each)         // 1600 and 400 ms
-			testbench.WaitFor(t, "those that go another way", patience, func() bool { return testbench.Depth(t, url, queue) == each })
-			testbench.WaitFor(t, "the others to strand", patience, func() bool { return testbench.Depth(t, url, strategy.Prefix+".stranded") == each })
+			testbroker.WaitFor(t, "those that go another way", patience, func() bool { return testbroker.Depth(t, url, queue) == each })
+			testbroker.WaitFor(t, "the others to strand", patience, func() bool { return testbroker.Depth(t, url, strategy.Prefix+".stranded") == each })
 
-			ch := testbench.Channel(t, url)
+			ch := testbroker.Channel(t, url)
 			returns := ch.NotifyReturn(make(chan amqp.Return, 1))
 			require.NoError(t, ch.Confirm(false))
 			route := plan.Rungs[3]

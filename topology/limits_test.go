@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -51,14 +51,14 @@ func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
 			})
 			r.publish(amqp.Publishing{Body: []byte("gone"), DeliveryMode: amqp.Persistent})
 			waits := r.plan.Queues[0].Name
-			testbench.WaitFor(t, "the message waits", patience, func() bool { return testbench.Depth(t, r.url, waits) == 1 })
-			lost, err := testbench.Channel(t, r.url).QueueDelete(waits, false, false, false)
+			testbroker.WaitFor(t, "the message waits", patience, func() bool { return testbroker.Depth(t, r.url, waits) == 1 })
+			lost, err := testbroker.Channel(t, r.url).QueueDelete(waits, false, false, false)
 			require.NoError(t, err)
 			require.Equal(t, 1, lost)
 			<-time.After(2 * delay)
 			require.Equal(t, 1, calls.count())
-			require.Zero(t, testbench.Depth(t, r.url, r.queue))
-			require.Zero(t, testbench.Depth(t, r.url, r.queue+".dlq"))
+			require.Zero(t, testbroker.Depth(t, r.url, r.queue))
+			require.Zero(t, testbroker.Depth(t, r.url, r.queue+".dlq"))
 		})
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -26,7 +26,7 @@ import (
 // outage, and those of a queue with healthy classic wait queues are not disturbed.
 func TestMinorityMakesNoSecondCopy(t *testing.T) {
 	t.Parallel()
-	c := testbench.PrivateCluster(t, 3)
+	c := testbroker.PrivateCluster(t, 3)
 	url := c.Node(0).URL()
 	const messages = 10
 	var mu sync.Mutex
@@ -71,22 +71,22 @@ func TestMinorityMakesNoSecondCopy(t *testing.T) {
 		}
 	}
 	send(slow, "before ")
-	testbench.WaitFor(t, "the retries before the outage", patience, ran("before ", 2))
+	testbroker.WaitFor(t, "the retries before the outage", patience, ran("before ", 2))
 
 	for _, i := range []int{1, 2} {
 		require.NoError(t, c.Freeze(i))
 	}
 	send(slow, "slow ")
-	testbench.WaitFor(t, "three failed tries of each hand-over", patience, func() bool { return quorum.atLeast(messages, 3) })
+	testbroker.WaitFor(t, "three failed tries of each hand-over", patience, func() bool { return quorum.atLeast(messages, 3) })
 	send(healthy, "healthy ")
-	testbench.WaitFor(t, "the retries by classic queues", patience, ran("healthy ", 2))
+	testbroker.WaitFor(t, "the retries by classic queues", patience, ran("healthy ", 2))
 	for _, i := range []int{1, 2} {
 		require.NoError(t, c.Thaw(i))
 	}
-	testbench.WaitFor(t, "the retries after the outage", patience, ran("slow ", 2))
-	testbench.WaitFor(t, "all hand-overs", patience, func() bool { return quorum.succeeded() == 2*messages })
+	testbroker.WaitFor(t, "the retries after the outage", patience, ran("slow ", 2))
+	testbroker.WaitFor(t, "all hand-overs", patience, func() bool { return quorum.succeeded() == 2*messages })
 	send(slow, "after ")
-	testbench.WaitFor(t, "the retries of later messages", patience, ran("after ", 2))
+	testbroker.WaitFor(t, "the retries of later messages", patience, ran("after ", 2))
 	slow.stop()
 	healthy.stop()
 	for body, n := range runs {
@@ -95,6 +95,6 @@ func TestMinorityMakesNoSecondCopy(t *testing.T) {
 		}
 	}
 	for _, queue := range []string{"slow", "slow.wait.200ms", "slow.dlq", "healthy"} {
-		assert.Zero(t, testbench.Depth(t, url, queue), queue)
+		assert.Zero(t, testbroker.Depth(t, url, queue), queue)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -34,7 +34,7 @@ func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	declareFirst(t, url, queue, func(*wamqp.Config) {})
 	publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
 	child := exec.Command(os.Args[0], "-test.run=^TestWatermillAMQPsSubscriberIsNamed$")
@@ -71,9 +71,9 @@ func serveForeign(t *testing.T, url, queue string) {
 func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
 	const wayOut = "the user may not: grant it what Plan.Permissions lists"
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	policy := backoff.List{time.Second}
-	grant := testbench.Grant{VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$"}
+	grant := testbroker.Grant{VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$"}
 	node.Grant(t, grant)
 	url, narrow := node.URL(), node.URLOf(grant.User)
 	admin, sub := openSubscriber(t, url, topology.PerQueue{}, policy)
@@ -92,7 +92,7 @@ func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 		clientOptions: []topology.Option{topology.WithPreProvisioned()},
 	})
 	publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
-	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
 		return r.logs.said("Failed message cannot be handed over, holding it") > 0 && r.logs.said(wayOut) > 0
 	})
 	grant.Write = `^amq\.default$`
@@ -121,14 +121,14 @@ func TestClassicMainQueueIsNamed(t *testing.T) {
 // A service with a shorter policy gives up what one with a longer policy retries.
 func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts := make(chan int, 10)
 	patient := newRig(t, rigConfig{
 		url: url, queue: queue, policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond, 3 * time.Second}, handler: failUntil(10, attempts),
 	})
 	patient.publish(amqp.Publishing{Body: []byte("order")})
 	awaitAttempts(t, attempts, 1, 2, 3)
-	testbench.WaitFor(t, "the message waits", patience, func() bool { return testbench.Depth(t, url, queue+".wait.3s") == 1 })
+	testbroker.WaitFor(t, "the message waits", patience, func() bool { return testbroker.Depth(t, url, queue+".wait.3s") == 1 })
 	patient.stop()
 	hasty := newRig(t, rigConfig{url: url, queue: queue, policy: backoff.List{50 * time.Millisecond}, handler: func(*message.Message) ([]*message.Message, error) {
 		t.Error("handler was called")
@@ -136,7 +136,7 @@ func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 	}})
 	dead := take(t, url, queue+".dlq")
 	require.Equal(t, "3", dead.Headers[middleware.DeadFailuresKey])
-	testbench.WaitFor(t, "the line in the log", patience, func() bool {
+	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
 		return hasty.logs.said("message arrived past its limit: give all consumers of a queue the same policy and limits") == 1
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -36,7 +36,7 @@ func (o *events) Observe(_ context.Context, e middleware.Event) {
 // in a row as one.
 func (o *events) wait(t *testing.T, last middleware.EventKind) (kinds []middleware.EventKind, all []middleware.Event) {
 	t.Helper()
-	testbench.WaitFor(t, "the event "+string(last), patience, func() bool {
+	testbroker.WaitFor(t, "the event "+string(last), patience, func() bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		all = slices.Clone(o.all)
@@ -98,8 +98,8 @@ func TestDelaysAreTold(t *testing.T) {
 func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	r := newRig(t, rigConfig{
 		url: url, publisherURL: proxy.URL(), policy: backoff.List{time.Second}, handler: succeed,
 		clientOptions: []topology.Option{topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second)},
@@ -144,7 +144,7 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	r.stop()
 	kinds, _ := told.wait(t, middleware.EventReturned)
 	require.Equal(t, []middleware.EventKind{"handled", "returned"}, kinds)
-	require.Equal(t, 1, testbench.Depth(t, r.url, r.queue))
+	require.Equal(t, 1, testbroker.Depth(t, r.url, r.queue))
 }
 
 // One that panics is logged once, and the message is settled all the same.
@@ -160,7 +160,7 @@ func TestAnObserverOfTheClientThatPanics(t *testing.T) {
 		r.publish(amqp.Publishing{Body: []byte("refuse")})
 		require.Equal(t, "refuse", string(take(t, r.url, r.queue+".dlq").Body))
 	}
-	testbench.WaitFor(t, "both to be told", patience, func() bool {
+	testbroker.WaitFor(t, "both to be told", patience, func() bool {
 		told.mu.Lock()
 		defer told.mu.Unlock()
 		return len(told.all) == 2

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -24,7 +24,7 @@ func inVhost(url, vhost string) wamqp.Config {
 // that one is empty: that is what is compared.
 func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -53,7 +53,7 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 // Two brokers have a vhost of the same name: a retry would wait on the other one.
 func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	t.Parallel()
-	url, other := testbench.URL(t), testbench.Private(t).URL()
+	url, other := testbroker.URL(t), testbroker.Private(t).URL()
 	t.Run("at the start", func(t *testing.T) {
 		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
 		require.NoError(t, err)
@@ -69,20 +69,20 @@ func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 		require.NoError(t, err)
 	})
 	t.Run("after a reconnect", func(t *testing.T) {
-		proxy := testbench.NewProxy(t, url)
+		proxy := testbroker.NewProxy(t, url)
 		attempts := make(chan int, 10)
 		r := newRig(t, rigConfig{
 			url: proxy.URL(), publisherURL: url, adminURL: url, policy: backoff.List{time.Second}, handler: failUntil(2, attempts),
 		})
 		proxy.Retarget(t, other)
 		proxy.Cut()
-		testbench.WaitFor(t, "the other broker to be refused", patience, func() bool {
+		testbroker.WaitFor(t, "the other broker to be refused", patience, func() bool {
 			return r.logs.said("Cannot reconnect to RabbitMQ, trying again") > 0 && r.logs.said("cluster_name") > 0
 		})
 		proxy.Retarget(t, url)
 		publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("order")})
 		awaitAttempts(t, attempts, 1, 2)
-		require.Equal(t, -1, testbench.Depth(t, other, r.queue), "nothing was declared on the other broker")
+		require.Equal(t, -1, testbroker.Depth(t, other, r.queue), "nothing was declared on the other broker")
 	})
 	t.Run("without the check", func(t *testing.T) {
 		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithoutClusterCheck())

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -23,8 +23,8 @@ import (
 func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	t.Parallel()
 	const confirmTimeout = time.Second
-	url := testbench.URL(t)
-	proxy := testbench.NewProxy(t, url)
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 100)
 	r := newRig(t, rigConfig{
 		url: url, publisherURL: proxy.URL(), config: quorumQueue,
@@ -63,7 +63,7 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	proxy.Blackhole(false)
 	require.Equal(t, 1, <-attempts, "the message behind it")
 	require.Equal(t, 2, <-attempts, "the second attempt of the first")
-	require.Zero(t, testbench.Depth(t, url, r.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, r.queue+".dlq"))
 }
 
 // The broker is stopped while messages are in progress, waiting and ready, and
@@ -73,7 +73,7 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 // costs seconds.
 func TestBrokerRestartLosesNothing(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t, quickDeadLettering)
+	node := testbroker.Private(t, quickDeadLettering)
 	var services []*interrupted
 	for name, strategy := range strategies {
 		delay := 3 * time.Second
@@ -139,7 +139,7 @@ func startInterrupted(t *testing.T, url, name string, strategy topology.Strategy
 		},
 	})
 	s.rig.publish(amqp.Publishing{Body: []byte("waiting"), DeliveryMode: amqp.Persistent})
-	testbench.WaitFor(t, name+": the message waits", patience, func() bool { return waited.Load() && waiting(t, url, s.rig.plan) == 1 })
+	testbroker.WaitFor(t, name+": the message waits", patience, func() bool { return waited.Load() && waiting(t, url, s.rig.plan) == 1 })
 	s.rig.publish(amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
 	s.rig.publish(amqp.Publishing{Body: []byte("ready"), DeliveryMode: amqp.Persistent})
 	return s
@@ -157,15 +157,15 @@ func (s *interrupted) losesNothing(t *testing.T) {
 		}
 	}
 	s.rig.stop()
-	require.Zero(t, testbench.Depth(t, s.rig.url, s.rig.queue))
-	require.Zero(t, testbench.Depth(t, s.rig.url, s.rig.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, s.rig.url, s.rig.queue))
+	require.Zero(t, testbroker.Depth(t, s.rig.url, s.rig.queue+".dlq"))
 }
 
 // A connection lost while the handler runs, which then fails: the broker has the
 // message back already, so it is handled twice, not three times (C5).
 func TestConnectionLostWhileHandling(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	var calls timeline
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{
@@ -182,13 +182,13 @@ func TestConnectionLostWhileHandling(t *testing.T) {
 			return nil, nil
 		},
 	})
-	publish(t, testbench.URL(t), "", r.queue, amqp.Publishing{Body: []byte("twice")})
+	publish(t, testbroker.URL(t), "", r.queue, amqp.Publishing{Body: []byte("twice")})
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 1, <-attempts, "no attempt was burned")
 	r.stop()
 	require.Equal(t, 2, calls.count())
 	for _, queue := range []string{r.queue, r.queue + ".wait.1s", r.queue + ".dlq"} {
-		require.Zero(t, testbench.Depth(t, testbench.URL(t), queue), queue)
+		require.Zero(t, testbroker.Depth(t, testbroker.URL(t), queue), queue)
 	}
 }
 
@@ -218,16 +218,16 @@ func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
 	begun := time.Now()
 	r.publish(amqp.Publishing{Body: []byte("patient"), DeliveryMode: amqp.Persistent})
 	<-time.After(outage)
-	require.Zero(t, testbench.Depth(t, r.url, r.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, r.url, r.queue+".dlq"))
 	n, took := calls.count(), time.Since(begun) // looking takes seconds on a busy machine
 	t.Logf("%d calls in %v", n, took)
 	require.Greater(t, n, 2)
 	require.LessOrEqual(t, n, int((took+grace)/time.Second)+1)
 	pub.broken.Store(false)
-	testbench.WaitFor(t, "the message is published", patience, func() bool { return pub.published.Load() == 1 })
+	testbroker.WaitFor(t, "the message is published", patience, func() bool { return pub.published.Load() == 1 })
 	r.stop()
 	require.EqualValues(t, 1, pub.published.Load())
-	require.Zero(t, testbench.Depth(t, r.url, r.queue))
+	require.Zero(t, testbroker.Depth(t, r.url, r.queue))
 }
 
 type brokenPublisher struct {

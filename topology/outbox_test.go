@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -40,7 +40,7 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 			delays[i] /= tenth
 		}
 	}
-	url, exchange := testbench.URL(t), testbench.Queue(t)
+	url, exchange := testbroker.URL(t), testbroker.Queue(t)
 	sibling := besideOn(t, url, exchange, "order.#")
 	var calls timeline
 	keys := make(chan string, 10)
@@ -57,18 +57,18 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 	})
 	publish(t, url, exchange, "order.created.eu", amqp.Publishing{Body: []byte("order 1")})
 	if own {
-		testbench.WaitFor(t, "the message waits", patience, func() bool { return waiting(t, r.url, r.plan) == 1 })
+		testbroker.WaitFor(t, "the message waits", patience, func() bool { return waiting(t, r.url, r.plan) == 1 })
 		require.Equal(t, r.queue+".delay_2s", r.plan.Queues[0].Name, "the names of the row")
 	}
-	testbench.WaitFor(t, "the fourth attempt", patience, func() bool { return calls.count() == 4 })
+	testbroker.WaitFor(t, "the fourth attempt", patience, func() bool { return calls.count() == 4 })
 	calls.requireGaps(t, delays...)
 	for range 4 {
 		require.Equal(t, "order.created.eu", <-keys)
 	}
 	r.stop()
-	require.Equal(t, 0, testbench.Depth(t, r.url, r.queue))
-	require.Equal(t, 0, testbench.Depth(t, r.url, r.queue+".dlq"))
-	require.Equal(t, 1, testbench.Depth(t, r.url, sibling), "only the queue that failed sees the retry")
+	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue))
+	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue+".dlq"))
+	require.Equal(t, 1, testbroker.Depth(t, r.url, sibling), "only the queue that failed sees the retry")
 }
 
 // Where the last attempt fails too, the message is in the DLQ and is not tried
@@ -95,7 +95,7 @@ func TestOutboxExhausted(t *testing.T) {
 			calls.requireGaps(t, 100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond)
 			r.stop()
 			require.Equal(t, 4, calls.count(), "no fifth attempt")
-			require.Equal(t, 0, testbench.Depth(t, r.url, r.queue))
+			require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue))
 		})
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -67,8 +67,8 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := testbench.URL(t)
-			proxy := testbench.NewProxy(t, url)
+			url := testbroker.URL(t)
+			proxy := testbroker.NewProxy(t, url)
 			var told events
 			handling, lost, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			var again atomic.Bool
@@ -96,14 +96,14 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 			})
 			publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("busy")})
 			<-handling
-			testbench.WaitFor(t, "the handler is warned of", patience, func() bool { return r.logs.said(neverReturns) > 0 })
+			testbroker.WaitFor(t, "the handler is warned of", patience, func() bool { return r.logs.said(neverReturns) > 0 })
 			if c.cut {
 				proxy.Refuse(true) // so that it does not come again meanwhile
 				proxy.Cut()
 			}
 			close(lost)
 			if c.told != "" {
-				testbench.WaitFor(t, "the event "+string(c.told), patience, func() bool {
+				testbroker.WaitFor(t, "the event "+string(c.told), patience, func() bool {
 					told.mu.Lock()
 					defer told.mu.Unlock()
 					return slices.ContainsFunc(told.all, func(e middleware.Event) bool { return e.Kind == c.told })
@@ -111,7 +111,7 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 			}
 			closed := make(chan struct{})
 			go func() { defer close(closed); r.stop() }()
-			testbench.WaitFor(t, "the subscriber to end", patience, func() bool { return r.logs.said(end) > 0 })
+			testbroker.WaitFor(t, "the subscriber to end", patience, func() bool { return r.logs.said(end) > 0 })
 			require.Contains(t, r.logs.text(), c.said)
 			close(stop)
 			<-closed

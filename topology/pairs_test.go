@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -56,7 +56,7 @@ func TestAnyStrategyToAnyOtherUnderTraffic(t *testing.T) {
 // is handled, and nothing conflicts.
 func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ...*change) {
 	t.Helper()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	policy := backoff.List{time.Second, 2 * time.Second}
 	run := func(c *change, strategy topology.Strategy) *rig {
 		return newRig(t, rigConfig{url: url, queue: c.queue, strategy: strategy, policy: policy, config: prefetch(20),
@@ -70,12 +70,12 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 			}})
 	}
 	for _, c := range changes {
-		c.queue, c.handled = testbench.Queue(t), newLedger()
+		c.queue, c.handled = testbroker.Queue(t), newLedger()
 		c.before = run(c, c.from)
 	}
 
 	total := rate * int(length/time.Second)
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	var sent atomic.Int64 // to each of the queues
 	published := make(chan error, 1)
@@ -104,11 +104,11 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 		published <- nil
 	}()
 
-	testbench.WaitFor(t, "a third of the traffic", patience, func() bool { return sent.Load() >= int64(total/3) })
+	testbroker.WaitFor(t, "a third of the traffic", patience, func() bool { return sent.Load() >= int64(total/3) })
 	for _, c := range changes {
 		c.after = run(c, c.to)
 	}
-	testbench.WaitFor(t, "half of the traffic", patience, func() bool { return sent.Load() >= int64(total/2) })
+	testbroker.WaitFor(t, "half of the traffic", patience, func() bool { return sent.Load() >= int64(total/2) })
 	var stopped sync.WaitGroup
 	for _, c := range changes {
 		stopped.Go(c.before.stop)
@@ -122,10 +122,10 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 	stopped.Wait()
 	duplicates := 0
 	for _, c := range changes {
-		testbench.WaitFor(t, "every message is handled: "+c.name, patience, func() bool { return c.handled.count() == total })
+		testbroker.WaitFor(t, "every message is handled: "+c.name, patience, func() bool { return c.handled.count() == total })
 		c.after.stop()
 		require.NotContains(t, c.before.logs.text()+c.after.logs.text(), "PRECONDITION_FAILED", c.name)
-		require.Zero(t, testbench.Depth(t, url, c.queue+".dlq"), c.name)
+		require.Zero(t, testbroker.Depth(t, url, c.queue+".dlq"), c.name)
 		for _, n := range c.handled.handled {
 			duplicates += n - 1
 		}

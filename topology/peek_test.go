@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -30,7 +30,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			})
 			fill(t, r.url, r.queue, dead)
 			queue := r.plan.Dead.RoutingKey
-			testbench.WaitFor(t, "the dead letters", patience, func() bool { return testbench.Depth(t, r.url, queue) == dead })
+			testbroker.WaitFor(t, "the dead letters", patience, func() bool { return testbroker.Depth(t, r.url, queue) == dead })
 			var first string
 			for look := range looks {
 				found, err := r.client.Peek(t.Context(), queue, dead+5)
@@ -63,7 +63,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 // together.
 func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
 	provision(t, url, client, queue, policy)
@@ -85,7 +85,7 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 // just as often.
 func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy, topology.WithoutPolicyCheck())
 	provision(t, url, client, queue, policy)
@@ -101,9 +101,9 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 // reach, on every version, and at a classic queue always.
 func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "")
+	node, api := testbroker.Managed(t, "")
 	url := node.URL()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	declare("plain", amqp.Table{"x-queue-type": "classic"})
 	declare("old", nil)
 	set := func(kind, name, pattern string, definition map[string]any) {
-		testbench.SetPolicy(t, api, kind, "/", name, pattern, definition)
+		testbroker.SetPolicy(t, api, kind, "/", name, pattern, definition)
 	}
 	set("policies", "low", "^lowered$", map[string]any{"delivery-limit": 1, "max-length": 1000})
 	set("operator-policies", "strict", "^bound$", map[string]any{"delivery-limit": 1})
@@ -200,7 +200,7 @@ func TestPeekRefusesToDelete(t *testing.T) {
 
 func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Hour}
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
 	removePlan(t, url, topology.PerQueue{}, queue, policy)
@@ -226,5 +226,5 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 // depth waits until a queue counts n messages: a quorum queue counts late.
 func depth(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	testbench.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbench.Depth(t, url, queue) == n })
+	testbroker.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbroker.Depth(t, url, queue) == n })
 }

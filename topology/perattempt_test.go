@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -156,5 +156,5 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	const ms = time.Millisecond
 	calls.requireGaps(t, 100*ms, 100*ms, 100*ms, 2450*ms) // a remainder of a round may be left out
 	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)
-	require.Equal(t, -1, testbench.Depth(t, r.url, r.queue+".retry.3.100ms"))
+	require.Equal(t, -1, testbroker.Depth(t, r.url, r.queue+".retry.3.100ms"))
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -86,7 +86,7 @@ type governedService struct {
 
 // managed is the node of the table, asked by its management API.
 type managed struct {
-	node *testbench.Node
+	node *testbroker.Node
 	api  string
 }
 
@@ -157,7 +157,7 @@ func (g *governed) change(f func(ch *amqp.Channel) error) {
 // other virtual hosts come and go on a busy machine.
 func (g *governed) steadily(f func() error) (err error) {
 	g.t.Helper()
-	testbench.WaitFor(g.t, "a connection that lasts", patience, func() bool {
+	testbroker.WaitFor(g.t, "a connection that lasts", patience, func() bool {
 		err = f()
 		var ended *amqp.Error
 		return !errors.As(err, &ended) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
@@ -314,7 +314,7 @@ func (s *governedService) fill(t *testing.T, url string) {
 	if s.refusal != nil {
 		return
 	}
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	exchange := ""
 	if s.plan.Return != nil {

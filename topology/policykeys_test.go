@@ -19,7 +19,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -112,7 +112,7 @@ func delayedRetry(kind string) definition {
 var quickStrategies = []string{"quorum", "shared", "levels", "returning"}
 
 // policyKeys asks the broker for the keys of its policies, and of its operator policies.
-func policyKeys(t *testing.T, node *testbench.Node) map[string][]string {
+func policyKeys(t *testing.T, node *testbroker.Node) map[string][]string {
 	t.Helper()
 	keys := map[string][]string{}
 	for kind, registered := range map[string]string{"policy": "policy_validator", "operator policy": "operator_policy_validator"} {
@@ -132,7 +132,7 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	t.Parallel()
 	long := os.Getenv("MILLPOND_LONG") != ""
 	// RabbitMQ 4.3 refuses queue-master-locator unless it is permitted.
-	node, api := testbench.Managed(t, `{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 3000},
+	node, api := testbroker.Managed(t, `{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 3000},
 		{permit_deprecated_features, #{queue_master_locator => true}}`)
 	broker := &managed{node: node, api: api}
 	keys := policyKeys(t, node)
@@ -279,7 +279,7 @@ func (r keyRun) hold(ctx context.Context, calls int) {
 // await waits until the condition is true of every service, or the service makes no progress.
 func (g *governed) await(what string, cond func(s *governedService) bool) {
 	g.t.Helper()
-	testbench.WaitFor(g.t, what, 2*patience, func() bool {
+	testbroker.WaitFor(g.t, what, 2*patience, func() bool {
 		return !slices.ContainsFunc(g.services, func(s *governedService) bool { return !cond(s) && !s.done() })
 	})
 }

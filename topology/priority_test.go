@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -100,15 +100,15 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 					return nil, nil
 				},
 			})
-			ch := testbench.Channel(t, r.url)
+			ch := testbroker.Channel(t, r.url)
 			for i := range normal {
 				require.NoError(t, ch.Publish("", r.queue, true, false, amqp.Publishing{Body: []byte(strconv.Itoa(i))}))
 			}
-			testbench.WaitFor(t, "all of them to fail", patience, func() bool { mu.Lock(); defer mu.Unlock(); return failed == normal })
+			testbroker.WaitFor(t, "all of them to fail", patience, func() bool { mu.Lock(); defer mu.Unlock(); return failed == normal })
 			// More come until all are back, but no longer than would be too late: behind
 			// those that came, the others return at last.
 			began, high := time.Now(), 0
-			testbench.WaitFor(t, "all of them to return", patience, func() bool {
+			testbroker.WaitFor(t, "all of them to return", patience, func() bool {
 				if due := int(time.Since(began) / (100 * time.Millisecond)); high < due && time.Since(began) < 2*limit {
 					high++
 					if err := ch.Publish("", r.queue, true, false, amqp.Publishing{

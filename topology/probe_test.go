@@ -9,7 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -20,7 +20,7 @@ const probed = 100 * time.Millisecond
 // returns ends that and says by how much the slowest was late.
 func probe(t *testing.T, url string, kind topology.QueueType) func() time.Duration {
 	t.Helper()
-	ch, queue := testbench.Channel(t, url), "probe-"+string(kind)
+	ch, queue := testbroker.Channel(t, url), "probe-"+string(kind)
 	plan, err := topology.PerQueue{Type: kind}.Plan(queue, []time.Duration{probed})
 	require.NoError(t, err)
 	for _, q := range append(plan.Queues, topology.Queue{Name: queue}) {
@@ -63,7 +63,7 @@ func probe(t *testing.T, url string, kind topology.QueueType) func() time.Durati
 // all are confirmed.
 func publishAtRate(t testing.TB, url, queue string, n, rate int) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	tick := time.NewTicker(time.Second / time.Duration(rate))
 	defer tick.Stop()

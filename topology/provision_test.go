@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -22,7 +22,7 @@ import (
 // way that a message can take is taken.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	policy := backoff.List{200 * time.Millisecond}
 	kinds := map[string]topology.Strategy{
 		"perqueue": topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}},
@@ -36,7 +36,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 		}}},
 		"return": topology.Shared{ReturnTo: "amq.topic"},
 	}
-	var grants []testbench.Grant
+	var grants []testbroker.Grant
 	definitions := map[string][]byte{}
 	for name, strategy := range kinds {
 		plan, err := strategy.Plan("orders", policy)
@@ -45,7 +45,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, json.Valid(definitions[name]))
 		for vhost, p := range map[string]topology.Permissions{"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true)} {
-			grants = append(grants, testbench.Everything(vhost, "guest"), testbench.Grant{
+			grants = append(grants, testbroker.Everything(vhost, "guest"), testbroker.Grant{
 				VHost: vhost, User: "user-" + vhost, Configure: p.Configure, Write: p.Write, Read: p.Read,
 			})
 		}
@@ -82,7 +82,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 // digGraves declares an exchange for dead letters, and what it leads to.
 func digGraves(t testing.TB, url string) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare("graves", "direct", true, false, false, false, nil))
 	_, err := ch.QueueDeclare("orders.dlq", true, false, false, false, nil)
 	require.NoError(t, err)
@@ -93,7 +93,7 @@ func digGraves(t testing.TB, url string) {
 // is refused what is not the plan's.
 func requireRefused(t testing.TB, url, admin, name string) {
 	t.Helper()
-	_, err := testbench.Channel(t, admin).QueueDeclare("orders.payroll", true, false, false, false, nil)
+	_, err := testbroker.Channel(t, admin).QueueDeclare("orders.payroll", true, false, false, false, nil)
 	require.NoError(t, err)
 	publishTo := func(exchange, key string) func(ch *amqp.Channel) error {
 		return func(ch *amqp.Channel) error {
@@ -135,7 +135,7 @@ func requireRefused(t testing.TB, url, admin, name string) {
 	}
 	for what, try := range cases {
 		var refused *amqp.Error
-		require.ErrorAs(t, try(testbench.Channel(t, url)), &refused, "%s: %s", name, what)
+		require.ErrorAs(t, try(testbroker.Channel(t, url)), &refused, "%s: %s", name, what)
 		require.Equal(t, amqp.AccessRefused, refused.Code, "%s: %s: %v", name, what, refused)
 	}
 }
@@ -144,7 +144,7 @@ func requireRefused(t testing.TB, url, admin, name string) {
 // vanishes later, the message is held, and goes on when it is back.
 func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithPreProvisioned())
 	require.NoError(t, err)
@@ -155,13 +155,13 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
 	for _, name := range []string{queue, queue + ".wait.1s", queue + ".dlq"} {
 		require.ErrorContains(t, err, `queue "`+name+`"`)
-		require.Equal(t, -1, testbench.Depth(t, url, name))
+		require.Equal(t, -1, testbroker.Depth(t, url, name))
 	}
 
 	// Somebody provisions it.
 	plan, err := topology.PerQueue{}.Plan(queue, policy)
 	require.NoError(t, err)
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	declare := func(q topology.Queue) {
 		_, err := ch.QueueDeclare(q.Name, true, false, false, false, q.Arguments)
 		require.NoError(t, err)
@@ -189,10 +189,10 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("held")})
 	require.Equal(t, 1, <-attempts)
-	testbench.WaitFor(t, "the trouble is logged", patience, func() bool {
+	testbroker.WaitFor(t, "the trouble is logged", patience, func() bool {
 		return strings.Contains(r.logs.text(), "what was provisioned for retries is missing")
 	})
-	require.Equal(t, -1, testbench.Depth(t, url, plan.Queues[0].Name))
+	require.Equal(t, -1, testbroker.Depth(t, url, plan.Queues[0].Name))
 	declare(plan.Queues[0])
 	require.Equal(t, 2, <-attempts)
 }

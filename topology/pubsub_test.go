@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -20,7 +20,7 @@ import (
 // publisher, with the features that watermill-amqp claims there.
 
 func TestPubSubSuite(t *testing.T) {
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	features := tests.Features{
 		ConsumerGroups:                      true,
 		ExactlyOnceDelivery:                 false,
@@ -38,7 +38,7 @@ func TestPubSubSuite(t *testing.T) {
 }
 
 func TestQueueSuite(t *testing.T) {
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	features := tests.Features{
 		ConsumerGroups:                      false,
 		ExactlyOnceDelivery:                 false,
@@ -55,7 +55,7 @@ func TestQueueSuite(t *testing.T) {
 
 // The same with eight messages in flight, which keep no order.
 func TestQueueSuiteInFlight(t *testing.T) {
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	features := tests.Features{Persistent: true}
 	tests.TestPubSub(t, features, func(t *testing.T) (message.Publisher, message.Subscriber) {
 		cfg := wamqp.NewDurableQueueConfig(url)

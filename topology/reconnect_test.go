@@ -15,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // The broker is restarted twice while thousands of messages are published and
@@ -25,7 +25,7 @@ import (
 func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	const messages, publishers = 3000, 20
-	node := testbench.Private(t, quickDeadLettering)
+	node := testbroker.Private(t, quickDeadLettering)
 	var mu sync.Mutex
 	calls := map[string]int{}
 	handled := map[string]bool{}
@@ -76,7 +76,7 @@ func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	close(work)
 	wg.Wait()
 	require.NoError(t, ctx.Err(), "everything was published")
-	testbench.WaitFor(t, "every message is handled", patience, func() bool { return count() == messages })
+	testbroker.WaitFor(t, "every message is handled", patience, func() bool { return count() == messages })
 	r.stop()
-	require.Zero(t, testbench.Depth(t, node.URL(), "orders.dlq"))
+	require.Zero(t, testbroker.Depth(t, node.URL(), "orders.dlq"))
 }

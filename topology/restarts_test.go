@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -35,7 +35,7 @@ func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
 			finish := make(chan struct{})
 			close(finish)
 			r, _ := s.run(finish)
-			testbench.WaitFor(t, "all are handled, or dead", patience, func() bool {
+			testbroker.WaitFor(t, "all are handled, or dead", patience, func() bool {
 				return s.done.count()+readyIn(t, s.look, s.queue+".dlq") >= nightlyMessages
 			})
 			r.stop()
@@ -59,8 +59,8 @@ type nightly struct {
 
 func newNightly(t *testing.T, declared string) *nightly {
 	t.Helper()
-	s := &nightly{t: t, url: testbench.URL(t), queue: testbench.Queue(t), done: newLedger()}
-	conn := testbench.Dial(t, s.url)
+	s := &nightly{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), done: newLedger()}
+	conn := testbroker.Dial(t, s.url)
 	version, _ := conn.Properties["version"].(string)
 	s.args, _ = deathLimit(t, declared, version)
 	removePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
@@ -104,7 +104,7 @@ func (s *nightly) deploy(finishes bool) {
 	s.t.Helper()
 	finish := make(chan struct{})
 	r, begun := s.run(finish)
-	testbench.WaitFor(s.t, "one in progress, the others prefetched", patience, func() bool {
+	testbroker.WaitFor(s.t, "one in progress, the others prefetched", patience, func() bool {
 		return len(begun) > 0 && readyIn(s.t, s.look, s.queue) == 0
 	})
 	stopped := make(chan struct{})
@@ -113,7 +113,7 @@ func (s *nightly) deploy(finishes bool) {
 		r.stop()
 	}()
 	if finishes {
-		testbench.WaitFor(s.t, "the router closes", patience, func() bool {
+		testbroker.WaitFor(s.t, "the router closes", patience, func() bool {
 			return r.logs.said("Closing router") > 0
 		})
 		close(finish)
@@ -126,7 +126,7 @@ func (s *nightly) awaitAll(restarts int) {
 	s.t.Helper()
 	left := nightlyMessages - s.done.count()
 	var still stillness
-	testbench.WaitFor(s.t, "all messages to be back", patience, func() bool {
+	testbroker.WaitFor(s.t, "all messages to be back", patience, func() bool {
 		if readyIn(s.t, s.look, s.queue+".dlq") > 0 {
 			dead := take(s.t, s.url, s.queue+".dlq")
 			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", restarts, dead.Body,

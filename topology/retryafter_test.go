@@ -12,7 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -56,7 +56,7 @@ func retryAfter7(t *testing.T, strategy topology.Strategy, want time.Duration) {
 		},
 	})
 	r.publish(amqp.Publishing{Body: []byte("limited")})
-	testbench.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 2 })
+	testbroker.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 2 })
 	r.stop()
 	calls.requireGaps(t, want)
 }

@@ -6,7 +6,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // What a return through the user's exchange stands on (F27): an alternate exchange
@@ -15,8 +15,8 @@ import (
 // not with a restart.
 func TestReturnStandsOnTheseFacts(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	ch := testbench.Channel(t, node.URL())
+	node := testbroker.Private(t)
+	ch := testbroker.Channel(t, node.URL())
 	exchange := func(name, kind string, autoDelete bool, alternate string) {
 		args := amqp.Table{}
 		if alternate != "" {
@@ -34,7 +34,7 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	}
 	// reached returns in which of the queues a message lands, which are emptied.
 	reached := func(to, key string, headers amqp.Table, queues ...string) map[string]int {
-		ch := testbench.Channel(t, node.URL())
+		ch := testbroker.Channel(t, node.URL())
 		require.NoError(t, ch.Confirm(false))
 		confirm, err := ch.PublishWithDeferredConfirm(to, key, false, false, amqp.Publishing{Headers: headers, DeliveryMode: amqp.Persistent})
 		require.NoError(t, err)
@@ -65,8 +65,8 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	queue("held", "quorum", amqp.Table{"x-message-ttl": int64(100), "x-dead-letter-exchange": "plain",
 		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"})
 	require.Empty(t, reached("", "held", nil))
-	testbench.WaitFor(t, "the wait to end", patience, func() bool { return testbench.Depth(t, node.URL(), "held") == 0 })
-	require.Zero(t, testbench.Depth(t, node.URL(), "stranded"), "held in the wait queue")
+	testbroker.WaitFor(t, "the wait to end", patience, func() bool { return testbroker.Depth(t, node.URL(), "held") == 0 })
+	require.Zero(t, testbroker.Depth(t, node.URL(), "stranded"), "held in the wait queue")
 	_, err := ch.QueueDelete("held", false, false, false)
 	require.NoError(t, err)
 
@@ -94,7 +94,7 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	}
 	node.Stop(t)
 	node.Start(t)
-	ch = testbench.Channel(t, node.URL())
+	ch = testbroker.Channel(t, node.URL())
 	for _, kind := range kinds {
 		require.Equal(t, map[string]int{kind: 1, kind + "-sibling": 1}, back(kind, kind, kind+"-sibling"), "after a restart")
 		_, err := ch.QueueDelete(kind, false, false, false)

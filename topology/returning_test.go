@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -70,7 +70,7 @@ func TestReturnNamesThatAreTooLong(t *testing.T) {
 // queue: the retry goes back to the queue, and to nobody who did not get the message.
 func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 	t.Parallel()
-	url, events := testbench.URL(t), ownExchange(t)
+	url, events := testbroker.URL(t), ownExchange(t)
 	victim := besideOn(t, url, events, "invoice.#")
 	others := ownExchange(t)
 	elsewhere := besideOn(t, url, others, "#")
@@ -96,15 +96,15 @@ func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 		take(t, url, r.queue+".dlq")
 	}
 	require.Equal(t, 10, calls.count())
-	require.Equal(t, 0, testbench.Depth(t, url, victim))
-	require.Equal(t, 0, testbench.Depth(t, url, elsewhere))
+	require.Equal(t, 0, testbroker.Depth(t, url, victim))
+	require.Equal(t, 0, testbroker.Depth(t, url, elsewhere))
 }
 
 // The exchange to return through does not exist: Verify says so, and the queue gets
 // its retries all the same.
 func TestReturnThroughAMissingExchange(t *testing.T) {
 	t.Parallel()
-	url, missing := testbench.URL(t), testbench.Queue(t)
+	url, missing := testbroker.URL(t), testbroker.Queue(t)
 	strategy, policy := returning(t, missing), backoff.List{100 * time.Millisecond}
 	var calls timeline
 	r := newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
@@ -120,7 +120,7 @@ func TestReturnThroughAMissingExchange(t *testing.T) {
 // A sibling takes the retry for a new message that came from the exchange itself.
 func TestSiblingSeesARetryAsNew(t *testing.T) {
 	t.Parallel()
-	url, events := testbench.URL(t), ownExchange(t)
+	url, events := testbroker.URL(t), ownExchange(t)
 	strategy, policy := returning(t, events), backoff.List{100 * time.Millisecond}
 	serve := func(handler message.HandlerFunc) *rig {
 		return newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic(events, "order.#"), handler: handler})
@@ -141,14 +141,14 @@ func TestSiblingSeesARetryAsNew(t *testing.T) {
 		exchange, key, _ := middleware.Origin(got.msg.Context())
 		require.Equal(t, events+" order.created.eu", exchange+" "+key)
 	}
-	testbench.WaitFor(t, "the retry", patience, func() bool { return failing.count() == 2 })
+	testbroker.WaitFor(t, "the retry", patience, func() bool { return failing.count() == 2 })
 }
 
 // Two siblings that fail everything: each retry is a new message to the other, and
 // the retries of that are its own. Without that there would be no end to them.
 func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 	t.Parallel()
-	url, events := testbench.URL(t), ownExchange(t)
+	url, events := testbroker.URL(t), ownExchange(t)
 	strategy, policy := returning(t, events), backoff.List{100 * time.Millisecond, 200 * time.Millisecond}
 	var rigs []*rig
 	var calls [2]timeline
@@ -170,8 +170,8 @@ func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 	}
 	for _, r := range rigs {
 		r.stop()
-		require.Equal(t, 0, testbench.Depth(t, url, r.queue))
-		require.Equal(t, 0, testbench.Depth(t, url, r.queue+".dlq"))
+		require.Equal(t, 0, testbroker.Depth(t, url, r.queue))
+		require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
 		require.Equal(t, 0, waiting(t, url, r.plan))
 	}
 }
@@ -180,7 +180,7 @@ func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 // or goes on waiting.
 func TestNothingButRetriesPassesTheExchange(t *testing.T) {
 	t.Parallel()
-	url, events := testbench.URL(t), ownExchange(t)
+	url, events := testbroker.URL(t), ownExchange(t)
 	sibling := besideOn(t, url, events, "order.#")
 	var calls timeline
 	r := newRig(t, rigConfig{url: url, strategy: returning(t, events), policy: backoff.List{time.Second, time.Second}, config: onTopic(events, "order.#"),
@@ -197,8 +197,8 @@ func TestNothingButRetriesPassesTheExchange(t *testing.T) {
 			return nil, nil
 		}})
 	publish(t, url, events, "order.created.eu", amqp.Publishing{})
-	testbench.WaitFor(t, "the fifth call", patience, func() bool { return calls.count() == 5 })
+	testbroker.WaitFor(t, "the fifth call", patience, func() bool { return calls.count() == 5 })
 	r.stop()
-	require.Equal(t, 3, testbench.Depth(t, url, sibling), "the message and its two retries")
-	require.Equal(t, 0, testbench.Depth(t, url, r.queue+".dlq"))
+	require.Equal(t, 3, testbroker.Depth(t, url, sibling), "the message and its two retries")
+	require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
 }

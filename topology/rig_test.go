@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -45,7 +45,7 @@ var sharing = map[string]bool{"shared quorum": true, "shared classic": true, "le
 // shared returns a Shared strategy of the test's own, removed at its end.
 func shared(t testing.TB, kind topology.QueueType) topology.Shared {
 	t.Helper()
-	return topology.Shared{Type: kind, Prefix: testbench.Queue(t)}
+	return topology.Shared{Type: kind, Prefix: testbroker.Queue(t)}
 }
 
 // returning returns a Shared strategy that returns messages through an exchange.
@@ -59,7 +59,7 @@ func returning(t testing.TB, exchange string) topology.Shared {
 // levels returns a Levels strategy of the test's own, with few wait queues.
 func levels(t testing.TB, kind topology.QueueType) topology.Levels {
 	t.Helper()
-	return topology.Levels{Type: kind, Prefix: testbench.Queue(t), Max: time.Hour}
+	return topology.Levels{Type: kind, Prefix: testbroker.Queue(t), Max: time.Hour}
 }
 
 // withDead returns a strategy with another place for dead letters.
@@ -127,7 +127,7 @@ func removePlan(t testing.TB, url string, strategy topology.Strategy, queue stri
 
 // quickDeadLettering shortens the 180 s after which an at-least-once queue tries
 // again; a busy broker may hold messages that long after a restart (F23).
-var quickDeadLettering = testbench.WithAdvancedConfig("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].")
+var quickDeadLettering = testbroker.WithAdvancedConfig("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].")
 
 // rig is one service: client, subscriber, middleware and router on one queue.
 type rig struct {
@@ -168,7 +168,7 @@ func quorumQueue(cfg *wamqp.Config) { cfg.Queue.Arguments = amqp.Table{"x-queue-
 func newRig(t testing.TB, rc rigConfig) *rig {
 	t.Helper()
 	if rc.url == "" {
-		rc.url = testbench.URL(t)
+		rc.url = testbroker.URL(t)
 	}
 	if rc.publisherURL == "" {
 		rc.publisherURL = rc.url
@@ -177,7 +177,7 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 		rc.adminURL = rc.url
 	}
 	if rc.queue == "" {
-		rc.queue = testbench.Queue(t)
+		rc.queue = testbroker.Queue(t)
 	}
 	if rc.strategy == nil {
 		rc.strategy = topology.PerQueue{}
@@ -254,7 +254,7 @@ func greeted[T any](t testing.TB, connect func() (T, error)) T {
 	t.Helper()
 	var made T
 	var err error
-	testbench.WaitFor(t, "the broker to answer a connect", patience, func() bool {
+	testbroker.WaitFor(t, "the broker to answer a connect", patience, func() bool {
 		made, err = connect()
 		return !errors.Is(err, context.DeadlineExceeded)
 	})
@@ -289,7 +289,7 @@ func publish(t testing.TB, url, exchange, key string, msg amqp.Publishing) {
 func take(t testing.TB, url, queue string) amqp.Delivery {
 	t.Helper()
 	var got amqp.Delivery
-	testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
+	testbroker.WaitFor(t, "a message in "+queue, patience, func() bool {
 		// A connection for each look: a missing queue closes the channel, and one
 		// that is just being deleted may close the connection on 3.10.
 		conn, err := amqp.Dial(url)

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -45,7 +45,7 @@ func TestRolloutAndRollback(t *testing.T) {
 	for name, config := range map[string]func(*wamqp.Config){"classic": func(*wamqp.Config) {}, "quorum": quorumQueue} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue := testbench.URL(t), testbench.Queue(t)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy := backoff.List{time.Second, 2 * time.Second}
 			overlap := name == "classic"
 			all := newLedger()
@@ -73,7 +73,7 @@ func TestRolloutAndRollback(t *testing.T) {
 			stopOld := startOld(t, url, queue, name, all)
 			traffic(60)
 			if !overlap {
-				testbench.WaitFor(t, "the old one is done", patience, func() bool { return all.count() == published })
+				testbroker.WaitFor(t, "the old one is done", patience, func() bool { return all.count() == published })
 				stopOld()
 			}
 			// Release 1: the subscriber, which gives back what is nacked; no middleware.
@@ -89,9 +89,9 @@ func TestRolloutAndRollback(t *testing.T) {
 			leaving := serve(backoff.None{})
 			retrying.stop()
 			traffic(60)
-			testbench.WaitFor(t, "the wait queues are empty", patience, func() bool {
-				return testbench.Depth(t, url, queue+".wait.1s") == 0 && testbench.Depth(t, url, queue+".wait.2s") == 0 &&
-					testbench.Depth(t, url, queue) == 0
+			testbroker.WaitFor(t, "the wait queues are empty", patience, func() bool {
+				return testbroker.Depth(t, url, queue+".wait.1s") == 0 && testbroker.Depth(t, url, queue+".wait.2s") == 0 &&
+					testbroker.Depth(t, url, queue) == 0
 			})
 			if !overlap {
 				leaving.stop()
@@ -100,13 +100,13 @@ func TestRolloutAndRollback(t *testing.T) {
 			leaving.stop()
 			traffic(60)
 
-			testbench.WaitFor(t, "every message is handled or dead-lettered", patience, func() bool {
-				dead := max(0, testbench.Depth(t, url, queue+".dlq"))
+			testbroker.WaitFor(t, "every message is handled or dead-lettered", patience, func() bool {
+				dead := max(0, testbroker.Depth(t, url, queue+".dlq"))
 				return all.count()+dead >= published
 			})
 			stopOld()
-			require.Zero(t, testbench.Depth(t, url, queue))
-			dead := testbench.Depth(t, url, queue+".dlq")
+			require.Zero(t, testbroker.Depth(t, url, queue))
+			dead := testbroker.Depth(t, url, queue+".dlq")
 			require.Equal(t, published, all.count()+dead)
 			require.Zero(t, all.undecodable(), "an old consumer met a message that it cannot decode")
 			t.Logf("%d published, %d handled, %d dead-lettered while leaving", published, all.count(), dead)
@@ -118,7 +118,7 @@ func declareFirst(t *testing.T, url, queue string, config func(*wamqp.Config)) {
 	t.Helper()
 	cfg := queueConfig(url)
 	config(&cfg)
-	_, err := testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, cfg.Queue.Arguments)
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, cfg.Queue.Arguments)
 	require.NoError(t, err)
 }
 

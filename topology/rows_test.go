@@ -10,7 +10,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -34,10 +34,10 @@ var ways = []struct {
 	{name: "Shared", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return shared(t, kind) }},
 	{name: "Levels", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return levels(t, kind) }},
 	{name: "PerQueue ReturnTo", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
-		return topology.PerQueue{Type: kind, ReturnTo: exchange, Prefix: testbench.Queue(t)}
+		return topology.PerQueue{Type: kind, ReturnTo: exchange, Prefix: testbroker.Queue(t)}
 	}},
 	{name: "PerAttempt ReturnTo", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
-		return topology.PerAttempt{Type: kind, ReturnTo: exchange, Prefix: testbench.Queue(t)}
+		return topology.PerAttempt{Type: kind, ReturnTo: exchange, Prefix: testbroker.Queue(t)}
 	}},
 	{name: "Shared ReturnTo", kinds: bothKinds, through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
 		s := shared(t, kind)
@@ -134,9 +134,9 @@ func TestRows(t *testing.T) {
 // ownExchange declares a topic exchange for the test alone.
 func ownExchange(t testing.TB) string {
 	t.Helper()
-	url, name := testbench.URL(t), testbench.Queue(t)
-	require.NoError(t, testbench.Channel(t, url).ExchangeDeclare(name, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(name, false, false) })
+	url, name := testbroker.URL(t), testbroker.Queue(t)
+	require.NoError(t, testbroker.Channel(t, url).ExchangeDeclare(name, "topic", true, false, false, false, nil))
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(name, false, false) })
 	return name
 }
 
@@ -151,9 +151,9 @@ func onTopic(exchange, key string) func(*wamqp.Config) {
 // besideOn declares a queue that keeps what it gets from a topic exchange.
 func besideOn(t testing.TB, url, exchange, key string) string {
 	t.Helper()
-	ch, name := testbench.Channel(t, url), testbench.Queue(t)
+	ch, name := testbroker.Channel(t, url), testbroker.Queue(t)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
 	_, err := ch.QueueDeclare(name, true, false, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(name, key, exchange, false, nil))

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -23,7 +23,7 @@ import (
 func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	t.Parallel()
 	const password, payload = "s3cr3t-password", "s3cr3t-payload"
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	node.Ctl(t, "add_user", "shop", password)
 	node.Ctl(t, "set_permissions", "shop", ".*", ".*", ".*")
 	withPassword := func(url string) string { return strings.Replace(url, "guest:guest", "shop:"+password, 1) }
@@ -86,7 +86,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	<-begun
 	node.Stop(t)
 	close(stopped)
-	testbench.WaitFor(t, "a reconnect to be refused", patience, func() bool {
+	testbroker.WaitFor(t, "a reconnect to be refused", patience, func() bool {
 		return strings.Contains(r.logs.text(), "Cannot reconnect") && strings.Contains(r.logs.text(), "connection refused")
 	})
 	for _, url := range []string{withPassword(node.URL()), "amqp://shop:" + password + "/x@host:1/", "http://shop:" + password + "@host/"} {
@@ -95,11 +95,11 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 		errs += "\n" + err.Error()
 	}
 	node.Start(t)
-	testbench.WaitFor(t, "it is dead-lettered in the end", patience, func() bool { return testbench.Depth(t, node.URL(), "orders.dlq") == 1 })
+	testbroker.WaitFor(t, "it is dead-lettered in the end", patience, func() bool { return testbroker.Depth(t, node.URL(), "orders.dlq") == 1 })
 	require.Equal(t, "restart", keep(take(t, node.URL(), "orders.dlq")))
 	node.Ctl(t, "change_password", "shop", "another")
 	node.Ctl(t, "close_all_connections", "so that the password is refused")
-	testbench.WaitFor(t, "the password to be refused", patience, func() bool { return strings.Contains(r.logs.text(), "username or password") })
+	testbroker.WaitFor(t, "the password to be refused", patience, func() bool { return strings.Contains(r.logs.text(), "username or password") })
 	r.stop()
 	for range 2 { // they come back to their queue with the headers they wait with
 		require.Contains(t, keep(take(t, node.URL(), "orders")), "and waits")

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -19,13 +19,13 @@ import (
 // share one set of wait queues; 1/10/100/500/500 s, 500 times as fast; only errors
 // marked retryable are retried; past the limit to the dead-letter exchange.
 func sharedRow(t *testing.T, strategy topology.Strategy) {
-	url := testbench.URL(t)
-	ch := testbench.Channel(t, url)
-	dlx := testbench.Queue(t) + ".dlx"
+	url := testbroker.URL(t)
+	ch := testbroker.Channel(t, url)
+	dlx := testbroker.Queue(t) + ".dlx"
 	require.NoError(t, ch.ExchangeDeclare(dlx, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(dlx, false, false) })
-	graveyard := testbench.Queue(t) + "-dead"
-	testbench.Delete(t, graveyard)
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(dlx, false, false) })
+	graveyard := testbroker.Queue(t) + "-dead"
+	testbroker.Delete(t, graveyard)
 	_, err := ch.QueueDeclare(graveyard, true, false, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(graveyard, "dead.#", dlx, false, nil))

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -34,11 +34,11 @@ func TestCloseDrains(t *testing.T) {
 		<-handling
 		done := make(chan struct{})
 		go func() { defer close(done); r.stop() }()
-		testbench.WaitFor(t, "the router closes", patience, func() bool { return strings.Contains(r.logs.text(), "Closing router") })
+		testbroker.WaitFor(t, "the router closes", patience, func() bool { return strings.Contains(r.logs.text(), "Closing router") })
 		close(closing)
 		<-done
-		require.Equal(t, 1, testbench.Depth(t, r.url, r.queue+".wait.30s"))
-		require.Zero(t, testbench.Depth(t, r.url, r.queue))
+		require.Equal(t, 1, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
+		require.Zero(t, testbroker.Depth(t, r.url, r.queue))
 	})
 	t.Run("too slow goes back", func(t *testing.T) {
 		t.Parallel()
@@ -58,14 +58,14 @@ func TestCloseDrains(t *testing.T) {
 		back := take(t, r.url, r.queue)
 		require.Equal(t, "slow", string(back.Body))
 		require.NotContains(t, back.Headers, middleware.FailuresKey)
-		require.Zero(t, testbench.Depth(t, r.url, r.queue+".wait.30s"))
+		require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
 	})
 }
 
 // Close is bounded in time also where the broker has stopped answering.
 func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	handling, confirmed := make(chan struct{}), make(chan struct{})
 	r := newRig(t, rigConfig{
 		url: node.URL(), queue: "orders", policy: backoff.List{time.Second},

@@ -8,8 +8,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/frame"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -22,22 +22,22 @@ type sigterm struct {
 	body string
 	env  []string
 	// at is the frame before which the connection it publishes on is frozen.
-	at func(testbench.Seen) bool
+	at func(testbroker.Seen) bool
 	// unreachable: there is no connection to publish on when the handler fails.
 	unreachable bool
 	// before waits for the moment of the signal, after for what comes behind it.
-	before, after func(s *service, sub, pub *testbench.Proxy)
+	before, after func(s *service, sub, pub *testbroker.Proxy)
 	// Afterwards: in the queue, and waiting.
 	queued, waiting int
 }
 
-func isHeader(seen testbench.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
-func isConfirm(seen testbench.Seen) bool { return !seen.Up && seen.Method() == frame.BasicAck }
+func isHeader(seen testbroker.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
+func isConfirm(seen testbroker.Seen) bool { return !seen.Up && seen.Method() == frame.BasicAck }
 
-func thawPublisher(_ *service, _, pub *testbench.Proxy) { pub.Freeze(false) }
+func thawPublisher(_ *service, _, pub *testbroker.Proxy) { pub.Freeze(false) }
 
 // away is a broker that cannot be reached any more.
-func away(p *testbench.Proxy) {
+func away(p *testbroker.Proxy) {
 	p.Refuse(true)
 	p.Cut()
 }
@@ -45,26 +45,26 @@ func away(p *testbench.Proxy) {
 var sigterms = map[string]sigterm{
 	"handling, which ends in time": {
 		body:  "slow",
-		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+		after: func(s *service, _, _ *testbroker.Proxy) { s.await("handled slow") },
 	},
 	"handling, longer than the drain": {
 		body: "stuck", env: []string{serviceDrain + "=500ms"},
-		after:  func(s *service, _, _ *testbench.Proxy) { s.await("interrupted stuck") },
+		after:  func(s *service, _, _ *testbroker.Proxy) { s.await("interrupted stuck") },
 		queued: 1,
 	},
 	"handling, longer than the router waits": {
 		body: "slow", env: []string{serviceClose + "=200ms"},
-		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+		after: func(s *service, _, _ *testbroker.Proxy) { s.await("handled slow") },
 	},
 	"handling, longer than router and drain": {
 		body: "stuck", env: []string{serviceClose + "=200ms", serviceDrain + "=1s"},
-		after:  func(s *service, _, _ *testbench.Proxy) { s.await("interrupted stuck") },
+		after:  func(s *service, _, _ *testbroker.Proxy) { s.await("interrupted stuck") },
 		queued: 1,
 	},
 	"handling, while nothing answers": {
 		body: "slow", env: []string{serviceDrain + "=5s"},
-		before: func(_ *service, sub, pub *testbench.Proxy) { sub.Blackhole(true); pub.Blackhole(true) },
-		after:  func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+		before: func(_ *service, sub, pub *testbroker.Proxy) { sub.Blackhole(true); pub.Blackhole(true) },
+		after:  func(s *service, _, _ *testbroker.Proxy) { s.await("handled slow") },
 		queued: 1, // its ack did not arrive
 	},
 	"republishing": {
@@ -78,17 +78,17 @@ var sigterms = map[string]sigterm{
 	},
 	"holding, as there is no connection to publish on": {
 		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
-		before: func(s *service, _, _ *testbench.Proxy) { s.await("holding") },
+		before: func(s *service, _, _ *testbroker.Proxy) { s.await("holding") },
 		queued: 1,
 	},
 	"holding, and then the broker is away": {
 		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
-		before: func(s *service, sub, _ *testbench.Proxy) { s.await("holding"); away(sub) },
+		before: func(s *service, sub, _ *testbroker.Proxy) { s.await("holding"); away(sub) },
 		queued: 1,
 	},
 	"Run's context is cancelled while handling": {
 		body: "slow", env: []string{serviceCancels + "=1"},
-		after: func(s *service, _, _ *testbench.Proxy) { s.await("handled slow") },
+		after: func(s *service, _, _ *testbroker.Proxy) { s.await("handled slow") },
 	},
 	"Run's context is cancelled while waiting for the confirm": {
 		body: "fail", env: []string{serviceCancels + "=1"}, at: isConfirm, after: thawPublisher, waiting: 1,
@@ -102,7 +102,7 @@ func TestSIGTERMAtEveryStep(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	slots := make(chan struct{}, 6) // processes at once
 	var all sync.WaitGroup
 	for name, c := range sigterms {
@@ -116,14 +116,14 @@ func TestSIGTERMAtEveryStep(t *testing.T) {
 }
 
 func (c sigterm) run(t *testing.T, url string) {
-	queue := testbench.Queue(t)
-	sub, pub := testbench.NewProxy(t, url), testbench.NewProxy(t, url)
+	queue := testbroker.Queue(t)
+	sub, pub := testbroker.NewProxy(t, url), testbroker.NewProxy(t, url)
 	frozen := make(chan struct{})
 	if c.at != nil {
 		var once sync.Once
-		pub.Tap(func(seen testbench.Seen) (f testbench.Fault) {
+		pub.Tap(func(seen testbroker.Seen) (f testbroker.Fault) {
 			if c.at(seen) {
-				once.Do(func() { f.Kind = testbench.Frozen; close(frozen) })
+				once.Do(func() { f.Kind = testbroker.Frozen; close(frozen) })
 			}
 			return f
 		})
@@ -152,10 +152,10 @@ func (c sigterm) run(t *testing.T, url string) {
 	}
 	s.end()
 	require.Less(t, time.Since(begun), closeLimit)
-	for _, p := range []*testbench.Proxy{sub, pub} {
+	for _, p := range []*testbroker.Proxy{sub, pub} {
 		p.Freeze(false)
 		p.Blackhole(false)
-		testbench.WaitFor(t, "the end of the service's connections", patience, func() bool { return p.Live() == 0 })
+		testbroker.WaitFor(t, "the end of the service's connections", patience, func() bool { return p.Live() == 0 })
 	}
 
 	found := map[string]int{}
@@ -166,10 +166,10 @@ func (c sigterm) run(t *testing.T, url string) {
 	}
 	require.Equal(t, 1, found["behind it"], "%v", found)
 	require.Equal(t, c.queued, found[c.body], "%v", found)
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Equal(t, c.waiting, testbench.Depth(t, url, queue+".wait.1h"), "waiting")
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
 	for range c.waiting {
 		require.Equal(t, "1", take(t, url, queue+".wait.1h").Headers[middleware.FailuresKey])
 	}
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // declareQueue declares a durable queue that someone else could have declared.
 func declareQueue(t testing.TB, url, queue string, args amqp.Table) {
 	t.Helper()
-	_, err := testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, args)
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, args)
 	require.NoError(t, err)
 }
 
@@ -57,7 +57,7 @@ func (declaresNothing) BuildTopology(*amqp.Channel, string, string, wamqp.Config
 // again: refused as it is configured, and as it is found.
 func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
 	configured := queueConfig(url)
 	configured.Queue.Arguments = amqp.Table{"x-queue-type": "stream"}
@@ -65,7 +65,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	require.ErrorContains(t, err, "x-queue-type is stream")
 	require.ErrorContains(t, err, "a stream skips what was published before its consumer")
 	t.Log(err)
-	require.Equal(t, -1, testbench.Depth(t, url, queue), "nothing was declared")
+	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 
 	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "stream"})
 	found := queueConfig(url)
@@ -73,7 +73,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	err = subscribeError(t, client, found, queue, policy)
 	require.ErrorContains(t, err, "x-queue-type is stream")
 	for _, q := range plan.Queues {
-		require.Equal(t, -1, testbench.Depth(t, url, q.Name), "no queue is declared for a stream")
+		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
 	findings, err := client.Verify(t.Context(), plan)
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	require.ErrorContains(t, subscribeError(t, provisioned, queueConfig(url), queue, policy), "x-queue-type is stream")
 
 	long := queue + "-" + strings.Repeat("q", 220-len(queue)) // leaves no room for the type in the broker's answer
-	testbench.Delete(t, long)
+	testbroker.Delete(t, long)
 	declareQueue(t, url, long, amqp.Table{"x-queue-type": "stream"})
 	require.ErrorContains(t, subscribeError(t, client, found, long, policy), "x-queue-type is stream")
 }
@@ -118,7 +118,7 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+			url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 			removePlan(t, url, topology.PerQueue{}, queue, policy)
 			client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
 			provisioned, logs := logging(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
@@ -165,9 +165,9 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 // A queue that is not durable is found out, also where nothing is declared.
 func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
-	_, err := testbench.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, client.Declare(t.Context(), plan))
 	provisioned, _ := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
@@ -196,10 +196,10 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, found(t, client, plan), "critical dropping queue "+queue)
 	}
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	overlooks := strings.HasPrefix(node.Version(), "4.")
 	node.Ctl(t, "add_vhost", "typed", "--default-queue-type", "quorum")
-	node.Grant(t, testbench.Everything("typed", "guest"), testbench.Grant{VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*"})
+	node.Grant(t, testbroker.Everything("typed", "guest"), testbroker.Grant{VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*"})
 
 	t.Run("default of the vhost", func(t *testing.T) {
 		url := node.URL() + "typed"
@@ -239,7 +239,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 // vanished: a broker that deletes it between the questions answers like this one.
 func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
 	publish(t, url, "", queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
 	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
@@ -256,9 +256,9 @@ func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 // removes it; the command works, and then nothing is named.
 func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "{collect_statistics_interval, 500}")
+	node, api := testbroker.Managed(t, "{collect_statistics_interval, 500}")
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
-	node.Grant(t, testbench.Everything("it's one", "guest"))
+	node.Grant(t, testbroker.Everything("it's one", "guest"))
 	url := node.URL() + "it%27s%20one"
 	policy := backoff.List{time.Second}
 	const drops = "Warning: the broker drops a message of the queue silently"
@@ -293,7 +293,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 				return
 			}
 			require.Equal(t, 1, logs.said(drops), logs.text())
-			testbench.WaitFor(t, "the API to show the queue's policies", patience, func() bool {
+			testbroker.WaitFor(t, "the API to show the queue's policies", patience, func() bool {
 				findings, err := client.Verify(t.Context(), plan)
 				require.NoError(t, err)
 				return slices.ContainsFunc(findings, func(f topology.Finding) bool {
@@ -303,13 +303,13 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			command := commandOf(t, logs, drops)
 			t.Log(command)
 			node.Ctl(t, shellWords(t, command)[1:]...)
-			testbench.WaitFor(t, "Verify to find nothing", patience, func() bool {
+			testbroker.WaitFor(t, "Verify to find nothing", patience, func() bool {
 				findings, err := client.Verify(t.Context(), plan)
 				require.NoError(t, err)
 				return len(findings) == 0
 			})
 			publish(t, url, "", c.queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
-			ch := testbench.Channel(t, url)
+			ch := testbroker.Channel(t, url)
 			for range 40 {
 				got, ok, err := ch.Get(c.queue, false)
 				require.NoError(t, err)
@@ -330,7 +330,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 // warns.
 func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	client, logs := logging(t, url, topology.PerQueue{})
 	cfg := queueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
@@ -343,7 +343,7 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	require.Equal(t, []string{"warning dropping queue " + queue}, found(t, client, plan))
 
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15), "x-dead-letter-exchange": "amq.fanout"}
-	_, err = testbench.Channel(t, url).QueueDelete(queue, false, false, false)
+	_, err = testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 	require.NoError(t, err)
 	client, logs = logging(t, url, topology.PerQueue{})
 	require.NoError(t, subscribeError(t, client, cfg, queue, policy))

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -29,7 +29,7 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := testbench.URL(t)
+			url := testbroker.URL(t)
 			strategy := strategy(t)
 			// Longer than it takes until all wait, on a broker that ten tests share: who returns earlier is dead-lettered.
 			policy := backoff.List{30 * time.Second}
@@ -48,9 +48,9 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 				url: url, strategy: strategy, policy: policy, handler: fail, config: prefetch(100), outer: []message.HandlerMiddleware{count},
 			})
 			fill(t, url, first.queue, gone)
-			testbench.WaitFor(t, "all wait", patience, func() bool { return wait.count() == gone })
+			testbroker.WaitFor(t, "all wait", patience, func() bool { return wait.count() == gone })
 			first.stop()
-			_, err := testbench.Channel(t, url).QueueDelete(first.queue, false, false, false)
+			_, err := testbroker.Channel(t, url).QueueDelete(first.queue, false, false, false)
 			require.NoError(t, err)
 
 			var back timeline
@@ -62,10 +62,10 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 				return nil, nil
 			}})
 			fill(t, url, second.queue, healthy)
-			testbench.WaitFor(t, "the healthy ones are back", patience, func() bool { return back.count() == healthy })
+			testbroker.WaitFor(t, "the healthy ones are back", patience, func() bool { return back.count() == healthy })
 			i := slices.IndexFunc(first.plan.Queues, func(q topology.Queue) bool { return strings.HasSuffix(q.Name, ".stranded") })
 			stranded := first.plan.Queues[i].Name
-			testbench.WaitFor(t, "the others are stranded", patience, func() bool { return testbench.Depth(t, url, stranded) == gone })
+			testbroker.WaitFor(t, "the others are stranded", patience, func() bool { return testbroker.Depth(t, url, stranded) == gone })
 			one := take(t, url, stranded)
 			words := strings.Split(one.RoutingKey, ".")
 			require.Equal(t, first.queue, words[len(words)-1])
@@ -80,10 +80,10 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 // line. One that shrinks is none.
 func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 	t.Parallel()
-	url, strategy := testbench.URL(t), shared(t, topology.Quorum)
+	url, strategy := testbroker.URL(t), shared(t, topology.Quorum)
 	stranded, policy, logs := strategy.Prefix+".stranded", backoff.List{time.Second}, &capture{}
 	client, sub := openSubscriber(t, url, strategy, policy, topology.WithLogger(logs), topology.WithStrandedPause(50*time.Millisecond))
-	queues := []string{testbench.Queue(t), testbench.Queue(t)}
+	queues := []string{testbroker.Queue(t), testbroker.Queue(t)}
 	for _, queue := range queues {
 		removePlan(t, url, strategy, queue, policy)
 		require.NoError(t, sub.SubscribeInitialize(queue))
@@ -97,22 +97,22 @@ func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 	}
 	said := func(want ...int) {
 		t.Helper()
-		testbench.WaitFor(t, "the log to say it", patience, func() bool { return len(logs.saying("Messages are stranded")) >= len(want) })
+		testbroker.WaitFor(t, "the log to say it", patience, func() bool { return len(logs.saying("Messages are stranded")) >= len(want) })
 		lines := logs.saying("Messages are stranded")
 		require.Len(t, lines, len(want))
 		for i, n := range want {
 			require.Contains(t, lines[i], fmt.Sprintf("messages:%d queue:%s", n, stranded))
 		}
 	}
-	testbench.WaitFor(t, "two messages", patience, func() bool { return testbench.Depth(t, url, stranded) == 2 })
+	testbroker.WaitFor(t, "two messages", patience, func() bool { return testbroker.Depth(t, url, stranded) == 2 })
 	subscribe()
 	said(2)
 	fill(t, url, stranded, 1)
 	said(2, 3)
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	_, err := ch.QueuePurge(stranded, false)
 	require.NoError(t, err)
-	testbench.WaitFor(t, "none", patience, func() bool { return testbench.Depth(t, url, stranded) == 0 })
+	testbroker.WaitFor(t, "none", patience, func() bool { return testbroker.Depth(t, url, stranded) == 0 })
 	require.NoError(t, client.Close())
 	said(2, 3)
 }
@@ -120,7 +120,7 @@ func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 // fill publishes n messages, confirmed together.
 func fill(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	var last *amqp.DeferredConfirmation
 	for i := range n {

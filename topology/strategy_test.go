@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -41,8 +41,8 @@ func withoutAWayBack(queue string, _ []time.Duration) (topology.Plan, error) {
 // and Declare took the plan.
 func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	testbench.Delete(t, queue, queue+".later", queue+".dlq")
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	testbroker.Delete(t, queue, queue+".later", queue+".dlq")
 	cases := map[string]struct {
 		plan strategyFunc
 		want []string
@@ -79,7 +79,7 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 			}
 		}
 		for _, q := range []string{queue, queue + ".later", queue + ".dlq"} {
-			require.Equal(t, -1, testbench.Depth(t, url, q), "%s: queue %s was declared", name, q)
+			require.Equal(t, -1, testbroker.Depth(t, url, q), "%s: queue %s was declared", name, q)
 		}
 		if name == "without a way back" {
 			t.Log(subscribeErr)
@@ -91,7 +91,7 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 // constructors asked it about one called "check".
 func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	var mu sync.Mutex
 	asked := map[string]bool{}
 	note := func(name string) string {

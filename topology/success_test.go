@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -20,7 +20,7 @@ import (
 // delivers it, and the middleware on the real client.
 func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
 	tb.Helper()
-	url, queue := testbench.URL(tb), testbench.Queue(tb)
+	url, queue := testbroker.URL(tb), testbroker.Queue(tb)
 	policy := backoff.List{time.Second}
 	client, sub := openSubscriber(tb, url, topology.PerQueue{}, policy)
 	retry, err := middleware.NewDelayedRetry(client, policy)

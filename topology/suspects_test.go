@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -19,7 +19,7 @@ import (
 func interrupt(t *testing.T, url, queue string, messages, times int) {
 	t.Helper()
 	for range times {
-		testbench.WaitFor(t, "all are back", patience, func() bool { return testbench.Depth(t, url, queue) == messages })
+		testbroker.WaitFor(t, "all are back", patience, func() bool { return testbroker.Depth(t, url, queue) == messages })
 		conn, err := amqp.Dial(url)
 		require.NoError(t, err)
 		ch, err := conn.Channel()
@@ -31,7 +31,7 @@ func interrupt(t *testing.T, url, queue string, messages, times int) {
 		}
 		require.NoError(t, conn.Close())
 	}
-	testbench.WaitFor(t, "all are back", patience, func() bool { return testbench.Depth(t, url, queue) == messages })
+	testbroker.WaitFor(t, "all are back", patience, func() bool { return testbroker.Depth(t, url, queue) == messages })
 }
 
 // Messages that were there when the process died five times: with many in flight,
@@ -41,8 +41,8 @@ func interrupt(t *testing.T, url, queue string, messages, times int) {
 func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 	t.Parallel()
 	const suspects, fresh = 10, 30
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	_, err := testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	fill(t, url, queue, suspects)
 	interrupt(t, url, queue, suspects, 5)
@@ -69,20 +69,20 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 		})
 	}
 	r := run()
-	testbench.WaitFor(t, "one is tried", patience, func() bool { return tried.now() == 1 && testbench.Depth(t, url, queue) == 0 })
+	testbroker.WaitFor(t, "one is tried", patience, func() bool { return tried.now() == 1 && testbroker.Depth(t, url, queue) == 0 })
 	for i := range fresh {
 		r.publish(amqp.Publishing{Body: []byte(fmt.Sprint("fresh ", i))})
 	}
-	testbench.WaitFor(t, "the fresh ones are handled beside it", patience, func() bool { return done.count() == fresh })
+	testbroker.WaitFor(t, "the fresh ones are handled beside it", patience, func() bool { return done.count() == fresh })
 	for range 3 {
 		before := tried.distinct()
 		next <- struct{}{}
-		testbench.WaitFor(t, "the next is tried", patience, func() bool { return tried.distinct() > before })
+		testbroker.WaitFor(t, "the next is tried", patience, func() bool { return tried.distinct() > before })
 	}
 
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); r.stop() }()
-	testbench.WaitFor(t, "those whose turn has not come are back", patience, func() bool { return testbench.Depth(t, url, queue) > 0 })
+	testbroker.WaitFor(t, "those whose turn has not come are back", patience, func() bool { return testbroker.Depth(t, url, queue) > 0 })
 	require.Equal(t, 1, tried.now(), "the one in progress goes on")
 	next <- struct{}{}
 	<-stopped
@@ -95,9 +95,9 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 			}
 		}
 	}()
-	testbench.WaitFor(t, "all are handled", patience, func() bool { return done.count() == suspects+fresh })
+	testbroker.WaitFor(t, "all are handled", patience, func() bool { return done.count() == suspects+fresh })
 	r.stop()
 	require.Equal(t, 1, tried.peak())
-	require.Zero(t, testbench.Depth(t, url, queue))
-	require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -89,10 +89,10 @@ func (a *authority) client(name string) tls.Certificate {
 // which the broker insists on; and what is said where one of them is wrong.
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
-	testbench.RequireNode(t)
+	testbroker.RequireNode(t)
 	ours, other := newAuthority(t, "our CA"), newAuthority(t, "another CA")
 	cert, key := ours.sign("broker", "localhost")
-	node := testbench.Private(t, testbench.WithTLS(ours.pem, cert, key))
+	node := testbroker.Private(t, testbroker.WithTLS(ours.pem, cert, key))
 	url := node.TLSURL()
 	good := &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{ours.client("shop")}}
 
@@ -110,12 +110,12 @@ func TestTLSWithClientCertificates(t *testing.T) {
 			},
 		})
 		publish(t, node.URL(), "", r.queue, amqp.Publishing{Body: []byte("over TLS")})
-		testbench.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
+		testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
 		require.Contains(t, node.Ctl(t, "list_connections", "ssl", "peer_cert_subject"), "shop")
 
 		node.Ctl(t, "close_all_connections", "to see it come back")
 		publish(t, node.URL(), "", r.queue, amqp.Publishing{Body: []byte("over TLS again")})
-		testbench.WaitFor(t, "it is handled after a reconnect", patience, func() bool { return calls.count() == 3 })
+		testbroker.WaitFor(t, "it is handled after a reconnect", patience, func() bool { return calls.count() == 3 })
 	})
 
 	cases := map[string]struct {

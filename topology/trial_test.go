@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/peer"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -53,8 +53,8 @@ func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) endi
 	want := 1
 	if point != nil {
 		want += point.atLeast
-		testbench.WaitFor(t, "the fault", patience, func() bool { return c.report().fired })
-		if point.kind == testbench.Frozen {
+		testbroker.WaitFor(t, "the fault", patience, func() bool { return c.report().fired })
+		if point.kind == testbroker.Frozen {
 			c.thaw(r.logs)
 		}
 	}
@@ -66,7 +66,7 @@ func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) endi
 func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publish)) ending {
 	t.Helper()
 	c, r := tr.begin(t, queue, l, nil, peer.Start(t, odd).URL())
-	testbench.WaitFor(t, "the failure of the hand-over", patience, func() bool {
+	testbroker.WaitFor(t, "the failure of the hand-over", patience, func() bool {
 		return c.report().acks > 0 || strings.Contains(r.logs.text(), "holding it")
 	})
 	require.Zero(t, c.report().acks, "acked though nothing was stored")
@@ -79,7 +79,7 @@ func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publi
 // begin starts the service and publishes its message.
 func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, publisher string) (*trial, *rig) {
 	t.Helper()
-	c := &trial{t, &journal{leg: l, point: point}, t.Name(), queue, queue + ".wait.200ms", testbench.Channel(t, tr.url)}
+	c := &trial{t, &journal{leg: l, point: point}, t.Name(), queue, queue + ".wait.200ms", testbroker.Channel(t, tr.url)}
 	var strategy topology.PerQueue
 	switch {
 	case l.dead:
@@ -89,10 +89,10 @@ func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, pu
 		c.target += ".classic"
 	}
 	confirmTimeout := 20 * time.Second // no busy machine takes that long
-	if publisher != tr.url || l.side == publishing && point != nil && point.kind == testbench.Frozen {
+	if publisher != tr.url || l.side == publishing && point != nil && point.kind == testbroker.Frozen {
 		confirmTimeout = 2 * time.Second
 	}
-	pub, sub := testbench.NewProxy(t, publisher), testbench.NewProxy(t, tr.url)
+	pub, sub := testbroker.NewProxy(t, publisher), testbroker.NewProxy(t, tr.url)
 	c.watch(publishing, pub)
 	c.watch(consuming, sub)
 	r := newRig(t, rigConfig{
@@ -112,8 +112,8 @@ func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, pu
 // counts them.
 func (c *trial) settle(r *rig, want int) ending {
 	c.Helper()
-	testbench.WaitFor(c, "the message at its end", patience, func() bool { return c.arrived() >= want })
-	testbench.WaitFor(c, "everything to be settled", patience, func() bool {
+	testbroker.WaitFor(c, "the message at its end", patience, func() bool { return c.arrived() >= want })
+	testbroker.WaitFor(c, "everything to be settled", patience, func() bool {
 		if c.leg.dead {
 			return c.report().acks >= 1 && c.depth(c.queue) == 0
 		}
@@ -121,7 +121,7 @@ func (c *trial) settle(r *rig, want int) ending {
 	})
 	way := c.report().frames
 	r.stop()
-	testbench.WaitFor(c, "the end of all connections", patience, func() bool { return c.proxies[publishing].Live()+c.proxies[consuming].Live() == 0 })
+	testbroker.WaitFor(c, "the end of all connections", patience, func() bool { return c.proxies[publishing].Live()+c.proxies[consuming].Live() == 0 })
 	return c.end(way)
 }
 
@@ -154,7 +154,7 @@ func (c *trial) thaw(logs *capture) {
 	if c.leg.side == consuming {
 		<-time.After(200 * time.Millisecond) // nothing but heartbeats would tell
 	} else {
-		testbench.WaitFor(c, "the freeze to be noticed", patience, func() bool {
+		testbroker.WaitFor(c, "the freeze to be noticed", patience, func() bool {
 			return c.report().acks > 0 || strings.Contains(logs.text(), "holding it")
 		})
 	}
@@ -180,7 +180,7 @@ func (c *trial) depth(queue string) int {
 }
 
 // end counts what is where, and leaves the queues empty.
-func (c *trial) end(way []testbench.Seen) ending {
+func (c *trial) end(way []testbroker.Seen) ending {
 	c.Helper()
 	done := ending{report: c.report()}
 	done.frames = way

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -73,9 +73,9 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 				require.NoError(t, forge(t, r.url, r.queue, headersOnly(table)), name)
 				r.publish(amqp.Publishing{Body: []byte("normal")})
 			}
-			ch := testbench.Channel(t, r.url)
+			ch := testbroker.Channel(t, r.url)
 			dead := map[string]amqp.Delivery{}
-			testbench.WaitFor(t, "all handled or dead", patience, func() bool {
+			testbroker.WaitFor(t, "all handled or dead", patience, func() bool {
 				d, ok, err := ch.Get(r.queue+".dlq", true)
 				require.NoError(t, err)
 				if kept, _ := d.Headers[middleware.UnreadableKey].([]byte); ok {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,8 +25,8 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue := testbench.URL(t), testbench.Queue(t)
-			ch := testbench.Channel(t, url)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
+			ch := testbroker.Channel(t, url)
 			strategy := strategy(t)
 			plan, err := strategy.Plan(queue, []time.Duration{time.Second})
 			require.NoError(t, err)
@@ -123,8 +123,8 @@ func TestHugeErrorTextHarmsNothing(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("loud")})
 	for range 20 { // looking at it does it no harm
-		ch := testbench.Channel(t, r.url)
-		testbench.WaitFor(t, "the dead letter", patience, func() bool {
+		ch := testbroker.Channel(t, r.url)
+		testbroker.WaitFor(t, "the dead letter", patience, func() bool {
 			d, ok, err := ch.Get(r.queue+".dlq", false)
 			require.NoError(t, err)
 			if ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -58,11 +58,11 @@ func overruled(t testing.TB, client *topology.Client, plan topology.Plan) []topo
 // own. The user has the tag monitoring and no permission in the vhost that would show more.
 func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "")
+	node, api := testbroker.Managed(t, "")
 	vhosts := []string{"soon", "hidden", "exempt", "log"}
-	var grants []testbench.Grant
+	var grants []testbroker.Grant
 	for _, vhost := range vhosts {
-		grants = append(grants, testbench.Everything(vhost, "guest"), testbench.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
+		grants = append(grants, testbroker.Everything(vhost, "guest"), testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
 	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
@@ -120,7 +120,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 
 		provision(t, node.URL()+"hidden", client, "orders", policy)
 		fill(t, node.URL()+"hidden", "orders.dlq", 10)
-		require.Equal(t, 2, testbench.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
+		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
 	})
 
 	// The table is that of the broker: a key that is new fails this test.
@@ -167,7 +167,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Empty(t, overruled(t, client, plan))
 		fill(t, node.URL()+"exempt", "orders.dlq", 10)
 		<-time.After(time.Second) // twice the TTL
-		require.Equal(t, 10, testbench.Depth(t, node.URL()+"exempt", "orders.dlq"), "the broker does as Verify says")
+		require.Equal(t, 10, testbroker.Depth(t, node.URL()+"exempt", "orders.dlq"), "the broker does as Verify says")
 	})
 
 	t.Run("the Subscriber says it", func(t *testing.T) {
@@ -185,14 +185,14 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 
 func declareExchange(t testing.TB, url, name string) {
 	t.Helper()
-	require.NoError(t, testbench.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
+	require.NoError(t, testbroker.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
 }
 
 // What the broker of a cluster shows, from an API that says so: queues on too few nodes,
 // alarms, a limit that is too low. A node alone has no replicas to miss.
 func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbench.URL(t), testbench.Queue(t), backoff.List{time.Second}
+	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
 	nodes := ""
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -44,7 +44,7 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue := testbench.URL(t), testbench.Queue(t)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy, strategy := backoff.List{time.Second}, strategy(t)
 			removePlan(t, url, strategy, queue, policy)
 			client, plan := operator(t, url, queue, strategy, policy)
@@ -65,7 +65,7 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 				want = []string{"critical dropping queue " + queue} // which is a quorum queue
 			}
 			require.ElementsMatch(t, want, found(t, client, plan))
-			_, err := testbench.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
+			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
 			require.NoError(t, err)
 			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name), found(t, client, plan))
 		})
@@ -74,8 +74,8 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 
 func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	ch := testbench.Channel(t, url)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	ch := testbroker.Channel(t, url)
 	policy, strategy := backoff.List{5 * time.Second}, shared(t, topology.Quorum)
 	removePlan(t, url, strategy, queue, policy)
 	client, plan := operator(t, url, queue, strategy, policy)
@@ -105,7 +105,7 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 
 func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	to := func(route topology.Route) (*topology.Client, topology.Plan) {
 		client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{
@@ -131,7 +131,7 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize("steps"))
 	require.Empty(t, found(t, client, plan))
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
 	require.NoError(t, ch.QueueUnbind("steps", "#.steps", "steps.level.return", nil))
 	require.Equal(t, []string{
@@ -146,7 +146,7 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	client, plan := operator(t, url, "parcels", strategy, policy, topology.WithManagement(api))
 	provision(t, url, client, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, client, plan))
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic", amqp.Table{"x-match": "all", "millpond-queue": "parcels"}))
 	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"}, bindingsMissing(t, client, plan))
 }
@@ -160,10 +160,10 @@ func bindingsMissing(t testing.TB, client *topology.Client, plan topology.Plan) 
 // What only the management API can tell, from a real one.
 func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "")
-	node.Grant(t, testbench.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
+	node, api := testbroker.Managed(t, "")
+	node.Grant(t, testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
 	url, policy := node.URL(), backoff.List{5 * time.Second}
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
 	client, plan := operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
 	cfg := queueConfig(url)
@@ -234,7 +234,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 // cannot be.
 func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
+	node, api := testbroker.Managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
 	if !strings.HasPrefix(node.Version(), "3.") {
 		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
 	}

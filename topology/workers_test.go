@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // quitting is a marshaler that ends its goroutine, once.
@@ -40,5 +40,5 @@ func TestMarshalerThatEndsItsGoroutineStopsNothing(t *testing.T) {
 		},
 	})
 	fill(t, r.url, r.queue, 2)
-	testbench.WaitFor(t, "the second message", patience, func() bool { return len(handled) == 1 })
+	testbroker.WaitFor(t, "the second message", patience, func() bool { return len(handled) == 1 })
 }

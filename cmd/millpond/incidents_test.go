@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -39,9 +39,9 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
-	url := testbench.URL(t)
-	i := &incident{service: &service{t: t, url: url, queue: testbench.Queue(t)}, doc: string(doc), folder: t.TempDir()}
-	i.ch = testbench.Channel(t, url)
+	url := testbroker.URL(t)
+	i := &incident{service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc), folder: t.TempDir()}
+	i.ch = testbroker.Channel(t, url)
 	require.NoError(t, i.ch.Confirm(false))
 
 	policy := backoff.List{200 * time.Millisecond, time.Second}
@@ -92,12 +92,12 @@ func (i *incident) orders(from, to int) {
 
 func (i *incident) awaitDead(n int) {
 	i.t.Helper()
-	testbench.WaitFor(i.t, fmt.Sprintf("%d dead letters", n), patience, func() bool { return testbench.Depth(i.t, i.url, i.queue+".dlq") == n })
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d dead letters", n), patience, func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n })
 }
 
 func (i *incident) awaitHandled(n int64) {
 	i.t.Helper()
-	testbench.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool { return i.count.Load() == n })
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool { return i.count.Load() == n })
 }
 
 // follow runs a command that the document shows, and returns what it printed.
@@ -171,7 +171,7 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"), "replayed 1 dead letter of 30")
 	i.awaitDead(30) // the canary is back
 	var canary letterJSON
-	testbench.WaitFor(t, "the canary's second death", patience, func() bool {
+	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
 		for line := range strings.Lines(i.follow("millpond dead list orders --json")) {
 			require.NoError(t, json.Unmarshal([]byte(line), &canary))
 			if canary.Replays == 1 {

@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("MILLPOND_TEST_TOOL") != "" { // be the tool
 		main()
 	}
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 const patience = 60 * time.Second
@@ -76,8 +76,8 @@ func eachKind(t *testing.T, test func(t *testing.T, s *service)) {
 
 func newService(t testing.TB, kind string) *service {
 	t.Helper()
-	s := &service{t: t, url: testbench.URL(t), queue: testbench.Queue(t), kind: kind}
-	s.ch = testbench.Channel(t, s.url)
+	s := &service{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), kind: kind}
+	s.ch = testbroker.Channel(t, s.url)
 	args := amqp.Table{"x-queue-type": kind}
 	if kind == "quorum" {
 		args["x-delivery-limit"] = int32(1 << 30)
@@ -193,7 +193,7 @@ func TestCommandsPrintWhatTheyDo(t *testing.T) {
 
 func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
-	testbench.WaitFor(t, "the count", patience, func() bool { return testbench.Depth(t, s.url, s.queue+".dlq") == 3 })
+	testbroker.WaitFor(t, "the count", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	steps := []struct {
 		name string
 		args []string
@@ -233,7 +233,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		require.Equal(t, step.code, o.code, "%s: %s%s", step.name, o.out, o.err)
 		s.golden(step.name, o.out+o.err)
 	}
-	require.Equal(t, 1, testbench.Depth(t, s.url, s.queue+".dlq"))
+	require.Equal(t, 1, testbroker.Depth(t, s.url, s.queue+".dlq"))
 }
 
 // What could not be looked at is said, once for all queues, and fails --strict alone.
@@ -320,7 +320,7 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 
 	o = s.toolWith(string(data), "dead", "import", s.queue)
 	require.Equal(t, "3 lines confirmed\n", o.out, o.err)
-	testbench.WaitFor(t, "all back", patience, func() bool { return testbench.Depth(t, s.url, s.queue+".dlq") == 3 })
+	testbroker.WaitFor(t, "all back", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	o = s.toolWith("nonsense\n", "dead", "import", s.queue, "--json")
 	require.Equal(t, exitFailed, o.code)
 	var said struct{ Lines int }
@@ -337,7 +337,7 @@ func waitingByHand(t *testing.T, s *service) {
 	if s.kind == "classic" {
 		wait, aside = wait+".classic", aside+".classic"
 	}
-	testbench.Delete(t, wait, aside)
+	testbroker.Delete(t, wait, aside)
 	for _, id := range []string{"a", "b", "c"} {
 		s.publish(wait, amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent})
 	}

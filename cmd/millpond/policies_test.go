@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -50,7 +50,7 @@ var policyKeys = map[string]any{
 }
 
 // keysOf are the keys that the broker knows, of policies and of operator policies.
-func keysOf(t *testing.T, node *testbench.Node) map[string][]string {
+func keysOf(t *testing.T, node *testbroker.Node) map[string][]string {
 	t.Helper()
 	user, operator, ok := strings.Cut(node.Ctl(t, "eval", `[io:format("~s~n", [lists:join(" ", [atom_to_list(K) || {K, _} <- rabbit_registry:lookup_all(V)])])
 		|| V <- [policy_validator, operator_policy_validator]].`), "\n")
@@ -86,9 +86,9 @@ func definitionOf(t *testing.T, keys []string, choose func(key string) bool) map
 // Under a delivery limit lists deleted the dead letters that they showed.
 func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
-	node, api := testbench.Managed(t, "")
+	node, api := testbroker.Managed(t, "")
 	keys := keysOf(t, node)
-	node.Grant(t, testbench.Everything("user", "guest"), testbench.Everything("operator", "guest"), testbench.Everything("late", "guest"), testbench.Everything("rest", "guest"))
+	node.Grant(t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"), testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"))
 	limit := func(key string) bool { return key == "delivery-limit" }
 	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") } // of quorum queues alone
 	rest := func(key string) bool { return !limit(key) && !late(key) }
@@ -118,7 +118,7 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 			for _, kind := range c.queues {
 				l := newLooks(t, node.URL()+c.vhost, api, kind)
 				for of, definition := range definitions {
-					testbench.SetPolicy(t, api, of, c.vhost, "all", ".*", definition)
+					testbroker.SetPolicy(t, api, of, c.vhost, "all", ".*", definition)
 				}
 				l.everywhere(true, c.unsafe && kind == "quorum")
 				if kind == "quorum" {
@@ -143,7 +143,7 @@ type looks struct {
 
 func newLooks(t *testing.T, address, api, kind string) *looks {
 	t.Helper()
-	s := &service{t: t, url: address, queue: "orders-" + kind, kind: kind, ch: testbench.Channel(t, address)}
+	s := &service{t: t, url: address, queue: "orders-" + kind, kind: kind, ch: testbroker.Channel(t, address)}
 	require.NoError(t, s.ch.Confirm(false))
 	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, amqp.Table{"x-queue-type": kind})
 	require.NoError(t, err)
@@ -237,7 +237,7 @@ func (l *looks) client(address string, managed bool) *topology.Client {
 func (l *looks) count() {
 	l.t.Helper()
 	for queue, n := range l.counts {
-		testbench.WaitFor(l.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbench.Depth(l.t, l.url, queue) == n })
+		testbroker.WaitFor(l.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbroker.Depth(l.t, l.url, queue) == n })
 	}
 }
 
@@ -252,7 +252,7 @@ func (l *looks) told(managed bool, name string) {
 // cutOff cuts the connection of lists that hold messages, which counts on 4.3 too.
 func (l *looks) cutOff(managed bool) {
 	l.t.Helper()
-	proxy := testbench.NewProxy(l.t, l.url)
+	proxy := testbroker.NewProxy(l.t, l.url)
 	client := l.client(proxy.URL(), managed)
 	plan := topology.Plan{Queue: l.queue, Dead: topology.Route{RoutingKey: l.queue + ".dlq"}}
 	for range 4 {

@@ -9,16 +9,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 func TestQueueGainsRetriesAndLosesThemAgain(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	var out bytes.Buffer
 	require.NoError(t, run(t.Context(), url, queue, &out), "%s", &out)
 	t.Log(out.String())

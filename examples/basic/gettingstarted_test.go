@@ -16,14 +16,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // docs/getting-started.md, done by a shell: its files, its commands, and what it says
 // that the program prints.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
-	url := testbench.Private(t).URL()
+	url := testbroker.Private(t).URL()
 	folder := t.TempDir()
 	clone, err := filepath.Abs(root)
 	require.NoError(t, err)
@@ -76,6 +76,6 @@ func TestGettingStarted(t *testing.T) {
 	require.Equal(t, prints, printed, "%s", stderr.String())
 	require.Contains(t, stderr.String(), "All messages processed", "%v", err)
 	for _, queue := range []string{"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.15s", "orders.dlq"} {
-		require.Equal(t, 0, testbench.Depth(t, url, queue), queue)
+		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
 	}
 }

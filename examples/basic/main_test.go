@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 // runDemo runs the program and returns its exit status and what it prints.
@@ -28,7 +28,7 @@ func TestDemoLosesNothing(t *testing.T) {
 	for _, strategy := range []string{"quorum", "classic"} {
 		t.Run(strategy, func(t *testing.T) {
 			t.Parallel()
-			code, stdout, stderr := runDemo(t.Context(), "--url", testbench.URL(t), "--strategy", strategy)
+			code, stdout, stderr := runDemo(t.Context(), "--url", testbroker.URL(t), "--strategy", strategy)
 			require.Empty(t, stderr)
 			require.Zero(t, code, stdout)
 			require.True(t, strings.HasSuffix(stdout, "\npublished 4  handled 2  dead-lettered 2  lost 0\n"), stdout)
@@ -54,7 +54,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 
 func TestInterruptedDemoSaysWhatIsUndecided(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var stderr bytes.Buffer

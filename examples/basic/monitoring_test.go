@@ -44,7 +44,7 @@ func logged(t *testing.T) (lines, fields map[string]bool) {
 			switch {
 			case err != nil:
 				return err
-			case entry.IsDir() && entry.Name() == "testbench":
+			case entry.IsDir() && entry.Name() == "testbroker":
 				return filepath.SkipDir
 			case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
 				return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -70,7 +70,7 @@ func TestReadmeShowsThePlanOfItsSample(t *testing.T) {
 // handled once and acked.
 func TestReadmeSampleRuns(t *testing.T) {
 	t.Parallel()
-	url := testbench.Private(t).URL()
+	url := testbroker.Private(t).URL()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	calls := make(chan string, 10)
@@ -86,8 +86,8 @@ func TestReadmeSampleRuns(t *testing.T) {
 			return msg.Context().Err()
 		}, watermill.NopLogger{})
 	}()
-	testbench.WaitFor(t, "the last queue of the plan", 30*time.Second, func() bool {
-		return testbench.Depth(t, url, "orders.dlq") == 0
+	testbroker.WaitFor(t, "the last queue of the plan", 30*time.Second, func() bool {
+		return testbroker.Depth(t, url, "orders.dlq") == 0
 	})
 	p, err := dialPlain(url)
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestReadmeSampleRuns(t *testing.T) {
 	require.Equal(t, "42", <-calls)
 	require.Empty(t, calls)
 	for _, queue := range []string{"orders", "orders.wait.2s", "orders.wait.5s", "orders.wait.15s", "orders.dlq"} {
-		require.Equal(t, 0, testbench.Depth(t, url, queue), queue)
+		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // settingsInEffect holds, for each key of rabbitmq.conf that docs/broker-settings.md
@@ -31,7 +31,7 @@ var settingsInEffect = map[string]string{
 // in "from 4.0" is left out on an older version.
 func TestRecommendedBrokerSettings(t *testing.T) {
 	t.Parallel()
-	version := testbench.InstalledVersion(t)
+	version := testbroker.InstalledVersion(t)
 	snippets := map[string]string{}
 	for _, b := range blocks(read(t, "docs/broker-settings.md")) {
 		kind, from, _ := strings.Cut(b.kind, " from ")
@@ -45,7 +45,7 @@ func TestRecommendedBrokerSettings(t *testing.T) {
 	require.Greater(t, len(conf), 3)
 	require.Greater(t, len(commands), 5)
 
-	node := testbench.Private(t, testbench.WithConfig(conf...), testbench.WithAdvancedConfig(advanced))
+	node := testbroker.Private(t, testbroker.WithConfig(conf...), testbroker.WithAdvancedConfig(advanced))
 	var want []string
 	for _, line := range conf {
 		key, value, _ := strings.Cut(line, " = ")

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -34,7 +34,7 @@ func TestDuplicatesAreAbsorbed(t *testing.T) {
 		for kind, times := range map[string]int{"without an inbox": 2, "with an inbox": 1} {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				t.Parallel()
-				url, queue, bank := testbench.URL(t), testbench.Queue(t), newBank(t, newFile(t))
+				url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 				handle := bank.Handle
 				if times == 2 {
 					handle = bank.naive
@@ -49,7 +49,7 @@ func TestDuplicatesAreAbsorbed(t *testing.T) {
 				})
 				stop := start(t, service)
 				send()
-				testbench.WaitFor(t, "the message was handled twice", patience, func() bool { return worked.Load() >= 2 })
+				testbroker.WaitFor(t, "the message was handled twice", patience, func() bool { return worked.Load() >= 2 })
 				stop()
 				// A busy machine may add duplicates of its own.
 				booked, absorbed := int(worked.Load()), 0
@@ -58,8 +58,8 @@ func TestDuplicatesAreAbsorbed(t *testing.T) {
 				}
 				awaitBalance(t, bank, booked*amount)
 				require.Equal(t, absorbed, bank.Duplicates())
-				require.Zero(t, testbench.Depth(t, url, queue))
-				require.Zero(t, testbench.Depth(t, url, queue+".dlq"))
+				require.Zero(t, testbroker.Depth(t, url, queue))
+				require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 			})
 		}
 	}
@@ -73,7 +73,7 @@ func sentTwice(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) 
 }
 
 func ackLost(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	var calls atomic.Int32
 	service := Service{URL: proxy.URL(), retriesURL: url, Queue: queue, Handle: func(msg *message.Message) error {
 		err := h(msg)
@@ -89,7 +89,7 @@ func ackLost(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (S
 // The broker stores what is handed over, and its confirm is late. At the first
 // attempt all is well, so that the channel is open.
 func confirmLate(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	service := Service{
 		URL: url, retriesURL: proxy.URL(), Queue: queue, confirmTimeout: 2 * time.Second,
 		policy: backoff.List{50 * time.Millisecond, 5 * time.Second},
@@ -106,8 +106,8 @@ func confirmLate(t *testing.T, url, queue string, h message.NoPublishHandlerFunc
 	}
 	return service, func() {
 		pay(t, url, queue, "payment-1")
-		testbench.WaitFor(t, "the copy whose confirm is late", patience, func() bool {
-			return testbench.Depth(t, url, queue+".wait.5s") > 0
+		testbroker.WaitFor(t, "the copy whose confirm is late", patience, func() bool {
+			return testbroker.Depth(t, url, queue+".wait.5s") > 0
 		})
 		proxy.Delay(0)
 	}
@@ -127,14 +127,14 @@ func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 	for kind, times := range map[string]int{"naive": 2, "inbox": 1} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			url, queue, file := testbench.URL(t), testbench.Queue(t), newFile(t)
+			url, queue, file := testbroker.URL(t), testbroker.Queue(t), newFile(t)
 			bank := newBank(t, file)
 			child := exec.Command(os.Args[0], "-test.run=^TestKilledBetweenTheWorkAndTheAck$")
 			child.Env = append(os.Environ(), killedFile+"="+file, "AMQP_URL="+url, "QUEUE="+queue, "KIND="+kind)
 			require.NoError(t, child.Start())
 			timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
 			defer timer.Stop()
-			testbench.WaitFor(t, "the child has declared the queue", patience, func() bool { return testbench.Depth(t, url, queue) == 0 })
+			testbroker.WaitFor(t, "the child has declared the queue", patience, func() bool { return testbroker.Depth(t, url, queue) == 0 })
 			pay(t, url, queue, "payment-1")
 			require.ErrorContains(t, child.Wait(), "killed")
 			awaitBalance(t, bank, amount)
@@ -148,7 +148,7 @@ func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 				defer worked.Add(1)
 				return handle(msg)
 			}})
-			testbench.WaitFor(t, "the message was delivered again", patience, func() bool { return worked.Load() == 1 })
+			testbroker.WaitFor(t, "the message was delivered again", patience, func() bool { return worked.Load() == 1 })
 			awaitBalance(t, bank, times*amount)
 			require.Equal(t, 2-times, bank.Duplicates())
 		})

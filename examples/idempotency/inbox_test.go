@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -75,7 +75,7 @@ func TestTheInboxForgets(t *testing.T) {
 // without an id is given up, for nothing could tell its duplicate from it.
 func TestARetryIsNoDuplicate(t *testing.T) {
 	t.Parallel()
-	url, queue, bank := testbench.URL(t), testbench.Queue(t), newBank(t, newFile(t))
+	url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 	var attempts atomic.Int32
 	start(t, Service{URL: url, Queue: queue, policy: backoff.List{time.Second}, Handle: func(msg *message.Message) error {
 		attempts.Store(int32(middleware.Attempt(msg.Context())))
@@ -94,9 +94,9 @@ func TestARetryIsNoDuplicate(t *testing.T) {
 
 func TestAPaymentWithoutAnIDIsGivenUp(t *testing.T) {
 	t.Parallel()
-	url, queue, bank := testbench.URL(t), testbench.Queue(t), newBank(t, newFile(t))
+	url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 	start(t, Service{URL: url, Queue: queue, Handle: bank.Handle})
 	pay(t, url, queue, "")
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return testbench.Depth(t, url, queue+".dlq") == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, url, queue+".dlq") == 1 })
 	awaitBalance(t, bank, 0)
 }

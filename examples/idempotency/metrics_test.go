@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -35,7 +35,7 @@ func TestComposedWithMetrics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue, bank := testbench.URL(t), testbench.Queue(t), newBank(t, newFile(t))
+			url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 			registry := prometheus.NewRegistry()
 			stop := start(t, Service{
 				URL: url, Queue: queue, policy: backoff.List{time.Second},

@@ -6,17 +6,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestProgramBooksAPaymentOnce(t *testing.T) {
 	t.Parallel()
-	url, file := testbench.Private(t).URL(), newFile(t)
+	url, file := testbroker.Private(t).URL(), newFile(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx, url, []string{file}) }()
-	testbench.WaitFor(t, "the queue", patience, func() bool { return testbench.Depth(t, url, "payments") == 0 })
+	testbroker.WaitFor(t, "the queue", patience, func() bool { return testbroker.Depth(t, url, "payments") == 0 })
 	pay(t, url, "payments", "payment-1")
 	pay(t, url, "payments", "payment-1")
 	bank := newBank(t, file)
@@ -24,7 +24,7 @@ func TestProgramBooksAPaymentOnce(t *testing.T) {
 	cancel()
 	require.NoError(t, <-ended)
 	awaitBalance(t, bank, amount)
-	require.Zero(t, testbench.Depth(t, url, "payments.dlq"))
+	require.Zero(t, testbroker.Depth(t, url, "payments.dlq"))
 }
 
 func TestProgramSaysHowItIsUsed(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 const (
@@ -82,7 +82,7 @@ func start(t *testing.T, s Service) (stop func()) {
 // pay sends a payment as its producer does.
 func pay(t *testing.T, url, queue, id string) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	confirm, err := ch.PublishWithDeferredConfirmWithContext(t.Context(), "", queue, true, false, amqp.Publishing{
 		MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(strconv.Itoa(amount)),
@@ -93,7 +93,7 @@ func pay(t *testing.T, url, queue, id string) {
 
 func awaitBalance(t *testing.T, b *Bank, want int) {
 	t.Helper()
-	testbench.WaitFor(t, "a balance of "+strconv.Itoa(want), patience, func() bool {
+	testbroker.WaitFor(t, "a balance of "+strconv.Itoa(want), patience, func() bool {
 		balance, err := b.Balance(t.Context())
 		require.NoError(t, err)
 		return balance == want

@@ -15,13 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 const patience = 90 * time.Second
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 // buffer may be read while it is written.
@@ -63,9 +63,9 @@ type running struct {
 
 func start(t *testing.T, url string, args ...string) *running {
 	t.Helper()
-	r := &running{queue: testbench.Queue(t)}
+	r := &running{queue: testbroker.Queue(t)}
 	for _, wait := range []string{"250ms", "500ms", "1s", "2s", "3s", "4s"} {
-		testbench.Delete(t, r.queue+".wait."+wait)
+		testbroker.Delete(t, r.queue+".wait."+wait)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
@@ -77,7 +77,7 @@ func start(t *testing.T, url string, args ...string) *running {
 		require.Zero(t, <-code, r.stderr.String())
 	})
 	t.Cleanup(r.stop)
-	testbench.WaitFor(t, "the address of /metrics", patience, func() bool {
+	testbroker.WaitFor(t, "the address of /metrics", patience, func() bool {
 		for _, line := range r.stderr.lines(t) {
 			if line["msg"] == "Serving" {
 				r.address, _ = line["address"].(string)
@@ -102,8 +102,8 @@ func get(t *testing.T, address string) string {
 
 func TestServiceIsSeen(t *testing.T) {
 	t.Parallel()
-	r := start(t, testbench.URL(t))
-	testbench.WaitFor(t, "a dead letter, a retry, and one that came back later", patience, func() bool {
+	r := start(t, testbroker.URL(t))
+	testbroker.WaitFor(t, "a dead letter, a retry, and one that came back later", patience, func() bool {
 		text := get(t, "http://"+r.address+"/metrics")
 		dead, retried, aside := false, false, false
 		for line := range strings.Lines(text) {

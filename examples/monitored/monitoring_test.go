@@ -18,7 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 const monitoring = "../../docs/monitoring/"
@@ -114,7 +114,7 @@ scrape_configs: [{job_name: monitored, static_configs: [{targets: [%q]}]}]
 		}
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testbench.WaitFor(t, "Prometheus", patience, func() bool {
+	testbroker.WaitFor(t, "Prometheus", patience, func() bool {
 		resp, err := client.Get("http://" + address + "/-/ready")
 		if err != nil {
 			return false
@@ -151,7 +151,7 @@ func TestDashboardShowsData(t *testing.T) {
 	if os.Getenv(requireMonitoring) == "" {
 		t.Skip("takes a minute: `make monitoring-test` runs it")
 	}
-	node, api := testbench.Managed(t, "")
+	node, api := testbroker.Managed(t, "")
 	r := start(t, node.URL(), "--management", api)
 	prom := scraper(t, r.address)
 	missing := expressions(t, r.queue)
@@ -168,7 +168,7 @@ func TestDashboardShowsData(t *testing.T) {
 	require.Empty(t, missing, "queries without data")
 	t.Logf("%d queries return data", queries)
 
-	testbench.WaitFor(t, "the alert of dead letters", patience, func() bool {
+	testbroker.WaitFor(t, "the alert of dead letters", patience, func() bool {
 		return len(numbers(t, prom, `ALERTS{alertname="MillpondDeadLetters",alertstate="firing",queue="`+r.queue+`"}`)) > 0
 	})
 	var rules struct {

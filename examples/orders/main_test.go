@@ -8,21 +8,21 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 func TestOnlyBillingIsTriedAgain(t *testing.T) {
 	t.Parallel()
-	url, prefix := testbench.URL(t), testbench.Queue(t)
+	url, prefix := testbroker.URL(t), testbroker.Queue(t)
 	for _, queue := range []string{".PlaceOrder", ".OrderPlaced_billing", ".OrderPlaced_shipping"} {
-		testbench.Delete(t, prefix+queue, prefix+queue+".dlq", prefix+queue+".wait.300ms", prefix+queue+".wait.1s")
+		testbroker.Delete(t, prefix+queue, prefix+queue+".dlq", prefix+queue+".wait.300ms", prefix+queue+".wait.1s")
 	}
 	t.Cleanup(func() {
-		require.NoError(t, testbench.Channel(t, url).ExchangeDelete(prefix+".OrderPlaced", false, false))
+		require.NoError(t, testbroker.Channel(t, url).ExchangeDelete(prefix+".OrderPlaced", false, false))
 	})
 	var out bytes.Buffer
 	require.NoError(t, run(t.Context(), url, prefix, &out), "%s", &out)
@@ -38,6 +38,6 @@ func TestOnlyBillingIsTriedAgain(t *testing.T) {
 		require.Equal(t, times, strings.Count(out.String(), line), line)
 	}
 	for _, queue := range []string{".PlaceOrder", ".OrderPlaced_billing", ".OrderPlaced_shipping"} {
-		require.Equal(t, 0, testbench.Depth(t, url, prefix+queue+".dlq"), queue)
+		require.Equal(t, 0, testbroker.Depth(t, url, prefix+queue+".dlq"), queue)
 	}
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 func connect(t *testing.T, url string) *sql.DB {
@@ -41,8 +41,8 @@ func count(t *testing.T, db *sql.DB, table string) (n int) {
 // What the producer wrote beside its message, after an outbox, a relay and three waits.
 func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	db := connect(t, testbench.PrivatePostgres(t).URL())
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	db := connect(t, testbroker.PrivatePostgres(t).URL())
 	attempts := make(chan *message.Message, 10)
 	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())
@@ -86,17 +86,17 @@ func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
 			t.Fatalf("waited %s for attempt %d", patience, attempt)
 		}
 	}
-	testbench.WaitFor(t, "the queues to be empty", patience, func() bool {
-		return testbench.Depth(t, url, queue) == 0 && testbench.Depth(t, url, queue+".wait.2s") == 0
+	testbroker.WaitFor(t, "the queues to be empty", patience, func() bool {
+		return testbroker.Depth(t, url, queue) == 0 && testbroker.Depth(t, url, queue+".wait.2s") == 0
 	})
-	require.Equal(t, 0, testbench.Depth(t, url, queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, url, queue+".dlq"))
 }
 
 // Both are there or neither.
 func TestOrderThatIsRolledBackHasNoMessage(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	db := connect(t, testbench.PrivatePostgres(t).URL())
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	db := connect(t, testbroker.PrivatePostgres(t).URL())
 	handled := make(chan string, 10)
 	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
 		handled <- string(msg.Payload)
@@ -139,8 +139,8 @@ func (failureLog) Trace(string, watermill.LogFields)                  {}
 // A relay whose queue is missing keeps the message in the table.
 func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	db := connect(t, testbench.PrivatePostgres(t).URL())
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	db := connect(t, testbroker.PrivatePostgres(t).URL())
 	handled := make(chan string, 10)
 	failures := make(failureLog, 1)
 	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
@@ -150,7 +150,7 @@ func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.close()) })
 
-	later := testbench.Queue(t)
+	later := testbroker.Queue(t)
 	_, err = placeOrder(t.Context(), db, later, "bread", nil)
 	require.NoError(t, err)
 	order, err := placeOrder(t.Context(), db, queue, "flour", nil)
@@ -161,7 +161,7 @@ func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 		t.Fatalf("waited %s for the relay to fail", patience)
 	}
 	require.Empty(t, handled, "the order behind it has to wait")
-	_, err = testbench.Channel(t, url).QueueDeclare(later, true, false, false, false, nil)
+	_, err = testbroker.Channel(t, url).QueueDeclare(later, true, false, false, false, nil)
 	require.NoError(t, err)
 	select {
 	case first := <-handled:
@@ -169,13 +169,13 @@ func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatalf("waited %s for the order behind the one without a queue", patience)
 	}
-	require.Equal(t, 1, testbench.Depth(t, url, later))
+	require.Equal(t, 1, testbroker.Depth(t, url, later))
 }
 
 func TestProgramHandlesBothOrders(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), testbench.PrivatePostgres(t).URL(), testbench.URL(t), testbench.Queue(t), &out))
+	require.NoError(t, run(t.Context(), testbroker.PrivatePostgres(t).URL(), testbroker.URL(t), testbroker.Queue(t), &out))
 	for _, line := range []string{
 		"order 1, attempt 1, tracking parcel of flour\n", "order 1 is handled\n",
 		"order 2, attempt 1, tracking parcel of bread\n", "order 2, attempt 4, tracking parcel of bread\n", "order 2 is handled\n",

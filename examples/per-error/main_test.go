@@ -9,17 +9,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 func TestEachErrorHasItsPolicy(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	testbench.Delete(t, queue+".wait.400ms", queue+".wait.800ms")
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	testbroker.Delete(t, queue+".wait.400ms", queue+".wait.800ms")
 	var out bytes.Buffer
 	require.NoError(t, run(t.Context(), url, queue, &out), "%s", &out)
 	t.Log(out.String())
@@ -54,5 +54,5 @@ func TestEachErrorHasItsPolicy(t *testing.T) {
 		}
 		require.Regexp(t, `(?m)^`+name+` .*`+want.end+`$`, out.String())
 	}
-	testbench.WaitFor(t, "two dead letters", 10*time.Second, func() bool { return testbench.Depth(t, url, queue+".dlq") == 2 })
+	testbroker.WaitFor(t, "two dead letters", 10*time.Second, func() bool { return testbroker.Depth(t, url, queue+".dlq") == 2 })
 }

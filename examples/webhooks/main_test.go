@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
 // Twenty deliveries have every story once.
@@ -22,7 +22,7 @@ func TestDemoLosesNothing(t *testing.T) {
 	for strategy, kind := range map[string]string{"perqueue": "quorum", "shared": "classic"} {
 		t.Run(strategy+" "+kind, func(t *testing.T) {
 			t.Parallel()
-			url := testbench.URL(t)
+			url := testbroker.URL(t)
 			var stdout, stderr bytes.Buffer
 			code := run(t.Context(), []string{
 				"--url", url, "--strategy", strategy, "--type", kind, "--deliveries", "20", "--seed", "3",
@@ -36,10 +36,10 @@ func TestDemoLosesNothing(t *testing.T) {
 			for _, deleted := range []string{
 				"", ".dlq", ".wait.250ms", ".wait.3s", ".wait.250ms.classic", ".wait.3s.classic", ".stranded",
 			} {
-				require.Equal(t, -1, testbench.Depth(t, url, queue+deleted), deleted)
+				require.Equal(t, -1, testbroker.Depth(t, url, queue+deleted), deleted)
 			}
 			for _, deleted := range []string{".return", ".stranded", ".wait.3s.classic"} {
-				err := testbench.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false, false, false, nil)
+				err := testbroker.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false, false, false, nil)
 				require.ErrorContains(t, err, "NOT_FOUND")
 			}
 		})
@@ -62,7 +62,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 
 func TestInterruptedDemoSaysWhatIsUndecided(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var stderr bytes.Buffer

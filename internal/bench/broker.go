@@ -16,18 +16,18 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // broker is a node of the bench and what the contests do to it beside what they measure.
 type broker struct {
-	node   *testbench.Node
+	node   *testbroker.Node
 	conn   *amqp.Connection
 	queues atomic.Int64
 }
 
 func startBroker(ctx context.Context) (*broker, error) {
-	node, err := testbench.Start(ctx)
+	node, err := testbroker.Start(ctx)
 	if err != nil {
 		return nil, err
 	}

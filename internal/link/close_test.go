@@ -16,12 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestCloseEndsEverything(t *testing.T) {
 	t.Parallel()
-	l := open(t, config(testbench.URL(t)))
+	l := open(t, config(testbroker.URL(t)))
 	conn := live(t, l)
 	var closing sync.WaitGroup
 	for range 4 {
@@ -37,7 +37,7 @@ func TestCloseEndsEverything(t *testing.T) {
 
 func TestCloseWakesThoseWhoWait(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	l := open(t, config(proxy.URL()))
 	conn := live(t, l)
 	proxy.Refuse(true)
@@ -54,7 +54,7 @@ func TestCloseWakesThoseWhoWait(t *testing.T) {
 
 func TestCloseBetweenDials(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	cfg := config(proxy.URL())
 	cfg.Reconnect = link.Backoff{Initial: time.Hour, Max: time.Hour}
 	l := open(t, cfg)
@@ -67,19 +67,19 @@ func TestCloseBetweenDials(t *testing.T) {
 
 func TestCloseDuringABlackholedHandshake(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	cfg := config(proxy.URL())
 	cfg.ConnectTimeout = time.Hour
 	l := open(t, cfg)
 	proxy.Blackhole(true)
 	proxy.Cut()
-	testbench.WaitFor(t, "a dial into the hole", patience, func() bool { return proxy.Connections() == 2 })
+	testbroker.WaitFor(t, "a dial into the hole", patience, func() bool { return proxy.Connections() == 2 })
 	within(t, 0, "Close", l.Close)
 }
 
 func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	hanging, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	dial, dials := amqp.DefaultDial(patience), 0
@@ -101,7 +101,7 @@ func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 
 func TestCloseOfABlackholedConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	l := open(t, config(proxy.URL()))
 	proxy.Blackhole(true)
 	within(t, 2*time.Second, "Close", l.Close)
@@ -111,7 +111,7 @@ func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 	t.Parallel()
 	inner, outer := net.Pipe()
 	goodbye := make(chan struct{})
-	cfg := config(testbench.URL(t))
+	cfg := config(testbroker.URL(t))
 	cfg.AMQP = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
 		broker, err := net.Dial(network, address)
 		if err != nil {
@@ -164,7 +164,7 @@ func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
 			}
 		}
 	}
-	cfg := config(testbench.URL(t))
+	cfg := config(testbroker.URL(t))
 	cfg.WriteTimeout = time.Hour
 	cfg.AMQP = &amqp.Config{Heartbeat: time.Second}
 	dials := 0
@@ -194,7 +194,7 @@ func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
 
 func TestCloseWhileTheBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	l := open(t, config(node.URL()))
 	conn := live(t, l)
 	ch, err := conn.Channel()

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestConfigOfTheUserIsNotWrittenTo(t *testing.T) {
@@ -22,7 +22,7 @@ func TestConfigOfTheUserIsNotWrittenTo(t *testing.T) {
 		Properties: amqp.Table{"product": "shop"},
 		Heartbeat:  7 * time.Second,
 	}
-	cfg := config(testbench.URL(t))
+	cfg := config(testbroker.URL(t))
 	cfg.AMQP = user
 	for range 2 { // the second dial would find what the first has written
 		open(t, cfg).Close()
@@ -36,7 +36,7 @@ func TestConfigOfTheUserIsNotWrittenTo(t *testing.T) {
 
 func TestReconnectsAfterACut(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	logs := new(capture)
 	cfg := config(proxy.URL())
 	cfg.Logger = logs
@@ -60,14 +60,14 @@ func TestReconnectsAfterACut(t *testing.T) {
 
 func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	logs := new(capture)
 	cfg := config(proxy.URL())
 	cfg.Logger = logs
 	l := open(t, cfg)
 	proxy.Refuse(true)
 	proxy.Cut()
-	testbench.WaitFor(t, "three refused dials", patience, func() bool { return proxy.Connections() >= 4 })
+	testbroker.WaitFor(t, "three refused dials", patience, func() bool { return proxy.Connections() >= 4 })
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -82,7 +82,7 @@ func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
 
 func TestManyWaitForTheSameConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	l := open(t, config(proxy.URL()))
 	first := live(t, l)
 	proxy.Refuse(true)
@@ -111,7 +111,7 @@ func TestManyWaitForTheSameConnection(t *testing.T) {
 func TestKillSaysWhy(t *testing.T) {
 	t.Parallel()
 	logs := new(capture)
-	cfg := config(testbench.URL(t))
+	cfg := config(testbroker.URL(t))
 	cfg.Logger = logs
 	l := open(t, cfg)
 	conn := live(t, l)
@@ -135,7 +135,7 @@ func TestKillSaysWhy(t *testing.T) {
 
 func TestReconnectsWhenTheBrokerRestarts(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	l := open(t, config(node.URL()))
 	conn := live(t, l)
 	node.Stop(t)
@@ -150,10 +150,10 @@ func TestReconnectsWhenTheBrokerRestarts(t *testing.T) {
 
 func TestDoKeepsAnErrorToItsOwnChannel(t *testing.T) {
 	t.Parallel()
-	conn := live(t, open(t, config(testbench.URL(t))))
+	conn := live(t, open(t, config(testbroker.URL(t))))
 	other, err := conn.Channel()
 	require.NoError(t, err)
-	queue := testbench.Queue(t)
+	queue := testbroker.Queue(t)
 
 	err = conn.Do(t.Context(), func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
@@ -176,7 +176,7 @@ func TestDoKeepsAnErrorToItsOwnChannel(t *testing.T) {
 
 func TestDoEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	l := open(t, config(proxy.URL()))
 	conn := live(t, l)
 	proxy.Blackhole(true)
@@ -189,7 +189,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 
 func TestDoBeginsNothingAfterItsContext(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	l := open(t, config(proxy.URL()))
 	conn := live(t, l)
 	proxy.Delay(300 * time.Millisecond)
@@ -208,14 +208,14 @@ func TestDoBeginsNothingAfterItsContext(t *testing.T) {
 
 func TestUnblockedDuringAnAlarm(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	l := open(t, config(node.URL()))
 	conn := live(t, l)
 	assert.Nil(t, conn.Unblocked())
 	ch, err := conn.Channel()
 	require.NoError(t, err)
 	node.Ctl(t, "set_vm_memory_high_watermark", "0.000001")
-	testbench.WaitFor(t, "connection.blocked", patience, func() bool {
+	testbroker.WaitFor(t, "connection.blocked", patience, func() bool {
 		// The broker blocks a connection when it publishes.
 		_ = ch.Publish("", "nobody", false, false, amqp.Publishing{})
 		return conn.Unblocked() != nil

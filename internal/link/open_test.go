@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestOpenAgainstAClosedPort(t *testing.T) {
@@ -49,7 +49,7 @@ func TestOpenAgainstASilentPeerEndsWithItsContext(t *testing.T) {
 	cfg.ConnectTimeout = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		testbench.WaitFor(t, "a connection", patience, func() bool { return peer.accepted() == 1 })
+		testbroker.WaitFor(t, "a connection", patience, func() bool { return peer.accepted() == 1 })
 		cancel()
 	}()
 	within(t, 0, "Open", func() {
@@ -94,7 +94,7 @@ func TestDialOfTheUserThatHangsIsBounded(t *testing.T) {
 
 func TestOpenWithWrongCredentialsNamesTheAddressOnly(t *testing.T) {
 	t.Parallel()
-	address, err := url.Parse(testbench.URL(t))
+	address, err := url.Parse(testbroker.URL(t))
 	require.NoError(t, err)
 	address.User = url.UserPassword("guest", "hunter/2")
 	_, err = link.Open(t.Context(), config(address.String()))
@@ -110,7 +110,7 @@ func TestOpenWithWrongCredentialsNamesTheAddressOnly(t *testing.T) {
 
 func TestOpenOfAMissingVhostSaysSo(t *testing.T) {
 	t.Parallel()
-	address, err := url.Parse(testbench.URL(t))
+	address, err := url.Parse(testbroker.URL(t))
 	require.NoError(t, err)
 	address.Path = "/no-such-vhost"
 	_, err = link.Open(t.Context(), config(address.String()))

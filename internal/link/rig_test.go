@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // patience bounds every wait on a condition.
@@ -133,7 +133,7 @@ func (c *capture) Error(msg string, err error, _ watermill.LogFields) {
 // logged waits until an error was logged under this text, and returns it.
 func (c *capture) logged(t *testing.T, text string) (found error) {
 	t.Helper()
-	testbench.WaitFor(t, "the log "+text, patience, func() (ok bool) {
+	testbroker.WaitFor(t, "the log "+text, patience, func() (ok bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		found, ok = c.errs[text]

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // stalled returns a socket whose peer reads nothing until told to.
@@ -95,7 +95,7 @@ func TestDeadlineEndsABlockedWrite(t *testing.T) {
 	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
 	assert.Less(t, took, patience/2)
 	// Reading may end a moment before writing does.
-	testbench.WaitFor(t, "nobody to wait for what never leaves", patience, func() bool { return s.backlog() == nil })
+	testbroker.WaitFor(t, "nobody to wait for what never leaves", patience, func() bool { return s.backlog() == nil })
 }
 
 func TestTimeoutGoesBeforeALaterDeadline(t *testing.T) {
@@ -189,7 +189,7 @@ func TestHeldWritesLeaveTogether(t *testing.T) {
 	s.release()
 	result := make(chan []byte)
 	go func() { result <- drain() }()
-	testbench.WaitFor(t, "what was written to leave", patience, func() bool {
+	testbroker.WaitFor(t, "what was written to leave", patience, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.pending)+s.taken == 0

@@ -18,14 +18,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // terminateTLS returns the address of a TLS listener in front of a proxy to the
 // broker, and the certificates to trust.
-func terminateTLS(t *testing.T) (address string, roots *x509.CertPool, proxy *testbench.Proxy) {
+func terminateTLS(t *testing.T) (address string, roots *x509.CertPool, proxy *testbroker.Proxy) {
 	t.Helper()
-	proxy = testbench.NewProxy(t, testbench.URL(t))
+	proxy = testbroker.NewProxy(t, testbroker.URL(t))
 	target, err := url.Parse(proxy.URL())
 	require.NoError(t, err)
 	plain := target.Host

@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // Headers that fill the frame to the last byte: a nonce would not fit.
 func TestAloneWithoutANonce(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	queue, missing := declare(t, url, nil), testbench.Queue(t)
+	url := testbroker.URL(t)
+	queue, missing := declare(t, url, nil), testbroker.Queue(t)
 	p := open(t, url, long)
 	// A frame of 131072 has 8 bytes of its own, 14 before the properties, 4 before
 	// the table, and a key of 3 with its length, type and the length of the value.
@@ -35,7 +35,7 @@ func TestAloneWithoutANonce(t *testing.T) {
 	}
 	wg.Wait()
 	for range 8 {
-		msg, ok, err := testbench.Channel(t, url).Get(queue, true)
+		msg, ok, err := testbroker.Channel(t, url).Get(queue, true)
 		require.NoError(t, err)
 		require.True(t, ok)
 		require.Equal(t, full.Headers, msg.Headers)
@@ -46,9 +46,9 @@ func TestAloneWithoutANonce(t *testing.T) {
 
 func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), 500*time.Millisecond)
 	proxy.Blackhole(true)
 	for range 3 {
@@ -57,7 +57,7 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 		})
 	}
 	proxy.Blackhole(false)
-	testbench.WaitFor(t, "publishing works again", time.Minute, func() bool {
+	testbroker.WaitFor(t, "publishing works again", time.Minute, func() bool {
 		return p.PublishAlone(t.Context(), nil, "", queue, &amqp.Publishing{}) == nil
 	})
 	p.Close()

@@ -10,13 +10,13 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // BenchmarkPublish compares the publisher with the least that amqp091-go needs
 // for the same guarantee but one: who a return belongs to it cannot tell.
 func BenchmarkPublish(b *testing.B) {
-	url := testbench.URL(b)
+	url := testbroker.URL(b)
 	queue := declare(b, url, amqp.Table{"x-queue-type": "quorum"})
 	message := func() amqp.Publishing {
 		return amqp.Publishing{
@@ -25,7 +25,7 @@ func BenchmarkPublish(b *testing.B) {
 	}
 	for _, callers := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("callers=%d/raw", callers), func(b *testing.B) {
-			ch := testbench.Channel(b, url)
+			ch := testbroker.Channel(b, url)
 			require.NoError(b, ch.Confirm(false))
 			returns := ch.NotifyReturn(make(chan amqp.Return, callers))
 			run(b, url, queue, callers, func() error {
@@ -54,7 +54,7 @@ func BenchmarkPublish(b *testing.B) {
 // run publishes b.N times from a number of goroutines.
 func run(b *testing.B, url, queue string, callers int, publish func() error) {
 	b.Helper()
-	_, err := testbench.Channel(b, url).QueuePurge(queue, false)
+	_, err := testbroker.Channel(b, url).QueuePurge(queue, false)
 	require.NoError(b, err)
 	require.NoError(b, publish(), "before the clock runs")
 	var left atomic.Int64

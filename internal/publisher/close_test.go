@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // goodbye is how long a Close may wait for the broker.
@@ -19,7 +19,7 @@ const goodbye = 2 * time.Second
 
 func TestPublishAfterClose(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	for _, used := range []bool{false, true} {
 		p := open(t, url, long)
@@ -37,13 +37,13 @@ func TestPublishAfterClose(t *testing.T) {
 
 func TestCloseUnderManyCallers(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	var published atomic.Int64
 	var closing sync.WaitGroup
 	closing.Go(func() {
-		testbench.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 200 })
+		testbroker.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 200 })
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(p.Close)
@@ -76,11 +76,11 @@ func TestCloseUnderManyCallers(t *testing.T) {
 
 func TestCloseEndsCallsThatWaitForAConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	p := open(t, proxy.URL(), long)
 	proxy.Refuse(true)
 	proxy.Cut()
-	testbench.WaitFor(t, "the loss to be noticed", patience, func() bool { return p.Healthy() != nil })
+	testbroker.WaitFor(t, "the loss to be noticed", patience, func() bool { return p.Healthy() != nil })
 	results := make(chan error, 8)
 	for range cap(results) {
 		go func() { results <- p.say(t.Context(), "any", "never") }()
@@ -95,9 +95,9 @@ func TestCloseEndsCallsThatWaitForAConnection(t *testing.T) {
 
 func TestCloseEndsCallsThatWaitForTheirConfirm(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), long)
 	require.NoError(t, p.say(t.Context(), queue, "before"))
 	proxy.Blackhole(true)
@@ -105,7 +105,7 @@ func TestCloseEndsCallsThatWaitForTheirConfirm(t *testing.T) {
 	for range cap(results) {
 		go func() { results <- p.say(t.Context(), queue, "lost") }()
 	}
-	testbench.WaitFor(t, "the publishes", patience, func() bool { return proxy.Publishes() == 1+cap(results) })
+	testbroker.WaitFor(t, "the publishes", patience, func() bool { return proxy.Publishes() == 1+cap(results) })
 	within(t, goodbye, "Close", p.Close)
 	within(t, 0, "the calls", func() {
 		for range cap(results) {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func isAny(err error, targets ...error) bool {
@@ -28,9 +28,9 @@ func isAny(err error, targets ...error) bool {
 
 func TestConfirmThatNeverComes(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	const timeout = 500 * time.Millisecond
 	p := open(t, proxy.URL(), timeout)
 	p.recovers(t, queue)
@@ -56,15 +56,15 @@ func TestConfirmThatNeverComes(t *testing.T) {
 // A broker that is gone without a word is noticed, although it closes nothing.
 func TestConnectionThatAnswersNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), 500*time.Millisecond)
 	p.recovers(t, queue)
 	dials := proxy.Connections()
 	proxy.Blackhole(true)
 	assert.ErrorIs(t, p.say(t.Context(), queue, "lost"), publisher.ErrUnknown)
-	testbench.WaitFor(t, "a new dial", 5*time.Second, func() bool { return proxy.Connections() > dials })
+	testbroker.WaitFor(t, "a new dial", 5*time.Second, func() bool { return proxy.Connections() > dials })
 	assert.Error(t, p.Healthy())
 }
 
@@ -72,9 +72,9 @@ func TestConnectionThatAnswersNothingIsGivenUp(t *testing.T) {
 // and the connection, which answers, is.
 func TestChannelIsNotUsedAfterATimeout(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), long)
 	require.NoError(t, p.say(t.Context(), queue, "before"))
 
@@ -96,8 +96,8 @@ func TestChannelIsNotUsedAfterATimeout(t *testing.T) {
 // Channels of calls that have ended are closed: thousands would be too many.
 func TestChannelsGivenUpAreClosed(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	proxy := testbench.NewProxy(t, node.URL())
+	node := testbroker.Private(t)
+	proxy := testbroker.NewProxy(t, node.URL())
 	redeclare(t, node.URL(), "q", nil)
 	p := open(t, proxy.URL(), long)
 	for range 10 {
@@ -109,7 +109,7 @@ func TestChannelsGivenUpAreClosed(t *testing.T) {
 		proxy.Delay(0)
 	}
 	require.NoError(t, p.say(t.Context(), "q", "last"))
-	testbench.WaitFor(t, "all channels but ours and that of the declaration to be closed", patience, func() bool {
+	testbroker.WaitFor(t, "all channels but ours and that of the declaration to be closed", patience, func() bool {
 		return strings.Count(node.Ctl(t, "list_channels", "name"), " -> ") == 2
 	})
 	assert.Equal(t, 1, proxy.Connections())
@@ -117,9 +117,9 @@ func TestChannelsGivenUpAreClosed(t *testing.T) {
 
 func TestCutUnderManyCallers(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), 10*time.Second)
 	const n, each, cuts = 32, 150, 4
 	var done atomic.Int64
@@ -128,10 +128,10 @@ func TestCutUnderManyCallers(t *testing.T) {
 		defer close(cutting)
 		for cut := range int64(cuts) {
 			at := (cut + 1) * n * each / (cuts + 1)
-			testbench.WaitFor(t, "calls before a cut", patience, func() bool { return done.Load() >= at })
+			testbroker.WaitFor(t, "calls before a cut", patience, func() bool { return done.Load() >= at })
 			proxy.Cut()
 			// Two cuts in a row would be one.
-			testbench.WaitFor(t, "the next connection", patience, func() bool { return proxy.Connections() == int(cut)+2 })
+			testbroker.WaitFor(t, "the next connection", patience, func() bool { return proxy.Connections() == int(cut)+2 })
 		}
 	}()
 	var calls []call
@@ -154,13 +154,13 @@ func TestCutUnderManyCallers(t *testing.T) {
 
 func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*testbench.Node, testing.TB){
-		"stopped": (*testbench.Node).Stop,
-		"killed":  (*testbench.Node).Kill,
+	for name, end := range map[string]func(*testbroker.Node, testing.TB){
+		"stopped": (*testbroker.Node).Stop,
+		"killed":  (*testbroker.Node).Kill,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			node := testbench.Private(t)
+			node := testbroker.Private(t)
 			redeclare(t, node.URL(), "q", nil)
 			const timeout = 2 * time.Second
 			p := open(t, node.URL(), timeout)
@@ -195,12 +195,12 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 					t.Logf("the last error of a call was: %v", *err)
 				}
 			}()
-			testbench.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 500 })
+			testbroker.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 500 })
 			end(node, t)
-			testbench.WaitFor(t, "unhealthy", patience, func() bool { return p.Healthy() != nil })
+			testbroker.WaitFor(t, "unhealthy", patience, func() bool { return p.Healthy() != nil })
 			node.Start(t)
 			before := published.Load()
-			testbench.WaitFor(t, "publishes again", patience, func() bool { return published.Load() > before+500 })
+			testbroker.WaitFor(t, "publishes again", patience, func() bool { return published.Load() > before+500 })
 			close(stop)
 			var calls []call
 			within(t, timeout, "the calls", func() { calls = <-result })
@@ -215,7 +215,7 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 
 func TestFrozenBroker(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	redeclare(t, node.URL(), "q", nil)
 	const timeout = time.Second
 	p := open(t, node.URL(), timeout)
@@ -232,7 +232,7 @@ func TestFrozenBroker(t *testing.T) {
 
 func TestMemoryAlarm(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	redeclare(t, node.URL(), "q", nil)
 	const timeout = 2 * time.Second
 	same, closing := open(t, node.URL(), timeout), open(t, node.URL(), timeout)
@@ -251,7 +251,7 @@ func TestMemoryAlarm(t *testing.T) {
 			assert.True(t, c.err == nil || isAny(c.err, publisher.ErrUnknown, publisher.ErrNotSent), "%v", c.err)
 		}
 	}
-	testbench.WaitFor(t, "the alarm to be known", patience, func() bool {
+	testbroker.WaitFor(t, "the alarm to be known", patience, func() bool {
 		_ = same.say(t.Context(), "q", "poke")
 		err := same.Healthy()
 		return err != nil && strings.Contains(err.Error(), "blocked publishing")
@@ -272,7 +272,7 @@ func TestMemoryAlarm(t *testing.T) {
 // of what comes then is never in doubt, and the channel is used again afterwards.
 func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	redeclare(t, node.URL(), "q", nil)
 	p := open(t, node.URL(), long)
 	require.NoError(t, p.say(t.Context(), "q", "before"))
@@ -283,7 +283,7 @@ func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 		return result
 	}
 	first := publish("first") // for which the broker blocks the connection
-	testbench.WaitFor(t, "the alarm to be known", patience, func() bool { return p.Healthy() != nil })
+	testbroker.WaitFor(t, "the alarm to be known", patience, func() bool { return p.Healthy() != nil })
 	sent := p.recorder.published()
 
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -307,7 +307,7 @@ func TestNothingIsSentDuringAnAlarm(t *testing.T) {
 
 func TestCloseUnderAMemoryAlarmWithFullBuffers(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
+	node := testbroker.Private(t)
 	redeclare(t, node.URL(), "q", nil)
 	p := open(t, node.URL(), long)
 	require.NoError(t, p.say(t.Context(), "q", "before"))
@@ -317,7 +317,7 @@ func TestCloseUnderAMemoryAlarmWithFullBuffers(t *testing.T) {
 	for range cap(results) {
 		go func() { results <- p.Publish(t.Context(), "", "q", amqp.Publishing{Body: body}) }()
 	}
-	testbench.WaitFor(t, "the alarm to be known", patience, func() bool { return p.Healthy() != nil })
+	testbroker.WaitFor(t, "the alarm to be known", patience, func() bool { return p.Healthy() != nil })
 	within(t, goodbye, "Close", p.Close)
 	within(t, 0, "the calls", func() {
 		for range cap(results) {
@@ -329,15 +329,15 @@ func TestCloseUnderAMemoryAlarmWithFullBuffers(t *testing.T) {
 
 func TestHealthyFollowsTheConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	p := open(t, proxy.URL(), long)
 	assert.NoError(t, p.Healthy())
 	proxy.Refuse(true)
 	proxy.Cut()
-	testbench.WaitFor(t, "unhealthy", patience, func() bool { return p.Healthy() != nil })
+	testbroker.WaitFor(t, "unhealthy", patience, func() bool { return p.Healthy() != nil })
 	assert.ErrorContains(t, p.Healthy(), "not connected")
 	proxy.Refuse(false)
-	testbench.WaitFor(t, "healthy", patience, func() bool { return p.Healthy() == nil })
+	testbroker.WaitFor(t, "healthy", patience, func() bool { return p.Healthy() == nil })
 	p.Close()
 	assert.ErrorIs(t, p.Healthy(), publisher.ErrClosed)
 }

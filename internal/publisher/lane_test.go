@@ -10,17 +10,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/peer"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // A dead-letter target that closes its channel at each publish, beside 8 publishers
 // of other queues: each of theirs is published once and confirmed.
 func TestBadTargetDoesNotDisturbOthers(t *testing.T) {
 	t.Parallel()
-	node := testbench.Private(t)
-	node.Grant(t, testbench.Grant{VHost: "/", User: "shop", Configure: ".*", Write: "^(amq\\.default|no-such-exchange|healthy.*)$", Read: ".*"})
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Grant{VHost: "/", User: "shop", Configure: ".*", Write: "^(amq\\.default|no-such-exchange|healthy.*)$", Read: ".*"})
 	redeclare(t, node.URL(), "dead", nil)
 	type target struct {
 		exchange, key, user string
@@ -80,7 +80,7 @@ func TestBadTargetDoesNotDisturbOthers(t *testing.T) {
 // all.
 func TestBadTargetComesBack(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	exchange := queue + ".exchange"
 	p := open(t, url, long)
@@ -89,7 +89,7 @@ func TestBadTargetComesBack(t *testing.T) {
 	for range 3 {
 		require.False(t, l.try(t.Context(), p))
 	}
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
 	defer func() { require.NoError(t, ch.ExchangeDelete(exchange, false, false)) }()
 	require.NoError(t, ch.QueueBind(queue, "", exchange, false, nil))
@@ -128,10 +128,10 @@ func TestManyBadTargetsTakeFewChannels(t *testing.T) {
 // target that has not worked yet.
 func TestStartDoesNotWaitForItself(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	exchange := queue + ".exchange"
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
 	defer func() { require.NoError(t, ch.ExchangeDelete(exchange, false, false)) }()
 	require.NoError(t, ch.QueueBind(queue, "", exchange, false, nil))

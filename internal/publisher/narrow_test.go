@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/frame"
+	"github.com/millpond-go/millpond/internal/testing/frame"
 )
 
 // narrow stands between a client and the broker and can stop reading from the

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/peer"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // soon is a timeout that a test waits for several times. A broker on a busy machine
@@ -53,14 +53,14 @@ func (l *letter) try(ctx context.Context, p rig) bool {
 // deliver tries until the letter is confirmed.
 func (l *letter) deliver(t *testing.T, p rig) {
 	t.Helper()
-	testbench.WaitFor(t, "letter "+l.body+" to be confirmed", patience, func() bool { return l.succeeded || l.try(t.Context(), p) })
+	testbroker.WaitFor(t, "letter "+l.body+" to be confirmed", patience, func() bool { return l.succeeded || l.try(t.Context(), p) })
 }
 
 // The confirms come many timeouts late: each message is in the queue once, and was
 // published once, on one connection.
 func TestLateConfirmIsAwaited(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
 	p := open(t, address, soon)
@@ -120,7 +120,7 @@ func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {
 		}
 		require.EqualValues(t, 1, copies.Load())
 		end(<-held)
-		testbench.WaitFor(t, "the end of the channel to be noticed", patience, func() bool {
+		testbroker.WaitFor(t, "the end of the channel to be noticed", patience, func() bool {
 			require.False(t, l.try(t.Context(), p))
 			return !l.pending.IsOpen()
 		})
@@ -150,7 +150,7 @@ func TestLateAnswers(t *testing.T) {
 			l.try(t.Context(), p)
 		}
 		c.answer(<-held)
-		testbench.WaitFor(t, "the answer", patience, func() bool {
+		testbroker.WaitFor(t, "the answer", patience, func() bool {
 			l.try(t.Context(), p)
 			return !l.pending.IsOpen()
 		})
@@ -165,7 +165,7 @@ func TestSlowTargetLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	slow := &slowTarget{channels: map[uint16]bool{}}
 	s := peer.Start(t, slow.answer)
-	proxy := testbench.NewProxy(t, s.URL())
+	proxy := testbroker.NewProxy(t, s.URL())
 	p := open(t, proxy.URL(), soon)
 	p.recovers(t, "healthy")
 
@@ -319,10 +319,10 @@ func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 // too.
 func TestSilenceIsNoticedWhileAnOutcomeIsOpen(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
-	proxy := testbench.NewProxy(t, address)
+	proxy := testbroker.NewProxy(t, address)
 	p := open(t, proxy.URL(), soon)
 	p.recovers(t, queue)
 	release := n.holdConfirms()
@@ -332,7 +332,7 @@ func TestSilenceIsNoticedWhileAnOutcomeIsOpen(t *testing.T) {
 	}
 	require.Equal(t, 1, proxy.Connections())
 	proxy.Blackhole(true)
-	testbench.WaitFor(t, "the end of the connection", patience, func() bool {
+	testbroker.WaitFor(t, "the end of the connection", patience, func() bool {
 		l.try(t.Context(), p)
 		return proxy.Connections() > 1
 	})
@@ -350,7 +350,7 @@ func TestBlockedConnectionIsNotEnded(t *testing.T) {
 		p.Blocked(true)
 		held <- p
 	})
-	proxy := testbench.NewProxy(t, s.URL())
+	proxy := testbroker.NewProxy(t, s.URL())
 	p := open(t, proxy.URL(), soon)
 	l := letter{key: "any", body: "letter"}
 	for l.overdue < 3 {
@@ -368,7 +368,7 @@ func TestBlockedConnectionIsNotEnded(t *testing.T) {
 func TestReleasedOutcomesKeepNoChannel(t *testing.T) {
 	t.Parallel()
 	s := peer.Start(t, func(*peer.Publish) {})
-	proxy := testbench.NewProxy(t, s.URL())
+	proxy := testbroker.NewProxy(t, s.URL())
 	p := open(t, proxy.URL(), soon)
 	var all sync.WaitGroup
 	letters := make([]letter, 5)

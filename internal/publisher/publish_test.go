@@ -15,19 +15,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 func TestConfirmedPublishArrives(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	require.NoError(t, p.Publish(t.Context(), "", queue, amqp.Publishing{
 		Headers:     amqp.Table{"k": int32(5)},
 		ContentType: "text/plain", DeliveryMode: amqp.Persistent, MessageId: "id", Body: []byte("hello"),
 	}))
-	msg, ok, err := testbench.Channel(t, url).Get(queue, true)
+	msg, ok, err := testbroker.Channel(t, url).Get(queue, true)
 	require.NoError(t, err)
 	require.True(t, ok, "nil, and nothing in the queue")
 	assert.Equal(t, "hello", string(msg.Body))
@@ -40,7 +40,7 @@ func TestConfirmedPublishArrives(t *testing.T) {
 
 func TestPublishWritesNothingIntoTheMessage(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	shared := amqp.Publishing{Headers: amqp.Table{"k": "v"}, Body: []byte("b")}
@@ -53,10 +53,10 @@ func TestPublishWritesNothingIntoTheMessage(t *testing.T) {
 
 func TestUnroutableIsReturned(t *testing.T) {
 	t.Parallel()
-	url, missing := testbench.URL(t), testbench.Queue(t)
+	url, missing := testbroker.URL(t), testbroker.Queue(t)
 	p := open(t, url, long)
 	// One of its own: queues of other tests are bound to amq.fanout.
-	ch, fanout := testbench.Channel(t, url), missing+".fanout"
+	ch, fanout := testbroker.Channel(t, url), missing+".fanout"
 	require.NoError(t, ch.ExchangeDeclare(fanout, "fanout", false, false, false, false, nil))
 	defer func() { require.NoError(t, ch.ExchangeDelete(fanout, false, false)) }()
 	for exchange, key := range map[string]string{"": missing, "amq.direct": missing, fanout: ""} {
@@ -72,8 +72,8 @@ func TestUnroutableIsReturned(t *testing.T) {
 
 func TestReturnsAreTakenForTheRightMessage(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	queue, missing := declare(t, url, nil), testbench.Queue(t)
+	url := testbroker.URL(t)
+	queue, missing := declare(t, url, nil), testbroker.Queue(t)
 	p := open(t, url, long)
 	const n, each = 64, 79 // 5056 in all
 	var mu sync.Mutex
@@ -109,7 +109,7 @@ func TestReturnsAreTakenForTheRightMessage(t *testing.T) {
 
 func TestFullQueueRefuses(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"})
 	p := open(t, url, long)
 	require.NoError(t, p.say(t.Context(), queue, "first"))
@@ -124,7 +124,7 @@ func TestFullQueueRefuses(t *testing.T) {
 
 func TestMissingExchangeLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	require.NoError(t, p.say(t.Context(), queue, "before"))
@@ -149,7 +149,7 @@ func TestMissingExchangeLeavesTheOutcomeUnknown(t *testing.T) {
 // others are published once and confirmed.
 func TestMissingExchangeUnderManyCallers(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	const n, each = 32, 60
@@ -168,7 +168,7 @@ func TestMissingExchangeUnderManyCallers(t *testing.T) {
 
 func TestWhatCannotBeSentHarmsNobody(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	require.NoError(t, p.say(t.Context(), queue, "before"))
@@ -207,7 +207,7 @@ func TestWhatCannotBeSentHarmsNobody(t *testing.T) {
 
 func TestHeadersThatJustFitAFrame(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	publish := func(size int) error {
@@ -224,7 +224,7 @@ func TestHeadersThatJustFitAFrame(t *testing.T) {
 
 func TestPublishUnderACancelledContext(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -240,9 +240,9 @@ func TestPublishUnderACancelledContext(t *testing.T) {
 
 func TestContextEndsTheWaitForTheConfirm(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
-	proxy := testbench.NewProxy(t, url)
+	proxy := testbroker.NewProxy(t, url)
 	p := open(t, proxy.URL(), long)
 	require.NoError(t, p.say(t.Context(), queue, "before"))
 	proxy.Blackhole(true)
@@ -250,7 +250,7 @@ func TestContextEndsTheWaitForTheConfirm(t *testing.T) {
 	reason := errors.New("given up")
 	result := make(chan error, 1)
 	go func() { result <- p.say(ctx, queue, "lost") }()
-	testbench.WaitFor(t, "the publish", patience, func() bool { return proxy.Publishes() == 2 })
+	testbroker.WaitFor(t, "the publish", patience, func() bool { return proxy.Publishes() == 2 })
 	cancel(reason)
 	within(t, 0, "Publish", func() {
 		err := <-result
@@ -261,11 +261,11 @@ func TestContextEndsTheWaitForTheConfirm(t *testing.T) {
 
 func TestContextEndsTheWaitForAConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	p := open(t, proxy.URL(), long)
 	proxy.Refuse(true)
 	proxy.Cut()
-	testbench.WaitFor(t, "the loss to be noticed", patience, func() bool { return p.Healthy() != nil })
+	testbroker.WaitFor(t, "the loss to be noticed", patience, func() bool { return p.Healthy() != nil })
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	within(t, 100*time.Millisecond, "Publish", func() {
@@ -279,7 +279,7 @@ func TestContextEndsTheWaitForAConnection(t *testing.T) {
 
 func TestShortContextsBreakNobodyElse(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	queue := declare(t, url, nil)
 	p := open(t, url, long)
 	const patient, hasty, each = 16, 16, 60
@@ -307,8 +307,8 @@ func TestShortContextsBreakNobodyElse(t *testing.T) {
 
 func TestDoRunsOnAChannelOfItsOwn(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
-	queue := testbench.Queue(t)
+	url := testbroker.URL(t)
+	queue := testbroker.Queue(t)
 	p := open(t, url, long)
 	require.NoError(t, p.Do(t.Context(), func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
@@ -326,7 +326,7 @@ func TestDoRunsOnAChannelOfItsOwn(t *testing.T) {
 
 func TestDoIsBounded(t *testing.T) {
 	t.Parallel()
-	proxy := testbench.NewProxy(t, testbench.URL(t))
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	p := open(t, proxy.URL(), 300*time.Millisecond)
 	proxy.Blackhole(true)
 	within(t, 300*time.Millisecond, "Do", func() {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 const (
@@ -68,7 +68,7 @@ func (r rig) say(ctx context.Context, queue, body string) error {
 func (r rig) recovers(t *testing.T, queue string) {
 	t.Helper()
 	var err error
-	testbench.WaitFor(t, "publishing to work again", patience, func() bool {
+	testbroker.WaitFor(t, "publishing to work again", patience, func() bool {
 		err = r.say(t.Context(), queue, "again")
 		return err == nil
 	})
@@ -77,21 +77,21 @@ func (r rig) recovers(t *testing.T, queue string) {
 // declare declares a queue that is deleted at the end of the test.
 func declare(tb testing.TB, url string, args amqp.Table) string {
 	tb.Helper()
-	queue := testbench.Queue(tb)
+	queue := testbroker.Queue(tb)
 	redeclare(tb, url, queue, args)
 	return queue
 }
 
 func redeclare(tb testing.TB, url, queue string, args amqp.Table) {
 	tb.Helper()
-	_, err := testbench.Channel(tb, url).QueueDeclare(queue, true, false, false, false, args)
+	_, err := testbroker.Channel(tb, url).QueueDeclare(queue, true, false, false, false, args)
 	require.NoError(tb, err)
 }
 
 // bodies takes all messages out of a queue and counts them by body.
 func bodies(t *testing.T, url, queue string) map[string]int {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	found := make(map[string]int)
 	for {
 		msg, ok, err := ch.Get(queue, true)

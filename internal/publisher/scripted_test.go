@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/peer"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // outcomes of a publish, as a test reads them.
@@ -116,7 +116,7 @@ func TestOddAnswers(t *testing.T) {
 			t.Log(got)
 		})
 		// It may come too early for the next channel to be open.
-		testbench.WaitFor(t, "the next publish to be sent", patience, func() bool {
+		testbroker.WaitFor(t, "the next publish to be sent", patience, func() bool {
 			before := s.Published()
 			err := p.say(t.Context(), "any", "unanswered")
 			require.Error(t, err, "an answer to another publish counted")

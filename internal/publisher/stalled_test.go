@@ -10,14 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // The peer lives, sends heartbeats, and takes no byte more: without a limit of
 // its own a write would hold the channel for as long as that lasts.
 func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
 	const timeout = time.Second
@@ -31,7 +31,7 @@ func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 	within(t, timeout, "Publish", func() {
 		assert.ErrorIs(t, p.say(t.Context(), queue, body), publisher.ErrUnknown)
 	})
-	testbench.WaitFor(t, "the connection to be given up", timeout+slack, func() bool { return n.accepted() > accepted })
+	testbroker.WaitFor(t, "the connection to be given up", timeout+slack, func() bool { return n.accepted() > accepted })
 	p.recovers(t, queue)
 	assert.Zero(t, bodies(t, broker, queue)[body])
 }
@@ -39,7 +39,7 @@ func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 // A caller that gives up ends its own wait, not the write: others are behind it.
 func TestContextEndsTheWaitForAWrite(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
 	p := open(t, address, long)
@@ -49,7 +49,7 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	result := make(chan error, 1)
 	go func() { result <- p.say(ctx, queue, strings.Repeat("x", 16<<20)) }()
-	testbench.WaitFor(t, "the publish", patience, func() bool { return len(p.recorder.published()) == 2 })
+	testbroker.WaitFor(t, "the publish", patience, func() bool { return len(p.recorder.published()) == 2 })
 	cancel()
 	within(t, 0, "Publish", func() { assert.ErrorIs(t, <-result, publisher.ErrUnknown) })
 	within(t, goodbye, "Close", p.Close)
@@ -59,7 +59,7 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 // closed in the middle of the message, which would end the connection.
 func TestWriteGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
 	p := open(t, address, long)
@@ -70,13 +70,13 @@ func TestWriteGoesOnWithoutItsCaller(t *testing.T) {
 	result := make(chan error, 1)
 	body := strings.Repeat("x", 12<<20)
 	go func() { result <- p.say(ctx, queue, body) }()
-	testbench.WaitFor(t, "the publish", patience, func() bool { return len(p.recorder.published()) == 2 })
+	testbroker.WaitFor(t, "the publish", patience, func() bool { return len(p.recorder.published()) == 2 })
 	cancel()
 	assert.ErrorIs(t, <-result, publisher.ErrUnknown)
 	resume()
 
 	require.NoError(t, p.say(t.Context(), queue, "after"))
-	testbench.WaitFor(t, "the whole message", patience, func() bool { return testbench.Depth(t, broker, queue) == 3 })
+	testbroker.WaitFor(t, "the whole message", patience, func() bool { return testbroker.Depth(t, broker, queue) == 3 })
 	assert.Equal(t, map[string]int{"before": 1, body: 1, "after": 1}, bodies(t, broker, queue))
 	assert.Equal(t, 1, n.accepted(), "the connection was ended")
 }
@@ -85,7 +85,7 @@ func TestWriteGoesOnWithoutItsCaller(t *testing.T) {
 // its majority: the connection is kept, and each call ends in time.
 func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	queue := declare(t, broker, nil)
 	n, address := startNarrow(t, broker)
 	p := open(t, address, long)
@@ -111,17 +111,17 @@ func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
 // reader, and after five seconds a lost return would look like success.
 func TestReturnsOfMoreCallersThanPlaces(t *testing.T) {
 	t.Parallel()
-	broker := testbench.URL(t)
+	broker := testbroker.URL(t)
 	n, address := startNarrow(t, broker)
 	p := open(t, address, long)
-	missing := testbench.Queue(t)
+	missing := testbroker.Queue(t)
 	release := n.holdConfirms()
 	const all, places = 5000, 200
 	result := make(chan []call, 1)
 	go func() {
 		result <- callers(all, 1, func(_ int, body string) error { return p.say(t.Context(), missing, body) })
 	}()
-	testbench.WaitFor(t, "as many publishes as there are places", patience, func() bool {
+	testbroker.WaitFor(t, "as many publishes as there are places", patience, func() bool {
 		return len(p.recorder.published()) == places
 	})
 	release()

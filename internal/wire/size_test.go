@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/internal/wire/wiretest"
 )
@@ -77,8 +77,8 @@ type measured struct {
 func measure(t *testing.T) *measured {
 	t.Helper()
 	m := &measured{t: t, recorder: &recorder{}}
-	url := testbench.URL(t)
-	m.queue = testbench.Queue(t)
+	url := testbroker.URL(t)
+	m.queue = testbroker.Queue(t)
 	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		inner, err := amqp.DefaultDial(10*time.Second)(network, addr)
 		m.recorder.Conn = inner

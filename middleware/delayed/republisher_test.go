@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/delayed"
 )
@@ -67,7 +67,7 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 		require.Equal(t, "orders", again.metadata[middleware.QueueKey])
 		require.Equal(t, "1ms", again.metadata[delay.DelayedForKey])
 	}
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
 	dead := r.pubSub.to("orders.dlq")[0]
 	require.Equal(t, "order-1", dead.UUID)
 	require.Equal(t, "first", string(dead.Payload))
@@ -145,7 +145,7 @@ func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 	for attempt := 1; attempt <= 3; attempt++ {
 		require.Equal(t, attempt, receive(t, "an attempt", attempts))
 	}
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("dead")) == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("dead")) == 1 })
 	require.Equal(t, "billing.retry", r.pubSub.to("dead")[0].Metadata[middleware.DeadQueueKey])
 	require.Len(t, others, 1)
 }
@@ -208,7 +208,7 @@ func TestPubSubThatIgnoresDelaysIsNamedOnce(t *testing.T) {
 			r.handle("orders", func(*message.Message) error { return errFailed })
 			r.run()
 			require.NoError(t, r.pubSub.Publish("orders", message.NewMessage("order-1", nil)))
-			testbench.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
+			testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
 			require.Len(t, logger.Captured()[watermill.ErrorLogLevel], test.want)
 		})
 	}
@@ -222,7 +222,7 @@ func TestDelayIsNeverCutShort(t *testing.T) {
 	r.run()
 	began := time.Now()
 	require.NoError(t, r.pubSub.Publish("orders", message.NewMessage("order-1", nil)))
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
 	retries := r.pubSub.to("orders")[1:]
 	require.Len(t, retries, 4)
 	for i, asked := range []time.Duration{time.Millisecond, 300 * time.Millisecond, time.Second, 90 * time.Second} {
@@ -245,7 +245,7 @@ func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 	r.handle("orders", func(*message.Message) error { return errNul })
 	r.run()
 	require.NoError(t, r.pubSub.Publish("orders", message.NewMessage("order-1", nil)))
-	testbench.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
+	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
 	for _, msg := range slices.Concat(r.pubSub.to("orders"), r.pubSub.to("orders.dlq")) {
 		for key, value := range msg.Metadata {
 			require.NotContains(t, value, "\x00", key)

@@ -15,7 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -145,7 +145,7 @@ func TestCollectorNamesWhatIsWrong(t *testing.T) {
 // What a real broker says, with a management API that does not answer.
 func TestCollectorAsksTheBroker(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	away := httptest.NewServer(nil)
 	away.Close()
 	cfg := wamqp.NewDurableQueueConfig(url)
@@ -159,7 +159,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	plan, err := client.Plan(queue)
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
-		testbench.Delete(t, q.Name)
+		testbroker.Delete(t, q.Name)
 	}
 	waits := queue + ".wait.1h"
 	for range 3 {
@@ -172,7 +172,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	label := func(name, role string) string {
 		return `{name="` + name + `",queue="` + queue + `",role="` + role + `"}`
 	}
-	testbench.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+	testbroker.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
 		got = collect(t, c)
 		return got["queue_messages_ready"+label(waits, "wait")] == 3
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
@@ -61,17 +61,17 @@ func kinds(kinds ...middleware.EventKind) []middleware.EventKind { return kinds 
 
 func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
-	proxy := testbench.NewProxy(t, url)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	proxy := testbroker.NewProxy(t, url)
 	plan, err := topology.PerQueue{}.Plan(queue, []time.Duration{100 * time.Millisecond, 300 * time.Millisecond})
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
-		testbench.Delete(t, q.Name)
+		testbroker.Delete(t, q.Name)
 	}
 
 	// Two messages that have been interrupted five times, the one for the first
 	// time, the other after it was set aside four times as a suspect.
-	_, err = testbench.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	_, err = testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	send := func(id string, headers amqp.Table) {
 		publish(t, url, queue, amqp.Publishing{
@@ -170,7 +170,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		}
 		switch way.id {
 		case "held":
-			testbench.WaitFor(t, "the message is held", patience, func() bool { return len(told.about("held")) > 0 })
+			testbroker.WaitFor(t, "the message is held", patience, func() bool { return len(told.about("held")) > 0 })
 			require.Equal(t, 1.0, value(t, registry, `held_messages{queue="Q"}`, queue))
 			proxy.Blackhole(false)
 		case "late":
@@ -179,7 +179,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		}
 		last := way.events[len(way.events)-1]
 		var got []middleware.EventKind
-		testbench.WaitFor(t, "the events of "+way.id, patience, func() bool {
+		testbroker.WaitFor(t, "the events of "+way.id, patience, func() bool {
 			got = nil
 			for _, e := range told.about(way.id) {
 				if e.Kind != middleware.EventFailing || len(got) == 0 || got[len(got)-1] != e.Kind {

@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -95,7 +95,7 @@ func (l logs) about(id string) []line {
 // publish publishes as a plain AMQP client does, confirmed.
 func publish(t testing.TB, url, queue string, msg amqp.Publishing) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
+	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -116,7 +116,7 @@ func kill(t *testing.T, url, queue string, messages int) {
 	ch, err := conn.Channel()
 	require.NoError(t, err)
 	for range messages {
-		testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
+		testbroker.WaitFor(t, "a message in "+queue, patience, func() bool {
 			_, ok, err := ch.Get(queue, false)
 			require.NoError(t, err)
 			return ok

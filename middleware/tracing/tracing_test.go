@@ -21,7 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/middleware/tracing"
@@ -49,7 +49,7 @@ type service struct {
 
 func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, outer ...message.HandlerMiddleware) *service {
 	t.Helper()
-	s := &service{url: testbench.URL(t), queue: testbench.Queue(t)}
+	s := &service{url: testbroker.URL(t), queue: testbroker.Queue(t)}
 	s.spans, s.provider = recorder(t)
 	tracer := tracing.New(tracing.WithTracerProvider(s.provider))
 	cfg := wamqp.NewDurableQueueConfig(s.url)
@@ -59,7 +59,7 @@ func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, ou
 	plan, err := client.Plan(s.queue, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
-		testbench.Delete(t, q.Name)
+		testbroker.Delete(t, q.Name)
 	}
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, ou
 
 func (s *service) publish(t *testing.T, headers amqp.Table) {
 	t.Helper()
-	err := testbench.Channel(t, s.url).PublishWithContext(t.Context(), "", s.queue, true, false, amqp.Publishing{
+	err := testbroker.Channel(t, s.url).PublishWithContext(t.Context(), "", s.queue, true, false, amqp.Publishing{
 		MessageId: "m-1", CorrelationId: "c-1", Headers: headers, Body: []byte("secret"),
 	})
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func (s *service) publish(t *testing.T, headers amqp.Table) {
 // ended waits for n spans.
 func (s *service) ended(t *testing.T, n int) tracetest.SpanStubs {
 	t.Helper()
-	testbench.WaitFor(t, "the spans", patience, func() bool { return len(s.spans.GetSpans()) >= n })
+	testbroker.WaitFor(t, "the spans", patience, func() bool { return len(s.spans.GetSpans()) >= n })
 	return s.spans.GetSpans()
 }
 

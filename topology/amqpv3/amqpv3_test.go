@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/amqpv3"
@@ -28,7 +28,7 @@ func TestOutboxTimeline(t *testing.T) {
 	for name, kind := range map[string]topology.QueueType{"quorum": topology.Quorum, "classic": topology.Classic} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue := testbench.URL(t), testbench.Queue(t)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			cfg := wamqp.NewDurableQueueConfig(url)
 			client := open(t, cfg, topology.PerQueue{Type: kind})
 			delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
@@ -62,7 +62,7 @@ func TestOutboxTimeline(t *testing.T) {
 			dead := take(t, url, queue+".dlq")
 			require.Equal(t, "order 1", string(dead.Body))
 			require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
-			require.Equal(t, 0, testbench.Depth(t, url, queue))
+			require.Equal(t, 0, testbroker.Depth(t, url, queue))
 		})
 	}
 }
@@ -71,9 +71,9 @@ func TestOutboxTimeline(t *testing.T) {
 // TopologyBuilder is told both.
 func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	exchange := queue + ".exchange"
-	t.Cleanup(func() { _ = testbench.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
 	cfg := wamqp.NewDurableTopicConfig(url, exchange, queue)
 	cfg.Exchange.Durable = true
 	built := &builder{told: make(chan wamqp.BuildTopologyParams, 10)}
@@ -111,7 +111,7 @@ func (b *builder) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyPara
 
 func TestPublisherHonoursDelays(t *testing.T) {
 	t.Parallel()
-	url, queue := testbench.URL(t), testbench.Queue(t)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	cfg := wamqp.NewDurableQueueConfig(url)
 	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
 	calls := make(chan call, 10)
@@ -132,7 +132,7 @@ func TestPublisherHonoursDelays(t *testing.T) {
 
 func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	t.Parallel()
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	client := open(t, wamqp.NewDurableQueueConfig(url), topology.PerQueue{})
 
 	cfg := wamqp.NewNonDurableQueueConfig(url)

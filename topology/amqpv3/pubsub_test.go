@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/amqpv3"
 )
@@ -20,7 +20,7 @@ import (
 // publisher.
 
 func TestPubSubSuite(t *testing.T) {
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	group := func(t *testing.T, consumerGroup string) (message.Publisher, message.Subscriber) {
 		return pubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
 			wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix(consumerGroup)))
@@ -31,7 +31,7 @@ func TestPubSubSuite(t *testing.T) {
 }
 
 func TestQueueSuite(t *testing.T) {
-	url := testbench.URL(t)
+	url := testbroker.URL(t)
 	tests.TestPubSub(t, features(false), func(t *testing.T) (message.Publisher, message.Subscriber) {
 		cfg := wamqp.NewDurableQueueConfig(url)
 		cfg.Publish.ChannelPoolSize = 25

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/amqpv3"
@@ -82,8 +82,8 @@ func receive(t *testing.T, calls <-chan call) call {
 // take waits for a message in a queue and acks it.
 func take(t *testing.T, url, queue string) (got amqp.Delivery) {
 	t.Helper()
-	ch := testbench.Channel(t, url)
-	testbench.WaitFor(t, "a message in "+queue, patience, func() bool {
+	ch := testbroker.Channel(t, url)
+	testbroker.WaitFor(t, "a message in "+queue, patience, func() bool {
 		d, ok, err := ch.Get(queue, true)
 		require.NoError(t, err)
 		got = d

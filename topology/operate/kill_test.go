@@ -17,7 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -187,7 +187,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				counts := map[string]int{}
 				switch command {
 				case "replay", "edit":
-					testbench.WaitFor(t, "the rest to be replayed", patience, func() bool {
+					testbroker.WaitFor(t, "the rest to be replayed", patience, func() bool {
 						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
 							if command == "edit" {
 								msg.Body = append([]byte("repaired "), msg.Body...)
@@ -205,7 +205,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						requireEach(t, originals, n)
 					}
 				case "release", "cancel":
-					testbench.WaitFor(t, "all messages where they belong", patience, func() bool {
+					testbroker.WaitFor(t, "all messages where they belong", patience, func() bool {
 						target := b.queue
 						if command == "cancel" {
 							target = b.dead
@@ -215,7 +215,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						return len(counts) == n
 					})
 				case "discard":
-					testbench.WaitFor(t, "all letters in the queue or the file", patience, func() bool {
+					testbroker.WaitFor(t, "all letters in the queue or the file", patience, func() bool {
 						clear(counts)
 						data, err := os.ReadFile(file)
 						require.NoError(t, err)

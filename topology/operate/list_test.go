@@ -12,7 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -89,7 +89,7 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(1, func(_ int, _ *middleware.Notes, m *amqp.Publishing) { m.Headers[middleware.ReplaysKey] = "2" })
-		name := testbench.Queue(t)
+		name := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{
 			"x-queue-type": "classic", "x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
 		})
@@ -182,7 +182,7 @@ func heap() uint64 {
 func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
-	adopted := testbench.Queue(t)
+	adopted := testbroker.Queue(t)
 	_, err := b.ch.QueueDeclare(adopted, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)})
 	require.NoError(t, err)
 	b.plan.Dead.RoutingKey = adopted

@@ -7,7 +7,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -34,7 +34,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			b := newBox(t, topology.Quorum)
-			queue := testbench.Queue(t)
+			queue := testbroker.Queue(t)
 			declare := func(args amqp.Table) {
 				_, err := b.ch.QueueDeclare(queue, true, false, false, false, args)
 				require.NoError(t, err)

@@ -10,20 +10,20 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // managed starts a node of the test's own with RabbitMQ's management API, and
 // returns the API's URL; see its like in package topology.
-func managed(t testing.TB) (*testbench.Node, string) {
+func managed(t testing.TB) (*testbroker.Node, string) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	require.NoError(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
 	require.NoError(t, l.Close())
-	node := testbench.Private(t, testbench.WithAdvancedConfig(fmt.Sprintf(
+	node := testbroker.Private(t, testbroker.WithAdvancedConfig(fmt.Sprintf(
 		`[{rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, port)))
 	node.Ctl(t, "eval", `
 		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
@@ -34,7 +34,7 @@ func managed(t testing.TB) (*testbench.Node, string) {
 		{ok, _, _} = rabbit_plugins:ensure(File).`)
 	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testbench.WaitFor(t, "the management API", patience, func() bool {
+	testbroker.WaitFor(t, "the management API", patience, func() bool {
 		resp, err := client.Get(api + "/api/overview")
 		if err != nil {
 			return false
@@ -65,7 +65,7 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 			if what == "ready" || what == "unacked" {
 				b.publish(name, amqp.Publishing{Body: []byte("x")})
 			}
-			other := testbench.Channel(t, node.URL())
+			other := testbroker.Channel(t, node.URL())
 			switch what {
 			case "unacked":
 				_, ok, err := other.Get(name, false)
@@ -109,8 +109,8 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
 		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"]) // a quorum queue counts a get as a consumer
 		require.Contains(t, why[kind+".consumed"], "it is consumed")
-		require.Equal(t, -1, testbench.Depth(t, node.URL(), kind+".empty"))
-		require.Equal(t, 1, testbench.Depth(t, node.URL(), kind+".ready"))
-		require.Equal(t, 0, testbench.Depth(t, node.URL(), kind+".unacked"))
+		require.Equal(t, -1, testbroker.Depth(t, node.URL(), kind+".empty"))
+		require.Equal(t, 1, testbroker.Depth(t, node.URL(), kind+".ready"))
+		require.Equal(t, 0, testbroker.Depth(t, node.URL(), kind+".unacked"))
 	}
 }

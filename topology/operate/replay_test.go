@@ -12,7 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -76,7 +76,7 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 				n.Error = "no such customer"
 			}
 		})
-		other := testbench.Queue(t)
+		other := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
 		require.NoError(t, err)
 		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{middleware.DeadQueueKey: other}})
@@ -124,7 +124,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		b.die(dead)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		broken := testbench.Channel(t, b.url)
+		broken := testbroker.Channel(t, b.url)
 		deliveries, err := broken.Consume(b.queue, "", false, false, false, false, nil)
 		require.NoError(t, err)
 		back := make(chan int, 1)
@@ -237,7 +237,7 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		moved := b.drain(b.queue, 2)
 		require.Len(t, moved[1].Headers["theirs"], frame-400)
 		require.NotContains(t, moved[1].Headers, middleware.DeadHistoryKey)
-		require.Equal(t, 1, testbench.Depth(t, b.url, b.dead))
+		require.Equal(t, 1, testbroker.Depth(t, b.url, b.dead))
 	})
 }
 

@@ -10,7 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -45,8 +45,8 @@ type box struct {
 
 func newBox(t testing.TB, kind topology.QueueType, options ...topology.Option) *box {
 	t.Helper()
-	url := testbench.URL(t)
-	return newBoxAt(t, url, testbench.Queue(t), topology.PerQueue{Type: kind}, options...)
+	url := testbroker.URL(t)
+	return newBoxAt(t, url, testbroker.Queue(t), topology.PerQueue{Type: kind}, options...)
 }
 
 func newBoxAt(t testing.TB, url, queue string, strategy topology.PerQueue, options ...topology.Option) *box {
@@ -61,10 +61,10 @@ func newBoxAt(t testing.TB, url, queue string, strategy topology.PerQueue, optio
 	require.NoError(t, err)
 	b.dead = b.plan.Dead.RoutingKey
 	for _, q := range b.plan.Queues {
-		testbench.Delete(t, q.Name)
+		testbroker.Delete(t, q.Name)
 	}
-	testbench.Delete(t, b.dead+".originals")
-	b.ch = testbench.Channel(t, b.url)
+	testbroker.Delete(t, b.dead+".originals")
+	b.ch = testbroker.Channel(t, b.url)
 	kind := strategy.Type
 	if kind == "" {
 		kind = topology.Quorum
@@ -135,7 +135,7 @@ func (b *box) bodies(queue string, n int) []string {
 func (b *box) drain(queue string, n int) []amqp.Delivery {
 	b.t.Helper()
 	var taken []amqp.Delivery
-	testbench.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
+	testbroker.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
 		for {
 			d, ok, err := b.ch.Get(queue, true)
 			require.NoError(b.t, err)
@@ -151,8 +151,8 @@ func (b *box) drain(queue string, n int) []amqp.Delivery {
 // depth waits until a queue holds n messages.
 func (b *box) depth(queue string, n int) {
 	b.t.Helper()
-	testbench.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
-		return testbench.Depth(b.t, b.url, queue) == n
+	testbroker.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
+		return testbroker.Depth(b.t, b.url, queue) == n
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -43,7 +43,7 @@ func waitBox(t *testing.T, kind topology.QueueType, delays ...time.Duration) *bo
 	b.plan, err = topology.PerQueue{Type: kind}.Plan(b.queue, delays)
 	require.NoError(t, err)
 	for _, q := range b.plan.Queues {
-		testbench.Delete(t, q.Name)
+		testbroker.Delete(t, q.Name)
 	}
 	require.NoError(t, b.client.Declare(t.Context(), b.plan))
 	return b

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -58,7 +58,7 @@ func TestMessageIsRetriedAfterItsDelay(t *testing.T) {
 	require.Equal(t, "exhausted", dead.metadata[middleware.DeadReasonKey])
 	require.Equal(t, "4", dead.metadata[middleware.DeadFailuresKey])
 	require.Equal(t, r.topic, dead.metadata[wmiddleware.PoisonedTopicKey])
-	testbench.WaitFor(t, "what was handed over to be acked", patience, func() bool { return len(r.rows(r.topic)) == 0 })
+	testbroker.WaitFor(t, "what was handed over to be acked", patience, func() bool { return len(r.rows(r.topic)) == 0 })
 	r.stop()
 	require.Empty(t, calls, "no fifth attempt")
 }

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testbench"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/delayed"
 )
@@ -35,11 +35,11 @@ var errFailed = errors.New("the shop is closed")
 // server is shared by the tests of this package, each of which has topics of its own.
 var server struct {
 	sync.Mutex
-	postgres *testbench.Postgres
+	postgres *testbroker.Postgres
 }
 
 func TestMain(m *testing.M) {
-	testbench.Main(m, func() error {
+	testbroker.Main(m, func() error {
 		if server.postgres == nil {
 			return nil
 		}
@@ -53,8 +53,8 @@ func open(t *testing.T) *sql.DB {
 	server.Lock()
 	defer server.Unlock()
 	if server.postgres == nil {
-		p, err := testbench.StartPostgres(context.Background())
-		if errors.Is(err, testbench.ErrNoPostgres) && os.Getenv("MILLPOND_REQUIRE_POSTGRES") == "" {
+		p, err := testbroker.StartPostgres(context.Background())
+		if errors.Is(err, testbroker.ErrNoPostgres) && os.Getenv("MILLPOND_REQUIRE_POSTGRES") == "" {
 			t.Skip(err)
 		}
 		require.NoError(t, err)
@@ -158,7 +158,7 @@ func (r *rig) rows(topic string) []stored {
 func (r *rig) dead() stored {
 	r.t.Helper()
 	var found []stored
-	testbench.WaitFor(r.t, "the dead letter", patience, func() bool {
+	testbroker.WaitFor(r.t, "the dead letter", patience, func() bool {
 		found = r.rows(r.topic + ".dlq")
 		return len(found) > 0
 	})

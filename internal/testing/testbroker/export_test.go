@@ -1,0 +1,45 @@
+//go:build unix
+
+package testbroker
+
+import "slices"
+
+// Pids are those of the node's server, its epmd and its watchdog.
+func (n *Node) Pids() []int {
+	return []int{n.server.pid(), n.group.leader.pid(), n.group.watchdog.pid()}
+}
+
+func (n *Node) Folder() string { return n.layout.folder }
+
+func Folder(p *Postgres) string { return p.folder }
+
+// AMQPPort and EpmdPort replace the first port that is picked, once.
+func AMQPPort(port int) NodeOption { return firstPick(func(p *ports) { p.amqp = port }) }
+
+func EpmdPort(port int) NodeOption { return firstPick(func(p *ports) { p.epmd = port }) }
+
+func firstPick(change func(*ports)) NodeOption {
+	picked := false
+	return func(s *settings) {
+		s.pick = func() (ports, error) {
+			p, err := pickPorts()
+			if !picked {
+				picked = true
+				change(&p)
+			}
+			return p, err
+		}
+	}
+}
+
+// CountPublishes counts in a stream that arrives in pieces of n bytes.
+func CountPublishes(stream []byte, n int) int {
+	var c frameCounter
+	total := 0
+	for piece := range slices.Chunk(stream, n) {
+		total += c.count(piece)
+	}
+	return total
+}
+
+var ShortName = shortName

@@ -1,0 +1,155 @@
+package testbroker
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// installation is a RabbitMQ that can be run: the machine's own, or one in a chroot.
+type installation struct {
+	root              string // "" or the chroot's folder
+	server, ctl, epmd string // as seen from inside root
+}
+
+// ErrNoBroker means that no broker is installed that could be started; the error around it says what is missing.
+var ErrNoBroker = errors.New("no broker")
+
+// Installed returns nil if a broker can be started here, in the version MILLPOND_BROKER asks for.
+func Installed() error {
+	_, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
+	return err
+}
+
+// InstalledVersion is the version of the RabbitMQ that [Private] starts, such as 4.0.5. The test is skipped where none is
+// installed.
+func InstalledVersion(tb testing.TB) string {
+	tb.Helper()
+	in := requireInstallation(tb)
+	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(real)), "plugins", "rabbit-[0-9]*"))
+	if err != nil || len(found) != 1 {
+		tb.Fatalf("the version of %s cannot be told: want one rabbit-<version> among its plugins, found %q (%v)", real, found, err)
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-")
+}
+
+// The scripts that Debian and RabbitMQ's own packages put here neither change user nor read the system's node name, as
+// the wrappers in /usr/sbin do.
+const packagedBin = "/usr/lib/rabbitmq/bin"
+
+// findInstallation looks for the RabbitMQ that MILLPOND_BROKER names; empty means the one installed on this machine.
+func findInstallation(version string) (installation, error) {
+	switch version {
+	case "":
+		return findInstalled()
+	case "4.0", "4.3":
+		return findChroot(version)
+	default:
+		return installation{}, fmt.Errorf("MILLPOND_BROKER is %q: want 4.0, 4.3 or nothing", version)
+	}
+}
+
+func findInstalled() (installation, error) {
+	in, err := lookIn("", packagedBin)
+	if err == nil {
+		return in, nil
+	}
+	server, lookErr := exec.LookPath("rabbitmq-server")
+	if lookErr == nil {
+		if real, linkErr := filepath.EvalSymlinks(server); linkErr == nil && filepath.Base(real) != "rabbitmq-script-wrapper" {
+			return lookIn("", filepath.Dir(real))
+		}
+	}
+	return installation{}, fmt.Errorf("%w: package rabbitmq-server is not installed (`make test` installs it)", ErrNoBroker)
+}
+
+func findChroot(version string) (installation, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return installation{}, err
+	}
+	root := filepath.Join(cache, "millpond", "brokers", version)
+	in, err := lookIn(root, packagedBin)
+	if err != nil {
+		return installation{}, fmt.Errorf("%w: RabbitMQ %s is not in %s (`make test BROKER=%s` builds it)", ErrNoBroker, version, root, version)
+	}
+	if os.Geteuid() != 0 {
+		return installation{}, fmt.Errorf("%w: RabbitMQ %s runs in a chroot, which takes root", ErrNoBroker, version)
+	}
+	return in, nil
+}
+
+// lookIn expects rabbitmq-server and rabbitmqctl in bin, and Erlang's epmd in one of its usual places.
+func lookIn(root, bin string) (installation, error) {
+	in := installation{root: root, server: filepath.Join(bin, "rabbitmq-server"), ctl: filepath.Join(bin, "rabbitmqctl")}
+	for _, file := range []string{in.server, in.ctl} {
+		// Links in a chroot may be absolute: what they point to cannot be looked at from outside.
+		if _, err := os.Lstat(filepath.Join(root, file)); err != nil {
+			return installation{}, fmt.Errorf("%w: %w", ErrNoBroker, err)
+		}
+	}
+	epmd, err := findEpmd(root)
+	in.epmd = epmd
+	return in, err
+}
+
+func findEpmd(root string) (string, error) {
+	for _, pattern := range []string{"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd", "/usr/lib/erlang/bin/epmd"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return "", err
+		}
+		if len(found) > 0 {
+			return found[0][len(root):], nil
+		}
+	}
+	if root == "" {
+		if epmd, err := exec.LookPath("epmd"); err == nil {
+			return epmd, nil
+		}
+	}
+	return "", fmt.Errorf("%w: Erlang's epmd is not installed", ErrNoBroker)
+}
+
+// A mount namespace of its own gives the chroot a /proc and a /dev that vanish with the process. Where that is not
+// allowed, as in most containers, the node runs without them: all works but `rabbitmqctl status`.
+const enterChroot = `
+mount -t proc proc "$0/proc" 2>/dev/null || mount --bind /proc "$0/proc" 2>/dev/null
+mount --bind /dev "$0/dev" 2>/dev/null
+exec chroot "$0" "$@"`
+
+const enterChrootPlain = `exec chroot "$0" "$@"`
+
+// command runs args inside the installation's root, in place of the calling process: its pid is that of args.
+func (in installation) command(args ...string) []string {
+	if in.root == "" {
+		return args
+	}
+	if mountsAllowed() {
+		return append([]string{"unshare", "--mount", "--", "sh", "-c", enterChroot, in.root}, args...)
+	}
+	return append([]string{"sh", "-c", enterChrootPlain, in.root}, args...)
+}
+
+// config is what a node in this installation needs in its rabbitmq.conf. Without /proc RabbitMQ knows neither its own
+// memory nor the machine's, and the memory alarm would never rise.
+func (in installation) config() []string {
+	if in.root == "" || mountsAllowed() {
+		return nil
+	}
+	return []string{"vm_memory_calculation_strategy = allocated", "total_memory_available_override_value = 2GB"}
+}
+
+// mountsAllowed tells whether this process may have a mount namespace of its own.
+var mountsAllowed = sync.OnceValue(func() bool {
+	return exec.Command("unshare", "--mount", "--", "true").Run() == nil
+})

@@ -1,0 +1,176 @@
+package testbroker
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// layout is where a node keeps its files, and the environment that makes it stay there.
+type layout struct {
+	in      installation
+	folder  string // on this machine
+	inside  string // the same as the node sees it
+	name    string // of the Erlang node: mp-…@localhost
+	ports   ports
+	tls     bool // there is a TLS listener
+	cookie  string
+	seeds   []string // the cluster's nodes that started before this one
+	scripts string   // see slim
+}
+
+func newLayout(in installation, s settings) (layout, error) {
+	picked, err := s.pick()
+	if err != nil {
+		return layout{}, err
+	}
+	parent := ""
+	if in.root != "" {
+		parent = filepath.Join(in.root, "tmp")
+	}
+	folder, err := os.MkdirTemp(parent, "millpond-node-")
+	if err != nil {
+		return layout{}, err
+	}
+	l := layout{
+		in: in, folder: folder, inside: folder[len(in.root):], name: nodeName(), ports: picked,
+		tls: s.tls != nil, cookie: randomHex(16),
+	}
+	if err := l.write(s); err != nil {
+		_ = os.RemoveAll(folder)
+		return layout{}, err
+	}
+	l.scripts = l.slim()
+	return l, nil
+}
+
+func nodeName() string { return "mp-" + randomHex(4) + "@localhost" }
+
+// another is the layout of a further node of l's cluster. Its files are in a folder of l's, its epmd is l's.
+func (l layout) another(s settings, seeds []string) (layout, error) {
+	picked, err := s.pick()
+	if err != nil {
+		return layout{}, err
+	}
+	picked.epmd = l.ports.epmd
+	next := l
+	next.name, next.ports, next.seeds = nodeName(), picked, seeds
+	sub := "member-" + fmt.Sprint(len(seeds)+1)
+	next.folder, next.inside = filepath.Join(l.folder, sub), filepath.Join(l.inside, sub)
+	if err := os.Mkdir(next.folder, 0o700); err != nil {
+		return layout{}, err
+	}
+	if err := next.write(s); err != nil {
+		return layout{}, err
+	}
+	next.scripts = next.slim()
+	return next, nil
+}
+
+// clustering joins the node to the first of its cluster when it starts for the first time.
+func (l layout) clustering() []string {
+	if len(l.seeds) == 0 {
+		return nil
+	}
+	lines := []string{"cluster_formation.peer_discovery_backend = classic_config"}
+	for i, name := range append([]string{l.seeds[0]}, l.name) {
+		lines = append(lines, fmt.Sprintf("cluster_formation.classic_config.nodes.%d = %s", i+1, name))
+	}
+	return lines
+}
+
+func (l layout) write(s settings) error {
+	conf := append([]string{
+		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", l.ports.amqp),
+		// A small disk must not raise the alarm that stops all publishing.
+		"disk_free_limit.absolute = 10MB",
+	}, slices.Concat(l.in.config(), l.clustering(), s.lines)...)
+	files := map[string]string{
+		"rabbitmq.conf":   strings.Join(conf, "\n") + "\n",
+		"enabled_plugins": "[].\n",
+		".erlang.cookie":  l.cookie,
+	}
+	if s.advanced != "" {
+		files["advanced.config"] = s.advanced + "\n"
+	}
+	if s.tls != nil {
+		files["ca.pem"], files["certificate.pem"], files["key.pem"] = string(s.tls.ca), string(s.tls.certificate), string(s.tls.key)
+		files["rabbitmq.conf"] += fmt.Sprintf(tlsConfig, l.ports.tls, l.inside, l.inside, l.inside)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(l.folder, name), []byte(content), 0o400); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const tlsConfig = `listeners.ssl.1 = 127.0.0.1:%d
+ssl_options.cacertfile = %s/ca.pem
+ssl_options.certfile = %s/certificate.pem
+ssl_options.keyfile = %s/key.pem
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+`
+
+// env is the whole environment of the node, its epmd and its rabbitmqctl: nothing of the caller's RABBITMQ_ or ERL_
+// variables gets through.
+func (l layout) env() []string {
+	in := func(name string) string { return filepath.Join(l.inside, name) }
+	return []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH"),
+		"LANG=C.UTF-8",
+		"HOME=" + l.inside,
+		// Every Erlang that is started from here listens on loopback only, also the short-lived ones; epmd is ours.
+		"ERL_AFLAGS=-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false +S 2:2",
+		"ERL_EPMD_ADDRESS=127.0.0.1",
+		fmt.Sprintf("ERL_EPMD_PORT=%d", l.ports.epmd),
+		"ERL_CRASH_DUMP_SECONDS=0",
+		"RABBITMQ_NODENAME=" + l.name,
+		"RABBITMQ_NODE_IP_ADDRESS=127.0.0.1",
+		fmt.Sprintf("RABBITMQ_NODE_PORT=%d", l.ports.amqp),
+		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", l.ports.dist),
+		"RABBITMQ_CTL_DIST_PORT_MIN=0",
+		"RABBITMQ_CTL_DIST_PORT_MAX=0",
+		"RABBITMQ_CONF_ENV_FILE=" + in("no-rabbitmq-env.conf"),
+		"RABBITMQ_CONFIG_FILE=" + in("rabbitmq.conf"),
+		"RABBITMQ_ADVANCED_CONFIG_FILE=" + in("advanced.config"),
+		"RABBITMQ_ENABLED_PLUGINS_FILE=" + in("enabled_plugins"),
+		"RABBITMQ_MNESIA_BASE=" + in("data"),
+		"RABBITMQ_LOG_BASE=" + in("log"),
+		"RABBITMQ_LOGS=" + in("log/node.log"),
+		"RABBITMQ_GENERATED_CONFIG_DIR=" + in("generated"),
+		"RABBITMQ_SCHEMA_DIR=" + in("schema"),
+		"RABBITMQ_PID_FILE=" + in("node.pid"),
+		// The script then becomes the Erlang process instead of waiting for it.
+		"RABBITMQ_ALLOW_INPUT=true",
+	}
+}
+
+// An Erlang crash report is long, and its reason stands at its beginning.
+const tailLines = 60
+
+// tail returns the end of what the node wrote to its log and its output.
+func (l layout) tail() string {
+	var b strings.Builder
+	for _, name := range []string{"output", "log/node.log"} {
+		content, err := os.ReadFile(filepath.Join(l.folder, name))
+		if err != nil || len(content) == 0 {
+			continue
+		}
+		lines := strings.Split(strings.TrimRight(string(content), "\n"), "\n")
+		lines = lines[max(0, len(lines)-tailLines):]
+		fmt.Fprintf(&b, "\n--- end of the node's %s:\n%s", name, strings.Join(lines, "\n"))
+	}
+	return b.String()
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}

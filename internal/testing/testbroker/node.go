@@ -1,0 +1,326 @@
+package testbroker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	startLimit    = 90 * time.Second
+	stopLimit     = 60 * time.Second
+	startAttempts = 5
+	pollEvery     = 20 * time.Millisecond
+)
+
+// Node is a RabbitMQ node on this machine, reachable from it only. What stops, starts or freezes it is for one goroutine at a
+// time.
+type Node struct {
+	layout  layout
+	group   *group
+	output  *os.File
+	server  *process
+	version string
+	cluster *Cluster // nil for a node alone
+	close   sync.Once
+	closed  error
+}
+
+// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the test.
+// The test is skipped when no broker is installed: AMQP_URL is not enough, as nobody breaks a broker that is not his.
+func Private(tb testing.TB, opts ...NodeOption) *Node {
+	tb.Helper()
+	in := requireInstallation(tb)
+	n, err := startNode(tb.Context(), in, opts)
+	if err != nil {
+		tb.Fatalf("start a node: %v", err)
+	}
+	n.endsWith(tb)
+	return n
+}
+
+func (n *Node) endsWith(tb testing.TB) {
+	tb.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			tb.Errorf("end the node: %v", err)
+		}
+	})
+}
+
+// Start starts a node for a program. The context bounds the start, which takes no more than 90 seconds in any case; the
+// node lives until Close, or until the program ends.
+func Start(ctx context.Context, opts ...NodeOption) (*Node, error) {
+	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
+	if err != nil {
+		return nil, err
+	}
+	return startNode(ctx, in, opts)
+}
+
+func startNode(ctx context.Context, in installation, opts []NodeOption) (*Node, error) {
+	s := settings{pick: pickPorts}
+	for _, opt := range opts {
+		opt(&s)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	var errs []error
+	for range startAttempts {
+		n, err := launch(ctx, in, s)
+		if err == nil {
+			return n, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil || !errors.Is(err, errPort) {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// errPort means that somebody else has one of the node's ports.
+var errPort = errors.New("a port is in use")
+
+func launch(ctx context.Context, in installation, s settings) (*Node, error) {
+	l, err := newLayout(in, s)
+	if err != nil {
+		return nil, err
+	}
+	n, err := newNode(l)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(l.folder))
+	}
+	epmd := in.command(in.epmd, "-address", "127.0.0.1", "-port", fmt.Sprint(l.ports.epmd))
+	n.group, err = startGroup(l.folder, l.env(), n.output, epmd...)
+	if err != nil {
+		return nil, errors.Join(err, n.output.Close(), os.RemoveAll(l.folder))
+	}
+	if err := n.launched(n.run(ctx)); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+func newNode(l layout) (*Node, error) {
+	output, err := os.Create(filepath.Join(l.folder, "output"))
+	return &Node{layout: l, output: output}, err
+}
+
+// launched explains the error of a first run by what the node has written.
+func (n *Node) launched(err error) error {
+	if err == nil {
+		return nil
+	}
+	tail := n.layout.tail()
+	if strings.Contains(tail, "eaddrinuse") || strings.Contains(tail, "in use by another") {
+		err = fmt.Errorf("%w: %w", errPort, err)
+	}
+	return fmt.Errorf("%w%s", err, tail)
+}
+
+// run starts the server beside its epmd and returns once it speaks AMQP.
+func (n *Node) run(ctx context.Context) error {
+	epmd := func() error {
+		conn, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", n.layout.ports.epmd))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}
+	if err := n.await(ctx, n.group.leader, "epmd", epmd); err != nil {
+		return n.orEpmd(err)
+	}
+	script, env := n.layout.in.server, n.layout.env()
+	if slim := n.layout.scripts; slim != "" {
+		script, env = filepath.Join(slim, "rabbitmq-server"), append(env, "RABBITMQ_SCRIPTS_DIR="+slim)
+	}
+	server, err := n.group.add(env, n.output, n.layout.in.command(script, "-noinput")...)
+	if err != nil {
+		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
+	}
+	n.server = server
+	return n.orEpmd(n.await(ctx, server, "rabbitmq-server", n.greet))
+}
+
+// orEpmd explains err, even nil, by the end of epmd, which ends at once when somebody else has its port; its process group
+// is then gone too, or the one that answered was not ours.
+func (n *Node) orEpmd(err error) error {
+	if n.group.leader.ended() {
+		return errors.Join(fmt.Errorf("%w: epmd has ended", errPort), err)
+	}
+	return err
+}
+
+// await polls until ready returns nil.
+func (n *Node) await(ctx context.Context, p *process, what string, ready func() error) error {
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for {
+		err := ready()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s ended while starting (%s)", what, p.cmd.ProcessState)
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w: %w", what, ctx.Err(), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// greet opens an AMQP connection and makes sure that it is this node that answers on the port.
+func (n *Node) greet() error {
+	port, err := net.Dial("tcp4", n.address())
+	if err != nil {
+		return err
+	}
+	if err := port.Close(); err != nil {
+		return err
+	}
+	conn, err := amqp.DialConfig(n.URL(), amqp.Config{Dial: amqp.DefaultDial(5 * time.Second)})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	cluster, _ := conn.Properties["cluster_name"].(string)
+	if !n.knows(cluster) {
+		return fmt.Errorf("port %d belongs to another node, %q", n.layout.ports.amqp, cluster)
+	}
+	n.version, _ = conn.Properties["version"].(string)
+	if !n.layout.tls {
+		return nil
+	}
+	secure, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", n.layout.ports.tls))
+	if err != nil {
+		return err
+	}
+	return secure.Close()
+}
+
+// knows tells whether a cluster of that name is the node's: RabbitMQ names a cluster after one of its nodes.
+func (n *Node) knows(cluster string) bool {
+	for _, name := range append([]string{n.layout.name}, n.layout.seeds...) {
+		own, _, _ := strings.Cut(name, "@")
+		if strings.HasPrefix(cluster, own+"@") {
+			return true
+		}
+	}
+	return false
+}
+
+// URL is amqp://guest:guest@127.0.0.1:<port>/, the same for as long as the node lives.
+func (n *Node) URL() string { return n.URLOf("guest") }
+
+// URLOf is the URL for a user of [Node.Grant].
+func (n *Node) URLOf(user string) string {
+	return fmt.Sprintf("amqp://%s:%s@%s/", user, user, n.address())
+}
+
+// TLSURL is the address of the TLS listener of [WithTLS], by the name localhost.
+func (n *Node) TLSURL() string {
+	return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.layout.ports.tls)
+}
+
+func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.ports.amqp) }
+
+// Version is RabbitMQ's version as the node reports it to a client.
+func (n *Node) Version() string { return n.version }
+
+// Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data stays.
+func (n *Node) Stop(tb testing.TB) {
+	tb.Helper()
+	if err := n.stop(); err != nil {
+		tb.Fatalf("stop the node: %v", err)
+	}
+}
+
+func (n *Node) stop() error {
+	if err := n.server.signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-n.server.done:
+		return nil
+	case <-time.After(stopLimit):
+		return fmt.Errorf("it has not stopped in %s%s", stopLimit, n.layout.tail())
+	}
+}
+
+// Start starts a stopped or killed server again, on the same port and with the same data, and returns when it can be used.
+func (n *Node) Start(tb testing.TB) {
+	tb.Helper()
+	if err := n.start(tb.Context()); err != nil {
+		tb.Fatalf("start the node again: %v", err)
+	}
+}
+
+func (n *Node) start(ctx context.Context) error {
+	if !n.server.ended() {
+		return errors.New("it runs")
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	if err := n.run(ctx); err != nil {
+		return fmt.Errorf("%w%s", err, n.layout.tail())
+	}
+	return nil
+}
+
+// Kill ends the server by SIGKILL, as a crash does, and returns when it is gone. RabbitMQ 3.10 may forget a queue that was
+// declared in the milliseconds before (seen: one kill in thirty).
+func (n *Node) Kill(tb testing.TB) {
+	tb.Helper()
+	if err := n.kill(); err != nil {
+		tb.Fatalf("kill the node: %v", err)
+	}
+}
+
+func (n *Node) kill() error {
+	if err := n.server.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-n.server.done
+	return nil
+}
+
+// Freeze halts the server: its connections stay open and nothing moves. Close ends a frozen node too.
+func (n *Node) Freeze(tb testing.TB) {
+	tb.Helper()
+	if err := n.server.signal(freeze); err != nil {
+		tb.Fatalf("freeze the node: %v", err)
+	}
+	// The signal is on its way; what counts is that no thread of the server runs any more.
+	WaitFor(tb, "the server to freeze", stopLimit, n.server.halted)
+}
+
+// Thaw lets a frozen server go on.
+func (n *Node) Thaw(tb testing.TB) {
+	tb.Helper()
+	if err := n.server.signal(thaw); err != nil {
+		tb.Fatalf("thaw the node: %v", err)
+	}
+}
+
+// Close kills the server and its epmd and removes their files. Further calls do nothing and return the same error. A
+// member of a cluster ends the whole cluster.
+func (n *Node) Close() error {
+	if n.cluster != nil {
+		return n.cluster.Close()
+	}
+	n.close.Do(func() {
+		n.closed = errors.Join(n.group.end(n.server), n.output.Close())
+	})
+	return n.closed
+}

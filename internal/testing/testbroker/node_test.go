@@ -1,0 +1,205 @@
+//go:build unix
+
+package testbroker_test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("MILLPOND_HOLD") != "" {
+		hold() // as the child of TestNodeDiesWithAKilledProcess
+		return
+	}
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// publish sends one persistent message and returns whether the broker has confirmed it in time.
+func publish(t *testing.T, ch *amqp.Channel, queue, body string) *amqp.DeferredConfirmation {
+	t.Helper()
+	confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+		amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+	require.NoError(t, err)
+	return confirm
+}
+
+// durable declares a durable queue on a confirming channel of its own.
+func durable(t *testing.T, url, queue string) *amqp.Channel {
+	t.Helper()
+	ch := testbroker.Channel(t, url)
+	_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.Confirm(false))
+	return ch
+}
+
+func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
+	t.Helper()
+	select {
+	case <-confirm.Done():
+		require.True(t, confirm.Acked())
+	case <-time.After(30 * time.Second):
+		t.Fatal("no confirm in 30s")
+	}
+}
+
+// One node through all that a test may do to its own: a start takes seconds of processor time.
+func TestPrivateNode(t *testing.T) {
+	t.Parallel()
+	n := testbroker.Private(t,
+		testbroker.WithConfig("heartbeat = 7"),
+		testbroker.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
+	before := n.URL()
+	for _, step := range []struct {
+		name string
+		test func(t *testing.T, n *testbroker.Node)
+	}{
+		{"answers", nodeAnswers},
+		{"is configured", nodeIsConfigured},
+		{"is asked and told by rabbitmqctl", nodeIsAskedAndTold},
+		{"has users", nodeHasUsers},
+		{"listens on loopback only", nodeListensOnLoopbackOnly},
+		{"is frozen and thawed", nodeIsFrozenAndThawed},
+		{"is stopped", nodeIsStopped},
+		{"is killed", nodeIsKilled},
+		{"leaves nothing", nodeLeavesNothing},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.test(t, n) }) {
+			return
+		}
+		assert.Equal(t, before, n.URL())
+	}
+}
+
+func nodeAnswers(t *testing.T, n *testbroker.Node) {
+	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s", n.Version())
+	assert.NotEmpty(t, n.Version())
+	assert.Equal(t, -1, testbroker.Depth(t, n.URL(), "missing"))
+	ch := durable(t, n.URL(), "q")
+	assert.Equal(t, 0, testbroker.Depth(t, n.URL(), "q"))
+	confirmed(t, publish(t, ch, "q", "a"))
+	assert.Equal(t, 1, testbroker.Depth(t, n.URL(), "q"))
+	t.Log("RabbitMQ", n.Version())
+}
+
+func nodeIsConfigured(t *testing.T, n *testbroker.Node) {
+	conn := testbroker.Dial(t, n.URL())
+	assert.Equal(t, 7*time.Second, conn.Config.Heartbeat)
+	assert.Equal(t, 65536, conn.Config.FrameSize)
+}
+
+func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
+	assert.Equal(t, "q", strings.Fields(n.Ctl(t, "list_queues", "--no-table-headers", "name"))[0])
+
+	conn := testbroker.Dial(t, n.URL())
+	blocked := conn.NotifyBlocked(make(chan amqp.Blocking, 2))
+	n.Ctl(t, "set_vm_memory_high_watermark", "0.00001")
+	alarmed, err := conn.Channel()
+	require.NoError(t, err)
+	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
+	assert.True(t, nextBlocking(t, blocked).Active, "publishing under a memory alarm blocks the connection")
+	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
+	assert.False(t, nextBlocking(t, blocked).Active)
+}
+
+func nodeHasUsers(t *testing.T, n *testbroker.Node) {
+	n.Grant(t, testbroker.Everything("a vhost", "guest"), testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
+	durable(t, n.URL()+"a%20vhost", "r")
+	reader := testbroker.Channel(t, n.URLOf("reader")+"a%20vhost")
+	_, _, err := reader.Get("r", true)
+	require.NoError(t, err)
+	_, err = reader.QueueDeclare("of the reader", true, false, false, false, nil)
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, amqp.AccessRefused, refused.Code)
+
+	n.Grant(t, testbroker.Everything("a vhost", "reader"))
+	durable(t, n.URLOf("reader")+"a%20vhost", "of the reader")
+}
+
+func nodeIsFrozenAndThawed(t *testing.T, n *testbroker.Node) {
+	ch := durable(t, n.URL(), "q")
+	n.Freeze(t)
+	confirm := publish(t, ch, "q", "b")
+	select {
+	case <-confirm.Done():
+		t.Error("confirmed by a frozen broker")
+	case <-time.After(200 * time.Millisecond):
+	}
+	n.Thaw(t)
+	confirmed(t, confirm)
+}
+
+func nodeIsStopped(t *testing.T, n *testbroker.Node) {
+	pid := n.Pids()[0]
+	n.Stop(t)
+	assert.False(t, alive(pid))
+	_, err := amqp.Dial(n.URL())
+	require.Error(t, err)
+	n.Start(t)
+	testbroker.WaitFor(t, "the messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
+}
+
+func nodeIsKilled(t *testing.T, n *testbroker.Node) {
+	confirmed(t, publish(t, durable(t, n.URL(), "q"), "q", "c"))
+	pid := n.Pids()[0]
+	n.Kill(t)
+	assert.False(t, alive(pid))
+	n.Start(t)
+	testbroker.WaitFor(t, "all messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
+}
+
+func nodeLeavesNothing(t *testing.T, n *testbroker.Node) {
+	n.Freeze(t) // Close ends a frozen node too
+	pids := n.Pids()
+	for _, pid := range pids {
+		require.True(t, alive(pid))
+	}
+	require.DirExists(t, n.Folder())
+	require.NoError(t, n.Close())
+	for _, pid := range pids {
+		assert.False(t, alive(pid), "process %d", pid)
+	}
+	assert.NoDirExists(t, n.Folder())
+	assert.NoError(t, n.Close(), "again")
+}
+
+func nextBlocking(t *testing.T, blocked <-chan amqp.Blocking) (b amqp.Blocking) {
+	t.Helper()
+	select {
+	case b = <-blocked:
+	case <-time.After(limit):
+		t.Fatal("nothing about a memory alarm")
+	}
+	return b
+}
+
+func TestNodesSideBySide(t *testing.T) {
+	t.Parallel()
+	first, second := testbroker.Private(t), testbroker.Private(t)
+	require.NotEqual(t, first.URL(), second.URL())
+	durable(t, first.URL(), "q")
+	assert.Equal(t, -1, testbroker.Depth(t, second.URL(), "q"))
+}
+
+func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {
+	t.Parallel()
+	testbroker.RequireNode(t)
+	_, err := testbroker.Start(t.Context(), testbroker.WithConfig("no.such.key = 1"))
+	require.Error(t, err)
+	assert.Contains(t, err.Error(), "no.such.key")
+	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v", err)
+}

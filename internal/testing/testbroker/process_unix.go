@@ -1,0 +1,174 @@
+//go:build unix
+
+package testbroker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+)
+
+const (
+	freeze = syscall.SIGSTOP
+	thaw   = syscall.SIGCONT
+)
+
+// watch kills the process group it was told last and removes the folder, when its standard input ends. An empty line
+// disarms it. The loop is for files a dying process still creates.
+const watch = `
+trap '' HUP INT TERM
+group=
+while read -r line; do group=$line; done
+[ -z "$group" ] || kill -s KILL -- "-$group" 2>/dev/null
+tries=0
+while ! rm -rf -- "$1" 2>/dev/null && [ "$tries" -lt 50 ]; do tries=$((tries + 1)); sleep 0.1; done`
+
+// gate holds the first member of a group back until the watchdog knows about it.
+const gate = `read -r go && exec "$@"`
+
+// group is the process group of one node, with its watchdog.
+type group struct {
+	watchdog *process
+	armed    *os.File // the watchdog's standard input
+	leader   *process
+}
+
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended and is reaped
+}
+
+// startGroup starts a watchdog over folder and the group's first process.
+func startGroup(folder string, env []string, output *os.File, args ...string) (*group, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	dog := exec.Command("sh", "-c", watch, "sh", folder)
+	dog.Stdin = r
+	dog.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of the terminal's ^C
+	watchdog, err := start(dog)
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	g := &group{watchdog: watchdog, armed: w}
+
+	held, open, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, g.end())
+	}
+	defer held.Close()
+	defer open.Close()
+	first := exec.Command("sh", append([]string{"-c", gate, "sh"}, args...)...)
+	first.Stdin, first.Stdout, first.Stderr, first.Env = held, output, output, env
+	first.Dir = "/"
+	first.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if g.leader, err = start(first); err != nil {
+		return nil, errors.Join(err, g.end())
+	}
+	if _, err := fmt.Fprintln(w, g.leader.pid()); err != nil {
+		return nil, errors.Join(err, g.end())
+	}
+	if _, err := io.WriteString(open, "go\n"); err != nil {
+		return nil, errors.Join(err, g.end())
+	}
+	return g, nil
+}
+
+// add starts one more process in the group.
+func (g *group) add(env []string, output *os.File, args ...string) (*process, error) {
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Env = output, output, env
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: g.leader.pid()}
+	return start(cmd)
+}
+
+// end kills the group, waits until its members in procs and its watchdog are gone, and with them the folder.
+func (g *group) end(procs ...*process) error {
+	var err error
+	if g.leader != nil {
+		// Once all have ended, the group's number may belong to somebody else.
+		if alive := g.alive(procs); alive {
+			err = syscall.Kill(-g.leader.pid(), syscall.SIGKILL)
+		}
+		<-g.leader.done
+	}
+	for _, p := range procs {
+		if p != nil {
+			<-p.done
+		}
+	}
+	// For the same reason the watchdog is disarmed; it then only removes the folder.
+	_, writeErr := io.WriteString(g.armed, "\n")
+	err = errors.Join(err, writeErr, g.armed.Close())
+	<-g.watchdog.done
+	return err
+}
+
+func (g *group) alive(procs []*process) bool {
+	if !g.leader.ended() {
+		return true
+	}
+	for _, p := range procs {
+		if p != nil && !p.ended() {
+			return true
+		}
+	}
+	return false
+}
+
+func start(cmd *exec.Cmd) (*process, error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		_ = cmd.Wait() // the state is in cmd.ProcessState
+	}()
+	return p, nil
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *process) signal(s syscall.Signal) error {
+	if p.ended() {
+		return os.ErrProcessDone
+	}
+	return p.cmd.Process.Signal(s)
+}
+
+// halted tells whether all threads are stopped. Where there is no /proc it believes so.
+func (p *process) halted() bool {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid()))
+	if err != nil {
+		return true
+	}
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		if err != nil {
+			continue // the thread has ended
+		}
+		// The state follows the name, which is in parentheses and may contain some.
+		if end := bytes.LastIndexByte(stat, ')'); end < 0 || !bytes.HasPrefix(stat[end:], []byte(") T")) {
+			return false
+		}
+	}
+	return true
+}

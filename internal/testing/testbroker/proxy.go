@@ -1,0 +1,266 @@
+package testbroker
+
+import (
+	"errors"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Proxy is a TCP proxy on loopback between a client and a broker, whose network can be made to fail. All its methods may
+// be called from many goroutines.
+type Proxy struct {
+	listener net.Listener
+	url      url.URL
+	ending   chan struct{}
+	wait     sync.WaitGroup
+
+	mu     sync.Mutex
+	target string // host:port
+	links  map[*link]struct{}
+	black  bool
+	refuse bool
+	delay  time.Duration
+	lifted chan struct{} // closed at the end of the blackhole
+	thawed chan struct{} // closed at the end of a freeze; nil while there is none
+	tap    func(Seen) Fault
+	ended  func(connection int, by Party)
+	hold   chan struct{} // closed at the end of a hold of confirms; nil while there is none
+	closed bool
+
+	connections, publishes, up, down atomic.Int64
+}
+
+// NewProxy starts a proxy to the broker at targetURL. It ends with the test.
+func NewProxy(tb testing.TB, targetURL string) *Proxy {
+	tb.Helper()
+	p, err := OpenProxy(targetURL)
+	if err != nil {
+		tb.Fatalf("proxy: %v", err)
+	}
+	tb.Cleanup(p.Close)
+	return p
+}
+
+// OpenProxy is NewProxy for a program, which calls Close.
+func OpenProxy(targetURL string) (*Proxy, error) {
+	target, err := url.Parse(targetURL)
+	if err != nil {
+		return nil, errors.New("the target's URL cannot be parsed") // err would print its password
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{
+		listener: l,
+		url:      *target,
+		target:   hostPort(target),
+		ending:   make(chan struct{}),
+		links:    make(map[*link]struct{}),
+	}
+	p.url.Host = l.Addr().String()
+	p.wait.Go(p.accept)
+	return p, nil
+}
+
+func hostPort(u *url.URL) string {
+	port := u.Port()
+	switch {
+	case port != "":
+	case u.Scheme == "amqps":
+		port = "5671"
+	default:
+		port = "5672"
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// URL is the target's URL with the proxy's address: same credentials, same vhost.
+func (p *Proxy) URL() string { return p.url.String() }
+
+// Cut closes all live connections on both sides. New ones are accepted.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.cutBy(Network)
+	}
+}
+
+// Blackhole makes the network swallow everything while on: live and new connections stay open, no byte passes in either
+// direction, not even the news that one side has closed. When it is turned off, connections that have lost bytes are
+// closed, as nothing sensible can follow on them; the others go on.
+func (p *Proxy) Blackhole(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.black == on {
+		return
+	}
+	p.black = on
+	if on {
+		p.lifted = make(chan struct{})
+		return
+	}
+	for l := range p.links {
+		if l.lossy {
+			l.cutBy(Network)
+		}
+	}
+	close(p.lifted)
+}
+
+// Delay holds back every byte for d, in each direction. 0 ends it.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// Refuse closes new connections at once while on. Live ones go on.
+func (p *Proxy) Refuse(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse = on
+}
+
+// Freeze holds every byte back while on, in both directions, that of new connections included. What was held goes on
+// when it is turned off.
+func (p *Proxy) Freeze(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on && p.thawed == nil:
+		p.thawed = make(chan struct{})
+	case !on && p.thawed != nil:
+		close(p.thawed)
+		p.thawed = nil
+	}
+}
+
+// Retarget makes another broker the target of connections that are accepted from now on; the URL stays.
+func (p *Proxy) Retarget(tb testing.TB, targetURL string) {
+	tb.Helper()
+	target, err := url.Parse(targetURL)
+	if err != nil {
+		tb.Fatal("proxy: the target's URL cannot be parsed") // the error would print its password
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = hostPort(target)
+}
+
+// Live is how many connections there are at the moment.
+func (p *Proxy) Live() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.links)
+}
+
+// Connections is how many connections were accepted so far, refused and swallowed ones included.
+func (p *Proxy) Connections() int { return int(p.connections.Load()) }
+
+// Publishes is how many basic.publish methods clients have sent so far, swallowed ones included.
+func (p *Proxy) Publishes() int { return int(p.publishes.Load()) }
+
+// Tries is Connections and Publishes together: what clients have attempted so far.
+func (p *Proxy) Tries() int { return p.Connections() + p.Publishes() }
+
+// BytesUp is how many bytes clients have sent so far, swallowed ones included.
+func (p *Proxy) BytesUp() int64 { return p.up.Load() }
+
+// BytesDown is how many bytes the target has sent so far, swallowed ones included.
+func (p *Proxy) BytesDown() int64 { return p.down.Load() }
+
+// Close closes the listener and all connections, and returns when no goroutine of the proxy is left. A test need not
+// call it.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	if !p.closed {
+		p.closed = true
+		close(p.ending)
+		_ = p.listener.Close()
+		for l := range p.links {
+			l.cutBy(Network)
+		}
+	}
+	p.mu.Unlock()
+	p.wait.Wait()
+}
+
+func (p *Proxy) accept() {
+	for {
+		conn, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		l := newLink(p, conn, int(p.connections.Add(1)))
+		if !p.keep(l) {
+			l.cut()
+			continue
+		}
+		p.wait.Go(func() {
+			l.serve()
+			p.forget(l)
+		})
+	}
+}
+
+func (p *Proxy) keep(l *link) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.refuse {
+		return false
+	}
+	p.links[l] = struct{}{}
+	l.tap = p.tap
+	return true
+}
+
+func (p *Proxy) forget(l *link) {
+	p.mu.Lock()
+	delete(p.links, l)
+	ended := p.ended
+	p.mu.Unlock()
+	if ended != nil {
+		ended(l.number, l.endedBy())
+	}
+}
+
+// blackhole returns a channel that is closed at the end of the current blackhole, or nil if there is none.
+func (p *Proxy) blackhole() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.black {
+		return nil
+	}
+	return p.lifted
+}
+
+func (p *Proxy) targetAddress() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.target
+}
+
+// frozen returns a channel that is closed at the end of the current freeze, or nil if there is none.
+func (p *Proxy) frozen() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.thawed
+}
+
+// handle decides over bytes of l, or the end of one side: a channel means that they are lost, and is closed at the end of
+// the blackhole that swallowed them.
+func (p *Proxy) handle(l *link) (lost <-chan struct{}, delay time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.black {
+		return nil, p.delay
+	}
+	l.lossy = true
+	return p.lifted, 0
+}

@@ -1,0 +1,301 @@
+//go:build unix
+
+package testbroker_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+const limit = 10 * time.Second
+
+// echo is a peer that sends back what it gets; it counts its connections.
+type echo struct {
+	listener net.Listener
+	mu       sync.Mutex
+	conns    []net.Conn
+	wait     sync.WaitGroup
+}
+
+func startEcho(t *testing.T) *echo {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	e := &echo{listener: l}
+	e.wait.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			e.mu.Lock()
+			e.conns = append(e.conns, conn)
+			e.mu.Unlock()
+			e.wait.Go(func() { _, _ = io.Copy(conn, conn) })
+		}
+	})
+	t.Cleanup(e.close)
+	return e
+}
+
+func (e *echo) url() string { return "amqp://user:secret@" + e.listener.Addr().String() + "/vhost" }
+
+func (e *echo) accepted() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.conns)
+}
+
+func (e *echo) hangUp() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.conns {
+		_ = c.Close()
+	}
+}
+
+func (e *echo) close() {
+	_ = e.listener.Close()
+	e.hangUp()
+	e.wait.Wait()
+}
+
+func dialProxy(t *testing.T, p *testbroker.Proxy) net.Conn {
+	t.Helper()
+	u, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp4", u.Host)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(limit)))
+	return conn
+}
+
+func send(t *testing.T, conn net.Conn, s string) {
+	t.Helper()
+	_, err := conn.Write([]byte(s))
+	require.NoError(t, err)
+}
+
+func receive(t *testing.T, conn net.Conn, want string) {
+	t.Helper()
+	got := make([]byte, len(want))
+	_, err := io.ReadFull(conn, got)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got))
+}
+
+// silent asserts that nothing arrives, not even an end, for a while.
+func silent(t *testing.T, conn net.Conn) {
+	t.Helper()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err := conn.Read(make([]byte, 1))
+	var timeout net.Error
+	require.ErrorAs(t, err, &timeout)
+	require.True(t, timeout.Timeout(), "read ended with %v", err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(limit)))
+}
+
+func ended(t *testing.T, conn net.Conn) {
+	t.Helper()
+	_, err := conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	var timeout net.Error
+	require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "still open after %s", limit)
+}
+
+func TestProxyKeepsCredentialsAndVhost(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, "amqp://user:secret@127.0.0.1/vhost?heartbeat=5")
+	u, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	assert.Equal(t, "user:secret", u.User.String())
+	assert.Equal(t, "/vhost", u.Path)
+	assert.Equal(t, "heartbeat=5", u.RawQuery)
+	assert.Equal(t, "127.0.0.1", u.Hostname())
+	assert.NotEqual(t, "5672", u.Port())
+}
+
+func TestProxyPassesBytesBothWays(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, startEcho(t).url())
+	conn := dialProxy(t, p)
+	long := string(bytes.Repeat([]byte("0123456789"), 100_000))
+	done := make(chan error, 1)
+	go func() {
+		_, err := conn.Write([]byte(long))
+		done <- err
+	}()
+	receive(t, conn, long)
+	require.NoError(t, <-done)
+	assert.Equal(t, 1, p.Connections())
+	assert.EqualValues(t, len(long), p.BytesUp())
+	assert.EqualValues(t, len(long), p.BytesDown())
+	assert.Zero(t, p.Publishes(), "this is no AMQP")
+}
+
+func TestProxyCut(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, startEcho(t).url())
+	first, second := dialProxy(t, p), dialProxy(t, p)
+	send(t, first, "a")
+	receive(t, first, "a")
+	send(t, second, "b")
+	receive(t, second, "b")
+	p.Cut()
+	ended(t, first)
+	ended(t, second)
+	third := dialProxy(t, p)
+	send(t, third, "c")
+	receive(t, third, "c")
+	assert.Equal(t, 3, p.Connections())
+}
+
+func TestProxyRefuse(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, startEcho(t).url())
+	live := dialProxy(t, p)
+	send(t, live, "a")
+	receive(t, live, "a")
+	p.Refuse(true)
+	ended(t, dialProxy(t, p))
+	send(t, live, "b")
+	receive(t, live, "b")
+	p.Refuse(false)
+	again := dialProxy(t, p)
+	send(t, again, "c")
+	receive(t, again, "c")
+	assert.Equal(t, 3, p.Tries())
+}
+
+func TestProxyDelay(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, startEcho(t).url())
+	conn := dialProxy(t, p)
+	p.Delay(40 * time.Millisecond)
+	asked := time.Now()
+	send(t, conn, "a")
+	receive(t, conn, "a")
+	assert.GreaterOrEqual(t, time.Since(asked), 80*time.Millisecond, "there and back")
+	p.Delay(0)
+	send(t, conn, "b")
+	receive(t, conn, "b")
+}
+
+func TestProxyBlackholeSwallowsAndClosesNothing(t *testing.T) {
+	t.Parallel()
+	peer := startEcho(t)
+	p := testbroker.NewProxy(t, peer.url())
+	quiet, talking := dialProxy(t, p), dialProxy(t, p)
+	for _, conn := range []net.Conn{quiet, talking} {
+		send(t, conn, "a")
+		receive(t, conn, "a")
+	}
+	p.Blackhole(true)
+	fresh, freshTalking := dialProxy(t, p), dialProxy(t, p)
+	send(t, talking, "lost")
+	send(t, freshTalking, "lost")
+	testbroker.WaitFor(t, "eight swallowed bytes", limit, func() bool { return p.BytesUp() == 2+8 })
+	for _, conn := range []net.Conn{quiet, talking, fresh, freshTalking} {
+		silent(t, conn)
+	}
+	assert.EqualValues(t, 2, p.BytesDown())
+	assert.Equal(t, 2, peer.accepted(), "new connections must not reach the target")
+
+	p.Blackhole(false)
+	ended(t, talking)
+	ended(t, freshTalking)
+	for _, conn := range []net.Conn{quiet, fresh} {
+		send(t, conn, "b")
+		receive(t, conn, "b")
+	}
+}
+
+func TestProxyBlackholeHidesThatAPeerHungUp(t *testing.T) {
+	t.Parallel()
+	peer := startEcho(t)
+	p := testbroker.NewProxy(t, peer.url())
+	conn := dialProxy(t, p)
+	send(t, conn, "a")
+	receive(t, conn, "a")
+	p.Blackhole(true)
+	peer.hangUp()
+	silent(t, conn)
+	p.Blackhole(false)
+	ended(t, conn)
+}
+
+func TestProxyToAMissingTargetClosesTheConnection(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	p := testbroker.NewProxy(t, "amqp://"+l.Addr().String()+"/")
+	ended(t, dialProxy(t, p))
+}
+
+// No t.Parallel: goroutines of other tests would count.
+func TestProxyLeavesNoGoroutine(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	peer := startEcho(t)
+	p := testbroker.NewProxy(t, peer.url())
+	live := dialProxy(t, p)
+	send(t, live, "a")
+	receive(t, live, "a")
+	p.Delay(time.Hour)
+	send(t, live, "held back")
+	p.Blackhole(true)
+	send(t, dialProxy(t, p), "swallowed")
+	testbroker.WaitFor(t, "all bytes at the proxy", limit, func() bool { return p.BytesUp() == 1+9+9 })
+	p.Close()
+	p.Close()
+	peer.close()
+	goleak.VerifyNone(t, before)
+}
+
+func TestProxyCountsPublishesOfAClient(t *testing.T) {
+	t.Parallel()
+	p := testbroker.NewProxy(t, testbroker.URL(t))
+	queue := testbroker.Queue(t)
+	conn, err := amqp.Dial(p.URL())
+	require.NoError(t, err)
+	defer conn.Close()
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	_, err = ch.QueueDeclare(queue, false, false, false, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, ch.Confirm(false))
+	assert.Equal(t, 1, p.Tries(), "one connection, no publish")
+
+	for _, size := range []int{0, 10, 300_000} {
+		confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: make([]byte, size)})
+		require.NoError(t, err)
+		ok, err := confirm.WaitContext(t.Context())
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	assert.Equal(t, 3, p.Publishes())
+
+	p.Blackhole(true)
+	lost, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: []byte("lost")})
+	require.NoError(t, err)
+	testbroker.WaitFor(t, "the swallowed publish", limit, func() bool { return p.Publishes() == 4 })
+	assert.False(t, lost.Acked())
+	assert.Equal(t, 5, p.Tries())
+	assert.Equal(t, 3, testbroker.Depth(t, testbroker.URL(t), queue))
+	p.Blackhole(false)
+	testbroker.WaitFor(t, "the end of the connection that lost bytes", limit, conn.IsClosed)
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const root = "../../.."
+
+func TestRecordedAPIIsThatOfTheCode(t *testing.T) {
+	t.Parallel()
+	packages, err := public(root)
+	require.NoError(t, err)
+	recorded := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			recorded[path] = true
+		}
+		return err
+	}))
+	for _, pkg := range packages {
+		file := record(root, pkg)
+		require.True(t, recorded[file], "%s is not recorded: make api", pkg)
+		delete(recorded, file)
+		want, err := describe(root, pkg)
+		require.NoError(t, err)
+		found, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, want, string(found), "the exported API of %s has changed. If that is meant: make api, and a line in CHANGELOG.md", pkg)
+	}
+	require.Empty(t, recorded, "recorded for packages that are gone: make api")
+}
+
+func TestWhatIsDescribed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, path)), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, path), []byte(text), 0o644))
+	}
+	write("pond/pond.go", `// Package pond holds.
+package pond
+
+import "errors"
+
+// Depth is how deep.
+const (
+	Depth = 3
+	width = 4
+)
+
+var ErrDry = errors.New("dry") // nothing in it
+
+// Pond is one.
+type Pond struct {
+	// Level is how full.
+	Level int
+
+	drain bool
+}
+
+func (p *Pond) Fill(by int) error { p.drain = by < 0; return nil }
+
+func (p *Pond) empty() {}
+
+func New() *Pond { return &Pond{} }
+
+func fill() {}
+`)
+	write("pond/pond_test.go", "package pond\n\nfunc Exported() {}\n")
+	write("pond/internal/mud/mud.go", "package mud\n\nfunc Exported() {}\n")
+	write("cmd/mill/main.go", "package main\n\nfunc Exported() {}\n")
+	write("examples/sample/sample.go", "package sample\n")
+
+	packages, err := public(dir)
+	require.NoError(t, err)
+	require.Equal(t, []string{"pond"}, packages)
+	text, err := describe(dir, "pond")
+	require.NoError(t, err)
+	require.Equal(t, strings.TrimPrefix(`
+package pond // pond
+
+const Depth = 3
+
+func (p *Pond) Fill(by int) error
+
+func New() *Pond
+
+type Pond struct {
+	Level int
+	// contains filtered or unexported fields
+}
+
+var ErrDry = errors.New("dry")
+`, "\n"), text)
+
+	require.NoError(t, rewrite(dir))
+	write(folder+"/stale.txt", "old")
+	require.NoError(t, rewrite(dir))
+	recorded, err := filepath.Glob(filepath.Join(dir, folder, "*"))
+	require.NoError(t, err)
+	require.Equal(t, []string{record(dir, "pond")}, recorded)
+}

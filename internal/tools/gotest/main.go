@@ -1,0 +1,69 @@
+// Gotest runs `go test`, prints what it prints, and names the tests that were skipped, which `go test` keeps to itself:
+//
+//	go run ./internal/tools/gotest -race ./...
+//
+// All arguments go to `go test`, whose exit code is its own. -C, for a module in another folder, must come first as there. If
+// GOTEST_COUNTS names a file, the numbers of tests that passed, failed and were skipped are added to those in it, as JSON.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+)
+
+func main() {
+	code, err := run(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(args []string) (int, error) {
+	// Whoever signals this process signals go test too: stay to print what it says to that.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
+	cmd := exec.Command("go", command(args)...)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	r := newReport(os.Stdout, slices.Contains(args, "-v"))
+	readErr := r.read(stdout)
+	err = cmd.Wait()
+	r.end()
+	if file := os.Getenv("GOTEST_COUNTS"); file != "" {
+		if err := r.counts.addTo(file); err != nil {
+			return 1, err
+		}
+	}
+	var exit *exec.ExitError
+	switch {
+	case readErr != nil:
+		return 1, readErr
+	case err == nil:
+		return 0, nil
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1), nil
+	default:
+		return 1, err
+	}
+}
+
+// command puts -json after a -C, which go test takes as its first flag only.
+func command(args []string) []string {
+	first := 0
+	if len(args) > 1 && args[0] == "-C" {
+		first = 2
+	}
+	return slices.Concat([]string{"test"}, args[:first], []string{"-json"}, args[first:])
+}

@@ -1,0 +1,112 @@
+//go:build unix
+
+// Withbroker runs a command with a RabbitMQ beside it:
+//
+//	go run ./internal/tools/withbroker -- go run ./examples/basic
+//
+// It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with the command's code. The
+// broker is the installed rabbitmq-server (or the version that MILLPOND_BROKER names), else a container if Docker runs.
+// If AMQP_URL is set it starts nothing. SIGINT and SIGTERM go on to the command and everything it has started; so does the
+// end of the parent process, or of the one that -parent names, as a signal to `make` or `go run` does not come this far.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+func main() {
+	parent := flag.Int("parent", os.Getppid(), "process to end with")
+	flag.Usage = func() { fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]") }
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	code, err := run(flag.Args(), *parent)
+	if err != nil {
+		say("%v", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// broker is what has been started for the command.
+type broker struct {
+	url  string
+	env  []string // more for the command's environment
+	stop func() error
+}
+
+func run(args []string, parent int) (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	b, err := start(ctx)
+	interrupted := ctx.Err() != nil
+	stop()
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		err = errors.Join(err, b.stop())
+	}()
+	if interrupted {
+		return 130, nil
+	}
+	return execute(args, parent, append(append(os.Environ(), "AMQP_URL="+b.url), b.env...))
+}
+
+// onlyShared tells tests that one broker is all there is: those that want to break one are skipped, by name.
+var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
+
+func start(ctx context.Context) (broker, error) {
+	if given := os.Getenv("AMQP_URL"); given != "" {
+		b := broker{url: given, stop: func() error { return nil }}
+		say("AMQP_URL is set: using %s, starting nothing", redacted(given))
+		if err := testbroker.Installed(); err != nil {
+			say("what needs a broker of its own will be skipped: %v", err)
+			b.env = onlyShared
+		}
+		return b, nil
+	}
+	say("starting RabbitMQ …")
+	began := time.Now()
+	node, err := testbroker.Start(ctx)
+	switch {
+	case err == nil:
+		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()), time.Since(began).Seconds())
+		return broker{url: node.URL(), stop: node.Close}, nil
+	case !errors.Is(err, testbroker.ErrNoBroker):
+		return broker{}, err
+	case !dockerRuns(ctx):
+		return broker{}, fmt.Errorf("%w; or start Docker, or set AMQP_URL", err)
+	}
+	say("%v; using Docker", err)
+	say("what needs a broker of its own will be skipped")
+	c, err := startContainer(ctx)
+	if err != nil {
+		return broker{}, err
+	}
+	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()), time.Since(began).Seconds())
+	return broker{url: c.url(), env: onlyShared, stop: c.stop}, nil
+}
+
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "an address that cannot be parsed" // and might contain a password
+	}
+	return u.Redacted()
+}
+
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "withbroker: "+format+"\n", args...)
+}
