@@ -20,17 +20,17 @@ import (
 // delay + Extra * delay.
 //
 // Where each delay needs a wait queue of its own, on topology.PerQueue and
-// topology.Shared, a drawn delay waits on the next longer rung: see Rungs.
+// topology.Shared, a drawn delay waits on the next longer wait step: see WaitSteps.
 type BoundedJitter struct {
 	// Policy is asked for the shortest delay. It must not be nil.
 	Policy Policy
 	// Extra is the longest extension, as a part of the delay: 0.2 is a fifth. It
 	// must be positive and finite; 0 is invalid, for there is no default.
 	Extra float64
-	// Rungs is the number of wait queues over which a delay is spread, evenly:
+	// WaitSteps is the number of wait queues over which a delay is spread, evenly:
 	// with 4 and an Extra of 0.2, a delay of 2s waits 2.1s 2.2s 2.3s or 2.4s. It
-	// must be from 2 to 100; 0 means 4. Delays that share a rung share its queue.
-	Rungs int
+	// must be from 2 to 100; 0 means 4. Delays that share a wait step share its queue.
+	WaitSteps int
 
 	random *rand.Rand
 }
@@ -51,7 +51,7 @@ func (p BoundedJitter) Validate() error {
 // CheckEnd returns that of Policy.
 func (p BoundedJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 
-// Delays returns the rungs of every delay of Policy: 1.05s 1.1s 1.15s 1.2s for 1s
+// Delays returns the wait steps of every delay of Policy: 1.05s 1.1s 1.15s 1.2s for 1s
 // and an Extra of 0.2; nil if Policy lists none. Every delay lies under the
 // longest.
 func (p BoundedJitter) Delays() []time.Duration { return p.jitter().delays() }
@@ -60,7 +60,7 @@ func (p BoundedJitter) Delays() []time.Duration { return p.jitter().delays() }
 func (p BoundedJitter) Remarks() []string { return Remarks(p.Policy) }
 
 func (p BoundedJitter) jitter() jitter {
-	return jitter{policy: p.Policy, rungs: p.Rungs, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
+	return jitter{policy: p.Policy, rungs: p.WaitSteps, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
 		return d, p.extended(d)
 	}}
 }

@@ -26,7 +26,7 @@ import (
 // [MaxDelay].
 //
 // Where each delay needs a wait queue of its own, on topology.PerQueue and
-// topology.Shared, a drawn delay waits on the next longer rung: see Rungs.
+// topology.Shared, a drawn delay waits on the next longer wait step: see WaitSteps.
 type DecorrelatedJitter struct {
 	// Initial is the shortest delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
@@ -36,11 +36,11 @@ type DecorrelatedJitter struct {
 	// Retries is the number of retries. 0 means no end, which [CheckEnd]
 	// reports; a negative number is invalid.
 	Retries int
-	// Rungs is the number of wait queues over which each step of the growing
+	// WaitSteps is the number of wait queues over which each step of the growing
 	// bound is spread, evenly: with 4 and an Initial of 1s, a delay up to 3s waits
 	// 1.5s 2s 2.5s or 3s, one up to 9s also 4.5s 6s 7.5s or 9s. It must be from 2
 	// to 100; 0 means 4.
-	Rungs int
+	WaitSteps int
 
 	random *rand.Rand
 }
@@ -70,7 +70,7 @@ func (p DecorrelatedJitter) Validate() error {
 	found.delay("Initial", p.Initial)
 	found.limit(p.Max, p.Initial)
 	found.retries(p.Retries)
-	found.rungs(p.Rungs)
+	found.rungs(p.WaitSteps)
 	return found.join()
 }
 
@@ -79,7 +79,7 @@ func (p DecorrelatedJitter) CheckEnd() error {
 	return checkRetries("backoff.DecorrelatedJitter", p.Retries)
 }
 
-// Delays returns the rungs of every step from Initial to the longest delay if
+// Delays returns the wait steps of every step from Initial to the longest delay if
 // Retries or Max bounds it, else nil. Every delay lies under the longest.
 func (p DecorrelatedJitter) Delays() []time.Duration {
 	if p.Retries == 0 && p.Max <= 0 {
@@ -88,7 +88,7 @@ func (p DecorrelatedJitter) Delays() []time.Duration {
 	delays := []time.Duration{}
 	low := p.shortest()
 	for _, high := range distinct(p.Retries, p.bound) {
-		delays = append(delays, spread(low, high, p.Rungs)...)
+		delays = append(delays, spread(low, high, p.WaitSteps)...)
 		low = high
 	}
 	return delays

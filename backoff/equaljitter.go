@@ -19,14 +19,14 @@ import (
 // temp/2 + random_between(0, temp/2) with temp = min(cap, base * 2^attempt).
 //
 // Where each delay needs a wait queue of its own, on topology.PerQueue and
-// topology.Shared, a drawn delay waits on the next longer rung: see Rungs.
+// topology.Shared, a drawn delay waits on the next longer wait step: see WaitSteps.
 type EqualJitter struct {
 	// Policy is asked for the longest delay. It must not be nil.
 	Policy Policy
-	// Rungs is the number of wait queues over which a delay is spread, evenly:
+	// WaitSteps is the number of wait queues over which a delay is spread, evenly:
 	// with 4, a delay of 2s waits 1.25s 1.5s 1.75s or 2s. It must be from 2 to 100;
-	// 0 means 4. Delays that share a rung share its queue.
-	Rungs int
+	// 0 means 4. Delays that share a wait step share its queue.
+	WaitSteps int
 
 	random *rand.Rand
 }
@@ -43,7 +43,7 @@ func (p EqualJitter) Validate() error {
 // CheckEnd returns that of Policy.
 func (p EqualJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 
-// Delays returns the rungs of every delay of Policy: 625ms 750ms 875ms 1s 1.25s
+// Delays returns the wait steps of every delay of Policy: 625ms 750ms 875ms 1s 1.25s
 // 1.5s 1.75s 2s for 1s and 2s; nil if Policy lists none. Every delay lies under
 // the longest.
 func (p EqualJitter) Delays() []time.Duration { return p.jitter().delays() }
@@ -52,7 +52,7 @@ func (p EqualJitter) Delays() []time.Duration { return p.jitter().delays() }
 func (p EqualJitter) Remarks() []string { return Remarks(p.Policy) }
 
 func (p EqualJitter) jitter() jitter {
-	return jitter{policy: p.Policy, rungs: p.Rungs, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
+	return jitter{policy: p.Policy, rungs: p.WaitSteps, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
 		return d / 2, d
 	}}
 }

@@ -73,15 +73,15 @@ func (p *problems) retries(retries int) {
 	}
 }
 
-// rungs checks the Rungs of a jitter, of which 0 means the default.
+// wait steps checks the WaitSteps of a jitter, of which 0 means the default.
 func (p *problems) rungs(rungs int) {
 	switch {
 	case rungs < 0:
-		p.add("Rungs %d is negative: use 0 for %d", rungs, defaultRungs)
+		p.add("WaitSteps %d is negative: use 0 for %d", rungs, defaultRungs)
 	case rungs == 1:
-		p.add("Rungs 1 spreads nothing: use at least 2, or 0 for %d", defaultRungs)
+		p.add("WaitSteps 1 spreads nothing: use at least 2, or 0 for %d", defaultRungs)
 	case rungs > maxRungs:
-		p.add("Rungs %d would be as many queues for each delay: use at most %d, or 0 for %d", rungs, maxRungs, defaultRungs)
+		p.add("WaitSteps %d would be as many queues for each delay: use at most %d, or 0 for %d", rungs, maxRungs, defaultRungs)
 	}
 }
 

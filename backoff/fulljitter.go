@@ -19,14 +19,14 @@ import (
 // random_between(0, min(cap, base * 2^attempt)).
 //
 // Where each delay needs a wait queue of its own, on topology.PerQueue and
-// topology.Shared, a drawn delay waits on the next longer rung: see Rungs.
+// topology.Shared, a drawn delay waits on the next longer wait step: see WaitSteps.
 type FullJitter struct {
 	// Policy is asked for the longest delay. It must not be nil.
 	Policy Policy
-	// Rungs is the number of wait queues over which a delay is spread, evenly:
+	// WaitSteps is the number of wait queues over which a delay is spread, evenly:
 	// with 4, a delay of 2s waits 500ms 1s 1.5s or 2s. It must be from 2 to 100; 0
-	// means 4. Delays that share a rung share its queue.
-	Rungs int
+	// means 4. Delays that share a wait step share its queue.
+	WaitSteps int
 
 	random *rand.Rand
 }
@@ -43,7 +43,7 @@ func (p FullJitter) Validate() error {
 // CheckEnd returns that of Policy.
 func (p FullJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 
-// Delays returns the rungs of every delay of Policy: 250ms 500ms 750ms 1s 1.5s 2s
+// Delays returns the wait steps of every delay of Policy: 250ms 500ms 750ms 1s 1.5s 2s
 // for 1s and 2s; nil if Policy lists none. Every delay lies under the longest.
 func (p FullJitter) Delays() []time.Duration { return p.jitter().delays() }
 
@@ -51,7 +51,7 @@ func (p FullJitter) Delays() []time.Duration { return p.jitter().delays() }
 func (p FullJitter) Remarks() []string { return Remarks(p.Policy) }
 
 func (p FullJitter) jitter() jitter {
-	return jitter{policy: p.Policy, rungs: p.Rungs, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
+	return jitter{policy: p.Policy, rungs: p.WaitSteps, random: p.random, around: func(d time.Duration) (low, high time.Duration) {
 		return 0, d
 	}}
 }

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// defaultRungs is the number of rungs of a delay where Rungs is 0.
+	// defaultRungs is the number of wait steps of a delay where WaitSteps is 0.
 	defaultRungs = 4
-	// maxRungs bounds Rungs: each is a queue.
+	// maxRungs bounds WaitSteps: each is a queue.
 	maxRungs = 100
 )
 
@@ -37,7 +37,7 @@ func (j jitter) validate(found *problems) error {
 	return found.join()
 }
 
-// delays returns the rungs of every delay that the policy lists.
+// delays returns the wait steps of every delay that the policy lists.
 func (j jitter) delays() []time.Duration {
 	listed, known := Delays(j.policy)
 	if !known {
@@ -65,7 +65,7 @@ func draw(random *rand.Rand, low, high time.Duration) time.Duration {
 	return clamp(min(wholeMilliseconds(d), high))
 }
 
-// spread returns the rungs of what is drawn above low, up to high: as many as
+// spread returns the wait steps of what is drawn above low, up to high: as many as
 // wanted, evenly spread, the last of them high.
 func spread(low, high time.Duration, rungs int) []time.Duration {
 	n := time.Duration(defaultRungs)

@@ -13,7 +13,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// requireUnderRungs asserts that a wait has a rung to be rounded up to.
+// requireUnderRungs asserts that a wait has a wait step to be rounded up to.
 func requireUnderRungs(t *testing.T, p backoff.Policy, wait time.Duration) {
 	t.Helper()
 	if rungs, known := backoff.Delays(p); known {
@@ -23,7 +23,7 @@ func requireUnderRungs(t *testing.T, p backoff.Policy, wait time.Duration) {
 }
 
 // Ten thousand draws each: within their bounds, as likely in one tenth of them as
-// in another, and on the rungs listed before, each with its share.
+// in another, and on the wait steps listed before, each with its share.
 func TestJitterDistribution(t *testing.T) {
 	t.Parallel()
 	const draws, s = 10_000, time.Second
@@ -33,7 +33,7 @@ func TestJitterDistribution(t *testing.T) {
 		failure   backoff.Failure
 		low, high time.Duration
 		rungs     []time.Duration
-		shares    []float64 // of the rungs
+		shares    []float64 // of the wait steps
 	}{
 		"full": {
 			backoff.Seeded(backoff.FullJitter{Policy: ten}, 1), ofCount(1), 0, 10 * s,
@@ -41,12 +41,12 @@ func TestJitterDistribution(t *testing.T) {
 			[]float64{0.25, 0.25, 0.25, 0.25},
 		},
 		"full on ten rungs": {
-			backoff.Seeded(backoff.FullJitter{Policy: ten, Rungs: 10}, 2), ofCount(1), 0, 10 * s,
+			backoff.Seeded(backoff.FullJitter{Policy: ten, WaitSteps: 10}, 2), ofCount(1), 0, 10 * s,
 			[]time.Duration{s, 2 * s, 3 * s, 4 * s, 5 * s, 6 * s, 7 * s, 8 * s, 9 * s, 10 * s},
 			[]float64{0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1},
 		},
 		"equal": {
-			backoff.Seeded(backoff.EqualJitter{Policy: ten, Rungs: 2}, 3), ofCount(1), 5 * s, 10 * s,
+			backoff.Seeded(backoff.EqualJitter{Policy: ten, WaitSteps: 2}, 3), ofCount(1), 5 * s, 10 * s,
 			[]time.Duration{7500 * time.Millisecond, 10 * s},
 			[]float64{0.5, 0.5},
 		},
@@ -56,12 +56,12 @@ func TestJitterDistribution(t *testing.T) {
 			[]float64{0.25, 0.25, 0.25, 0.25},
 		},
 		"decorrelated, first": {
-			backoff.Seeded(backoff.DecorrelatedJitter{Initial: 2 * s, Retries: 1, Rungs: 2}, 5), ofCount(1), 2 * s, 6 * s,
+			backoff.Seeded(backoff.DecorrelatedJitter{Initial: 2 * s, Retries: 1, WaitSteps: 2}, 5), ofCount(1), 2 * s, 6 * s,
 			[]time.Duration{4 * s, 6 * s},
 			[]float64{0.5, 0.5},
 		},
 		"decorrelated, after 4s": {
-			backoff.Seeded(backoff.DecorrelatedJitter{Initial: 2 * s, Max: 10 * s, Rungs: 2}, 6),
+			backoff.Seeded(backoff.DecorrelatedJitter{Initial: 2 * s, Max: 10 * s, WaitSteps: 2}, 6),
 			backoff.Failure{Count: 9, Last: 4 * s}, 2 * s, 10 * s,
 			[]time.Duration{4 * s, 6 * s, 8 * s, 10 * s},
 			[]float64{0.25, 0.25, 0.25, 0.25},
@@ -151,7 +151,7 @@ func TestJitterAtTheEdges(t *testing.T) {
 		"full, attempt 0":                 {backoff.FullJitter{Policy: backoff.List{4 * ms}}, ofCount(0), ms, 4 * ms},
 		"full, attempt -1":                {backoff.FullJitter{Policy: backoff.List{4 * ms}}, ofCount(-1), ms, 4 * ms},
 		"full, attempt 10^6":              {backoff.FullJitter{Policy: backoff.Exponential{Initial: 1, Factor: 2}}, ofCount(1_000_000), ms, backoff.MaxDelay},
-		"full, invalid rungs":             {backoff.FullJitter{Policy: backoff.List{4 * ms}, Rungs: -1}, ofCount(1), ms, 4 * ms},
+		"full, invalid rungs":             {backoff.FullJitter{Policy: backoff.List{4 * ms}, WaitSteps: -1}, ofCount(1), ms, 4 * ms},
 		"equal of a millisecond":          {backoff.EqualJitter{Policy: backoff.Constant{Interval: ms}}, ofCount(1), ms, ms},
 		"equal of ten years":              {backoff.EqualJitter{Policy: foreign{wait: math.MaxInt64, retry: true}}, ofCount(1), backoff.MaxDelay / 2, backoff.MaxDelay},
 		"equal, attempt -1":               {backoff.EqualJitter{Policy: backoff.List{4 * ms}}, ofCount(-1), 3 * ms, 4 * ms},

@@ -65,9 +65,9 @@ func CheckEnd(p Policy) error {
 // or has more than 1000 of them. No delays, but known, means that p never
 // retries. The caller owns the slice.
 //
-// A jitter may return any delay. It lists a few, its rungs, none of its delays
+// A jitter may return any delay. It lists a few, its wait steps, none of its delays
 // above the last of them: where each delay needs a queue, a delay waits on the
-// next longer rung.
+// next longer wait step.
 //
 // A policy takes part with a method
 //

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Attempt returns the number of this attempt, 1 at the first delivery. ctx is
@@ -19,7 +21,7 @@ func Attempt(ctx context.Context) int {
 }
 
 func attemptOf(d *Delivery) int {
-	return min(max(d.Notes.Failures, 0), maxFailures-1) + 1
+	return min(max(d.State.Failures, 0), header.MaxFailures-1) + 1
 }
 
 // LastAttempt reports whether the message would be dead-lettered if this
@@ -35,9 +37,9 @@ func LastAttempt(ctx context.Context) bool {
 	}
 	decided := d.retry.limits.decide(failure{
 		err:   errUnknown,
-		mark:  mark{class: ClassRetryable},
+		mark:  mark{class: header.ClassRetryable},
 		at:    placeOf(ctx, d),
-		notes: d.Notes,
+		notes: d.State,
 		now:   d.retry.now().UTC(),
 	})
 	return decided.reason != ""
@@ -49,20 +51,20 @@ var errUnknown = errors.New("unknown error")
 // FirstFailure returns when the first attempt failed; false at attempt 1.
 func FirstFailure(ctx context.Context) (time.Time, bool) {
 	d := deliveryFrom(ctx)
-	if d == nil || d.Notes.FirstFailure.IsZero() {
+	if d == nil || d.State.FirstFailure.IsZero() {
 		return time.Time{}, false
 	}
-	return notAfter(d.Notes.FirstFailure, time.Now()), true
+	return notAfter(d.State.FirstFailure, time.Now()), true
 }
 
 // FirstSeen returns when the message was first set aside or republished; false
-// if that has not happened. WithLaterLimit counts from here.
+// if that has not happened. WithSnoozeLimit counts from here.
 func FirstSeen(ctx context.Context) (time.Time, bool) {
 	d := deliveryFrom(ctx)
-	if d == nil || d.Notes.FirstSeen.IsZero() {
+	if d == nil || d.State.FirstSeen.IsZero() {
 		return time.Time{}, false
 	}
-	return notAfter(d.Notes.FirstSeen, time.Now()), true
+	return notAfter(d.State.FirstSeen, time.Now()), true
 }
 
 // Origin returns the exchange and the routing key the message first came with,
@@ -73,7 +75,7 @@ func Origin(ctx context.Context) (exchange, routingKey string, ok bool) {
 	if d == nil {
 		return "", "", false
 	}
-	exchange, routingKey = d.Notes.OriginExchange, d.Notes.OriginRoutingKey
+	exchange, routingKey = d.State.OriginExchange, d.State.OriginRoutingKey
 	return exchange, routingKey, exchange != "" || routingKey != ""
 }
 
@@ -81,10 +83,10 @@ func Origin(ctx context.Context) (exchange, routingKey string, ok bool) {
 // copy. The oldest of very many are missing. After a dead letter was moved back
 // the attempts of the earlier rounds come first, so there may be some at
 // attempt 1.
-func PastAttempts(ctx context.Context) []HistoryEntry {
+func PastAttempts(ctx context.Context) []header.AttemptError {
 	d := deliveryFrom(ctx)
 	if d == nil {
 		return nil
 	}
-	return slices.Clone(d.Notes.History)
+	return slices.Clone(d.State.History)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -50,7 +51,7 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 			t.Errorf("Origin is %q, %q, %v", exchange, key, ok)
 		}
 		return errBoom
-	})), newMessage(middleware.Delivery{Notes: middleware.Notes{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
+	})), newMessage(middleware.Delivery{State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
 
 	if result.Outcome != middlewaretest.DeadLettered {
 		t.Fatal(result)
@@ -68,7 +69,7 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 
 func TestOriginOnTheDefaultExchange(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{OriginRoutingKey: "orders"}})
+	msg := newMessage(middleware.Delivery{State: header.RetryState{OriginRoutingKey: "orders"}})
 	if exchange, key, ok := middleware.Origin(msg.Context()); !ok || exchange != "" || key != "orders" {
 		t.Errorf("got %q, %q, %v", exchange, key, ok)
 	}
@@ -83,19 +84,19 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		middleware.WithMaxAge(24 * time.Hour),
 	}
 	for name, test := range map[string]struct {
-		notes   middleware.Notes
+		notes   header.RetryState
 		options []middleware.Option
 		want    bool
 	}{
-		"first of three":        {middleware.Notes{}, nil, false},
-		"third of three":        {middleware.Notes{Failures: 2}, nil, true},
-		"attempts":              {middleware.Notes{}, []middleware.Option{middleware.WithMaxAttempts(1)}, true},
-		"age":                   {middleware.Notes{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
-		"deadline":              {middleware.Notes{Deadline: hourAgo}, nil, true},
-		"whatever the default":  {middleware.Notes{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":     {middleware.Notes{Failures: 1 << 62}, unknownEnd, true},
-		"forged, negative":      {middleware.Notes{Failures: -1}, nil, false},
-		"forged, first in 2999": {middleware.Notes{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
+		"first of three":        {header.RetryState{}, nil, false},
+		"third of three":        {header.RetryState{Failures: 2}, nil, true},
+		"attempts":              {header.RetryState{}, []middleware.Option{middleware.WithMaxAttempts(1)}, true},
+		"age":                   {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
+		"deadline":              {header.RetryState{Deadline: hourAgo}, nil, true},
+		"whatever the default":  {header.RetryState{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above":     {header.RetryState{Failures: 1 << 62}, unknownEnd, true},
+		"forged, negative":      {header.RetryState{Failures: -1}, nil, false},
+		"forged, first in 2999": {header.RetryState{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -106,7 +107,7 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 					return nil
 				}),
 			)
-			if _, err := h(newMessage(middleware.Delivery{Notes: test.notes})); err != nil || got != test.want {
+			if _, err := h(newMessage(middleware.Delivery{State: test.notes})); err != nil || got != test.want {
 				t.Errorf("got %v, %v; want %v", got, err, test.want)
 			}
 		})
@@ -133,7 +134,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
+	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
 	if at, ok := middleware.FirstFailure(msg.Context()); !ok || at.After(time.Now()) {
 		t.Errorf("got %v, %v", at, ok)
 	}
@@ -141,8 +142,8 @@ func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 
 func TestPastAttemptsIsACopy(t *testing.T) {
 	t.Parallel()
-	notes := middleware.Notes{History: []middleware.HistoryEntry{{Attempt: 1}}}
-	ctx := newMessage(middleware.Delivery{Notes: notes}).Context()
+	notes := header.RetryState{History: []header.AttemptError{{Attempt: 1}}}
+	ctx := newMessage(middleware.Delivery{State: notes}).Context()
 	middleware.PastAttempts(ctx)[0].Attempt = 9
 	if got := middleware.PastAttempts(ctx)[0].Attempt; got != 1 {
 		t.Errorf("got %d", got)

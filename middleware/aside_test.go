@@ -12,12 +12,13 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 	t.Parallel()
-	closed := middleware.Later(errBoom, time.Minute)
+	closed := middleware.Snooze(errBoom, time.Minute)
 	for name, test := range map[string]struct {
 		err   error
 		aside bool
@@ -26,7 +27,7 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 		"through %w":            {fmt.Errorf("order 7: %w", closed), true},
 		"through errors.Join":   {errors.Join(errBoom, closed), true},
 		"through a multierror":  {&multierror{errBoom, closed}, true},
-		"the outer one wins":    {middleware.Later(middleware.Permanent(errBoom), time.Minute), true},
+		"the outer one wins":    {middleware.Snooze(middleware.Permanent(errBoom), time.Minute), true},
 		"an outer failure wins": {middleware.Retryable(closed), false},
 		"the first joined wins": {errors.Join(middleware.Permanent(errBoom), closed), false},
 		"retry after, no later": {middleware.RetryAfter(errBoom, time.Minute), false},
@@ -46,10 +47,10 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 
 func TestLaterReadsAsItsError(t *testing.T) {
 	t.Parallel()
-	if middleware.Later(nil, time.Minute) != nil {
+	if middleware.Snooze(nil, time.Minute) != nil {
 		t.Error("of nil it is not nil")
 	}
-	err := middleware.Later(errBoom, time.Minute)
+	err := middleware.Snooze(errBoom, time.Minute)
 	if err.Error() != "boom" || !errors.Is(err, errBoom) {
 		t.Errorf("got %v", err)
 	}
@@ -69,7 +70,7 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 		if step++; step == 3 || step > 4 {
 			return errBoom
 		}
-		return middleware.Later(errBoom, time.Minute)
+		return middleware.Snooze(errBoom, time.Minute)
 	})), newMessage(middleware.Delivery{}))
 	want := []string{
 		"attempt 1, 0 past, seen false, failed false",
@@ -94,16 +95,16 @@ func TestLaterEndsAfterADay(t *testing.T) {
 		aside   int
 	}{
 		"by default": {nil, 24},
-		"an option":  {[]middleware.Option{middleware.WithLaterLimit(3*time.Hour + time.Minute)}, 3},
+		"an option":  {[]middleware.Option{middleware.WithSnoozeLimit(3*time.Hour + time.Minute)}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			broker := middlewaretest.NewBroker()
 			delay := time.Hour - time.Second // a real second may pass during the test
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
-				failsWith(middleware.Later(errBoom, delay)),
+				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(middleware.Delivery{}))
-			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != middleware.ReasonExhausted {
+			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != header.ReasonExhausted {
 				t.Errorf("got %s", result)
 			}
 			if want := []time.Duration{delay, delay}; !reflect.DeepEqual(result.Delays, want) {
@@ -116,7 +117,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 func TestLogOfSettingAside(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(middleware.Delivery{})
-	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Later(errBoom, time.Minute)), msg)
+	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Snooze(errBoom, time.Minute)), msg)
 	want := watermill.LogFields{
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "delay": time.Minute, "error": "boom",
@@ -130,9 +131,9 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{FirstSeen: seen}})
+	msg := newMessage(middleware.Delivery{State: header.RetryState{FirstSeen: seen}})
 	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(
-		failsWith(middleware.Later(errBoom, time.Minute)))
+		failsWith(middleware.Snooze(errBoom, time.Minute)))
 	if _, err := h(msg); err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +151,6 @@ func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Later(errBoom, time.Minute)))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Snooze(errBoom, time.Minute)))(newMessage(middleware.Delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
 }

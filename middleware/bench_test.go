@@ -11,13 +11,14 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 type routerKey int
 
 // deliveredMessage is a message as a router hands it out: a cancellable context
 // with the delivery in it, below what the router adds, and ten metadata keys.
-func deliveredMessage(tb testing.TB, notes middleware.Notes) *message.Message {
+func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 	ctx, cancel := context.WithCancel(context.Background())
 	tb.Cleanup(cancel)
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
@@ -25,7 +26,7 @@ func deliveredMessage(tb testing.TB, notes middleware.Notes) *message.Message {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
 	d := &middleware.Delivery{
-		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), Notes: notes,
+		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), State: notes,
 	}
 	d.Attach(msg)
 	for key := range routerKey(4) {
@@ -49,7 +50,7 @@ func newRetry(tb testing.TB, r middleware.Republisher, options ...middleware.Opt
 func everything(tb testing.TB) *middleware.DelayedRetry {
 	return newRetry(tb, unused{},
 		middleware.WithClassifier(middleware.NetworkErrors()),
-		middleware.WithMaxAttempts(9), middleware.WithMaxAge(time.Hour), middleware.WithLaterLimit(time.Hour),
+		middleware.WithMaxAttempts(9), middleware.WithMaxAge(time.Hour), middleware.WithSnoozeLimit(time.Hour),
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Error: middleware.Timeouts()}, backoff.List{1, 2}),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{1, 2, 3}),
 		middleware.WithKeptMetadata("key-1", "key-2"),
@@ -60,17 +61,17 @@ func everything(tb testing.TB) *middleware.DelayedRetry {
 // Notes of a message that has failed once, and of one that also has an
 // expiration, for which the clock is asked.
 var (
-	second   = middleware.Notes{Failures: 1, FirstSeen: time.Now()}
-	expiring = middleware.Notes{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
+	second   = header.RetryState{Failures: 1, FirstSeen: time.Now()}
+	expiring = header.RetryState{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
 )
 
 func TestSuccessPathAllocatesNothing(t *testing.T) {
 	for name, run := range map[string]struct {
 		retry *middleware.DelayedRetry
-		notes middleware.Notes
+		notes header.RetryState
 	}{
-		"first delivery":               {newRetry(t, unused{}), middleware.Notes{}},
-		"first delivery, all options":  {everything(t), middleware.Notes{}},
+		"first delivery":               {newRetry(t, unused{}), header.RetryState{}},
+		"first delivery, all options":  {everything(t), header.RetryState{}},
 		"second delivery":              {newRetry(t, unused{}), second},
 		"second delivery, all options": {everything(t), expiring},
 	} {
@@ -92,7 +93,7 @@ func BenchmarkSuccess(b *testing.B) {
 		{"millpond DelayedRetry", newRetry(b, unused{}).Middleware(succeeds)},
 	} {
 		b.Run(run.name, func(b *testing.B) {
-			msg := deliveredMessage(b, middleware.Notes{})
+			msg := deliveredMessage(b, header.RetryState{})
 			b.ReportAllocs()
 			for b.Loop() {
 				_, _ = run.h(msg)
@@ -107,12 +108,12 @@ func BenchmarkSuccessWithMore(b *testing.B) {
 	for _, run := range []struct {
 		name  string
 		retry *middleware.DelayedRetry
-		notes middleware.Notes
+		notes header.RetryState
 	}{
-		{"all options", everything(b), middleware.Notes{}},
+		{"all options", everything(b), header.RetryState{}},
 		{"second delivery", newRetry(b, unused{}), second},
 		{"second delivery, all options", everything(b), expiring},
-		{"an observer", newRetry(b, unused{}, middleware.WithObserver(ignore)), middleware.Notes{}},
+		{"an observer", newRetry(b, unused{}, middleware.WithObserver(ignore)), header.RetryState{}},
 	} {
 		b.Run(run.name, func(b *testing.B) {
 			h, msg := run.retry.Middleware(succeeds), deliveredMessage(b, run.notes)
@@ -129,10 +130,10 @@ var ignore = middleware.ObserverFunc(func(context.Context, middleware.Event) {})
 // unused is a Republisher for messages that do not fail.
 type unused struct{}
 
-func (unused) Republish(context.Context, *message.Message, time.Duration, middleware.Notes) error {
+func (unused) Republish(context.Context, *message.Message, time.Duration, header.RetryState) error {
 	panic("nothing failed")
 }
 
-func (unused) DeadLetter(context.Context, *message.Message, middleware.Notes) error {
+func (unused) DeadLetter(context.Context, *message.Message, header.RetryState) error {
 	panic("nothing failed")
 }

@@ -30,7 +30,7 @@ type BudgetConfig struct {
 	DeadLetter bool
 	// Probes are the deliveries that a window lets through to the handlers while
 	// Share keeps the budget closed. The others are set aside for Delay without an
-	// attempt, for as long as WithLaterLimit allows. Default: all go through, and only
+	// attempt, for as long as WithSnoozeLimit allows. Default: all go through, and only
 	// retries are slowed down.
 	Probes int
 }

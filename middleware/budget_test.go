@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -86,7 +87,7 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 4})
 		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
 		s.expect(middleware.Permanent(errBoom), "permanent")
-		s.expect(middleware.Later(errBoom, time.Second), "1s") // no failure, no retry
+		s.expect(middleware.Snooze(errBoom, time.Second), "1s") // no failure, no retry
 		if got, want := s.budget.State(), (middleware.BudgetState{Closed: true, Deliveries: 6, Failed: 5, Retries: 3}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
@@ -148,14 +149,14 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 		s.expect(errBoom, "1s", "1s")
 		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")
-		soon := middleware.Delivery{Notes: middleware.Notes{Deadline: time.Now().Add(time.Minute)}}
+		soon := middleware.Delivery{State: header.RetryState{Deadline: time.Now().Add(time.Minute)}}
 		if got := s.deliverAs(soon, errBoom); got != "1s" {
 			t.Errorf("got %s", got)
 		}
 		s.expect(errBoom, "1h0m0s")
 		// The slow delay would be in time as asked, and is not as it is given.
 		coarse := middleware.Delivery{
-			Notes: middleware.Notes{Deadline: time.Now().Add(2 * time.Hour)},
+			State: header.RetryState{Deadline: time.Now().Add(2 * time.Hour)},
 			Given: func(asked time.Duration) time.Duration { return 3 * asked },
 		}
 		if got := s.deliverAs(coarse, errBoom); got != "1s" {
@@ -175,7 +176,7 @@ func TestBudgetHoldsBack(t *testing.T) {
 		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
 			t.Errorf("an attempt was counted: %+v", held)
 		}
-		suspect := middleware.Delivery{Notes: middleware.Notes{Interruptions: 2}}
+		suspect := middleware.Delivery{State: header.RetryState{Interruptions: 2}}
 		if got := s.deliverAs(suspect, errBoom); got != "held back 1m0s" {
 			t.Fatal(got)
 		}
@@ -183,12 +184,12 @@ func TestBudgetHoldsBack(t *testing.T) {
 			t.Error("held back is not handled: the suspicion is still there")
 		}
 		// One held back for long enough is handled all the same.
-		old := middleware.Delivery{Notes: middleware.Notes{FirstSeen: time.Now().Add(-24 * time.Hour)}}
+		old := middleware.Delivery{State: header.RetryState{FirstSeen: time.Now().Add(-24 * time.Hour)}}
 		if got := s.deliverAs(old, nil); got != "handled" {
 			t.Error(got)
 		}
 		// And one that would come back too late.
-		late := middleware.Delivery{Notes: middleware.Notes{Deadline: time.Now().Add(time.Second)}}
+		late := middleware.Delivery{State: header.RetryState{Deadline: time.Now().Add(time.Second)}}
 		if got := s.deliverAs(late, nil); got != "handled" {
 			t.Error(got)
 		}

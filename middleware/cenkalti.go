@@ -3,6 +3,7 @@ package middleware
 import (
 	backoff4 "github.com/cenkalti/backoff/v4"
 	backoff5 "github.com/cenkalti/backoff/v5"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // cenkaltiMark reads the errors of cenkalti/backoff as marks: *PermanentError
@@ -12,13 +13,13 @@ import (
 // returns: inside DelayedRetry it must be Permanent, or it is retried.
 func cenkaltiMark(err error) (mark, bool) {
 	if _, ok := as[*backoff4.PermanentError](err); ok {
-		return mark{class: ClassPermanent}, true
+		return mark{class: header.ClassPermanent}, true
 	}
 	if _, ok := as[*backoff5.PermanentError](err); ok {
-		return mark{class: ClassPermanent}, true
+		return mark{class: header.ClassPermanent}, true
 	}
 	if e, ok := as[*backoff5.RetryAfterError](err); ok {
-		return mark{class: ClassRetryable, floor: max(e.Duration, 0)}, true
+		return mark{class: header.ClassRetryable, floor: max(e.Duration, 0)}, true
 	}
 	return mark{}, false
 }

@@ -8,22 +8,23 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
-func always(class middleware.Class) middleware.Classifier {
-	return middleware.ClassifierFunc(func(error) (middleware.Class, bool) { return class, true })
+func always(class header.Class) middleware.Classifier {
+	return middleware.ClassifierFunc(func(error) (header.Class, bool) { return class, true })
 }
 
 func TestClassifiers(t *testing.T) {
 	t.Parallel()
 	errInvalid, errOther := errors.New("invalid"), errors.New("other")
-	noOpinion := middleware.ClassifierFunc(func(error) (middleware.Class, bool) { return permanent, false })
-	panics := middleware.ClassifierFunc(func(error) (middleware.Class, bool) { panic("classifier") })
+	noOpinion := middleware.ClassifierFunc(func(error) (header.Class, bool) { return permanent, false })
+	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("classifier") })
 	with := middleware.WithClassifier
 	for name, test := range map[string]struct {
 		err     error
 		options []middleware.Option
-		want    middleware.Class
+		want    header.Class
 	}{
 		"by default retryable":      {errBoom, nil, retryable},
 		"another default":           {errBoom, []middleware.Option{middleware.WithDefaultClass(permanent)}, permanent},
@@ -69,7 +70,7 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 		value      string
 	}{
 		"panic": {
-			middleware.ClassifierFunc(func(error) (middleware.Class, bool) { panic("of mine") }),
+			middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") }),
 			"Retry decision: classifier panicked", "of mine",
 		},
 		"unknown class": {always("fatal"), "Retry decision: classifier returned an unknown class", "fatal"},

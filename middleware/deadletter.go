@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // DeadLetter is a message that was dead-lettered, as a hook is shown it.
@@ -19,7 +20,7 @@ type DeadLetter struct {
 	Err error
 	// Notes went with the message: Reason, Handler, Class, Failures, and in
 	// History every attempt, oldest first; the oldest of very many are missing.
-	Notes Notes
+	State header.RetryState
 }
 
 // WithDeadLetterHook calls hook for each message that DelayedRetry has
@@ -52,8 +53,8 @@ func (r *DelayedRetry) tellOfDeadLetter(ctx context.Context, d *Delivery, log *r
 		}
 	}()
 	for _, hook := range r.deadLetterHooks {
-		dead := DeadLetter{Message: d.msg, Queue: d.Queue, Topic: log.at.topic, Err: t.err, Notes: t.notes}
-		dead.Notes.History = slices.Clone(t.notes.History)
+		dead := DeadLetter{Message: d.msg, Queue: d.Queue, Topic: log.at.topic, Err: t.err, State: t.notes}
+		dead.State.History = slices.Clone(t.notes.History)
 		if value := contain(func() { hook(ctx, dead) }); value != nil {
 			log.hookPanicked(value)
 		}

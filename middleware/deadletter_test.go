@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -31,20 +32,20 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 		t.Fatalf("told %d times: %s", len(told), result)
 	}
 	dead := told[0]
-	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.Notes.Reason != middleware.ReasonExhausted {
+	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
 		t.Errorf("got %+v", dead)
 	}
-	if !reflect.DeepEqual(dead.Notes, broker.DeadLetters()[0].Notes) {
-		t.Errorf("got %+v, want %+v", dead.Notes, broker.DeadLetters()[0].Notes)
+	if !reflect.DeepEqual(dead.State, broker.DeadLetters()[0].Notes) {
+		t.Errorf("got %+v, want %+v", dead.State, broker.DeadLetters()[0].Notes)
 	}
 	var attempts []int
-	for _, entry := range dead.Notes.History {
+	for _, entry := range dead.State.History {
 		attempts = append(attempts, entry.Attempt)
 	}
-	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) || dead.Notes.Failures != 3 {
-		t.Errorf("attempts %v, %d failures", attempts, dead.Notes.Failures)
+	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) || dead.State.Failures != 3 {
+		t.Errorf("attempts %v, %d failures", attempts, dead.State.Failures)
 	}
-	dead.Notes.History[0].Attempt = 9
+	dead.State.History[0].Attempt = 9
 	if broker.DeadLetters()[0].Notes.History[0].Attempt == 9 {
 		t.Error("the history is not a copy")
 	}
@@ -56,8 +57,8 @@ func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
 		told = append(told, dead)
 	})).Middleware(mustNotBeCalled(t))
-	_, err := h(newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 3, Error: "third"}}))
-	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].Notes.Error != "third" {
+	_, err := h(newMessage(middleware.Delivery{State: header.RetryState{Failures: 3, Error: "third"}}))
+	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
 		t.Errorf("got %v, %+v", err, told)
 	}
 }
@@ -72,7 +73,7 @@ func TestTheHookIsNotCalled(t *testing.T) {
 	}{
 		"success":       {middlewaretest.NewBroker(), nil},
 		"retry":         {middlewaretest.NewBroker(), errBoom},
-		"set aside":     {middlewaretest.NewBroker(), middleware.Later(errBoom, time.Minute)},
+		"set aside":     {middlewaretest.NewBroker(), middleware.Snooze(errBoom, time.Minute)},
 		"not confirmed": {refuses, middleware.Permanent(errBoom)},
 	} {
 		hook := middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { t.Errorf("%s: called", name) })
@@ -118,7 +119,7 @@ func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 
 func TestANilHookIsRefused(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithLaterLimit(0))
+	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0))
 	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithLaterLimit: 0s is not positive"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 const (
@@ -31,7 +32,7 @@ type failure struct {
 	// inner is set where another DelayedRetry is around this one.
 	inner bool
 	// notes as the message brought them: without this failure.
-	notes Notes
+	notes header.RetryState
 	now   time.Time
 	// given is Delivery.Given.
 	given func(asked time.Duration) time.Duration
@@ -45,7 +46,7 @@ func (f failure) next(delay time.Duration) time.Time {
 // decision is what becomes of a failed message: another attempt after delay, or
 // the dead-letter queue if there is a reason.
 type decision struct {
-	reason Reason
+	reason header.Reason
 	delay  time.Duration
 	// aside is set where the message is set aside for delay: no failure.
 	aside bool
@@ -71,11 +72,11 @@ type fault struct {
 // be pure themselves.
 func (l limits) decide(f failure) decision {
 	d := decision{
-		count: min(max(f.notes.Failures, 0), maxFailures-1) + 1,
+		count: min(max(f.notes.Failures, 0), header.MaxFailures-1) + 1,
 		first: notAfter(f.notes.FirstFailure, f.now),
 	}
-	if f.mark.class == ClassPermanent {
-		d.reason = ReasonPermanent
+	if f.mark.class == header.ClassPermanent {
+		d.reason = header.ReasonPermanent
 		return d
 	}
 	if f.mark.later {
@@ -84,7 +85,7 @@ func (l limits) decide(f failure) decision {
 		}
 	}
 	if l.maxAttempts > 0 && d.count >= l.maxAttempts {
-		d.reason = ReasonExhausted
+		d.reason = header.ReasonExhausted
 		return d
 	}
 
@@ -101,7 +102,7 @@ func (l limits) decide(f failure) decision {
 		delay, retry = panicDelay, d.count < panicFailures
 	}
 	if !retry {
-		d.reason = ReasonExhausted
+		d.reason = header.ReasonExhausted
 		return d
 	}
 
@@ -115,12 +116,12 @@ func (l limits) decide(f failure) decision {
 // tooLate says why there must be no attempt at the given time; "" if there may.
 // first is the time of the first failure and deadline that of the message, each
 // zero if there is none.
-func (l limits) tooLate(next, first, deadline time.Time) Reason {
+func (l limits) tooLate(next, first, deadline time.Time) header.Reason {
 	switch {
 	case l.maxAge > 0 && !first.IsZero() && next.After(first.Add(l.maxAge)):
-		return ReasonMaxAge
+		return header.ReasonMaxAge
 	case !deadline.IsZero() && next.After(deadline):
-		return ReasonDeadline
+		return header.ReasonDeadline
 	}
 	return ""
 }

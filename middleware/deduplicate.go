@@ -32,7 +32,7 @@ func DeduplicationKey(msg *message.Message) (string, error) {
 		d = &Delivery{}
 	}
 	id := cmp.Or(d.MessageID, msg.UUID)
-	if id == "" || d.Redelivered || d.Notes.returned() || len(d.Notes.History) > 0 {
+	if id == "" || d.Redelivered || d.State.HasWaited() || len(d.State.History) > 0 {
 		return "again " + watermill.NewUUID(), nil
 	}
 	return "first " + id + " " + d.Queue, nil

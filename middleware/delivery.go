@@ -8,13 +8,14 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Delivery is what the middleware and the accessors must know of the delivery
 // behind a message. The Subscriber attaches one to every message it hands out;
 // for a message of another Pub/Sub the middleware makes one of the metadata.
 //
-// The fields are set before Attach and only read afterwards, but for Placed and
+// The fields are set before Attach and only read afterwards, but for Republished and
 // Notes.Traceparent.
 type Delivery struct {
 	// Queue is the AMQP queue the message was consumed from.
@@ -32,7 +33,7 @@ type Delivery struct {
 	// Notes are the retry state the message came with. At attempt 1 they hold
 	// no failure; the Subscriber fills in the origin and, if the message has an
 	// expiration, the deadline.
-	Notes Notes
+	State header.RetryState
 	// Gone is closed when the delivery is stale: its channel is closed or the
 	// broker has been given the message back. Whatever is published after that
 	// is a duplicate. Nil means never.
@@ -46,12 +47,12 @@ type Delivery struct {
 	Source any
 	// Given returns how long the message would wait if it asked for a delay: never
 	// shorter, and longer where no wait queue has exactly that delay. Limits on age,
-	// on the message's own expiration and of Later are compared with the result. Many
+	// on the message's own expiration and of Snooze are compared with the result. Many
 	// goroutines call it at once. Nil means that a message waits exactly as asked.
 	Given func(asked time.Duration) time.Duration
-	// Placed is what the Republisher made of the last Republish. One that knows
+	// Republished is what the Republisher made of the last Republish. One that knows
 	// sets it before it returns nil, in the same goroutine.
-	Placed Placed
+	Republished Republished
 
 	msg   *message.Message
 	ctx   context.Context // of msg when this was attached
@@ -71,13 +72,13 @@ type Delivery struct {
 	toldReturned uint32          // atomic; 1 if observers were told that the message goes back to its queue
 }
 
-// Placed is what became of a message that was republished.
-type Placed struct {
+// Republished is what became of a message that was republished.
+type Republished struct {
 	// Delay is what the wait queue makes of the delay that was asked for; all
 	// rounds together where it is waited for in several.
 	Delay time.Duration
 	// Reason is set where the message could only be dead-lettered.
-	Reason Reason
+	Reason header.Reason
 }
 
 // givenBy returns how long a message would wait; given is Delivery.Given and may be nil.
@@ -99,7 +100,7 @@ func (d *Delivery) Attach(msg *message.Message) {
 	d.msg, d.ctx, d.retry, d.outer, d.attempt = msg, msg.Context(), nil, nil, attempt{}
 	d.handedOver, d.entry, d.progress, d.toldReturned = false, nil, waiting, 0
 	d.arrived = d.idsNow()
-	d.goneWithCtx, d.returned = d.Gone == nil || d.Gone == d.ctx.Done(), d.Notes.returned()
+	d.goneWithCtx, d.returned = d.Gone == nil || d.Gone == d.ctx.Done(), d.State.HasWaited()
 	msg.SetContext(context.WithValue(d.ctx, deliveryKey{}, d))
 }
 
@@ -172,7 +173,7 @@ func deliveryFrom(ctx context.Context) *Delivery {
 // adopt makes a delivery of the metadata of msg, which came from a Pub/Sub that
 // attaches none, and attaches it. The live notes count where they name no queue.
 func adopt(msg *message.Message) *Delivery {
-	d := &Delivery{Notes: ParseNotes("", func(key string) (string, bool) {
+	d := &Delivery{State: header.Parse("", func(key string) (string, bool) {
 		value, ok := msg.Metadata[key]
 		return value, ok
 	})}

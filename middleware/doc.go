@@ -6,7 +6,7 @@
 //	          │      │              │                   │        │
 //	  nack ◄──┤◄─────┘              │                   │        │
 //	  ack  ◄──┤◄────────────────────┼──────── success ──┤        │
-//	          │                     │           failure or Later │
+//	          │                     │          failure or Snooze │
 //	  nack ◄──┤◄────────────────────┼──── interrupted ──┤        │
 //	          │                     │           classify, decide │
 //	          │                     ▼             │     │        │
@@ -77,8 +77,8 @@
 // policy that panics is logged: the one has no opinion then, and in place of the
 // other a minute is waited for, a hundred failures at most.
 //
-// The mark [Later], or an error that [WithLaterFor] names, is no failure: the message is set aside and comes back with
-// its counts unchanged, for a day at most unless WithLaterLimit says otherwise.
+// The mark [Snooze], or an error that [WithSnoozeFor] names, is no failure: the message is set aside and comes back with
+// its counts unchanged, for a day at most unless WithSnoozeLimit says otherwise.
 //
 // # Before the handler
 //

@@ -10,7 +10,7 @@ import (
 
 // WithErrorText sets what is written of a handler's error: into the headers of
 // the message, its history and the log. Whoever may read a queue reads it, and an
-// error often quotes what it failed on; HostsOnly takes the URLs out. text is
+// error often quotes what it failed on; RedactURLs takes the URLs out. text is
 // called once for each failure, with the error as the handler returned it or a
 // *PanicError; what it returns is cut as any text. Where it panics the error's type
 // stands instead.
@@ -28,10 +28,10 @@ func WithErrorText(text func(error) string) Option {
 	}
 }
 
-// HostsOnly is for WithErrorText: the error's text, in which the URL of each
+// RedactURLs is for WithErrorText: the error's text, in which the URL of each
 // *url.Error is cut to scheme and host. net/http quotes the whole URL of a request
 // that failed, with whatever secrets are in its path and query.
-func HostsOnly(err error) string {
+func RedactURLs(err error) string {
 	var urls []string
 	walk(err, func(err error) bool {
 		if e, ok := as[*url.Error](err); ok && e != nil && e.URL != "" {

@@ -87,7 +87,7 @@ func TestHostsOnly(t *testing.T) {
 		"no URL":     &url.Error{Op: "Get", URL: "\x7fs3cr3t://", Err: errBoom},
 		"quoted URL": &url.Error{Op: "Get", URL: "http://127.0.0.1/\"s3cr3t\"", Err: errBoom},
 	} {
-		got := middleware.HostsOnly(err)
+		got := middleware.RedactURLs(err)
 		if strings.Contains(got, "s3cr3t") {
 			t.Errorf("%s: %s", name, got)
 		}
@@ -95,7 +95,7 @@ func TestHostsOnly(t *testing.T) {
 			t.Errorf("%s: the host is gone: %s", name, got)
 		}
 	}
-	if got := middleware.HostsOnly(errBoom); got != "boom" {
+	if got := middleware.RedactURLs(errBoom); got != "boom" {
 		t.Errorf("without a URL got %q", got)
 	}
 }

@@ -3,6 +3,9 @@ package middleware
 import (
 	"context"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Event is one decision about a message, or one thing that happened to it. It is
@@ -30,9 +33,9 @@ type Event struct {
 	MessageID, CorrelationID, MessageUUID string
 
 	// Class of the error; empty where nothing has failed.
-	Class Class
+	Class header.Class
 	// Reason for dead-lettering; empty unless the message was dead-lettered.
-	Reason Reason
+	Reason header.Reason
 	// Err is the error behind the event: what the handler returned, a *PanicError
 	// with the stack if it panicked, or what is wrong with the machinery. Its text
 	// may be long and may hold a stack; ErrorText is what belongs in a log.
@@ -60,7 +63,7 @@ type Event struct {
 
 	// Tries are how often the hand-over was tried, and Held how long the message
 	// has been held for it since the first try; for EventFailing,
-	// EventRecovered and EventReturned.
+	// EventRecovered and EventRequeued.
 	Tries int
 	Held  time.Duration
 	// Interruptions are how often the message was set aside as a suspect of
@@ -79,19 +82,19 @@ const (
 	EventHandled EventKind = "handled"
 	// EventRetried: it has failed, and a copy is confirmed in a wait queue.
 	EventRetried EventKind = "retried"
-	// EventSetAside: the message is held back without a failure, a copy confirmed
-	// in a wait queue. The handler has asked for it (Later), or the router has
+	// EventSnoozed: the message is held back without a failure, a copy confirmed
+	// in a wait queue. The handler has asked for it (Snooze), or the router has
 	// nacked: then the Subscriber tells it, Called is false, and an EventHandled or
-	// EventReturned may have come before. Or the retry budget holds it back
+	// EventRequeued may have come before. Or the retry budget holds it back
 	// (OverBudget), the handler not called.
-	EventSetAside EventKind = "set_aside"
+	EventSnoozed EventKind = "snoozed"
 	// EventDeadLettered: a copy is confirmed in the dead-letter queue; see Reason.
 	EventDeadLettered EventKind = "dead_lettered"
-	// EventReturned: nothing was published, and no attempt is counted; the message
+	// EventRequeued: nothing was published, and no attempt is counted; the message
 	// goes back to its queue. The context was done, the connection lost, or the
 	// hand-over has not succeeded for as long as the message may be held. Err says
 	// which.
-	EventReturned EventKind = "returned"
+	EventRequeued EventKind = "requeued"
 	// EventSelfSettled: the handler has failed, but has acked or nacked the message
 	// itself.
 	EventSelfSettled EventKind = "self_settled"
@@ -121,9 +124,9 @@ func (e Event) ErrorText() string {
 	case e.Err == nil:
 		return ""
 	case e.text != "":
-		return cutText(e.text, maxLogBytes)
+		return excerpt.Of(e.text, maxLogBytes)
 	}
-	return cutText(errorText(e.Err), maxLogBytes)
+	return excerpt.Of(errorText(e.Err), maxLogBytes)
 }
 
 // Event returns an event of the given kind with all that the delivery knows by
@@ -136,7 +139,7 @@ func (d *Delivery) Event(ctx context.Context, kind EventKind, at time.Time) Even
 
 func (d *Delivery) event(ctx context.Context, kind EventKind, at time.Time, i ids) Event {
 	where := placeOf(ctx, d)
-	n := &d.Notes
+	n := &d.State
 	e := Event{
 		Kind: kind, At: at,
 		Handler: where.handler, Queue: where.queue, Topic: where.topic,
@@ -149,8 +152,8 @@ func (d *Delivery) event(ctx context.Context, kind EventKind, at time.Time, i id
 	}
 	if !n.WaitingSince.IsZero() {
 		e.LastDelay = n.Delay
-		if n.SetAside > 0 {
-			e.LastDelay = n.SetAside
+		if n.Snoozed > 0 {
+			e.LastDelay = n.Snoozed
 		}
 		arrived := d.Arrived
 		if arrived.IsZero() {

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Retry what may pass, and give up at once on all the rest.
@@ -27,7 +28,7 @@ func ExampleNetworkErrors() {
 	}
 	run(handle,
 		middleware.WithClassifier(middleware.NetworkErrors(), middleware.Timeouts()),
-		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithDefaultClass(header.ClassPermanent),
 	)
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
 }
@@ -69,7 +70,7 @@ func ExampleRefusedConnections() {
 func ExampleRetryableErrors() {
 	run(func(*message.Message) error { return errNoStock },
 		middleware.WithClassifier(middleware.RetryableErrors(errNoStock)),
-		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)
 	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
@@ -90,7 +91,7 @@ func ExamplePermanentType() {
 func ExampleRetryableType() {
 	run(func(*message.Message) error { return &os.PathError{Op: "open", Path: "/mnt/share", Err: syscall.EIO} },
 		middleware.WithClassifier(middleware.RetryableType[*os.PathError]()),
-		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)
 	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
@@ -115,7 +116,7 @@ func ExampleRetryableIf() {
 	unavailable := func(err error) bool { return err == statusError(503) }
 	run(func(*message.Message) error { return statusError(503) },
 		middleware.WithClassifier(middleware.RetryableIf(unavailable)),
-		middleware.WithDefaultClass(middleware.ClassPermanent),
+		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)
 	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s

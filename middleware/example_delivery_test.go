@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -40,12 +41,12 @@ func ExampleNewBudget_invalid() {
 }
 
 // net/http quotes the URL of a request that failed, with the secrets in it.
-func ExampleHostsOnly() {
+func ExampleRedactURLs() {
 	err := fmt.Errorf("deliver: %w", &url.Error{
 		Op: "Post", URL: "https://shop.example/hooks?token=s3cret", Err: errors.New("connection refused"),
 	})
 	fmt.Println(err)
-	fmt.Println(middleware.HostsOnly(err)) // in a program: middleware.WithErrorText(middleware.HostsOnly)
+	fmt.Println(middleware.RedactURLs(err)) // in a program: middleware.WithErrorText(middleware.RedactURLs)
 	// Output:
 	// deliver: Post "https://shop.example/hooks?token=s3cret": connection refused
 	// deliver: Post "https://shop.example": connection refused
@@ -73,7 +74,7 @@ func ExampleDeliveryOf() {
 // retries through.
 func ExampleDeduplicationKey() {
 	key := func(failures int) string {
-		delivery := middleware.Delivery{Queue: "orders", MessageID: "order-7", Notes: middleware.Notes{Failures: failures}}
+		delivery := middleware.Delivery{Queue: "orders", MessageID: "order-7", State: header.RetryState{Failures: failures}}
 		key, err := middleware.DeduplicationKey(middlewaretest.NewMessage(delivery, nil))
 		if err != nil {
 			fmt.Println(err)
@@ -86,44 +87,4 @@ func ExampleDeduplicationKey() {
 	// Output:
 	// sent twice, one key: true
 	// a retry, another key: true
-}
-
-// The headers of a dead letter that was moved back once before.
-func ExampleParseDeadNotes() {
-	headers := map[string]string{
-		"millpond-dead-queue": "orders", "millpond-dead-reason": "exhausted", "millpond-dead-failures": "4",
-		"millpond-dead-error": "no stock", "millpond-replays": "1",
-	}
-	get := func(key string) (string, bool) {
-		value, ok := headers[key]
-		return value, ok
-	}
-	queue, notes := middleware.ParseDeadNotes(get)
-	fmt.Println(queue, notes.Reason, notes.Failures, notes.Error)
-	fmt.Println("moved back:", middleware.ParseReplays(get))
-	// Output:
-	// orders exhausted 4 no stock
-	// moved back: 1
-}
-
-// The headers of a message that has failed twice in orders. Elsewhere they count
-// for nothing.
-func ExampleParseNotes() {
-	headers := map[string]string{
-		"millpond-queue": "orders", "millpond-failures": "2", "millpond-error": "no stock", "tenant": "eu",
-	}
-	get := func(key string) (string, bool) {
-		value, ok := headers[key]
-		return value, ok
-	}
-	notes := middleware.ParseNotes("orders", get)
-	fmt.Println(notes.Failures, notes.Error)
-	fmt.Println(middleware.ParseNotes("mail", get).Failures)
-	fmt.Println(middleware.IsLiveKey("millpond-failures"), middleware.IsLiveKey("millpond-dead-failures"), middleware.IsLiveKey("tenant"))
-	fmt.Println(middleware.IsNoteKey("millpond-failures"), middleware.IsNoteKey("millpond-dead-failures"), middleware.IsNoteKey("tenant"))
-	// Output:
-	// 2 no stock
-	// 0
-	// true false false
-	// true true false
 }

@@ -15,13 +15,13 @@ import (
 
 var errShopClosed = errors.New("shop is closed")
 
-func ExampleLater() {
+func ExampleSnooze() {
 	deliveries := 0
 	run(func(msg *message.Message) error {
 		deliveries++
 		fmt.Println("delivery", deliveries, "attempt", middleware.Attempt(msg.Context()))
 		if deliveries < 3 {
-			return middleware.Later(errShopClosed, 10*time.Minute)
+			return middleware.Snooze(errShopClosed, 10*time.Minute)
 		}
 		return nil
 	})
@@ -33,7 +33,7 @@ func ExampleLater() {
 }
 
 // A circuit breaker that is open says nothing about the message.
-func ExampleWithLaterFor() {
+func ExampleWithSnoozeFor() {
 	errOpen := errors.New("circuit breaker is open") // gobreaker.ErrOpenState
 	open := true
 	run(func(*message.Message) error { // CircuitBreaker around the handler
@@ -42,14 +42,14 @@ func ExampleWithLaterFor() {
 			return errOpen
 		}
 		return nil
-	}, middleware.WithLaterFor(time.Minute, errOpen))
+	}, middleware.WithSnoozeFor(time.Minute, errOpen))
 	// Output: handled after 1 attempt, set aside 1m0s
 }
 
-func ExampleWithLaterLimit() {
+func ExampleWithSnoozeLimit() {
 	run(func(*message.Message) error {
-		return middleware.Later(errShopClosed, 20*time.Minute)
-	}, middleware.WithLaterLimit(time.Hour), middleware.WithMaxAttempts(2))
+		return middleware.Snooze(errShopClosed, 20*time.Minute)
+	}, middleware.WithSnoozeLimit(time.Hour), middleware.WithMaxAttempts(2))
 	// Output: dead-lettered (exhausted) after 2 attempts, delays 20m0s, set aside 20m0s 20m0s
 }
 
@@ -57,7 +57,7 @@ func ExampleFirstSeen() {
 	run(func(msg *message.Message) error {
 		since, seen := middleware.FirstSeen(msg.Context())
 		if !seen {
-			return middleware.Later(errShopClosed, time.Hour)
+			return middleware.Snooze(errShopClosed, time.Hour)
 		}
 		fmt.Println("set aside for", time.Since(since).Round(time.Minute))
 		return nil
@@ -113,8 +113,8 @@ func ExampleWithDeadLetterHook() {
 	run(func(*message.Message) error { return errNoStock },
 		middleware.WithMaxAttempts(2),
 		middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
-			fmt.Printf("%s of %s: %v, %s\n", dead.Message.Payload, dead.Queue, dead.Err, dead.Notes.Reason)
-			for _, attempt := range dead.Notes.History {
+			fmt.Printf("%s of %s: %v, %s\n", dead.Message.Payload, dead.Queue, dead.Err, dead.State.Reason)
+			for _, attempt := range dead.State.History {
 				fmt.Printf("attempt %d: %s\n", attempt.Attempt, attempt.Error)
 			}
 		}))

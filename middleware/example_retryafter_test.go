@@ -26,7 +26,7 @@ func ExampleRetryAfterHeader() {
 	// Output: handled after 3 attempts, delays 7s 10s
 }
 
-// A rate limit says nothing about the message: with Later it costs no attempt.
+// A rate limit says nothing about the message: with Snooze it costs no attempt.
 func ExampleParseRetryAfter() {
 	limited := 0
 	run(func(msg *message.Message) error {
@@ -36,7 +36,7 @@ func ExampleParseRetryAfter() {
 		}
 		err := fmt.Errorf("deliver: %s", resp.Status)
 		if wait, asked := middleware.ParseRetryAfter(resp.Header); asked {
-			return middleware.Later(err, wait)
+			return middleware.Snooze(err, wait)
 		}
 		return err
 	})

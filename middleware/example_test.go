@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -87,7 +88,7 @@ func ExampleRetryable() {
 			return errNoStock
 		}
 	}
-	run(handle, middleware.WithDefaultClass(middleware.ClassPermanent))
+	run(handle, middleware.WithDefaultClass(header.ClassPermanent))
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
 }
 
@@ -108,15 +109,15 @@ func ExamplePermanentErrors() {
 }
 
 func ExampleClassifierFunc() {
-	timeouts := middleware.ClassifierFunc(func(err error) (middleware.Class, bool) {
-		return middleware.ClassRetryable, errors.Is(err, context.DeadlineExceeded)
+	timeouts := middleware.ClassifierFunc(func(err error) (header.Class, bool) {
+		return header.ClassRetryable, errors.Is(err, context.DeadlineExceeded)
 	})
 	run(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 1 {
 			return context.DeadlineExceeded
 		}
 		return errInvalidOrder
-	}, middleware.WithClassifier(timeouts), middleware.WithDefaultClass(middleware.ClassPermanent))
+	}, middleware.WithClassifier(timeouts), middleware.WithDefaultClass(header.ClassPermanent))
 	// Output: dead-lettered (permanent) after 2 attempts, delays 1s
 }
 
@@ -162,7 +163,7 @@ func ExamplePastAttempts() {
 func ExampleOrigin() {
 	msg := middlewaretest.NewMessage(middleware.Delivery{
 		Queue: "orders",
-		Notes: middleware.Notes{OriginExchange: "shop", OriginRoutingKey: "order.created"},
+		State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"},
 	}, []byte("order 7"))
 
 	exchange, routingKey, ok := middleware.Origin(msg.Context())
@@ -171,13 +172,13 @@ func ExampleOrigin() {
 }
 
 func ExamplePanicError() {
-	bugs := middleware.ClassifierFunc(func(err error) (middleware.Class, bool) {
+	bugs := middleware.ClassifierFunc(func(err error) (header.Class, bool) {
 		var panicked *middleware.PanicError
 		if !errors.As(err, &panicked) {
 			return "", false
 		}
 		fmt.Printf("%v (a stack of %t)\n", panicked, len(panicked.Stack) > 0)
-		return middleware.ClassPermanent, true
+		return header.ClassPermanent, true
 	})
 	run(func(*message.Message) error { panic("index out of range") }, middleware.WithClassifier(bugs))
 	// Output:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Logged for a message that is not handled any more.
@@ -15,10 +16,6 @@ var (
 	errPastDeadline = errors.New("message arrived past its deadline: its own expiration ended while it waited")
 )
 
-// returned reports whether the message was republished or set aside: only such
-// a one can be past a limit.
-func (n *Notes) returned() bool { return n.Failures > 0 || !n.FirstSeen.IsZero() }
-
 // refuse dead-letters a message that is past its limit when it arrives, so that
 // no handler sees it. It returns false if the message is to be handled.
 func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, err error) {
@@ -26,7 +23,7 @@ func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, e
 	if len(r.limits.rules) > 0 { // asking the context costs more than all the rest
 		at = placeOf(ctx, d)
 	}
-	reason := r.limits.past(&d.Notes, at, r.isInner(d), r.now)
+	reason := r.limits.past(&d.State, at, r.isInner(d), r.now)
 	if reason == "" {
 		return false, nil
 	}
@@ -34,14 +31,14 @@ func (r *DelayedRetry) refuse(ctx context.Context, d *Delivery) (refused bool, e
 		d.attempt.told = true
 		now := r.now().UTC()
 		why := errPastLimit
-		if reason == ReasonDeadline {
+		if reason == header.ReasonDeadline {
 			why = errPastDeadline
 		}
 		log := r.newReport(ctx, d, why, why.Error())
-		log.refused(reason, &d.Notes)
-		notes := d.Notes
-		notes.Failures = min(notes.Failures, maxFailures)
-		notes.NotBefore, notes.SetAside = time.Time{}, 0
+		log.refused(reason, &d.State)
+		notes := d.State
+		notes.Failures = min(notes.Failures, header.MaxFailures)
+		notes.NotBefore, notes.Snoozed = time.Time{}, 0
 		notes.Reason, notes.DeadAt, notes.Handler = reason, now, log.at.handler
 		return r.handOver(ctx, d, log, &transfer{notes: notes, now: now})
 	})
@@ -58,19 +55,19 @@ func (r *DelayedRetry) isInner(d *Delivery) bool { return d.outer != r }
 // attempt was promised in time, and that its consumer was away is not the
 // message's fault. The deadline does: it is the sender's, and says that nobody
 // waits for the message any more.
-func (l limits) past(n *Notes, at place, inner bool, now func() time.Time) Reason {
+func (l limits) past(n *header.RetryState, at place, inner bool, now func() time.Time) header.Reason {
 	// Of two DelayedRetry around a handler either may have granted the retry, and
 	// the other one's policy says nothing about it.
 	if n.Failures > 0 && n.Inner == inner {
 		if l.maxAttempts > 0 && n.Failures >= l.maxAttempts {
-			return ReasonExhausted
+			return header.ReasonExhausted
 		}
 		if most, known := l.mostRetries(at); known && n.Failures > most {
-			return ReasonExhausted
+			return header.ReasonExhausted
 		}
 	}
 	if !n.Deadline.IsZero() && now().After(n.Deadline) {
-		return ReasonDeadline
+		return header.ReasonDeadline
 	}
 	return ""
 }

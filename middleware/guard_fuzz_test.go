@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // fuzzed is one of the policies whose end is known, or of those whose end is not.
@@ -61,8 +62,8 @@ func FuzzGuardKeepsWhatWasPromised(f *testing.F) {
 			Selector{Error: RetryableIf(func(error) bool { return matches })}, fuzzed(other, int(attempts%9), policy),
 		}}}
 		fail := failure{
-			err: errTest, mark: mark{class: ClassRetryable}, now: noon,
-			notes: Notes{Failures: failures, FirstFailure: noon, FirstSeen: noon},
+			err: errTest, mark: mark{class: header.ClassRetryable}, now: noon,
+			notes: header.RetryState{Failures: failures, FirstFailure: noon, FirstSeen: noon},
 		}
 		d := l.decide(fail)
 		if d.reason != "" {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // embedding changes the Delay of the List in it, and inherits the rest.
@@ -90,41 +91,41 @@ func TestPastItsLimit(t *testing.T) {
 	}}
 	for name, test := range map[string]struct {
 		limits limits
-		notes  Notes
+		notes  header.RetryState
 		at     place
 		inner  bool
-		want   Reason
+		want   header.Reason
 	}{
-		"first delivery":                   {two, Notes{}, place{}, false, ""},
-		"as many as there are retries":     {two, Notes{Failures: 2}, place{}, false, ""},
-		"one more":                         {two, Notes{Failures: 3}, place{}, false, ReasonExhausted},
-		"far more":                         {two, Notes{Failures: 1 << 62}, place{}, false, ReasonExhausted},
-		"less than none":                   {two, Notes{Failures: -1}, place{}, false, ""},
-		"end not known":                    {endless, Notes{Failures: 1 << 62}, place{}, false, ""},
-		"attempts left":                    {attempts, Notes{Failures: 2}, place{}, false, ""},
-		"no attempt left":                  {attempts, Notes{Failures: 3}, place{}, false, ReasonExhausted},
-		"old, but promised":                {endless, Notes{Failures: 1, FirstFailure: noon.Add(-time.Hour)}, place{}, false, ""},
-		"deadline now":                     {two, Notes{Failures: 1, Deadline: noon}, place{}, false, ""},
-		"deadline past":                    {two, Notes{Failures: 1, Deadline: noon.Add(-1)}, place{}, false, ReasonDeadline},
-		"deadline past while it was aside": {two, Notes{FirstSeen: noon, Deadline: noon.Add(-1)}, place{}, false, ReasonDeadline},
-		"both past":                        {two, Notes{Failures: 3, Deadline: noon.Add(-1)}, place{}, false, ReasonExhausted},
+		"first delivery":                   {two, header.RetryState{}, place{}, false, ""},
+		"as many as there are retries":     {two, header.RetryState{Failures: 2}, place{}, false, ""},
+		"one more":                         {two, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"far more":                         {two, header.RetryState{Failures: 1 << 62}, place{}, false, header.ReasonExhausted},
+		"less than none":                   {two, header.RetryState{Failures: -1}, place{}, false, ""},
+		"end not known":                    {endless, header.RetryState{Failures: 1 << 62}, place{}, false, ""},
+		"attempts left":                    {attempts, header.RetryState{Failures: 2}, place{}, false, ""},
+		"no attempt left":                  {attempts, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"old, but promised":                {endless, header.RetryState{Failures: 1, FirstFailure: noon.Add(-time.Hour)}, place{}, false, ""},
+		"deadline now":                     {two, header.RetryState{Failures: 1, Deadline: noon}, place{}, false, ""},
+		"deadline past":                    {two, header.RetryState{Failures: 1, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"deadline past while it was aside": {two, header.RetryState{FirstSeen: noon, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"both past":                        {two, header.RetryState{Failures: 3, Deadline: noon.Add(-1)}, place{}, false, header.ReasonExhausted},
 
-		"granted by an inner one":            {two, Notes{Failures: 9, Inner: true}, place{}, false, ""},
-		"granted by this inner one":          {two, Notes{Failures: 3, Inner: true}, place{}, true, ReasonExhausted},
-		"granted by an outer one":            {two, Notes{Failures: 9}, place{}, true, ""},
-		"granted by an inner one, attempts":  {attempts, Notes{Failures: 9, Inner: true}, place{}, false, ""},
-		"granted by an inner one, too late":  {two, Notes{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, place{}, false, ReasonDeadline},
-		"no rule for this place":             {rules, Notes{Failures: 3}, place{}, false, ReasonExhausted},
-		"the rule for the queue":             {rules, Notes{Failures: 5}, place{queue: "slow"}, false, ""},
-		"past the rule for the queue":        {rules, Notes{Failures: 6}, place{queue: "slow"}, false, ReasonExhausted},
-		"perhaps the rule for an error":      {rules, Notes{Failures: 4}, place{queue: "orders"}, false, ""},
-		"past the rule for an error":         {rules, Notes{Failures: 5}, place{queue: "orders"}, false, ReasonExhausted},
-		"the rule that is shorter":           {rules, Notes{Failures: 1}, place{handler: "mail", queue: "mails"}, false, ""},
-		"past the rule that is shorter":      {rules, Notes{Failures: 2}, place{handler: "mail", queue: "mails"}, false, ReasonExhausted},
-		"the longest of those that match":    {rules, Notes{Failures: 4}, place{handler: "mail", queue: "orders"}, false, ""},
-		"past the longest of those":          {rules, Notes{Failures: 5}, place{handler: "mail", queue: "orders"}, false, ReasonExhausted},
-		"an end not known among those":       {rules, Notes{Failures: 1 << 62}, place{topic: "endless"}, false, ""},
-		"an end not known comes after those": {rules, Notes{Failures: 6}, place{queue: "slow", topic: "endless"}, false, ReasonExhausted},
+		"granted by an inner one":            {two, header.RetryState{Failures: 9, Inner: true}, place{}, false, ""},
+		"granted by this inner one":          {two, header.RetryState{Failures: 3, Inner: true}, place{}, true, header.ReasonExhausted},
+		"granted by an outer one":            {two, header.RetryState{Failures: 9}, place{}, true, ""},
+		"granted by an inner one, attempts":  {attempts, header.RetryState{Failures: 9, Inner: true}, place{}, false, ""},
+		"granted by an inner one, too late":  {two, header.RetryState{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"no rule for this place":             {rules, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"the rule for the queue":             {rules, header.RetryState{Failures: 5}, place{queue: "slow"}, false, ""},
+		"past the rule for the queue":        {rules, header.RetryState{Failures: 6}, place{queue: "slow"}, false, header.ReasonExhausted},
+		"perhaps the rule for an error":      {rules, header.RetryState{Failures: 4}, place{queue: "orders"}, false, ""},
+		"past the rule for an error":         {rules, header.RetryState{Failures: 5}, place{queue: "orders"}, false, header.ReasonExhausted},
+		"the rule that is shorter":           {rules, header.RetryState{Failures: 1}, place{handler: "mail", queue: "mails"}, false, ""},
+		"past the rule that is shorter":      {rules, header.RetryState{Failures: 2}, place{handler: "mail", queue: "mails"}, false, header.ReasonExhausted},
+		"the longest of those that match":    {rules, header.RetryState{Failures: 4}, place{handler: "mail", queue: "orders"}, false, ""},
+		"past the longest of those":          {rules, header.RetryState{Failures: 5}, place{handler: "mail", queue: "orders"}, false, header.ReasonExhausted},
+		"an end not known among those":       {rules, header.RetryState{Failures: 1 << 62}, place{topic: "endless"}, false, ""},
+		"an end not known comes after those": {rules, header.RetryState{Failures: 6}, place{queue: "slow", topic: "endless"}, false, header.ReasonExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

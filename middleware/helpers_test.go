@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -45,12 +46,11 @@ func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) 
 type republishFunc func(ctx context.Context, msg *message.Message) error
 
 func (f republishFunc) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, _ middleware.Notes,
-) error {
+	ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
 	return f(ctx, msg)
 }
 
-func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ middleware.Notes) error {
+func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ header.RetryState) error {
 	return f(ctx, msg)
 }
 

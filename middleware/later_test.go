@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
-func later(d time.Duration) mark { return mark{class: ClassRetryable, floor: d, later: true} }
+func later(d time.Duration) mark { return mark{class: header.ClassRetryable, floor: d, later: true} }
 
 func TestDecideAboutLater(t *testing.T) {
 	t.Parallel()
@@ -24,7 +25,7 @@ func TestDecideAboutLater(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits limits
 		mark   mark
-		notes  Notes
+		notes  header.RetryState
 		want   decision // its count is that of a failure
 	}{
 		"at attempt 1": {
@@ -35,7 +36,7 @@ func TestDecideAboutLater(t *testing.T) {
 			want: decision{aside: true, delay: time.Minute, count: 1},
 		},
 		"at the last attempt": {
-			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: later(time.Minute), notes: Notes{Failures: 2},
+			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: later(time.Minute), notes: header.RetryState{Failures: 2},
 			want: decision{aside: true, delay: time.Minute, count: 3},
 		},
 		"no delay is the shortest": {
@@ -47,55 +48,55 @@ func TestDecideAboutLater(t *testing.T) {
 		},
 
 		"back at the very limit": {
-			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(-23 * time.Hour)},
+			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(-23 * time.Hour)},
 			want: decision{aside: true, delay: time.Hour, count: 1},
 		},
 		"back just after it: a failure, not before": {
-			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(-23*time.Hour - 1)},
+			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(-23*time.Hour - 1)},
 			want: decision{overdue: true, delay: time.Hour, count: 1},
 		},
 		"longer than the limit at once: a failure": {
 			limits: day, mark: later(25 * time.Hour), want: decision{overdue: true, delay: 25 * time.Hour, count: 1},
 		},
 		"past the limit, delay of the policy": {
-			limits: day, mark: later(time.Second), notes: Notes{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
+			limits: day, mark: later(time.Second), notes: header.RetryState{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
 			want: decision{overdue: true, delay: 5 * time.Second, count: 2},
 		},
 		"past the limit, no attempt left": {
-			limits: day, mark: later(time.Second), notes: Notes{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
-			want: decision{overdue: true, reason: ReasonExhausted, count: 3},
+			limits: day, mark: later(time.Second), notes: header.RetryState{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
+			want: decision{overdue: true, reason: header.ReasonExhausted, count: 3},
 		},
 		"first seen in the year 1": {
-			limits: day, mark: later(time.Second), notes: Notes{FirstSeen: time.Time{}.Add(1)},
+			limits: day, mark: later(time.Second), notes: header.RetryState{FirstSeen: time.Time{}.Add(1)},
 			want: decision{overdue: true, delay: 2 * time.Second, count: 1},
 		},
 		"first seen forged to lie ahead counts as now": {
-			limits: day, mark: later(time.Hour), notes: Notes{FirstSeen: noon.Add(1000 * time.Hour)},
+			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(1000 * time.Hour)},
 			want: decision{aside: true, delay: time.Hour, count: 1},
 		},
 
 		"deadline: back at the very deadline": {
-			limits: day, mark: later(time.Hour), notes: Notes{Deadline: noon.Add(time.Hour)},
+			limits: day, mark: later(time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour)},
 			want: decision{aside: true, delay: time.Hour, count: 1},
 		},
 		"deadline: back just after it": {
-			limits: day, mark: later(time.Hour), notes: Notes{Deadline: noon.Add(time.Hour - 1)},
-			want: decision{reason: ReasonDeadline, count: 1},
+			limits: day, mark: later(time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour - 1)},
+			want: decision{reason: header.ReasonDeadline, count: 1},
 		},
 		"deadline comes before the limit": {
-			limits: day, mark: later(25 * time.Hour), notes: Notes{Deadline: noon.Add(time.Hour)},
-			want: decision{reason: ReasonDeadline, count: 1},
+			limits: day, mark: later(25 * time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour)},
+			want: decision{reason: header.ReasonDeadline, count: 1},
 		},
 		"age: no failure, no age": {
 			limits: hourAge, mark: later(2 * time.Hour), want: decision{aside: true, delay: 2 * time.Hour, count: 1},
 		},
 		"age: back at the very limit": {
-			limits: hourAge, mark: later(time.Minute), notes: Notes{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
+			limits: hourAge, mark: later(time.Minute), notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
 			want: decision{aside: true, delay: time.Minute, count: 2},
 		},
 		"age: back just after it": {
-			limits: hourAge, mark: later(time.Minute), notes: Notes{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
-			want: decision{reason: ReasonMaxAge, count: 2},
+			limits: hourAge, mark: later(time.Minute), notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
+			want: decision{reason: header.ReasonMaxAge, count: 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,21 +113,21 @@ func TestDecideAboutLater(t *testing.T) {
 func TestRecordOfSettingAside(t *testing.T) {
 	t.Parallel()
 	earlier := noon.Add(-time.Hour)
-	brought := Notes{
-		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: 7 * time.Second, SetAside: time.Hour,
+	brought := header.RetryState{
+		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: 7 * time.Second, Snoozed: time.Hour,
 		NotBefore: noon, Interruptions: 2, Inner: true,
-		Error: "first", Class: ClassRetryable, History: []HistoryEntry{{Attempt: 1, At: earlier, Error: "first"}},
+		Error: "first", Class: header.ClassRetryable, History: []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}},
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 	}
 	f := failure{err: errTest, mark: later(time.Minute), now: noon, notes: brought, at: place{handler: "billing"}}
 	want := brought
-	want.SetAside, want.NotBefore, want.Interruptions, want.WaitingSince = time.Minute, time.Time{}, 0, noon
+	want.Snoozed, want.NotBefore, want.Interruptions, want.WaitingSince = time.Minute, time.Time{}, 0, noon
 	if got := f.record(decision{aside: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
 	}
 
-	f.notes = Notes{}
-	want = Notes{FirstSeen: noon, SetAside: time.Minute, WaitingSince: noon}
+	f.notes = header.RetryState{}
+	want = header.RetryState{FirstSeen: noon, Snoozed: time.Minute, WaitingSince: noon}
 	if got := f.record(decision{aside: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
 	}
@@ -140,8 +141,8 @@ func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
 		last = append(last, f.Last)
 		return 3 * time.Second, true
 	})}
-	fails := mark{class: ClassRetryable}
-	notes := Notes{}
+	fails := mark{class: header.ClassRetryable}
+	notes := header.RetryState{}
 	for _, m := range []mark{fails, later(time.Minute), later(time.Minute), fails} {
 		f := failure{err: errTest, mark: m, notes: notes, now: noon}
 		notes = f.record(l.decide(f), "")
@@ -149,7 +150,7 @@ func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
 	if want := []time.Duration{0, 3 * time.Second}; !reflect.DeepEqual(last, want) {
 		t.Errorf("the policy saw %v, want %v", last, want)
 	}
-	if notes.Failures != 2 || notes.SetAside != 0 || len(notes.History) != 2 {
+	if notes.Failures != 2 || notes.Snoozed != 0 || len(notes.History) != 2 {
 		t.Errorf("got %+v", notes)
 	}
 }

@@ -1,6 +1,10 @@
 package middleware
 
-import "time"
+import (
+	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
+)
 
 // Permanent marks err as permanent: no attempt can succeed, and the message is
 // dead-lettered at once. The result reads like err and unwraps to it. Of nil it
@@ -10,26 +14,26 @@ import "time"
 // and multierrors: the error tree is walked depth first, as errors.As does, and
 // the first mark wins. So the outermost mark wins over those it wraps, and the
 // first of joined errors over the later ones.
-func Permanent(err error) error { return marked(err, mark{class: ClassPermanent}) }
+func Permanent(err error) error { return marked(err, mark{class: header.ClassPermanent}) }
 
 // Retryable marks err as retryable, whatever the classifiers or the default
 // class say. The policy still decides when, and whether there is an attempt
 // left. Of nil it is nil. See Permanent for how marks are found.
-func Retryable(err error) error { return marked(err, mark{class: ClassRetryable}) }
+func Retryable(err error) error { return marked(err, mark{class: header.ClassRetryable}) }
 
 // RetryAfter marks err as retryable, not before d has passed: the delay is the
 // policy's or d, whichever is longer. The policy still decides whether there is
 // an attempt left. A negative d is 0. Of nil it is nil. See Permanent for how
 // marks are found.
 func RetryAfter(err error, d time.Duration) error {
-	return marked(err, mark{class: ClassRetryable, floor: max(d, 0)})
+	return marked(err, mark{class: header.ClassRetryable, floor: max(d, 0)})
 }
 
 // mark is what an error says about itself.
 type mark struct {
-	class Class
+	class header.Class
 	floor time.Duration // the delay is no shorter
-	later bool          // not a failure: see Later
+	later bool          // not a failure: see Snooze
 }
 
 type markedError struct {

@@ -15,18 +15,19 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 const (
-	retryable = middleware.ClassRetryable
-	permanent = middleware.ClassPermanent
+	retryable = header.ClassRetryable
+	permanent = header.ClassPermanent
 )
 
 func TestMarks(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		err   error
-		class middleware.Class
+		class header.Class
 		delay time.Duration // that of the first retry, 1s unless marked
 	}{
 		"none":                     {errBoom, retryable, time.Second},
@@ -90,7 +91,7 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 	retry := wmiddleware.Retry{InitialInterval: time.Nanosecond}
 	for name, test := range map[string]struct {
 		err  error
-		want middleware.Class
+		want header.Class
 	}{
 		"ours":   {middleware.Permanent(errBoom), permanent},
 		"theirs": {backoff5.Permanent(errBoom), retryable},

@@ -3,6 +3,8 @@ package middleware
 import (
 	"errors"
 	"slices"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // PermanentErrors takes every error for permanent that is one of errs in the
@@ -28,18 +30,18 @@ func RetryableType[T error]() Classifier { return RetryableIf(isA[T]) }
 // PermanentIf takes every error for permanent that match returns true for, and
 // has no opinion on others. A nil match is refused where the classifier is
 // handed over.
-func PermanentIf(match func(err error) bool) Classifier { return classIf(ClassPermanent, match) }
+func PermanentIf(match func(err error) bool) Classifier { return classIf(header.ClassPermanent, match) }
 
 // RetryableIf takes every error for retryable that match returns true for, and
 // has no opinion on others. A nil match is refused where the classifier is
 // handed over.
-func RetryableIf(match func(err error) bool) Classifier { return classIf(ClassRetryable, match) }
+func RetryableIf(match func(err error) bool) Classifier { return classIf(header.ClassRetryable, match) }
 
-func classIf(class Class, match func(err error) bool) Classifier {
+func classIf(class header.Class, match func(err error) bool) Classifier {
 	if match == nil {
 		return ClassifierFunc(nil)
 	}
-	return ClassifierFunc(func(err error) (Class, bool) {
+	return ClassifierFunc(func(err error) (header.Class, bool) {
 		if !match(err) {
 			return "", false
 		}

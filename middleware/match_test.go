@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // classOf is "" where the classifier has no opinion.
-func classOf(t *testing.T, c middleware.Classifier, err error) middleware.Class {
+func classOf(t *testing.T, c middleware.Classifier, err error) header.Class {
 	t.Helper()
 	class, ok := c.Classify(err)
 	if ok != (class != "") {
@@ -28,7 +29,7 @@ func TestMatchers(t *testing.T) {
 	for name, test := range map[string]struct {
 		classifier middleware.Classifier
 		err        error
-		want       middleware.Class
+		want       header.Class
 	}{
 		"retryable by value":         {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
 		"retryable by value, in %w":  {middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable},

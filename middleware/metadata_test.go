@@ -12,6 +12,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -51,7 +52,7 @@ func TestMetadataThatIsKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for _, err := range []error{errBoom, middleware.Permanent(errBoom), middleware.Later(errBoom, time.Minute)} {
+			for _, err := range []error{errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute)} {
 				call := handle(t, setting(test.set, err), test.options...)
 				if !reflect.DeepEqual(call.Notes.Metadata, test.want) {
 					t.Errorf("got %q, want %q", call.Notes.Metadata, test.want)
@@ -100,7 +101,7 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 		"x-death":                `key "x-death" belongs to the broker`,
 		"CC":                     `key "CC" belongs to the broker`,
 		"BCC":                    `key "BCC" belongs to the broker`,
-		middleware.FailuresKey:   `key "millpond-failures" belongs to this library`,
+		header.Failures:          `key "millpond-failures" belongs to this library`,
 		"millpond-":              `key "millpond-" belongs to this library`,
 		"\xff":                   `key "\xff" is not UTF-8`,
 		strings.Repeat("k", 256): "is longer than 255 bytes",
@@ -126,7 +127,7 @@ func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
 			msg.Metadata["other"] = "lost"
 			if len(seen) == 1 {
 				msg.Metadata["step"] = "paid"
-				return middleware.Later(errBoom, time.Minute)
+				return middleware.Snooze(errBoom, time.Minute)
 			}
 			delete(msg.Metadata, "step")
 			return errBoom

@@ -17,6 +17,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func systemCall(errno syscall.Errno) error {
@@ -81,7 +82,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 				want[classifier] = true
 			}
 			for classifier, c := range classifiers {
-				class, wanted := classOf(t, c, test.err), middleware.Class("")
+				class, wanted := classOf(t, c, test.err), header.Class("")
 				if want[classifier] {
 					wanted = retryable
 				}

@@ -71,11 +71,11 @@ func (a *attempt) ended() {
 	}
 }
 
-// ToldReturned reports whether a DelayedRetry has told its observers that the
-// message goes back to its queue (EventReturned), so that the Subscriber does not
+// ToldRequeued reports whether a DelayedRetry has told its observers that the
+// message goes back to its queue (EventRequeued), so that the Subscriber does not
 // tell it again. It is asked once the message is nacked, and may be called at any
 // time.
-func (d *Delivery) ToldReturned() bool { return atomic.LoadUint32(&d.toldReturned) != 0 }
+func (d *Delivery) ToldRequeued() bool { return atomic.LoadUint32(&d.toldReturned) != 0 }
 
 // observe tells the observers of an event, which set completes. settle is called
 // if an observer ends the goroutine, for nobody else would settle the message.
@@ -123,7 +123,7 @@ func (r *DelayedRetry) observeUnsettled(ctx context.Context, d *Delivery, err *u
 	}
 	d.attempt.told = true
 	atomic.StoreUint32(&d.toldReturned, 1)
-	r.observe(ctx, d, EventReturned, d.msg.Nack, func(e *Event) {
+	r.observe(ctx, d, EventRequeued, d.msg.Nack, func(e *Event) {
 		e.Err, e.Tries, e.Held = err, err.tries, err.held
 	})
 }
@@ -135,7 +135,7 @@ func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t *tr
 	case t.notes.Reason != "":
 		kind = EventDeadLettered
 	case t.aside:
-		kind = EventSetAside
+		kind = EventSnoozed
 	}
 	r.observe(ctx, d, kind, d.msg.Ack, func(e *Event) {
 		e.At, e.Err, e.Reason, e.OverBudget = t.now, t.err, t.notes.Reason, t.overBudget
@@ -148,7 +148,7 @@ func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t *tr
 		}
 		if kind != EventDeadLettered {
 			e.DelayAsked = t.delay
-			e.DelayGiven = max(d.Placed.Delay, givenBy(d.Given, t.delay))
+			e.DelayGiven = max(d.Republished.Delay, givenBy(d.Given, t.delay))
 		}
 	})
 }

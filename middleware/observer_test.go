@@ -16,6 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -51,7 +52,7 @@ func TestEventsOfAMessage(t *testing.T) {
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
 		calls := 0
-		later := middleware.Later(errBoom, time.Minute)
+		later := middleware.Snooze(errBoom, time.Minute)
 		broker.Run(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
 			calls++
 			time.Sleep(took)
@@ -73,7 +74,7 @@ func TestEventsOfAMessage(t *testing.T) {
 		retried, aside, dead := common, common, common
 		retried.Kind, retried.At, retried.Attempt, retried.Failures = middleware.EventRetried, began.Add(took), 1, 1
 		retried.Class, retried.Err, retried.DelayAsked, retried.DelayGiven = "retryable", errBoom, time.Second, time.Second
-		aside.Kind, aside.At, aside.Attempt, aside.Failures = middleware.EventSetAside, began.Add(2*took), 2, 1
+		aside.Kind, aside.At, aside.Attempt, aside.Failures = middleware.EventSnoozed, began.Add(2*took), 2, 1
 		aside.Err, aside.DelayAsked, aside.DelayGiven = later, time.Minute, time.Minute
 		aside.DelayMeasured, aside.LastDelay, aside.Age = time.Second, time.Second, time.Second+took
 		dead.Kind, dead.At, dead.Attempt, dead.Failures = middleware.EventDeadLettered, began.Add(3*took), 2, 2
@@ -98,11 +99,11 @@ func TestEventOfASuccess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var told events
-			notes := middleware.Notes{Failures: failures}
+			notes := header.RetryState{Failures: failures}
 			if failures > 0 {
 				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 			}
-			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{Notes: notes}))
+			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{State: notes}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,7 +138,7 @@ func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
 	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithObserver(&told))
-	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 9, Class: "retryable"}}))
+	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Class: "retryable"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +171,7 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		told.all = nil
 		broker.FailNext(9, errUnconfirmed)
 		_, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
-		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventReturned)
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventRequeued)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
 			t.Errorf("told %+v", last)
@@ -199,11 +200,11 @@ func TestEventOfAnInterruption(t *testing.T) {
 				close(gone)
 				return errBoom
 			}))(test.msg)
-			told.want(t, middleware.EventReturned)
+			told.want(t, middleware.EventRequeued)
 			if e := told.all[0]; e.Err != err || e.Called != test.called {
 				t.Errorf("told %+v", e)
 			}
-			if d := middleware.DeliveryOf(test.msg.Context(), test.msg); !d.ToldReturned() {
+			if d := middleware.DeliveryOf(test.msg.Context(), test.msg); !d.ToldRequeued() {
 				t.Error("the Subscriber would tell it again")
 			}
 		})
@@ -230,7 +231,7 @@ func TestNothingIsToldTwice(t *testing.T) {
 	}{
 		"handled":  {succeeds, middlewaretest.NewBroker(), middleware.EventHandled},
 		"retried":  {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRetried},
-		"returned": {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventReturned},
+		"returned": {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRequeued},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,7 +239,7 @@ func TestNothingIsToldTwice(t *testing.T) {
 			inner := newRetry(t, test.broker, middleware.WithObserver(&told))
 			outer := newRetry(t, test.broker, middleware.WithObserver(&told))
 			delivery := middleware.Delivery{}
-			if test.want == middleware.EventReturned {
+			if test.want == middleware.EventRequeued {
 				test.broker.FailNext(1, middleware.ErrNotDelivered)
 				delivery.Closing = closing
 			}
@@ -338,15 +339,15 @@ func TestObserversThatAreNil(t *testing.T) {
 // oversized is a Republisher for which no message has room for notes.
 type oversized struct{ unused }
 
-func (oversized) Republish(ctx context.Context, msg *message.Message, _ time.Duration, _ middleware.Notes) error {
-	middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Reason: middleware.ReasonOversized}
+func (oversized) Republish(ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
+	middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Reason: header.ReasonOversized}
 	return nil
 }
 
 // It was logged as one that will be retried.
 func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	t.Parallel()
-	for name, err := range map[string]error{"retry": errBoom, "later": middleware.Later(errBoom, time.Hour)} {
+	for name, err := range map[string]error{"retry": errBoom, "later": middleware.Snooze(errBoom, time.Hour)} {
 		var told events
 		logger := watermill.NewCaptureLogger()
 		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
@@ -374,7 +375,7 @@ func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	given := republishFunc(func(ctx context.Context, msg *message.Message) error {
-		middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Delay: 5 * time.Second}
+		middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Delay: 5 * time.Second}
 		return nil
 	})
 	_, err := newRetry(t, given, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
@@ -418,7 +419,7 @@ func TestEventsOfABudget(t *testing.T) {
 		}
 		told.all = nil
 		s.expect(nil, "handled", "held back 1m0s")
-		told.want(t, middleware.EventHandled, middleware.EventSetAside)
+		told.want(t, middleware.EventHandled, middleware.EventSnoozed)
 		if e := told.all[1]; !e.OverBudget || e.Called || e.Err != nil || e.DelayAsked != time.Minute {
 			t.Errorf("told %+v", e)
 		}

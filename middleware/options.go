@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // defaultHoldLimit stays under RabbitMQ's consumer timeout of 30 minutes, after
@@ -50,9 +51,9 @@ func WithClassifier(classifiers ...Classifier) Option {
 
 // WithDefaultClass sets the class of errors that bear no mark and that no
 // classifier has an opinion on. Without it they are retryable.
-func WithDefaultClass(class Class) Option {
+func WithDefaultClass(class header.Class) Option {
 	return func(s *settings) {
-		if !known(class) {
+		if !class.Known() {
 			s.refuse("WithDefaultClass: unknown class %q", class)
 		}
 		s.classes.otherwise = class
@@ -116,7 +117,7 @@ func WithHoldLimit(limit time.Duration) Option {
 func newSettings(policy backoff.Policy, options []Option) (settings, error) {
 	s := settings{
 		limits:  limits{policy: policy, maxAside: defaultMaxAside},
-		classes: classes{otherwise: ClassRetryable},
+		classes: classes{otherwise: header.ClassRetryable},
 		logger:  watermill.NopLogger{},
 		kept:    slices.Clone(alwaysKept),
 	}

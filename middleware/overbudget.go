@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // errOverBudget is logged for a message that is not handled now.
@@ -63,7 +64,7 @@ func (r *DelayedRetry) spend(ctx context.Context, delivery *Delivery, f failure,
 	}
 	d.overBudget = true
 	if r.budget.cfg.DeadLetter {
-		d.reason, d.delay = ReasonOverBudget, 0
+		d.reason, d.delay = header.ReasonOverBudget, 0
 		return
 	}
 	slow := max(d.delay, r.budget.slow)
@@ -81,8 +82,8 @@ func (r *DelayedRetry) holdBack(ctx context.Context, d *Delivery) (held bool, er
 		return false, nil
 	}
 	f := failure{
-		err: errOverBudget, mark: mark{class: ClassRetryable, floor: r.budget.slow, later: true},
-		notes: d.Notes, now: r.now().UTC(), given: d.Given,
+		err: errOverBudget, mark: mark{class: header.ClassRetryable, floor: r.budget.slow, later: true},
+		notes: d.State, now: r.now().UTC(), given: d.Given,
 	}
 	decided := decision{overBudget: true}
 	if !r.limits.setAside(f, &decided) || !decided.aside {
@@ -93,7 +94,7 @@ func (r *DelayedRetry) holdBack(ctx context.Context, d *Delivery) (held bool, er
 		log := r.newReport(ctx, d, errOverBudget, errOverBudget.Error())
 		log.decided(f, decided)
 		notes := f.recordAside(decided.delay)
-		notes.Interruptions = d.Notes.Interruptions // nothing was handled that would clear it
+		notes.Interruptions = d.State.Interruptions // nothing was handled that would clear it
 		return r.handOver(ctx, d, log, &transfer{notes: notes, delay: decided.delay, aside: true, overBudget: true, now: f.now})
 	})
 }

@@ -11,6 +11,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -54,7 +55,7 @@ func TestAPanicIsAFailureWithItsValueOnly(t *testing.T) {
 func TestClassifiersSeeThePanic(t *testing.T) {
 	t.Parallel()
 	var seen error
-	spy := middleware.ClassifierFunc(func(err error) (middleware.Class, bool) {
+	spy := middleware.ClassifierFunc(func(err error) (header.Class, bool) {
 		seen = err
 		return "", false
 	})
@@ -116,7 +117,7 @@ func (e *nilError) Error() string { return e.text }
 func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	exits := middleware.ClassifierFunc(func(error) (middleware.Class, bool) {
+	exits := middleware.ClassifierFunc(func(error) (header.Class, bool) {
 		runtime.Goexit()
 		return "", false
 	})

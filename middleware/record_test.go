@@ -4,28 +4,30 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func TestRecordOfARetry(t *testing.T) {
 	t.Parallel()
 	earlier := noon.Add(-time.Hour)
-	past := []HistoryEntry{{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"}}
+	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"}}
 	f := failure{
-		err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassRetryable}, now: noon,
-		notes: Notes{
+		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassRetryable}, now: noon,
+		notes: header.RetryState{
 			Failures: 1, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Hour, NotBefore: noon,
-			Error: "first", Class: ClassPermanent, History: past,
+			Error: "first", Class: header.ClassPermanent, History: past,
 			OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 		},
 	}
 	got := f.record(decision{delay: time.Minute, count: 2, first: earlier}, "second")
-	want := Notes{
+	want := header.RetryState{
 		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Minute, WaitingSince: noon,
-		Error: "second", Class: ClassRetryable, Handler: "billing",
+		Error: "second", Class: header.ClassRetryable, Handler: "billing",
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
-		History: []HistoryEntry{
+		History: []header.AttemptError{
 			{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"},
-			{Attempt: 2, At: noon, Handler: "billing", Class: ClassRetryable, Error: "second", Delay: "1m0s"},
+			{Attempt: 2, At: noon, Handler: "billing", Class: header.ClassRetryable, Error: "second", Delay: "1m0s"},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -36,15 +38,15 @@ func TestRecordOfARetry(t *testing.T) {
 func TestRecordOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	f := failure{
-		err: errTest, at: place{handler: "billing"}, mark: mark{class: ClassPermanent}, now: noon,
-		notes: Notes{WaitingSince: noon.Add(-time.Minute)},
+		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassPermanent}, now: noon,
+		notes: header.RetryState{WaitingSince: noon.Add(-time.Minute)},
 	}
-	got := f.record(decision{reason: ReasonPermanent, count: 1, first: noon}, "boom")
-	want := Notes{
-		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: ClassPermanent,
-		Handler: "billing", Reason: ReasonPermanent, DeadAt: noon,
-		History: []HistoryEntry{{
-			Attempt: 1, At: noon, Handler: "billing", Class: ClassPermanent, Error: "boom", Reason: ReasonPermanent,
+	got := f.record(decision{reason: header.ReasonPermanent, count: 1, first: noon}, "boom")
+	want := header.RetryState{
+		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: header.ClassPermanent,
+		Handler: "billing", Reason: header.ReasonPermanent, DeadAt: noon,
+		History: []header.AttemptError{{
+			Attempt: 1, At: noon, Handler: "billing", Class: header.ClassPermanent, Error: "boom", Reason: header.ReasonPermanent,
 		}},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -54,7 +56,7 @@ func TestRecordOfADeadLetter(t *testing.T) {
 
 func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 	t.Parallel()
-	f := failure{err: errTest, now: noon, notes: Notes{FirstSeen: noon.Add(time.Second)}}
+	f := failure{err: errTest, now: noon, notes: header.RetryState{FirstSeen: noon.Add(time.Second)}}
 	if got := f.record(decision{count: 1, first: noon}, ""); !got.FirstSeen.Equal(noon) {
 		t.Errorf("first seen %v, want %v", got.FirstSeen, noon)
 	}
@@ -62,10 +64,10 @@ func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 
 func TestRecordDoesNotWriteIntoTheHistoryItWasGiven(t *testing.T) {
 	t.Parallel()
-	roomy := make([]HistoryEntry, 1, 8)
-	f := failure{err: errTest, now: noon, notes: Notes{History: roomy}}
+	roomy := make([]header.AttemptError, 1, 8)
+	f := failure{err: errTest, now: noon, notes: header.RetryState{History: roomy}}
 	f.record(decision{count: 2, first: noon}, "")
-	if spare := roomy[:2][1]; spare != (HistoryEntry{}) {
+	if spare := roomy[:2][1]; spare != (header.AttemptError{}) {
 		t.Errorf("wrote %+v behind the caller's slice", spare)
 	}
 }

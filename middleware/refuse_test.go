@@ -11,6 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -25,10 +26,10 @@ func mustNotBeCalled(t *testing.T) message.HandlerFunc {
 func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	t.Parallel()
 	earlier := time.Now().Add(-time.Hour)
-	past := []middleware.HistoryEntry{{Attempt: 3, At: earlier, Error: "third"}}
+	past := []header.AttemptError{{Attempt: 3, At: earlier, Error: "third"}}
 	broker := middlewaretest.NewBroker()
 	logger := watermill.NewCaptureLogger()
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{
+	msg := newMessage(middleware.Delivery{State: header.RetryState{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
@@ -43,9 +44,9 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	}
 	n := dead[0].Notes
 	n.DeadAt = time.Time{}
-	want := middleware.Notes{
+	want := header.RetryState{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
-		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: middleware.ReasonExhausted,
+		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: header.ReasonExhausted,
 	}
 	if !reflect.DeepEqual(n, want) {
 		t.Errorf("got\n%+v, want\n%+v", n, want)
@@ -69,20 +70,20 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 	t.Parallel()
 	hourAgo := time.Now().Add(-time.Hour)
 	for name, test := range map[string]struct {
-		notes   middleware.Notes
+		notes   header.RetryState
 		options []middleware.Option
-		want    middleware.Reason // "": handled
+		want    header.Reason // "": handled
 	}{
-		"policy, the last attempt":     {middleware.Notes{Failures: 2}, nil, ""},
-		"policy":                       {middleware.Notes{Failures: 3}, nil, middleware.ReasonExhausted},
-		"forged, above any bound":      {middleware.Notes{Failures: 1 << 62}, nil, middleware.ReasonExhausted},
-		"forged, below any bound":      {middleware.Notes{Failures: -1 << 62}, nil, ""},
-		"attempts, the last":           {middleware.Notes{Failures: 1}, []middleware.Option{middleware.WithMaxAttempts(2)}, ""},
-		"attempts":                     {middleware.Notes{Failures: 2}, []middleware.Option{middleware.WithMaxAttempts(2)}, middleware.ReasonExhausted},
-		"age":                          {middleware.Notes{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Minute)}, ""},
-		"deadline, first delivery":     {middleware.Notes{Deadline: hourAgo}, nil, ""},
-		"deadline, after a failure":    {middleware.Notes{Failures: 1, Deadline: hourAgo}, nil, middleware.ReasonDeadline},
-		"deadline, after it was aside": {middleware.Notes{FirstSeen: hourAgo, Deadline: hourAgo}, nil, middleware.ReasonDeadline},
+		"policy, the last attempt":     {header.RetryState{Failures: 2}, nil, ""},
+		"policy":                       {header.RetryState{Failures: 3}, nil, header.ReasonExhausted},
+		"forged, above any bound":      {header.RetryState{Failures: 1 << 62}, nil, header.ReasonExhausted},
+		"forged, below any bound":      {header.RetryState{Failures: -1 << 62}, nil, ""},
+		"attempts, the last":           {header.RetryState{Failures: 1}, []middleware.Option{middleware.WithMaxAttempts(2)}, ""},
+		"attempts":                     {header.RetryState{Failures: 2}, []middleware.Option{middleware.WithMaxAttempts(2)}, header.ReasonExhausted},
+		"age":                          {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Minute)}, ""},
+		"deadline, first delivery":     {header.RetryState{Deadline: hourAgo}, nil, ""},
+		"deadline, after a failure":    {header.RetryState{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"deadline, after it was aside": {header.RetryState{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +92,7 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(func(*message.Message) ([]*message.Message, error) {
 				called = true
 				return nil, nil
-			}), newMessage(middleware.Delivery{Notes: test.notes}))
+			}), newMessage(middleware.Delivery{State: test.notes}))
 			if called != (test.want == "") || result.Notes.Reason != test.want {
 				t.Errorf("called: %v, %s", called, result)
 			}
@@ -141,10 +142,10 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 			t.Fatalf("failure %d: got %+v", want, call)
 		}
 		headers := call.Notes.Headers("orders")
-		msg = newMessage(middleware.Delivery{Notes: middleware.ParseNotes("orders", from(headers))})
+		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
 	}
 
-	forged := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 9, Inner: true}})
+	forged := newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Inner: true}})
 	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
 	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
@@ -175,7 +176,7 @@ func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 3}})
+	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 }
@@ -183,7 +184,7 @@ func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 func TestAStaleMessagePastItsLimitIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{Gone: closedChan(), Notes: middleware.Notes{Failures: 3}})
+	msg := newMessage(middleware.Delivery{Gone: closedChan(), State: header.RetryState{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrInterrupted)
 	if len(broker.Calls()) != 0 {

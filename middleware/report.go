@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // report writes the log lines of one attempt. No line holds a payload or a
@@ -50,7 +52,7 @@ func (l *report) interrupted(cause error) {
 		return
 	}
 	l.logger.Info("Handling was interrupted: no attempt is counted", l.withError(watermill.LogFields{
-		"cause": cutText(errorText(cause), maxLogBytes),
+		"cause": excerpt.Of(errorText(cause), maxLogBytes),
 	}))
 }
 
@@ -106,16 +108,16 @@ func (l *report) waits(asked, given time.Duration) {
 }
 
 // refused adds why the message is not handled to every further line.
-func (l *report) refused(reason Reason, n *Notes) {
+func (l *report) refused(reason header.Reason, n *header.RetryState) {
 	fields := watermill.LogFields{}
 	addReason(fields, reason, n)
 	l.logger = l.logger.With(fields)
 }
 
 // addReason adds why a message is given up, and of a deadline what it was counted from.
-func addReason(fields watermill.LogFields, reason Reason, n *Notes) {
+func addReason(fields watermill.LogFields, reason header.Reason, n *header.RetryState) {
 	fields["reason"] = string(reason)
-	if reason == ReasonDeadline {
+	if reason == header.ReasonDeadline {
 		fields["deadline"], fields["deadline_from"] = n.Deadline.UTC(), n.DeadlineFrom
 	}
 }
@@ -139,7 +141,7 @@ func (l *report) handedOver(t *transfer, given time.Duration) {
 
 // notRetried reports a message that was decided to be retried, but could only be
 // dead-lettered.
-func (l *report) notRetried(reason Reason) {
+func (l *report) notRetried(reason header.Reason) {
 	fields := watermill.LogFields{"reason": string(reason)}
 	if l.class != "" {
 		fields["class"] = l.class
@@ -168,7 +170,7 @@ func (l *report) handOverRecovered(tries int, held time.Duration) {
 
 func (l *report) handOverFailed(err error) {
 	l.logger.Error("Failed message was not handed over, returning it to its queue", forLog(err, errorText(err)),
-		watermill.LogFields{"handler_error": cutText(l.text, maxLogBytes)})
+		watermill.LogFields{"handler_error": excerpt.Of(l.text, maxLogBytes)})
 }
 
 // withError adds the handler's error to the fields of an info line, under the
@@ -177,12 +179,12 @@ func (l *report) withError(fields watermill.LogFields) watermill.LogFields {
 	if l.quiet {
 		return nil
 	}
-	return fields.Add(watermill.LogFields{"error": cutText(l.text, maxLogBytes)})
+	return fields.Add(watermill.LogFields{"error": excerpt.Of(l.text, maxLogBytes)})
 }
 
 func valueText(value any) (text string) {
 	if contain(func() { text = fmt.Sprint(value) }) != nil {
 		return fmt.Sprintf("%T", value)
 	}
-	return cutText(text, maxLogBytes)
+	return excerpt.Of(text, maxLogBytes)
 }

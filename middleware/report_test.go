@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -31,7 +32,7 @@ func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *
 
 func TestLogOfARetry(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 1}})
+	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1}})
 	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
 	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 	want := watermill.LogFields{
@@ -59,7 +60,7 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
 	placed := republishFunc(func(ctx context.Context, msg *message.Message) error {
-		middleware.DeliveryOf(ctx, msg).Placed = middleware.Placed{Delay: 5 * time.Second}
+		middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Delay: 5 * time.Second}
 		return nil
 	})
 	_, _ = newRetry(t, placed, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
@@ -89,7 +90,7 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	if got := d.LogFields(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	e := d.Event(msg.Context(), middleware.EventReturned, time.Now())
+	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
 	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
 		t.Errorf("told %+v", e)
 	}

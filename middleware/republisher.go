@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Republisher hands a failed message over to the broker. topology.Client is
@@ -22,9 +23,9 @@ import (
 type Republisher interface {
 	// Republish puts msg into a wait queue, from which it returns to its own
 	// queue after at least delay.
-	Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes Notes) error
+	Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error
 	// DeadLetter puts msg into the dead-letter queue of its own queue.
-	DeadLetter(ctx context.Context, msg *message.Message, notes Notes) error
+	DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error
 }
 
 // ErrNotDelivered is returned (wrapped) by a Republisher for a message that no

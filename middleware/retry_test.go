@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -53,9 +54,9 @@ func TestFailureIsHandedOver(t *testing.T) {
 func TestNotesOfAFailure(t *testing.T) {
 	t.Parallel()
 	earlier := time.Now().Add(-time.Hour)
-	past := []middleware.HistoryEntry{{Attempt: 1, At: earlier, Error: "first"}}
+	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}}
 	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{Notes: middleware.Notes{
+	msg := newMessage(middleware.Delivery{State: header.RetryState{
 		Failures: 1, FirstSeen: earlier, FirstFailure: earlier, NotBefore: earlier, History: past,
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: earlier.Add(24 * time.Hour),
 	}})
@@ -81,7 +82,7 @@ func TestNotesOfAFailure(t *testing.T) {
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).Notes
-	if len(n.Error) > middleware.MaxErrorBytes || !utf8.ValidString(n.Error) || len(n.History[0].Error) > 256 {
+	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) || len(n.History[0].Error) > 256 {
 		t.Errorf("%d and %d bytes", len(n.Error), len(n.History[0].Error))
 	}
 }
@@ -138,7 +139,7 @@ func TestOfTwoNestedTheOuterTakesNoTroubleForAFailure(t *testing.T) {
 
 func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	t.Parallel()
-	consumed := newMessage(middleware.Delivery{Notes: middleware.Notes{Failures: 2}})
+	consumed := newMessage(middleware.Delivery{State: header.RetryState{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
 	if middleware.DeliveryOf(inherited.Context(), inherited) != nil {
 		t.Error("DeliveryOf found one")

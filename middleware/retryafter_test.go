@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func TestParseRetryAfter(t *testing.T) {
@@ -103,7 +104,7 @@ func TestRetryAfterHeader(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 			found, marked := markOf(err)
-			if marked != test.marked || found.floor != test.floor || marked && found.class != ClassRetryable {
+			if marked != test.marked || found.floor != test.floor || marked && found.class != header.ClassRetryable {
 				t.Errorf("got %+v, %v", found, marked)
 			}
 		})

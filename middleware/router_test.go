@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // looped is a Republisher for Watermill's in-process Pub/Sub, whose messages
@@ -24,12 +25,11 @@ type looped struct {
 }
 
 func (l looped) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, notes middleware.Notes,
-) error {
+	ctx context.Context, msg *message.Message, _ time.Duration, notes header.RetryState) error {
 	return l.send(message.SubscribeTopicFromCtx(ctx), msg, notes.Headers(""))
 }
 
-func (l looped) DeadLetter(_ context.Context, msg *message.Message, notes middleware.Notes) error {
+func (l looped) DeadLetter(_ context.Context, msg *message.Message, notes header.RetryState) error {
 	return l.send("dlq", msg, notes.DeadHeaders(""))
 }
 
@@ -115,8 +115,8 @@ func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
 	}
 	dead := receive(t, pubSub, "dlq")
 	for key, want := range map[string]string{
-		middleware.DeadReasonKey: "exhausted", middleware.DeadFailuresKey: "3",
-		middleware.DeadErrorKey: "panic: no stock", middleware.DeadHandlerKey: "billing",
+		header.DeadReason: "exhausted", header.DeadFailures: "3",
+		header.DeadError: "panic: no stock", header.DeadHandler: "billing",
 	} {
 		if got := dead.Metadata[key]; got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)

@@ -26,7 +26,7 @@ type Selector struct {
 
 // WithPolicyFor gives the failures that match selector a policy of their own.
 // The first that matches wins, in the order of the options. WithMaxAttempts,
-// WithMaxAge and WithLaterLimit count for all policies. One number is counted:
+// WithMaxAge and WithSnoozeLimit count for all policies. One number is counted:
 // a message that failed twice under one policy is at its third failure under
 // another. Without it, and for all other failures, the policy given to
 // NewDelayedRetry counts.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -25,7 +26,7 @@ func every(seconds int) backoff.Policy {
 func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 	t.Parallel()
 	errLimit := errors.New("rate limit")
-	panics := middleware.ClassifierFunc(func(error) (middleware.Class, bool) { panic("of mine") })
+	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") })
 	policies := []middleware.Option{
 		middleware.WithPolicyFor(middleware.Selector{Queue: "panics", Error: panics}, every(9)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2)),

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // settle decides what becomes of the message after err and sees it done. It
@@ -44,7 +46,7 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 	}
 	if cause := interruption(ctx, d); cause != nil {
 		log.interrupted(cause)
-		unsettled := &unsettledError{msg: d.msg, kind: ErrInterrupted, cause: cause, handler: err, text: cutText(log.text, maxLogBytes)}
+		unsettled := &unsettledError{msg: d.msg, kind: ErrInterrupted, cause: cause, handler: err, text: excerpt.Of(log.text, maxLogBytes)}
 		r.observeUnsettled(ctx, d, unsettled)
 		return unsettled
 	}
@@ -55,11 +57,11 @@ func (r *DelayedRetry) settleFailure(ctx context.Context, d *Delivery, err error
 // decide decides what becomes of the message. Apart from what follows, for each of
 // its values that is kept there is copied with the stack that grows there.
 func (r *DelayedRetry) decide(ctx context.Context, d *Delivery, log *report, err error) *transfer {
-	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.Notes, now: r.now().UTC(), given: d.Given}
+	f := failure{err: err, at: log.at, inner: r.isInner(d), notes: d.State, now: r.now().UTC(), given: d.Given}
 	f.mark = r.classes.of(err, log.fault)
 	decided := r.limits.decide(f)
 	if r.budget.Budget != nil && !decided.aside {
-		r.tellOfBudget(ctx, d, r.budget.handled(f.mark.class == ClassRetryable))
+		r.tellOfBudget(ctx, d, r.budget.handled(f.mark.class == header.ClassRetryable))
 		if decided.reason == "" {
 			r.spend(ctx, d, f, &decided)
 		}
@@ -73,7 +75,7 @@ func (r *DelayedRetry) decide(ctx context.Context, d *Delivery, log *report, err
 // transfer is a message on its way to the broker: to a wait queue for delay, or
 // to the dead-letter queue if its notes have a reason.
 type transfer struct {
-	notes Notes
+	notes header.RetryState
 	delay time.Duration
 	aside bool
 	err   error // of the handler; nil if it was not called
@@ -83,12 +85,12 @@ type transfer struct {
 }
 
 // placed notes that the message could only be dead-lettered.
-func (t *transfer) placed(reason Reason) { t.notes.Reason = reason }
+func (t *transfer) placed(reason header.Reason) { t.notes.Reason = reason }
 
 // handOver returns nil once the broker has confirmed the message.
 func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t *transfer) error {
 	t.notes.Metadata = r.kept.of(d.msg.Metadata, log.notKept)
-	d.Placed = Placed{}
+	d.Republished = Republished{}
 	// A publish that has begun is finished, whatever becomes of the handler.
 	detached := context.WithoutCancel(ctx)
 	failed := r.hold(ctx, d, t.now, log, func() error {
@@ -98,16 +100,16 @@ func (r *DelayedRetry) handOver(ctx context.Context, d *Delivery, log *report, t
 		return r.republisher.Republish(detached, d.msg, t.delay, t.notes)
 	})
 	if failed != nil {
-		failed.msg, failed.handler, failed.text = d.msg, t.err, cutText(log.text, maxLogBytes)
+		failed.msg, failed.handler, failed.text = d.msg, t.err, excerpt.Of(log.text, maxLogBytes)
 		r.observeUnsettled(ctx, d, failed)
 		return failed
 	}
 	d.handedOver = true
-	if reason := d.Placed.Reason; reason != "" && t.notes.Reason == "" {
+	if reason := d.Republished.Reason; reason != "" && t.notes.Reason == "" {
 		log.notRetried(reason)
 		t.placed(reason)
 	} else {
-		log.handedOver(t, max(d.Placed.Delay, givenBy(d.Given, t.delay)))
+		log.handedOver(t, max(d.Republished.Delay, givenBy(d.Given, t.delay)))
 	}
 	r.observeHandedOver(ctx, d, t)
 	if t.notes.Reason != "" {

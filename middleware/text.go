@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 // maxLogBytes is the most of an error's text that is logged.
@@ -45,5 +46,5 @@ func (e *loggedError) Unwrap() error { return e.err }
 
 // forLog returns err with the given text, cut.
 func forLog(err error, text string) error {
-	return &loggedError{text: cutText(text, maxLogBytes), err: err}
+	return &loggedError{text: excerpt.Of(text, maxLogBytes), err: err}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -73,10 +74,10 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 		d := dead[id]
 		require.Equal(t, "corr-"+id, d.CorrelationId)
 		require.Equal(t, "order "+id, string(d.Body))
-		require.Equal(t, want.reason, d.Headers[middleware.DeadReasonKey])
-		require.Equal(t, want.failures, d.Headers[middleware.DeadFailuresKey])
-		require.Equal(t, want.text, d.Headers[middleware.DeadErrorKey])
-		require.Equal(t, want.class, d.Headers[middleware.DeadClassKey])
+		require.Equal(t, want.reason, d.Headers[header.DeadReason])
+		require.Equal(t, want.failures, d.Headers[header.DeadFailures])
+		require.Equal(t, want.text, d.Headers[header.DeadError])
+		require.Equal(t, want.class, d.Headers[header.DeadClass])
 	}
 
 	// The machinery fails: the message is held, in the end it is retried.

@@ -11,13 +11,14 @@ import (
 
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // errChangedKey is why a message came to another queue than its own.
 var errChangedKey = errors.New("the routing key was changed when the wait was over")
 
 // changedKey returns the routing key that a message had while it waited, and whether
-// it came back with another one. The wait queues of Shared, Levels and ReturnTo set no
+// it came back with another one. The wait queues of Shared, Levels and Via set no
 // dead-letter routing key, because a message keeps its own there, so a policy with
 // dead-letter-routing-key sets one (F36). The broker notes the first one in x-death,
 // which no copy takes into a wait queue.
@@ -42,12 +43,12 @@ func (p *Plan) changedKey(raw *amqp.Delivery) (before string, changed bool) {
 // misled takes a delivery whose routing key was changed from before on its way back;
 // owner is the queue that its notes name.
 //
-// With ReturnTo the queue itself gets its retry whatever the key is, and handles it
+// With Via the queue itself gets its retry whatever the key is, and handles it
 // with the key that it had. A sibling has a copy that the changed key has brought it,
 // and drops it. Elsewhere the key alone leads to the queue: a delivery of another
 // queue is the only copy, and goes on with the key that it had.
 func (d *delivery) misled(owner, before string) {
-	through, own := d.sub.plan.Return.passedBy(&d.raw), owner == d.Queue
+	through, own := d.sub.plan.Via.passedBy(&d.raw), owner == d.Queue
 	switch {
 	case through && own:
 		d.sub.sayChangedReturn(d.raw.RoutingKey, before)
@@ -68,7 +69,7 @@ func (d *delivery) sendOn() {
 		d.ack()
 		return
 	}
-	notes := d.Notes
+	notes := d.State
 	d.settle("Message of another queue cannot be sent on, holding it", func(ctx context.Context) error {
 		return d.forward(ctx, &notes)
 	}, func() {
@@ -82,7 +83,7 @@ func (d *delivery) sendOn() {
 // with the routing key that it had. No note names a queue here: the message gets
 // where the bindings lead it. A user who may not write there has it dead-lettered,
 // with notes that are completed, because the delivery would be held without end.
-func (d *delivery) forward(ctx context.Context, notes *middleware.Notes) error {
+func (d *delivery) forward(ctx context.Context, notes *header.RetryState) error {
 	if d.pending.IsOpen() {
 		if settled, err := d.earlier(ctx); settled {
 			return err
@@ -100,11 +101,11 @@ func (d *delivery) forward(ctx context.Context, notes *middleware.Notes) error {
 }
 
 // misdirected completes the notes of a delivery that err keeps from its queue.
-func (d *delivery) misdirected(notes *middleware.Notes, err error) {
+func (d *delivery) misdirected(notes *header.RetryState, err error) {
 	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err, d.LogFields())
-	notes.Reason, notes.DeadAt = middleware.ReasonMisdirected, time.Now()
+	notes.Reason, notes.DeadAt = header.ReasonMisdirected, time.Now()
 	notes.Error = errors.Join(errChangedKey, err).Error()
-	d.raw.Priority = wire.Priority(&d.raw, middleware.PriorityKey)
+	d.raw.Priority = wire.Priority(&d.raw, header.Priority)
 }
 
 // deadLetterAstray reports whether a delivery of another queue that could not be sent
@@ -112,7 +113,7 @@ func (d *delivery) misdirected(notes *middleware.Notes, err error) {
 // aside: it would wait for this queue, whose handler would have it as its own.
 func (d *delivery) deadLetterAstray(cause error) bool {
 	d.pending.Release()
-	notes := d.Notes
+	notes := d.State
 	d.misdirected(&notes, cause)
 	if d.deadLetter(context.WithoutCancel(d.ctx), notes) != nil {
 		return false
@@ -137,9 +138,9 @@ func (s *subscription) sayAstray(owner string, raw *amqp.Delivery, before string
 func (s *subscription) sayChangedReturn(key, before string) {
 	s.misled.Do(func() {
 		s.logger.Error("A retry returned through the exchange with another routing key than it had: its queue handles it with the "+
-			"key that it had, queues with the same ReturnTo drop their copies of it; the likely cause is a policy with dead-letter-routing-key, "+
+			"key that it had, queues with the same Via drop their copies of it; the likely cause is a policy with dead-letter-routing-key, "+
 			"which rabbitmqctl list_policies shows: let its pattern match no wait queue", errChangedKey, watermill.LogFields{
-			"exchange": s.plan.Return.Exchange, "routing_key": key, "routing_key_before": before,
+			"exchange": s.plan.Via.Exchange, "routing_key": key, "routing_key_before": before,
 		})
 	})
 }

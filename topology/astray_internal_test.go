@@ -32,7 +32,7 @@ func TestChangedKey(t *testing.T) {
 		"the default exchange":               {plan: planOf(PerQueue{}), key: "orders", deaths: []any{death("orders.wait.5s")}},
 		"levels, the first of three hops":    {plan: planOf(Levels{}), exchange: "millpond.level.return", key: "orders", deaths: []any{death("orders"), death("orders"), death("1.1.1.mail")}, before: "1.1.1.mail", changed: true},
 		"levels, by the exchange of one":     {plan: planOf(Levels{}), exchange: "millpond.level.3", key: "0.orders", deaths: []any{death("1.mail")}, before: "1.mail", changed: true},
-		"with ReturnTo":                      {plan: planOf(Shared{ReturnTo: "events"}), exchange: "millpond.return.events", key: "a", deaths: []any{death("b")}, before: "b", changed: true},
+		"with Via":                           {plan: planOf(Shared{Via: "events"}), exchange: "millpond.return.events", key: "a", deaths: []any{death("b")}, before: "b", changed: true},
 		"a wait queue that sets the key":     {plan: own, exchange: "back", key: "fixed", deaths: []any{death("w")}},
 		"no x-death":                         {plan: planOf(Shared{}), exchange: "millpond.return", key: "orders"},
 		"an x-death that is no list":         {plan: planOf(Shared{}), exchange: "millpond.return", key: "orders", deaths: "mail"},

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -211,8 +212,8 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	testbroker.WaitFor(t, "the log to say it", patience, func() bool { return len(victim.logs.saying("Messages are stranded")) > 0 })
 	stranded := take(t, url, strategy.Prefix+".stranded")
 	require.Equal(t, home, stranded.RoutingKey)
-	require.Equal(t, home, stranded.Headers[middleware.QueueKey])
-	require.Equal(t, "1", stranded.Headers[middleware.FailuresKey])
+	require.Equal(t, home, stranded.Headers[header.Queue])
+	require.Equal(t, "1", stranded.Headers[header.Failures])
 	require.Zero(t, wrong.count())
 }
 
@@ -243,9 +244,9 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
 	dead := take(t, url, other+".dlq")
-	require.Equal(t, string(middleware.ReasonMisdirected), dead.Headers[middleware.DeadReasonKey])
-	require.Equal(t, home, dead.Headers[middleware.DeadQueueKey])
-	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, string(header.ReasonMisdirected), dead.Headers[header.DeadReason])
+	require.Equal(t, home, dead.Headers[header.DeadQueue])
+	require.Equal(t, "1", dead.Headers[header.DeadFailures])
 	require.Equal(t, uint8(7), dead.Priority)
 	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
 	require.Zero(t, wrong.count())
@@ -283,14 +284,14 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	})
 	dead := take(t, url, other+".dlq")
 	require.Equal(t, "refused", string(dead.Body))
-	require.Equal(t, string(middleware.ReasonMisdirected), dead.Headers[middleware.DeadReasonKey])
-	require.Equal(t, home, dead.Headers[middleware.DeadQueueKey])
-	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, string(header.ReasonMisdirected), dead.Headers[header.DeadReason])
+	require.Equal(t, home, dead.Headers[header.DeadQueue])
+	require.Equal(t, "1", dead.Headers[header.DeadFailures])
 	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
 	require.Zero(t, wrong.count())
 }
 
-// With ReturnTo the queue gets its retry whatever the key is. A sibling, to which the
+// With Via the queue gets its retry whatever the key is. A sibling, to which the
 // key of the policy leads, took its copy for a message of its own.
 func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 	t.Parallel()
@@ -358,7 +359,7 @@ func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 				return len(lines) > 0 && strings.Contains(lines[len(lines)-1], fmt.Sprintf("messages:%d queue:%s", messages, stranded))
 			})
 			require.LessOrEqual(t, len(r.logs.saying("Messages are stranded")), messages, "only when there are more")
-			require.Equal(t, r.queue, take(t, url, stranded).Headers[middleware.QueueKey])
+			require.Equal(t, r.queue, take(t, url, stranded).Headers[header.Queue])
 		})
 	}
 }

@@ -43,7 +43,7 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		"nil strategy":       {"amqp://127.0.0.1:1/", nil, nil, []string{"strategy is nil"}},
 		"nil pointer":        {"amqp://127.0.0.1:1/", (*topology.PerQueue)(nil), nil, []string{"strategy is nil"}},
 		"unknown type":       {"amqp://127.0.0.1:1/", topology.PerQueue{Type: "stream"}, nil, []string{`"stream" is unknown`}},
-		"bad ladder":         {"amqp://127.0.0.1:1/", topology.PerQueue{Ladder: []time.Duration{-1, backoff.MaxDelay + 1}}, nil, []string{"not positive", "at most 315360000000 ms"}},
+		"bad ladder":         {"amqp://127.0.0.1:1/", topology.PerQueue{WaitSteps: []time.Duration{-1, backoff.MaxDelay + 1}}, nil, []string{"not positive", "at most 315360000000 ms"}},
 		"everything": {
 			"", nil,
 			[]topology.Option{nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0)},

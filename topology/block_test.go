@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -69,7 +70,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	other := newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic(exchange, "invoice.#"),
 		handler: func(*message.Message) ([]*message.Message, error) { return nil, nil }})
 	if _, ok := strategy.(topology.Shared); ok {
-		require.Equal(t, r.plan.Rungs[0].Exchange, other.plan.Rungs[0].Exchange, "one block for many queues")
+		require.Equal(t, r.plan.WaitSteps[0].Exchange, other.plan.WaitSteps[0].Exchange, "one block for many queues")
 	}
 	send := func(body string) { publish(t, url, exchange, key, amqp.Publishing{Body: []byte(body)}) }
 
@@ -79,7 +80,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	for i, s := range seens {
 		through := exchange
 		if i > 0 {
-			through = r.plan.Return.Through
+			through = r.plan.Via.Through
 		}
 		require.Equal(t, seen{through, key, exchange, key, i + 1}, s)
 	}
@@ -92,12 +93,12 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	require.Equal(t, 0, testbroker.Depth(t, url, other.queue+".dlq"))
 
 	requireFinal := func(d amqp.Delivery, queueKey string) {
-		require.Equal(t, exchange, d.Headers[middleware.OriginExchangeKey])
-		require.Equal(t, key, d.Headers[middleware.OriginRoutingKeyKey])
+		require.Equal(t, exchange, d.Headers[header.OriginExchange])
+		require.Equal(t, key, d.Headers[header.OriginRoutingKey])
 		require.Equal(t, r.queue, d.Headers[queueKey])
 	}
 	send("refuse") // the marshaler does
-	requireFinal(take(t, url, r.queue+".dlq"), middleware.DeadQueueKey)
+	requireFinal(take(t, url, r.queue+".dlq"), header.DeadQueue)
 
 	// The exchange vanishes while a message waits, and its queue gets it all the same;
 	// then the queue vanishes, too.
@@ -109,7 +110,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	_, err := testbroker.Channel(t, url).QueueDelete(r.queue, false, false, false)
 	require.NoError(t, err)
 	stranded := r.plan.Exchanges[0].Name
-	requireFinal(take(t, url, stranded), middleware.QueueKey)
+	requireFinal(take(t, url, stranded), header.Queue)
 	testbroker.WaitFor(t, "nothing waits", patience, func() bool { return waiting(t, url, r.plan) == 0 })
 	blockKeeps(t, strategy, delays)
 }
@@ -139,11 +140,11 @@ func blockKeeps(t *testing.T, strategy topology.Strategy, delays backoff.List) {
 func returnTo(strategy topology.Strategy) string {
 	switch s := strategy.(type) {
 	case topology.PerQueue:
-		return s.ReturnTo
+		return s.Via
 	case topology.PerAttempt:
-		return s.ReturnTo
+		return s.Via
 	case topology.Shared:
-		return s.ReturnTo
+		return s.Via
 	}
 	return ""
 }

@@ -60,7 +60,7 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 		plan, err := strategy.Plan(queue, policy)
 		require.NoError(t, err)
 		testbroker.WaitFor(t, body+" waits", patience, func() bool {
-			return testbroker.Depth(t, url, plan.Rungs[0].RoutingKey) == 1
+			return testbroker.Depth(t, url, plan.WaitSteps[0].RoutingKey) == 1
 		})
 		return r
 	}

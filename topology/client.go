@@ -19,6 +19,7 @@ import (
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Client hands failed messages over to RabbitMQ and makes the Subscribers that
@@ -79,7 +80,7 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		cfg.Cluster = new(link.Cluster)
 	}
 
-	cfg.Logger, cfg.Unreadable = opts.logger, middleware.UnreadableKey
+	cfg.Logger, cfg.Unreadable = opts.logger, header.Unreadable
 	cfg.ConnectTimeout, cfg.WriteTimeout = opts.connectTimeout, opts.confirmTimeout
 	publishing := cfg
 	publishing.Name = opts.name + ": millpond retries"
@@ -100,7 +101,7 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		strategy:    strategy,
 		opts:        opts,
 		linkCfg:     cfg,
-		publisher:   publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: middleware.PublishKey}),
+		publisher:   publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: header.Publish}),
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
 	}, nil
@@ -108,13 +109,13 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 
 // Republish implements middleware.Republisher: it publishes the delivery behind
 // msg as it arrived, with notes beside its headers, to a wait queue of at least
-// delay, and returns nil when the broker has confirmed it. A delay that no rung
+// delay, and returns nil when the broker has confirmed it. A delay that no wait step
 // covers waits in rounds that cost no attempt. A wait queue that has vanished is
 // declared again.
 //
 // The error is middleware.ErrNotDelivered where msg did not come from a
 // Subscriber of this client.
-func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	d, err := c.delivery(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("republish: %w", err)
@@ -132,7 +133,7 @@ func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time
 //
 // The error is middleware.ErrNotDelivered where msg did not come from a
 // Subscriber of this client.
-func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
 	d, err := c.delivery(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("dead-letter: %w", err)

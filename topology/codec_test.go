@@ -8,19 +8,19 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // thirdTime are the notes of a message that has failed twice.
-func thirdTime() middleware.Notes {
+func thirdTime() header.RetryState {
 	at := time.Date(2026, 2, 3, 4, 5, 6, 789_000_000, time.UTC)
-	n := middleware.Notes{
+	n := header.RetryState{
 		Failures: 2, FirstSeen: at, FirstFailure: at, WaitingSince: at, Delay: 10 * time.Second,
-		OriginExchange: "shop", OriginRoutingKey: "orders.eu", Error: "the shop is closed", Class: middleware.ClassRetryable,
+		OriginExchange: "shop", OriginRoutingKey: "orders.eu", Error: "the shop is closed", Class: header.ClassRetryable,
 	}
 	for attempt := range 2 {
-		n.History = append(n.History, middleware.HistoryEntry{
-			Attempt: attempt + 1, At: at, Handler: "billing", Class: middleware.ClassRetryable, Error: n.Error, Delay: "10s",
+		n.History = append(n.History, header.AttemptError{
+			Attempt: attempt + 1, At: at, Handler: "billing", Class: header.ClassRetryable, Error: n.Error, Delay: "10s",
 		})
 	}
 	return n
@@ -41,7 +41,7 @@ var codec = map[string]struct {
 }{
 	"notes out": {func() { thirdNotes.Headers("orders") }, 22},
 	"notes in": {func() {
-		middleware.ParseNotes("orders", func(key string) (string, bool) { value, ok := thirdHeaders[key]; return value, ok })
+		header.Parse("orders", func(key string) (string, bool) { value, ok := thirdHeaders[key]; return value, ok })
 	}, 21},
 	"message out": {func() { wire.Publishing(tenHeaders, func(string) bool { return false }, thirdHeaders) }, 15},
 	"message in":  {func() { wire.TextHeaders(tenHeaders.Headers) }, 14},

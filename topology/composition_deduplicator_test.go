@@ -65,7 +65,7 @@ func TestComposedWithDeduplicator(t *testing.T) {
 				attempts <- middleware.Attempt(msg.Context())
 				switch calls.add() {
 				case 1:
-					return nil, middleware.Later(errFailed, 100*time.Millisecond)
+					return nil, middleware.Snooze(errFailed, 100*time.Millisecond)
 				case 2, 3, 4:
 					return nil, errFailed
 				}

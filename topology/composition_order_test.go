@@ -16,6 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -238,16 +239,16 @@ func TestComposedWithRandomFail(t *testing.T) {
 			r := newRig(t, rigConfig{policy: quickly(1), handler: inside(succeeds, m)})
 			r.publish(amqp.Publishing{Body: []byte("order")})
 			dead := take(t, r.url, r.queue+".dlq")
-			require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-			require.Contains(t, dead.Headers[middleware.DeadErrorKey], "random "+map[string]string{"error": "fail", "panic": "panic"}[name]+" occurred")
+			require.Equal(t, "2", dead.Headers[header.DeadFailures])
+			require.Contains(t, dead.Headers[header.DeadError], "random "+map[string]string{"error": "fail", "panic": "panic"}[name]+" occurred")
 		})
 		t.Run(name+" outside", func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigConfig{policy: quickly(1), handler: succeeds, outer: []message.HandlerMiddleware{m}})
 			r.publish(amqp.Publishing{Body: []byte("order")})
 			waiting := take(t, r.url, r.queue+".wait.1s")
-			require.NotContains(t, waiting.Headers, middleware.FailuresKey)
-			require.Contains(t, waiting.Headers, middleware.FirstSeenKey)
+			require.NotContains(t, waiting.Headers, header.Failures)
+			require.Contains(t, waiting.Headers, header.FirstSeen)
 			requireNothingLeft(t, r, 0)
 		})
 	}

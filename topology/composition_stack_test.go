@@ -14,6 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Throttle outside: the retries keep to the rate as well.
@@ -43,14 +44,14 @@ func TestComposedWithThrottle(t *testing.T) {
 // failure, it uses up the retries without a call of the handler.
 func TestComposedWithCircuitBreaker(t *testing.T) {
 	t.Parallel()
-	open := middleware.WithLaterFor(500*time.Millisecond, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)
+	open := middleware.WithSnoozeFor(500*time.Millisecond, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)
 	for name, c := range map[string]struct {
 		options []middleware.Option
 		calls   []int
 		dead    int
 	}{
-		"with WithLaterFor":    {[]middleware.Option{open}, []int{1, 2, 3}, 0},
-		"without WithLaterFor": {nil, []int{1, 2}, 1},
+		"with WithSnoozeFor":    {[]middleware.Option{open}, []int{1, 2, 3}, 0},
+		"without WithSnoozeFor": {nil, []int{1, 2}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -79,7 +80,7 @@ func TestComposedInTheRightOrder(t *testing.T) {
 	h := failUntil(4, attempts)
 	r := newRig(t, rigConfig{
 		policy:  quickly(3),
-		options: []middleware.Option{middleware.WithLaterFor(time.Second, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)},
+		options: []middleware.Option{middleware.WithSnoozeFor(time.Second, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)},
 		outer:   []message.HandlerMiddleware{wmiddleware.CorrelationID, wmiddleware.NewThrottle(1000, time.Second).Middleware},
 		handler: inside(func(msg *message.Message) ([]*message.Message, error) {
 			if _, bounded := msg.Context().Deadline(); !bounded {
@@ -102,7 +103,7 @@ func TestComposedInTheRightOrder(t *testing.T) {
 	r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
 	dead := take(t, r.url, r.queue+".dlq")
 	awaitAttempts(t, attempts, 1, 1, 2, 2, 3, 3, 4, 4)
-	require.Equal(t, "4", dead.Headers[middleware.DeadFailuresKey])
-	require.Contains(t, dead.Headers[middleware.DeadErrorKey], "of no interest")
+	require.Equal(t, "4", dead.Headers[header.DeadFailures])
+	require.Contains(t, dead.Headers[header.DeadError], "of no interest")
 	require.NotContains(t, r.logs.text(), "wrong order")
 }

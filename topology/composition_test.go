@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // inside puts middlewares between DelayedRetry and a handler, the first outermost.
@@ -78,9 +79,9 @@ func TestComposedWithRecoverer(t *testing.T) {
 			r := newRig(t, rc)
 			r.publish(amqp.Publishing{Body: []byte("order")})
 			dead := take(t, r.url, r.queue+".dlq")
-			require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-			require.Contains(t, dead.Headers[middleware.DeadErrorKey], "no stock")
-			require.NotContains(t, dead.Headers[middleware.DeadErrorKey], "goroutine")
+			require.Equal(t, "2", dead.Headers[header.DeadFailures])
+			require.Contains(t, dead.Headers[header.DeadError], "no stock")
+			require.NotContains(t, dead.Headers[header.DeadError], "goroutine")
 		})
 	}
 }
@@ -97,12 +98,12 @@ func TestComposedWithTimeout(t *testing.T) {
 	}
 	r := newRig(t, rigConfig{
 		policy: quickly(1), handler: inside(slow, wmiddleware.Timeout(50*time.Millisecond)),
-		options: []middleware.Option{middleware.WithDefaultClass(middleware.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
+		options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
 	})
 	r.publish(amqp.Publishing{Body: []byte("order")})
 	dead := take(t, r.url, r.queue+".dlq")
 	awaitAttempts(t, attempts, 1, 2)
-	require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 }
 
 // A Timeout outside looks like a shutdown: no attempt is ever counted, and the log
@@ -177,8 +178,8 @@ func TestComposedWithRetry(t *testing.T) {
 			}, quick)})
 			r.publish(amqp.Publishing{Body: []byte("order")})
 			dead := take(t, r.url, r.queue+".dlq")
-			require.Equal(t, c.failures, dead.Headers[middleware.DeadFailuresKey])
-			require.Equal(t, c.reason, dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, c.failures, dead.Headers[header.DeadFailures])
+			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			require.Equal(t, c.calls, calls.Load())
 		})
 	}

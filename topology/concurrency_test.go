@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -81,7 +82,7 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	require.Equal(t, n, handlers.peak())
 	back := take(t, r.url, r.queue)
 	require.Equal(t, "blocked", string(back.Body))
-	require.NotContains(t, back.Headers, middleware.FailuresKey)
+	require.NotContains(t, back.Headers, header.Failures)
 	require.Zero(t, testbroker.Depth(t, r.url, r.queue))
 	require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func (a *app) eventBus(queue string) *cqrs.EventBus {
@@ -86,8 +87,8 @@ func TestUnknownEvents(t *testing.T) {
 				awaitAttempts(t, attempts, 1, 2)
 				if !ackUnknown {
 					dead := take(t, url, queue+".dlq")
-					require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-					require.Equal(t, "placed", dead.Headers[middleware.DeadHandlerKey])
+					require.Equal(t, "2", dead.Headers[header.DeadFailures])
+					require.Equal(t, "placed", dead.Headers[header.DeadHandler])
 				}
 				stop()
 				require.Zero(t, testbroker.Depth(t, url, queue))

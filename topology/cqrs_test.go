@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -154,9 +155,9 @@ func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
 	require.NoError(t, a.publisher().Publish(queue, msg))
 	dead := take(t, url, queue+".dlq")
-	require.Equal(t, "permanent", dead.Headers[middleware.DeadReasonKey])
-	require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
-	require.Equal(t, "place", dead.Headers[middleware.DeadHandlerKey])
+	require.Equal(t, "permanent", dead.Headers[header.DeadReason])
+	require.Equal(t, "1", dead.Headers[header.DeadFailures])
+	require.Equal(t, "place", dead.Headers[header.DeadHandler])
 }
 
 // AckCommandHandlingErrors takes every error away inside DelayedRetry: nothing is
@@ -198,6 +199,6 @@ func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
 	for queue, n := range retries {
 		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{}))
 		dead := take(t, url, queue+".dlq")
-		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[middleware.DeadFailuresKey])
+		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[header.DeadFailures])
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -72,8 +73,8 @@ func TestCrashLoopEnds(t *testing.T) {
 			}
 			dead := take(t, url, queue+".dlq")
 			require.Equal(t, "poison", string(dead.Body))
-			require.Equal(t, "crash_loop", dead.Headers[middleware.DeadReasonKey])
-			require.Equal(t, "0", dead.Headers[middleware.DeadFailuresKey])
+			require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
+			require.Equal(t, "0", dead.Headers[header.DeadFailures])
 			require.Zero(t, testbroker.Depth(t, url, queue))
 			require.Zero(t, testbroker.Depth(t, url, queue+".wait.1s"))
 		})

@@ -8,7 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // defaultTimestamps is what WithTimestampWindow sets by default.
@@ -54,10 +54,10 @@ func (w timestampWindow) deadline(raw *amqp.Delivery, arrived time.Time) (end ti
 		// The broker drops a message whose expiration is over before it delivers the
 		// message (F37), so an end before the arrival was not counted from publishing.
 		if end = raw.Timestamp.Add(valid); end.After(arrived) {
-			return end, middleware.DeadlineFromTimestamp
+			return end, header.FromTimestamp
 		}
 	}
-	return arrived.Add(valid), middleware.DeadlineFromArrival
+	return arrived.Add(valid), header.FromArrival
 }
 
 // holds reports whether t lies in the window around the arrival.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -51,8 +51,8 @@ func handleStamped(t *testing.T, messages map[string]stamped, options ...topolog
 	mu.Lock()
 	defer mu.Unlock()
 	for id := range messages {
-		require.Equal(t, 2, attempts[id], "attempts of %q: it was given up for %v", id, dead[id].Headers[middleware.DeadReasonKey])
-		require.Equal(t, "deadline", dead[id].Headers[middleware.DeadReasonKey], id)
+		require.Equal(t, 2, attempts[id], "attempts of %q: it was given up for %v", id, dead[id].Headers[header.DeadReason])
+		require.Equal(t, "deadline", dead[id].Headers[header.DeadReason], id)
 	}
 	return dead
 }
@@ -143,7 +143,7 @@ func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
 	r.publish(notes(r.queue, "millpond-failures", "1", "millpond-deadline", end))
 	dead := take(t, r.url, r.queue+".dlq")
-	require.Equal(t, "deadline", dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
 	require.Equal(t, end, dead.Headers["millpond-dead-deadline"])
 	require.NotContains(t, dead.Headers, "millpond-dead-deadline-from")
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -135,7 +135,7 @@ func (q *mourned) open() []string {
 		dead, ok, err := q.look.Get(q.queue+".dlq", true)
 		require.NoError(q.t, err)
 		if ok {
-			q.reasons[string(dead.Body)], _ = dead.Headers[middleware.DeadReasonKey].(string)
+			q.reasons[string(dead.Body)], _ = dead.Headers[header.DeadReason].(string)
 		}
 	}
 	var found []string
@@ -410,7 +410,7 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 					}
 					t.Logf("%d deaths", deaths)
 					q.requireNothingLost()
-					want := map[string]string{poison: string(middleware.ReasonCrashLoop)}
+					want := map[string]string{poison: string(header.ReasonCrashLoop)}
 					require.Equal(t, want, q.reasons, "dead letters")
 				})
 			})

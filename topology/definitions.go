@@ -48,7 +48,7 @@ type bindingDefinition struct {
 // import_definitions, and open the client with WithPreProvisioned.
 //
 // yours are the queues of the user that the file shall hold as well. A plan with
-// a binding to its queue (Shared, Levels, ReturnTo) needs that one among them, for the broker
+// a binding to its queue (Shared, Levels, Via) needs that one among them, for the broker
 // refuses a binding to a queue that does not exist. A name that is not UTF-8, which
 // JSON cannot hold, is an error.
 func (p Plan) Definitions(vhost string, yours ...Queue) ([]byte, error) {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // remainingDelay reads how long a message is to wait from now on.
@@ -72,9 +72,9 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 	}
 	due, back := now.Add(wait), now.Add(plan.waits(wait))
 	// First seen when it is due: what it may be set aside for counts from there.
-	notes := middleware.Notes{OriginRoutingKey: queue, FirstSeen: due}
+	notes := header.RetryState{OriginRoutingKey: queue, FirstSeen: due}
 	if route.Delay < wait {
-		notes.NotBefore, notes.SetAside = due, wait
+		notes.NotBefore, notes.Snoozed = due, wait
 	}
 	arrived := amqp.Delivery{
 		Headers: raw.Headers, ContentType: raw.ContentType, ContentEncoding: raw.ContentEncoding, Priority: raw.Priority,
@@ -83,17 +83,17 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 	}
 	// The broker would apply the expiration to the wait (F7).
 	if valid, ok := expiration(raw.Expiration); ok {
-		notes.Deadline, notes.DeadlineFrom = now.Add(valid), middleware.DeadlineFromPublish
+		notes.Deadline, notes.DeadlineFrom = now.Add(valid), header.FromPublish
 		if notes.Deadline.Before(back) {
 			return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
 		}
 	}
 	headers := notes.Headers(queue)
 	if plan.lowersPriority(raw.Priority) {
-		headers[middleware.PriorityKey] = strconv.Itoa(int(raw.Priority))
+		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = normalPriority
 	}
-	composed := wire.Publishing(&arrived, middleware.IsNoteKey, headers)
+	composed := wire.Publishing(&arrived, header.IsState, headers)
 	if err := fit(&composed, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
 		return err
 	}

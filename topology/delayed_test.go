@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -163,7 +164,7 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	arrivals := make(chan arrival, 10)
-	strategy := topology.PerQueue{Ladder: []time.Duration{time.Second}}
+	strategy := topology.PerQueue{WaitSteps: []time.Duration{time.Second}}
 	r := newRig(t, rigConfig{url: url, strategy: strategy, policy: backoff.List{time.Second}, handler: collect(arrivals)})
 	pub := newPublisher(t, r.client, url)
 	began := time.Now()
@@ -178,10 +179,10 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	// The one of forty days is there to be seen.
 	r.stop()
 	testbroker.WaitFor(t, "the message of forty days", patience, func() bool {
-		return testbroker.Depth(t, url, r.plan.Rungs[0].RoutingKey)+testbroker.Depth(t, url, r.queue) == 1
+		return testbroker.Depth(t, url, r.plan.WaitSteps[0].RoutingKey)+testbroker.Depth(t, url, r.queue) == 1
 	})
 	waiting := take(t, url, r.queue)
-	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[middleware.NotBeforeKey].(string))
+	due, err := time.Parse(time.RFC3339Nano, waiting.Headers[header.NotBefore].(string))
 	require.NoError(t, err)
 	require.WithinDuration(t, began.Add(40*24*time.Hour), due, ceiling)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // delivery is a delivery as it arrived, from its arrival until it is settled.
@@ -46,7 +47,7 @@ func (s *subscription) process(c *consumer, a arrival) {
 	}
 	if d.remaining() > 0 {
 		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
-			notes := d.Notes
+			notes := d.State
 			return d.republish(ctx, max(d.remaining(), time.Millisecond), &notes)
 		}, nil)
 		return
@@ -98,13 +99,13 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Closing = s.stop.Done()
 	d.Given = s.given
 	d.Source = d
-	header := func(key string) (string, bool) {
+	get := func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
 		return text, ok
 	}
-	owner, noted := header(middleware.QueueKey)
-	if noted && (owner == d.Queue || s.plan.Return.passedBy(&raw)) {
-		d.raw.Priority = wire.Priority(&raw, middleware.PriorityKey)
+	owner, noted := get(header.Queue)
+	if noted && (owner == d.Queue || s.plan.Via.passedBy(&raw)) {
+		d.raw.Priority = wire.Priority(&raw, header.Priority)
 	}
 	if noted {
 		if before, changed := s.plan.changedKey(&raw); changed {
@@ -114,12 +115,12 @@ func (s *subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	if owner != d.Queue {
 		d.raw.Headers = withoutLiveNotes(raw.Headers)
 	}
-	d.Notes = middleware.ParseNotes(d.Queue, header)
-	if d.Notes.OriginExchange == "" && d.Notes.OriginRoutingKey == "" {
-		d.Notes.OriginExchange, d.Notes.OriginRoutingKey = s.plan.Return.origin(raw.Exchange), raw.RoutingKey
+	d.State = header.Parse(d.Queue, get)
+	if d.State.OriginExchange == "" && d.State.OriginRoutingKey == "" {
+		d.State.OriginExchange, d.State.OriginRoutingKey = s.plan.Via.origin(raw.Exchange), raw.RoutingKey
 	}
-	if d.Notes.Deadline.IsZero() {
-		d.Notes.Deadline, d.Notes.DeadlineFrom = s.subscriber.opts.timestamps.deadline(&raw, d.Arrived)
+	if d.State.Deadline.IsZero() {
+		d.State.Deadline, d.State.DeadlineFrom = s.subscriber.opts.timestamps.deadline(&raw, d.Arrived)
 	}
 	return d, end
 }
@@ -132,7 +133,7 @@ func withoutLiveNotes(headers amqp.Table) amqp.Table {
 	}
 	others := make(amqp.Table, len(headers))
 	for key, value := range headers {
-		if !middleware.IsLiveKey(key) {
+		if !header.IsLive(key) {
 			others[key] = value
 		}
 	}
@@ -141,7 +142,7 @@ func withoutLiveNotes(headers amqp.Table) amqp.Table {
 
 func hasLiveNotes(headers amqp.Table) bool {
 	for key := range headers {
-		if middleware.IsLiveKey(key) {
+		if header.IsLive(key) {
 			return true
 		}
 	}
@@ -152,11 +153,11 @@ func hasLiveNotes(headers amqp.Table) bool {
 // What is left under max(50 ms, 1 %) is not worth another one. A forged
 // not-before is bounded by the delay noted with it.
 func (d *delivery) remaining() time.Duration {
-	if d.Notes.NotBefore.IsZero() {
+	if d.State.NotBefore.IsZero() {
 		return 0
 	}
-	asked := min(max(d.Notes.Delay, d.Notes.SetAside), backoff.MaxDelay)
-	left := min(time.Until(d.Notes.NotBefore), asked)
+	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
+	left := min(time.Until(d.State.NotBefore), asked)
 	if left <= negligible(asked) {
 		return 0
 	}
@@ -166,12 +167,12 @@ func (d *delivery) remaining() time.Duration {
 // errUnreadable is that of a message whose headers are no headers any more; see
 // internal/link.
 var errUnreadable = errors.New("its headers cannot be read: nested too deep, too many or of a type that amqp091-go does not know; " +
-	"their bytes are in the header " + middleware.UnreadableKey)
+	"their bytes are in the header " + header.Unreadable)
 
 // decode makes the message that the handler sees, sharing nothing with the
 // delivery.
 func (d *delivery) decode() (msg *message.Message, err error) {
-	if _, unreadable := d.raw.Headers[middleware.UnreadableKey].([]byte); unreadable {
+	if _, unreadable := d.raw.Headers[header.Unreadable].([]byte); unreadable {
 		return nil, errUnreadable
 	}
 	seen := d.raw
@@ -198,9 +199,9 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 func (d *delivery) dropUndecodable(err error) {
 	// The marshaler is the user's, and so is the text of its error.
 	d.sub.logger.Error("Message cannot be decoded, dead-lettering it", errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
-	notes := d.Notes
-	notes.Reason, notes.DeadAt = middleware.ReasonUndecodable, time.Now()
-	notes.Error, notes.Class = err.Error(), middleware.ClassPermanent
+	notes := d.State
+	notes.Reason, notes.DeadAt = header.ReasonUndecodable, time.Now()
+	notes.Error, notes.Class = err.Error(), header.ClassPermanent
 	d.settle("Undecodable message cannot be dead-lettered, holding it", func(ctx context.Context) error {
 		return d.deadLetter(ctx, notes)
 	}, func() { d.observeSettled(middleware.EventDeadLettered, notes, err) })
@@ -227,7 +228,7 @@ func (d *delivery) nacked() {
 	d.settle("Nacked message cannot be set aside, holding it", func(ctx context.Context) error {
 		again := notes
 		return d.republish(ctx, minSetAside, &again)
-	}, func() { d.observeSettled(middleware.EventSetAside, notes, nil) })
+	}, func() { d.observeSettled(middleware.EventSnoozed, notes, nil) })
 }
 
 // errNacked is what observers are told of a message that the router has nacked.
@@ -235,10 +236,10 @@ var errNacked = errors.New("the router has nacked the message")
 
 // asideNotes are the notes of a message that is set aside: all that tells of
 // failures is left as it was.
-func (d *delivery) asideNotes() middleware.Notes {
-	notes := d.Notes
+func (d *delivery) asideNotes() header.RetryState {
+	notes := d.State
 	notes.NotBefore = time.Time{}
-	notes.SetAside = d.asideFor()
+	notes.Snoozed = d.asideFor()
 	notes.WaitingSince = time.Now()
 	return notes
 }
@@ -291,11 +292,11 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 func (d *delivery) setAsideAtLast() bool {
 	d.pending.Release()
 	notes := d.asideNotes()
-	if d.republish(context.WithoutCancel(d.ctx), notes.SetAside, &notes) != nil {
+	if d.republish(context.WithoutCancel(d.ctx), notes.Snoozed, &notes) != nil {
 		return false
 	}
 	d.ack()
-	d.observeSettled(middleware.EventSetAside, notes, nil)
+	d.observeSettled(middleware.EventSnoozed, notes, nil)
 	return true
 }
 

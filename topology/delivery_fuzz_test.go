@@ -15,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/internal/wire/wiretest"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // hostileNotes are headers that a producer may write, a line each.
@@ -109,33 +109,33 @@ func FuzzDelivery(f *testing.F) {
 		}
 		d := fuzzedDelivery(t, strategy, raw)
 
-		judge(&d.raw, d.Notes.Interruptions, defaultDeliveryLimit)
-		if left := d.remaining(); left < 0 || left > max(d.Notes.Delay, d.Notes.SetAside) || left > backoff.MaxDelay {
-			t.Errorf("must wait for %v: %+v", left, d.Notes)
+		judge(&d.raw, d.State.Interruptions, defaultDeliveryLimit)
+		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) || left > backoff.MaxDelay {
+			t.Errorf("must wait for %v: %+v", left, d.State)
 		}
 		if msg, err := d.decode(); err == nil && string(msg.Payload) != string(body) {
 			t.Errorf("payload %q of body %q", msg.Payload, body)
 		}
 
 		for _, delay := range []time.Duration{-1, time.Second, time.Hour, backoff.MaxDelay} {
-			notes := d.Notes
+			notes := d.State
 			route, msg, err := d.waiting(time.Now(), delay, &notes)
 			if err != nil {
 				continue // dead-lettered below
 			}
-			if !slices.Contains(d.plan().Rungs, route) {
+			if !slices.Contains(d.plan().WaitSteps, route) {
 				t.Errorf("waits at %+v", route)
 			}
-			checkCopy(t, d, *msg, waitingRoom(defaultFrame, route), middleware.IsLiveKey)
+			checkCopy(t, d, *msg, waitingRoom(defaultFrame, route), header.IsLive)
 			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
-			if got := wire.Priority(&noted, middleware.PriorityKey); msg.Priority > normalPriority || got != d.raw.Priority {
+			if got := wire.Priority(&noted, header.Priority); msg.Priority > normalPriority || got != d.raw.Priority {
 				t.Errorf("waits with priority %d, noted %d, of %d", msg.Priority, got, d.raw.Priority)
 			}
 		}
-		dead := d.Notes
-		dead.Reason, dead.DeadAt, dead.Error = middleware.ReasonPermanent, time.Now(), key
+		dead := d.State
+		dead.Reason, dead.DeadAt, dead.Error = header.ReasonPermanent, time.Now(), key
 		letter, _ := d.dead("subscriber", dead)
-		checkCopy(t, d, *letter, room{1 << 30, 1 << 30}, middleware.IsNoteKey)
+		checkCopy(t, d, *letter, room{1 << 30, 1 << 30}, header.IsState)
 		if after := wiretest.Dump(headers); after != before {
 			t.Errorf("what arrived is changed from %s to %s", before, after)
 		}
@@ -173,7 +173,7 @@ func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, ours func
 			total += len(key) + len(text)
 		}
 	}
-	if most := middleware.MaxErrorBytes + middleware.MaxHistoryBytes + 2048; total > most {
+	if most := header.MaxErrorBytes + header.MaxHistoryBytes + 2048; total > most {
 		t.Errorf("our notes take %d bytes, at most %d are promised", total, most)
 	}
 }

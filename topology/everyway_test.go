@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // ends are what a message can ask for by its body, and what must become of it:
@@ -44,7 +45,7 @@ func everyWay(rc rigConfig) (rigConfig, *timeline) {
 		case way == "panics":
 			panic("no more")
 		case way == "comes later" && first(way):
-			return nil, middleware.Later(errFailed, 50*time.Millisecond)
+			return nil, middleware.Snooze(errFailed, 50*time.Millisecond)
 		case way == "waits long" && first(way):
 			return nil, middleware.RetryAfter(errFailed, 2500*time.Millisecond)
 		}
@@ -88,9 +89,9 @@ func requireEveryWay(t testing.TB, r *rig, handled *timeline, admin string, vani
 	}
 	for range dead {
 		letter := take(t, admin, r.queue+".dlq")
-		require.Equal(t, ends[letter.MessageId], letter.Headers[middleware.DeadReasonKey], letter.MessageId)
+		require.Equal(t, ends[letter.MessageId], letter.Headers[header.DeadReason], letter.MessageId)
 		if letter.MessageId == "fails" {
-			require.Equal(t, "2", letter.Headers[middleware.DeadFailuresKey])
+			require.Equal(t, "2", letter.Headers[header.DeadFailures])
 		}
 	}
 	testbroker.WaitFor(t, "nothing to be left", patience, func() bool {

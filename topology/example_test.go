@@ -134,9 +134,9 @@ func ExampleShared() {
 	// mail needs mail.dlq
 }
 
-// A policy that cannot list its delays uses the ladder.
-func ExampleDefaultLadder() {
-	fmt.Println(topology.DefaultLadder())
+// A policy that cannot list its delays uses the default wait steps.
+func ExampleDefaultWaitSteps() {
+	fmt.Println(topology.DefaultWaitSteps())
 	// Output:
 	// [1s 5s 30s 2m0s 10m0s 1h0m0s]
 }

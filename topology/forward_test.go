@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // A handler returns the very message it received: the notes of its first queue
@@ -28,7 +29,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			for key := range msg.Metadata {
-				if middleware.Attempt(msg.Context()) == 1 && middleware.IsLiveKey(key) {
+				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
 					t.Errorf("note %s of another queue is visible", key)
 				}
 			}
@@ -55,8 +56,8 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	dead := take(t, url, second+".dlq")
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 2, <-attempts)
-	require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-	require.Equal(t, second, dead.Headers[middleware.DeadQueueKey])
+	require.Equal(t, "2", dead.Headers[header.DeadFailures])
+	require.Equal(t, second, dead.Headers[header.DeadQueue])
 }
 
 // A dead letter moved back with a plain get and publish of all its headers
@@ -76,7 +77,7 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	r.publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
 	for round := range 2 {
 		dead := take(t, r.url, r.queue+".dlq")
-		require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
+		require.Equal(t, "2", dead.Headers[header.DeadFailures])
 		for attempt := 1; attempt <= 2; attempt++ {
 			require.Equal(t, attempt, <-attempts)
 			require.Equal(t, 2*round+attempt-1, <-past)
@@ -84,8 +85,8 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 		if round == 0 {
 			r.publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
 		} else {
-			require.Contains(t, dead.Headers[middleware.DeadHistoryKey], `"reason":"exhausted"`)
-			require.Equal(t, r.queue, dead.Headers[middleware.OriginRoutingKeyKey])
+			require.Contains(t, dead.Headers[header.DeadHistory], `"reason":"exhausted"`)
+			require.Equal(t, r.queue, dead.Headers[header.OriginRoutingKey])
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/millpond-go/millpond/internal/adapter"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 const (
@@ -93,7 +93,7 @@ func checkFrame(frame int, plan Plan) error {
 	if plan.Levels != nil {
 		hops = plan.Levels.Levels
 	}
-	for _, rung := range plan.Rungs {
+	for _, rung := range plan.WaitSteps {
 		hops = max(hops, rung.Hops)
 	}
 	if room := waitingRoom(frame, Route{Hops: hops}).bytes; room < leastRoom {
@@ -106,15 +106,15 @@ func checkFrame(frame int, plan Plan) error {
 // The order in which our notes are left out when a message's own headers leave
 // too little room: history, error, and then all but the essential ones.
 var (
-	liveShrinking = []string{middleware.HistoryKey, middleware.ErrorKey}
-	deadShrinking = []string{middleware.DeadHistoryKey, wmiddleware.ReasonForPoisonedKey, middleware.DeadErrorKey}
+	liveShrinking = []string{header.History, header.Error}
+	deadShrinking = []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError}
 )
 
 // essential are the notes that a message cannot be retried without.
 var essential = map[string]bool{
-	middleware.QueueKey: true, middleware.FailuresKey: true, middleware.InnerKey: true, middleware.ReturnKey: true, middleware.NotBeforeKey: true, middleware.DelayKey: true, middleware.SetAsideKey: true,
-	middleware.PriorityKey:  true,
-	middleware.DeadQueueKey: true, middleware.DeadReasonKey: true, middleware.DeadFailuresKey: true,
+	header.Queue: true, header.Failures: true, header.Inner: true, header.Via: true, header.NotBefore: true, header.Delay: true, header.Snoozed: true,
+	header.Priority:  true,
+	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
 }
 
 // fit leaves out notes until properties and headers fit into r. The headers of

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -105,7 +106,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	for range len(want) + doomed {
 		d := take(t, url, graveyard)
 		dead[string(d.Body)]++
-		require.Equal(t, "exhausted", d.Headers[middleware.DeadReasonKey], "%s", d.Body)
+		require.Equal(t, "exhausted", d.Headers[header.DeadReason], "%s", d.Body)
 	}
 	for body, delays := range want {
 		for i := range delays {
@@ -122,8 +123,8 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		for _, q := range r.plan.Queues {
 			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
 		}
-		if perAttempt.ReturnTo == "" {
-			require.Equal(t, queue+"__retry_exchange", r.plan.Rungs[0].Exchange)
+		if perAttempt.Via == "" {
+			require.Equal(t, queue+"__retry_exchange", r.plan.WaitSteps[0].Exchange)
 		}
 	}
 
@@ -147,7 +148,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	})
 	if route, err := r.plan.Route(topology.Retry{Delay: limit, Attempt: 1}); r.plan.Levels == nil {
 		require.NoError(t, err)
-		i := slices.IndexFunc(r.plan.Rungs, func(rung topology.Route) bool { return rung == route })
+		i := slices.IndexFunc(r.plan.WaitSteps, func(rung topology.Route) bool { return rung == route })
 		require.Equal(t, limited, testbroker.Depth(t, url, r.plan.Queues[i].Name), "in the queue of the rate limit")
 	}
 	r.stop()
@@ -176,7 +177,7 @@ func goqueueBudget(t *testing.T, strategy topology.Strategy) {
 	})
 	fill(t, url, queue, messages)
 	for range messages - granted {
-		require.Equal(t, "over_budget", take(t, url, queue+".dlq").Headers[middleware.DeadReasonKey])
+		require.Equal(t, "over_budget", take(t, url, queue+".dlq").Headers[header.DeadReason])
 	}
 	testbroker.WaitFor(t, "the others are handled", patience, func() bool { return handled.count() == granted })
 	r.stop()

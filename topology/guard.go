@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 const (
@@ -67,10 +68,10 @@ const (
 // judge says what the guard does with a delivery. Deliveries that the broker has
 // not delivered before, and that bear no mark of the guard, cost one lookup.
 func (s *subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
-	if _, marked := raw.Headers[middleware.InterruptionsKey]; !marked && !raw.Redelivered || s.subscriber.opts.requeue {
+	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered || s.subscriber.opts.requeue {
 		return innocent
 	}
-	notes := middleware.ParseNotes(s.plan.Queue, func(key string) (string, bool) {
+	notes := header.Parse(s.plan.Queue, func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
 		return text, ok
 	})
@@ -119,16 +120,16 @@ func (d *delivery) isolated() bool {
 	if !interrupted(&d.raw) || !d.takeGuard() {
 		return false
 	}
-	d.isolate(d.Notes.Interruptions + 1)
+	d.isolate(d.State.Interruptions + 1)
 	return true
 }
 
 // rescue sets a delivery aside that is near to the delivery limit. It comes back
 // with a count of zero, as a suspect: it is tried alone.
 func (d *delivery) rescue() {
-	interruptions := max(1, d.Notes.Interruptions)
+	interruptions := max(1, d.State.Interruptions)
 	if d.takeGuard() {
-		interruptions = d.Notes.Interruptions + 1
+		interruptions = d.State.Interruptions + 1
 	}
 	d.isolate(interruptions)
 }
@@ -144,16 +145,16 @@ func (d *delivery) isolate(interruptions int) {
 	notes.Interruptions = interruptions
 	d.settle("Interrupted message cannot be set aside, holding it", func(ctx context.Context) error {
 		again := notes
-		return d.republish(ctx, notes.SetAside, &again)
+		return d.republish(ctx, notes.Snoozed, &again)
 	}, func() { d.observeSettled(middleware.EventCrashRound, notes, nil) })
 }
 
 // giveUp dead-letters a message that was isolated as often as is allowed.
 func (d *delivery) giveUp() {
 	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a consumer had this message, "+
-		"and was alone with it at least %d times", d.Notes.Interruptions+1, maxInterruptions-1)
-	notes := d.Notes
-	notes.Reason, notes.DeadAt = middleware.ReasonCrashLoop, time.Now()
+		"and was alone with it at least %d times", d.State.Interruptions+1, maxInterruptions-1)
+	notes := d.State
+	notes.Reason, notes.DeadAt = header.ReasonCrashLoop, time.Now()
 	notes.Error = err.Error()
 	d.sub.logger.Error("Message is interrupted each time, dead-lettering it", err, d.guardFields())
 	d.settle("Message of a crash loop cannot be dead-lettered, holding it", func(ctx context.Context) error {
@@ -163,7 +164,7 @@ func (d *delivery) giveUp() {
 
 func (d *delivery) guardFields() watermill.LogFields {
 	return d.LogFields().Add(watermill.LogFields{
-		"delivery_count": deliveryCount(&d.raw), "interruptions": d.Notes.Interruptions,
+		"delivery_count": deliveryCount(&d.raw), "interruptions": d.State.Interruptions,
 	})
 }
 
@@ -171,7 +172,7 @@ func (d *delivery) guardFields() watermill.LogFields {
 // count has risen before, or the guard has marked its message. The first time does
 // no harm, and costs no copy. A message of another queue is never set aside here.
 func (d *delivery) counted() bool {
-	return d.astray == nil && d.on.counts && (interrupted(&d.raw) || d.Notes.Interruptions > 0) &&
+	return d.astray == nil && d.on.counts && (interrupted(&d.raw) || d.State.Interruptions > 0) &&
 		!d.sub.subscriber.opts.requeue && !d.on.ch.IsClosed()
 }
 
@@ -189,9 +190,9 @@ func (d *delivery) putBack() (aside bool) {
 	defer cancel()
 	notes := d.asideNotes()
 	tried := notes
-	_, _, err := d.waiting(time.Now(), notes.SetAside, &tried)
+	_, _, err := d.waiting(time.Now(), notes.Snoozed, &tried)
 	if err == nil {
-		err = d.republish(ctx, notes.SetAside, &notes)
+		err = d.republish(ctx, notes.Snoozed, &notes)
 	}
 	if err != nil {
 		d.sub.logger.Info("Message cannot be set aside at shutdown, giving it back, which counts against the delivery limit",
@@ -200,7 +201,7 @@ func (d *delivery) putBack() (aside bool) {
 		return false
 	}
 	d.ack()
-	d.observeSettled(middleware.EventSetAside, notes, nil)
+	d.observeSettled(middleware.EventSnoozed, notes, nil)
 	return true
 }
 

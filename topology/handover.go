@@ -17,11 +17,12 @@ import (
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // republish writes to notes. It has a copy of the delivery confirmed in a wait queue. One whose own
 // headers leave no room for our notes cannot come back; it is dead-lettered.
-func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *middleware.Notes) error {
+func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *header.RetryState) error {
 	if d.pending.IsOpen() {
 		if settled, err := d.earlier(ctx); settled {
 			return err
@@ -32,9 +33,9 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *mi
 	if err != nil {
 		return d.notRepublished(ctx, now, *notes, err)
 	}
-	d.Placed = middleware.Placed{Delay: route.Delay}
+	d.Republished = middleware.Republished{Delay: route.Delay}
 	if route.Delay < delay {
-		d.Placed.Delay = d.sub.given(delay)
+		d.Republished.Delay = d.sub.given(delay)
 	}
 	return d.sub.outage.note(d, d.publish(ctx, route, msg, false))
 }
@@ -42,19 +43,19 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *mi
 // notRepublished dead-letters the message where err says that its copy is too large.
 // Apart, as what is rarely done: what it keeps on the stack would be copied for
 // every message as its stack grows.
-func (d *delivery) notRepublished(ctx context.Context, now time.Time, notes middleware.Notes, err error) error {
+func (d *delivery) notRepublished(ctx context.Context, now time.Time, notes header.RetryState, err error) error {
 	if !errors.Is(err, ErrTooLarge) {
 		return err
 	}
 	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
-	notes.Reason, notes.DeadAt = middleware.ReasonOversized, now
+	notes.Reason, notes.DeadAt = header.ReasonOversized, now
 	err = d.deadLetter(ctx, notes)
-	d.Placed = middleware.Placed{Reason: notes.Reason}
+	d.Republished = middleware.Republished{Reason: notes.Reason}
 	return err
 }
 
 // waiting returns the copy that waits, and where.
-func (d *delivery) waiting(now time.Time, delay time.Duration, notes *middleware.Notes) (Route, *amqp.Publishing, error) {
+func (d *delivery) waiting(now time.Time, delay time.Duration, notes *header.RetryState) (Route, *amqp.Publishing, error) {
 	route, err := d.plan().Route(Retry{
 		Delay: delay, Attempt: notes.Failures,
 		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
@@ -71,15 +72,15 @@ func (d *delivery) waiting(now time.Time, delay time.Duration, notes *middleware
 		d.sub.sayRounds(delay, route.Delay)
 	}
 	headers := notes.Headers(d.Queue)
-	if note := d.plan().Return.note(d, notes.Failures > d.Notes.Failures, notes.NotBefore.IsZero()); note != "" {
-		headers[middleware.ReturnKey] = note
+	if note := d.plan().Via.note(d, notes.Failures > d.State.Failures, notes.NotBefore.IsZero()); note != "" {
+		headers[header.Via] = note
 	}
 	lowered := d.sub.plan.lowersPriority(d.raw.Priority)
 	if lowered {
-		headers[middleware.PriorityKey] = strconv.Itoa(int(d.raw.Priority))
+		headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
 		d.sub.sayLowered(d.raw.Priority)
 	}
-	msg, err := d.compose(middleware.IsLiveKey, headers, notes.Metadata, liveShrinking, waitingRoom(d.sub.subscriber.frame, route))
+	msg, err := d.compose(header.IsLive, headers, notes.Metadata, liveShrinking, waitingRoom(d.sub.subscriber.frame, route))
 	if lowered {
 		msg.Priority = normalPriority
 	}
@@ -96,7 +97,7 @@ func (s *subscription) sayRounds(delay, longest time.Duration) {
 }
 
 // deadLetter has a copy of the delivery confirmed in the dead-letter queue.
-func (d *delivery) deadLetter(ctx context.Context, notes middleware.Notes) error {
+func (d *delivery) deadLetter(ctx context.Context, notes header.RetryState) error {
 	if d.pending.IsOpen() {
 		if settled, err := d.earlier(ctx); settled {
 			return err
@@ -124,13 +125,13 @@ func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 
 // dead returns the dead letter, and whether it leaves no room for the nonce. It
 // also carries the keys of Watermill's PoisonQueue, for tools that know those.
-func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg *amqp.Publishing, alone bool) {
+func (d *delivery) dead(subscriber string, notes header.RetryState) (msg *amqp.Publishing, alone bool) {
 	headers := notes.DeadHeaders(d.Queue)
-	headers[wmiddleware.ReasonForPoisonedKey] = headers[middleware.DeadErrorKey]
+	headers[wmiddleware.ReasonForPoisonedKey] = headers[header.DeadError]
 	headers[wmiddleware.PoisonedTopicKey] = d.sub.topic
 	headers[wmiddleware.PoisonedHandlerKey] = notes.Handler
 	headers[wmiddleware.PoisonedSubscriberKey] = subscriber
-	msg, err := d.compose(middleware.IsNoteKey, headers, notes.Metadata, deadShrinking, deadRoom(d.sub.subscriber.frame))
+	msg, err := d.compose(header.IsState, headers, notes.Metadata, deadShrinking, deadRoom(d.sub.subscriber.frame))
 	if err != nil {
 		return d.bare(notes.Reason)
 	}
@@ -139,9 +140,9 @@ func (d *delivery) dead(subscriber string, notes middleware.Notes) (msg *amqp.Pu
 
 // bare returns the dead letter with as little of ours as fits: better without a
 // note than not at all.
-func (d *delivery) bare(reason middleware.Reason) (msg *amqp.Publishing, alone bool) {
+func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool) {
 	room := deadRoom(d.sub.subscriber.frame)
-	bare := wire.Publishing(&d.raw, middleware.IsNoteKey, map[string]string{middleware.DeadReasonKey: string(reason)})
+	bare := wire.Publishing(&d.raw, header.IsState, map[string]string{header.DeadReason: string(reason)})
 	msg = &bare
 	if room.check(msg) == nil {
 		return msg, false
@@ -150,7 +151,7 @@ func (d *delivery) bare(reason middleware.Reason) (msg *amqp.Publishing, alone b
 	room.headers++
 	if room.check(msg) != nil {
 		d.sub.logger.Info("Dead letter leaves no room for a note, and may be readable only once (broker fact F25)", d.LogFields())
-		bare = wire.Publishing(&d.raw, middleware.IsNoteKey, nil)
+		bare = wire.Publishing(&d.raw, header.IsState, nil)
 	}
 	return msg, true
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -28,7 +29,7 @@ type hostile struct {
 
 // notes are headers forged as if the queue had written them.
 func notes(queue string, pairs ...any) amqp.Publishing {
-	headers := amqp.Table{middleware.QueueKey: queue}
+	headers := amqp.Table{header.Queue: queue}
 	for i := 0; i < len(pairs); i += 2 {
 		headers[pairs[i].(string)] = pairs[i+1]
 	}
@@ -62,30 +63,30 @@ func hostiles(queue, victim string) map[string]hostile {
 	history := `[{"attempt":-5,"at":"` + far + `","error":"\u0000"}]`
 	return map[string]hostile{
 		"nothing at all":              {msg: amqp.Publishing{}, attempts: 2},
-		"failures negative":           {msg: notes(queue, middleware.FailuresKey, "-3"), attempts: 2},
-		"failures garbage":            {msg: notes(queue, middleware.FailuresKey, "\x00two"), attempts: 2},
-		"failures huge":               {msg: notes(queue, middleware.FailuresKey, strings.Repeat("9", 500)), attempts: 0, dead: map[string]string{middleware.DeadFailuresKey: "1000000"}},
-		"failures not a string":       {msg: notes(queue, middleware.FailuresKey, int64(7)), attempts: 2},
-		"failures, one to go":         {msg: notes(queue, middleware.FailuresKey, "1"), attempts: 1},
-		"queue not a string":          {msg: amqp.Publishing{Headers: amqp.Table{middleware.QueueKey: []byte(queue), middleware.FailuresKey: "9"}}, attempts: 2},
-		"notes of another queue":      {msg: notes(victim, middleware.FailuresKey, "9", middleware.OriginRoutingKeyKey, victim), attempts: 2},
-		"origin is the victim":        {msg: notes(queue, middleware.FailuresKey, "1", middleware.OriginExchangeKey, "", middleware.OriginRoutingKeyKey, victim), attempts: 1, dead: map[string]string{middleware.OriginRoutingKeyKey: victim}},
-		"origin is an exchange":       {msg: notes(queue, middleware.OriginExchangeKey, "amq.fanout", middleware.OriginRoutingKeyKey, victim), attempts: 2},
-		"origin too long":             {msg: notes(queue, middleware.OriginRoutingKeyKey, strings.Repeat(victim, 400)), attempts: 2, dead: map[string]string{middleware.OriginRoutingKeyKey: queue}},
-		"dead letter of this queue":   {msg: amqp.Publishing{Headers: amqp.Table{middleware.DeadQueueKey: queue, middleware.DeadFailuresKey: "9", middleware.OriginRoutingKeyKey: victim, middleware.DeadHistoryKey: history}}, attempts: 2},
-		"deadline past":               {msg: notes(queue, middleware.DeadlineKey, past), attempts: 1, reason: "deadline"},
-		"deadline past, seen before":  {msg: notes(queue, middleware.DeadlineKey, past, middleware.FirstSeenKey, past), attempts: 0, reason: "deadline"},
-		"deadline garbage":            {msg: notes(queue, middleware.DeadlineKey, "\xff"), attempts: 2},
-		"first failure in the future": {msg: notes(queue, middleware.FirstFailureKey, far, middleware.FirstSeenKey, far), attempts: 2},
-		"not before, without a delay": {msg: notes(queue, middleware.NotBeforeKey, far), attempts: 2},
-		"not before, a short delay":   {msg: notes(queue, middleware.NotBeforeKey, far, middleware.DelayKey, "100ms"), attempts: 2},
-		"not before, garbage":         {msg: notes(queue, middleware.NotBeforeKey, "soon", middleware.DelayKey, "-1h", middleware.SetAsideKey, "x"), attempts: 2},
-		"interruptions huge":          {msg: notes(queue, middleware.InterruptionsKey, "99999999999999999999", "x-delivery-count", int64(99), "x-acquired-count", int64(99)), attempts: 2},
-		"nonce":                       {msg: notes(queue, middleware.PublishKey, "0000000000000000-1"), attempts: 2},
-		"nonce not a string":          {msg: notes(queue, middleware.PublishKey, amqp.Table{"a": int32(1)}), attempts: 2},
-		"history garbage":             {msg: notes(queue, middleware.HistoryKey, strings.Repeat("[", 9000)), attempts: 2},
-		"history of a liar":           {msg: notes(queue, middleware.HistoryKey, history), attempts: 2},
-		"class and error":             {msg: notes(queue, middleware.ClassKey, "permanent", middleware.ErrorKey, strings.Repeat("\xff", 50_000), middleware.InnerKey, "true"), attempts: 2},
+		"failures negative":           {msg: notes(queue, header.Failures, "-3"), attempts: 2},
+		"failures garbage":            {msg: notes(queue, header.Failures, "\x00two"), attempts: 2},
+		"failures huge":               {msg: notes(queue, header.Failures, strings.Repeat("9", 500)), attempts: 0, dead: map[string]string{header.DeadFailures: "1000000"}},
+		"failures not a string":       {msg: notes(queue, header.Failures, int64(7)), attempts: 2},
+		"failures, one to go":         {msg: notes(queue, header.Failures, "1"), attempts: 1},
+		"queue not a string":          {msg: amqp.Publishing{Headers: amqp.Table{header.Queue: []byte(queue), header.Failures: "9"}}, attempts: 2},
+		"notes of another queue":      {msg: notes(victim, header.Failures, "9", header.OriginRoutingKey, victim), attempts: 2},
+		"origin is the victim":        {msg: notes(queue, header.Failures, "1", header.OriginExchange, "", header.OriginRoutingKey, victim), attempts: 1, dead: map[string]string{header.OriginRoutingKey: victim}},
+		"origin is an exchange":       {msg: notes(queue, header.OriginExchange, "amq.fanout", header.OriginRoutingKey, victim), attempts: 2},
+		"origin too long":             {msg: notes(queue, header.OriginRoutingKey, strings.Repeat(victim, 400)), attempts: 2, dead: map[string]string{header.OriginRoutingKey: queue}},
+		"dead letter of this queue":   {msg: amqp.Publishing{Headers: amqp.Table{header.DeadQueue: queue, header.DeadFailures: "9", header.OriginRoutingKey: victim, header.DeadHistory: history}}, attempts: 2},
+		"deadline past":               {msg: notes(queue, header.Deadline, past), attempts: 1, reason: "deadline"},
+		"deadline past, seen before":  {msg: notes(queue, header.Deadline, past, header.FirstSeen, past), attempts: 0, reason: "deadline"},
+		"deadline garbage":            {msg: notes(queue, header.Deadline, "\xff"), attempts: 2},
+		"first failure in the future": {msg: notes(queue, header.FirstFailure, far, header.FirstSeen, far), attempts: 2},
+		"not before, without a delay": {msg: notes(queue, header.NotBefore, far), attempts: 2},
+		"not before, a short delay":   {msg: notes(queue, header.NotBefore, far, header.Delay, "100ms"), attempts: 2},
+		"not before, garbage":         {msg: notes(queue, header.NotBefore, "soon", header.Delay, "-1h", header.Snoozed, "x"), attempts: 2},
+		"interruptions huge":          {msg: notes(queue, header.Interruptions, "99999999999999999999", "x-delivery-count", int64(99), "x-acquired-count", int64(99)), attempts: 2},
+		"nonce":                       {msg: notes(queue, header.Publish, "0000000000000000-1"), attempts: 2},
+		"nonce not a string":          {msg: notes(queue, header.Publish, amqp.Table{"a": int32(1)}), attempts: 2},
+		"history garbage":             {msg: notes(queue, header.History, strings.Repeat("[", 9000)), attempts: 2},
+		"history of a liar":           {msg: notes(queue, header.History, history), attempts: 2},
+		"class and error":             {msg: notes(queue, header.ErrorClass, "permanent", header.Error, strings.Repeat("\xff", 50_000), header.Inner, "true"), attempts: 2},
 		"x-death, a list of strings":  {msg: amqp.Publishing{Headers: amqp.Table{"x-death": []any{"a", "b"}}}, attempts: 2},
 		"x-death, a string":           {msg: amqp.Publishing{Headers: amqp.Table{"x-death": "a", "x-first-death-queue": victim, "x-first-death-exchange": int64(1), "x-last-death-reason": nil}}, attempts: 2},
 		"x-death, a table":            {msg: amqp.Publishing{Headers: amqp.Table{"x-death": amqp.Table{"count": "a"}}}, attempts: 2},
@@ -160,7 +161,7 @@ func TestHostileMessages(t *testing.T) {
 				send(amqp.Publishing{MessageId: "normal"})
 			}
 			// One that asks to wait for ten years waits, in rounds, and harms nobody.
-			forever := notes(queue, middleware.NotBeforeKey, "9999-12-31T23:59:59Z", middleware.DelayKey, "87600h")
+			forever := notes(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
 			forever.MessageId = "forever"
 			send(forever)
 
@@ -227,12 +228,12 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	case "":
 		reason = "exhausted"
 	case "-": // its own headers leave no room for any of ours
-		require.NotContains(t, d.Headers, middleware.DeadReasonKey, id)
+		require.NotContains(t, d.Headers, header.DeadReason, id)
 		delete(d.Headers, "x-delivery-count") // of 3.10, on what is got
 		require.Len(t, d.Headers, len(c.msg.Headers), "%s: its own, and not even the nonce", id)
 		return
 	}
-	require.Equal(t, reason, d.Headers[middleware.DeadReasonKey], id)
+	require.Equal(t, reason, d.Headers[header.DeadReason], id)
 	for key, value := range c.dead {
 		require.Equal(t, value, d.Headers[key], "%s: %s", id, key)
 	}
@@ -240,7 +241,7 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	require.Equal(t, len(c.msg.Body), len(d.Body), id)
 	require.Equal(t, c.msg.CorrelationId, d.CorrelationId, id)
 	require.Equal(t, c.msg.Priority, d.Priority, id)
-	for _, key := range []string{"x-death", "x-first-death-queue", "x-acquired-count", "CC", "BCC", middleware.QueueKey} {
+	for _, key := range []string{"x-death", "x-first-death-queue", "x-acquired-count", "CC", "BCC", header.Queue} {
 		require.NotContains(t, d.Headers, key, id)
 	}
 	require.NotEqual(t, int64(99), d.Headers["x-delivery-count"], id)

@@ -109,7 +109,7 @@ func (s *subscription) warnOfHandler(d *delivery, held held, now time.Time) {
 		"the message keeps its place, and after the broker's consumer timeout (30m unless set) is delivered again",
 		fmt.Errorf("handler %q has had the message for %v", handler, now.Sub(held.since).Round(time.Millisecond)),
 		watermill.LogFields{
-			"handler": handler, "message_id": id, "message_uuid": held.uuid, "attempt": d.Notes.Failures + 1,
+			"handler": handler, "message_id": id, "message_uuid": held.uuid, "attempt": d.State.Failures + 1,
 			"held": now.Sub(held.since),
 		})
 }

@@ -58,7 +58,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 
 			provision(t, url, client, queue, policy)
 			fill(t, url, queue, 3)
-			longest := plan.Queues[len(plan.Rungs)-1]
+			longest := plan.Queues[len(plan.WaitSteps)-1]
 			require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
 			fill(t, url, longest.Name, 5)
 			fill(t, url, plan.Dead.RoutingKey, 2)
@@ -83,14 +83,14 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 			})
 			require.Equal(t, topology.Count{N: 1, Source: topology.SourceAMQP}, report.Queues[0].Consumers)
 			want := []topology.Role{topology.RoleMain}
-			for range plan.Rungs {
+			for range plan.WaitSteps {
 				want = append(want, topology.RoleWait)
 			}
 			if sharing[name] {
 				want = append(want, topology.RoleStranded)
 			}
 			require.Equal(t, append(want, topology.RoleDead), roles)
-			require.Equal(t, longest.Delay, report.Queues[len(plan.Rungs)].Delay)
+			require.Equal(t, longest.Delay, report.Queues[len(plan.WaitSteps)].Delay)
 			require.NoError(t, report.ManagementErr)
 			require.Contains(t, report.String(), "5 (amqp)")
 		})
@@ -117,7 +117,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			queue := "vanishing-" + string(kind)
 			client, plan := operator(t, url, queue, topology.PerQueue{Type: kind}, policy, topology.WithManagement(api))
 			provision(t, url, client, queue, policy)
-			waits := plan.Queues[len(plan.Rungs)-1].Name // the longest
+			waits := plan.Queues[len(plan.WaitSteps)-1].Name // the longest
 			fill(t, url, waits, waiting)
 			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 			require.NoError(t, err)
@@ -143,12 +143,12 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 				report, err = client.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				require.NoError(t, report.ManagementErr)
-				return report.Queues[len(plan.Rungs)].Held.N == waiting
+				return report.Queues[len(plan.WaitSteps)].Held.N == waiting
 			})
 			t.Logf("%s\n%s", findings[0], report)
 			require.True(t, report.Queues[0].Missing)
-			require.Equal(t, topology.Count{N: 0, Source: topology.SourceAMQP}, report.Queues[len(plan.Rungs)].Ready)
-			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[len(plan.Rungs)].Total)
+			require.Equal(t, topology.Count{N: 0, Source: topology.SourceAMQP}, report.Queues[len(plan.WaitSteps)].Ready)
+			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[len(plan.WaitSteps)].Total)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
 			provision(t, url, client, queue, policy)

@@ -12,6 +12,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -109,11 +110,11 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			requireSame(t, sent, dead)
 			require.Equal(t, amqp.Persistent, dead.DeliveryMode)
 			require.NotContains(t, dead.Headers, "new")
-			for _, key := range []string{"x-death", "x-acquired-count", middleware.FailuresKey, middleware.QueueKey} {
+			for _, key := range []string{"x-death", "x-acquired-count", header.Failures, header.Queue} {
 				require.NotContains(t, dead.Headers, key)
 			}
-			require.Equal(t, "3", dead.Headers[middleware.DeadFailuresKey])
-			require.Equal(t, "handler", dead.Headers[middleware.DeadHandlerKey])
+			require.Equal(t, "3", dead.Headers[header.DeadFailures])
+			require.Equal(t, "handler", dead.Headers[header.DeadHandler])
 			require.Equal(t, errFailed.Error(), dead.Headers["reason_poisoned"])
 			require.Equal(t, r.queue, dead.Headers["topic_poisoned"])
 			require.Equal(t, "handler", dead.Headers["handler_poisoned"])
@@ -213,6 +214,6 @@ func TestOwnExpirationIsADeadline(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
 	dead := take(t, r.url, r.queue+".dlq")
-	require.Equal(t, "deadline", dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
 	require.Equal(t, 2, calls.count())
 }

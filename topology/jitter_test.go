@@ -14,10 +14,11 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Two hundred messages fail with jitter: the plan shows the rungs, the messages
+// Two hundred messages fail with jitter: the plan shows the wait steps, the messages
 // spread over all of them, none comes back before the delay that was drawn for it,
 // and the broker has the queues of the plan and no other (P5).
 func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
@@ -45,7 +46,7 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 						failedAt[body] = time.Now()
 						return nil, errFailed
 					}
-					delay, err := time.ParseDuration(msg.Metadata.Get(middleware.DelayKey))
+					delay, err := time.ParseDuration(msg.Metadata.Get(header.Delay))
 					if err != nil {
 						t.Error(err)
 					}
@@ -60,7 +61,7 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 				},
 			})
 			planned := make([]time.Duration, 0, len(rungs))
-			for _, rung := range r.plan.Rungs {
+			for _, rung := range r.plan.WaitSteps {
 				planned = append(planned, rung.Delay)
 				require.Contains(t, r.plan.String(), " "+rung.Delay.String()+" ")
 			}
@@ -98,7 +99,7 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 				require.Equal(t, entered, on)
 				return
 			}
-			for i, rung := range r.plan.Rungs {
+			for i, rung := range r.plan.WaitSteps {
 				n := 0
 				for _, delay := range asked {
 					if delay <= rung.Delay && (i == 0 || delay > rungs[i-1]) {

@@ -12,32 +12,33 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // A handler asks to come back later: no attempt is spent, however often, also
-// where that is longer than every rung (C6).
+// where that is longer than every wait step (C6).
 func TestLaterSpendsNoAttempt(t *testing.T) {
 	t.Parallel()
 	var calls timeline
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{
-		strategy: topology.PerQueue{Ladder: []time.Duration{time.Second}},
+		strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second}},
 		policy:   backoff.List{time.Second},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			switch calls.add() {
 			case 1:
-				return nil, middleware.Later(errFailed, 2500*time.Millisecond)
+				return nil, middleware.Snooze(errFailed, 2500*time.Millisecond)
 			case 2:
-				return nil, middleware.Later(errFailed, 0)
+				return nil, middleware.Snooze(errFailed, 0)
 			}
 			return nil, errFailed
 		},
 	})
 	r.publish(amqp.Publishing{Body: []byte("later")})
 	dead := take(t, r.url, r.queue+".dlq")
-	require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, "2", dead.Headers[header.DeadFailures])
 	calls.requireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
 	require.Equal(t, []int{1, 1, 1, 2}, []int{<-attempts, <-attempts, <-attempts, <-attempts})
 }
@@ -55,16 +56,16 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 		},
 	})
 	for _, forged := range []string{"2", "99999999999999999999"} {
-		r.publish(amqp.Publishing{Headers: amqp.Table{middleware.QueueKey: r.queue, middleware.FailuresKey: forged}, Body: []byte("forged")})
+		r.publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.queue, header.Failures: forged}, Body: []byte("forged")})
 		dead := take(t, r.url, r.queue+".dlq")
-		require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+		require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 	}
 	require.Empty(t, attempts)
 	for _, headers := range []amqp.Table{
-		{middleware.QueueKey: r.queue, middleware.FailuresKey: "-3"},
-		{middleware.QueueKey: r.queue, middleware.FailuresKey: "many"},
-		{middleware.QueueKey: "another", middleware.FailuresKey: "99"},
-		{middleware.FailuresKey: int64(99)},
+		{header.Queue: r.queue, header.Failures: "-3"},
+		{header.Queue: r.queue, header.Failures: "many"},
+		{header.Queue: "another", header.Failures: "99"},
+		{header.Failures: int64(99)},
 	} {
 		r.publish(amqp.Publishing{Headers: headers, Body: []byte("harmless")})
 		require.Equal(t, 1, <-attempts)
@@ -98,7 +99,7 @@ func TestKeptMetadataTravels(t *testing.T) {
 	require.Equal(t, int64(7), letter.Headers["number"])
 	require.NotContains(t, letter.Headers, "other")
 	hooked := <-dead
-	require.Equal(t, middleware.ReasonExhausted, hooked.Notes.Reason)
-	require.Len(t, hooked.Notes.History, 2)
+	require.Equal(t, header.ReasonExhausted, hooked.State.Reason)
+	require.Len(t, hooked.State.History, 2)
 	require.ErrorIs(t, hooked.Err, errFailed)
 }

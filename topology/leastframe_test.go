@@ -13,7 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -87,9 +87,9 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 		Expiration: "315360000000", Priority: 1, DeliveryMode: 2, Timestamp: time.Now(), Body: []byte("order"),
 	})
 	dead := take(t, url, queue+".dlq")
-	require.Equal(t, string(middleware.ReasonExhausted), dead.Headers[middleware.DeadReasonKey])
-	require.Equal(t, "2", dead.Headers[middleware.DeadFailuresKey])
-	require.Equal(t, exchange, dead.Headers[middleware.OriginExchangeKey])
-	require.Len(t, dead.Headers[middleware.DeadErrorKey], 2048)
+	require.Equal(t, string(header.ReasonExhausted), dead.Headers[header.DeadReason])
+	require.Equal(t, "2", dead.Headers[header.DeadFailures])
+	require.Equal(t, exchange, dead.Headers[header.OriginExchange])
+	require.Len(t, dead.Headers[header.DeadError], 2048)
 	r.stop()
 }

@@ -40,8 +40,8 @@ import (
 // a few milliseconds (broker fact F9) and an entry of x-death. As with Shared, a policy
 // of the broker with dead-letter-routing-key must not match the wait queues.
 //
-// A backoff.Policy that cannot list its delays needs no ladder here. There is no
-// ReturnTo: a message returns to its queue, because the routing key is taken.
+// A backoff.Policy that cannot list its delays needs no default wait steps here. There is no
+// Via: a message returns to its queue, because the routing key is taken.
 //
 // The zero value is ready to use.
 type Levels struct {
@@ -88,7 +88,7 @@ func (s Levels) check() error {
 // Plan implements Strategy. It is the same for all delays.
 func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 	if delays == nil {
-		delays = []time.Duration{} // no ladder
+		delays = []time.Duration{} // no default wait steps
 	}
 	p, _ := newPlanner(queue, delays, nil, s.Type)
 	routes := s.routes(p)

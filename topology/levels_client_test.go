@@ -11,6 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -60,7 +61,7 @@ func TestManyHopsLeaveRoomInTheFrame(t *testing.T) {
 	reasons := map[any]int{}
 	for range sizes {
 		dead := take(t, r.url, r.queue+".dlq")
-		reasons[dead.Headers[middleware.DeadReasonKey]]++
+		reasons[dead.Headers[header.DeadReason]]++
 	}
 	require.NotContains(t, r.logs.text(), "lost, reconnecting")
 	require.Equal(t, len(sizes), reasons["exhausted"]+reasons["oversized"])

@@ -116,7 +116,7 @@ func TestVanishedLevelBlocksNobody(t *testing.T) {
 			ch := testbroker.Channel(t, url)
 			returns := ch.NotifyReturn(make(chan amqp.Return, 1))
 			require.NoError(t, ch.Confirm(false))
-			route := plan.Rungs[3]
+			route := plan.WaitSteps[3]
 			confirm, err := ch.PublishWithDeferredConfirm(route.Exchange, route.RoutingKey, true, false, amqp.Publishing{})
 			require.NoError(t, err)
 			confirm.Wait()

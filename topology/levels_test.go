@@ -135,7 +135,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	some, err := topology.Levels{}.Plan("orders", []time.Duration{time.Second, 123 * time.Millisecond, backoff.MaxDelay})
 	require.NoError(t, err)
 	require.Equal(t, none, some)
-	require.Len(t, none.Rungs, 32)
+	require.Len(t, none.WaitSteps, 32)
 	require.Len(t, none.Queues, 32+2)
 	require.Equal(t, int64(214748364800), none.Queues[31].Arguments["x-message-ttl"])
 	require.Contains(t, none.String(), "millpond.level.enter   *.*.1.*")
@@ -206,7 +206,7 @@ func TestLevelsNames(t *testing.T) {
 			plan, err := c.strategy.Plan("orders", nil)
 			require.NoError(t, err)
 			require.Equal(t, c.level, plan.Queues[3].Name)
-			require.Equal(t, c.enter, plan.Rungs[3].Exchange)
+			require.Equal(t, c.enter, plan.WaitSteps[3].Exchange)
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -135,7 +136,7 @@ func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 		return nil, nil
 	}})
 	dead := take(t, url, queue+".dlq")
-	require.Equal(t, "3", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, "3", dead.Headers[header.DeadFailures])
 	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
 		return hasty.logs.said("message arrived past its limit: give all consumers of a queue the same policy and limits") == 1
 	})

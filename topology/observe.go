@@ -8,6 +8,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // newObservers returns nil where nobody observes.
@@ -38,17 +39,17 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 // observeReturned tells of a message that goes back to its queue, unless a
 // DelayedRetry has.
 func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
-	if d.ToldReturned() {
+	if d.ToldRequeued() {
 		return
 	}
-	d.observe(middleware.EventReturned, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, tries, held })
+	d.observe(middleware.EventRequeued, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, tries, held })
 }
 
 // observeSettled tells of a message that was handed over as kind says, which
 // could be something else if its headers left no room.
-func (d *delivery) observeSettled(kind middleware.EventKind, notes middleware.Notes, err error) {
+func (d *delivery) observeSettled(kind middleware.EventKind, notes header.RetryState, err error) {
 	if notes.Reason == "" {
-		notes.Reason = d.Placed.Reason
+		notes.Reason = d.Republished.Reason
 	}
 	if notes.Reason != "" {
 		kind = middleware.EventDeadLettered
@@ -59,14 +60,14 @@ func (d *delivery) observeSettled(kind middleware.EventKind, notes middleware.No
 			e.Class = notes.Class
 			return
 		}
-		e.DelayAsked, e.DelayGiven = minSetAside, d.Placed.Delay
+		e.DelayAsked, e.DelayGiven = minSetAside, d.Republished.Delay
 	})
 }
 
 // observeMachinery tells of a hand-over that fails or has recovered. After a
 // DelayedRetry that gave up one more try is made, of which only a success is news.
 func (d *delivery) observeMachinery(kind middleware.EventKind, set func(*middleware.Event)) {
-	if !d.ToldReturned() {
+	if !d.ToldRequeued() {
 		d.observe(kind, set)
 	}
 }

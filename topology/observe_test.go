@@ -67,13 +67,13 @@ func failOnce(before func()) message.HandlerMiddleware {
 	}
 }
 
-// A delay longer than every rung is waited for in rounds, one between two rungs
+// A delay longer than every wait step is waited for in rounds, one between two wait steps
 // takes the longer: given and measured say so.
 func TestDelaysAreTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	newRig(t, rigConfig{
-		strategy: topology.PerQueue{Ladder: []time.Duration{200 * time.Millisecond, time.Second}},
+		strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
 		policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 			return []time.Duration{0, 2500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
 		})},
@@ -110,8 +110,8 @@ func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	require.Equal(t, 1, all[0].Tries)
 	require.Error(t, all[0].Err)
 	proxy.Blackhole(false)
-	kinds, all := told.wait(t, middleware.EventSetAside)
-	require.Equal(t, []middleware.EventKind{"failing", "recovered", "set_aside"}, kinds)
+	kinds, all := told.wait(t, middleware.EventSnoozed)
+	require.Equal(t, []middleware.EventKind{"failing", "recovered", "snoozed"}, kinds)
 	for _, e := range all {
 		require.Equal(t, "m-1", e.MessageID)
 		require.Equal(t, "handler", e.Handler)
@@ -142,8 +142,8 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	r.publish(amqp.Publishing{Body: []byte("late")})
 	<-began
 	r.stop()
-	kinds, _ := told.wait(t, middleware.EventReturned)
-	require.Equal(t, []middleware.EventKind{"handled", "returned"}, kinds)
+	kinds, _ := told.wait(t, middleware.EventRequeued)
+	require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
 	require.Equal(t, 1, testbroker.Depth(t, r.url, r.queue))
 }
 

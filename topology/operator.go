@@ -84,7 +84,7 @@ func (c *Client) Declare(ctx context.Context, plan Plan) error {
 func (p Plan) onlyKeeps() bool {
 	waits := slices.ContainsFunc(p.Queues, func(q Queue) bool { return q.Delay > 0 })
 	return p.Queue != "" && len(p.Queues) > 0 && !waits &&
-		len(p.Exchanges)+len(p.Bindings)+len(p.Rungs) == 0 && p.Dead == (Route{}) && p.Return == nil && p.Levels == nil
+		len(p.Exchanges)+len(p.Bindings)+len(p.WaitSteps) == 0 && p.Dead == (Route{}) && p.Via == nil && p.Levels == nil
 }
 
 // CheckPeek returns nil where looking at the messages of a queue brings none of

@@ -199,11 +199,11 @@ type subscriberOptions struct {
 
 // ForPolicy declares the wait queues of the delays that the policies may ask
 // for, before consuming begins. A policy that cannot list its delays uses the
-// strategy's ladder; whatever a policy asks for waits on the next longer rung. With
+// strategy's default wait steps; whatever a policy asks for waits on the next longer wait step. With
 // Levels, which has wait queues for any delay, the policies make no difference. The
 // first delay that is rounded up by more than a tenth is named in the log.
 //
-// Default: the strategy's ladder.
+// Default: the strategy's default wait steps.
 func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		var problems []error

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -90,8 +91,8 @@ func TestOutboxExhausted(t *testing.T) {
 			r.publish(amqp.Publishing{Body: []byte("order 1")})
 			dead := take(t, r.url, r.queue+".dlq")
 			require.Equal(t, "order 1", string(dead.Body))
-			require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
-			require.Equal(t, "4", dead.Headers[middleware.DeadFailuresKey])
+			require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
+			require.Equal(t, "4", dead.Headers[header.DeadFailures])
 			calls.requireGaps(t, 100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond)
 			r.stop()
 			require.Equal(t, 4, calls.count(), "no fifth attempt")
@@ -131,8 +132,8 @@ func TestOutboxStraightToTheDLQ(t *testing.T) {
 			r := newRig(t, rc)
 			r.publish(amqp.Publishing{Body: []byte("order 1")})
 			dead := take(t, r.url, r.queue+".dlq")
-			require.Equal(t, c.reason, dead.Headers[middleware.DeadReasonKey])
-			require.Equal(t, "1", dead.Headers[middleware.DeadFailuresKey])
+			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
+			require.Equal(t, "1", dead.Headers[header.DeadFailures])
 			r.stop()
 			require.Equal(t, 1, calls.count())
 		})

@@ -62,8 +62,8 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 		"given back on a lost connection": {cut: true, said: "Cannot nack"},
 		"acked":                           {settle: func(m *message.Message) { m.Ack() }},
 		"acked on a lost connection":      {cut: true, settle: func(m *message.Message) { m.Ack() }, said: "Cannot ack"},
-		"nacked":                          {settle: func(m *message.Message) { m.Nack() }, told: middleware.EventSetAside},
-		"nacked on a lost connection":     {cut: true, settle: func(m *message.Message) { m.Nack() }, told: middleware.EventReturned},
+		"nacked":                          {settle: func(m *message.Message) { m.Nack() }, told: middleware.EventSnoozed},
+		"nacked on a lost connection":     {cut: true, settle: func(m *message.Message) { m.Nack() }, told: middleware.EventRequeued},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -38,7 +38,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 				var bodies []string
 				for _, d := range found {
 					bodies = append(bodies, string(d.Body))
-					require.Equal(t, "2", d.Headers[middleware.DeadFailuresKey])
+					require.Equal(t, "2", d.Headers[header.DeadFailures])
 					require.Error(t, d.Ack(false), "a copy cannot be acked")
 				}
 				require.Len(t, bodies, dead, "look %d", look+1)

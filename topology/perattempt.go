@@ -16,7 +16,7 @@ import (
 //	                                                                │ TTL
 //	orders ◄─────────────────── default exchange ◄──────────────────┘
 //
-// The delay comes first, then the attempt: a message waits on the shortest rung
+// The delay comes first, then the attempt: a message waits on the shortest wait step
 // that is long enough, and where several attempts have that delay, in the queue of
 // its own, or of the last one before it. So a delay that another attempt
 // or an error asks for is never cut, there is no attempt without a queue, and a
@@ -44,22 +44,22 @@ type PerAttempt struct {
 	// WaitArguments are declared beside ours on every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// ReturnTo is an exchange of yours that retries pass on their way back to the
+	// Via is an exchange of yours that retries pass on their way back to the
 	// queue; see Return. Each wait queue has an exchange of its own then, in place of
 	// the retry exchange. Default: none.
-	ReturnTo string
-	// Prefix begins the names of what queues with the same ReturnTo share:
+	Via string
+	// Prefix begins the names of what queues with the same Via share:
 	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
-	// Ladder are the delays planned, beside Delays, for a policy that cannot list its
-	// own. Default: Delays, or DefaultLadder.
-	Ladder []time.Duration
+	// WaitSteps are the delays planned, beside Delays, for a policy that cannot list its
+	// own. Default: Delays, or DefaultWaitSteps.
+	WaitSteps []time.Duration
 }
 
 func (s PerAttempt) check() error {
-	return checkFields(s.Type, slices.Concat(s.Delays, s.Ladder), s.WaitArguments, s.Dead)
+	return checkFields(s.Type, slices.Concat(s.Delays, s.WaitSteps), s.WaitArguments, s.Dead)
 }
 
 // Plan implements Strategy.
@@ -68,20 +68,20 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 	switch {
 	case delays != nil:
 		asked = append(asked, delays...)
-	case len(s.Delays)+len(s.Ladder) > 0:
-		asked = append(asked, s.Ladder...)
+	case len(s.Delays)+len(s.WaitSteps) > 0:
+		asked = append(asked, s.WaitSteps...)
 	default:
-		asked = DefaultLadder()
+		asked = DefaultWaitSteps()
 	}
 	p, rungs := newPlanner(queue, asked, nil, s.Type)
 	exchange := queue + ".retry"
 	if s.ExchangeName != nil {
 		exchange = s.ExchangeName(queue)
 	}
-	if s.ReturnTo == "" {
+	if s.Via == "" {
 		p.exchange(Exchange{Name: exchange, Kind: "direct"}, "retry exchange")
 	}
-	back := p.wayBack(s.ReturnTo, s.Prefix, s.Type)
+	back := p.wayBack(s.Via, s.Prefix, s.Type)
 	for _, r := range attempts(s.Delays, asked, rungs) {
 		number := strconv.Itoa(r.attempt)
 		name := queue + ".retry." + number + "." + delayName(r.delay) + s.Type.suffix(s.WaitArguments) + back.suffix()
@@ -90,7 +90,7 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 		}
 		q := s.Type.waitQueue(name, r.delay, back.target())
 		route := Route{Exchange: exchange, RoutingKey: name, Attempt: r.attempt}
-		if s.ReturnTo != "" {
+		if s.Via != "" {
 			route = p.waitExchange(q)
 			route.Attempt = r.attempt
 		} else {
@@ -109,7 +109,7 @@ type attemptRung struct {
 	delay   time.Duration
 }
 
-// attempts numbers the rungs: those of the series by their place, what else was
+// attempts numbers the wait steps: those of the series by their place, what else was
 // asked for behind it, and what nobody asked for, which is for messages that are set
 // aside, 0. Ascending by delay, then by attempt.
 func attempts(series, asked, rungs []time.Duration) []attemptRung {

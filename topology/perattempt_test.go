@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -54,10 +55,10 @@ func TestPerAttemptPlan(t *testing.T) {
 		"no retries":                   {topology.PerAttempt{}, []time.Duration{}, []string{"q.retry.0.1s"}},
 		"not known":                    {topology.PerAttempt{}, nil, ladder},
 		"not known, a series":          {topology.PerAttempt{Delays: []time.Duration{s}}, nil, ladder[:1]},
-		"not known, a ladder beside":   {topology.PerAttempt{Delays: []time.Duration{s}, Ladder: []time.Duration{9 * s}}, nil, []string{"q.retry.1.1s", "q.retry.2.9s"}},
+		"not known, a ladder beside":   {topology.PerAttempt{Delays: []time.Duration{s}, WaitSteps: []time.Duration{9 * s}}, nil, []string{"q.retry.1.1s", "q.retry.2.9s"}},
 		"rounded up":                   {topology.PerAttempt{Delays: []time.Duration{s + 1}}, []time.Duration{s + 2}, []string{"q.retry.1.1.001s"}},
 		"classic":                      {topology.PerAttempt{Type: topology.Classic}, []time.Duration{s}, []string{"q.retry.1.1s.classic"}},
-		"through an exchange":          {topology.PerAttempt{ReturnTo: "events"}, []time.Duration{s}, []string{"q.retry.1.1s.to.events"}},
+		"through an exchange":          {topology.PerAttempt{Via: "events"}, []time.Duration{s}, []string{"q.retry.1.1s.to.events"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestPerAttemptPlan(t *testing.T) {
 			}
 			require.Equal(t, c.want, names)
 			require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
-			for i, rung := range plan.Rungs {
+			for i, rung := range plan.WaitSteps {
 				waits, end := walk(t, plan, rung)
 				require.Equal(t, "q", end)
 				require.Len(t, waits, 1)
@@ -152,7 +153,7 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("order 1")})
 	dead := take(t, r.url, r.queue+".dlq")
-	require.Equal(t, "5", dead.Headers[middleware.DeadFailuresKey])
+	require.Equal(t, "5", dead.Headers[header.DeadFailures])
 	const ms = time.Millisecond
 	calls.requireGaps(t, 100*ms, 100*ms, 100*ms, 2450*ms) // a remainder of a round may be left out
 	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)

@@ -26,7 +26,7 @@ func (p Plan) Permissions(declare bool) Permissions {
 		}
 		write = append(write, exchange)
 	}
-	for _, r := range append(slices.Clone(p.Rungs), p.Dead) {
+	for _, r := range append(slices.Clone(p.WaitSteps), p.Dead) {
 		writeTo(r.Exchange)
 	}
 	if declare {

@@ -22,32 +22,32 @@ type PerQueue struct {
 	// arguments, so a name must carry what differs: the queue and the delay; and
 	// the type, where it may change one day. Default: <queue>.wait.<delay>, with
 	// the suffix ".classic" for Classic, a hash of WaitArguments if there are any,
-	// and ".to.<exchange>" with ReturnTo.
+	// and ".to.<exchange>" with Via.
 	WaitName func(queue string, delay time.Duration) string
 	// WaitArguments are declared beside ours on every wait queue. Those that would
 	// make it drop messages are refused, x-expires for example; see ValidatePlan.
 	// Default: none.
 	WaitArguments amqp.Table
-	// ReturnTo is an exchange of yours that retries pass on their way back to the
+	// Via is an exchange of yours that retries pass on their way back to the
 	// queue, with the routing key they came with; see Return for who else gets them.
 	// Default: none, a message returns to the one queue that failed it.
-	ReturnTo string
-	// Prefix begins the names of what queues with the same ReturnTo share:
+	Via string
+	// Prefix begins the names of what queues with the same Via share:
 	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
-	// Ladder are the delays planned for a policy that cannot list its own.
-	// Default: DefaultLadder.
-	Ladder []time.Duration
+	// WaitSteps are the delays planned for a policy that cannot list its own.
+	// Default: DefaultWaitSteps.
+	WaitSteps []time.Duration
 }
 
-func (s PerQueue) check() error { return checkFields(s.Type, s.Ladder, s.WaitArguments, s.Dead) }
+func (s PerQueue) check() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
 
 // Plan implements Strategy.
 func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
-	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
-	back := p.wayBack(s.ReturnTo, s.Prefix, s.Type)
+	p, rungs := newPlanner(queue, delays, s.WaitSteps, s.Type)
+	back := p.wayBack(s.Via, s.Prefix, s.Type)
 	for _, delay := range rungs {
 		name := queue + ".wait." + delayName(delay) + s.Type.suffix(s.WaitArguments) + back.suffix()
 		if s.WaitName != nil {
@@ -55,7 +55,7 @@ func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
 		}
 		q := s.Type.waitQueue(name, delay, back.target())
 		route := Route{RoutingKey: name}
-		if s.ReturnTo != "" {
+		if s.Via != "" {
 			route = p.waitExchange(q)
 		}
 		p.rung(q, route, s.WaitArguments)

@@ -30,14 +30,14 @@ type Plan struct {
 	Bindings []Binding
 	// Dead is where a dead letter is published.
 	Dead Route
-	// Rungs are the delays that have a wait queue, ascending, with their routes; of
+	// WaitSteps are the delays that have a wait queue, ascending, with their routes; of
 	// the same delay, the earlier attempt first.
-	Rungs []Route
-	// Return is the exchange that messages return through, where a strategy's ReturnTo
+	WaitSteps []Route
+	// Return is the exchange that messages return through, where a strategy's Via
 	// names one; nil where they go straight to the queue.
-	Return *Return
-	// Levels makes the routes of all delays, those between the rungs as well; nil
-	// where only the rungs are waited for.
+	Via *Via
+	// Levels makes the routes of all delays, those between the wait steps as well; nil
+	// where only the wait steps are waited for.
 	Levels *LevelRoutes
 }
 
@@ -104,9 +104,9 @@ const (
 // isShort reports whether a message that is set aside may wait for d.
 func isShort(d time.Duration) bool { return d >= minSetAside && d <= maxSetAside }
 
-// Route returns where a message waits: on the shortest rung that is no shorter
+// Route returns where a message waits: on the shortest wait step that is no shorter
 // than the delay asked for, else on the longest; with Levels as long as asked,
-// but for its resolution and tolerance. Of several rungs that are as long, it is
+// but for its resolution and tolerance. Of several wait steps that are as long, it is
 // that of the attempt, else of the last attempt before it, else the first.
 //
 // Where the plan has a Return, a delivery that came by its exchange keeps its
@@ -115,18 +115,18 @@ func (p Plan) Route(r Retry) (Route, error) {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.route(r.Delay), nil
 	}
-	if len(p.Rungs) == 0 {
+	if len(p.WaitSteps) == 0 {
 		return Route{}, errors.New("plan has no wait queue")
 	}
-	delay := min(r.Delay, p.Rungs[len(p.Rungs)-1].Delay)
-	i, _ := slices.BinarySearchFunc(p.Rungs, delay, func(rung Route, d time.Duration) int {
+	delay := min(r.Delay, p.WaitSteps[len(p.WaitSteps)-1].Delay)
+	i, _ := slices.BinarySearchFunc(p.WaitSteps, delay, func(rung Route, d time.Duration) int {
 		return cmp.Compare(rung.Delay, d)
 	})
-	for i+1 < len(p.Rungs) && p.Rungs[i+1].Delay == p.Rungs[i].Delay && p.Rungs[i+1].Attempt <= r.Attempt {
+	for i+1 < len(p.WaitSteps) && p.WaitSteps[i+1].Delay == p.WaitSteps[i].Delay && p.WaitSteps[i+1].Attempt <= r.Attempt {
 		i++
 	}
-	route := p.Rungs[i]
-	if p.Return.brought(r) {
+	route := p.WaitSteps[i]
+	if p.Via.brought(r) {
 		route.RoutingKey = r.RoutingKey
 	}
 	return route, nil

@@ -33,11 +33,11 @@ func FuzzPlan(f *testing.F) {
 		to := []string{"", "events"}[kind>>4&1]
 		switch kind&1 | kind>>2&2 {
 		case 0:
-			strategy = topology.PerQueue{Type: types[kind>>1&3], ReturnTo: to}
+			strategy = topology.PerQueue{Type: types[kind>>1&3], Via: to}
 		case 1:
-			strategy = topology.Shared{Type: types[kind>>1&3], ReturnTo: to}
+			strategy = topology.Shared{Type: types[kind>>1&3], Via: to}
 		default:
-			strategy = topology.PerAttempt{Type: types[kind>>1&3], ReturnTo: to, Delays: []time.Duration{time.Duration(second)}}
+			strategy = topology.PerAttempt{Type: types[kind>>1&3], Via: to, Delays: []time.Duration{time.Duration(second)}}
 		}
 		delays := []time.Duration{time.Duration(first), time.Duration(second)}
 		plan, err := strategy.Plan(queue, delays)
@@ -56,13 +56,13 @@ func FuzzPlan(f *testing.F) {
 		}
 		for _, delay := range append(delays, -1, 0, 1<<63-1) {
 			route, err := plan.Route(topology.Retry{Delay: delay, Exchange: vhost, RoutingKey: vhost})
-			if plan.Return != nil && vhost == plan.Return.Exchange {
+			if plan.Via != nil && vhost == plan.Via.Exchange {
 				route.RoutingKey = queue
 			}
-			if err != nil || !slices.Contains(plan.Rungs, route) {
+			if err != nil || !slices.Contains(plan.WaitSteps, route) {
 				t.Errorf("%v waits at %+v: %v", delay, route, err)
 			}
-			if last := plan.Rungs[len(plan.Rungs)-1].Delay; route.Delay < min(delay, last) {
+			if last := plan.WaitSteps[len(plan.WaitSteps)-1].Delay; route.Delay < min(delay, last) {
 				t.Errorf("%v waits for %v only, there is %v", delay, route.Delay, last)
 			}
 		}

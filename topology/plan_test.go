@@ -76,7 +76,7 @@ func TestPerQueuePlan(t *testing.T) {
 		"more are not":                 {topology.PerQueue{}, []time.Duration{200 * time.Millisecond, 5001 * time.Millisecond}, []string{"q.wait.200ms", "q.wait.1s", "q.wait.5.001s", "q.dlq"}},
 		"no retries":                   {topology.PerQueue{}, []time.Duration{}, []string{"q.wait.1s", "q.dlq"}},
 		"not known: the ladder":        {topology.PerQueue{}, nil, []string{"q.wait.1s", "q.wait.5s", "q.wait.30s", "q.wait.2m", "q.wait.10m", "q.wait.1h", "q.dlq"}},
-		"not known: its own ladder":    {topology.PerQueue{Ladder: []time.Duration{90 * time.Minute}}, nil, []string{"q.wait.1s", "q.wait.1h30m", "q.dlq"}},
+		"not known: its own ladder":    {topology.PerQueue{WaitSteps: []time.Duration{90 * time.Minute}}, nil, []string{"q.wait.1s", "q.wait.1h30m", "q.dlq"}},
 		"classic":                      {topology.PerQueue{Type: topology.Classic}, []time.Duration{48 * time.Hour}, []string{"q.wait.1s.classic", "q.wait.48h.classic", "q.dlq"}},
 		"names of its own":             {own, []time.Duration{2 * time.Second}, []string{"demo.q.delay_2s", "demo.q.dead"}},
 		"ten years":                    {topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, []string{"q.wait.1s", "q.wait.87600h", "q.dlq"}},

@@ -15,12 +15,12 @@ type planner struct {
 	problems []error
 }
 
-// newPlanner begins the plan of queue, with the rungs for delays.
+// newPlanner begins the plan of queue, with the wait steps for delays.
 func newPlanner(queue string, delays, ladder []time.Duration, kind QueueType) (*planner, []time.Duration) {
 	if delays == nil {
 		delays = ladder
 		if len(delays) == 0 {
-			delays = DefaultLadder()
+			delays = DefaultWaitSteps()
 		}
 	}
 	rungs, err := planRungs(delays)
@@ -76,11 +76,11 @@ func (p *planner) strandedQueue(name string, kind QueueType) {
 	p.bind(name, "", name)
 }
 
-// rung adds a delay and the wait queue for it.
+// wait step adds a delay and the wait queue for it.
 func (p *planner) rung(q Queue, route Route, extra amqp.Table) {
 	p.queue(q, "wait queue of "+delayName(q.Delay), extra)
 	route.Delay, route.Hops = q.Delay, 1
-	p.plan.Rungs = append(p.plan.Rungs, route)
+	p.plan.WaitSteps = append(p.plan.WaitSteps, route)
 }
 
 // deadLetters adds where dead letters go.

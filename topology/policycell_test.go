@@ -38,7 +38,7 @@ const (
 const (
 	catchAll = "admin.catch"  // a fanout exchange, and the queue bound to it
 	void     = "admin.void"   // a fanout exchange without a queue
-	domain   = "admin.domain" // the exchange of the strategies with ReturnTo
+	domain   = "admin.domain" // the exchange of the strategies with Via
 	victim   = "victim"       // the queue of another service, to which every strategy has a way
 )
 
@@ -170,11 +170,11 @@ func governedStrategies() map[string]topology.Strategy {
 	return map[string]topology.Strategy{
 		"quorum":           topology.PerQueue{},
 		"classic":          topology.PerQueue{Type: topology.Classic},
-		"returning":        topology.PerQueue{ReturnTo: domain, Prefix: "returning"},
+		"returning":        topology.PerQueue{Via: domain, Prefix: "returning"},
 		"attempt":          topology.PerAttempt{},
 		"shared":           topology.Shared{Prefix: "shared"},
 		"shared classic":   topology.Shared{Prefix: "old-shared", Type: topology.Classic},
-		"shared returning": topology.Shared{Prefix: "shared-returning", ReturnTo: domain},
+		"shared returning": topology.Shared{Prefix: "shared-returning", Via: domain},
 		"levels":           topology.Levels{Prefix: "levels", Max: 2 * time.Second},
 		"levels classic":   topology.Levels{Prefix: "old-levels", Type: topology.Classic, Max: 2 * time.Second},
 	}
@@ -210,7 +210,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	if s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) }); s.refusal != nil {
 		return s
 	}
-	if s.plan.Return != nil {
+	if s.plan.Via != nil {
 		g.change(func(ch *amqp.Channel) error { return ch.QueueBind(queue, queue, domain, false, nil) })
 	}
 	var findings []topology.Finding
@@ -317,8 +317,8 @@ func (s *governedService) fill(t *testing.T, url string) {
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.Confirm(false))
 	exchange := ""
-	if s.plan.Return != nil {
-		exchange = s.plan.Return.Exchange
+	if s.plan.Via != nil {
+		exchange = s.plan.Via.Exchange
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

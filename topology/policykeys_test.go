@@ -294,7 +294,7 @@ func (g *governed) receiveStrays(strategy string, all map[string]topology.Strate
 		if strategy == "quorum" {
 			client, plan := operator(g.t, g.url, victim, all[before], policyOfCells)
 			require.NoError(g.t, g.steadily(func() error { return client.Declare(g.t.Context(), plan) }))
-			if plan.Return != nil {
+			if plan.Via != nil {
 				g.change(func(ch *amqp.Channel) error { return ch.QueueBind(victim, victim, domain, false, nil) })
 			}
 		}

@@ -23,7 +23,7 @@ func (p *Plan) lowersPriority(priority uint8) bool {
 
 // passedBy reports whether the delivery came through the return exchange, so from a
 // wait queue: the note of its priority holds for the siblings of its queue as well.
-func (r *Return) passedBy(raw *amqp.Delivery) bool {
+func (r *Via) passedBy(raw *amqp.Delivery) bool {
 	return r != nil && raw.Exchange == r.Through
 }
 

@@ -6,7 +6,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // The note of a priority counts where the other notes do, and for the siblings of a
@@ -35,14 +35,14 @@ func TestNoteOfAPriority(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			headers := amqp.Table{middleware.PriorityKey: c.note}
+			headers := amqp.Table{header.Priority: c.note}
 			if c.queue != "" {
-				headers[middleware.QueueKey] = c.queue
+				headers[header.Queue] = c.queue
 			}
-			d := fuzzedDelivery(t, PerQueue{ReturnTo: "events"}, amqp.Delivery{Headers: headers, Exchange: c.exchange, Priority: property})
+			d := fuzzedDelivery(t, PerQueue{Via: "events"}, amqp.Delivery{Headers: headers, Exchange: c.exchange, Priority: property})
 			require.Equal(t, c.want, d.raw.Priority)
 			if c.queue != "orders" {
-				require.NotContains(t, d.raw.Headers, middleware.PriorityKey)
+				require.NotContains(t, d.raw.Headers, header.Priority)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func TestWhereAPriorityIsLowered(t *testing.T) {
 		"shared, classic":     {Shared{Type: Classic}, false},
 		"levels":              {Levels{}, true},
 		"levels, classic":     {Levels{Type: Classic}, false},
-		"through an exchange": {PerQueue{ReturnTo: "events"}, true},
+		"through an exchange": {PerQueue{Via: "events"}, true},
 	} {
 		plan, err := c.strategy.Plan("orders", nil)
 		require.NoError(t, err, name)

@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -159,7 +160,7 @@ func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 				}
 				dead := take(t, r.url, r.queue+".dlq")
 				require.Equal(t, priority, dead.Priority)
-				require.NotContains(t, dead.Headers, middleware.PriorityKey)
+				require.NotContains(t, dead.Headers, header.Priority)
 
 				msg := delayedBy(50 * time.Millisecond)
 				msg.Metadata.Set(priorityMetadata, want)

@@ -35,7 +35,7 @@ func probe(t *testing.T, url string, kind topology.QueueType) func() time.Durati
 		defer func() { slowest <- worst }()
 		for {
 			began := time.Now()
-			if ch.Publish("", plan.Rungs[0].RoutingKey, true, false, amqp.Publishing{DeliveryMode: amqp.Persistent}) != nil {
+			if ch.Publish("", plan.WaitSteps[0].RoutingKey, true, false, amqp.Publishing{DeliveryMode: amqp.Persistent}) != nil {
 				return
 			}
 			<-deliveries

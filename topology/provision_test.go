@@ -34,7 +34,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
 			return topology.Route{Exchange: "graves", RoutingKey: "orders"}
 		}}},
-		"return": topology.Shared{ReturnTo: "amq.topic"},
+		"return": topology.Shared{Via: "amq.topic"},
 	}
 	var grants []testbroker.Grant
 	definitions := map[string][]byte{}

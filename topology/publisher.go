@@ -14,7 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Publisher publishes for Watermill: every message mandatory and confirmed, on a
@@ -64,7 +64,7 @@ type publisherOptions struct {
 // WithDelays names the delays that get a wait queue of their own, of every queue
 // that is published to with a delay. All must be positive.
 //
-// Default: the strategy's ladder.
+// Default: the strategy's default wait steps.
 func WithDelays(delays ...time.Duration) PublisherOption {
 	return func(o *publisherOptions) error {
 		for _, d := range delays {
@@ -104,7 +104,7 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 	}
 	p := &Publisher{
 		client: c, cfg: cfg, delays: opts.delays, frame: frame,
-		publisher: publisher.New(l, publisher.Config{Timeout: c.opts.confirmTimeout, NonceHeader: middleware.PublishKey}),
+		publisher: publisher.New(l, publisher.Config{Timeout: c.opts.confirmTimeout, NonceHeader: header.Publish}),
 		ready:     make(map[string]Plan),
 	}
 	p.front, err = delay.NewPublisher(publishFunc(p.publishAll), delay.PublisherConfig{AllowNoDelay: true})

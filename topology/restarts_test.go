@@ -11,7 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -130,7 +130,7 @@ func (s *nightly) awaitAll(restarts int) {
 		if readyIn(s.t, s.look, s.queue+".dlq") > 0 {
 			dead := take(s.t, s.url, s.queue+".dlq")
 			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", restarts, dead.Body,
-				dead.Headers[middleware.DeadReasonKey], dead.Headers[middleware.DeadErrorKey])
+				dead.Headers[header.DeadReason], dead.Headers[header.DeadError])
 		}
 		back := readyIn(s.t, s.look, s.queue)
 		if back != left && still.look(readyIn(s.t, s.look, s.queue+".wait.1s") > 0) {

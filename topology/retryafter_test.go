@@ -18,7 +18,7 @@ import (
 )
 
 // A server answers 429 with Retry-After: 7, though the policy would have waited
-// for 1 s: the message comes back after the next longer rung, 8 s, and with Levels
+// for 1 s: the message comes back after the next longer wait step, 8 s, and with Levels
 // after 7 s (C2).
 func TestRetryAfterOfAServer(t *testing.T) {
 	t.Parallel()

@@ -3,11 +3,11 @@ package topology
 import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Return is the way of a message back through an exchange of the user's, which
-// the ReturnTo of PerQueue, Shared and PerAttempt names:
+// the Via of PerQueue, Shared and PerAttempt names:
 //
 //	orders.wait.5s.to.events ── TTL, with its own routing key ──► exchange millpond.return.events
 //	                                                                    │ for orders
@@ -39,8 +39,8 @@ import (
 // A policy with dead-letter-routing-key must not match the wait queues. Under one the
 // queue still gets its retry, with the key it came with, but siblings get none (F36).
 //
-// Levels has no ReturnTo: the routing key is where it keeps the delay.
-type Return struct {
+// Levels has no Via: the routing key is where it keeps the delay.
+type Via struct {
 	// Exchange is the user's.
 	Exchange string
 	// Through is ours: what returns is delivered by it.
@@ -49,13 +49,13 @@ type Return struct {
 
 // brought reports whether a delivery came by the exchange, for the first time or
 // on its way back.
-func (r *Return) brought(retry Retry) bool {
+func (r *Via) brought(retry Retry) bool {
 	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
 }
 
 // origin is where a message came from that has no notes: a sibling's retry came from
 // the user's exchange.
-func (r *Return) origin(exchange string) string {
+func (r *Via) origin(exchange string) string {
 	if r != nil && exchange == r.Through {
 		return r.Exchange
 	}
@@ -77,11 +77,11 @@ func returnNote(queue string) string { return "through " + queue }
 // the exchange when its wait is over; "" if it may not. One that was delivered by our
 // own exchange may if it did so before: a sibling's retry did not, for it comes without
 // notes.
-func (r *Return) note(d *delivery, failed, lastRound bool) string {
+func (r *Via) note(d *delivery, failed, lastRound bool) string {
 	if r == nil {
 		return ""
 	}
-	before, _ := d.raw.Headers[middleware.ReturnKey].(string)
+	before, _ := d.raw.Headers[header.Via].(string)
 	switch {
 	case d.raw.Exchange == r.Exchange:
 	case d.raw.Exchange != r.Through || before == "":
@@ -100,7 +100,7 @@ func (r *Return) note(d *delivery, failed, lastRound bool) string {
 
 // wayBack is how messages leave the wait queues of one queue.
 type wayBack struct {
-	*Return
+	*Via
 	queue, anchor, stranded string
 	kind                    QueueType
 }
@@ -113,9 +113,9 @@ func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
 		return w
 	}
 	prefix = prefixOr(prefix)
-	w.Return = &Return{Exchange: to, Through: prefix + ".return." + to}
+	w.Via = &Via{Exchange: to, Through: prefix + ".return." + to}
 	w.anchor, w.stranded = w.queue+".return."+to, prefix+".stranded"
-	p.plan.Return = w.Return
+	p.plan.Via = w.Via
 	p.exchange(Exchange{Name: w.stranded, Kind: "fanout"}, "stranded exchange")
 	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: amqp.Table{"alternate-exchange": w.stranded}}, "return exchange")
 	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: amqp.Table{"alternate-exchange": to}}, "exchange to return from")
@@ -124,7 +124,7 @@ func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
 
 // bindBack adds the queue of the stranded and the bindings that lead back.
 func (p *planner) bindBack(w wayBack) {
-	if w.Return == nil {
+	if w.Via == nil {
 		return
 	}
 	p.strandedQueue(w.stranded, w.kind)
@@ -132,14 +132,14 @@ func (p *planner) bindBack(w wayBack) {
 	// it is (F27). No message has its key, so all go to the alternate exchange.
 	p.bind(w.anchor, w.anchor, w.queue)
 	p.plan.Bindings = append(p.plan.Bindings,
-		Binding{Exchange: w.Through, RoutingKey: w.queue, Queue: w.queue, Header: middleware.QueueKey, Value: w.queue},
-		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: middleware.ReturnKey, Value: returnNote(w.queue)},
+		Binding{Exchange: w.Through, RoutingKey: w.queue, Queue: w.queue, Header: header.Queue, Value: w.queue},
+		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: header.Via, Value: returnNote(w.queue)},
 	)
 }
 
 // suffix is what the name of a wait queue must carry of the way back.
 func (w wayBack) suffix() string {
-	if w.Return == nil {
+	if w.Via == nil {
 		return ""
 	}
 	return ".to." + w.Exchange
@@ -147,7 +147,7 @@ func (w wayBack) suffix() string {
 
 // target is where the wait queues lead.
 func (w wayBack) target() Route {
-	if w.Return != nil {
+	if w.Via != nil {
 		return Route{Exchange: w.Through}
 	}
 	return Route{RoutingKey: w.queue}

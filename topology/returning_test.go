@@ -13,11 +13,12 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 func ExampleReturn() {
-	plan, err := topology.PerQueue{ReturnTo: "events"}.Plan("orders", []time.Duration{5 * time.Second})
+	plan, err := topology.PerQueue{Via: "events"}.Plan("orders", []time.Duration{5 * time.Second})
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -39,13 +40,13 @@ func ExampleReturn() {
 func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range map[string]topology.Strategy{
-		"per queue":   topology.PerQueue{ReturnTo: "events"},
-		"per attempt": topology.PerAttempt{ReturnTo: "events"},
-		"shared":      topology.Shared{ReturnTo: "events"},
+		"per queue":   topology.PerQueue{Via: "events"},
+		"per attempt": topology.PerAttempt{Via: "events"},
+		"shared":      topology.Shared{Via: "events"},
 	} {
 		plan, err := strategy.Plan("q", []time.Duration{time.Second})
 		require.NoError(t, err)
-		for from, want := range map[string]string{"events": "a.b", plan.Return.Through: "a.b", "": "q", "others": "q", "millpond.return.others": "q"} {
+		for from, want := range map[string]string{"events": "a.b", plan.Via.Through: "a.b", "": "q", "others": "q", "millpond.return.others": "q"} {
 			route, err := plan.Route(topology.Retry{Delay: time.Second, Exchange: from, RoutingKey: "a.b"})
 			require.NoError(t, err)
 			require.Equal(t, want, route.RoutingKey, "%s, from %q", name, from)
@@ -60,7 +61,7 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 
 func TestReturnNamesThatAreTooLong(t *testing.T) {
 	t.Parallel()
-	_, err := topology.PerQueue{ReturnTo: strings.Repeat("e", 250)}.Plan("q", []time.Duration{time.Second})
+	_, err := topology.PerQueue{Via: strings.Repeat("e", 250)}.Plan("q", []time.Duration{time.Second})
 	for _, want := range []string{"wait queue of 1s", "return exchange", "exchange to return from"} {
 		require.ErrorContains(t, err, want)
 	}
@@ -84,10 +85,10 @@ func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 	})
 	forge := func(owner string) amqp.Table {
 		return amqp.Table{
-			middleware.QueueKey: owner, middleware.OriginExchangeKey: others, middleware.OriginRoutingKeyKey: "invoice.paid",
+			header.Queue: owner, header.OriginExchange: others, header.OriginRoutingKey: "invoice.paid",
 		}
 	}
-	publish(t, url, events, "order.created", amqp.Publishing{Headers: amqp.Table{middleware.QueueKey: victim}})
+	publish(t, url, events, "order.created", amqp.Publishing{Headers: amqp.Table{header.Queue: victim}})
 	for _, owner := range []string{r.queue, victim} {
 		r.publish(amqp.Publishing{Headers: forge(owner)})
 		publish(t, url, events, "order.created", amqp.Publishing{Headers: forge(owner)})
@@ -163,8 +164,8 @@ func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 	for i, r := range rigs {
 		for range 3 { // its own, and two copies of the other's retries
 			dead := take(t, url, r.queue+".dlq")
-			require.Equal(t, "3", dead.Headers[middleware.DeadFailuresKey])
-			require.NotContains(t, dead.Headers, middleware.ReturnKey)
+			require.Equal(t, "3", dead.Headers[header.DeadFailures])
+			require.NotContains(t, dead.Headers, header.Via)
 		}
 		require.Equal(t, 9, calls[i].count())
 	}
@@ -187,7 +188,7 @@ func TestNothingButRetriesPassesTheExchange(t *testing.T) {
 		handler: func(*message.Message) ([]*message.Message, error) {
 			switch calls.add() {
 			case 1, 4:
-				return nil, middleware.Later(errFailed, 100*time.Millisecond)
+				return nil, middleware.Snooze(errFailed, 100*time.Millisecond)
 			case 2:
 				// Two rounds, unless the first takes so long that no time is left: then the retry does not pass the exchange.
 				return nil, middleware.RetryAfter(errFailed, 1900*time.Millisecond)

@@ -52,7 +52,7 @@ func shared(t testing.TB, kind topology.QueueType) topology.Shared {
 func returning(t testing.TB, exchange string) topology.Shared {
 	t.Helper()
 	s := shared(t, topology.Quorum)
-	s.ReturnTo = exchange
+	s.Via = exchange
 	return s
 }
 

@@ -48,8 +48,8 @@ func (r *rounding) note(s *subscription, asked time.Duration) {
 
 // steps are the delays that have a wait queue, ascending, each once.
 func (p Plan) steps() []time.Duration {
-	steps := make([]time.Duration, 0, len(p.Rungs))
-	for _, rung := range p.Rungs {
+	steps := make([]time.Duration, 0, len(p.WaitSteps))
+	for _, rung := range p.WaitSteps {
 		steps = append(steps, rung.Delay)
 	}
 	return slices.Compact(steps)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -29,13 +30,13 @@ func (c *capture) entriesOf(msg string) []entry {
 const roundedUp = "Warning: a delay is rounded up by more than a tenth to the next longer wait step; " +
 	"give the Subscriber the policy with topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it"
 
-// Without ForPolicy the delays are those of the ladder. It was said nowhere, and the
+// Without ForPolicy the delays are those of the default wait steps. It was said nowhere, and the
 // log had the delays that were asked for.
 func TestSubscriberWithoutThePolicyIsNamed(t *testing.T) {
 	t.Parallel()
 	var calls timeline
 	r := newRig(t, rigConfig{
-		strategy:      topology.PerQueue{Ladder: []time.Duration{100 * time.Millisecond, time.Second}},
+		strategy:      topology.PerQueue{WaitSteps: []time.Duration{100 * time.Millisecond, time.Second}},
 		policy:        backoff.List{100 * time.Millisecond, 300 * time.Millisecond, 400 * time.Millisecond},
 		unknownPolicy: true,
 		handler: func(*message.Message) ([]*message.Message, error) {
@@ -68,7 +69,7 @@ func TestSubscriberWithThePolicyIsNotNamed(t *testing.T) {
 		policy: backoff.List{100 * time.Millisecond, 105 * time.Millisecond},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			if _, seen := middleware.FirstSeen(msg.Context()); !seen {
-				return nil, middleware.Later(errFailed, 0) // as short as possible
+				return nil, middleware.Snooze(errFailed, 0) // as short as possible
 			}
 			return nil, errFailed
 		},
@@ -106,18 +107,18 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 	}{
 		"age":      {amqp.Publishing{}, []middleware.Option{middleware.WithMaxAge(30 * time.Second)}, errFailed, "max_age"},
 		"deadline": {amqp.Publishing{Expiration: "30000"}, nil, errFailed, "deadline"},
-		"Later, deadline": {amqp.Publishing{Expiration: "30000"}, nil,
-			middleware.Later(errFailed, 2*time.Second), "deadline"},
-		"Later, limit": {amqp.Publishing{},
-			[]middleware.Option{middleware.WithLaterLimit(30 * time.Second), middleware.WithMaxAttempts(1)},
-			middleware.Later(errFailed, 2*time.Second), "exhausted"},
+		"Snooze, deadline": {amqp.Publishing{Expiration: "30000"}, nil,
+			middleware.Snooze(errFailed, 2*time.Second), "deadline"},
+		"Snooze, limit": {amqp.Publishing{},
+			[]middleware.Option{middleware.WithSnoozeLimit(30 * time.Second), middleware.WithMaxAttempts(1)},
+			middleware.Snooze(errFailed, 2*time.Second), "exhausted"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var calls timeline
 			r := newRig(t, rigConfig{
-				strategy: topology.PerQueue{Ladder: []time.Duration{time.Second, time.Minute}},
+				strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
 				policy:   backoff.List{2 * time.Second}, unknownPolicy: true, options: c.options,
 				handler: func(*message.Message) ([]*message.Message, error) {
 					calls.add()
@@ -126,7 +127,7 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 			})
 			r.publish(c.send)
 			dead := take(t, r.url, r.queue+".dlq")
-			require.Equal(t, c.reason, dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			require.Equal(t, 1, calls.count())
 			require.Empty(t, r.logs.entriesOf("Message will be retried"), "it has not waited")
 			require.Empty(t, r.logs.entriesOf("Message set aside"), "it has not waited")

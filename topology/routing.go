@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // routing follows messages through the exchanges and bindings of a plan, as the
@@ -128,9 +128,9 @@ func topicMatches(pattern, words []string) bool {
 
 // notes are the headers by which exchanges of the plan route a message that waits.
 func (r routing) notes(returns bool) map[string]string {
-	headers := map[string]string{middleware.QueueKey: r.plan.Queue}
+	headers := map[string]string{header.Queue: r.plan.Queue}
 	if returns {
-		headers[middleware.ReturnKey] = returnNote(r.plan.Queue)
+		headers[header.Via] = returnNote(r.plan.Queue)
 	}
 	return headers
 }

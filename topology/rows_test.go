@@ -33,15 +33,15 @@ var ways = []struct {
 	}},
 	{name: "Shared", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return shared(t, kind) }},
 	{name: "Levels", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return levels(t, kind) }},
-	{name: "PerQueue ReturnTo", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
-		return topology.PerQueue{Type: kind, ReturnTo: exchange, Prefix: testbroker.Queue(t)}
+	{name: "PerQueue Via", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
+		return topology.PerQueue{Type: kind, Via: exchange, Prefix: testbroker.Queue(t)}
 	}},
-	{name: "PerAttempt ReturnTo", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
-		return topology.PerAttempt{Type: kind, ReturnTo: exchange, Prefix: testbroker.Queue(t)}
+	{name: "PerAttempt Via", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
+		return topology.PerAttempt{Type: kind, Via: exchange, Prefix: testbroker.Queue(t)}
 	}},
-	{name: "Shared ReturnTo", kinds: bothKinds, through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
+	{name: "Shared Via", kinds: bothKinds, through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
 		s := shared(t, kind)
-		s.ReturnTo = exchange
+		s.Via = exchange
 		return s
 	}},
 }
@@ -56,7 +56,7 @@ func TestRows(t *testing.T) {
 		cannot func(way string) string
 	}{
 		{"outbox", outboxRow, func(way string) string {
-			if strings.Contains(way, "ReturnTo") {
+			if strings.Contains(way, "Via") {
 				return "siblings on the exchange get each retry"
 			}
 			return ""
@@ -73,7 +73,7 @@ func TestRows(t *testing.T) {
 			switch {
 			case way == "Levels":
 				return "the routing key carries the delay"
-			case !strings.Contains(way, "ReturnTo"):
+			case !strings.Contains(way, "Via"):
 				return "returns to the one queue that failed"
 			}
 			return ""

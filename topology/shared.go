@@ -36,27 +36,27 @@ type Shared struct {
 	// WaitArguments are declared beside ours on every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// ReturnTo is an exchange of yours that retries pass on their way back to the
+	// Via is an exchange of yours that retries pass on their way back to the
 	// queue, with the routing key they came with; see Return for who else gets them.
 	// Queues that name the same one share the wait queues, whose names then end in
 	// ".to.<exchange>". Default: none, a message returns to the one queue that failed it.
-	ReturnTo string
+	Via string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
-	// Ladder are the delays planned for a policy that cannot list its own.
-	// Default: DefaultLadder.
-	Ladder []time.Duration
+	// WaitSteps are the delays planned for a policy that cannot list its own.
+	// Default: DefaultWaitSteps.
+	WaitSteps []time.Duration
 }
 
-func (s Shared) check() error { return checkFields(s.Type, s.Ladder, s.WaitArguments, s.Dead) }
+func (s Shared) check() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
 
 // Plan implements Strategy.
 func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
 	prefix := prefixOr(s.Prefix)
-	p, rungs := newPlanner(queue, delays, s.Ladder, s.Type)
-	back := p.wayBack(s.ReturnTo, prefix, s.Type)
+	p, rungs := newPlanner(queue, delays, s.WaitSteps, s.Type)
+	back := p.wayBack(s.Via, prefix, s.Type)
 	through, stranded := prefix+".return", prefix+".stranded"
-	if back.Return == nil {
+	if back.Via == nil {
 		p.exchange(Exchange{Name: stranded, Kind: "fanout"}, "stranded exchange")
 		p.exchange(Exchange{Name: through, Kind: "direct", Arguments: amqp.Table{"alternate-exchange": stranded}}, "return exchange")
 	} else {
@@ -67,7 +67,7 @@ func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {
 		q := s.Type.waitQueue(name, delay, Route{Exchange: through})
 		p.rung(q, p.waitExchange(q), s.WaitArguments)
 	}
-	if back.Return == nil {
+	if back.Via == nil {
 		p.strandedQueue(stranded, s.Type)
 		p.bind(through, queue, queue)
 	}

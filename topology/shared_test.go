@@ -12,6 +12,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -52,7 +53,7 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	serve := func(policy backoff.Policy, calls *timeline) *rig {
 		return newRig(t, rigConfig{
 			url: url, strategy: strategy, policy: policy,
-			options: []middleware.Option{middleware.WithDefaultClass(middleware.ClassPermanent)},
+			options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent)},
 			handler: func(msg *message.Message) ([]*message.Message, error) {
 				if string(msg.Payload) == "unmarked" {
 					unmarked.add()
@@ -76,8 +77,8 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	longCalls.requireGaps(t, 2*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond, time.Second, time.Second)
 	shortCalls.requireGaps(t, 200*time.Millisecond, time.Second)
 	require.Equal(t, 1, unmarked.count())
-	require.Equal(t, "permanent", dead["unmarked"].Headers[middleware.DeadReasonKey])
-	require.Equal(t, "exhausted", dead["long"].Headers[middleware.DeadReasonKey])
+	require.Equal(t, "permanent", dead["unmarked"].Headers[header.DeadReason])
+	require.Equal(t, "exhausted", dead["long"].Headers[header.DeadReason])
 	require.Equal(t, "dead."+a.queue, dead["long"].RoutingKey)
-	require.Equal(t, "exhausted", dead["short"].Headers[middleware.DeadReasonKey])
+	require.Equal(t, "exhausted", dead["short"].Headers[header.DeadReason])
 }

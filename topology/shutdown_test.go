@@ -11,7 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -57,7 +57,7 @@ func TestCloseDrains(t *testing.T) {
 		r.stop()
 		back := take(t, r.url, r.queue)
 		require.Equal(t, "slow", string(back.Body))
-		require.NotContains(t, back.Headers, middleware.FailuresKey)
+		require.NotContains(t, back.Headers, header.Failures)
 		require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
 	})
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // closeLimit is how long a service may take to end, on a busy machine: its drain
@@ -162,14 +162,14 @@ func (c sigterm) run(t *testing.T, url string) {
 	for range c.queued + 1 { // and the one behind it, which nobody was given
 		msg := take(t, url, queue)
 		found[string(msg.Body)]++
-		require.NotContains(t, msg.Headers, middleware.FailuresKey, "an attempt was burned")
+		require.NotContains(t, msg.Headers, header.Failures, "an attempt was burned")
 	}
 	require.Equal(t, 1, found["behind it"], "%v", found)
 	require.Equal(t, c.queued, found[c.body], "%v", found)
 	require.Zero(t, testbroker.Depth(t, url, queue))
 	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
 	for range c.waiting {
-		require.Equal(t, "1", take(t, url, queue+".wait.1h").Headers[middleware.FailuresKey])
+		require.Equal(t, "1", take(t, url, queue+".wait.1h").Headers[header.Failures])
 	}
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -57,10 +57,10 @@ func TestOversizedHeadersAreDeadLettered(t *testing.T) {
 			dead := take(t, r.url, r.queue+".dlq")
 			require.Len(t, dead.Headers["big"], c.size)
 			require.Equal(t, "wide", string(dead.Body))
-			require.Equal(t, c.reason, dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			if c.notes {
-				require.Equal(t, r.queue, dead.Headers[middleware.DeadQueueKey])
-				require.Equal(t, fmt.Sprint(c.calls), dead.Headers[middleware.DeadFailuresKey])
+				require.Equal(t, r.queue, dead.Headers[header.DeadQueue])
+				require.Equal(t, fmt.Sprint(c.calls), dead.Headers[header.DeadFailures])
 			}
 			require.Equal(t, c.calls, calls.count())
 			require.NotContains(t, r.logs.text(), "lost, reconnecting")
@@ -88,11 +88,11 @@ func TestHistoryOfAThousandAttempts(t *testing.T) {
 	r.publish(amqp.Publishing{Body: []byte("patient")})
 	dead := take(t, r.url, r.queue+".dlq")
 	require.Equal(t, attempts, calls.count())
-	require.Equal(t, "1000", dead.Headers[middleware.DeadFailuresKey])
-	require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
-	history, _ := dead.Headers[middleware.DeadHistoryKey].(string)
+	require.Equal(t, "1000", dead.Headers[header.DeadFailures])
+	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
+	history, _ := dead.Headers[header.DeadHistory].(string)
 	require.LessOrEqual(t, len(history), 16<<10)
-	past := middleware.ParseNotes("", func(key string) (string, bool) {
+	past := header.Parse("", func(key string) (string, bool) {
 		text, ok := dead.Headers[key].(string)
 		return text, ok
 	}).History

@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -69,8 +70,8 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 			one := take(t, url, stranded)
 			words := strings.Split(one.RoutingKey, ".")
 			require.Equal(t, first.queue, words[len(words)-1])
-			require.Equal(t, first.queue, one.Headers[middleware.QueueKey])
-			require.Equal(t, "1", one.Headers[middleware.FailuresKey])
+			require.Equal(t, first.queue, one.Headers[header.Queue])
+			require.Equal(t, "1", one.Headers[header.Failures])
 			require.Zero(t, waiting(t, url, first.plan))
 		})
 	}

@@ -9,7 +9,7 @@ import (
 // PerAttempt, Shared and Levels.
 type Strategy interface {
 	// Plan returns what queue needs for the given delays. Nil delays mean that
-	// they are not known beforehand; the strategy then plans its own ladder. Levels
+	// they are not known beforehand; the strategy then plans its own default wait steps. Levels
 	// plans the same for all delays.
 	//
 	// The plan must pass ValidatePlan, or Subscribe fails and declares nothing.
@@ -22,7 +22,7 @@ type checker interface{ check() error }
 
 // Retry is what a Plan must know to route a message.
 type Retry struct {
-	// Delay asked for; below the shortest rung it is taken as the shortest.
+	// Delay asked for; below the shortest wait step it is taken as the shortest.
 	Delay time.Duration
 	// Attempt that failed, 1-based; 0 for a message that is set aside without one.
 	Attempt int
@@ -35,7 +35,7 @@ type Retry struct {
 type Route struct {
 	Exchange, RoutingKey string
 	// Delay it waits there. Shorter than asked where the delay is longer than
-	// every rung: then the message waits in rounds.
+	// every wait step: then the message waits in rounds.
 	Delay time.Duration
 	// Hops is how many wait queues it passes: one, with Levels one or more.
 	Hops int
@@ -59,9 +59,9 @@ const (
 	Classic QueueType = "classic"
 )
 
-// DefaultLadder are the delays that are planned for a policy that cannot list
+// DefaultWaitSteps are the delays that are planned for a policy that cannot list
 // its own.
-func DefaultLadder() []time.Duration {
+func DefaultWaitSteps() []time.Duration {
 	return []time.Duration{
 		time.Second, 5 * time.Second, 30 * time.Second,
 		2 * time.Minute, 10 * time.Minute, time.Hour,

@@ -13,7 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -32,8 +32,8 @@ func withoutAWayBack(queue string, _ []time.Duration) (topology.Plan, error) {
 			{Name: queue + ".later", Delay: time.Second, Arguments: amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(1000)}},
 			{Name: queue + ".dlq", Arguments: amqp.Table{"x-queue-type": "quorum"}},
 		},
-		Rungs: []topology.Route{{RoutingKey: queue + ".later", Delay: time.Second, Hops: 1}},
-		Dead:  topology.Route{RoutingKey: queue + ".dlq"},
+		WaitSteps: []topology.Route{{RoutingKey: queue + ".later", Delay: time.Second, Hops: 1}},
+		Dead:      topology.Route{RoutingKey: queue + ".dlq"},
 	}, nil
 }
 
@@ -130,8 +130,8 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 	own := amqp.Table{"x-message-ttl": 1}
 	for want, strategies := range map[string][]topology.Strategy{
 		"is not positive": {
-			topology.PerQueue{Ladder: []time.Duration{0}}, &topology.Shared{Ladder: []time.Duration{0}},
-			topology.PerAttempt{Delays: []time.Duration{0}}, topology.PerAttempt{Ladder: []time.Duration{0}},
+			topology.PerQueue{WaitSteps: []time.Duration{0}}, &topology.Shared{WaitSteps: []time.Duration{0}},
+			topology.PerAttempt{Delays: []time.Duration{0}}, topology.PerAttempt{WaitSteps: []time.Duration{0}},
 		},
 		"is unknown":               {topology.PerQueue{Type: "x"}, topology.Shared{Type: "x"}, topology.PerAttempt{Type: "x"}, topology.Levels{Type: "x"}},
 		"both a Target":            {topology.PerQueue{Dead: both}, topology.Shared{Dead: both}, topology.PerAttempt{Dead: both}, topology.Levels{Dead: both}},
@@ -161,6 +161,6 @@ func TestStrategyOfAUsersOwn(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("mine")})
 	dead := take(t, r.url, r.queue+".failed")
-	require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 	calls.requireGaps(t, 2*time.Second)
 }

@@ -126,7 +126,7 @@ func checkVhosts(client, other link.Config, what string) error {
 }
 
 // plan returns the plan for a queue. With a policy that cannot list its delays
-// beside others that can, the strategy's ladder is planned as well.
+// beside others that can, the strategy's default wait steps is planned as well.
 func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 	if !opts.unlisted || opts.delays == nil {
 		return c.planFor(queue, opts.delays)
@@ -136,7 +136,7 @@ func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 		return Plan{}, err
 	}
 	delays := slices.Clone(opts.delays)
-	for _, rung := range ladder.Rungs {
+	for _, rung := range ladder.WaitSteps {
 		delays = append(delays, rung.Delay)
 	}
 	return c.planFor(queue, delays)
@@ -225,7 +225,7 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 	if again := s.cfg.queueName(topic); again != plan.Queue {
 		logger.Info("Warning: the queue's name changes with every call; what waits for it is held or lost when the process is gone", nil)
 	}
-	if r := plan.Return; r != nil {
+	if r := plan.Via; r != nil {
 		logger.Info("Warning: retries return through an exchange: every other queue bound there for the routing key gets each of them too, as a new message, which watermill-amqp's own Subscriber cannot decode",
 			watermill.LogFields{"exchange": r.Exchange})
 	}

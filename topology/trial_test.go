@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -195,7 +196,7 @@ func (c *trial) end(way []testbroker.Seen) ending {
 			if string(msg.Body) == c.body {
 				done.copies++
 				assert.Equal(c, c.leg.dead, queue == c.queue+".dlq", "a copy in %s", queue)
-				assert.Contains(c, []any{"1", nil}, msg.Headers[middleware.DeadFailuresKey], "attempts are burned")
+				assert.Contains(c, []any{"1", nil}, msg.Headers[header.DeadFailures], "attempts are burned")
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // unreadable are header tables that a broker takes and that end the connection
@@ -40,7 +40,7 @@ func unreadable() map[string][]byte {
 		"a list of 8193":       append(long, strings.Repeat("V", 8193)...),
 		"an unsigned long":     {1, 'k', 'L', 0xff, 0, 0, 0, 0, 0, 0, 1},
 		"headers of 130 KiB":   append(binary.BigEndian.AppendUint32(append(deep(40), "\x03bigS"...), 130_000), make([]byte, 130_000)...),
-		"forged by a producer": append([]byte("\x13"+middleware.UnreadableKey+"x"), 0, 0, 0, 1, 'a'),
+		"forged by a producer": append([]byte("\x13"+header.Unreadable+"x"), 0, 0, 0, 1, 'a'),
 	}
 }
 
@@ -78,7 +78,7 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 			testbroker.WaitFor(t, "all handled or dead", patience, func() bool {
 				d, ok, err := ch.Get(r.queue+".dlq", true)
 				require.NoError(t, err)
-				if kept, _ := d.Headers[middleware.UnreadableKey].([]byte); ok {
+				if kept, _ := d.Headers[header.Unreadable].([]byte); ok {
 					dead[string(kept)] = d
 				}
 				return normal.count() == len(cases) && len(dead)+readable.count() == len(cases)
@@ -103,7 +103,7 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 				d, there := dead[want]
 				require.True(t, there, name)
 				require.Equal(t, "forged", string(d.Body), name)
-				require.Equal(t, string(middleware.ReasonUndecodable), d.Headers[middleware.DeadReasonKey], name)
+				require.Equal(t, string(header.ReasonUndecodable), d.Headers[header.DeadReason], name)
 			}
 			r.requireOneConnection()
 		})

@@ -20,13 +20,13 @@ import (
 //   - a quorum wait queue has x-dead-letter-strategy at-least-once and x-overflow
 //     reject-publish. Weaker guarantees must be chosen by name: the type classic, or
 //     the strategy at-most-once. A length limit needs x-overflow reject-publish;
-//   - every rung leads to one wait queue after another, whose delays and number are
+//   - every wait step leads to one wait queue after another, whose delays and number are
 //     its Delay and Hops, and from the last one back to the Queue. Exchanges,
 //     bindings and alternate exchanges of the plan are followed as the broker does;
 //   - an exchange that wait queues dead-letter to has an alternate exchange with a
 //     queue of the plan behind it, for the messages whose queue is gone (F5, F19);
 //   - an auto-delete exchange has a binding to the Queue, so that it lives as long;
-//   - one rung is from one second to five, for messages that are set aside;
+//   - one wait step is from one second to five, for messages that are set aside;
 //   - dead letters go to a queue of the plan, or to an exchange that the plan does
 //     not declare, which is yours.
 //
@@ -59,7 +59,7 @@ func (c *Client) planFor(queue string, delays []time.Duration) (Plan, error) {
 type validation struct {
 	routing
 	queues   map[string]Queue
-	passed   map[string]bool // wait queues that a rung leads through
+	passed   map[string]bool // wait queues that a wait step leads through
 	said     map[string]bool
 	problems []error
 }
@@ -99,7 +99,7 @@ func (v *validation) check() {
 	v.levels()
 	for _, q := range v.plan.Queues {
 		if q.Delay > 0 && !v.passed[q.Name] {
-			v.find("wait queue %q: no rung leads to it: add one to Plan.Rungs, or leave the queue out", q.Name)
+			v.find("wait queue %q: no rung leads to it: add one to Plan.WaitSteps, or leave the queue out", q.Name)
 		}
 	}
 	v.deadLetters()
@@ -200,22 +200,22 @@ func (v *validation) exchange(e Exchange) {
 	}
 }
 
-// rungs checks that each step leads where it says.
+// wait steps checks that each step leads where it says.
 func (v *validation) rungs() {
 	p := v.plan
-	if len(p.Rungs) == 0 {
-		v.find("there is no wait step: add a queue of topology.WaitQueue, and its Route to Plan.Rungs")
+	if len(p.WaitSteps) == 0 {
+		v.find("there is no wait step: add a queue of topology.WaitQueue, and its Route to Plan.WaitSteps")
 		return
 	}
-	if !slices.IsSortedFunc(p.Rungs, func(a, b Route) int {
+	if !slices.IsSortedFunc(p.WaitSteps, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(a.Attempt, b.Attempt))
 	}) {
-		v.find("Plan.Rungs are not in the order of their delays, and of their attempts where these are the same: sort them")
+		v.find("Plan.WaitSteps are not in the order of their delays, and of their attempts where these are the same: sort them")
 		return
 	}
-	for _, rung := range p.Rungs {
+	for _, rung := range p.WaitSteps {
 		v.step(rung)
-		if p.Return != nil { // a message keeps the routing key that it came with
+		if p.Via != nil { // a message keeps the routing key that it came with
 			other := rung
 			other.RoutingKey = "any.other"
 			v.step(other)
@@ -226,7 +226,7 @@ func (v *validation) rungs() {
 	}
 }
 
-// levels checks the routes that a plan makes for delays between its rungs.
+// levels checks the routes that a plan makes for delays between its wait steps.
 func (v *validation) levels() {
 	l := v.plan.Levels
 	if l == nil {
@@ -236,7 +236,7 @@ func (v *validation) levels() {
 		v.find("Plan.Levels: %w", err)
 		return
 	}
-	// The rungs pass each level alone; these pass all below it as well. Together they
+	// The wait steps pass each level alone; these pass all below it as well. Together they
 	// take every binding of an exchange that has two for each level.
 	for n := range l.Levels {
 		steps := uint64(1)<<(n+1) - 1
@@ -315,7 +315,7 @@ func (v *validation) back(name, exchange, key string) {
 			"bind the queue, or let the wait queue dead-letter to the default exchange with the queue's name",
 			name, v.plan.Queue, exchange, key, to.missingText())
 	}
-	r := v.plan.Return
+	r := v.plan.Via
 	if r == nil {
 		return
 	}

@@ -23,7 +23,7 @@ func (perQueueByHand) Plan(queue string, delays []time.Duration) (topology.Plan,
 	for _, d := range append([]time.Duration{time.Second}, delays...) {
 		wait := topology.WaitQueue(queue+".in."+d.String(), d, topology.Route{RoutingKey: queue})
 		plan.Queues = append(plan.Queues, wait)
-		plan.Rungs = append(plan.Rungs, topology.Route{RoutingKey: wait.Name, Delay: d, Hops: 1})
+		plan.WaitSteps = append(plan.WaitSteps, topology.Route{RoutingKey: wait.Name, Delay: d, Hops: 1})
 	}
 	plan.Queues = append(plan.Queues, topology.Queue{
 		Name:      queue + ".failed",
@@ -40,8 +40,8 @@ func ExampleWaitQueue() {
 			Name:      "orders.failed",
 			Arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)},
 		}},
-		Rungs: []topology.Route{{RoutingKey: wait.Name, Delay: wait.Delay, Hops: 1}},
-		Dead:  topology.Route{RoutingKey: "orders.failed"},
+		WaitSteps: []topology.Route{{RoutingKey: wait.Name, Delay: wait.Delay, Hops: 1}},
+		Dead:      topology.Route{RoutingKey: "orders.failed"},
 	}
 	fmt.Println(topology.ValidatePlan(plan))
 	// Output:
@@ -55,7 +55,7 @@ func ExampleValidatePlan() {
 			Name: "orders.later", Delay: 5 * time.Second,
 			Arguments: amqp.Table{"x-queue-type": "quorum", "x-message-ttl": 5000},
 		}},
-		Rungs: []topology.Route{{RoutingKey: "orders.later", Delay: 5 * time.Second, Hops: 1}},
+		WaitSteps: []topology.Route{{RoutingKey: "orders.later", Delay: 5 * time.Second, Hops: 1}},
 	})
 	fmt.Println(err)
 	// Output:
@@ -81,15 +81,15 @@ func planned(t testing.TB) map[string]topology.Plan {
 		"per queue, classic":        topology.PerQueue{Type: topology.Classic},
 		"per queue, target":         topology.PerQueue{Dead: target},
 		"per queue, bounded":        topology.PerQueue{WaitArguments: more, Dead: bounded},
-		"per queue, return":         topology.PerQueue{ReturnTo: "amq.topic"},
-		"per queue, classic return": topology.PerQueue{ReturnTo: "events", Type: topology.Classic, Prefix: "shop"},
+		"per queue, return":         topology.PerQueue{Via: "amq.topic"},
+		"per queue, classic return": topology.PerQueue{Via: "events", Type: topology.Classic, Prefix: "shop"},
 		"per attempt":               topology.PerAttempt{},
 		"per attempt, named":        named,
 		"per attempt, classic":      topology.PerAttempt{Type: topology.Classic},
-		"per attempt, return":       topology.PerAttempt{ReturnTo: "events", WaitArguments: more, Dead: target},
+		"per attempt, return":       topology.PerAttempt{Via: "events", WaitArguments: more, Dead: target},
 		"shared":                    topology.Shared{},
 		"shared, classic":           topology.Shared{Type: topology.Classic, Prefix: "shop"},
-		"shared, return":            topology.Shared{ReturnTo: "events", WaitArguments: more, Dead: bounded},
+		"shared, return":            topology.Shared{Via: "events", WaitArguments: more, Dead: bounded},
 		"levels":                    topology.Levels{},
 		"levels, classic":           topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
 		"levels, a minute":          topology.Levels{Max: time.Minute},
@@ -107,7 +107,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 			}
 			plan, err := strategy.Plan("eu.orders", delays)
 			if name == "of a user" && kind == "mixed" {
-				slices.SortFunc(plan.Rungs, func(a, b topology.Route) int { return int(a.Delay - b.Delay) })
+				slices.SortFunc(plan.WaitSteps, func(a, b topology.Route) int { return int(a.Delay - b.Delay) })
 			}
 			require.NoError(t, err, name)
 			all[name+", "+kind] = plan
@@ -139,7 +139,7 @@ func TestSetAsideForASecondWaitsFiveAtMost(t *testing.T) {
 // clonePlan returns a plan that shares nothing with p.
 func clonePlan(p topology.Plan) topology.Plan {
 	p.Queues, p.Exchanges = slices.Clone(p.Queues), slices.Clone(p.Exchanges)
-	p.Bindings, p.Rungs = slices.Clone(p.Bindings), slices.Clone(p.Rungs)
+	p.Bindings, p.WaitSteps = slices.Clone(p.Bindings), slices.Clone(p.WaitSteps)
 	for i := range p.Queues {
 		p.Queues[i].Arguments = maps.Clone(p.Queues[i].Arguments)
 	}
@@ -150,9 +150,9 @@ func clonePlan(p topology.Plan) topology.Plan {
 		levels := *p.Levels
 		p.Levels = &levels
 	}
-	if p.Return != nil {
-		back := *p.Return
-		p.Return = &back
+	if p.Via != nil {
+		back := *p.Via
+		p.Via = &back
 	}
 	return p
 }
@@ -167,10 +167,10 @@ func breakages(p topology.Plan) map[string]func(*topology.Plan) {
 		"no queue":      func(p *topology.Plan) { p.Queue = "" },
 		"no dead":       func(p *topology.Plan) { p.Dead = topology.Route{} },
 		"dead returns":  func(p *topology.Plan) { p.Dead = topology.Route{RoutingKey: p.Queue} },
-		"dead waits":    func(p *topology.Plan) { p.Dead = p.Rungs[0] },
+		"dead waits":    func(p *topology.Plan) { p.Dead = p.WaitSteps[0] },
 		"dead nowhere":  func(p *topology.Plan) { p.Dead = topology.Route{RoutingKey: "nowhere"} },
-		"no rungs":      func(p *topology.Plan) { p.Rungs = nil },
-		"a rung twice":  func(p *topology.Plan) { p.Rungs = append(p.Rungs, p.Rungs[0]); p.Rungs[0].Delay++ },
+		"no rungs":      func(p *topology.Plan) { p.WaitSteps = nil },
+		"a rung twice":  func(p *topology.Plan) { p.WaitSteps = append(p.WaitSteps, p.WaitSteps[0]); p.WaitSteps[0].Delay++ },
 		"a queue twice": func(p *topology.Plan) { p.Queues = append(p.Queues, p.Queues[0]) },
 	}
 	for i, q := range p.Queues {
@@ -220,16 +220,16 @@ func breakages(p topology.Plan) map[string]func(*topology.Plan) {
 			all[at+"of another value"] = func(p *topology.Plan) { p.Bindings[i].Value += "x" }
 		}
 	}
-	for i := range p.Rungs {
+	for i := range p.WaitSteps {
 		at := fmt.Sprintf("rung %d ", i)
 		if p.Levels == nil {
-			all[at+"dropped"] = func(p *topology.Plan) { p.Rungs = slices.Delete(p.Rungs, i, i+1) }
+			all[at+"dropped"] = func(p *topology.Plan) { p.WaitSteps = slices.Delete(p.WaitSteps, i, i+1) }
 		}
-		all[at+"too long"] = func(p *topology.Plan) { p.Rungs[i].Delay += time.Millisecond }
-		all[at+"by another exchange"] = func(p *topology.Plan) { p.Rungs[i].Exchange = "another" }
-		all[at+"of more hops"] = func(p *topology.Plan) { p.Rungs[i].Hops++ }
-		if p.Rungs[i].Exchange == "" || p.Levels != nil {
-			all[at+"of another key"] = func(p *topology.Plan) { p.Rungs[i].RoutingKey += "x" }
+		all[at+"too long"] = func(p *topology.Plan) { p.WaitSteps[i].Delay += time.Millisecond }
+		all[at+"by another exchange"] = func(p *topology.Plan) { p.WaitSteps[i].Exchange = "another" }
+		all[at+"of more hops"] = func(p *topology.Plan) { p.WaitSteps[i].Hops++ }
+		if p.WaitSteps[i].Exchange == "" || p.Levels != nil {
+			all[at+"of another key"] = func(p *topology.Plan) { p.WaitSteps[i].RoutingKey += "x" }
 		}
 	}
 	if p.Levels != nil {
@@ -241,14 +241,14 @@ func breakages(p topology.Plan) map[string]func(*topology.Plan) {
 		all["another entry"] = func(p *topology.Plan) { p.Levels.Exchange += "x" }
 		all["a tolerance of two"] = func(p *topology.Plan) { p.Levels.Tolerance = 2 }
 	}
-	if p.Return != nil {
-		all["another exchange to return to"] = func(p *topology.Plan) { p.Return.Exchange += "x" }
-		all["another way to return"] = func(p *topology.Plan) { p.Return.Through += "x" }
+	if p.Via != nil {
+		all["another exchange to return to"] = func(p *topology.Plan) { p.Via.Exchange += "x" }
+		all["another way to return"] = func(p *topology.Plan) { p.Via.Through += "x" }
 	}
 	return all
 }
 
-// Each argument, binding, exchange, queue and rung of a valid plan matters: where any
+// Each argument, binding, exchange, queue and wait step of a valid plan matters: where any
 // one is broken the plan is refused.
 func TestAPlanWithOneThingBrokenIsRefused(t *testing.T) {
 	t.Parallel()

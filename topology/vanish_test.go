@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -101,8 +102,8 @@ func TestUndecodableIsDeadLettered(t *testing.T) {
 		sent := foreign()
 		sent.Body = []byte(body)
 		requireSame(t, sent, dead)
-		require.Equal(t, "undecodable", dead.Headers[middleware.DeadReasonKey])
-		require.Equal(t, "0", dead.Headers[middleware.DeadFailuresKey])
+		require.Equal(t, "undecodable", dead.Headers[header.DeadReason])
+		require.Equal(t, "0", dead.Headers[header.DeadFailures])
 	}
 	require.Equal(t, 1, strings.Count(r.logs.text(), "marshaler panicked"))
 	require.Less(t, len(r.logs.text()), 10_000, "errors are cut")
@@ -134,22 +135,22 @@ func TestHugeErrorTextHarmsNothing(t *testing.T) {
 		})
 	}
 	dead := take(t, r.url, r.queue+".dlq")
-	text, _ := dead.Headers[middleware.DeadErrorKey].(string)
+	text, _ := dead.Headers[header.DeadError].(string)
 	require.Contains(t, text, "(cut, 1250000 bytes)")
-	require.LessOrEqual(t, len(text), middleware.MaxErrorBytes)
-	require.Equal(t, "101", dead.Headers[middleware.DeadFailuresKey])
+	require.LessOrEqual(t, len(text), header.MaxErrorBytes)
+	require.Equal(t, "101", dead.Headers[header.DeadFailures])
 	require.NotContains(t, r.logs.text(), "lost, reconnecting")
 	require.Equal(t, 101, calls.count())
 }
 
-// A delay longer than every rung waits in rounds that cost no attempt (P7), one
-// between two rungs takes the longer.
+// A delay longer than every wait step waits in rounds that cost no attempt (P7), one
+// between two wait steps takes the longer.
 func TestDelayWithoutARung(t *testing.T) {
 	t.Parallel()
 	var calls timeline
 	attempts := make(chan int, 10)
 	r := newRig(t, rigConfig{
-		strategy: topology.PerQueue{Ladder: []time.Duration{200 * time.Millisecond, time.Second}},
+		strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
 		policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 			return []time.Duration{0, 3500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
 		})},

@@ -131,8 +131,8 @@ func (v *verifier) exchanges() error {
 	if v.plan.Dead.Exchange != "" {
 		exchanges = append(exchanges, Exchange{Name: v.plan.Dead.Exchange}) // the user's
 	}
-	if v.plan.Return != nil {
-		exchanges = append(exchanges, Exchange{Name: v.plan.Return.Exchange})
+	if v.plan.Via != nil {
+		exchanges = append(exchanges, Exchange{Name: v.plan.Via.Exchange})
 	}
 	for _, e := range exchanges {
 		kind := e.Kind
@@ -144,7 +144,7 @@ func (v *verifier) exchanges() error {
 		})
 		switch {
 		case isCode(err, amqp.NotFound) && e.Kind == "" && e.Name != v.plan.Dead.Exchange:
-			v.find(Warning, Missing, "exchange", e.Name, "the exchange that retries return through does not exist, so that they reach the queue that failed and no other: create it, or set no ReturnTo")
+			v.find(Warning, Missing, "exchange", e.Name, "the exchange that retries return through does not exist, so that they reach the queue that failed and no other: create it, or set no Via")
 		case isCode(err, amqp.NotFound) && e.Kind == "":
 			v.find(Critical, Missing, "exchange", e.Name, "the dead-letter target does not exist, so that what failed is held unacked: create it")
 		case isCode(err, amqp.NotFound):

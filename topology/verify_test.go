@@ -142,7 +142,7 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 // A way back through an exchange has bindings that go by a header.
 func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{ReturnTo: "amq.topic", Prefix: "back"}
+	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: "amq.topic", Prefix: "back"}
 	client, plan := operator(t, url, "parcels", strategy, policy, topology.WithManagement(api))
 	provision(t, url, client, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, client, plan))

@@ -13,7 +13,7 @@ import (
 func TestPlanWaits(t *testing.T) {
 	t.Parallel()
 	const s, ms = time.Second, time.Millisecond
-	steps := func(delays ...time.Duration) Strategy { return PerQueue{Ladder: delays} }
+	steps := func(delays ...time.Duration) Strategy { return PerQueue{WaitSteps: delays} }
 	for name, c := range map[string]struct {
 		strategy    Strategy
 		asked, want time.Duration

@@ -55,7 +55,7 @@ func routed(t testing.TB, plan topology.Plan, exchange, key string) []string {
 	if exchange == "" {
 		return []string{key}
 	}
-	if plan.Return != nil && exchange == plan.Return.Exchange {
+	if plan.Via != nil && exchange == plan.Via.Exchange {
 		return nil // the user's
 	}
 	i := slices.IndexFunc(plan.Exchanges, func(e topology.Exchange) bool { return e.Name == exchange })

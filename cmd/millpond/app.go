@@ -50,7 +50,7 @@ func exitCode(ctx context.Context, err error) int {
 		return exitDone
 	case errors.Is(err, errFound):
 		return exitFound
-	case errors.Is(err, errUsage), errors.Is(err, operate.ErrMisuse), errors.Is(err, operate.ErrNoQueue):
+	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions), errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
 	case errors.Is(err, errRefused), errors.Is(err, topology.ErrUnsafePeek), errors.Is(err, operate.ErrUnsafe):
 		return exitRefused

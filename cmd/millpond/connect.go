@@ -44,16 +44,16 @@ type waits struct {
 // strategies are the values of --strategy.
 var strategies = map[string]func(w waits) topology.Strategy{
 	"perqueue": func(w waits) topology.Strategy {
-		return topology.PerQueue{Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
+		return topology.PerQueue{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}
 	},
 	"perattempt": func(w waits) topology.Strategy {
-		return topology.PerAttempt{Delays: w.delays, Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
+		return topology.PerAttempt{Delays: w.delays, Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}
 	},
 	"levels": func(w waits) topology.Strategy {
 		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}
 	},
 	"shared": func(w waits) topology.Strategy {
-		return topology.Shared{Type: w.kind, Prefix: w.prefix, ReturnTo: w.returnTo, Dead: w.dead}
+		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}
 	},
 }
 

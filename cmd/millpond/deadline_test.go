@@ -7,7 +7,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // An engineer sees which end a message had, and what its expiration was counted from.
@@ -16,14 +16,14 @@ func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
 	s := newService(t, "quorum")
 	end := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for from, text := range map[string]string{
-		middleware.DeadlineFromTimestamp: "2026-03-01 12:00:00Z, its expiration counted from the timestamp of the producer",
-		middleware.DeadlineFromArrival:   "2026-03-01 12:00:00Z, its expiration counted from its first arrival",
-		middleware.DeadlineFromPublish:   "2026-03-01 12:00:00Z, its expiration counted from the publish of the delayed message",
-		"":                               "2026-03-01 12:00:00Z\n",
+		header.FromTimestamp: "2026-03-01 12:00:00Z, its expiration counted from the timestamp of the producer",
+		header.FromArrival:   "2026-03-01 12:00:00Z, its expiration counted from its first arrival",
+		header.FromPublish:   "2026-03-01 12:00:00Z, its expiration counted from the publish of the delayed message",
+		"":                   "2026-03-01 12:00:00Z\n",
 	} {
 		id := "from-" + from
 		headers := amqp.Table{}
-		for key, value := range (middleware.Notes{Reason: middleware.ReasonDeadline, DeadAt: end, Deadline: end, DeadlineFrom: from}).DeadHeaders(s.queue) {
+		for key, value := range (header.RetryState{Reason: header.ReasonDeadline, DeadAt: end, Deadline: end, DeadlineFrom: from}).DeadHeaders(s.queue) {
 			headers[key] = value
 		}
 		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, Headers: headers})

@@ -17,7 +17,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -46,7 +46,7 @@ func filterFlags() []cli.Flag {
 // filterOf is what the flags say; now is for times ago.
 func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err error) {
 	f.IDs = c.StringSlice("id")
-	f.Reason = middleware.Reason(c.String("reason"))
+	f.Reason = header.Reason(c.String("reason"))
 	f.Handler = c.String("handler")
 	if text := c.String("error"); len(text) > 1 && text[0] == '/' && text[len(text)-1] == '/' {
 		if f.ErrorPattern, err = regexp.Compile(text[1 : len(text)-1]); err != nil {
@@ -92,21 +92,21 @@ func timeOf(text string, now time.Time) (time.Time, error) {
 
 // letterJSON is a letter in a list.
 type letterJSON struct {
-	Position int                       `json:"position"`
-	ID       string                    `json:"id"`
-	DeadAt   *time.Time                `json:"dead_at,omitempty"`
-	Attempts int                       `json:"attempts"`
-	Reason   middleware.Reason         `json:"reason,omitempty"`
-	Error    string                    `json:"error,omitempty"`
-	Class    middleware.Class          `json:"class,omitempty"`
-	Handler  string                    `json:"handler,omitempty"`
-	Queue    string                    `json:"queue,omitempty"`
-	Replays  int                       `json:"replays"`
-	Origin   string                    `json:"origin,omitempty"`
-	Deadline *time.Time                `json:"deadline,omitempty"`
-	From     string                    `json:"deadline_from,omitempty"`
-	History  []middleware.HistoryEntry `json:"history,omitempty"`
-	Message  json.RawMessage           `json:"message,omitempty"`
+	Position int                   `json:"position"`
+	ID       string                `json:"id"`
+	DeadAt   *time.Time            `json:"dead_at,omitempty"`
+	Attempts int                   `json:"attempts"`
+	Reason   header.Reason         `json:"reason,omitempty"`
+	Error    string                `json:"error,omitempty"`
+	Class    header.Class          `json:"class,omitempty"`
+	Handler  string                `json:"handler,omitempty"`
+	Queue    string                `json:"queue,omitempty"`
+	Replays  int                   `json:"replays"`
+	Origin   string                `json:"origin,omitempty"`
+	Deadline *time.Time            `json:"deadline,omitempty"`
+	From     string                `json:"deadline_from,omitempty"`
+	History  []header.AttemptError `json:"history,omitempty"`
+	Message  json.RawMessage       `json:"message,omitempty"`
 }
 
 func jsonOf(l operate.Letter) letterJSON {
@@ -296,17 +296,17 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 // countedFrom says what the expiration of a letter was counted from.
 func countedFrom(from string) string {
 	switch from {
-	case middleware.DeadlineFromTimestamp:
+	case header.FromTimestamp:
 		return ", its expiration counted from the timestamp of the producer"
-	case middleware.DeadlineFromArrival:
+	case header.FromArrival:
 		return ", its expiration counted from its first arrival"
-	case middleware.DeadlineFromPublish:
+	case header.FromPublish:
 		return ", its expiration counted from the publish of the delayed message"
 	}
 	return ""
 }
 
-func (a app) history(entries []middleware.HistoryEntry) {
+func (a app) history(entries []header.AttemptError) {
 	if len(entries) == 0 {
 		return
 	}

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -112,17 +112,17 @@ func (s *service) die() {
 	s.t.Helper()
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for i := range 3 {
-		notes := middleware.Notes{
-			Failures: i + 1, Reason: middleware.ReasonExhausted, Error: "dial tcp 10.0.0." + strconv.Itoa(i) + ":443: connection refused", Class: middleware.ClassRetryable,
+		notes := header.RetryState{
+			Failures: i + 1, Reason: header.ReasonExhausted, Error: "dial tcp 10.0.0." + strconv.Itoa(i) + ":443: connection refused", Class: header.ClassRetryable,
 			Handler: "ship", DeadAt: at.Add(time.Duration(i) * time.Minute), OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []middleware.HistoryEntry{{Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused", Class: middleware.ClassRetryable, Reason: middleware.ReasonExhausted}},
+			History: []header.AttemptError{{Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused", Class: header.ClassRetryable, Reason: header.ReasonExhausted}},
 		}
 		m := amqp.Publishing{
 			MessageId: "order-" + strconv.Itoa(i), CorrelationId: "c-1", ContentType: "application/json", Timestamp: at, DeliveryMode: amqp.Persistent,
 			Headers: amqp.Table{"tenant": int32(i), "escape": "\x1b[31mred"}, Body: []byte(`{"order":` + strconv.Itoa(i) + `}`),
 		}
 		if i == 2 {
-			notes.Reason, notes.Error, m.Body = middleware.ReasonPermanent, "no such customer", []byte{0, 1, 2, 0xff}
+			notes.Reason, notes.Error, m.Body = header.ReasonPermanent, "no such customer", []byte{0, 1, 2, 0xff}
 		}
 		for key, value := range notes.DeadHeaders(s.queue) {
 			m.Headers[key] = value

@@ -72,7 +72,7 @@ func (a app) deadReplay() *cli.Command {
 			}
 			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
 				bar := a.newBar("replaying")
-				p, err := operate.Replay(ctx, client, plan, operate.Replaying{
+				p, err := operate.Replay(ctx, client, plan, operate.ReplayOptions{
 					Filter: filter, Limit: limit, Rate: rate, To: c.String("to"), DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})
 				bar.end()
@@ -112,7 +112,7 @@ func (a app) deadDiscard() *cli.Command {
 				return err
 			}
 			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				options := operate.Discarding{Filter: filter, Limit: limit, DryRun: c.Bool("dry-run")}
+				options := operate.DiscardOptions{Filter: filter, Limit: limit, DryRun: c.Bool("dry-run")}
 				if !c.Bool("yes") && !options.DryRun {
 					if err := a.confirmDiscard(ctx, client, plan, options); err != nil {
 						return err
@@ -152,7 +152,7 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 	return file.Sync()
 }
 
-func (a app) confirmDiscard(ctx context.Context, client *topology.Client, plan topology.Plan, options operate.Discarding) error {
+func (a app) confirmDiscard(ctx context.Context, client *topology.Client, plan topology.Plan, options operate.DiscardOptions) error {
 	if !a.terminal(a.in) {
 		return usage("nobody can be asked here: pass --yes, or --dry-run to see how many there are")
 	}
@@ -231,7 +231,7 @@ func (a app) deadImport() *cli.Command {
 					defer func() { _ = file.Close() }()
 					in = file
 				}
-				lines, err := operate.Import(ctx, client, plan, in, operate.Importing{To: c.String("to"), Skip: c.Int("skip")})
+				lines, err := operate.Import(ctx, client, plan, in, operate.ImportOptions{To: c.String("to"), Skip: c.Int("skip")})
 				if c.Bool(flagJSON) {
 					j := map[string]any{"lines": lines}
 					if err != nil {

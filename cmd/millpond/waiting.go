@@ -86,7 +86,7 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	return a.table(rows)
 }
 
-func (a app) takeOut(name, done, use string, act func(context.Context, *topology.Client, topology.Plan, operate.Choosing) (operate.Progress, error)) *cli.Command {
+func (a app) takeOut(name, done, use string, act func(context.Context, *topology.Client, topology.Plan, operate.Selection) (operate.Progress, error)) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "QUEUE",
 		Flags: []cli.Flag{
@@ -98,7 +98,7 @@ func (a app) takeOut(name, done, use string, act func(context.Context, *topology
 			if err != nil {
 				return err
 			}
-			choose := operate.Choosing{IDs: c.StringSlice("id")}
+			choose := operate.Selection{IDs: c.StringSlice("id")}
 			if c.Bool("all") {
 				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
 			}
@@ -152,7 +152,7 @@ func (a app) prune() *cli.Command {
 				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
 			}
 			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				results, err := operate.Prune(ctx, client, []topology.Plan{plan}, operate.Pruning{
+				results, err := operate.Prune(ctx, client, []topology.Plan{plan}, operate.PruneOptions{
 					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"), DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
 				})
 				return errors.Join(err, a.printPruned(c, results))

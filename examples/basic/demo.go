@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -79,7 +80,7 @@ func (d *demo) handler(l *ledger) message.NoPublishHandlerFunc {
 
 // drive publishes the orders and waits until every one is decided.
 func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan) error {
-	vanished := plan.Rungs[0].RoutingKey
+	vanished := plan.WaitSteps[0].RoutingKey
 	if err := p.delete(vanished); err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	d.print("\n"+line, "order", "attempt", "outcome", "asked", "measured")
 
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
-		l.deadLetter(string(m.Body), text(m, middleware.DeadReasonKey), text(m, middleware.DeadFailuresKey), text(m, middleware.DeadErrorKey))
+		l.deadLetter(string(m.Body), text(m, header.DeadReason), text(m, header.DeadFailures), text(m, header.DeadError))
 	})
 	if err != nil {
 		return err
@@ -138,7 +139,7 @@ func (d *demo) inspect(p *plain, l *ledger, plan topology.Plan) error {
 // waiting are the queue and its wait queues.
 func waiting(plan topology.Plan) []string {
 	queues := []string{plan.Queue}
-	for _, rung := range plan.Rungs {
+	for _, rung := range plan.WaitSteps {
 		queues = append(queues, rung.RoutingKey)
 	}
 	return queues

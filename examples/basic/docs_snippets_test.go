@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -37,7 +38,7 @@ func sharedWithDeadLetters(client *topology.Client, policy backoff.Policy) (topo
 		}},
 	}
 	retry, err := middleware.NewDelayedRetry(client, policy,
-		middleware.WithDefaultClass(middleware.ClassPermanent), // only what is marked
+		middleware.WithDefaultClass(header.ClassPermanent), // only what is marked
 	)
 	return strategy, retry, err
 }
@@ -60,6 +61,6 @@ func withTLS(ctx context.Context, ourCA *x509.CertPool, ourClient tls.Certificat
 }
 
 func withoutURLs(client *topology.Client, policy backoff.Policy) (*middleware.DelayedRetry, error) {
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithErrorText(middleware.HostsOnly))
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithErrorText(middleware.RedactURLs))
 	return retry, err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -18,7 +18,7 @@ var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
 func book() *ledger {
 	l := newLedger(backoff.List{time.Second}, []order{
 		{name: "tea", story: "fails once", attempts: 2},
-		{name: "soup", story: "is impossible", attempts: 1, dead: middleware.ReasonPermanent},
+		{name: "soup", story: "is impossible", attempts: 1, dead: header.ReasonPermanent},
 	})
 	l.published("tea")
 	l.published("soup")

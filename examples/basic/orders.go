@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 var (
@@ -18,7 +18,7 @@ type order struct {
 	attempts int
 	// dead is why it has to end in the dead-letter queue; empty if it has to be
 	// handled at the last attempt.
-	dead middleware.Reason
+	dead header.Reason
 	// err is what its attempts fail with, but for the last of one to be handled.
 	err error
 }
@@ -26,8 +26,8 @@ type order struct {
 var orders = []order{
 	{name: "order-1", story: "is handled at once", attempts: 1},
 	{name: "order-2", story: "fails three times, then is handled", attempts: 4, err: errShopClosed},
-	{name: "order-3", story: "has a permanent error", attempts: 1, err: errInvalidOrder, dead: middleware.ReasonPermanent},
-	{name: "order-4", story: "always fails", attempts: 4, err: errShopClosed, dead: middleware.ReasonExhausted},
+	{name: "order-3", story: "has a permanent error", attempts: 1, err: errInvalidOrder, dead: header.ReasonPermanent},
+	{name: "order-4", story: "always fails", attempts: 4, err: errShopClosed, dead: header.ReasonExhausted},
 }
 
 // work is the business of the demo's handler: what an attempt at the order comes

@@ -103,7 +103,7 @@ func TestReadmeSampleRuns(t *testing.T) {
 
 func TestEveryHeaderIsDocumented(t *testing.T) {
 	t.Parallel()
-	file, err := parser.ParseFile(token.NewFileSet(), root+"middleware/keys.go", nil, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(token.NewFileSet(), root+"middleware/header/keys.go", nil, parser.SkipObjectResolution)
 	require.NoError(t, err)
 	var headers []string
 	ast.Inspect(file, func(n ast.Node) bool {

@@ -58,7 +58,7 @@ func stacked(
 		deduplicator.Middleware, // KeyFactory: middleware.DeduplicationKey
 		wmiddleware.NewIgnoreErrors([]error{ErrAlreadyShipped}).Middleware,
 		wmetrics.NewPrometheusMetricsBuilder(registry, "", "").NewRouterMiddleware().Middleware,
-		wmiddleware.NewCircuitBreaker(settings).Middleware, // with middleware.WithLaterFor
+		wmiddleware.NewCircuitBreaker(settings).Middleware, // with middleware.WithSnoozeFor
 		wmiddleware.Retry{MaxRetries: 2, InitialInterval: 10 * time.Millisecond}.Middleware,
 		wmiddleware.Timeout(30*time.Second),
 		wmiddleware.Recoverer,

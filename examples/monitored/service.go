@@ -137,7 +137,7 @@ var errQuiet = errors.New("the receiver has asked for some quiet")
 func polite(deliver message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		if _, seen := middleware.FirstSeen(msg.Context()); !seen && msg.Metadata[storyKey] == "quiet" {
-			return middleware.Later(errQuiet, time.Second)
+			return middleware.Snooze(errQuiet, time.Second)
 		}
 		return deliver(msg)
 	}

@@ -39,7 +39,7 @@ var orders = map[string][]error{
 	// asked for takes the shortest wait queue that is no shorter.
 	"limited": {middleware.RetryAfter(errLimited, 2*time.Second)},
 	// No failure: the count stays, whatever the policy says.
-	"later": {middleware.Later(errClosed, 400*time.Millisecond), middleware.Later(errClosed, 400*time.Millisecond)},
+	"later": {middleware.Snooze(errClosed, 400*time.Millisecond), middleware.Snooze(errClosed, 400*time.Millisecond)},
 }
 
 // unreachable is the error of a port that nobody listens on.

@@ -51,6 +51,6 @@ func (t *table) dead(_ context.Context, dead middleware.DeadLetter) {
 	name := string(dead.Message.Payload)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	fmt.Fprintf(t.out, "%-9s dead-lettered: %s\n", name, dead.Notes.Reason)
+	fmt.Fprintf(t.out, "%-9s dead-lettered: %s\n", name, dead.State.Reason)
 	t.ended <- name
 }

@@ -14,7 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/examples/internal/webhook"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -87,7 +87,7 @@ func (d *demo) seen(line string) {
 // drive publishes the deliveries and waits until every one is decided.
 func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string) error {
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
-		l.deadLetter(identify(m), text(m, middleware.DeadReasonKey), text(m, middleware.DeadFailuresKey))
+		l.deadLetter(identify(m), text(m, header.DeadReason), text(m, header.DeadFailures))
 	})
 	if err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/examples/internal/webhook"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // answer is what the receiver does with one request.
@@ -61,15 +61,15 @@ func (s script) at(attempt int) answer { return s[min(attempt, len(s))-1] }
 
 // end is what has to become of the delivery: the attempts it takes, and why it is
 // dead-lettered; "" if it is delivered.
-func (s script) end() (attempts int, dead middleware.Reason) {
+func (s script) end() (attempts int, dead header.Reason) {
 	for attempt := 1; ; attempt++ {
 		switch status := s.at(attempt).status; {
 		case status == http.StatusOK:
 			return attempt, ""
 		case status == http.StatusBadRequest, status == http.StatusGone:
-			return attempt, middleware.ReasonPermanent
+			return attempt, header.ReasonPermanent
 		case attempt == webhook.MaxAttempts:
-			return attempt, middleware.ReasonExhausted
+			return attempt, header.ReasonExhausted
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func TestSameSeedDealsSamePlan(t *testing.T) {
@@ -20,7 +20,7 @@ func TestSameSeedDealsSamePlan(t *testing.T) {
 func TestPlanHasEveryAnswerAndEnd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
-		answers, ends, ids := map[string]int{}, map[middleware.Reason]int{}, map[string]bool{}
+		answers, ends, ids := map[string]int{}, map[header.Reason]int{}, map[string]bool{}
 		for _, p := range deal(200, seed) {
 			ids[p.id] = true
 			attempts, dead := p.script.end()
@@ -31,7 +31,7 @@ func TestPlanHasEveryAnswerAndEnd(t *testing.T) {
 			}
 		}
 		require.Len(t, ids, 200)
-		require.Equal(t, map[middleware.Reason]int{"": 170, middleware.ReasonPermanent: 20, middleware.ReasonExhausted: 10}, ends)
+		require.Equal(t, map[header.Reason]int{"": 170, header.ReasonPermanent: 20, header.ReasonExhausted: 10}, ends)
 		for _, want := range []string{"200", "400", "410", "429", "429 in 0s (date)", "500", "503", "dropped", "no answer"} {
 			require.NotZero(t, answers[want], "%s, seed %d", want, seed)
 		}
@@ -44,15 +44,15 @@ func TestScriptEnds(t *testing.T) {
 	tests := map[string]struct {
 		script   script
 		attempts int
-		dead     middleware.Reason
+		dead     header.Reason
 	}{
 		"at once":            {script{accepted}, 1, ""},
 		"after a failure":    {script{failing, accepted}, 2, ""},
 		"at the last moment": {script{dropped, hangs, dropped, failing, accepted}, 5, ""},
-		"too late":           {script{dropped, hangs, dropped, failing, dropped, accepted}, 5, middleware.ReasonExhausted},
-		"never":              {script{failing}, 5, middleware.ReasonExhausted},
-		"gone":               {script{{status: http.StatusGone}}, 1, middleware.ReasonPermanent},
-		"refused later":      {script{hangs, {status: http.StatusBadRequest}}, 2, middleware.ReasonPermanent},
+		"too late":           {script{dropped, hangs, dropped, failing, dropped, accepted}, 5, header.ReasonExhausted},
+		"never":              {script{failing}, 5, header.ReasonExhausted},
+		"gone":               {script{{status: http.StatusGone}}, 1, header.ReasonPermanent},
+		"refused later":      {script{hangs, {status: http.StatusBadRequest}}, 2, header.ReasonPermanent},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

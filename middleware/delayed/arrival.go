@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // arrival is a message as it arrived. It shares nothing with the one that is
@@ -30,17 +31,17 @@ func (r *Republisher) arrived(msg *message.Message, topic string, closing <-chan
 		value, ok := msg.Metadata[key]
 		return value, ok
 	}
-	if owner, noted := get(middleware.QueueKey); noted && owner != topic {
+	if owner, noted := get(header.Queue); noted && owner != topic {
 		// Notes of another topic: the message was forwarded or copied here. The map may
 		// be shared with the Pub/Sub.
 		msg.Metadata = maps.Clone(msg.Metadata)
-		maps.DeleteFunc(msg.Metadata, func(key, _ string) bool { return middleware.IsLiveKey(key) })
+		maps.DeleteFunc(msg.Metadata, func(key, _ string) bool { return header.IsLive(key) })
 	}
 	a := &arrival{republisher: r, uuid: msg.UUID, payload: slices.Clone(msg.Payload), metadata: maps.Clone(msg.Metadata)}
 	a.Queue, a.Arrived, a.Closing, a.Source, a.Given = topic, time.Now(), closing, a, given
-	a.Notes = middleware.ParseNotes(topic, get)
-	if a.Notes.OriginExchange == "" && a.Notes.OriginRoutingKey == "" {
-		a.Notes.OriginRoutingKey = topic
+	a.State = header.Parse(topic, get)
+	if a.State.OriginExchange == "" && a.State.OriginRoutingKey == "" {
+		a.State.OriginRoutingKey = topic
 	}
 	a.Attach(msg)
 	a.checkDelay()
@@ -49,14 +50,14 @@ func (r *Republisher) arrived(msg *message.Message, topic string, closing <-chan
 // checkDelay tells, once, of a Pub/Sub that brings messages back early. Clocks of
 // several machines may differ by a second.
 func (a *arrival) checkDelay() {
-	if a.Notes.WaitingSince.IsZero() {
+	if a.State.WaitingSince.IsZero() {
 		return
 	}
-	asked := a.Notes.Delay
-	if a.Notes.SetAside > 0 {
-		asked = a.Notes.SetAside
+	asked := a.State.Delay
+	if a.State.Snoozed > 0 {
+		asked = a.State.Snoozed
 	}
-	waited := a.Arrived.Sub(a.Notes.WaitingSince)
+	waited := a.Arrived.Sub(a.State.WaitingSince)
 	if waited >= asked-time.Second {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/delayed"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func ExampleNewRepublisher() {
@@ -50,7 +51,7 @@ func ExampleNewRepublisher() {
 	}
 	dead := <-givenUp
 	dead.Ack()
-	fmt.Println(dead.UUID, dead.Metadata[middleware.DeadReasonKey])
+	fmt.Println(dead.UUID, dead.Metadata[header.DeadReason])
 	fmt.Println(router.Close(), <-ended, pubSub.Close())
 	// Output:
 	// attempt 1

@@ -12,6 +12,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 const defaultTimeout = 30 * time.Second
@@ -63,19 +64,19 @@ func NewRepublisher(publisher message.Publisher, options ...Option) (*Republishe
 //
 // The error is middleware.ErrNotDelivered where msg did not come through the
 // Subscriber of r.
-func (r *Republisher) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (r *Republisher) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	a, err := r.arrivalOf(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("republish: %w", err)
 	}
 	topic := r.retryTopic(a.Queue)
-	out := a.copied(middleware.IsLiveKey, notes.Metadata)
+	out := a.copied(header.IsLive, notes.Metadata)
 	write(out, notes.Headers(topic))
 	waits := writeDelay(out.Metadata, time.Now(), delay)
 	if err := r.publish(ctx, r.publisher, topic, out); err != nil {
 		return fmt.Errorf("republish message of topic %q to %q: %w", a.Queue, topic, err)
 	}
-	a.Placed = middleware.Placed{Delay: waits}
+	a.Republished = middleware.Republished{Delay: waits}
 	return nil
 }
 
@@ -86,17 +87,17 @@ func (r *Republisher) Republish(ctx context.Context, msg *message.Message, delay
 //
 // The error is middleware.ErrNotDelivered where msg did not come through the
 // Subscriber of r.
-func (r *Republisher) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+func (r *Republisher) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
 	a, err := r.arrivalOf(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("dead-letter: %w", err)
 	}
 	topic := r.deadLetterTopic(a.Queue)
-	out := a.copied(middleware.IsNoteKey, notes.Metadata)
+	out := a.copied(header.IsState, notes.Metadata)
 	headers := notes.DeadHeaders(a.Queue)
 	write(out, headers)
 	write(out, map[string]string{
-		wmiddleware.ReasonForPoisonedKey:  headers[middleware.DeadErrorKey],
+		wmiddleware.ReasonForPoisonedKey:  headers[header.DeadError],
 		wmiddleware.PoisonedTopicKey:      a.Queue,
 		wmiddleware.PoisonedHandlerKey:    notes.Handler,
 		wmiddleware.PoisonedSubscriberKey: message.SubscriberNameFromCtx(ctx),

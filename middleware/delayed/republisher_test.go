@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/delayed"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func TestNewRepublisherNamesEveryProblem(t *testing.T) {
@@ -64,7 +65,7 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 		require.Equal(t, "7", again.metadata["customer"])
 		require.NotContains(t, again.metadata, "more")
 		require.Equal(t, "of the handler", again.metadata[wmiddleware.CorrelationIDMetadataKey], "travels always")
-		require.Equal(t, "orders", again.metadata[middleware.QueueKey])
+		require.Equal(t, "orders", again.metadata[header.Queue])
 		require.Equal(t, "1ms", again.metadata[delay.DelayedForKey])
 	}
 	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("orders.dlq")) == 1 })
@@ -73,11 +74,11 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 	require.Equal(t, "first", string(dead.Payload))
 	for key, value := range map[string]string{
 		"customer":                       "7",
-		middleware.DeadReasonKey:         "exhausted",
-		middleware.DeadFailuresKey:       "3",
-		middleware.DeadQueueKey:          "orders",
-		middleware.DeadHandlerKey:        "orders",
-		middleware.DeadErrorKey:          errFailed.Error(),
+		header.DeadReason:                "exhausted",
+		header.DeadFailures:              "3",
+		header.DeadQueue:                 "orders",
+		header.DeadHandler:               "orders",
+		header.DeadError:                 errFailed.Error(),
 		wmiddleware.ReasonForPoisonedKey: errFailed.Error(),
 		wmiddleware.PoisonedTopicKey:     "orders",
 		wmiddleware.PoisonedHandlerKey:   "orders",
@@ -87,8 +88,8 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 	}
 	require.NotEmpty(t, dead.Metadata[wmiddleware.PoisonedSubscriberKey])
 	for key := range dead.Metadata {
-		origin := key == middleware.OriginExchangeKey || key == middleware.OriginRoutingKeyKey
-		require.False(t, middleware.IsLiveKey(key) && !origin, "live note %s on a dead letter", key)
+		origin := key == header.OriginExchange || key == header.OriginRoutingKey
+		require.False(t, header.IsLive(key) && !origin, "live note %s on a dead letter", key)
 	}
 }
 
@@ -111,7 +112,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	r.handle("invoices", func(msg *message.Message) error {
 		s := seen{attempt: middleware.Attempt(msg.Context()), past: len(middleware.PastAttempts(msg.Context()))}
 		for key := range msg.Metadata {
-			if middleware.IsLiveKey(key) {
+			if header.IsLive(key) {
 				s.live = append(s.live, key)
 			}
 		}
@@ -146,7 +147,7 @@ func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 		require.Equal(t, attempt, receive(t, "an attempt", attempts))
 	}
 	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return len(r.pubSub.to("dead")) == 1 })
-	require.Equal(t, "billing.retry", r.pubSub.to("dead")[0].Metadata[middleware.DeadQueueKey])
+	require.Equal(t, "billing.retry", r.pubSub.to("dead")[0].Metadata[header.DeadQueue])
 	require.Len(t, others, 1)
 }
 
@@ -175,8 +176,8 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 	require.NoError(t, err)
 	copied := make(chan error, 2)
 	r.handle("orders", func(msg *message.Message) error {
-		copied <- republisher.Republish(msg.Context(), msg.CopyWithContext(), time.Second, middleware.Notes{})
-		copied <- another.DeadLetter(msg.Context(), msg, middleware.Notes{})
+		copied <- republisher.Republish(msg.Context(), msg.CopyWithContext(), time.Second, header.RetryState{})
+		copied <- another.DeadLetter(msg.Context(), msg, header.RetryState{})
 		return nil
 	})
 	r.run()
@@ -185,7 +186,7 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 		require.ErrorIs(t, receive(t, "an answer", copied), middleware.ErrNotDelivered)
 	}
 	plain := message.NewMessage("order-2", nil)
-	err = republisher.Republish(context.Background(), plain, time.Second, middleware.Notes{})
+	err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
 	require.ErrorIs(t, err, middleware.ErrNotDelivered)
 	require.ErrorContains(t, err, "AddSubscriberDecorators(republisher.Subscriber)")
 }
@@ -251,7 +252,7 @@ func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 			require.NotContains(t, value, "\x00", key)
 		}
 	}
-	require.Equal(t, "half\uFFFDread", r.pubSub.to("orders.dlq")[0].Metadata[middleware.DeadErrorKey])
+	require.Equal(t, "half\uFFFDread", r.pubSub.to("orders.dlq")[0].Metadata[header.DeadError])
 }
 
 type nulError struct{}

@@ -149,7 +149,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	away := httptest.NewServer(nil)
 	away.Close()
 	cfg := wamqp.NewDurableQueueConfig(url)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{Ladder: []time.Duration{time.Hour}},
+	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{WaitSteps: []time.Duration{time.Hour}},
 		topology.WithManagement(strings.Replace(away.URL, "http://", "http://user:password@", 1)))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })

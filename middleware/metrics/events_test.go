@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -41,8 +42,8 @@ var ways = []struct {
 	}},
 	{"invalid", kinds("dead_lettered"), []string{"error: Message dead-lettered"}},
 	{"panics", kinds("retried", "handled"), []string{"info: Message will be retried"}},
-	{"later", kinds("set_aside", "handled"), []string{"info: Message set aside"}},
-	{"nacked", kinds("handled", "set_aside", "handled"), nil},
+	{"later", kinds("snoozed", "handled"), []string{"info: Message set aside"}},
+	{"nacked", kinds("handled", "snoozed", "handled"), nil},
 	{"acked", kinds("self_settled"), []string{"error: Handler failed after its message was acked: it is lost and cannot be retried; leave InstantAck out, and ack in no handler"}},
 	{"oversized", kinds("dead_lettered"), []string{
 		"error: Message cannot be retried, dead-lettering it", "error: Message dead-lettered",
@@ -54,7 +55,7 @@ var ways = []struct {
 	}},
 	{"suspect", kinds("crash_round", "handled"), []string{"info: Message was interrupted again and again, setting it aside"}},
 	{"culprit", kinds("dead_lettered"), []string{"error: Message is interrupted each time, dead-lettering it"}},
-	{"late", kinds("returned"), []string{"info: Handling was interrupted: no attempt is counted"}}, // at shutdown, so the last
+	{"late", kinds("requeued"), []string{"info: Handling was interrupted: no attempt is counted"}}, // at shutdown, so the last
 }
 
 func kinds(kinds ...middleware.EventKind) []middleware.EventKind { return kinds }
@@ -79,7 +80,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		})
 	}
 	send("suspect", nil)
-	send("culprit", amqp.Table{middleware.QueueKey: queue, middleware.InterruptionsKey: "4"})
+	send("culprit", amqp.Table{header.Queue: queue, header.Interruptions: "4"})
 	for range 5 {
 		kill(t, url, queue, 2)
 	}
@@ -144,7 +145,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		case id == "panics" && first:
 			panic(errFailed)
 		case id == "later" && first:
-			return middleware.Later(errFailed, time.Second)
+			return middleware.Snooze(errFailed, time.Second)
 		case id == "acked":
 			msg.Ack()
 			return errFailed
@@ -213,7 +214,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	for sample, want := range map[string]float64{
 		`processing_seconds_count{handler="billing",outcome="success",queue="Q"}`:     8, // fine flaky panics later nacked×2 held suspect
 		`processing_seconds_count{handler="billing",outcome="failure",queue="Q"}`:     9, // flaky hopeless×3 invalid panics acked oversized held
-		`processing_seconds_count{handler="billing",outcome="set_aside",queue="Q"}`:   1,
+		`processing_seconds_count{handler="billing",outcome="snoozed",queue="Q"}`:     1,
 		`processing_seconds_count{handler="billing",outcome="interrupted",queue="Q"}`: 1,
 		`failures_total{class="permanent",handler="billing",queue="Q"}`:               1,
 		`retries_total{attempt="1",handler="billing",queue="Q"}`:                      4, // flaky hopeless panics held
@@ -226,7 +227,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		`dead_letters_total{handler="",queue="Q",reason="undecodable"}`:               1,
 		`dead_letters_total{handler="",queue="Q",reason="crash_loop"}`:                1,
 		`set_aside_total{handler="billing",queue="Q"}`:                                2, // later nacked
-		`returned_total{handler="billing",queue="Q"}`:                                 1,
+		`requeued_total{handler="billing",queue="Q"}`:                                 1,
 		`crash_rounds_total{queue="Q"}`:                                               1,
 		`held_messages{queue="Q"}`:                                                    0,
 		`attempts_count{handler="billing",queue="Q"}`:                                 8,
@@ -254,7 +255,7 @@ func requireDelays(t *testing.T, e []middleware.Event) {
 		require.Less(t, e[i+1].DelayMeasured, asked+10*time.Second)
 	}
 	require.GreaterOrEqual(t, e[2].Age, 390*time.Millisecond)
-	require.Equal(t, middleware.ReasonExhausted, e[2].Reason)
+	require.Equal(t, header.ReasonExhausted, e[2].Reason)
 }
 
 // value returns a sample; Q in its name stands for the queue. It fails the test

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Metrics are counted from events: it is a middleware.Observer, to be given both
@@ -86,7 +87,7 @@ func New(opts ...Option) (*Metrics, error) {
 	}
 	m := &Metrics{series: make(map[place]*series)}
 	handled := []string{"handler", "queue"}
-	m.processing = m.histogram("processing_seconds", "Time the handler took, by outcome of the attempt: success, failure, set_aside, interrupted.", o.processing, "handler", "queue", "outcome")
+	m.processing = m.histogram("processing_seconds", "Time the handler took, by outcome of the attempt: success, failure, snoozed, interrupted.", o.processing, "handler", "queue", "outcome")
 	m.attempts = m.histogram("attempts", "Attempts it took until the handler succeeded.", []float64{1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 50}, handled...)
 	m.untilSuccess = m.histogram("time_until_success_seconds", "Time from the first failure to the success, of messages that have failed before.", delayBuckets, handled...)
 	m.failures = m.counter("failures_total", "Attempts that have failed, by class of the error.", "handler", "queue", "class")
@@ -95,7 +96,7 @@ func New(opts ...Option) (*Metrics, error) {
 	m.lateness = m.histogram("retry_lateness_seconds", "Time by which messages came back later than asked: resolution of the wait queue, and time behind others in their own.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}, "queue")
 	m.setAside = m.counter("set_aside_total", "Messages held back without a failure: the handler has asked for it, or the router has nacked.", handled...)
 	m.deadLetters = m.counter("dead_letters_total", "Messages dead-lettered, by reason.", "handler", "queue", "reason")
-	m.returned = m.counter("returned_total", "Messages that went back to their queue, no attempt counted.", handled...)
+	m.returned = m.counter("requeued_total", "Messages that went back to their queue, no attempt counted.", handled...)
 	m.handOver = m.counter("hand_over_failures_total", "Tries to hand a message over to the broker that failed.", "queue")
 	m.held = m.gauge("held_messages", "Messages that this process holds because they cannot be handed over.", "queue")
 	m.crashRounds = m.counter("crash_rounds_total", "Messages set aside as suspects of killing the process.", "queue")
@@ -152,7 +153,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 const (
 	outcomeSuccess     = "success"
 	outcomeFailure     = "failure"
-	outcomeSetAside    = "set_aside"
+	outcomeSetAside    = "snoozed"
 	outcomeInterrupted = "interrupted"
 )
 
@@ -178,10 +179,10 @@ func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 		m.deadLetters.WithLabelValues(e.Handler, e.Queue, oneOf(e.Reason, reasons)).Inc()
 	case middleware.EventSelfSettled:
 		m.failed(e)
-	case middleware.EventSetAside:
+	case middleware.EventSnoozed:
 		m.took(e, outcomeSetAside)
 		m.setAside.WithLabelValues(e.Handler, e.Queue).Inc()
-	case middleware.EventReturned:
+	case middleware.EventRequeued:
 		m.took(e, outcomeInterrupted)
 		m.returned.WithLabelValues(e.Handler, e.Queue).Inc()
 		if e.Tries > 0 {
@@ -238,13 +239,13 @@ func attemptLabel(attempt int) string {
 
 // The values of the labels reason and class; any other is "other".
 var (
-	reasons = []middleware.Reason{
-		middleware.ReasonPermanent, middleware.ReasonExhausted, middleware.ReasonMaxAge, middleware.ReasonDeadline,
-		middleware.ReasonOverBudget,
-		middleware.ReasonUndecodable, middleware.ReasonCrashLoop, middleware.ReasonOversized,
-		middleware.ReasonMisdirected,
+	reasons = []header.Reason{
+		header.ReasonPermanent, header.ReasonExhausted, header.ReasonMaxAge, header.ReasonDeadline,
+		header.ReasonOverBudget,
+		header.ReasonUndecodable, header.ReasonCrashLoop, header.ReasonOversized,
+		header.ReasonMisdirected,
 	}
-	classes = []middleware.Class{middleware.ClassRetryable, middleware.ClassPermanent}
+	classes = []header.Class{header.ClassRetryable, header.ClassPermanent}
 )
 
 func oneOf[S ~string](s S, known []S) string {

@@ -57,7 +57,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Handler: "billing", Queue: "orders", Attempt: 1, Called: true})
 	for _, sample := range []string{
 		`retries_total{attempt="1",handler="billing",queue="Q"}`, `failures_total{class="permanent",handler="billing",queue="Q"}`,
-		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`, `returned_total{handler="billing",queue="Q"}`,
+		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`, `requeued_total{handler="billing",queue="Q"}`,
 		`hand_over_failures_total{queue="Q"}`, `crash_rounds_total{queue="Q"}`, `budgets_closed`, `held_messages{queue="Q"}`,
 	} {
 		require.Zero(t, value(t, registry, sample, "orders"))
@@ -76,8 +76,8 @@ func TestHeldMessagesAndTheBudgetAreGauges(t *testing.T) {
 	tell(middleware.EventFailing, 1)
 	require.Equal(t, 2.0, held())
 	tell(middleware.EventRecovered, 3)
-	tell(middleware.EventReturned, 1)
-	tell(middleware.EventReturned, 0) // was not held
+	tell(middleware.EventRequeued, 1)
+	tell(middleware.EventRequeued, 0) // was not held
 	require.Zero(t, held())
 	require.Equal(t, 3.0, value(t, registry, `hand_over_failures_total{queue="Q"}`, "orders"))
 	tell(middleware.EventBudgetClosed, 0)
@@ -129,7 +129,7 @@ func TestProcessingBucketsAreUsed(t *testing.T) {
 	m, registry := newMetrics(t, metrics.WithProcessingBuckets(60, 600))
 	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Queue: "orders", Attempt: 1, Called: true, Duration: 2 * time.Minute})
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP millpond_processing_seconds Time the handler took, by outcome of the attempt: success, failure, set_aside, interrupted.
+# HELP millpond_processing_seconds Time the handler took, by outcome of the attempt: success, failure, snoozed, interrupted.
 # TYPE millpond_processing_seconds histogram
 millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="60"} 0
 millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="600"} 1

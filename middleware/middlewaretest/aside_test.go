@@ -7,6 +7,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -17,12 +18,12 @@ func TestRunOfAMessageThatIsSetAside(t *testing.T) {
 	got := broker.Run(retrying(t, broker, oneAndTen)(middlewaretest.Consumer(func(msg *message.Message) error {
 		calls++
 		_, seen := middleware.FirstSeen(msg.Context())
-		if inMetadata := msg.Metadata[middleware.FirstSeenKey] != ""; seen != (calls > 1) || inMetadata != seen {
+		if inMetadata := msg.Metadata[header.FirstSeen] != ""; seen != (calls > 1) || inMetadata != seen {
 			t.Errorf("delivery %d: seen %v, metadata %v", calls, seen, msg.Metadata)
 		}
 		switch calls {
 		case 1, 3:
-			return middleware.Later(errBoom, time.Minute)
+			return middleware.Snooze(errBoom, time.Minute)
 		case 2:
 			return errBoom
 		default:
@@ -46,7 +47,7 @@ func TestRunEndsWhereAMessageIsAlwaysSetAside(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	got := broker.Run(retrying(t, broker, oneAndTen)(middlewaretest.Consumer(func(*message.Message) error {
-		return middleware.Later(errBoom, time.Minute)
+		return middleware.Snooze(errBoom, time.Minute)
 	})), order())
 	if got.Outcome != middlewaretest.Waiting || got.Attempts != 0 || len(got.SetAside) != middlewaretest.MaxAttempts {
 		t.Errorf("%s after %d attempts, set aside %d times", got.Outcome, got.Attempts, len(got.SetAside))
@@ -56,7 +57,7 @@ func TestRunEndsWhereAMessageIsAlwaysSetAside(t *testing.T) {
 func TestRunOfAMessageThatIsNotHandledAnyMore(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Notes: middleware.Notes{Failures: 9}}, nil)
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", State: header.RetryState{Failures: 9}}, nil)
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
 	if want := "dead-lettered (exhausted) after 0 attempts"; got.String() != want {
 		t.Errorf("got %s, want %s", got, want)

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // ErrRefused is what a Broker answers while it is told to fail without an error
@@ -25,10 +26,10 @@ type Call struct {
 	// Delay asked for; zero for a dead letter.
 	Delay time.Duration
 	// Notes to travel with it. Notes.Reason is set for a dead letter only.
-	Notes middleware.Notes
+	Notes header.RetryState
 	// Dead is true for DeadLetter.
 	Dead bool
-	// SetAside is true for a Republish that middleware.Later asked for: the notes
+	// SetAside is true for a Republish that middleware.Snooze asked for: the notes
 	// have no failure more than before.
 	SetAside bool
 	// Err is what the Broker answered; nil means confirmed.
@@ -85,13 +86,12 @@ var _ middleware.Republisher = (*Broker)(nil)
 
 // Republish records the call.
 func (b *Broker) Republish(
-	ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes,
-) error {
-	return b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes, SetAside: notes.SetAside > 0})
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+	return b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes, SetAside: notes.Snoozed > 0})
 }
 
 // DeadLetter records the call.
-func (b *Broker) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+func (b *Broker) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
 	return b.record(ctx, Call{Message: msg, Notes: notes, Dead: true})
 }
 

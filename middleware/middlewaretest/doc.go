@@ -17,6 +17,6 @@
 // The age of a message is as real as the delays are not: whatever the middleware
 // asks of the clock, WithMaxAge for one, sees each delay as passed.
 //
-// It is no broker: wait queues, rungs, confirms and what becomes of a nacked
+// It is no broker: wait queues, wait steps, confirms and what becomes of a nacked
 // message are not imitated.
 package middlewaretest

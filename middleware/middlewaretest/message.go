@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // NewMessage returns a message with a new UUID as a Subscriber delivers it: with
@@ -26,8 +27,8 @@ func deliver(ctx context.Context, msg *message.Message, delivery middleware.Deli
 	if delivery.Arrived.IsZero() {
 		delivery.Arrived = time.Now()
 	}
-	if delivery.Notes.Failures > 0 || !delivery.Notes.FirstSeen.IsZero() {
-		for key, value := range delivery.Notes.Headers(delivery.Queue) {
+	if delivery.State.Failures > 0 || !delivery.State.FirstSeen.IsZero() {
+		for key, value := range delivery.State.Headers(delivery.Queue) {
 			msg.Metadata.Set(key, value)
 		}
 	}
@@ -41,10 +42,10 @@ func deliver(ctx context.Context, msg *message.Message, delivery middleware.Deli
 // written into sent, the message as it arrived, for that is what a broker sends
 // on.
 func redeliver(
-	ctx context.Context, sent *message.Message, old middleware.Delivery, notes middleware.Notes, delay time.Duration,
+	ctx context.Context, sent *message.Message, old middleware.Delivery, notes header.RetryState, delay time.Duration,
 ) *message.Message {
 	kept, headers := notes.Metadata, setBack(notes, delay).Headers(old.Queue)
-	notes = middleware.ParseNotes(old.Queue, func(key string) (string, bool) {
+	notes = header.Parse(old.Queue, func(key string) (string, bool) {
 		value, ok := headers[key]
 		return value, ok
 	})
@@ -54,23 +55,23 @@ func redeliver(
 	msg := sent.Copy()
 	msg.Payload = slices.Clone(sent.Payload)
 	for key := range msg.Metadata {
-		if middleware.IsLiveKey(key) {
+		if header.IsLive(key) {
 			delete(msg.Metadata, key)
 		}
 	}
-	old.Arrived, old.Notes = time.Time{}, notes
+	old.Arrived, old.State = time.Time{}, notes
 	deliver(ctx, msg, old)
 	return msg
 }
 
 // setBack returns the notes with every time earlier by d.
-func setBack(n middleware.Notes, d time.Duration) middleware.Notes {
+func setBack(n header.RetryState, d time.Duration) header.RetryState {
 	for _, t := range []*time.Time{&n.FirstSeen, &n.FirstFailure, &n.NotBefore, &n.Deadline, &n.WaitingSince} {
 		if !t.IsZero() {
 			*t = t.Add(-d)
 		}
 	}
-	history := make([]middleware.HistoryEntry, len(n.History))
+	history := make([]header.AttemptError, len(n.History))
 	for i, entry := range n.History {
 		entry.At = entry.At.Add(-d)
 		history[i] = entry

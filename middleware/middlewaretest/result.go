@@ -8,7 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Outcome is what became of a message.
@@ -40,7 +40,7 @@ type Result struct {
 	SetAside []time.Duration
 	// Notes are what travelled with the message last: those of the dead letter,
 	// with Reason, or of the last retry. Zero if there was none.
-	Notes middleware.Notes
+	Notes header.RetryState
 	// Produced are the messages the handler returned. Empty unless Handled.
 	Produced []*message.Message
 	// Err is what the router would have been given. Nil unless Nacked, or the

@@ -39,7 +39,7 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 		}
 		produced, call, err := b.deliver(h, msg)
 		// Every attempt that is settled has an entry in the history.
-		if call == nil || len(call.Notes.History) > len(delivery.Notes.History) {
+		if call == nil || len(call.Notes.History) > len(delivery.State.History) {
 			result.Attempts++
 		}
 		switch {

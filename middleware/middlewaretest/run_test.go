@@ -13,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -120,7 +121,7 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		if got.Context().Value(key{}) != "database" || middleware.DeliveryOf(got.Context(), got).Queue != "orders" {
 			t.Error("context or delivery is lost")
 		}
-		if attempt := middleware.Attempt(got.Context()); (attempt > 1) != (got.Metadata[middleware.FailuresKey] != "") {
+		if attempt := middleware.Attempt(got.Context()); (attempt > 1) != (got.Metadata[header.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}
 		got.Payload[0], got.Metadata["tenant"] = 'X', "8"
@@ -145,9 +146,9 @@ func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	msg := middlewaretest.NewMessage(middleware.Delivery{
-		Queue: "orders", Notes: middleware.Notes{Failures: 2, FirstFailure: time.Now().Add(-time.Hour)},
+		Queue: "orders", State: header.RetryState{Failures: 2, FirstFailure: time.Now().Add(-time.Hour)},
 	}, nil)
-	if attempt := middleware.Attempt(msg.Context()); attempt != 3 || msg.Metadata[middleware.FailuresKey] != "2" {
+	if attempt := middleware.Attempt(msg.Context()); attempt != 3 || msg.Metadata[header.Failures] != "2" {
 		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
 	}
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
@@ -176,7 +177,7 @@ func TestFailuresOfTheMachinery(t *testing.T) {
 			t.Errorf("answered %v, want %v", answers, want)
 		}
 		dead := broker.DeadLetters()
-		if len(dead) != 1 || dead[0].Notes.Reason != middleware.ReasonExhausted || dead[0].Queue != "orders" {
+		if len(dead) != 1 || dead[0].Notes.Reason != header.ReasonExhausted || dead[0].Queue != "orders" {
 			t.Errorf("dead letters: %+v", dead)
 		}
 	})

@@ -15,7 +15,7 @@
 // of the one before as well, so that all are one trace.
 //
 // What becomes of the attempt is an event of its span: millpond.retried,
-// millpond.set_aside, millpond.dead_lettered, millpond.returned, and
+// millpond.snoozed, millpond.dead_lettered, millpond.requeued, and
 // millpond.failing and millpond.recovered of the machinery; that of a failure has
 // the status error and an event exception. No event holds a payload or a stack.
 //

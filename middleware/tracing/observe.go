@@ -24,7 +24,7 @@ func (t *Tracing) Observe(ctx context.Context, e middleware.Event) {
 	if e.Kind == middleware.EventFailing && e.Tries > 1 { // each try would be an event
 		return
 	}
-	if e.Err != nil && e.Kind != middleware.EventSetAside {
+	if e.Err != nil && e.Kind != middleware.EventSnoozed {
 		text := e.ErrorText()
 		span.AddEvent(semconv.ExceptionEventName, trace.WithTimestamp(e.At), trace.WithAttributes(
 			semconv.ExceptionType(fmt.Sprintf("%T", e.Err)), semconv.ExceptionMessage(text),

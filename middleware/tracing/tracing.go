@@ -94,7 +94,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		)
 		defer span.End()
 		if made := span.SpanContext(); d != nil && made.SpanID() != trace.SpanContextFromContext(parent).SpanID() {
-			d.Notes.Traceparent = traceparent(made)
+			d.State.Traceparent = traceparent(made)
 		}
 		msg.SetContext(context.WithValue(ctx, spanKey{}, span))
 		produced, err := h(msg)
@@ -117,10 +117,10 @@ func (t *Tracing) parents(ctx context.Context, msg *message.Message, d *middlewa
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = t.extract(ctx, msg)
 	}
-	if d == nil || d.Notes.Traceparent == "" {
+	if d == nil || d.State.Traceparent == "" {
 		return ctx, nil
 	}
-	before := parse(d.Notes.Traceparent)
+	before := parse(d.State.Traceparent)
 	if !before.IsValid() {
 		return ctx, nil
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/middleware/tracing"
 	"github.com/millpond-go/millpond/topology"
@@ -215,7 +216,7 @@ func names(events []sdktrace.Event) []string {
 }
 
 // once lets one delivery through, and returns its notes and its span.
-func once(t *testing.T, h message.HandlerFunc, delivery middleware.Delivery, opts ...tracing.Option) (middleware.Notes, tracetest.SpanStub) {
+func once(t *testing.T, h message.HandlerFunc, delivery middleware.Delivery, opts ...tracing.Option) (header.RetryState, tracetest.SpanStub) {
 	t.Helper()
 	spans, provider := recorder(t)
 	tracer := tracing.New(append([]tracing.Option{tracing.WithTracerProvider(provider)}, opts...)...)
@@ -226,7 +227,7 @@ func once(t *testing.T, h message.HandlerFunc, delivery middleware.Delivery, opt
 	msg := middlewaretest.NewMessage(delivery, []byte("secret"))
 	_, _ = tracer.Middleware(retry.Middleware(h))(msg)
 	require.Len(t, spans.GetSpans(), 1)
-	var notes middleware.Notes
+	var notes header.RetryState
 	if calls := broker.Calls(); len(calls) > 0 {
 		notes = calls[0].Notes
 	}
@@ -240,7 +241,7 @@ func failing(err error) message.HandlerFunc {
 func TestForgedTraceparentIsNoLink(t *testing.T) {
 	t.Parallel()
 	for _, forged := range []string{"x", "00-00000000000000000000000000000000-0000000000000000-01", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"} {
-		notes, span := once(t, failing(errFailed), middleware.Delivery{Notes: middleware.Notes{Traceparent: forged}})
+		notes, span := once(t, failing(errFailed), middleware.Delivery{State: header.RetryState{Traceparent: forged}})
 		require.Empty(t, span.Links)
 		require.Contains(t, notes.Traceparent, span.SpanContext.SpanID().String())
 	}
@@ -248,8 +249,8 @@ func TestForgedTraceparentIsNoLink(t *testing.T) {
 
 func TestSettingAsideIsNoError(t *testing.T) {
 	t.Parallel()
-	_, span := once(t, failing(middleware.Later(errFailed, time.Minute)), middleware.Delivery{})
-	require.Equal(t, []string{"millpond.set_aside"}, names(span.Events))
+	_, span := once(t, failing(middleware.Snooze(errFailed, time.Minute)), middleware.Delivery{})
+	require.Equal(t, []string{"millpond.snoozed"}, names(span.Events))
 	require.Equal(t, codes.Unset, span.Status.Code)
 }
 
@@ -268,7 +269,7 @@ func TestInterruptionIsAnError(t *testing.T) {
 	notes, span := once(t, middlewaretest.Consumer(func(*message.Message) error { close(gone); return errFailed }),
 		middleware.Delivery{Gone: gone})
 	require.Empty(t, notes)
-	require.Equal(t, []string{"exception", "millpond.returned"}, names(span.Events))
+	require.Equal(t, []string{"exception", "millpond.requeued"}, names(span.Events))
 	require.Equal(t, codes.Error, span.Status.Code)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/amqpv3"
 )
@@ -61,7 +62,7 @@ func TestOutboxTimeline(t *testing.T) {
 			}
 			dead := take(t, url, queue+".dlq")
 			require.Equal(t, "order 1", string(dead.Body))
-			require.Equal(t, "exhausted", dead.Headers[middleware.DeadReasonKey])
+			require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 			require.Equal(t, 0, testbroker.Depth(t, url, queue))
 		})
 	}

@@ -17,7 +17,7 @@ const (
 
 // Discarding says what Discard throws away. The zero value throws away every dead
 // letter of the queue.
-type Discarding struct {
+type DiscardOptions struct {
 	// Filter chooses.
 	Filter Filter
 	// Limit is how many at most. Default: all.
@@ -35,11 +35,11 @@ type Discarding struct {
 
 // Discard throws dead letters away, those of other queues as well. Only what was in
 // the queue at the beginning is looked at.
-func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options Discarding) (Progress, error) {
-	d := &discard{Discarding: options, plan: plan}
+func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options DiscardOptions) (Progress, error) {
+	d := &discard{DiscardOptions: options, plan: plan}
 	queue, err := deadQueue(plan)
 	if err == nil && options.Limit < 0 {
-		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrMisuse, options.Limit)
+		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
 	}
 	for left, again := -1, true; again && err == nil; {
 		left, again, err = d.round(ctx, client, queue, left)
@@ -51,7 +51,7 @@ func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, o
 }
 
 type discard struct {
-	Discarding
+	DiscardOptions
 	plan     topology.Plan
 	progress Progress
 

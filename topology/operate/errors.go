@@ -13,6 +13,6 @@ var (
 	ErrTooSlow = errors.New("looking has taken too long")
 	// ErrUnsafe: a message could be lost, or held for too long; nothing was done.
 	ErrUnsafe = errors.New("not safe")
-	// ErrMisuse: an option makes no sense; nothing was done.
-	ErrMisuse = errors.New("cannot be done so")
+	// ErrInvalidOptions: an option makes no sense; nothing was done.
+	ErrInvalidOptions = errors.New("cannot be done so")
 )

@@ -55,9 +55,9 @@ func ExampleGroupByError() {
 }
 
 func ExampleErrUnsafe() {
-	for _, err := range []error{operate.ErrUnsafe, operate.ErrMisuse, operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable} {
+	for _, err := range []error{operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable} {
 		switch err := fmt.Errorf("replay dead letters: %w", err); {
-		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrMisuse):
+		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrInvalidOptions):
 			fmt.Println("nothing was done:", err)
 		case errors.Is(err, operate.ErrNoQueue):
 			fmt.Println("name the queue:", err)

@@ -35,7 +35,7 @@ func Export(ctx context.Context, client *topology.Client, plan topology.Plan, fi
 }
 
 // Importing says where Import puts messages.
-type Importing struct {
+type ImportOptions struct {
 	// To is the queue they go to. Default: the dead-letter queue of the plan.
 	To string
 	// Skip is how many lines to pass over: those that an import which was
@@ -52,14 +52,14 @@ type Importing struct {
 // doubles what it had done.
 //
 // They are as they were, but for what is never published again (see Replay).
-func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r io.Reader, options Importing) (lines int, err error) {
+func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r io.Reader, options ImportOptions) (lines int, err error) {
 	queue := options.To
 	if queue == "" {
 		if queue, err = deadQueue(plan); err != nil {
 			return 0, fmt.Errorf("import: %w", err)
 		}
 	}
-	i := &importer{Importing: options, client: client, queue: queue, done: options.Skip}
+	i := &importer{ImportOptions: options, client: client, queue: queue, done: options.Skip}
 	if err := i.run(ctx, bufio.NewReaderSize(r, 64<<10)); err != nil {
 		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
 	}
@@ -67,7 +67,7 @@ func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r 
 }
 
 type importer struct {
-	Importing
+	ImportOptions
 	client  *topology.Client
 	queue   string
 	done    int            // lines without a gap

@@ -13,7 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -84,7 +84,7 @@ func TestExportDiscardImport(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 700
-		b.die(dead, func(i int, _ *middleware.Notes, m *amqp.Publishing) {
+		b.die(dead, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			if i == 0 {
 				every := everyType()
 				delete(every, "float64") // infinity: the broker closes the connection
@@ -98,17 +98,17 @@ func TestExportDiscardImport(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, dead, n)
 
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{DryRun: true})
+		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{DryRun: true})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead}, done)
 		b.depth(b.dead, dead)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{})
+		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		b.depth(b.dead, 0)
 
 		var told int
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{Progress: func(n int) { told = n }})
+		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Progress: func(n int) { told = n }})
 		require.NoError(t, err)
 		require.Equal(t, dead, lines)
 		require.Equal(t, dead, told)
@@ -117,7 +117,7 @@ func TestExportDiscardImport(t *testing.T) {
 		want, got := before[0].Delivery, after[0].Delivery
 		for _, d := range []*amqp.Delivery{&want, &got} {
 			d.Redelivered, d.DeliveryTag, d.MessageCount, d.ConsumerTag = false, 0, 0, ""
-			delete(d.Headers, middleware.PublishKey)
+			delete(d.Headers, header.Publish)
 			delete(d.Headers, "x-delivery-count")
 			delete(d.Headers, "x-acquired-count")
 		}
@@ -139,20 +139,20 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{})
+		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{Skip: 13})
+		lines, err = operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.Importing{To: b.queue + ".nowhere"})
+		lines, err = operate.Import(t.Context(), b.client, b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.ImportOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, lines)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = operate.Import(ctx, b.client, b.plan, bytes.NewReader(file.Bytes()), operate.Importing{})
+		_, err = operate.Import(ctx, b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
@@ -164,7 +164,7 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		b.die(450)
 		full := errors.New("disk full")
 		var kept int
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{Before: func(letters []operate.Letter) error {
+		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Before: func(letters []operate.Letter) error {
 			if kept > 0 {
 				return full
 			}
@@ -175,7 +175,7 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		require.Equal(t, kept, done.Done)
 		require.Len(t, b.bodies(b.dead, 450-kept), 450-kept)
 		b.die(10)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.Discarding{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
+		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
 		require.NoError(t, err)
 		require.Equal(t, 2, done.Done)
 		require.Equal(t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`), b.bodies(b.dead, 8))
@@ -185,9 +185,9 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 func TestGroupByError(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
-	b.die(6, func(i int, n *middleware.Notes, _ *amqp.Publishing) {
+	b.die(6, func(i int, n *header.RetryState, _ *amqp.Publishing) {
 		if i < 4 {
-			n.Reason, n.Error = middleware.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
+			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
 		}
 	})
 	groups, err := operate.GroupByError(operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}))

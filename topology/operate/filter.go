@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Filter chooses dead letters: those that meet every condition that is set. The
@@ -16,7 +16,7 @@ type Filter struct {
 	// IDs: the letter's ID is one of them.
 	IDs []string
 	// Reason it was dead-lettered for.
-	Reason middleware.Reason
+	Reason header.Reason
 	// Error is part of the text of the last error.
 	Error string
 	// ErrorPattern matches the text of the last error.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // maxGroups bounds what GroupByError keeps in memory.
@@ -15,7 +15,7 @@ const maxGroups = 1000
 
 // Group is dead letters with the same reason and much the same error.
 type Group struct {
-	Reason middleware.Reason
+	Reason header.Reason
 	// Error with every number in it written as #; "(others)" for those that came
 	// after a thousand groups.
 	Error string
@@ -35,7 +35,7 @@ var numbers = regexp.MustCompile(`\b[0-9a-fA-F]*\d[0-9a-fA-F-]{7,}\b|\d+`)
 // the largest group first. Its memory is bounded.
 func GroupByError(letters iter.Seq2[Letter, error]) ([]Group, error) {
 	type key struct {
-		reason middleware.Reason
+		reason header.Reason
 		text   string
 	}
 	groups := map[key]*Group{}

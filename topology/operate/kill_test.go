@@ -46,9 +46,9 @@ func beKilled(words []string) error {
 	}
 	switch command {
 	case "replay":
-		_, err = operate.Replay(ctx, client, plan, operate.Replaying{Progress: progress})
+		_, err = operate.Replay(ctx, client, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
-		_, err = operate.Replay(ctx, client, plan, operate.Replaying{Progress: progress, Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+		_, err = operate.Replay(ctx, client, plan, operate.ReplayOptions{Progress: progress, Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			msg.Body = append([]byte("repaired "), msg.Body...)
 			return nil
 		}})
@@ -57,7 +57,7 @@ func beKilled(words []string) error {
 		if openErr != nil {
 			return openErr
 		}
-		_, err = operate.Discard(ctx, client, plan, operate.Discarding{Progress: progress, Before: func(letters []operate.Letter) error {
+		_, err = operate.Discard(ctx, client, plan, operate.DiscardOptions{Progress: progress, Before: func(letters []operate.Letter) error {
 			for _, l := range letters {
 				line, err := operate.Encode(l.Delivery)
 				if err == nil {
@@ -74,10 +74,10 @@ func beKilled(words []string) error {
 		if openErr != nil {
 			return openErr
 		}
-		_, err = operate.Import(ctx, client, plan, f, operate.Importing{Progress: func(n int) { fmt.Println("done", n) }})
+		_, err = operate.Import(ctx, client, plan, f, operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
 	case "release", "cancel":
 		n := 0
-		all := operate.Choosing{Match: func(operate.Waiter) bool { n++; fmt.Println("done", n); return true }}
+		all := operate.Selection{Match: func(operate.Waiter) bool { n++; fmt.Println("done", n); return true }}
 		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
 			return err
 		}
@@ -194,7 +194,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 							}
 							return nil
 						}
-						_, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Edit: edit})
+						_, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Edit: edit})
 						require.NoError(t, err)
 						count(counts, b.bodies(b.queue, 0))
 						return len(counts) == n

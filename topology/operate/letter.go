@@ -9,7 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // uuidHeader is where watermill-amqp keeps Watermill's UUID.
@@ -32,11 +32,11 @@ type Letter struct {
 	Attempts int
 	// Reason is one of middleware's, or of the broker's: expired, rejected,
 	// maxlen, delivery_limit.
-	Reason middleware.Reason
+	Reason header.Reason
 	// Error is the last error, as it was cut.
 	Error string
 	// Class of the last error.
-	Class middleware.Class
+	Class header.Class
 	// Handler that gave up.
 	Handler string
 	// Deadline is the end of the message's own expiration, of a letter with
@@ -48,7 +48,7 @@ type Letter struct {
 	Replays int
 	// History has an entry for each failed attempt, oldest first, those of earlier
 	// rounds as well; the oldest of very many are missing.
-	History []middleware.HistoryEntry
+	History []header.AttemptError
 	// OriginExchange and OriginRoutingKey are where it first came from.
 	OriginExchange, OriginRoutingKey string
 	// Delivery is the message as it is in the queue. It must not be acked or
@@ -63,11 +63,11 @@ func newLetter(d amqp.Delivery, position int) Letter {
 		text, ok := d.Headers[key].(string)
 		return text, ok
 	}
-	queue, notes := middleware.ParseDeadNotes(get)
+	queue, notes := header.ParseDead(get)
 	l := Letter{
 		ID: idOf(&d), Position: position, Queue: queue,
 		DeadAt: notes.DeadAt, Attempts: notes.Failures, Reason: notes.Reason, Error: notes.Error, Class: notes.Class,
-		Handler: notes.Handler, Deadline: notes.Deadline, DeadlineFrom: notes.DeadlineFrom, Replays: middleware.ParseReplays(get), History: notes.History,
+		Handler: notes.Handler, Deadline: notes.Deadline, DeadlineFrom: notes.DeadlineFrom, Replays: header.ParseReplays(get), History: notes.History,
 		OriginExchange: notes.OriginExchange, OriginRoutingKey: notes.OriginRoutingKey, Delivery: d,
 	}
 	if l.Error == "" {
@@ -89,7 +89,7 @@ func (l *Letter) readDeath() {
 	death, _ := deaths[0].(amqp.Table)
 	l.Queue, _ = death["queue"].(string)
 	reason, _ := death["reason"].(string)
-	l.Reason = middleware.Reason(reason)
+	l.Reason = header.Reason(reason)
 	l.DeadAt, _ = death["time"].(time.Time)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -47,10 +47,10 @@ func TestFiftyListsLeaveEveryMessage(t *testing.T) {
 func TestEveryFilter(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(6, func(i int, n *middleware.Notes, m *amqp.Publishing) {
+		b.die(6, func(i int, n *header.RetryState, m *amqp.Publishing) {
 			switch i {
 			case 1:
-				n.Reason, n.Error = middleware.ReasonPermanent, "no such customer 17"
+				n.Reason, n.Error = header.ReasonPermanent, "no such customer 17"
 			case 2:
 				n.Handler = "bill"
 			case 3:
@@ -66,7 +66,7 @@ func TestEveryFilter(t *testing.T) {
 		}{
 			"none":            {operate.Filter{}, []string{"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5"}},
 			"id":              {operate.Filter{IDs: []string{"order-5", "uuid-3", "order-9"}}, []string{"uuid-3", "order-5"}},
-			"reason":          {operate.Filter{Reason: middleware.ReasonPermanent}, []string{"order-1"}},
+			"reason":          {operate.Filter{Reason: header.ReasonPermanent}, []string{"order-1"}},
 			"error":           {operate.Filter{Error: "such customer"}, []string{"order-1"}},
 			"error, pattern":  {operate.Filter{ErrorPattern: regexp.MustCompile(`customer \d+$`)}, []string{"order-1"}},
 			"handler":         {operate.Filter{Handler: "bill"}, []string{"order-2"}},
@@ -88,7 +88,7 @@ func TestEveryFilter(t *testing.T) {
 func TestLetterSaysWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(1, func(_ int, _ *middleware.Notes, m *amqp.Publishing) { m.Headers[middleware.ReplaysKey] = "2" })
+		b.die(1, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
 		name := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{
 			"x-queue-type": "classic", "x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
@@ -106,9 +106,9 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 		require.Equal(t, b.queue, l.Queue)
 		require.Equal(t, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), l.DeadAt)
 		require.Equal(t, 3, l.Attempts)
-		require.Equal(t, middleware.ReasonExhausted, l.Reason)
+		require.Equal(t, header.ReasonExhausted, l.Reason)
 		require.Equal(t, "connection refused", l.Error)
-		require.Equal(t, middleware.ClassRetryable, l.Class)
+		require.Equal(t, header.ClassRetryable, l.Class)
 		require.Equal(t, "ship", l.Handler)
 		require.Equal(t, 2, l.Replays)
 		require.Equal(t, "shop order.placed", l.OriginExchange+" "+l.OriginRoutingKey)
@@ -116,7 +116,7 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 		require.Equal(t, int32(0), l.Delivery.Headers["tenant"])
 		require.Error(t, l.Delivery.Ack(false), "a letter cannot be settled")
 
-		require.Equal(t, middleware.Reason("expired"), found[1].Reason)
+		require.Equal(t, header.Reason("expired"), found[1].Reason)
 		require.Equal(t, name, found[1].Queue)
 		require.WithinDuration(t, time.Now(), found[1].DeadAt, patience)
 		require.Equal(t, "boom", found[2].Error)
@@ -155,7 +155,7 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 10_000
 		pad := make([]byte, 8<<10)
-		b.die(dead, func(_ int, _ *middleware.Notes, m *amqp.Publishing) { m.Body = pad })
+		b.die(dead, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 		began, seen := time.Now(), 0
 		var most uint64
 		for _, err := range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {

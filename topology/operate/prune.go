@@ -18,7 +18,7 @@ import (
 var proof = 12 * time.Second
 
 // Pruning says which wait queues Prune deletes.
-type Pruning struct {
+type PruneOptions struct {
 	// Queues are their names.
 	Queues []string
 	// NobodyPublishes is the word of whoever is in charge that no running service
@@ -48,7 +48,7 @@ type Pruned struct {
 // these is missing the queue stays, and Why says so: ErrUnsafe is for what stays.
 // A classic queue is then deleted only if the broker finds it empty in that very
 // moment.
-func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, options Pruning) ([]Pruned, error) {
+func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, options PruneOptions) ([]Pruned, error) {
 	results := make([]Pruned, len(options.Queues))
 	var candidates []*Pruned
 	for i, name := range options.Queues {

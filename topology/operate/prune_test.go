@@ -81,11 +81,11 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	blind := newBoxAt(t, node.URL(), "orders", topology.PerQueue{})
 	for _, refused := range []struct {
 		client  *topology.Client
-		options operate.Pruning
+		options operate.PruneOptions
 		why     string
 	}{
-		{b.client, operate.Pruning{}, "nobody has said"},
-		{blind.client, operate.Pruning{NobodyPublishes: true}, "name the management API"},
+		{b.client, operate.PruneOptions{}, "nobody has said"},
+		{blind.client, operate.PruneOptions{NobodyPublishes: true}, "name the management API"},
 	} {
 		refused.options.Queues = []string{"quorum.empty", "classic.empty"}
 		results, err := operate.Prune(t.Context(), refused.client, plans, refused.options)
@@ -96,7 +96,7 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		}
 	}
 
-	results, err := operate.Prune(t.Context(), b.client, plans, operate.Pruning{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
+	results, err := operate.Prune(t.Context(), b.client, plans, operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
 	require.ErrorIs(t, err, operate.ErrUnsafe)
 	why := map[string]string{}
 	for _, r := range results {

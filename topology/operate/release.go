@@ -9,13 +9,13 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // takeOut moves chosen messages from the wait queues of a plan to a route.
 func takeOut(
-	ctx context.Context, client *topology.Client, plan topology.Plan, choose Choosing,
+	ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection,
 	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
 	var mu sync.Mutex
@@ -60,22 +60,22 @@ func takeOut(
 // released is a message whose wait is over: a not-before would send it to wait
 // again.
 func released(d *amqp.Delivery, _ string) amqp.Publishing {
-	msg := wire.Publishing(d, func(key string) bool { return key == middleware.NotBeforeKey }, nil)
-	msg.Priority = wire.Priority(d, middleware.PriorityKey)
+	msg := wire.Publishing(d, func(key string) bool { return key == header.NotBefore }, nil)
+	msg.Priority = wire.Priority(d, header.Priority)
 	return msg
 }
 
 // cancelled is a message that is given up.
 func cancelled(d *amqp.Delivery, queue string) amqp.Publishing {
-	n := middleware.ParseNotes(queue, func(key string) (string, bool) {
+	n := header.Parse(queue, func(key string) (string, bool) {
 		text, ok := d.Headers[key].(string)
 		return text, ok
 	})
-	n.Reason, n.DeadAt = middleware.ReasonCancelled, time.Now()
+	n.Reason, n.DeadAt = header.ReasonCancelled, time.Now()
 	headers := n.DeadHeaders(queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = n.Error
 	headers[wmiddleware.PoisonedTopicKey] = queue
-	msg := wire.Publishing(d, middleware.IsNoteKey, headers)
-	msg.Priority = wire.Priority(d, middleware.PriorityKey)
+	msg := wire.Publishing(d, header.IsState, headers)
+	msg.Priority = wire.Priority(d, header.Priority)
 	return msg
 }

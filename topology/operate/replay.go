@@ -12,13 +12,13 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // Replaying says what Replay moves, and how. The zero value moves every dead
 // letter of the queue back to it, as fast as the broker takes them.
-type Replaying struct {
+type ReplayOptions struct {
 	// Filter chooses.
 	Filter Filter
 	// To is the queue they go to. Default: the queue of the plan, and only letters
@@ -61,8 +61,8 @@ type Replaying struct {
 // After the first message that cannot be published Replay stops and says why;
 // topology.ErrUnroutable means that the queue does not exist. When ctx is done,
 // what has begun is finished. Progress is right with every error.
-func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, options Replaying) (Progress, error) {
-	r := &replay{client: client, plan: plan, Replaying: options, left: -1, pace: newPace(options.Rate)}
+func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, options ReplayOptions) (Progress, error) {
+	r := &replay{client: client, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate)}
 	err := r.prepare(ctx)
 	for again := true; again && err == nil; {
 		again, err = r.round(ctx)
@@ -77,7 +77,7 @@ func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, op
 }
 
 type replay struct {
-	Replaying
+	ReplayOptions
 	client  *topology.Client
 	plan    topology.Plan
 	dead    string
@@ -101,9 +101,9 @@ func (r *replay) prepare(ctx context.Context) error {
 	}
 	switch {
 	case target == r.dead:
-		return fmt.Errorf("%w: the letters are in queue %q already", ErrMisuse, target)
+		return fmt.Errorf("%w: the letters are in queue %q already", ErrInvalidOptions, target)
 	case r.Limit < 0 || r.Rate < 0:
-		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrMisuse, r.Limit, r.Rate)
+		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrInvalidOptions, r.Limit, r.Rate)
 	}
 	if r.Edit == nil || r.DryRun || r.Originals != "" {
 		return nil
@@ -118,7 +118,7 @@ func (r *replay) prepare(ctx context.Context) error {
 			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
-	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrMisuse, r.dead)
+	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrInvalidOptions, r.dead)
 }
 
 // round moves until the end, or until messages have been held for as long as is
@@ -210,7 +210,7 @@ func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) 
 		return false, err
 	}
 	if edited {
-		if err := r.client.Publish(m.ctx, "", r.Originals, wire.Publishing(&d, middleware.IsLiveKey, nil)); err != nil {
+		if err := r.client.Publish(m.ctx, "", r.Originals, wire.Publishing(&d, header.IsLive, nil)); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w", l.ID, r.Originals, err)
 		}
 	}
@@ -228,7 +228,7 @@ func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) 
 // compose returns what is published in place of a letter, and whether Edit has
 // changed it.
 func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
-	notes := map[string]string{middleware.ReplaysKey: strconv.Itoa(l.Replays + 1)}
+	notes := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
 	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, notes)
 	if r.Edit != nil {
 		before := msg
@@ -246,7 +246,7 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 
 // isLiveButOrigin: live notes have no place on a dead letter, but for the origin.
 func isLiveButOrigin(key string) bool {
-	return middleware.IsLiveKey(key) && key != middleware.OriginExchangeKey && key != middleware.OriginRoutingKeyKey
+	return header.IsLive(key) && key != header.OriginExchange && key != header.OriginRoutingKey
 }
 
 // frameReserve is what a frame takes for itself, the nonce, and the counts of a
@@ -255,7 +255,7 @@ const frameReserve = 8 + 64 + 64
 
 // fit leaves out what can be done without until msg fits in a frame.
 func fit(msg *amqp.Publishing, frame int) error {
-	for _, key := range []string{middleware.DeadHistoryKey, wmiddleware.ReasonForPoisonedKey, middleware.DeadErrorKey} {
+	for _, key := range []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError} {
 		if wire.PropertiesSize(msg) <= frame-frameReserve {
 			return nil
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -31,16 +31,16 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1100
-		b.die(dead, func(i int, _ *middleware.Notes, m *amqp.Publishing) {
+		b.die(dead, func(i int, _ *header.RetryState, m *amqp.Publishing) {
 			m.Headers["CC"] = []any{b.dead} // left out
 			delete(m.Headers, "CC")
-			m.Headers[middleware.FailuresKey] = "7" // forged
+			m.Headers[header.Failures] = "7" // forged
 			if i == 1 {
-				m.Headers[middleware.ReplaysKey] = "41"
+				m.Headers[header.Replays] = "41"
 			}
 		})
 		var last operate.Progress
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Progress: func(p operate.Progress) { last = p }})
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
@@ -57,10 +57,10 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		require.Equal(t, "application/json", d.ContentType)
 		require.Equal(t, amqp.Persistent, d.DeliveryMode)
 		require.Equal(t, int32(0), d.Headers["tenant"])
-		require.Equal(t, "1", d.Headers[middleware.ReplaysKey])
-		require.Equal(t, "42", arrived[1].Headers[middleware.ReplaysKey])
-		require.NotContains(t, d.Headers, middleware.FailuresKey)
-		notes := middleware.ParseNotes(b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
+		require.Equal(t, "1", d.Headers[header.Replays])
+		require.Equal(t, "42", arrived[1].Headers[header.Replays])
+		require.NotContains(t, d.Headers, header.Failures)
+		notes := header.Parse(b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
 		require.Zero(t, notes.Failures, "attempts start anew")
 		require.Len(t, notes.History, 1, "history is kept")
 		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
@@ -71,7 +71,7 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 func TestReplayTakesWhatIsChosen(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(900, func(i int, n *middleware.Notes, m *amqp.Publishing) {
+		b.die(900, func(i int, n *header.RetryState, m *amqp.Publishing) {
 			if i%3 == 0 {
 				n.Error = "no such customer"
 			}
@@ -79,9 +79,9 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		other := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
 		require.NoError(t, err)
-		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{middleware.DeadQueueKey: other}})
+		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
 
-		chosen := operate.Replaying{Filter: operate.Filter{Error: "customer"}, DryRun: true}
+		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
 		done, err := operate.Replay(t.Context(), b.client, b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
@@ -96,19 +96,19 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Filter: operate.Filter{Handler: "nobody"}})
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}})
 		require.NoError(t, err)
 		require.Zero(t, done.Done)
 
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Limit: 10})
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, 10, done.Done)
 		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first")
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{})
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, 590, done.Done)
 		require.Equal(t, 1, done.Foreign)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: other})
+		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: other})
 		require.NoError(t, err)
 		require.Equal(t, 1, done.Done)
 		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
@@ -139,7 +139,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 			}
 			back <- n
 		}()
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.Replaying{})
+		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		require.Equal(t, dead, <-back)
@@ -155,13 +155,13 @@ func TestReplayToNowhereLosesNothing(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(700)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: b.queue + ".nowhere"})
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, done.Done)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{To: b.dead})
-		require.ErrorIs(t, err, operate.ErrMisuse)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: -1})
-		require.ErrorIs(t, err, operate.ErrMisuse)
+		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.dead})
+		require.ErrorIs(t, err, operate.ErrInvalidOptions)
+		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: -1})
+		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order")
 	})
 }
@@ -173,7 +173,7 @@ func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
 		const dead = 1000
 		b.die(dead)
 		ctx, cancel := context.WithCancel(t.Context())
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.Replaying{Progress: func(p operate.Progress) {
+		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
 			if p.Done == 300 {
 				cancel()
 			}
@@ -192,7 +192,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(4)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
 			l.Delivery.Headers["tenant"] = "a copy of the hook's own"
 			switch l.ID {
 			case "order-0":
@@ -214,7 +214,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 		originals := b.drain(b.dead+".originals", 2)
 		require.Len(t, originals, 2, "what was not changed needs none")
 		require.Equal(t, `{"n":0}`, string(originals[0].Body))
-		require.Equal(t, "exhausted", originals[0].Headers[middleware.DeadReasonKey])
+		require.Equal(t, "exhausted", originals[0].Headers[header.DeadReason])
 		require.Equal(t, []string{`{"n":2}`}, b.bodies(b.dead, 1))
 	})
 }
@@ -227,16 +227,16 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		const frame = 131072
 		b.die(1)
 		b.publish(b.dead,
-			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), middleware.DeadHistoryKey: strings.Repeat("h", 300)}},
+			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300)}},
 			amqp.Publishing{MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)}})
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{})
+		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
 		require.ErrorIs(t, err, topology.ErrTooLarge)
 		require.ErrorContains(t, err, `"full"`)
 		require.Equal(t, 2, done.Done)
 		require.Equal(t, 1, done.Refused)
 		moved := b.drain(b.queue, 2)
 		require.Len(t, moved[1].Headers["theirs"], frame-400)
-		require.NotContains(t, moved[1].Headers, middleware.DeadHistoryKey)
+		require.NotContains(t, moved[1].Headers, header.DeadHistory)
 		require.Equal(t, 1, testbroker.Depth(t, b.url, b.dead))
 	})
 }
@@ -247,7 +247,7 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 	defer operate.SetHoldLimit(300 * time.Millisecond)()
 	b := newBox(t, topology.Quorum)
 	b.die(60)
-	done, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
+	done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
 	require.Len(t, b.bodies(b.queue, 20), 20)
@@ -261,7 +261,7 @@ func TestReplayKeepsItsRate(t *testing.T) {
 		const dead, rate = 300, 100
 		b.die(dead)
 		began := time.Now()
-		_, err := operate.Replay(t.Context(), b.client, b.plan, operate.Replaying{Rate: rate})
+		_, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: rate})
 		require.NoError(t, err)
 		measured := dead / time.Since(began).Seconds()
 		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
@@ -276,9 +276,9 @@ func BenchmarkReplay(bench *testing.B) {
 		bench.Run(string(kind), func(bench *testing.B) {
 			b := newBox(bench, kind)
 			pad := make([]byte, 1024)
-			b.die(bench.N, func(_ int, _ *middleware.Notes, m *amqp.Publishing) { m.Body = pad })
+			b.die(bench.N, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 			bench.ResetTimer()
-			done, err := operate.Replay(bench.Context(), b.client, b.plan, operate.Replaying{})
+			done, err := operate.Replay(bench.Context(), b.client, b.plan, operate.ReplayOptions{})
 			require.NoError(bench, err)
 			require.Equal(bench, bench.N, done.Done)
 			bench.ReportMetric(float64(done.Done)/bench.Elapsed().Seconds(), "messages/s")

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -96,16 +96,16 @@ func (b *box) publish(queue string, messages ...amqp.Publishing) {
 }
 
 // die publishes n dead letters, as they come from a handler, with the bodies 0, 1, 2 …
-func (b *box) die(n int, changes ...func(i int, notes *middleware.Notes, m *amqp.Publishing)) {
+func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amqp.Publishing)) {
 	b.t.Helper()
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	messages := make([]amqp.Publishing, 0, n)
 	for i := range n {
 		failed := at.Add(time.Duration(i) * time.Second)
-		notes := middleware.Notes{
-			Failures: 3, Reason: middleware.ReasonExhausted, Error: "connection refused", Class: middleware.ClassRetryable,
+		notes := header.RetryState{
+			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused", Class: header.ClassRetryable,
 			Handler: "ship", DeadAt: failed, OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []middleware.HistoryEntry{{Attempt: 3, At: failed, Handler: "ship", Error: "connection refused", Class: middleware.ClassRetryable, Reason: middleware.ReasonExhausted}},
+			History: []header.AttemptError{{Attempt: 3, At: failed, Handler: "ship", Error: "connection refused", Class: header.ClassRetryable, Reason: header.ReasonExhausted}},
 		}
 		m := amqp.Publishing{
 			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json", Timestamp: at,

@@ -9,7 +9,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -35,7 +35,7 @@ type Waiter struct {
 	// Failures so far, the last error and its class.
 	Failures int
 	Error    string
-	Class    middleware.Class
+	Class    header.Class
 	// Due is when it returns to its queue, reckoned from the last failure; later
 	// where it waits in rounds. Zero where the notes do not say.
 	Due time.Time
@@ -48,13 +48,13 @@ func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
 		text, ok := d.Headers[key].(string)
 		return text, ok
 	}
-	queue, _ := get(middleware.QueueKey)
-	n := middleware.ParseNotes(queue, get)
+	queue, _ := get(header.Queue)
+	n := header.Parse(queue, get)
 	w := Waiter{
 		ID: idOf(d), WaitQueue: q.Name, Delay: q.Delay, Queue: queue,
 		Failures: n.Failures, Error: n.Error, Class: n.Class, Due: n.NotBefore, Size: len(d.Body),
 	}
-	if last := len(n.History) - 1; last >= 0 && w.Due.IsZero() && n.SetAside == 0 {
+	if last := len(n.History) - 1; last >= 0 && w.Due.IsZero() && n.Snoozed == 0 {
 		w.Due = n.History[last].At.Add(n.Delay)
 	}
 	return w
@@ -135,14 +135,14 @@ func tooMany(n int) error {
 
 // Choosing says which of the messages that wait Release and Cancel take. With
 // neither IDs nor Match that is none.
-type Choosing struct {
+type Selection struct {
 	// IDs: the message's ID is one of them.
 	IDs []string
 	// Match chooses others.
 	Match func(Waiter) bool
 }
 
-func (c Choosing) chooses(w Waiter) bool {
+func (c Selection) chooses(w Waiter) bool {
 	return slices.Contains(c.IDs, w.ID) || c.Match != nil && c.Match(w)
 }
 
@@ -151,7 +151,7 @@ func (c Choosing) chooses(w Waiter) bool {
 // What is passed over is treated as by Waiting, and what is refused there is
 // refused here. A message whose notes name another queue is counted as foreign and
 // stays. Killed in the middle, a message may come twice, and none is lost.
-func Release(ctx context.Context, client *topology.Client, plan topology.Plan, choose Choosing) (Progress, error) {
+func Release(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
 	p, err := takeOut(ctx, client, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
 	if err != nil {
 		return p, fmt.Errorf("release what waits for queue %q: %w", plan.Queue, err)
@@ -161,7 +161,7 @@ func Release(ctx context.Context, client *topology.Client, plan topology.Plan, c
 
 // Cancel ends the wait of chosen messages as Release does, but they become dead
 // letters, with the reason middleware.ReasonCancelled.
-func Cancel(ctx context.Context, client *topology.Client, plan topology.Plan, choose Choosing) (Progress, error) {
+func Cancel(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
 	p, err := takeOut(ctx, client, plan, choose, plan.Dead, cancelled)
 	if err != nil {
 		return p, fmt.Errorf("cancel what waits for queue %q: %w", plan.Queue, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -21,13 +21,13 @@ func (b *box) wait(q topology.Queue, n int) {
 	b.t.Helper()
 	var all []amqp.Publishing
 	for i := range n {
-		notes := middleware.Notes{
-			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: middleware.ClassRetryable, OriginRoutingKey: b.queue,
+		notes := header.RetryState{
+			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable, OriginRoutingKey: b.queue,
 			NotBefore: time.Now().Add(24 * time.Hour),
-			History:   []middleware.HistoryEntry{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
+			History:   []header.AttemptError{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
 		}
 		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4, Headers: amqp.Table{"tenant": int32(7)}}
-		m.Headers[middleware.PriorityKey] = "9"
+		m.Headers[header.Priority] = "9"
 		for key, value := range notes.Headers(b.queue) {
 			m.Headers[key] = value
 		}
@@ -104,7 +104,7 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 			w.Due = time.Time{}
 			require.Equal(t, operate.Waiter{
 				ID: "1h0m0s-0", WaitQueue: b.waits(time.Hour).Name, Delay: time.Hour, Queue: b.queue,
-				Failures: 1, Error: "connection refused", Class: middleware.ClassRetryable, Size: 1,
+				Failures: 1, Error: "connection refused", Class: header.ClassRetryable, Size: 1,
 			}, w)
 		})
 	}
@@ -121,34 +121,34 @@ func TestReleaseAndCancel(t *testing.T) {
 			hour := b.waits(time.Hour)
 			b.wait(b.waits(time.Minute), 3)
 			b.wait(hour, 50)
-			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{middleware.QueueKey: "another queue"}})
+			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}})
 
-			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Choosing{IDs: []string{"1h0m0s-7", "other"}})
+			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
 			require.NoError(t, err)
 			require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
 			d := b.drain(b.queue, 1)[0]
 			require.Equal(t, "7", string(d.Body))
-			require.NotContains(t, d.Headers, middleware.NotBeforeKey, "or it would wait again")
-			require.Equal(t, "1", d.Headers[middleware.FailuresKey], "its attempts go on")
+			require.NotContains(t, d.Headers, header.NotBefore, "or it would wait again")
+			require.Equal(t, "1", d.Headers[header.Failures], "its attempts go on")
 			require.Equal(t, int32(7), d.Headers["tenant"])
 			require.Equal(t, uint8(9), d.Priority)
 
-			p, err = operate.Cancel(t.Context(), b.client, b.plan, operate.Choosing{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
+			p, err = operate.Cancel(t.Context(), b.client, b.plan, operate.Selection{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
 			require.NoError(t, err)
 			require.Equal(t, 49, p.Done)
 			b.depth(b.dead, 49)
 			l := b.letters(operate.Filter{})[0]
-			require.Equal(t, middleware.ReasonCancelled, l.Reason)
+			require.Equal(t, header.ReasonCancelled, l.Reason)
 			require.Equal(t, "connection refused", l.Error)
 			require.Equal(t, 1, l.Attempts)
 			require.Len(t, l.History, 1)
-			require.NotContains(t, l.Delivery.Headers, middleware.QueueKey)
-			require.NotContains(t, l.Delivery.Headers, middleware.PriorityKey)
+			require.NotContains(t, l.Delivery.Headers, header.Queue)
+			require.NotContains(t, l.Delivery.Headers, header.Priority)
 			require.Equal(t, uint8(9), l.Delivery.Priority)
 			require.Len(t, b.bodies(hour.Name, 1), 1)
 			require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
 
-			p, err = operate.Release(t.Context(), b.client, b.plan, operate.Choosing{})
+			p, err = operate.Release(t.Context(), b.client, b.plan, operate.Selection{})
 			require.NoError(t, err)
 			require.Zero(t, p.Chosen)
 		})
@@ -167,7 +167,7 @@ func TestLongWaitQueueIsRefused(t *testing.T) {
 			found, err := operate.Waiting(t.Context(), b.client, b.plan)
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Len(t, found, 1, "of the other queue")
-			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Choosing{IDs: []string{"1h0m0s-1"}})
+			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Selection{IDs: []string{"1h0m0s-1"}})
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Zero(t, p.Done)
 			b.depth(b.waits(time.Hour).Name, 5001)

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Delivery is the message: what to deliver, and where to.
@@ -99,7 +100,7 @@ func (e *statusError) Error() string {
 // byStatus is the service's classifier: a receiver that does not want a delivery
 // will not want it later; one that is in trouble, or too busy, may. Of other
 // errors it knows nothing.
-func byStatus(err error) (middleware.Class, bool) {
+func byStatus(err error) (header.Class, bool) {
 	var answered *statusError
 	if !errors.As(err, &answered) {
 		return "", false
@@ -107,8 +108,8 @@ func byStatus(err error) (middleware.Class, bool) {
 	switch status := answered.status; {
 	case status >= 500,
 		status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
-		return middleware.ClassRetryable, true
+		return header.ClassRetryable, true
 	default:
-		return middleware.ClassPermanent, true
+		return header.ClassPermanent, true
 	}
 }

@@ -11,24 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func TestStatusIsClassified(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]middleware.Class{
-		302: middleware.ClassPermanent,
-		400: middleware.ClassPermanent,
-		401: middleware.ClassPermanent,
-		404: middleware.ClassPermanent,
-		408: middleware.ClassRetryable,
-		410: middleware.ClassPermanent,
-		425: middleware.ClassRetryable,
-		429: middleware.ClassRetryable,
-		500: middleware.ClassRetryable,
-		501: middleware.ClassRetryable,
-		503: middleware.ClassRetryable,
-		504: middleware.ClassRetryable,
+	for status, want := range map[int]header.Class{
+		302: header.ClassPermanent,
+		400: header.ClassPermanent,
+		401: header.ClassPermanent,
+		404: header.ClassPermanent,
+		408: header.ClassRetryable,
+		410: header.ClassPermanent,
+		425: header.ClassRetryable,
+		429: header.ClassRetryable,
+		500: header.ClassRetryable,
+		501: header.ClassRetryable,
+		503: header.ClassRetryable,
+		504: header.ClassRetryable,
 	} {
 		class, known := byStatus(fmt.Errorf("deliver: %w", judge(status, http.Header{})))
 		require.True(t, known, status)
@@ -50,7 +51,7 @@ func TestNobodyListensIsNetworkTrouble(t *testing.T) {
 	err = NewSender(1).Deliver(message.NewMessage("", payload))
 	class, known := middleware.NetworkErrors().Classify(err)
 	require.True(t, known, err)
-	require.Equal(t, middleware.ClassRetryable, class)
+	require.Equal(t, header.ClassRetryable, class)
 }
 
 func TestWhatIsNoDeliveryIsPermanent(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -57,13 +58,13 @@ type ackEarly struct{ *topology.Client }
 // moment is what makes it show: a copy is in nobody's hands but the process's for so long.
 const moment = 100 * time.Millisecond
 
-func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
 }
 
-func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.DeadLetter(ctx, msg, notes)
@@ -74,11 +75,11 @@ type hardNack struct{ *topology.Client }
 // impatience is how long it waits for a confirm, where there is a connection that takes publishes.
 const impatience = 500 * time.Millisecond
 
-func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.Republish(ctx, msg, delay, notes) })
 }
 
-func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes middleware.Notes) error {
+func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
 }
 
@@ -98,7 +99,7 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 
 type publishTwice struct{ *topology.Client }
 
-func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
 		err = r.Client.Republish(ctx, msg, delay, notes)

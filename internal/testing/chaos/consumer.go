@@ -20,6 +20,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -139,8 +140,8 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 		return middleware.Permanent(fmt.Errorf("not a number: %w", err))
 	}
 	raw, _ := topology.Received(ctx)
-	nonce, _ := raw.Headers[middleware.PublishKey].(string)
-	_, aside := raw.Headers[middleware.SetAsideKey]
+	nonce, _ := raw.Headers[header.Publish].(string)
+	_, aside := raw.Headers[header.Snoozed]
 	a := Attempt{
 		Began: time.Now(), N: n, Attempt: middleware.Attempt(ctx),
 		Redelivered: raw.Redelivered, Aside: aside, Nonce: nonce,
@@ -174,7 +175,7 @@ type gated struct {
 	gate string
 }
 
-func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes middleware.Notes) error {
+func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
 	if delay == Delays[len(Delays)-1] {
 		open, err := lockShared(g.gate)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Letter is a dead letter.
@@ -110,7 +110,7 @@ func (l *letters) take(ch *amqp.Channel, d amqp.Delivery) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text := func(key string) string { s, _ := d.Headers[key].(string); return s }
-	nonce := text(middleware.PublishKey)
+	nonce := text(header.Publish)
 	n, err := strconv.Atoi(string(d.Body))
 	switch {
 	case string(d.Body) == filler || l.seen[nonce]:
@@ -118,7 +118,7 @@ func (l *letters) take(ch *amqp.Channel, d amqp.Delivery) error {
 		l.broken = append(l.broken, string(d.Body))
 	default:
 		l.seen[nonce] = true
-		l.got = append(l.got, Letter{N: n, At: time.Now(), Nonce: nonce, Reason: text(middleware.DeadReasonKey)})
+		l.got = append(l.got, Letter{N: n, At: time.Now(), Nonce: nonce, Reason: text(header.DeadReason)})
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func toShow(api *doc.Package) []string {
 		byValue := func(method string) bool {
 			return slices.ContainsFunc(t.Methods, func(m *doc.Func) bool { return m.Name == method && !strings.HasPrefix(m.Recv, "*") })
 		}
-		if strings.HasSuffix(t.Name, "Error") || byValue("Delay") || byValue("Plan") {
+		if strings.HasSuffix(t.Name, "Error") && t.Name != "AttemptError" || byValue("Delay") || byValue("Plan") {
 			names = append(names, t.Name)
 		}
 	}

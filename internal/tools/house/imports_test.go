@@ -35,20 +35,21 @@ const (
 // standard library. "x/…" is x and all below it.
 var library = map[string][]string{
 	"backoff":                       {cenkalti4},
-	"middleware":                    {module + "/backoff", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5},
-	"middleware/delayed":            {module + "/middleware", watermill + "/…"},
+	"middleware/header":             {module + "/internal/excerpt"},
+	"middleware":                    {module + "/backoff", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5},
+	"middleware/delayed":            {module + "/middleware/header", module + "/middleware", watermill + "/…"},
 	"middleware/delayed/postgresql": nil, // tests alone
-	"middleware/middlewaretest":     {module + "/middleware", watermill + "/…"},
-	"middleware/metrics":            {module + "/middleware", module + "/topology", prometheus},
-	"middleware/tracing":            {module + "/middleware", watermill + "/…", opentelemetry + "/…"},
+	"middleware/middlewaretest":     {module + "/middleware/header", module + "/middleware", watermill + "/…"},
+	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
+	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/amqpv3": {module + "/topology", module + "/internal/adapter", watermill, wamqp3, amqp091},
 	"topology/operate": {
-		module + "/middleware", module + "/topology", module + "/internal/scan", module + "/internal/wire",
+		module + "/middleware", module + "/middleware/header", module + "/topology", module + "/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/message/router/middleware", amqp091,
 	},
 }
@@ -58,6 +59,7 @@ var library = map[string][]string{
 var internals = map[string][]string{
 	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
 	"internal/hold":       nil,
+	"internal/excerpt":    nil,
 	"internal/observe":    nil,
 	"internal/management": nil,
 	"internal/wire":       {amqp091},

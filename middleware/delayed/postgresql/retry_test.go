@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 type call struct {
@@ -55,8 +56,8 @@ func TestMessageIsRetriedAfterItsDelay(t *testing.T) {
 	require.Equal(t, sent.UUID, dead.uuid)
 	require.JSONEq(t, `{"order":1}`, dead.payload)
 	require.Equal(t, "7", dead.metadata["customer"])
-	require.Equal(t, "exhausted", dead.metadata[middleware.DeadReasonKey])
-	require.Equal(t, "4", dead.metadata[middleware.DeadFailuresKey])
+	require.Equal(t, "exhausted", dead.metadata[header.DeadReason])
+	require.Equal(t, "4", dead.metadata[header.DeadFailures])
 	require.Equal(t, r.topic, dead.metadata[wmiddleware.PoisonedTopicKey])
 	testbroker.WaitFor(t, "what was handed over to be acked", patience, func() bool { return len(r.rows(r.topic)) == 0 })
 	r.stop()
@@ -71,12 +72,12 @@ func TestMarksWorkAsOnRabbitMQ(t *testing.T) {
 	r := newRig(t, backoff.Constant{Interval: time.Hour, Retries: 3}, func(msg *message.Message) error {
 		attempts <- middleware.Attempt(msg.Context())
 		if n.Add(1) == 1 {
-			return middleware.Later(errFailed, 10*time.Millisecond)
+			return middleware.Snooze(errFailed, 10*time.Millisecond)
 		}
 		return middleware.Permanent(errFailed)
 	})
 	r.publish(`{}`)
-	require.Equal(t, "permanent", r.dead().metadata[middleware.DeadReasonKey])
+	require.Equal(t, "permanent", r.dead().metadata[header.DeadReason])
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 1, <-attempts)
 }
@@ -91,7 +92,7 @@ func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 		return errors.New("half\x00read")
 	})
 	r.publish(`{}`)
-	require.Equal(t, "half\uFFFDread", r.dead().metadata[middleware.DeadErrorKey])
+	require.Equal(t, "half\uFFFDread", r.dead().metadata[header.DeadError])
 	require.EqualValues(t, 2, calls.Load())
 }
 

@@ -1,7 +1,8 @@
-package middleware
+package header
 
 import (
 	"errors"
+
 	"strconv"
 	"strings"
 	"time"
@@ -32,7 +33,7 @@ func parseTime(s string) time.Time {
 // deadlineFrom returns s if it is a value of DeadlineFromKey.
 func deadlineFrom(s string) string {
 	switch s {
-	case DeadlineFromTimestamp, DeadlineFromArrival, DeadlineFromPublish:
+	case FromTimestamp, FromArrival, FromPublish:
 		return s
 	}
 	return ""
@@ -51,10 +52,10 @@ func parseCount(s string) int {
 	switch {
 	case err == nil && n < 0:
 		return 0
-	case err == nil && n <= maxFailures:
+	case err == nil && n <= MaxFailures:
 		return int(n)
 	case err == nil, isRange(err) && s[0] != '-':
-		return maxFailures
+		return MaxFailures
 	}
 	return 0
 }

@@ -1,13 +1,15 @@
-package middleware
+package header
 
 import (
+	"github.com/millpond-go/millpond/internal/excerpt"
+
 	"strconv"
 	"time"
 )
 
 // Notes are the retry state that travels beside a message as headers. The
 // message itself is never changed.
-type Notes struct {
+type RetryState struct {
 	// Failures so far.
 	Failures int
 	// FirstSeen is when the message was first republished or set aside.
@@ -19,7 +21,7 @@ type Notes struct {
 	Delay time.Duration
 	// SetAside is the delay for which the message was set aside last; zero if
 	// the last attempt failed.
-	SetAside time.Duration
+	Snoozed time.Duration
 	// NotBefore is set while a delay is waited for in several rounds.
 	NotBefore time.Time
 	// Error is the text of the last error, cut to MaxErrorBytes.
@@ -50,7 +52,7 @@ type Notes struct {
 	Traceparent string
 	// History has an entry for each failed attempt, oldest first. After a dead
 	// letter was moved back it begins with the attempts of the earlier rounds.
-	History []HistoryEntry
+	History []AttemptError
 
 	// Reason, Handler and DeadAt are set when the message is dead-lettered.
 	Reason  Reason
@@ -65,85 +67,89 @@ type Notes struct {
 	Metadata map[string]string
 }
 
-// maxFailures bounds a forged counter: no policy in its senses gets there, and
+// HasWaited reports whether the message was republished or snoozed before. Only such a
+// message can be past a limit.
+func (n *RetryState) HasWaited() bool { return n.Failures > 0 || !n.FirstSeen.IsZero() }
+
+// MaxFailures bounds a forged counter: no policy in its senses gets there, and
 // adding one to it cannot overflow.
-const maxFailures = 1_000_000
+const MaxFailures = 1_000_000
 
 // liveKeys are the headers that Headers writes; see IsLiveKey.
 var liveKeys = map[string]bool{
-	QueueKey: true, FailuresKey: true, FirstSeenKey: true, FirstFailureKey: true,
-	DelayKey: true, SetAsideKey: true, InnerKey: true, NotBeforeKey: true, ErrorKey: true, ClassKey: true,
-	OriginExchangeKey: true, OriginRoutingKeyKey: true, DeadlineKey: true, DeadlineFromKey: true,
-	HistoryKey: true, InterruptionsKey: true, ReturnKey: true, WaitingSinceKey: true, TraceparentKey: true,
-	PriorityKey: true, PublishKey: true,
+	Queue: true, Failures: true, FirstSeen: true, FirstFailure: true,
+	Delay: true, Snoozed: true, Inner: true, NotBefore: true, Error: true, ErrorClass: true,
+	OriginExchange: true, OriginRoutingKey: true, Deadline: true, DeadlineFrom: true,
+	History: true, Interruptions: true, Via: true, WaitingSince: true, Traceparent: true,
+	Priority: true, Publish: true,
 }
 
 // IsLiveKey reports whether key is one of the live notes: a header that counts
 // only on the queue that wrote it, and that a dead letter does not carry.
-func IsLiveKey(key string) bool { return liveKeys[key] }
+func IsLive(key string) bool { return liveKeys[key] }
 
 // deadKeys are the headers that DeadHeaders writes, but for the origin.
 var deadKeys = map[string]bool{
-	DeadReasonKey: true, DeadAtKey: true, DeadQueueKey: true, DeadHandlerKey: true,
-	DeadFailuresKey: true, DeadErrorKey: true, DeadClassKey: true, DeadHistoryKey: true,
-	DeadDeadlineKey: true, DeadDeadlineFromKey: true,
+	DeadReason: true, DeadAt: true, DeadQueue: true, DeadHandler: true,
+	DeadFailures: true, DeadError: true, DeadClass: true, DeadHistory: true,
+	DeadDeadline: true, DeadDeadlineFrom: true,
 }
 
 // IsNoteKey reports whether key is one of the live notes or of those of a dead
 // letter.
-func IsNoteKey(key string) bool { return liveKeys[key] || deadKeys[key] }
+func IsState(key string) bool { return liveKeys[key] || deadKeys[key] }
 
 // Headers returns the live notes as headers that belong to queue. Zero values
 // are left out.
-func (n Notes) Headers(queue string) map[string]string {
+func (n RetryState) Headers(queue string) map[string]string {
 	h := make(map[string]string, len(liveKeys))
-	h[QueueKey], h[OriginExchangeKey], h[OriginRoutingKeyKey] = queue, n.OriginExchange, n.OriginRoutingKey
+	h[Queue], h[OriginExchange], h[OriginRoutingKey] = queue, n.OriginExchange, n.OriginRoutingKey
 	if n.Failures > 0 {
-		h[FailuresKey] = strconv.Itoa(n.Failures)
+		h[Failures] = strconv.Itoa(n.Failures)
 	}
 	if n.Interruptions > 0 {
-		h[InterruptionsKey] = strconv.Itoa(n.Interruptions)
+		h[Interruptions] = strconv.Itoa(n.Interruptions)
 	}
-	putTime(h, FirstSeenKey, n.FirstSeen)
-	putTime(h, FirstFailureKey, n.FirstFailure)
-	putTime(h, NotBeforeKey, n.NotBefore)
-	putTime(h, DeadlineKey, n.Deadline)
-	putString(h, DeadlineFromKey, n.DeadlineFrom)
-	putTime(h, WaitingSinceKey, n.WaitingSince)
-	putString(h, TraceparentKey, traceparent(n.Traceparent))
+	putTime(h, FirstSeen, n.FirstSeen)
+	putTime(h, FirstFailure, n.FirstFailure)
+	putTime(h, NotBefore, n.NotBefore)
+	putTime(h, Deadline, n.Deadline)
+	putString(h, DeadlineFrom, n.DeadlineFrom)
+	putTime(h, WaitingSince, n.WaitingSince)
+	putString(h, Traceparent, traceparent(n.Traceparent))
 	if n.Delay > 0 {
-		h[DelayKey] = n.Delay.String()
+		h[Delay] = n.Delay.String()
 	}
-	if n.SetAside > 0 {
-		h[SetAsideKey] = n.SetAside.String()
+	if n.Snoozed > 0 {
+		h[Snoozed] = n.Snoozed.String()
 	}
 	if n.Inner {
-		h[InnerKey] = "true"
+		h[Inner] = "true"
 	}
-	putString(h, ErrorKey, cutText(n.Error, MaxErrorBytes))
-	putString(h, ClassKey, string(n.Class))
-	putString(h, HistoryKey, encodeHistory(n.History))
+	putString(h, Error, excerpt.Of(n.Error, MaxErrorBytes))
+	putString(h, ErrorClass, string(n.Class))
+	putString(h, History, encodeHistory(n.History))
 	return h
 }
 
 // DeadHeaders returns the notes of a dead letter of queue, which stand instead
 // of the live ones. The origin keeps its name, so that it outlives a move.
-func (n Notes) DeadHeaders(queue string) map[string]string {
+func (n RetryState) DeadHeaders(queue string) map[string]string {
 	h := map[string]string{
-		DeadQueueKey:        queue,
-		DeadReasonKey:       string(n.Reason),
-		DeadFailuresKey:     strconv.Itoa(n.Failures),
-		OriginExchangeKey:   n.OriginExchange,
-		OriginRoutingKeyKey: n.OriginRoutingKey,
+		DeadQueue:        queue,
+		DeadReason:       string(n.Reason),
+		DeadFailures:     strconv.Itoa(n.Failures),
+		OriginExchange:   n.OriginExchange,
+		OriginRoutingKey: n.OriginRoutingKey,
 	}
-	putTime(h, DeadAtKey, n.DeadAt)
-	putString(h, DeadHandlerKey, n.Handler)
-	putString(h, DeadErrorKey, cutText(n.Error, MaxErrorBytes))
-	putString(h, DeadClassKey, string(n.Class))
-	putString(h, DeadHistoryKey, encodeHistory(n.History))
+	putTime(h, DeadAt, n.DeadAt)
+	putString(h, DeadHandler, n.Handler)
+	putString(h, DeadError, excerpt.Of(n.Error, MaxErrorBytes))
+	putString(h, DeadClass, string(n.Class))
+	putString(h, DeadHistory, encodeHistory(n.History))
 	if n.Reason == ReasonDeadline {
-		putTime(h, DeadDeadlineKey, n.Deadline)
-		putString(h, DeadDeadlineFromKey, n.DeadlineFrom)
+		putTime(h, DeadDeadline, n.Deadline)
+		putString(h, DeadDeadlineFrom, n.DeadlineFrom)
 	}
 	return h
 }
@@ -154,14 +160,14 @@ func (n Notes) DeadHeaders(queue string) map[string]string {
 // was moved back, only the history and the origin count. Whatever does not
 // parse is taken as absent, and every number is bounded: whoever may publish
 // to a queue may also write these headers.
-func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
-	var n Notes
-	if past, ok := get(DeadHistoryKey); ok {
+func Parse(queue string, get func(key string) (string, bool)) RetryState {
+	var n RetryState
+	if past, ok := get(DeadHistory); ok {
 		n.History = decodeHistory(past)
 	}
-	owner, live := get(QueueKey)
+	owner, live := get(Queue)
 	if live = live && owner == queue; !live {
-		if owner, dead := get(DeadQueueKey); dead && owner == queue {
+		if owner, dead := get(DeadQueue); dead && owner == queue {
 			n.readOrigin(get)
 		}
 		return n
@@ -169,25 +175,25 @@ func ParseNotes(queue string, get func(key string) (string, bool)) Notes {
 
 	text := func(key string) string { v, _ := get(key); return v }
 	n.readOrigin(get)
-	n.Failures = parseCount(text(FailuresKey))
-	n.Interruptions = parseCount(text(InterruptionsKey))
-	n.FirstSeen = parseTime(text(FirstSeenKey))
-	n.FirstFailure = parseTime(text(FirstFailureKey))
-	n.NotBefore = parseTime(text(NotBeforeKey))
-	n.Deadline = parseTime(text(DeadlineKey))
-	n.DeadlineFrom = deadlineFrom(text(DeadlineFromKey))
-	n.WaitingSince = parseTime(text(WaitingSinceKey))
-	n.Traceparent = traceparent(text(TraceparentKey))
-	n.Delay = parseDelay(text(DelayKey))
-	n.SetAside = parseDelay(text(SetAsideKey))
-	n.Inner = text(InnerKey) == "true"
-	n.Error = text(ErrorKey)
-	if class := Class(text(ClassKey)); known(class) {
+	n.Failures = parseCount(text(Failures))
+	n.Interruptions = parseCount(text(Interruptions))
+	n.FirstSeen = parseTime(text(FirstSeen))
+	n.FirstFailure = parseTime(text(FirstFailure))
+	n.NotBefore = parseTime(text(NotBefore))
+	n.Deadline = parseTime(text(Deadline))
+	n.DeadlineFrom = deadlineFrom(text(DeadlineFrom))
+	n.WaitingSince = parseTime(text(WaitingSince))
+	n.Traceparent = traceparent(text(Traceparent))
+	n.Delay = parseDelay(text(Delay))
+	n.Snoozed = parseDelay(text(Snoozed))
+	n.Inner = text(Inner) == "true"
+	n.Error = text(Error)
+	if class := Class(text(ErrorClass)); class.Known() {
 		n.Class = class
 	}
 	// The live history begins with that of the dead letter, whose headers are
 	// still there after it was moved back.
-	if live := decodeHistory(text(HistoryKey)); len(live) > 0 {
+	if live := decodeHistory(text(History)); len(live) > 0 {
 		n.History = live
 	}
 	return n
@@ -198,9 +204,9 @@ const maxName = 255
 
 // readOrigin reads where the message first came from. What is longer than a name
 // can be is forged, and absent.
-func (n *Notes) readOrigin(get func(key string) (string, bool)) {
-	exchange, _ := get(OriginExchangeKey)
-	routingKey, _ := get(OriginRoutingKeyKey)
+func (n *RetryState) readOrigin(get func(key string) (string, bool)) {
+	exchange, _ := get(OriginExchange)
+	routingKey, _ := get(OriginRoutingKey)
 	if len(exchange) <= maxName && len(routingKey) <= maxName {
 		n.OriginExchange, n.OriginRoutingKey = exchange, routingKey
 	}

@@ -1,4 +1,4 @@
-package middleware
+package header
 
 import (
 	"reflect"
@@ -6,13 +6,15 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 	t.Parallel()
-	entries := make([]HistoryEntry, 1000)
+	entries := make([]AttemptError, 1000)
 	for i := range entries {
-		entries[i] = HistoryEntry{
+		entries[i] = AttemptError{
 			Attempt: i + 1, At: noon.Add(time.Duration(i) * time.Second), Handler: "billing",
 			Class: ClassRetryable, Error: strings.Repeat("é", 1000), Delay: "1s",
 		}
@@ -29,7 +31,7 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 		if want := 1000 - len(got) + 1 + i; entry.Attempt != want {
 			t.Errorf("entry %d is attempt %d, want %d", i, entry.Attempt, want)
 		}
-		if len(entry.Error) > maxEntryErrorBytes || !utf8.ValidString(entry.Error) {
+		if len(entry.Error) > MaxEntryErrorBytes || !utf8.ValidString(entry.Error) {
 			t.Errorf("entry %d has an error of %d bytes: %q", i, len(entry.Error), entry.Error)
 		}
 	}
@@ -37,7 +39,7 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 
 func TestHistoryWithATimeThatJSONRefuses(t *testing.T) {
 	t.Parallel()
-	entries := []HistoryEntry{
+	entries := []AttemptError{
 		{Attempt: 1, At: noon},
 		{Attempt: 2, At: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
 		{Attempt: 3, At: noon},
@@ -65,7 +67,7 @@ func TestCutText(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := cutText(test.text, test.limit)
+			got := excerpt.Of(test.text, test.limit)
 			if got != test.want {
 				t.Errorf("got  %q\nwant %q", got, test.want)
 			}
@@ -75,8 +77,8 @@ func TestCutText(t *testing.T) {
 
 func TestAnErrorOfAMegabyteIsCut(t *testing.T) {
 	t.Parallel()
-	n := Notes{Failures: 1, Error: strings.Repeat("\xf0\x9f\x8c\x8a", 1<<18)}
-	for _, got := range []string{n.Headers("q")[ErrorKey], n.DeadHeaders("q")[DeadErrorKey]} {
+	n := RetryState{Failures: 1, Error: strings.Repeat("\xf0\x9f\x8c\x8a", 1<<18)}
+	for _, got := range []string{n.Headers("q")[Error], n.DeadHeaders("q")[DeadError]} {
 		if len(got) > MaxErrorBytes || len(got) < MaxErrorBytes-4 || !utf8.ValidString(got) {
 			t.Errorf("%d bytes, valid: %v", len(got), utf8.ValidString(got))
 		}

@@ -1,4 +1,4 @@
-package middleware
+package header
 
 // Class says whether trying again can help.
 type Class string
@@ -10,6 +10,9 @@ const (
 	// ClassPermanent: no attempt can succeed; the message is dead-lettered at once.
 	ClassPermanent Class = "permanent"
 )
+
+// Known reports whether c is one of the classes that are defined here.
+func (c Class) Known() bool { return c == ClassRetryable || c == ClassPermanent }
 
 // Reason says why a message was dead-lettered.
 type Reason string

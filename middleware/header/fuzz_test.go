@@ -1,10 +1,12 @@
-package middleware
+package header
 
 import (
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 func FuzzParseNotes(f *testing.F) {
@@ -14,33 +16,36 @@ func FuzzParseNotes(f *testing.F) {
 	f.Add("1", "", "", strings.Repeat("k", 100_000), "", "", "")
 	f.Fuzz(func(t *testing.T, count, at, delay, text, class, history, past string) {
 		headers := map[string]string{
-			QueueKey: "q", FailuresKey: count, FirstSeenKey: at, FirstFailureKey: at, NotBeforeKey: at, DeadlineKey: at, DeadlineFromKey: text,
-			DelayKey: delay, SetAsideKey: delay, InnerKey: text, InterruptionsKey: count, ErrorKey: text, ClassKey: class, HistoryKey: history, DeadHistoryKey: past,
-			WaitingSinceKey: at, TraceparentKey: text,
-			OriginExchangeKey: text, OriginRoutingKeyKey: count,
+			Queue: "q", Failures: count, FirstSeen: at, FirstFailure: at, NotBefore: at, Deadline: at, DeadlineFrom: text,
+			Delay: delay, Snoozed: delay, Inner: text, Interruptions: count, Error: text, ErrorClass: class, History: history, DeadHistory: past,
+			WaitingSince: at, Traceparent: text,
+			OriginExchange: text, OriginRoutingKey: count,
 		}
 		get := func(key string) (string, bool) {
 			value, ok := headers[key]
 			return value, ok
 		}
-		n := ParseNotes("q", get)
-		if n.Failures < 0 || n.Failures > maxFailures || n.Delay < 0 || n.SetAside < 0 {
-			t.Errorf("out of bounds: %d failures, delay %v, set aside %v", n.Failures, n.Delay, n.SetAside)
+		n := Parse("q", get)
+		if n.Failures < 0 || n.Failures > MaxFailures || n.Delay < 0 || n.Snoozed < 0 {
+			t.Errorf("out of bounds: %d failures, delay %v, set aside %v", n.Failures, n.Delay, n.Snoozed)
 		}
-		if ParseNotes("other", get).Failures != 0 {
+		if Parse("other", get).Failures != 0 {
 			t.Error("counted on another queue")
 		}
 
 		// Whatever came in, what goes out is bounded and reads as itself.
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-		fail := failure{err: errTest, at: place{handler: "handler"}, mark: mark{class: ClassRetryable}, notes: n, now: now}
-		aside := fail.record(decision{aside: true, delay: time.Second}, text)
-		n = fail.record(decision{count: n.Failures + 1, first: notAfter(n.FirstFailure, now)}, text)
-		for _, h := range []map[string]string{n.Headers("q"), n.DeadHeaders("q"), aside.Headers("q")} {
+		n.Failures = min(n.Failures, MaxFailures-1) + 1
+		n.Error, n.Class = text, ClassRetryable
+		if n.FirstFailure.IsZero() || n.FirstFailure.After(now) {
+			n.FirstFailure = now
+		}
+		n.History = append(n.History, AttemptError{Attempt: n.Failures, At: now, Class: n.Class, Error: text})
+		for _, h := range []map[string]string{n.Headers("q"), n.DeadHeaders("q")} {
 			total := 0
 			for key, value := range h {
 				total += len(key) + len(value)
-				name := key == OriginExchangeKey || key == OriginRoutingKeyKey // AMQP allows any bytes
+				name := key == OriginExchange || key == OriginRoutingKey // AMQP allows any bytes
 				if !utf8.ValidString(value) && !name {
 					t.Errorf("%s is not valid UTF-8: %q", key, value)
 				}
@@ -50,8 +55,8 @@ func FuzzParseNotes(f *testing.F) {
 			}
 		}
 		headers = n.Headers("q")
-		again := ParseNotes("q", get)
-		if again.Failures != min(n.Failures, maxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
+		again := Parse("q", get)
+		if again.Failures != min(n.Failures, MaxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
 			t.Errorf("wrote %d failures since %v, read %d since %v",
 				n.Failures, n.FirstFailure, again.Failures, again.FirstFailure)
 		}
@@ -67,7 +72,7 @@ func FuzzCutText(f *testing.F) {
 	f.Add(strings.Repeat("\xff", 300), 256)
 	f.Fuzz(func(t *testing.T, text string, limit int) {
 		limit = 64 + (limit&0xfff)%4096
-		got := cutText(text, limit)
+		got := excerpt.Of(text, limit)
 		if len(got) > limit {
 			t.Errorf("%d bytes, the limit is %d", len(got), limit)
 		}
@@ -77,7 +82,7 @@ func FuzzCutText(f *testing.F) {
 		if len(text) <= limit && utf8.ValidString(text) && got != text {
 			t.Errorf("changed %q, which fits, to %q", text, got)
 		}
-		if twice := cutText(got, limit); twice != got {
+		if twice := excerpt.Of(got, limit); twice != got {
 			t.Errorf("cut twice it is %q, once %q", twice, got)
 		}
 	})

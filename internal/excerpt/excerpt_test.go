@@ -1,8 +1,10 @@
-package middleware
+package excerpt_test
 
 import (
 	"strings"
 	"testing"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 // What is cut is what looking at all of it would have cut.
@@ -14,7 +16,7 @@ func TestCutTextLooksAtTheBeginningOnly(t *testing.T) {
 	} {
 		for _, limit := range []int{64, 256, 512, 513, 514, 515, 2048} {
 			whole := strings.ToValidUTF8(text, "?")
-			got := cutText(text, limit)
+			got := excerpt.Of(text, limit)
 			switch {
 			case len(whole) <= limit && got != whole:
 				t.Errorf("%d bytes, limit %d: %q, want all of it", len(text), limit, got)

@@ -1,4 +1,4 @@
-package middleware
+package header
 
 // Headers of a message that waits or returns: the live notes. All are strings;
 // times are RFC 3339 with nanoseconds in UTC, durations as Go prints them.
@@ -6,101 +6,101 @@ package middleware
 const (
 	// QueueKey names the queue the live notes belong to. Where it is not the
 	// consuming queue the live notes are dropped.
-	QueueKey = "millpond-queue"
+	Queue = "millpond-queue"
 	// FailuresKey counts the failures so far, decimal.
-	FailuresKey = "millpond-failures"
+	Failures = "millpond-failures"
 	// FirstSeenKey is when the message was first republished or set aside.
-	FirstSeenKey = "millpond-first-seen"
+	FirstSeen = "millpond-first-seen"
 	// FirstFailureKey is when the first attempt failed.
-	FirstFailureKey = "millpond-first-failure"
+	FirstFailure = "millpond-first-failure"
 	// DelayKey is the delay asked for after the last failure.
-	DelayKey = "millpond-delay"
+	Delay = "millpond-delay"
 	// SetAsideKey is the delay for which the message was set aside last. It is
 	// absent where the last attempt failed.
-	SetAsideKey = "millpond-set-aside"
+	Snoozed = "millpond-set-aside"
 	// ReturnKey says whether the message passes the user's exchange when it returns,
 	// where a topology.Strategy lets it. It is for the broker to read.
-	ReturnKey = "millpond-return"
+	Via = "millpond-return"
 	// InnerKey is "true" where the last failure was decided on by a DelayedRetry
 	// that has another one around it.
-	InnerKey = "millpond-inner"
+	Inner = "millpond-inner"
 	// NotBeforeKey is set while a delay is waited for in several rounds: the
 	// message is not handed to the handler before.
-	NotBeforeKey = "millpond-not-before"
+	NotBefore = "millpond-not-before"
 	// ErrorKey is the last error, cut.
-	ErrorKey = "millpond-error"
+	Error = "millpond-error"
 	// ClassKey is the class of the last error: "retryable" or "permanent".
-	ClassKey = "millpond-class"
+	ErrorClass = "millpond-class"
 	// OriginExchangeKey is the exchange the message first came from.
-	OriginExchangeKey = "millpond-origin-exchange"
+	OriginExchange = "millpond-origin-exchange"
 	// OriginRoutingKeyKey is the routing key the message first came with.
-	OriginRoutingKeyKey = "millpond-origin-routing-key"
+	OriginRoutingKey = "millpond-origin-routing-key"
 	// DeadlineKey is the end of the message's own expiration.
-	DeadlineKey = "millpond-deadline"
+	Deadline = "millpond-deadline"
 	// DeadlineFromKey says what the expiration is counted from: one of
 	// DeadlineFromTimestamp, DeadlineFromArrival and DeadlineFromPublish.
-	DeadlineFromKey = "millpond-deadline-from"
+	DeadlineFrom = "millpond-deadline-from"
 	// HistoryKey is the history as JSON, one entry an attempt, bounded.
-	HistoryKey = "millpond-history"
+	History = "millpond-history"
 	// InterruptionsKey counts how often the message was set aside as a suspect
 	// of killing the process that handles it, decimal.
-	InterruptionsKey = "millpond-interruptions"
+	Interruptions = "millpond-interruptions"
 	// WaitingSinceKey is when the message was republished or set aside last.
-	WaitingSinceKey = "millpond-waiting-since"
+	WaitingSince = "millpond-waiting-since"
 	// TraceparentKey is the span of the attempt before this one, as W3C Trace
 	// Context writes it.
-	TraceparentKey = "millpond-traceparent"
+	Traceparent = "millpond-traceparent"
 	// PriorityKey is the priority that the message arrived with first, decimal. It is
 	// there while a message of a priority above 4 waits in a quorum queue, which it
 	// enters with priority 4 (broker fact F32).
-	PriorityKey = "millpond-priority"
+	Priority = "millpond-priority"
 	// PublishKey is the nonce of the last publish.
-	PublishKey = "millpond-publish"
+	Publish = "millpond-publish"
 	// UnreadableKey stands for all headers of a message that the client library
 	// cannot read; its value are their bytes, as AMQP writes a table. Such a message
 	// is dead-lettered.
-	UnreadableKey = "millpond-unreadable"
+	Unreadable = "millpond-unreadable"
 )
 
 // Headers of a dead letter. They stand instead of the live notes, so that one
 // that is moved back by any tool that keeps headers starts at attempt 1.
 const (
 	// DeadReasonKey says why the message was given up; see Reason.
-	DeadReasonKey = "millpond-dead-reason"
+	DeadReason = "millpond-dead-reason"
 	// DeadAtKey is when it was given up.
-	DeadAtKey = "millpond-dead-at"
+	DeadAt = "millpond-dead-at"
 	// DeadQueueKey is the queue whose handler gave up.
-	DeadQueueKey = "millpond-dead-queue"
+	DeadQueue = "millpond-dead-queue"
 	// DeadHandlerKey is the name of that handler.
-	DeadHandlerKey = "millpond-dead-handler"
+	DeadHandler = "millpond-dead-handler"
 	// DeadFailuresKey counts its failures, decimal.
-	DeadFailuresKey = "millpond-dead-failures"
+	DeadFailures = "millpond-dead-failures"
 	// DeadErrorKey is the last error, cut.
-	DeadErrorKey = "millpond-dead-error"
+	DeadError = "millpond-dead-error"
 	// DeadClassKey is the class of the last error.
-	DeadClassKey = "millpond-dead-class"
+	DeadClass = "millpond-dead-class"
 	// DeadHistoryKey is the history as JSON, also that of earlier rounds.
-	DeadHistoryKey = "millpond-dead-history"
+	DeadHistory = "millpond-dead-history"
 	// DeadDeadlineKey and DeadDeadlineFromKey are DeadlineKey and DeadlineFromKey of a
 	// message that was given up for ReasonDeadline.
-	DeadDeadlineKey     = "millpond-dead-deadline"
-	DeadDeadlineFromKey = "millpond-dead-deadline-from"
+	DeadDeadline     = "millpond-dead-deadline"
+	DeadDeadlineFrom = "millpond-dead-deadline-from"
 )
 
 // Values of DeadlineFromKey and of Notes.DeadlineFrom.
 const (
 	// DeadlineFromTimestamp: the expiration is counted from the timestamp that the
 	// producer has set.
-	DeadlineFromTimestamp = "timestamp"
+	FromTimestamp = "timestamp"
 	// DeadlineFromArrival: the expiration is counted from the arrival of the message,
 	// which has no timestamp or one that cannot be the time of publishing.
-	DeadlineFromArrival = "arrival"
+	FromArrival = "arrival"
 	// DeadlineFromPublish: the expiration of a delayed message is counted from the time
 	// at which it was published.
-	DeadlineFromPublish = "publish"
+	FromPublish = "publish"
 )
 
 // ReplaysKey counts how often a dead letter was moved back by the operator's tool
 // (package operate), decimal. It belongs to neither kind of notes: it stays on
 // the message.
-const ReplaysKey = "millpond-replays"
+const Replays = "millpond-replays"
