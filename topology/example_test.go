@@ -155,3 +155,18 @@ func ExamplePlan_Permissions() {
 	// write     ^(amq\.default)$
 	// read      ^(orders)$
 }
+
+// What a strategy needs for the delays of a policy, without a broker.
+func ExamplePlanFor() {
+	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.Constant{Interval: 5 * time.Second, Retries: 3})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, q := range plan.Queues {
+		fmt.Println(q.Name)
+	}
+	// Output:
+	// orders.wait.5s
+	// orders.dlq
+}

@@ -1,7 +1,11 @@
 package topology
 
 import (
+	"fmt"
+	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/backoff"
 )
 
 // Strategy says which queues a message waits in. It is a value: pure, without a
@@ -15,6 +19,35 @@ type Strategy interface {
 	// The plan must pass ValidatePlan, or Subscribe fails and declares nothing.
 	// A strategy of your own is asked for the first time at Subscribe.
 	Plan(queue string, delays []time.Duration) (Plan, error)
+}
+
+// PlanFor returns the plan of a strategy for a queue whose failures the policies decide
+// on. It needs no broker. Without a policy, or where none of them can list its delays, the
+// plan has the strategy's own wait steps. An invalid policy and a plan that ValidatePlan
+// refuses are errors.
+func PlanFor(strategy Strategy, queue string, policies ...backoff.Policy) (Plan, error) {
+	var opts subscriberOptions
+	if err := ForPolicy(policies...)(&opts); err != nil {
+		return Plan{}, fmt.Errorf("plan for queue %q: %w", queue, err)
+	}
+	return planWith(strategy, queue, opts)
+}
+
+// planWith plans the delays of the policies. Where one of them cannot list its delays, the
+// plan also has the strategy's own wait steps.
+func planWith(strategy Strategy, queue string, opts subscriberOptions) (Plan, error) {
+	if !opts.unlisted || opts.delays == nil {
+		return planFor(strategy, queue, opts.delays)
+	}
+	own, err := planFor(strategy, queue, nil)
+	if err != nil {
+		return Plan{}, err
+	}
+	delays := slices.Clone(opts.delays)
+	for _, step := range own.WaitSteps {
+		delays = append(delays, step.Delay)
+	}
+	return planFor(strategy, queue, delays)
 }
 
 // checker is a strategy that can check its fields before a queue is known.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -125,21 +124,9 @@ func checkVhosts(client, other link.Config, what string) error {
 	return nil
 }
 
-// plan returns the plan for a queue. With a policy that cannot list its delays
-// beside others that can, the strategy's default wait steps is planned as well.
+// plan returns the plan for a queue.
 func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
-	if !opts.unlisted || opts.delays == nil {
-		return c.planFor(queue, opts.delays)
-	}
-	ladder, err := c.planFor(queue, nil)
-	if err != nil {
-		return Plan{}, err
-	}
-	delays := slices.Clone(opts.delays)
-	for _, rung := range ladder.WaitSteps {
-		delays = append(delays, rung.Delay)
-	}
-	return c.planFor(queue, delays)
+	return planWith(c.strategy, queue, opts)
 }
 
 // Subscribe declares what the queue of topic needs, consumes it and returns its
