@@ -120,7 +120,7 @@ func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 func TestANilHookIsRefused(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0))
-	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithLaterLimit: 0s is not positive"
+	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithSnoozeLimit: 0s is not positive"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
