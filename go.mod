@@ -11,7 +11,6 @@ require (
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/sony/gobreaker v1.0.0
 	github.com/stretchr/testify v1.12.1
-	github.com/urfave/cli/v3 v3.14.0
 	go.uber.org/goleak v1.3.0
 )
 

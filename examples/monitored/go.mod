@@ -5,9 +5,9 @@ go 1.25.0
 require (
 	github.com/ThreeDotsLabs/watermill v1.5.1
 	github.com/ThreeDotsLabs/watermill-amqp/v2 v2.1.3
-	github.com/millpond-go/millpond v0.0.0
-	github.com/millpond-go/millpond/middleware/metrics v0.0.0
-	github.com/millpond-go/millpond/middleware/tracing v0.0.0
+	github.com/millpond-go/millpond v0.1.0
+	github.com/millpond-go/millpond/middleware/metrics v0.1.0
+	github.com/millpond-go/millpond/middleware/tracing v0.1.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/sony/gobreaker v1.0.0
 	github.com/stretchr/testify v1.12.1
@@ -43,10 +43,4 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.47.0 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
-)
-
-replace (
-	github.com/millpond-go/millpond => ../..
-	github.com/millpond-go/millpond/middleware/metrics => ../../middleware/metrics
-	github.com/millpond-go/millpond/middleware/tracing => ../../middleware/tracing
 )

@@ -6,7 +6,7 @@ require (
 	github.com/ThreeDotsLabs/watermill v1.5.1
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.1.5
 	github.com/jackc/pgx/v5 v5.9.2
-	github.com/millpond-go/millpond v0.0.0
+	github.com/millpond-go/millpond v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 )
@@ -28,5 +28,3 @@ require (
 	golang.org/x/sync v0.20.0 // indirect
 	golang.org/x/text v0.37.0 // indirect
 )
-
-replace github.com/millpond-go/millpond => ../../..
