@@ -23,7 +23,7 @@ import (
 
 const monitoring = "../../docs/monitoring/"
 
-// requireMonitoring is set by `make monitoring-test`: what is missing fails.
+// requireMonitoring is set by `make test-monitoring`: what is missing fails.
 const requireMonitoring = "MILLPOND_REQUIRE_PROMETHEUS"
 
 func program(t *testing.T, name string) string {
@@ -33,7 +33,7 @@ func program(t *testing.T, name string) string {
 		if os.Getenv(requireMonitoring) != "" {
 			t.Fatalf("needs %s, which is in Debian's package prometheus", name)
 		}
-		t.Skipf("needs %s, which is in Debian's package prometheus: `make monitoring-test` installs it", name)
+		t.Skipf("needs %s, which is in Debian's package prometheus: `make test-monitoring` installs it", name)
 	}
 	return path
 }
@@ -149,7 +149,7 @@ func numbers(t *testing.T, prom, expr string) []float64 {
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
-		t.Skip("takes a minute: `make monitoring-test` runs it")
+		t.Skip("takes a minute: `make test-monitoring` runs it")
 	}
 	node, api := testbroker.Managed(t, "")
 	r := start(t, node.URL(), "--management", api)

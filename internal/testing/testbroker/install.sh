@@ -5,8 +5,8 @@
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
-#     prometheus what `make monitoring-test` checks rules with and scrapes the example with: prometheus and promtool
-#     postgres   PostgreSQL's server, for `make examples`: package postgresql
+#     prometheus what `make test-monitoring` checks rules with and scrapes the example with: prometheus and promtool
+#     postgres   PostgreSQL's server, for `make test-postgres`: package postgresql
 #
 # No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu

@@ -31,7 +31,7 @@ type Postgres struct {
 type postgresPrograms struct{ initdb, server string }
 
 // ErrNoPostgres means that no PostgreSQL is installed that could be started.
-var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed (`make examples` installs it)")
+var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed (`make test-postgres` installs it)")
 
 // PrivatePostgres starts a server for this test alone. It ends with the test. Without an installation the test is
 // skipped and says what is missing, or fails where MILLPOND_REQUIRE_POSTGRES is set.
