@@ -2,7 +2,7 @@
 
 // Withbroker runs a command with a RabbitMQ beside it:
 //
-//	go run ./internal/tools/withbroker -- go run ./examples/basic
+//	go run ./internal/tools/withbroker -- go run ./examples/webhooks
 //
 // It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with the command's code. The
 // broker is the installed rabbitmq-server (or the version that MILLPOND_BROKER names), else a container if Docker runs.

@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package docs_test
 
 import (
 	"bufio"
@@ -19,8 +19,8 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// docs/getting-started.md, done by a shell: its files, its commands, and what it says
-// that the program prints.
+// Given the files and the commands of docs/getting-started.md, when a shell runs them, then the
+// program prints the lines that the page shows.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	url := testbroker.Private(t).URL()
@@ -51,7 +51,7 @@ func TestGettingStarted(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "sh", "-eu")
 	cmd.Dir, cmd.Stdin = folder, strings.NewReader(script.String())
 	cmd.Env = append(os.Environ(), "AMQP_URL="+url, "GOFLAGS=", "GOWORK=off")
-	// What is interrupted at a terminal is the shell and all that it has started.
+	// A terminal's interrupt reaches the shell and every process that it has started.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -75,7 +75,9 @@ func TestGettingStarted(t *testing.T) {
 	err = cmd.Wait()
 	require.Equal(t, prints, printed, "%s", stderr.String())
 	require.Contains(t, stderr.String(), "All messages processed", "%v", err)
-	for _, queue := range []string{"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.15s", "orders.dlq"} {
+	for _, queue := range []string{
+		"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.15s", "orders.dlq",
+	} {
 		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
 	}
 }

@@ -1,11 +1,9 @@
-package main
+package docs_test
 
 import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,39 +12,34 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// source is what the Go files of the repository say.
+// source holds the string literals of the repository's Go files.
 type source struct {
-	code  []string            // the strings of what is no test
-	tests map[string][]string // for each test: the strings in its file
+	code  []string            // of files that are not tests
+	tests map[string][]string // for each test, the strings of its file
 }
 
 func readSource(t *testing.T) source {
 	t.Helper()
 	s := source{tests: map[string][]string{}}
-	require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".go" {
-			return err
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
+	goFiles(t, func(path, text string) {
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		require.NoError(t, err)
 		texts := stringsOf(file)
 		if !strings.HasSuffix(path, "_test.go") {
 			s.code = append(s.code, texts...)
-			return nil
+			return
 		}
 		for _, decl := range file.Decls {
-			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
-				s.tests[f.Name.Name] = append(s.tests[f.Name.Name], texts...)
+			f, ok := decl.(*ast.FuncDecl)
+			if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+				s.tests[f.Name.Name] = append(s.tests[f.Name.Name], append(texts, "")...)
 			}
 		}
-		return nil
-	}))
+	})
 	return s
 }
 
-// stringsOf returns the strings of a file, those that are added up as one.
+// stringsOf returns the strings of a file. Literals that are added up count as one.
 func stringsOf(file *ast.File) (found []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		if e, ok := n.(ast.Expr); ok {
@@ -78,7 +71,9 @@ var quoted = regexp.MustCompile("`([^`]+)`")
 func TestTablesNameTestsThatExist(t *testing.T) {
 	t.Parallel()
 	s := readSource(t)
-	for document, least := range map[string]int{"docs/middlewares.md": 23, "docs/troubleshooting.md": 19} {
+	for document, least := range map[string]int{
+		"docs/middlewares.md": 23, "docs/troubleshooting.md": 19,
+	} {
 		rows := rows(t, document)
 		require.GreaterOrEqual(t, len(rows), least, document)
 		for _, row := range rows {
@@ -91,8 +86,8 @@ func TestTablesNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// Every message that docs/troubleshooting.md quotes is one of the code, and the test
-// beside it looks for it.
+// Every message that docs/troubleshooting.md quotes is in the code, and the test beside it
+// looks for it.
 func TestMessagesAreQuotedFromTheCode(t *testing.T) {
 	t.Parallel()
 	s := readSource(t)
@@ -100,11 +95,11 @@ func TestMessagesAreQuotedFromTheCode(t *testing.T) {
 		require.Len(t, row, 4, row[0])
 		message := quoted.FindStringSubmatch(row[1])
 		require.NotNil(t, message, row[0])
-		require.True(t, slices.ContainsFunc(s.code, func(text string) bool { return strings.Contains(text, message[1]) }),
-			"no code says %q", message[1])
+		quotes := func(text string) bool { return strings.Contains(text, message[1]) }
+		require.True(t, slices.ContainsFunc(s.code, quotes), "no code says %q", message[1])
 		for _, test := range quoted.FindAllStringSubmatch(row[3], -1) {
 			require.True(t, slices.ContainsFunc(s.tests[test[1]], func(text string) bool {
-				return len(text) >= 10 && (strings.Contains(message[1], text) || strings.Contains(text, message[1]))
+				return len(text) >= 10 && (strings.Contains(message[1], text) || quotes(text))
 			}), "%s looks for nothing of %q", test[1], message[1])
 		}
 	}
@@ -118,8 +113,9 @@ func TestEveryMiddlewareHasARow(t *testing.T) {
 		first.WriteString(row[0])
 	}
 	for _, name := range []string{
-		"Recoverer", "Timeout", "CorrelationID", "Retry", "PoisonQueue", "Throttle", "CircuitBreaker", "Deduplicator", "InstantAck",
-		"IgnoreErrors", "RandomFail", "RandomPanic", "Duplicator", "DelayOnError", "components/metrics",
+		"Recoverer", "Timeout", "CorrelationID", "Retry", "PoisonQueue", "Throttle",
+		"CircuitBreaker", "Deduplicator", "InstantAck", "IgnoreErrors", "RandomFail", "RandomPanic",
+		"Duplicator", "DelayOnError", "components/metrics",
 	} {
 		require.Contains(t, first.String(), "`"+name+"`")
 	}

@@ -1,12 +1,10 @@
-package main
+package docs_test
 
 import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,15 +14,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/monitoring.md has every line that the library logs, with its level, and
-// no other; and it names every field.
+// docs/monitoring.md has every line that the library logs, with its level, and no other line.
+// It names every field.
 func TestEveryLogLineIsDocumented(t *testing.T) {
 	t.Parallel()
 	lines, fields := logged(t)
 	document := read(t, "docs/monitoring.md")
 	documented := map[string]bool{}
-	for _, row := range regexp.MustCompile("(?m)^\\| (error|info|debug|trace) \\| `([^`]+)` \\|").FindAllStringSubmatch(document, -1) {
-		documented[row[1]+": "+row[2]] = true
+	row := regexp.MustCompile("(?m)^\\| (error|info|debug|trace) \\| `([^`]+)` \\|")
+	for _, cells := range row.FindAllStringSubmatch(document, -1) {
+		documented[cells[1]+": "+cells[2]] = true
 	}
 	require.Greater(t, len(lines), 30)
 	require.Equal(t, slices.Sorted(maps.Keys(lines)), slices.Sorted(maps.Keys(documented)))
@@ -34,48 +33,41 @@ func TestEveryLogLineIsDocumented(t *testing.T) {
 	}
 }
 
-// logged returns the lines that the library's code can log, as "level: message",
-// and the names of their fields.
+// notLogging are the folders with code that is no part of the library.
+var notLogging = regexp.MustCompile(`^(cmd|examples|internal/(bench|testing|tools))/|_test\.go$`)
+
+// logged returns the lines that the library's code can log, as "level: message", and the names
+// of their fields.
 func logged(t *testing.T) (lines, fields map[string]bool) {
 	t.Helper()
 	lines, fields = map[string]bool{}, map[string]bool{}
-	for _, dir := range []string{"backoff", "middleware", "topology", "internal"} {
-		err := filepath.WalkDir(root+dir, func(path string, entry fs.DirEntry, err error) error {
-			switch {
-			case err != nil:
-				return err
-			case entry.IsDir() && entry.Name() == "testbroker":
-				return filepath.SkipDir
-			case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
-				return nil
-			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-			if err == nil {
-				ast.Inspect(file, func(n ast.Node) bool {
-					switch n := n.(type) {
-					case *ast.CallExpr:
-						if level, text := logCall(t, path, n); level != "" {
-							lines[level+": "+text] = true
-						}
-					case *ast.CompositeLit:
-						collectFields(n, fields)
-					case *ast.AssignStmt: // fields["reason"] = …
-						if index, ok := n.Lhs[0].(*ast.IndexExpr); ok && name(index.X) == "fields" {
-							collectKey(index.Index, fields)
-						}
-					}
-					return true
-				})
-			}
-			return err
-		})
+	goFiles(t, func(path, text string) {
+		if notLogging.MatchString(path) {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
 		require.NoError(t, err)
-	}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if level, text := logCall(t, path, n); level != "" {
+					lines[level+": "+text] = true
+				}
+			case *ast.CompositeLit:
+				collectFields(n, fields)
+			case *ast.AssignStmt: // fields["reason"] = …
+				if index, ok := n.Lhs[0].(*ast.IndexExpr); ok && name(index.X) == "fields" {
+					collectKey(index.Index, fields)
+				}
+			}
+			return true
+		})
+	})
 	return lines, fields
 }
 
-// logCall returns level and message of a call of a logger, or of a function that
-// hands its first argument to one.
+// logCall returns the level and the message of a call that logs. The call is a logger's, or
+// the call of a function that logs its first argument.
 func logCall(t *testing.T, path string, call *ast.CallExpr) (level, text string) {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
@@ -83,7 +75,7 @@ func logCall(t *testing.T, path string, call *ast.CallExpr) (level, text string)
 	}
 	level, of := strings.ToLower(selector.Sel.Name), strings.ToLower(name(selector.X))
 	switch {
-	case level == "settle" && of == "d": // delivery.settle logs why it holds a message
+	case level == "settle" && of == "d": // delivery.settle logs the reason why it holds a message
 		level = "error"
 	case name(call.Args[0]) == "holding", // in settle itself
 		!strings.HasSuffix(of, "logger") && of != "plain",
@@ -91,7 +83,7 @@ func logCall(t *testing.T, path string, call *ast.CallExpr) (level, text string)
 		return "", ""
 	}
 	text = literalText(call.Args[0])
-	require.NotEqual(t, "…", text, "%s logs a message that is no literal", path)
+	require.NotEqual(t, "…", text, "%s logs a message that is not a literal", path)
 	return level, text
 }
 
@@ -106,8 +98,7 @@ func name(e ast.Expr) string {
 	return ""
 }
 
-// literalText is the text of string literals that are added up; what is not known is
-// "…".
+// literalText returns the text of string literals that are added up, with "…" for other parts.
 func literalText(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:

@@ -1,6 +1,6 @@
-package main
+package docs_test
 
-// The pieces of Go in docs/*.md. docs_test.go looks for each of their lines here.
+// The Go of docs/*.md, compiled: documents_test.go looks for each of its lines here.
 
 import (
 	"context"
@@ -30,7 +30,9 @@ func delayNames() topology.Strategy {
 	return strategy
 }
 
-func sharedWithDeadLetters(client *topology.Client, policy backoff.Policy) (topology.Strategy, *middleware.DelayedRetry, error) {
+func sharedWithDeadLetters(
+	client *topology.Client, policy backoff.Policy,
+) (topology.Strategy, *middleware.DelayedRetry, error) {
 	strategy := topology.Shared{
 		Prefix: "shop",
 		Dead: topology.DeadLetters{Target: func(queue string) topology.Route {
@@ -46,11 +48,14 @@ func sharedWithDeadLetters(client *topology.Client, policy backoff.Policy) (topo
 func quickRetry(router *message.Router, retry *middleware.DelayedRetry) {
 	router.AddMiddleware(
 		retry.Middleware,
-		wmiddleware.Retry{MaxRetries: 1, InitialInterval: 50 * time.Millisecond}.Middleware, // one more quick try; leave it out otherwise
+		// One more quick try; leave it out otherwise.
+		wmiddleware.Retry{MaxRetries: 1, InitialInterval: 50 * time.Millisecond}.Middleware,
 	)
 }
 
-func withTLS(ctx context.Context, ourCA *x509.CertPool, ourClient tls.Certificate) (*topology.Client, error) {
+func withTLS(
+	ctx context.Context, ourCA *x509.CertPool, ourClient tls.Certificate,
+) (*topology.Client, error) {
 	cfg := amqp.NewDurableQueueConfig("amqps://orders-service:…@broker.example:5671/shop")
 	cfg.Connection.TLSConfig = &tls.Config{
 		RootCAs:      ourCA,                        // default: those of the system
@@ -60,7 +65,10 @@ func withTLS(ctx context.Context, ourCA *x509.CertPool, ourClient tls.Certificat
 	return client, err
 }
 
-func withoutURLs(client *topology.Client, policy backoff.Policy) (*middleware.DelayedRetry, error) {
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithErrorText(middleware.RedactURLs))
+func withoutURLs(
+	client *topology.Client, policy backoff.Policy,
+) (*middleware.DelayedRetry, error) {
+	retry, err := middleware.NewDelayedRetry(client, policy,
+		middleware.WithErrorText(middleware.RedactURLs))
 	return retry, err
 }

@@ -1,8 +1,9 @@
-package main
+package docs_test
 
-// The README's other pieces of Go. readme_test.go looks for each of them here.
+// The README's other pieces of Go, compiled: documents_test.go looks for each line here.
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -28,7 +29,7 @@ var _ = addMiddlewares
 func Example() {
 	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
 	payload := []byte("42")
-	handleOrder := func(*message.Message) error { return errShopClosed }
+	handleOrder := func(*message.Message) error { return errors.New("shop is closed") }
 
 	broker := middlewaretest.NewBroker()
 	retry, err := middleware.NewDelayedRetry(broker, policy)

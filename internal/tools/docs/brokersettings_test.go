@@ -1,4 +1,4 @@
-package main
+package docs_test
 
 import (
 	"fmt"
@@ -13,22 +13,24 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
+const reconciliation = "quorum_queue.continuous_membership_reconciliation"
+
 // settingsInEffect holds, for each key of rabbitmq.conf that docs/broker-settings.md
 // sets, the node's own value as Erlang. %s is the value on the page.
 var settingsInEffect = map[string]string{
-	"cluster_partition_handling":        `{cluster_partition_handling, %s}`,
-	"consumer_timeout":                  `{consumer_timeout, %s}`,
-	"default_queue_type":                `{default_queue_type, rabbit_%s_queue}`,
-	"disk_free_limit.absolute":          `{disk_free_limit, "%s"}`,
-	"max_message_size":                  `{max_message_size, %s}`,
-	"vm_memory_high_watermark.relative": `{vm_memory_high_watermark, %s}`,
-	"quorum_queue.continuous_membership_reconciliation.enabled":           `{quorum_membership_reconciliation_enabled, %s}`,
-	"quorum_queue.continuous_membership_reconciliation.target_group_size": `{quorum_membership_reconciliation_target_group_size, %s}`,
+	"cluster_partition_handling":          `{cluster_partition_handling, %s}`,
+	"consumer_timeout":                    `{consumer_timeout, %s}`,
+	"default_queue_type":                  `{default_queue_type, rabbit_%s_queue}`,
+	"disk_free_limit.absolute":            `{disk_free_limit, "%s"}`,
+	"max_message_size":                    `{max_message_size, %s}`,
+	"vm_memory_high_watermark.relative":   `{vm_memory_high_watermark, %s}`,
+	reconciliation + ".enabled":           `{quorum_membership_reconciliation_enabled, %s}`,
+	reconciliation + ".target_group_size": `{quorum_membership_reconciliation_target_group_size, %s}`,
 }
 
-// A node with the rabbitmq.conf and the advanced.config of docs/broker-settings.md
-// starts, has their values, and takes the page's commands. A snippet whose fence ends
-// in "from 4.0" is left out on an older version.
+// Given a node with the rabbitmq.conf and the advanced.config of docs/broker-settings.md, then it
+// starts, has their values, and takes the page's commands. A snippet whose fence ends in
+// "from 4.0" is left out on an older version.
 func TestRecommendedBrokerSettings(t *testing.T) {
 	t.Parallel()
 	version := testbroker.InstalledVersion(t)
@@ -45,7 +47,8 @@ func TestRecommendedBrokerSettings(t *testing.T) {
 	require.Greater(t, len(conf), 3)
 	require.Greater(t, len(commands), 5)
 
-	node := testbroker.Private(t, testbroker.WithConfig(conf...), testbroker.WithAdvancedConfig(advanced))
+	node := testbroker.Private(t,
+		testbroker.WithConfig(conf...), testbroker.WithAdvancedConfig(advanced))
 	var want []string
 	for _, line := range conf {
 		key, value, _ := strings.Cut(line, " = ")
@@ -55,8 +58,10 @@ func TestRecommendedBrokerSettings(t *testing.T) {
 	require.Equal(t, "[]\n", node.Ctl(t, "eval", fmt.Sprintf(`
 		{ok, Tokens, _} = erl_scan:string(%q),
 		{ok, Advanced} = erl_parse:parse_term(Tokens),
-		[{App, Key, application:get_env(App, Key)} || {App, Pairs} <- [{rabbit, [%s]} | Advanced], {Key, Value} <- Pairs,
-			application:get_env(App, Key) =/= {ok, Value}].`, advanced, strings.Join(want, ", "))), "settings of the page that are not in effect")
+		[{App, Key, application:get_env(App, Key)} ||
+			{App, Pairs} <- [{rabbit, [%s]} | Advanced], {Key, Value} <- Pairs,
+			application:get_env(App, Key) =/= {ok, Value}].`, advanced, strings.Join(want, ", "))),
+		"settings of the page that are not in effect")
 
 	for _, line := range commands {
 		if strings.HasPrefix(line, "#") {
@@ -69,11 +74,13 @@ func TestRecommendedBrokerSettings(t *testing.T) {
 		_, err := node.RunTool(t.Context(), words[0], words[1:]...)
 		require.NoError(t, err, line)
 	}
-	require.Equal(t, "shop\tquorum\n", regexp.MustCompile(`(?m)^shop\t.*\n`).FindString(node.Ctl(t, "list_vhosts", "name", "default_queue_type")))
-	require.Contains(t, node.Ctl(t, "list_policies", "--vhost", "shop"), `{"delivery-limit":2147483647}`)
+	vhosts := node.Ctl(t, "list_vhosts", "name", "default_queue_type")
+	require.Contains(t, "\n"+vhosts, "\nshop\tquorum\n")
+	policies := node.Ctl(t, "list_policies", "--vhost", "shop")
+	require.Contains(t, policies, `{"delivery-limit":2147483647}`)
 }
 
-// numbers are those of a version, 4.0.5 for example; none for "".
+// numbers returns the numbers of a version such as 4.0.5, and none for "".
 func numbers(t *testing.T, version string) (found []int) {
 	t.Helper()
 	for _, text := range regexp.MustCompile(`\d+`).FindAllString(version, -1) {

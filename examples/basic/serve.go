@@ -1,6 +1,6 @@
 package main
 
-// The README's sample. readme_test.go compares the two, and runs it.
+// The README shows this file from its imports on; a test in internal/tools/docs compares the two.
 
 import (
 	"context"
@@ -19,7 +19,10 @@ import (
 var ErrInvalidOrder = errors.New("invalid order")
 
 // ServeOrders handles the queue "orders" until ctx is done.
-func ServeOrders(ctx context.Context, url string, handleOrder message.NoPublishHandlerFunc, logger watermill.LoggerAdapter) error {
+func ServeOrders(
+	ctx context.Context, url string, handleOrder message.NoPublishHandlerFunc,
+	logger watermill.LoggerAdapter,
+) error {
 	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
 	cfg := amqp.NewDurableQueueConfig(url) // watermill-amqp's, whichever you use today
 
