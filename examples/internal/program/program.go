@@ -17,32 +17,48 @@ import (
 // DefaultURL names the broker where AMQP_URL is not set.
 const DefaultURL = "amqp://guest:guest@127.0.0.1:5672/"
 
-// Main calls run and exits with 1 if it fails. The context ends at an interrupt; a second one
-// ends the program at once. The queue's name belongs to this process alone.
-func Main(name string, run func(ctx context.Context, url, queue string, out io.Writer) error) {
+// URL returns the broker's address: the given one, else AMQP_URL, else DefaultURL.
+func URL(given string) string {
+	for _, url := range []string{given, os.Getenv("AMQP_URL")} {
+		if url != "" {
+			return url
+		}
+	}
+	return DefaultURL
+}
+
+// Exit ends the process with the code that run returns. The context of run ends at an interrupt;
+// a second interrupt ends the process at once.
+func Exit(run func(ctx context.Context, args []string, stdout, stderr io.Writer) int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	url := os.Getenv("AMQP_URL")
-	if url == "" {
-		url = DefaultURL
-	}
-	err := run(ctx, url, fmt.Sprintf("millpond-%s-%d", name, os.Getpid()), os.Stdout)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(1)
-	}
+	os.Exit(code)
+}
+
+// Main is Exit for a program without arguments. It gives run the broker's address and a name for
+// its queue, which no other process uses, and prints the error of run.
+func Main(name string, run func(ctx context.Context, url, queue string, out io.Writer) error) {
+	Exit(func(ctx context.Context, _ []string, stdout, stderr io.Writer) int {
+		queue := fmt.Sprintf("millpond-%s-%d", name, os.Getpid())
+		if err := run(ctx, URL(""), queue, stdout); err != nil {
+			fmt.Fprintf(stderr, "%s: %v\n", name, err)
+			return 1
+		}
+		return 0
+	})
 }
 
 // Service is a router that runs, and the connections that its handlers use.
 type Service struct {
 	router  *message.Router
 	client  io.Closer
-	stopped chan error // takes what the router's Run returns
+	stopped chan error // takes the result of the router's Run
 }
 
 // Start runs the router and returns once all its handlers consume. If it fails, it closes the
-// router and the client. The client may be nil. The end of ctx only ends Start: call Close.
+// router and the client. The client may be nil. The end of ctx ends Start alone: call Close.
 func Start(ctx context.Context, router *message.Router, client io.Closer) (*Service, error) {
 	s := &Service{router: router, client: client, stopped: make(chan error, 1)}
 	go func() { s.stopped <- router.Run(context.WithoutCancel(ctx)) }()
@@ -65,4 +81,16 @@ func (s *Service) Close() error {
 		err = errors.Join(err, s.client.Close())
 	}
 	return err
+}
+
+// Await receives n values, or returns an error that says what the program waited for.
+func Await[T any](ctx context.Context, from <-chan T, n int, awaited string) error {
+	for range n {
+		select {
+		case <-from:
+		case <-ctx.Done():
+			return fmt.Errorf("waited for %s: %w", awaited, context.Cause(ctx))
+		}
+	}
+	return nil
 }

@@ -2,33 +2,30 @@ package main
 
 import (
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/components/metrics"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// Watermill's components/metrics counts attempts that fail where it stands inside
-// DelayedRetry; outside, a message that was handed over is a success. It is here,
-// and not beside the tests of the other middlewares, because the library's own
-// module depends on no Prometheus.
+// Given Watermill's components/metrics inside DelayedRetry, then it counts a failed attempt as a
+// failure. Outside, it counts a message that was handed over as a success. The test is here
+// because the library's own module does not depend on Prometheus.
 func TestComposedWithMetrics(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		compose           func(*message.Router, *middleware.DelayedRetry, metrics.PrometheusMetricsBuilder)
+		compose           func(*message.Router, *middleware.DelayedRetry, builder)
 		failed, succeeded uint64
 	}{
-		"inside": {func(r *message.Router, retry *middleware.DelayedRetry, b metrics.PrometheusMetricsBuilder) {
+		"inside": {func(r *message.Router, retry *middleware.DelayedRetry, b builder) {
 			r.AddMiddleware(retry.Middleware)
 			b.AddPrometheusRouterMetrics(r)
 		}, 1, 1},
-		"outside": {func(r *message.Router, retry *middleware.DelayedRetry, b metrics.PrometheusMetricsBuilder) {
+		"outside": {func(r *message.Router, retry *middleware.DelayedRetry, b builder) {
 			b.AddPrometheusRouterMetrics(r)
 			r.AddMiddleware(retry.Middleware)
 		}, 0, 2},
@@ -38,7 +35,7 @@ func TestComposedWithMetrics(t *testing.T) {
 			url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 			registry := prometheus.NewRegistry()
 			stop := start(t, Service{
-				URL: url, Queue: queue, policy: backoff.List{time.Second},
+				URL: url, Queue: queue,
 				Handle: func(msg *message.Message) error {
 					if middleware.Attempt(msg.Context()) == 1 {
 						return errNoAnswer
@@ -58,7 +55,9 @@ func TestComposedWithMetrics(t *testing.T) {
 	}
 }
 
-// handled returns how many calls were counted with this label "success".
+type builder = metrics.PrometheusMetricsBuilder
+
+// handled returns the number of calls that were counted with this label "success".
 func handled(t *testing.T, registry *prometheus.Registry, success string) uint64 {
 	t.Helper()
 	families, err := registry.Gather()
