@@ -1,9 +1,11 @@
-// Gotest runs `go test`, prints what it prints, and names the tests that were skipped, which `go test` keeps to itself:
+// Gotest runs `go test`, prints what it prints, and names the tests that were skipped, which `go
+// test` keeps to itself:
 //
 //	go run ./internal/tools/gotest -race ./...
 //
-// All arguments go to `go test`, whose exit code is its own. -C, for a module in another folder, must come first as there. If
-// GOTEST_COUNTS names a file, the numbers of tests that passed, failed and were skipped are added to those in it, as JSON.
+// All arguments go to `go test`, whose exit code is its own. -C, for a module in another folder,
+// must come first as there. If GOTEST_COUNTS names a file, the numbers of tests that passed, failed
+// and were skipped are added to those in it, as JSON.
 package main
 
 import (

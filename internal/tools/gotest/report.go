@@ -18,14 +18,15 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// report turns the events back into what `go test` prints: of a package that passes its last line, of one that fails also
-// the output of its failed tests. Before a package's last line come its skipped tests, one line each, so that what is
-// printed ends as that of `go test` does.
+// report turns the events back into what `go test` prints: of a package that passes its last line,
+// of one that fails also the output of its failed tests. Before a package's last line come its
+// skipped tests, one line each, so that what is printed ends as that of `go test` does.
 type report struct {
 	out     io.Writer
 	verbose bool
-	tests   map[string]map[string]*bytes.Buffer // package, test ("" is the package itself): output not yet printed
-	skipped map[string][]string                 // package: lines not yet printed
+	// package, test ("" is the package itself): output not yet printed
+	tests   map[string]map[string]*bytes.Buffer
+	skipped map[string][]string // package: lines not yet printed
 	failed  bool
 	counts  counts
 }
@@ -36,7 +37,8 @@ const lockLimit, lockPause = 5 * time.Second, 5 * time.Millisecond
 // counts are the tests that ended, their subtests among them.
 type counts struct{ Passed, Failed, Skipped int }
 
-// addTo adds the counts to those in a file, which another module's tests may have written, or are about to.
+// addTo adds the counts to those in a file, which another module's tests may have written, or are
+// about to.
 func (c counts) addTo(file string) error {
 	lock := file + ".lock"
 	for end := time.Now().Add(lockLimit); ; <-time.After(lockPause) {
@@ -73,7 +75,8 @@ func (c *counts) add(e event) {
 }
 
 func newReport(out io.Writer, verbose bool) *report {
-	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer), skipped: make(map[string][]string)}
+	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer),
+		skipped: make(map[string][]string)}
 }
 
 func (r *report) read(from io.Reader) error {
@@ -130,7 +133,8 @@ func (r *report) line(line []byte) {
 	}
 }
 
-// isClosing recognises the line with which go test ends a package. That of a failed one comes after its tests' output.
+// isClosing recognises the line with which go test ends a package. That of a failed one comes after
+// its tests' output.
 func isClosing(line string) bool {
 	return strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t")
 }
@@ -161,7 +165,8 @@ func (r *report) printSkipped(pkg string) {
 	delete(r.skipped, pkg)
 }
 
-// flush prints what is left of a failed package: tests that never ended, then the package's own lines.
+// flush prints what is left of a failed package: tests that never ended, then the package's own
+// lines.
 func (r *report) flush(pkg string) {
 	for test, output := range r.tests[pkg] {
 		if test != "" {

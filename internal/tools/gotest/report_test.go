@@ -73,10 +73,12 @@ func TestReport(t *testing.T) {
 			want:   "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\nFAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
 			counts: counts{Passed: 1, Failed: 1},
 		},
-		"a panic ends no test":    {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
-		"build failed":            {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
-		"go test itself killed":   {events: killed, want: "last words\n"},
-		"lines of other programs": {events: "hello\n" + noTests, want: "hello\n?   \tq\t[no test files]\n"},
+		"a panic ends no test": {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
+		"build failed": {events: unbuilt,
+			want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
+		"go test itself killed": {events: killed, want: "last words\n"},
+		"lines of other programs": {events: "hello\n" + noTests,
+			want: "hello\n?   \tq\t[no test files]\n"},
 		"verbose": {
 			events: passing, verbose: true,
 			want:   "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\nPASS\nok  \tp\t0.01s\n",
@@ -98,14 +100,16 @@ func TestReport(t *testing.T) {
 func TestAnotherFolderComesFirst(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, []string{"test", "-json", "-v", "./..."}, command([]string{"-v", "./..."}))
-	assert.Equal(t, []string{"test", "-C", "tools", "-json", "-v"}, command([]string{"-C", "tools", "-v"}))
+	assert.Equal(t, []string{"test", "-C", "tools", "-json", "-v"},
+		command([]string{"-C", "tools", "-v"}))
 	assert.Equal(t, []string{"test", "-json", "-C"}, command([]string{"-C"}))
 }
 
 func TestReasonOfASkip(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, "no reason given", reason("=== RUN   TestA\n--- SKIP: TestA (0.00s)\n"))
-	assert.Equal(t, "a_test.go:3: why", reason("=== PAUSE TestA\n    log\n    a_test.go:3: why\n--- SKIP: TestA (0.00s)\n"))
+	assert.Equal(t, "a_test.go:3: why",
+		reason("=== PAUSE TestA\n    log\n    a_test.go:3: why\n--- SKIP: TestA (0.00s)\n"))
 }
 
 func TestCountsOfSeveralModulesAreAddedUp(t *testing.T) {

@@ -2,8 +2,9 @@
 //
 //	go run ./internal/tools/matrix make test
 //
-// The command is run with BROKER set to the version; what it prints is passed on. At the end comes a table with what ran
-// where. A version that cannot be had is named there. The exit code is 0 only if the command passed on every version.
+// The command is run with BROKER set to the version; what it prints is passed on. At the end comes
+// a table with what ran where. A version that cannot be had is named there. The exit code is 0 only
+// if the command passed on every version.
 package main
 
 import (
@@ -77,7 +78,8 @@ func run(broker string, command []string, out io.Writer) (outcome, error) {
 	file := filepath.Join(dir, "counts.json")
 	var seen head
 	cmd := exec.Command(command[0], command[1:]...)
-	cmd.Env = append(os.Environ(), "BROKER="+broker, "MILLPOND_BROKER="+broker, "AMQP_URL=", "GOTEST_COUNTS="+file)
+	cmd.Env = append(os.Environ(), "BROKER="+broker, "MILLPOND_BROKER="+broker, "AMQP_URL=",
+		"GOTEST_COUNTS="+file)
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &seen), io.MultiWriter(os.Stderr, &seen)
 	began := time.Now()
 	o := outcome{exit: cmd.Run(), took: time.Since(began).Round(time.Second), version: seen.version()}
@@ -86,7 +88,8 @@ func run(broker string, command []string, out io.Writer) (outcome, error) {
 		err = json.Unmarshal(data, &o.tests)
 	}
 	if err != nil && o.exit == nil {
-		return o, fmt.Errorf("%s passed, but has not said how many tests: %w", strings.Join(command, " "), err)
+		return o, fmt.Errorf("%s passed, but has not said how many tests: %w", strings.Join(command, " "),
+			err)
 	}
 	return o, nil
 }
@@ -105,7 +108,8 @@ func summary(out io.Writer, all []outcome) bool {
 			result = "FAILED"
 		}
 		passed = passed && result == "ok"
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%v\n", version, result, o.tests.Passed, o.tests.Failed, o.tests.Skipped, o.took)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%v\n", version, result, o.tests.Passed, o.tests.Failed,
+			o.tests.Skipped, o.took)
 	}
 	for _, missed := range versions[len(all):] {
 		_, _ = fmt.Fprintf(w, "%s\tNOT RUN\t\t\t\t\n", missed.name)

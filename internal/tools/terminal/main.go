@@ -1,10 +1,8 @@
-// Terminal draws what a command has printed as an SVG, as a terminal would show
-// it:
+// Terminal draws what a command has printed as an SVG, as a terminal would show it:
 //
 //	make demo 2>&1 | go run ./internal/tools/terminal -command 'make demo' >docs/demo.svg
 //
-// Of a long output it shows the beginning and the end, and says how many lines are
-// left out.
+// Of a long output it shows the beginning and the end, and says how many lines are left out.
 package main
 
 import (
@@ -40,7 +38,8 @@ func cut(said string, head, tail int) []string {
 	if left <= 1 {
 		return lines
 	}
-	return slices.Concat(lines[:head], []string{fmt.Sprintf("⋮  %d lines left out", left)}, lines[len(lines)-tail:])
+	return slices.Concat(lines[:head], []string{fmt.Sprintf("⋮  %d lines left out", left)},
+		lines[len(lines)-tail:])
 }
 
 const (
@@ -68,14 +67,14 @@ func draw(command string, lines []string) string {
 <g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="13" fill="#c9d1d9" xml:space="preserve">
 `, width, height, width, height, escape("What "+command+" prints"), width, height)
 	for i, line := range lines {
-		fmt.Fprintf(&b, `<text x="%d" y="%d"%s>%s</text>`+"\n", margin, bar+margin+i*lineHeight+8, style(line), escape(line))
+		fmt.Fprintf(&b, `<text x="%d" y="%d"%s>%s</text>`+"\n", margin, bar+margin+i*lineHeight+8,
+			style(line), escape(line))
 	}
 	b.WriteString("</g>\n</svg>\n")
 	return b.String()
 }
 
-// style makes the command and the account stand out, and what is left out step
-// back.
+// style makes the command and the account stand out, and what is left out step back.
 func style(line string) string {
 	switch {
 	case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "published "):

@@ -11,7 +11,8 @@ import (
 
 func TestCut(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, []string{"a", "b", "c"}, cut("\na\nb\nc\n", 1, 1), "one line is no longer than what says that it is left out")
+	require.Equal(t, []string{"a", "b", "c"}, cut("\na\nb\nc\n", 1, 1),
+		"one line is no longer than what says that it is left out")
 	require.Equal(t, []string{"a", "⋮  2 lines left out", "d"}, cut("a\nb\nc\nd\n", 1, 1))
 }
 
@@ -28,7 +29,8 @@ func TestDemoIsWhole(t *testing.T) {
 	require.NoError(t, err)
 	lines := texts(t, string(picture))
 	require.Equal(t, "$ make demo", lines[0])
-	require.Regexp(t, `^published (\d+)  delivered \d+  dead-lettered \d+  lost 0$`, lines[len(lines)-1])
+	require.Regexp(t, `^published (\d+)  delivered \d+  dead-lettered \d+  lost 0$`,
+		lines[len(lines)-1])
 	require.Contains(t, strings.Join(lines, "\n"), "lines left out")
 }
 

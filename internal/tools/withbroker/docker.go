@@ -24,8 +24,8 @@ const (
 	containerCheck = 200 * time.Millisecond
 )
 
-// container is a RabbitMQ that Docker runs. It lives as long as something holds its standard input open, so that it ends
-// with this process, however that ends.
+// container is a RabbitMQ that Docker runs. It lives as long as something holds its standard input
+// open, so that it ends with this process, however that ends.
 type container struct {
 	name    string
 	address string
@@ -49,9 +49,12 @@ func startContainer(ctx context.Context) (*container, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, pullLimit)
 	defer cancel()
-	c := &container{name: fmt.Sprintf("millpond-%d-%d", os.Getpid(), time.Now().Unix()), done: make(chan struct{})}
-	c.cmd = exec.Command("docker", "run", "--rm", "--interactive", "--name", c.name, "--publish", "127.0.0.1::5672",
-		"rabbitmq:"+version, "sh", "-c", "docker-entrypoint.sh rabbitmq-server </dev/null & cat >/dev/null")
+	c := &container{name: fmt.Sprintf("millpond-%d-%d", os.Getpid(), time.Now().Unix()),
+		done: make(chan struct{})}
+	c.cmd = exec.Command("docker", "run", "--rm", "--interactive", "--name", c.name, "--publish",
+		"127.0.0.1::5672",
+		"rabbitmq:"+version, "sh", "-c",
+		"docker-entrypoint.sh rabbitmq-server </dev/null & cat >/dev/null")
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of the terminal's ^C
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	held, err := c.cmd.StdinPipe()

@@ -16,8 +16,8 @@ const (
 	parentCheck = 500 * time.Millisecond
 )
 
-// execute runs the command in a process group of its own and returns its exit code. The group is what signals are passed
-// on to: `go test` for one does not tell its test binaries about a SIGTERM.
+// execute runs the command in a process group of its own and returns its exit code. The group is
+// what signals are passed on to: `go test` for one does not tell its test binaries about a SIGTERM.
 func execute(args []string, parent int, env []string) (int, error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

@@ -4,10 +4,12 @@
 //
 //	go run ./internal/tools/withbroker -- go run ./examples/webhooks
 //
-// It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with the command's code. The
-// broker is the installed rabbitmq-server (or the version that MILLPOND_BROKER names), else a container if Docker runs.
-// If AMQP_URL is set it starts nothing. SIGINT and SIGTERM go on to the command and everything it has started; so does the
-// end of the parent process, or of the one that -parent names, as a signal to `make` or `go run` does not come this far.
+// It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with
+// the command's code. The broker is the installed rabbitmq-server (or the version that
+// MILLPOND_BROKER names), else a container if Docker runs. If AMQP_URL is set it starts nothing.
+// SIGINT and SIGTERM go on to the command and everything it has started; so does the end of the
+// parent process, or of the one that -parent names, as a signal to `make` or `go run` does not come
+// this far.
 package main
 
 import (
@@ -26,7 +28,10 @@ import (
 
 func main() {
 	parent := flag.Int("parent", os.Getppid(), "process to end with")
-	flag.Usage = func() { fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]") }
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr,
+			"usage: withbroker [-parent pid] -- command [argument …]")
+	}
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
@@ -64,7 +69,8 @@ func run(args []string, parent int) (code int, err error) {
 	return execute(args, parent, append(append(os.Environ(), "AMQP_URL="+b.url), b.env...))
 }
 
-// onlyShared tells tests that one broker is all there is: those that want to break one are skipped, by name.
+// onlyShared tells tests that one broker is all there is: those that want to break one are skipped,
+// by name.
 var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
 
 func start(ctx context.Context) (broker, error) {
@@ -82,7 +88,8 @@ func start(ctx context.Context) (broker, error) {
 	node, err := testbroker.Start(ctx)
 	switch {
 	case err == nil:
-		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()), time.Since(began).Seconds())
+		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()),
+			time.Since(began).Seconds())
 		return broker{url: node.URL(), stop: node.Close}, nil
 	case !errors.Is(err, testbroker.ErrNoBroker):
 		return broker{}, err
@@ -95,7 +102,8 @@ func start(ctx context.Context) (broker, error) {
 	if err != nil {
 		return broker{}, err
 	}
-	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()), time.Since(began).Seconds())
+	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()),
+		time.Since(began).Seconds())
 	return broker{url: c.url(), env: onlyShared, stop: c.stop}, nil
 }
 
