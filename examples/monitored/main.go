@@ -72,7 +72,8 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	var cfg config
 	// Defaults are not shown where they may hold a password.
 	flags.StringVar(&cfg.url, "url", "", "`URL` of the broker (default AMQP_URL, else "+defaultURL+")")
-	flags.StringVar(&cfg.management, "management", "", "`URL` of the management API, for messages that are held (default MANAGEMENT_URL, else none)")
+	flags.StringVar(&cfg.management, "management", "",
+		"`URL` of the management API, for messages that are held (default MANAGEMENT_URL, else none)")
 	flags.StringVar(&cfg.listen, "listen", "127.0.0.1:9095", "`address` of /metrics and /healthz")
 	flags.StringVar(&cfg.queue, "queue", "millpond-monitored", "`name` of the queue")
 	flags.DurationVar(&cfg.pace, "pace", 200*time.Millisecond, "`time` between two webhooks")
@@ -82,7 +83,8 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	for _, fallback := range []struct {
 		value *string
 		or    []string
-	}{{&cfg.url, []string{os.Getenv("AMQP_URL"), defaultURL}}, {&cfg.management, []string{os.Getenv("MANAGEMENT_URL")}}} {
+	}{{&cfg.url, []string{os.Getenv("AMQP_URL"), defaultURL}}, {&cfg.management,
+		[]string{os.Getenv("MANAGEMENT_URL")}}} {
 		for _, or := range fallback.or {
 			if *fallback.value == "" {
 				*fallback.value = or

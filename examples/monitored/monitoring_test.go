@@ -33,7 +33,8 @@ func program(t *testing.T, name string) string {
 		if os.Getenv(requireMonitoring) != "" {
 			t.Fatalf("needs %s, which is in Debian's package prometheus", name)
 		}
-		t.Skipf("needs %s, which is in Debian's package prometheus: `make monitoring-test` installs it", name)
+		t.Skipf("needs %s, which is in Debian's package prometheus: `make monitoring-test` installs it",
+			name)
 	}
 	return path
 }
@@ -41,7 +42,8 @@ func program(t *testing.T, name string) string {
 func TestAlertRules(t *testing.T) {
 	t.Parallel()
 	promtool := program(t, "promtool")
-	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+	for _, args := range [][]string{{"check", "rules", "alerts.yml"},
+		{"test", "rules", "alerts_test.yml"}} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Dir = monitoring
 		out, err := cmd.CombinedOutput()
@@ -53,7 +55,8 @@ func TestAlertRules(t *testing.T) {
 	require.NoError(t, err)
 	for line := range strings.Lines(string(rules)) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "- alert: "); ok {
-			require.Contains(t, string(tests), "alertname: "+name+"\n        exp_alerts:", "no test lets %s fire", name)
+			require.Contains(t, string(tests), "alertname: "+name+"\n        exp_alerts:",
+				"no test lets %s fire", name)
 		}
 	}
 }
@@ -102,7 +105,8 @@ scrape_configs: [{job_name: monitored, static_configs: [{targets: [%q]}]}]
 	require.NoError(t, l.Close())
 
 	var log bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), path, "--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"),
+	cmd := exec.CommandContext(t.Context(), path, "--config.file", config, "--storage.tsdb.path",
+		filepath.Join(dir, "data"),
 		"--web.listen-address", address)
 	cmd.Stdout, cmd.Stderr = &log, &log
 	require.NoError(t, cmd.Start())
@@ -169,7 +173,8 @@ func TestDashboardShowsData(t *testing.T) {
 	t.Logf("%d queries return data", queries)
 
 	testbroker.WaitFor(t, "the alert of dead letters", patience, func() bool {
-		return len(numbers(t, prom, `ALERTS{alertname="MillpondDeadLetters",alertstate="firing",queue="`+r.queue+`"}`)) > 0
+		return len(numbers(t, prom,
+			`ALERTS{alertname="MillpondDeadLetters",alertstate="firing",queue="`+r.queue+`"}`)) > 0
 	})
 	var rules struct {
 		Data struct {

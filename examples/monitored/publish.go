@@ -44,16 +44,19 @@ func (s *signals) publish(ctx context.Context, queue amqp.Config, cfg config) (e
 	defer pace.Stop()
 	for n := 0; ; n++ {
 		id, story := fmt.Sprintf("webhook-%d", n), stories[n%len(stories)]
-		body, err := json.Marshal(webhook.Delivery{ID: id, URL: receiver.URL + "/" + story, Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{ID: id, URL: receiver.URL + "/" + story,
+			Event: "order.paid"})
 		if err != nil {
 			return err
 		}
 		msg := message.NewMessage(watermill.NewUUID(), body)
 		msg.Metadata.Set(storyKey, story)
 		wmiddleware.SetCorrelationID(id, msg)
-		spanned, span := tracer.Start(ctx, "publish "+cfg.queue, trace.WithSpanKind(trace.SpanKindProducer))
+		spanned, span := tracer.Start(ctx, "publish "+cfg.queue,
+			trace.WithSpanKind(trace.SpanKindProducer))
 		s.tracing.Inject(spanned, msg)
-		if err := publisher.Publish(cfg.queue, msg); err != nil { // the broker is away: the next one may be luckier
+		// the broker is away: the next one may be luckier
+		if err := publisher.Publish(cfg.queue, msg); err != nil {
 			s.logger.Error("Cannot publish", err, watermill.LogFields{"webhook": id})
 			span.RecordError(err)
 		}

@@ -64,7 +64,8 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	}
 	defer func() { err = errors.Join(err, s.provider.Shutdown(context.WithoutCancel(ctx))) }()
 
-	options := []topology.Option{topology.WithLogger(s.logger), topology.WithObserver(s.metrics, s.tracing)}
+	options := []topology.Option{topology.WithLogger(s.logger),
+		topology.WithObserver(s.metrics, s.tracing)}
 	if cfg.management != "" {
 		options = append(options, topology.WithManagement(cfg.management))
 	}
@@ -101,8 +102,10 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 }
 
 // route makes the router: what consumes the queue, and all that watches it.
-func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string, sender *webhook.Sender) (*message.Router, error) {
-	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger), middleware.WithObserver(s.metrics, s.tracing))
+func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string,
+	sender *webhook.Sender) (*message.Router, error) {
+	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
+		middleware.WithObserver(s.metrics, s.tracing))
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +129,8 @@ func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string, 
 	if err != nil {
 		return nil, err
 	}
-	router.AddMiddleware(s.tracing.Middleware, retry.Middleware) // the span lasts until the message is handed over
+	// the span lasts until the message is handed over
+	router.AddMiddleware(s.tracing.Middleware, retry.Middleware)
 	router.AddConsumerHandler("webhooks", queue, sub, polite(sender.Deliver))
 	return router, nil
 }
@@ -156,7 +160,8 @@ func (s *signals) listen(address string, client *topology.Client) (*http.Server,
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
-	server := &http.Server{Addr: listener.Addr().String(), Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Addr: listener.Addr().String(), Handler: mux,
+		ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(listener) }() // ends with Close
 	return server, nil
 }

@@ -44,9 +44,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 	queue := "millpond-webhooks-" + strings.ToLower(rand.Text()[:8])
 	var strategy topology.Strategy = topology.PerQueue{Type: d.kind}
 	if d.strategy == "shared" {
-		strategy = topology.Shared{Type: d.kind, Prefix: queue} // shared with nobody, so that it can be deleted
+		// shared with nobody, so that it can be deleted
+		strategy = topology.Shared{Type: d.kind, Prefix: queue}
 	}
-	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy, webhook.RetryAfters))
+	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy,
+		webhook.RetryAfters))
 	if err != nil {
 		return err
 	}
@@ -85,7 +87,8 @@ func (d *demo) seen(line string) {
 }
 
 // drive publishes the deliveries and waits until every one is decided.
-func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string) error {
+func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan,
+	url string) error {
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
 		l.deadLetter(identify(m), text(m, header.DeadReason), text(m, header.DeadFailures))
 	})
@@ -96,7 +99,8 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	next := time.NewTicker(pace)
 	defer next.Stop()
 	for _, planned := range d.plan {
-		body, err := json.Marshal(webhook.Delivery{ID: planned.id, URL: url + planned.id, Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{ID: planned.id, URL: url + planned.id,
+			Event: "order.paid"})
 		if err != nil {
 			return err
 		}
@@ -158,7 +162,8 @@ func (d *demo) conclude(p *plain, l *ledger, plan topology.Plan, well bool) erro
 	}
 	r := l.report()
 	if len(r.lost) > 0 {
-		failed = errors.Join(failed, fmt.Errorf("lost %d of %d: %s", len(r.lost), r.published, strings.Join(r.lost, " ")))
+		failed = errors.Join(failed, fmt.Errorf("lost %d of %d: %s", len(r.lost), r.published,
+			strings.Join(r.lost, " ")))
 	}
 	if well && failed == nil {
 		failed = p.delete(plan)

@@ -10,8 +10,7 @@ import (
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
-// grace is how early a message may seem to come back: client and broker do not
-// read the same clock.
+// grace is how early a message may seem to come back: client and broker do not read the same clock.
 const grace = 5 * time.Millisecond
 
 // ledger holds the receiver's log, and what was found in the dead-letter queue.
@@ -107,8 +106,7 @@ func (l *ledger) request(id string, said int, sent, at time.Time) (answer, strin
 	return e.last, fmt.Sprintf(line, id, fmt.Sprint(said), e.last.String(), asked, measured)
 }
 
-// delay returns the delay before a request that comes now, as it was asked for
-// and as it was.
+// delay returns the delay before a request that comes now, as it was asked for and as it was.
 func (l *ledger) delay(e *entry, now time.Time) (asked, measured string) {
 	failure := e.requests - 1
 	switch {
@@ -120,7 +118,8 @@ func (l *ledger) delay(e *entry, now time.Time) (asked, measured string) {
 	wait, was := e.last.wait(failure), now.Sub(e.ended)
 	l.late = append(l.late, was-wait)
 	if was < wait-grace {
-		l.problem("%s: attempt %d came after %v, asked for were %v", e.id, e.requests, was.Round(100*time.Microsecond), wait)
+		l.problem("%s: attempt %d came after %v, asked for were %v", e.id, e.requests,
+			was.Round(100*time.Microsecond), wait)
 	}
 	return wait.String(), was.Round(time.Millisecond).String()
 }
@@ -144,8 +143,7 @@ func (l *ledger) foundIn(queue, id string) {
 	}
 }
 
-// decided reports whether every delivery of the plan was delivered or
-// dead-lettered.
+// decided reports whether every delivery of the plan was delivered or dead-lettered.
 func (l *ledger) decided() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,8 +12,7 @@ import (
 
 var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// book is a ledger of two deliveries: tea is delivered at the second attempt,
-// soup is refused.
+// book is a ledger of two deliveries: tea is delivered at the second attempt, soup is refused.
 func book() *ledger {
 	l := newLedger([]planned{
 		{id: "tea", script: script{{status: http.StatusInternalServerError}, accepted}},
@@ -24,8 +23,7 @@ func book() *ledger {
 	return l
 }
 
-// settle enters what should happen, with the given delay before the second
-// attempt at tea.
+// settle enters what should happen, with the given delay before the second attempt at tea.
 func settle(l *ledger, delay time.Duration) {
 	l.request("tea", 1, noon, noon)
 	l.request("soup", 1, noon, noon)
@@ -62,16 +60,20 @@ func TestProgressFitsTerminal(t *testing.T) {
 
 func TestLedgerLines(t *testing.T) {
 	t.Parallel()
-	l := newLedger([]planned{{id: "tea", script: script{hangs, {status: 429, after: time.Second, date: true}, accepted}}})
+	l := newLedger([]planned{{id: "tea", script: script{hangs,
+		{status: 429, after: time.Second, date: true}, accepted}}})
 	// The first attempt was sent a little before it arrived, and it lasts until
 	// the sender has no patience left.
 	for i, test := range []struct {
 		sent, at time.Time
 		line     string
 	}{
-		{noon, noon.Add(100 * time.Millisecond), "tea                1  no answer                -         -\n"},
-		{noon, noon.Add(2252 * time.Millisecond), "tea                2  429 in 1s (date)     250ms     252ms\n"},
-		{noon, noon.Add(3255 * time.Millisecond), "tea                3  200                     1s    1.003s\n"},
+		{noon, noon.Add(100 * time.Millisecond),
+			"tea                1  no answer                -         -\n"},
+		{noon, noon.Add(2252 * time.Millisecond),
+			"tea                2  429 in 1s (date)     250ms     252ms\n"},
+		{noon, noon.Add(3255 * time.Millisecond),
+			"tea                3  200                     1s    1.003s\n"},
 	} {
 		a, line := l.request("tea", i+1, test.sent, test.at)
 		require.Equal(t, test.line, line)
@@ -144,7 +146,8 @@ func TestLedgerFindsFaults(t *testing.T) {
 		},
 		"a dead letter of somebody else": {
 			func(l *ledger) { settle(l, half); l.deadLetter("salad", "permanent", "1") },
-			[]string{`"salad" is no delivery of this demo`, "the table has 1 dead-lettered, the dead-letter queue has 2"}, good,
+			[]string{`"salad" is no delivery of this demo`,
+				"the table has 1 dead-lettered, the dead-letter queue has 2"}, good,
 		},
 	}
 	for name, test := range tests {

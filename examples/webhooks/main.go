@@ -1,12 +1,10 @@
-// Command webhooks delivers webhooks over HTTP with delayed retries, and proves
-// that none is lost.
+// Command webhooks delivers webhooks over HTTP with delayed retries, and proves that none is lost.
 //
-// A receiver, which is a net/http server in the same program, answers by a plan
-// made from a seed: 200, 500, 503 for a while, 429 with Retry-After, 400, 410; it
-// drops connections, and sometimes it does not answer at all. The service that
-// delivers to it tells errors that pass from errors that do not. A connection of
-// plain AMQP, which shares no code with the library, publishes the deliveries
-// and reads the dead-letter queue.
+// A receiver, which is a net/http server in the same program, answers by a plan made from a seed:
+// 200, 500, 503 for a while, 429 with Retry-After, 400, 410; it drops connections, and sometimes it
+// does not answer at all. The service that delivers to it tells errors that pass from errors that
+// do not. A connection of plain AMQP, which shares no code with the library, publishes the
+// deliveries and reads the dead-letter queue.
 //
 // What is printed at the end comes from the receiver's own log and from the
 // dead-letter queue. The program exits with 1 unless every delivery is in exactly

@@ -11,8 +11,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// plain is a connection of the demo's own: whatever it finds out does not depend
-// on the library.
+// plain is a connection of the demo's own: whatever it finds out does not depend on the library.
 type plain struct {
 	conn    *amqp.Connection
 	ch      *amqp.Channel
@@ -43,9 +42,10 @@ func (p *plain) server() string {
 func (p *plain) publish(ctx context.Context, queue, id string, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	confirm, err := p.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, MessageId: id, ContentType: "application/json", Body: body,
-	})
+	confirm, err := p.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false,
+		amqp.Publishing{
+			DeliveryMode: amqp.Persistent, MessageId: id, ContentType: "application/json", Body: body,
+		})
 	if err != nil {
 		return fmt.Errorf("publish %s: %w", id, err)
 	}

@@ -110,10 +110,12 @@ var stories = []func(*rand.Rand) script{
 	func(*rand.Rand) script { return script{dropped, dropped, accepted} },
 	func(*rand.Rand) script { return script{hangs, accepted} },
 	func(r *rand.Rand) script { // a bad day
-		return script{dropped, limited(r, r.IntN(2) == 0), {status: http.StatusInternalServerError}, accepted}
+		return script{dropped, limited(r, r.IntN(2) == 0), {status: http.StatusInternalServerError},
+			accepted}
 	},
 	func(r *rand.Rand) script { // hopeless
-		return script{{status: http.StatusInternalServerError}, []answer{{status: http.StatusServiceUnavailable}, dropped}[r.IntN(2)]}
+		return script{{status: http.StatusInternalServerError},
+			[]answer{{status: http.StatusServiceUnavailable}, dropped}[r.IntN(2)]}
 	},
 }
 
@@ -128,5 +130,6 @@ func outage(attempts int) script {
 
 // limited answers 429, with a delay among those that have a wait queue.
 func limited(r *rand.Rand, date bool) answer {
-	return answer{status: http.StatusTooManyRequests, after: webhook.RetryAfters[r.IntN(len(webhook.RetryAfters))], date: date}
+	return answer{status: http.StatusTooManyRequests,
+		after: webhook.RetryAfters[r.IntN(len(webhook.RetryAfters))], date: date}
 }

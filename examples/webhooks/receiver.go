@@ -27,14 +27,14 @@ func startReceiver(l *ledger, seen func(line string)) (*receiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &receiver{ledger: l, seen: seen, url: "http://" + listener.Addr().String() + "/hooks/", ended: make(chan error, 1)}
+	r := &receiver{ledger: l, seen: seen, url: "http://" + listener.Addr().String() + "/hooks/",
+		ended: make(chan error, 1)}
 	r.server = &http.Server{Handler: r}
 	go func() { r.ended <- r.server.Serve(listener) }()
 	return r, nil
 }
 
-// ServeHTTP enters the request before it is answered: what the sender knows
-// the ledger knows.
+// ServeHTTP enters the request before it is answered: what the sender knows the ledger knows.
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	at := time.Now()
 	// Only when the body is read the server notices that a sender gives up.

@@ -20,15 +20,20 @@ func TestSenderMeetsReceiver(t *testing.T) {
 		script  script
 		outcome string
 	}{
-		"delivered":     {script{accepted}, "handled after 1 attempt"},
-		"400":           {script{{status: 400}}, "dead-lettered (permanent) after 1 attempt"},
-		"500":           {script{{status: 500}, accepted}, "handled after 2 attempts, delays 500ms"},
-		"503":           {script{{status: 503}}, "dead-lettered (exhausted) after 5 attempts, delays 500ms 1s 2s 4s"},
-		"429":           {script{{status: 429, after: 3 * time.Second}, accepted}, "handled after 2 attempts, delays 3s"},
-		"429 in little": {script{{status: 500}, {status: 429, after: 1}, accepted}, "handled after 3 attempts, delays 500ms 1s"},
-		"429 date":      {script{{status: 429, after: 2 * time.Second, date: true}, accepted}, "handled after 2 attempts, delays 2s"},
-		"dropped":       {script{dropped, dropped, accepted}, "handled after 3 attempts, delays 250ms 500ms"},
-		"no answer":     {script{hangs, accepted}, "handled after 2 attempts, delays 250ms"},
+		"delivered": {script{accepted}, "handled after 1 attempt"},
+		"400":       {script{{status: 400}}, "dead-lettered (permanent) after 1 attempt"},
+		"500":       {script{{status: 500}, accepted}, "handled after 2 attempts, delays 500ms"},
+		"503": {script{{status: 503}},
+			"dead-lettered (exhausted) after 5 attempts, delays 500ms 1s 2s 4s"},
+		"429": {script{{status: 429, after: 3 * time.Second}, accepted},
+			"handled after 2 attempts, delays 3s"},
+		"429 in little": {script{{status: 500}, {status: 429, after: 1}, accepted},
+			"handled after 3 attempts, delays 500ms 1s"},
+		"429 date": {script{{status: 429, after: 2 * time.Second, date: true}, accepted},
+			"handled after 2 attempts, delays 2s"},
+		"dropped": {script{dropped, dropped, accepted},
+			"handled after 3 attempts, delays 250ms 500ms"},
+		"no answer": {script{hangs, accepted}, "handled after 2 attempts, delays 250ms"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -52,13 +57,13 @@ func TestSenderMeetsReceiver(t *testing.T) {
 	}
 }
 
-// What the receiver writes the library reads, in both forms and in the middle of
-// a second.
+// What the receiver writes the library reads, in both forms and in the middle of a second.
 func TestRetryAfterOfReceiver(t *testing.T) {
 	t.Parallel()
 	for _, date := range []bool{false, true} {
 		header := http.Header{}
-		setRetryAfter(header, answer{status: 429, after: 2 * time.Second, date: date}, noon.Add(987*time.Millisecond))
+		setRetryAfter(header, answer{status: 429, after: 2 * time.Second, date: date},
+			noon.Add(987*time.Millisecond))
 		wait, asked := middleware.ParseRetryAfter(header)
 		require.True(t, asked)
 		require.Equal(t, 2*time.Second, wait)

@@ -32,7 +32,8 @@ func (l *ledger) report() report {
 
 // sum makes the report. l.mu is held.
 func (l *ledger) sum() report {
-	r := report{delivered: map[int]int{}, dead: map[fate]int{}, requests: l.requests, late: slices.Clone(l.late)}
+	r := report{delivered: map[int]int{}, dead: map[fate]int{}, requests: l.requests,
+		late: slices.Clone(l.late)}
 	slices.Sort(r.late)
 	for _, e := range l.entries {
 		switch {
@@ -80,8 +81,10 @@ func (r report) String() string {
 	}) {
 		fmt.Fprintf(&b, row, f.reason+", last "+f.answer, r.dead[f])
 	}
-	fmt.Fprintf(&b, "lateness of %d retries: p50 %v, p99 %v\n", len(r.late), percentile(r.late, 50), percentile(r.late, 99))
-	fmt.Fprintf(&b, "\npublished %d  delivered %d  dead-lettered %d  lost %d", r.published, r.sumDelivered(), r.sumDead(), len(r.lost))
+	fmt.Fprintf(&b, "lateness of %d retries: p50 %v, p99 %v\n", len(r.late), percentile(r.late, 50),
+		percentile(r.late, 99))
+	fmt.Fprintf(&b, "\npublished %d  delivered %d  dead-lettered %d  lost %d", r.published,
+		r.sumDelivered(), r.sumDead(), len(r.lost))
 	if waiting := r.undecided - len(r.lost); waiting > 0 {
 		fmt.Fprintf(&b, "  still in a queue %d", waiting)
 	}
@@ -90,8 +93,7 @@ func (r report) String() string {
 
 const row = "  %-24s  %4d\n"
 
-// percentile returns the smallest value that p percent do not exceed. The values
-// ascend.
+// percentile returns the smallest value that p percent do not exceed. The values ascend.
 func percentile(values []time.Duration, p float64) time.Duration {
 	if len(values) == 0 {
 		return 0
@@ -121,7 +123,8 @@ func (l *ledger) faults() []string {
 		}
 		for _, d := range e.dead {
 			if d.reason != string(dead) || d.failures != fmt.Sprint(e.requests) {
-				add("%s: dead-lettered as %q after %s failures, expected %q after %d", e.id, d.reason, d.failures, dead, e.requests)
+				add("%s: dead-lettered as %q after %s failures, expected %q after %d", e.id, d.reason,
+					d.failures, dead, e.requests)
 			}
 		}
 		for _, queue := range e.queues {
@@ -129,7 +132,8 @@ func (l *ledger) faults() []string {
 		}
 	}
 	if r.sumDelivered() != l.answered {
-		add("the table has %d delivered, the receiver answered 2xx %d times", r.sumDelivered(), l.answered)
+		add("the table has %d delivered, the receiver answered 2xx %d times", r.sumDelivered(),
+			l.answered)
 	}
 	if r.sumDead() != l.letters {
 		add("the table has %d dead-lettered, the dead-letter queue has %d", r.sumDead(), l.letters)

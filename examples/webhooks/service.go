@@ -13,8 +13,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// lanes is how many deliveries are in progress at once. One that is slow holds up
-// none but itself.
+// lanes is how many deliveries are in progress at once. One that is slow holds up none but itself.
 const lanes = 8
 
 // service consumes one queue, with delayed retries.
@@ -26,7 +25,8 @@ type service struct {
 }
 
 // startService returns once the queue is consumed.
-func startService(ctx context.Context, url, queue string, strategy topology.Strategy, logger watermill.LoggerAdapter) (*service, error) {
+func startService(ctx context.Context, url, queue string, strategy topology.Strategy,
+	logger watermill.LoggerAdapter) (*service, error) {
 	cfg := amqp.NewDurableQueueConfig(url)
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
 	if err != nil {
@@ -54,7 +54,8 @@ func (s *service) route(cfg amqp.Config, queue string, logger watermill.LoggerAd
 	if err != nil {
 		return err
 	}
-	sub, err := s.client.NewSubscriber(cfg, topology.ForPolicy(append(retry.Policies(), webhook.RetryAfters)...), topology.WithConcurrency(lanes))
+	sub, err := s.client.NewSubscriber(cfg, topology.ForPolicy(append(retry.Policies(),
+		webhook.RetryAfters)...), topology.WithConcurrency(lanes))
 	if err != nil {
 		return err
 	}
@@ -67,8 +68,7 @@ func (s *service) route(cfg amqp.Config, queue string, logger watermill.LoggerAd
 	return nil
 }
 
-// close lets the deliveries in progress finish, hands over what failed, and ends
-// the connections.
+// close lets the deliveries in progress finish, hands over what failed, and ends the connections.
 func (s *service) close() error {
 	err := errors.Join(s.router.Close(), <-s.stopped, s.client.Close())
 	s.sender.Close()

@@ -21,14 +21,16 @@ type aim struct {
 // ratio compares two entries round by round.
 func ratio(group string, x float64, metric, a, b string) measure {
 	return func(r run) (spread, bool) {
-		return paired(r.samples(group, x, a, metric), r.samples(group, x, b, metric), func(a, b float64) float64 { return a / b })
+		return paired(r.samples(group, x, a, metric), r.samples(group, x, b, metric),
+			func(a, b float64) float64 { return a / b })
 	}
 }
 
 // across compares the same entry at two places of a group.
 func across(group, metric, entry string, xa, xb float64) measure {
 	return func(r run) (spread, bool) {
-		return paired(r.samples(group, xa, entry, metric), r.samples(group, xb, entry, metric), func(a, b float64) float64 { return a / b })
+		return paired(r.samples(group, xa, entry, metric), r.samples(group, xb, entry, metric),
+			func(a, b float64) float64 { return a / b })
 	}
 }
 
@@ -80,7 +82,8 @@ func (a aim) verdict(s spread) string {
 	switch {
 	case math.IsNaN(s.median), !ok(a.least, a.most), a.least == 0 && a.most == 0 && s.median != 0:
 		return "missed"
-	case a.beyond != 0 && a.least != 0 && ok(a.beyond, 0), a.beyond != 0 && a.most != 0 && ok(0, a.beyond):
+	case a.beyond != 0 && a.least != 0 && ok(a.beyond, 0), a.beyond != 0 && a.most != 0 &&
+		ok(0, a.beyond):
 		return "beyond"
 	}
 	return "met"
@@ -100,31 +103,46 @@ func (a aim) bound() string {
 func aims() []aim {
 	list := []aim{
 		{about: "success: allocations added to a handler", of: plain("success", 0, ours, allocs)},
-		{about: "success: time added, by Recoverer's", of: added("success", nanoseconds, ours, recoverer, bare), most: 3, beyond: 2},
+		{about: "success: time added, by Recoverer's",
+			of: added("success", nanoseconds, ours, recoverer, bare), most: 3, beyond: 2},
 	}
 	for _, c := range []struct {
 		callers           float64
 		watermill, beyond float64
 	}{{1, 3, 0}, {8, 4, 0}, {64, 6, 0}} {
-		of := func(peer string) string { return fmt.Sprintf("publish, %g callers: rate, by %s", c.callers, peer) }
+		of := func(peer string) string {
+			return fmt.Sprintf("publish, %g callers: rate, by %s", c.callers,
+				peer)
+		}
 		list = append(list,
-			aim{about: of("raw amqp091-go with mandatory"), of: ratio("publish", c.callers, rate, ours, raw), least: 0.95, beyond: c.beyond},
-			aim{about: of("watermill-amqp as it comes, confirms on"), of: ratio("publish", c.callers, rate, ours, wmDefault), least: c.watermill},
+			aim{about: of("raw amqp091-go with mandatory"), of: ratio("publish", c.callers, rate, ours, raw),
+				least: 0.95, beyond: c.beyond},
+			aim{about: of("watermill-amqp as it comes, confirms on"),
+				of: ratio("publish", c.callers, rate, ours, wmDefault), least: c.watermill},
 		)
 	}
-	list = append(list, aim{about: "publish, 8 callers: processor time, client and broker, by raw", of: ratio("publish", 8, microseconds, ours, raw), most: 1.05, beyond: 1})
+	list = append(list, aim{about: "publish, 8 callers: processor time, client and broker, by raw",
+		of: ratio("publish", 8, microseconds, ours, raw), most: 1.05, beyond: 1})
 	for _, n := range []float64{1, 8} {
 		list = append(list, aim{
-			about: fmt.Sprintf("failing, %g in flight: rate, by raw", n), of: ratio("failing", n, rate, ours, raw), least: 0.95, beyond: 1,
+			about: fmt.Sprintf("failing, %g in flight: rate, by raw", n), of: ratio("failing", n, rate, ours,
+				raw), least: 0.95, beyond: 1,
 		})
 	}
 	return append(list,
-		aim{about: "failing: rate with 64 in flight, by that with 8", of: across("failing", rate, ours, 64, 8), least: 2},
-		aim{about: "10 % fail, 1 in flight: rate of the others, by that without failures", of: ratio("healthy", 1, rate, ours, oursNoFailures), least: 0.55},
-		aim{about: "10 % fail, 8 in flight: rate of the others, by that without failures", of: ratio("healthy", 8, rate, ours, oursNoFailures), least: 0.85},
-		aim{about: "10 % fail, 64 in flight: rate of the others, by that without failures", of: ratio("healthy", 64, rate, ours, oursNoFailures), least: 0.85, beyond: 0.9},
-		aim{about: "lateness with 50 000 waiting, median, by raw", of: ratio("late", 0, p50, ours, raw), most: 1.5},
-		aim{about: "lateness with 50 000 waiting, 99 %, by raw", of: ratio("late", 0, p99, ours, raw), most: 1.5},
-		aim{about: "memory: KiB in the process for each of 100 000 that wait", of: plain("memory", 0, ours, kibPerMessage), most: 0.05},
+		aim{about: "failing: rate with 64 in flight, by that with 8",
+			of: across("failing", rate, ours, 64, 8), least: 2},
+		aim{about: "10 % fail, 1 in flight: rate of the others, by that without failures",
+			of: ratio("healthy", 1, rate, ours, oursNoFailures), least: 0.55},
+		aim{about: "10 % fail, 8 in flight: rate of the others, by that without failures",
+			of: ratio("healthy", 8, rate, ours, oursNoFailures), least: 0.85},
+		aim{about: "10 % fail, 64 in flight: rate of the others, by that without failures",
+			of: ratio("healthy", 64, rate, ours, oursNoFailures), least: 0.85, beyond: 0.9},
+		aim{about: "lateness with 50 000 waiting, median, by raw", of: ratio("late", 0, p50, ours, raw),
+			most: 1.5},
+		aim{about: "lateness with 50 000 waiting, 99 %, by raw", of: ratio("late", 0, p99, ours, raw),
+			most: 1.5},
+		aim{about: "memory: KiB in the process for each of 100 000 that wait",
+			of: plain("memory", 0, ours, kibPerMessage), most: 0.05},
 	)
 }

@@ -37,7 +37,8 @@ func TestAddedTakesTheHandlerAway(t *testing.T) {
 	s, ok := added("success", nanoseconds, ours, recoverer, bare)(r)
 	require.True(t, ok)
 	assert.Equal(t, spread{2, 2, 2}, s)
-	assert.Equal(t, []float64{22, 24}, r.samples("success", 0, ours, nanoseconds), "the samples are as they were")
+	assert.Equal(t, []float64{22, 24}, r.samples("success", 0, ours, nanoseconds),
+		"the samples are as they were")
 }
 
 func TestVerdict(t *testing.T) {
@@ -47,11 +48,14 @@ func TestVerdict(t *testing.T) {
 		got  float64
 		want string
 	}{
-		{aim{least: 0.95}, 0.95, "met"}, {aim{least: 0.95}, 0.949, "missed"}, {aim{least: 0.95, beyond: 1}, 1, "beyond"},
-		{aim{most: 3, beyond: 2}, 3, "met"}, {aim{most: 3, beyond: 2}, 3.1, "missed"}, {aim{most: 3, beyond: 2}, 1.9, "beyond"},
+		{aim{least: 0.95}, 0.95, "met"}, {aim{least: 0.95}, 0.949,
+			"missed"}, {aim{least: 0.95, beyond: 1}, 1, "beyond"},
+		{aim{most: 3, beyond: 2}, 3, "met"}, {aim{most: 3, beyond: 2}, 3.1,
+			"missed"}, {aim{most: 3, beyond: 2}, 1.9, "beyond"},
 		{aim{}, 0, "met"}, {aim{}, 1, "missed"},
 	} {
-		assert.Equal(t, test.want, test.aim.verdict(spread{median: test.got}), "%+v %v", test.aim, test.got)
+		assert.Equal(t, test.want, test.aim.verdict(spread{median: test.got}), "%+v %v", test.aim,
+			test.got)
 	}
 }
 

@@ -82,8 +82,9 @@ func (b *broker) declare(queue string, args amqp.Table) error {
 // declareWait declares a quorum wait queue in front of queue that loses nothing.
 func (b *broker) declareWait(wait, queue string, delay time.Duration) error {
 	return b.declare(wait, amqp.Table{
-		"x-queue-type": "quorum", "x-message-ttl": delay.Milliseconds(), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
-		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+		"x-queue-type": "quorum", "x-message-ttl": delay.Milliseconds(), "x-dead-letter-exchange": "",
+		"x-dead-letter-routing-key": queue,
+		"x-dead-letter-strategy":    "at-least-once", "x-overflow": "reject-publish",
 	})
 }
 
@@ -127,7 +128,8 @@ func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }
 // window bounds what is published and not yet confirmed.
 const window = 1000
 
-// fill puts n messages into a queue and returns when all are confirmed: the fastest that a client can be.
+// fill puts n messages into a queue and returns when all are confirmed: the fastest that a client
+// can be.
 func (b *broker) fill(queue string, n int, l load) error {
 	return b.do(func(ch *amqp.Channel) error {
 		var confirms []*amqp.DeferredConfirmation
@@ -150,8 +152,7 @@ func (b *broker) fill(queue string, n int, l load) error {
 	})
 }
 
-// processes returns the pids of the node, by its environment: its name is in no
-// argument.
+// processes returns the pids of the node, by its environment: its name is in no argument.
 func (b *broker) processes() []int {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")
@@ -165,7 +166,8 @@ func (b *broker) processes() []int {
 			continue
 		}
 		environment, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
-		if slices.Contains(strings.Split(string(environment), "\x00"), "RABBITMQ_NODENAME="+b.node.Name()) {
+		if slices.Contains(strings.Split(string(environment), "\x00"),
+			"RABBITMQ_NODENAME="+b.node.Name()) {
 			pids = append(pids, pid)
 		}
 	}

@@ -15,8 +15,9 @@ type entry struct {
 	turn func(ctx context.Context) (values, error)
 }
 
-// contest lets its entries take turns, so that whatever else the machine does meets all of them alike. x tells contests of one
-// group apart that differ in a number only: callers, bytes, messages that wait.
+// contest lets its entries take turns, so that whatever else the machine does meets all of them
+// alike. x tells contests of one group apart that differ in a number only: callers, bytes, messages
+// that wait.
 type contest struct {
 	group   string
 	x       float64
@@ -33,8 +34,8 @@ type result struct {
 	Samples []float64 `json:"samples"` // in the order of the rounds
 }
 
-// hold runs the contest. The first round warms up and does not count, unless there is only one. Each round begins with the
-// next entry.
+// hold runs the contest. The first round warms up and does not count, unless there is only one.
+// Each round begins with the next entry.
 func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 	var results []result
 	warmUp := 0
@@ -42,7 +43,8 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 		warmUp = 1
 	}
 	if b.only != nil {
-		c.entries = slices.DeleteFunc(c.entries, func(e entry) bool { return !slices.Contains(b.only, e.name) })
+		c.entries = slices.DeleteFunc(c.entries,
+			func(e entry) bool { return !slices.Contains(b.only, e.name) })
 	}
 	for round := range c.rounds + warmUp {
 		for i := range c.entries {
@@ -56,7 +58,8 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 				continue
 			}
 			for metric, value := range measured {
-				results = record(results, result{Group: c.group, X: c.x, Entry: e.name, Metric: metric, Samples: []float64{value}})
+				results = record(results, result{Group: c.group, X: c.x, Entry: e.name, Metric: metric,
+					Samples: []float64{value}})
 			}
 		}
 	}

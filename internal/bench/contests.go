@@ -65,14 +65,17 @@ func (b *bench) success(ctx context.Context) ([]result, error) {
 			runtime.ReadMemStats(&after)
 			return values{
 				nanoseconds: float64(took.Nanoseconds()) / float64(n),
-				allocs:      float64((after.Mallocs - before.Mallocs) / uint64(n)), // whole ones; something else may allocate meanwhile
+				// whole ones; something else may allocate meanwhile
+				allocs: float64((after.Mallocs - before.Mallocs) / uint64(n)),
 			}, nil
 		}}
 	}
 	const n = 5_000_000
 	return contest{group: "success", rounds: b.rounds, entries: []entry{
-		of(bare, handler, n), of(recoverer, wmiddleware.Recoverer(handler), n), of(ours, retry.Middleware(handler), n),
-		of(wmRetry, wmiddleware.Retry{MaxRetries: 3, InitialInterval: time.Second}.Middleware(handler), n/10),
+		of(bare, handler, n), of(recoverer, wmiddleware.Recoverer(handler), n), of(ours,
+			retry.Middleware(handler), n),
+		of(wmRetry, wmiddleware.Retry{MaxRetries: 3, InitialInterval: time.Second}.Middleware(handler),
+			n/10),
 	}}.hold(ctx, b)
 }
 
@@ -80,7 +83,8 @@ func (b *bench) success(ctx context.Context) ([]result, error) {
 func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Message, error) {
 	queue := b.broker.name("success")
 	cfg := consumerConfig(b.broker.node.URL(), 1)
-	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{}, topology.WithLogger(watermill.NopLogger{}))
+	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{},
+		topology.WithLogger(watermill.NopLogger{}))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -116,7 +120,8 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	if err := b.broker.declare(queue, quorum); err != nil {
 		return nil, err
 	}
-	client, err := topology.Open(ctx, wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{}, topology.WithLogger(watermill.NopLogger{}))
+	client, err := topology.Open(ctx, wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{},
+		topology.WithLogger(watermill.NopLogger{}))
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +160,10 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	return contest{group: "publish", x: float64(callers), rounds: b.rounds, entries: []entry{
 		measured(ours, n, func(i int) error { return client.Publish(ctx, "", queue, usual.numbered(i)) }),
 		measured(raw, n, func(i int) error { return byHand.publish("", queue, usual.numbered(i)) }),
-		measured(wmDefault, n/4, func(i int) error { return asItComes.Publish(queue, watermillMessage(i)) }),
+		measured(wmDefault, n/4, func(i int) error {
+			return asItComes.Publish(queue,
+				watermillMessage(i))
+		}),
 		measured(wmPooled, n, func(i int) error { return pooled.Publish(queue, watermillMessage(i)) }),
 		{rawWindow, func(context.Context) (values, error) {
 			defer func() { _ = b.broker.purge(queue) }()
@@ -172,7 +180,8 @@ func (b *bench) measured(n int, f func() error) (values, error) {
 	}
 	took := time.Since(begun)
 	cpu = ownProcessorTime() + b.broker.processorTime() - cpu
-	return values{rate: float64(n) / took.Seconds(), microseconds: float64(cpu.Microseconds()) / float64(n)}, nil
+	return values{rate: float64(n) / took.Seconds(),
+		microseconds: float64(cpu.Microseconds()) / float64(n)}, nil
 }
 
 func inParallel(callers, n int, f func(i int) error) error {

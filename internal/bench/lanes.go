@@ -44,7 +44,8 @@ func (b *bench) newLane(ctx context.Context, start serveFunc, w work) (*lane, er
 	return l, err
 }
 
-// batch has n messages handled, settled is how often that is said, the clock running from when all are in the queue.
+// batch has n messages handled, settled is how often that is said, the clock running from when all
+// are in the queue.
 func (l *lane) batch(ctx context.Context, n, settled int, of load) (values, error) {
 	l.gate.Lock()
 	l.left.Store(int64(settled))
@@ -90,7 +91,8 @@ func (l *lane) empty() error {
 func (b *bench) failing(ctx context.Context) ([]result, error) {
 	var results []result
 	for _, inFlight := range []int{1, 8, 64} {
-		entries := []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}, {wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1}}
+		entries := []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1},
+			{wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1}}
 		r, err := b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
 		if err != nil {
 			return nil, err
@@ -100,21 +102,24 @@ func (b *bench) failing(ctx context.Context) ([]result, error) {
 	return results, nil
 }
 
-// contender is a service in a contest, and how many messages it gets, by those of the others: less if it is slow.
+// contender is a service in a contest, and how many messages it gets, by those of the others: less
+// if it is slow.
 type contender struct {
 	name  string
 	start serveFunc
 	share float64
 }
 
-func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlight int, of load, contenders []contender) (results []result, err error) {
+func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlight int, of load,
+	contenders []contender) (results []result, err error) {
 	n := 600 * min(inFlight, 4)
 	if of.bytes > 100_000 {
 		n = max(n/20, inFlight)
 	}
 	c := contest{group: group, x: x, rounds: b.rounds}
 	for _, one := range contenders {
-		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed }})
+		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Hour,
+			handle: func([]byte) error { return errFailed }})
 		defer func() { err = errors.Join(err, l.end()) }()
 		if err != nil {
 			return nil, err
@@ -156,12 +161,14 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 		{wmRetry, serveRetry, 20 * inFlight, true},
 	} {
 		f := &tenth{fails: one.fails, all: make(chan struct{}, 1)}
-		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Second, handle: f.handle, settled: f.settled})
+		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Second, handle: f.handle,
+			settled: f.settled})
 		defer func() { err = errors.Join(err, l.end()) }()
 		if err != nil {
 			return nil, err
 		}
-		c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) }})
+		c.entries = append(c.entries, entry{one.name,
+			func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) }})
 	}
 	return c.hold(ctx, b)
 }

@@ -1,13 +1,14 @@
-// Bench measures the library beside what a user would pick instead, in one run on a RabbitMQ of its own, and says for each aim
-// whether it is met:
+// Bench measures the library beside what a user would pick instead, in one run on a RabbitMQ of its
+// own, and says for each aim whether it is met:
 //
 //	go run . [-rounds 7] [-only success,publish] [-scale] [-out results.json]
 //
-// All entries of a contest take turns, round by round; what is compared are the ratios of the turns in one round, of which the
-// median and the range are printed. -scale measures instead how figures grow with what is waiting, with handlers, payloads,
-// headers, delays and messages in flight. -out writes all samples to a file, of which the command plot draws pictures and
-// writes tables. MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be
-// done.
+// All entries of a contest take turns, round by round; what is compared are the ratios of the turns
+// in one round, of which the median and the range are printed. -scale measures instead how figures
+// grow with what is waiting, with handlers, payloads, headers, delays and messages in flight. -out
+// writes all samples to a file, of which the command plot draws pictures and writes tables.
+// MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run
+// could not be done.
 package main
 
 import (
@@ -76,9 +77,12 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	scale := flags.Bool("scale", false, "measure how figures grow, instead of the contests")
 	most := flags.Int("most", 1_000_000, "the most messages that wait in -scale")
 	file := flags.String("out", "", "`file` for all samples, as JSON")
-	entries := flags.String("entries", "", "`names` of the entries that take part, separated by commas; all if empty")
-	profile := flags.String("cpuprofile", "", "`file` for a CPU profile of this process, best with one contest and -entries millpond")
-	allocated := flags.String("memprofile", "", "`file` for a profile of all allocations of this process")
+	entries := flags.String("entries", "",
+		"`names` of the entries that take part, separated by commas; all if empty")
+	profile := flags.String("cpuprofile", "",
+		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
+	allocated := flags.String("memprofile", "",
+		"`file` for a profile of all allocations of this process")
 	verbose := flags.Bool("v", false, "print each turn")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -113,7 +117,8 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	b := &bench{broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {}}
+	b := &bench{broker: broker, rounds: *rounds, waiting: 50_000, most: *most,
+		say: func(string, ...any) {}}
 	if *entries != "" {
 		b.only = strings.Split(*entries, ",")
 	}

@@ -21,7 +21,8 @@ type run struct {
 
 func machineOf(b *broker) string {
 	return fmt.Sprintf("%s, %d processors, %s, RabbitMQ %s on the same machine, %s",
-		processor(), runtime.NumCPU(), runtime.Version(), b.node.Version(), time.Now().UTC().Format(time.DateOnly))
+		processor(), runtime.NumCPU(), runtime.Version(), b.node.Version(),
+		time.Now().UTC().Format(time.DateOnly))
 }
 
 // processor is the model that Linux names.
@@ -62,7 +63,8 @@ func (r run) print(out io.Writer) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, a := range aims() {
 		if s, ok := a.of(r); ok {
-			fmt.Fprintf(table, "%s\t%s\t(%s to %s)\taim %s\t%s\n", a.about, short(s.median), short(s.low), short(s.high), a.bound(), a.verdict(s))
+			fmt.Fprintf(table, "%s\t%s\t(%s to %s)\taim %s\t%s\n", a.about, short(s.median), short(s.low),
+				short(s.high), a.bound(), a.verdict(s))
 		}
 	}
 	_ = table.Flush()
@@ -70,7 +72,8 @@ func (r run) print(out io.Writer) {
 	fmt.Fprintln(out)
 	for _, one := range r.Results {
 		s := spreadOf(one.Samples)
-		fmt.Fprintf(table, "%s\t%g\t%s\t%s\t(%s to %s)\t%s\n", one.Group, one.X, one.Entry, short(s.median), short(s.low), short(s.high), one.Metric)
+		fmt.Fprintf(table, "%s\t%g\t%s\t%s\t(%s to %s)\t%s\n", one.Group, one.X, one.Entry,
+			short(s.median), short(s.low), short(s.high), one.Metric)
 	}
 	_ = table.Flush()
 }

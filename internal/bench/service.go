@@ -30,7 +30,8 @@ const (
 	wmRetry        = "watermill Retry"
 )
 
-// prefetch is how many messages the broker sends ahead to a service, or twice as many as it handles at once.
+// prefetch is how many messages the broker sends ahead to a service, or twice as many as it handles
+// at once.
 const prefetch = 64
 
 // work is a service on a queue.
@@ -56,7 +57,8 @@ func serveOurs(ctx context.Context, b *broker, w work) (*service, error) {
 	return serveWith(ctx, b, w, topology.PerQueue{}, watermill.NopLogger{})
 }
 
-func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter) (*service, error) {
+func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strategy,
+	logger watermill.LoggerAdapter) (*service, error) {
 	cfg := consumerConfig(b.node.URL(), max(prefetch, 2*w.inFlight))
 	policy := backoff.List{w.delay}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
@@ -64,7 +66,8 @@ func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strateg
 		return nil, err
 	}
 	fail := func(err error) (*service, error) { return nil, errors.Join(err, client.Close()) }
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(w.inFlight))
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy),
+		topology.WithConcurrency(w.inFlight))
 	if err != nil {
 		return fail(err)
 	}
@@ -78,7 +81,8 @@ func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strateg
 	}
 	stop, err := route(ctx, func(router *message.Router) {
 		router.AddMiddleware(watch(w), retry.Middleware)
-		router.AddConsumerHandler("handler", w.queue, sub, func(msg *message.Message) error { return w.handle(msg.Payload) })
+		router.AddConsumerHandler("handler", w.queue, sub,
+			func(msg *message.Message) error { return w.handle(msg.Payload) })
 	})
 	if err != nil {
 		return fail(err)
@@ -112,7 +116,8 @@ func consumerConfig(url string, prefetch int) wamqp.Config {
 
 // route runs a router until it is stopped.
 func route(ctx context.Context, add func(*message.Router)) (stop func() error, err error) {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second},
+		watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
@@ -127,11 +132,12 @@ func route(ctx context.Context, add func(*message.Router)) (stop func() error, e
 	return func() error { return errors.Join(router.Close(), <-ended) }, nil
 }
 
-// serveRaw is written by hand on amqp091-go, with what it takes to lose nothing but what a lost connection costs: one channel
-// for all, mandatory, a confirm before the ack.
+// serveRaw is written by hand on amqp091-go, with what it takes to lose nothing but what a lost
+// connection costs: one channel for all, mandatory, a confirm before the ack.
 func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	wait := w.queue + ".raw.wait"
-	if err := errors.Join(b.declare(w.queue, quorum), b.declareWait(wait, w.queue, w.delay)); err != nil {
+	if err := errors.Join(b.declare(w.queue, quorum),
+		b.declareWait(wait, w.queue, w.delay)); err != nil {
 		return nil, err
 	}
 	consuming, err := amqp.Dial(b.node.URL())
@@ -143,7 +149,10 @@ func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 		return nil, errors.Join(err, consuming.Close())
 	}
 	s := &service{waits: []string{wait}}
-	fail := func(err error) (*service, error) { return nil, errors.Join(err, consuming.Close(), publisher.close()) }
+	fail := func(err error) (*service, error) {
+		return nil,
+			errors.Join(err, consuming.Close(), publisher.close())
+	}
 	ch, err := consuming.Channel()
 	if err != nil {
 		return fail(err)
@@ -194,12 +203,13 @@ func again(d *amqp.Delivery) amqp.Publishing {
 	n, _ := strconv.Atoi(attempt)
 	headers["attempt"] = strconv.Itoa(n + 1)
 	return amqp.Publishing{
-		Headers: headers, ContentType: d.ContentType, DeliveryMode: d.DeliveryMode, MessageId: d.MessageId, Timestamp: d.Timestamp, Body: d.Body,
+		Headers: headers, ContentType: d.ContentType, DeliveryMode: d.DeliveryMode,
+		MessageId: d.MessageId, Timestamp: d.Timestamp, Body: d.Body,
 	}
 }
 
-// rawPublisher publishes on one channel that all callers share, mandatory and confirmed. It cannot tell whose message was
-// returned, which takes a header; it looks whether one was.
+// rawPublisher publishes on one channel that all callers share, mandatory and confirmed. It cannot
+// tell whose message was returned, which takes a header; it looks whether one was.
 type rawPublisher struct {
 	conn    *amqp.Connection
 	ch      *amqp.Channel
@@ -239,8 +249,9 @@ func (p *rawPublisher) publish(exchange, key string, msg amqp.Publishing) error 
 
 func (p *rawPublisher) close() error { return p.conn.Close() }
 
-// serveWatermill republishes by a watermill-amqp Publisher with confirms, with a pool of channels or none, as one would write
-// it today. What it loses is another matter: its Publisher does not report a message that was returned (F4).
+// serveWatermill republishes by a watermill-amqp Publisher with confirms, with a pool of channels
+// or none, as one would write it today. What it loses is another matter: its Publisher does not
+// report a message that was returned (F4).
 func serveWatermill(pool int) func(context.Context, *broker, work) (*service, error) {
 	return func(ctx context.Context, b *broker, w work) (*service, error) {
 		wait := w.queue + ".watermill.wait"
@@ -267,26 +278,33 @@ func serveWatermill(pool int) func(context.Context, *broker, work) (*service, er
 			return nil, errors.Join(err, pub.Close())
 		}
 		stop := s.stop
-		return &service{waits: []string{wait}, stop: func() error { return errors.Join(stop(), pub.Close()) }}, nil
+		return &service{waits: []string{wait}, stop: func() error {
+			return errors.Join(stop(),
+				pub.Close())
+		}}, nil
 	}
 }
 
 // serveRetry is Watermill's in-process Retry: the message waits in its handler.
 func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveHandlers(ctx, b, w, wmiddleware.Retry{MaxRetries: 3, InitialInterval: w.delay, Multiplier: 1, Logger: watermill.NopLogger{}}.Middleware)
+	return serveHandlers(ctx, b, w, wmiddleware.Retry{MaxRetries: 3, InitialInterval: w.delay,
+		Multiplier: 1, Logger: watermill.NopLogger{}}.Middleware)
 }
 
-// serveHandlers is watermill-amqp's Subscriber with a middleware. One Subscribe handles one message at a time: more of them
-// take more handlers.
-func serveHandlers(ctx context.Context, b *broker, w work, m message.HandlerMiddleware) (*service, error) {
-	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), max(prefetch/w.inFlight, 2)), watermill.NopLogger{})
+// serveHandlers is watermill-amqp's Subscriber with a middleware. One Subscribe handles one message
+// at a time: more of them take more handlers.
+func serveHandlers(ctx context.Context, b *broker, w work, m message.HandlerMiddleware) (*service,
+	error) {
+	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), max(prefetch/w.inFlight, 2)),
+		watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
 	stop, err := route(ctx, func(router *message.Router) {
 		router.AddMiddleware(watch(w), m)
 		for i := range w.inFlight {
-			router.AddConsumerHandler(fmt.Sprint("handler-", i), w.queue, sub, func(msg *message.Message) error { return w.handle(msg.Payload) })
+			router.AddConsumerHandler(fmt.Sprint("handler-", i), w.queue, sub,
+				func(msg *message.Message) error { return w.handle(msg.Payload) })
 		}
 	})
 	if err != nil {

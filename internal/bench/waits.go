@@ -15,7 +15,8 @@ import (
 
 // late is the lateness at the handler where many others wait, but none is due.
 func (b *bench) late(ctx context.Context) ([]result, error) {
-	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds, []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}})
+	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds,
+		[]contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}})
 }
 
 const (
@@ -24,10 +25,12 @@ const (
 	latePause    = 7 * time.Millisecond // about 150 a second
 )
 
-func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int, contenders []contender) (results []result, err error) {
+func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int,
+	contenders []contender) (results []result, err error) {
 	// They wait in a queue of their own, so that they can be as many and wait as long as this takes.
 	parked := b.broker.name("parked")
-	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour), b.broker.fill(parked, waiting, usual)); err != nil {
+	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour),
+		b.broker.fill(parked, waiting, usual)); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.broker.delete(parked)) }()
@@ -43,8 +46,10 @@ func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, 
 	return c.hold(ctx, b)
 }
 
-// lateEntry lets messages fail once, one after the other, and measures how long after their delay they are back.
-func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry, func() error, error) {
+// lateEntry lets messages fail once, one after the other, and measures how long after their delay
+// they are back.
+func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry,
+	func() error, error) {
 	var (
 		mu     sync.Mutex
 		failed map[int]time.Time
@@ -111,7 +116,8 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 	}
 	return contest{group: "memory", rounds: 1, entries: []entry{
 		turn(ours, func(ctx context.Context) (func() error, error) {
-			l, err := b.newLane(ctx, serveOurs, work{inFlight: 64, delay: time.Hour, handle: func([]byte) error { return errFailed }})
+			l, err := b.newLane(ctx, serveOurs, work{inFlight: 64, delay: time.Hour,
+				handle: func([]byte) error { return errFailed }})
 			if err != nil {
 				return l.end, err
 			}
@@ -121,7 +127,8 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 		turn(wmRetry, func(ctx context.Context) (func() error, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			var begun, ended sync.WaitGroup
-			h := wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Hour, Logger: watermill.NopLogger{}}.Middleware(
+			h := wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Hour,
+				Logger: watermill.NopLogger{}}.Middleware(
 				func(*message.Message) ([]*message.Message, error) {
 					begun.Done()
 					return nil, errFailed

@@ -60,7 +60,8 @@ func (s *Sender) Deliver(msg *message.Message) error {
 	if err := json.Unmarshal(msg.Payload, &d); err != nil {
 		return middleware.Permanent(fmt.Errorf("decode delivery: %w", err))
 	}
-	req, err := http.NewRequestWithContext(msg.Context(), http.MethodPost, d.URL, bytes.NewReader(msg.Payload))
+	req, err := http.NewRequestWithContext(msg.Context(), http.MethodPost, d.URL,
+		bytes.NewReader(msg.Payload))
 	if err != nil {
 		return middleware.Permanent(err)
 	}
@@ -97,9 +98,8 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("receiver answered %d %s", e.status, http.StatusText(e.status))
 }
 
-// byStatus is the service's classifier: a receiver that does not want a delivery
-// will not want it later; one that is in trouble, or too busy, may. Of other
-// errors it knows nothing.
+// byStatus is the service's classifier: a receiver that does not want a delivery will not want it
+// later; one that is in trouble, or too busy, may. Of other errors it knows nothing.
 func byStatus(err error) (header.Class, bool) {
 	var answered *statusError
 	if !errors.As(err, &answered) {

@@ -20,7 +20,8 @@ func TestPageAndPicture(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(docs, "performance"), 0o700))
 	page, file := filepath.Join(docs, "performance.md"), filepath.Join(docs, "run.json")
 	require.NoError(t, os.WriteFile(file, []byte(measured), 0o600))
-	require.NoError(t, os.WriteFile(page, []byte("before\n<!-- table inflight -->\nold\n<!-- end -->\nafter\n"), 0o600))
+	require.NoError(t,
+		os.WriteFile(page, []byte("before\n<!-- table inflight -->\nold\n<!-- end -->\nafter\n"), 0o600))
 	for range 2 { // what it writes it can fill again
 		require.NoError(t, run(docs, []string{file}))
 	}

@@ -41,11 +41,15 @@ var blocked = map[string]struct {
 }{
 	"perqueue":         {func(string) topology.Strategy { return topology.PerQueue{} }, held},
 	"perqueue classic": {func(string) topology.Strategy { return topology.PerQueue{Type: topology.Classic} }, gone},
-	"shared":           {func(p string) topology.Strategy { return topology.Shared{Prefix: p} }, stranded},
+	"shared": {func(p string) topology.Strategy { return topology.Shared{Prefix: p} },
+		stranded},
 	"levels": {func(p string) topology.Strategy {
 		return topology.Levels{Prefix: p, Resolution: time.Second, Max: time.Minute}
 	}, stranded},
-	"shared classic": {func(p string) topology.Strategy { return topology.Shared{Prefix: p, Type: topology.Classic} }, stranded},
+	"shared classic": {func(p string) topology.Strategy {
+		return topology.Shared{Prefix: p,
+			Type: topology.Classic}
+	}, stranded},
 }
 
 const (
@@ -56,8 +60,9 @@ const (
 	patience     = 90 * time.Second
 )
 
-// A queue is deleted on the cluster while its messages wait: those of other queues come back on time, whatever becomes of
-// its own. Those that are held survive the death of a node, and arrive when their queue is back (T8).
+// A queue is deleted on the cluster while its messages wait: those of other queues come back on
+// time, whatever becomes of its own. Those that are held survive the death of a node, and arrive
+// when their queue is back (T8).
 func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	t.Parallel()
 	c := testbroker.PrivateCluster(t, 3, testbroker.WithAdvancedConfig(
@@ -98,8 +103,10 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	url := c.Node(1).URL()
 	for queue, waits := range heldFor {
 		declareQuorum(t, url, queue)
-		testbroker.WaitFor(t, "what was held", patience, func() bool { return testbroker.Depth(t, url, queue) >= vanished })
-		testbroker.WaitFor(t, "the wait queue to be empty", patience, func() bool { return messages(t, c.Node(1), waits) == 0 })
+		testbroker.WaitFor(t, "what was held", patience,
+			func() bool { return testbroker.Depth(t, url, queue) >= vanished })
+		testbroker.WaitFor(t, "the wait queue to be empty", patience,
+			func() bool { return messages(t, c.Node(1), waits) == 0 })
 		assert.Equal(t, vanished, distinct(t, url, queue))
 	}
 }
@@ -116,8 +123,10 @@ func waitQueue(t *testing.T, plan topology.Plan) string {
 	return ""
 }
 
-// vanish lets messages of two queues wait, deletes one of the queues meanwhile, and returns when all of the other are back.
-func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, prefix string) topology.Plan {
+// vanish lets messages of two queues wait, deletes one of the queues meanwhile, and returns when
+// all of the other are back.
+func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy,
+	prefix string) topology.Plan {
 	t.Helper()
 	urls := c.URLs()
 	lost, well := prefix+"-vanished", prefix+"-healthy"
@@ -128,11 +137,13 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, pre
 	})
 	begun := time.Now()
 	fill(t, urls[0], lost, vanished)
-	testbroker.WaitFor(t, "all to have failed", patience, func() bool { return failed.Load() >= vanished })
+	testbroker.WaitFor(t, "all to have failed", patience,
+		func() bool { return failed.Load() >= vanished })
 	stop()
 	_, err := testbroker.Channel(t, urls[1]).QueueDelete(lost, false, false, false)
 	require.NoError(t, err)
-	require.Less(t, time.Since(begun), blockedDelay, "the machine is too slow: some have come back before their queue was deleted")
+	require.Less(t, time.Since(begun), blockedDelay,
+		"the machine is too slow: some have come back before their queue was deleted")
 
 	stop = serve(t, urls, strategy, well, func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 1 {
@@ -143,20 +154,23 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, pre
 	})
 	defer stop()
 	fill(t, urls[2], well, healthy)
-	testbroker.WaitFor(t, "those of the other queue to be back", patience, func() bool { return back.Load() >= healthy })
+	testbroker.WaitFor(t, "those of the other queue to be back", patience,
+		func() bool { return back.Load() >= healthy })
 	plan, err := strategy.Plan(lost, []time.Duration{blockedDelay})
 	require.NoError(t, err)
 	return plan
 }
 
 // serve runs a service on a queue until stop is called.
-func serve(t *testing.T, urls []string, strategy topology.Strategy, queue string, handler message.NoPublishHandlerFunc) (stop func()) {
+func serve(t *testing.T, urls []string, strategy topology.Strategy, queue string,
+	handler message.NoPublishHandlerFunc) (stop func()) {
 	t.Helper()
 	policy := backoff.List{blockedDelay}
 	cfg := wamqp.NewDurableQueueConfig(urls[0])
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
 	cfg.Consume.Qos.PrefetchCount = vanished
-	client, err := topology.Open(t.Context(), cfg.Connection, strategy, topology.WithBrokers(urls[1:]...))
+	client, err := topology.Open(t.Context(), cfg.Connection, strategy,
+		topology.WithBrokers(urls[1:]...))
 	require.NoError(t, err)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
@@ -204,14 +218,16 @@ func fill(t *testing.T, url, queue string, n int) {
 
 func declareQuorum(t *testing.T, url, queue string) {
 	t.Helper()
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 }
 
 // messages is how many messages a queue has, also those that are held for dead-lettering.
 func messages(t *testing.T, n *testbroker.Node, queue string) int {
 	t.Helper()
-	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name", "messages")) {
+	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name",
+		"messages")) {
 		var name string
 		var count int
 		if _, err := fmt.Sscan(line, &name, &count); err == nil && name == queue {

@@ -51,7 +51,8 @@ func (n *nemesis) fill(ctx context.Context, hold time.Duration) (string, error) 
 	return n.letters.queue, err
 }
 
-// deleteQueue deletes the wait queue that only the last delay needs, once it is empty and while nobody may publish to it.
+// deleteQueue deletes the wait queue that only the last delay needs, once it is empty and while
+// nobody may publish to it.
 func (n *nemesis) deleteQueue(ctx context.Context) (string, error) {
 	delay := Delays[len(Delays)-1]
 	name := ""
@@ -121,7 +122,8 @@ func (n *nemesis) admin(f func(*amqp.Channel) error) error {
 	return errors.Join(errs...)
 }
 
-// heal makes whole what a fault may have left broken, and declares again what was deleted, as an operator would.
+// heal makes whole what a fault may have left broken, and declares again what was deleted, as an
+// operator would.
 func (n *nemesis) heal(ctx context.Context) error {
 	for i := range n.cluster.Size() {
 		_ = n.cluster.Thaw(i) // fails where it is down
@@ -140,7 +142,8 @@ func (n *nemesis) heal(ctx context.Context) error {
 // declare declares the main queue and all of the plan.
 func (n *nemesis) declare() error {
 	return n.admin(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare(queueName, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+		_, err := ch.QueueDeclare(queueName, true, false, false, false,
+			amqp.Table{"x-queue-type": "quorum"})
 		for _, e := range n.plan.Exchanges {
 			if err == nil {
 				err = ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)

@@ -15,17 +15,20 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Bug is a mistake that is planted in the consumers, around the library, to see that the checker finds it.
+// Bug is a mistake that is planted in the consumers, around the library, to see that the checker
+// finds it.
 type Bug string
 
 // The bugs. The zero value is none.
 const (
 	// AckEarly acks a message and publishes its copy a moment later.
 	AckEarly Bug = "ack-early"
-	// HardNack nacks with requeue when a message cannot be handed over at once, instead of holding it: a quorum queue of 4.0
-	// drops it after twenty (F2); 3.10 has no such limit, and 4.3 does not count nacks.
+	// HardNack nacks with requeue when a message cannot be handed over at once, instead of holding it:
+	// a quorum queue of 4.0 drops it after twenty (F2); 3.10 has no such limit, and 4.3 does not count
+	// nacks.
 	HardNack Bug = "hard-nack"
-	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: what expires while the leader dies is lost (F18).
+	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: what expires while the
+	// leader dies is lost (F18).
 	AtMostOnce Bug = "at-most-once"
 	// PublishTwice publishes the copy for a message's second attempt twice, both confirmed.
 	PublishTwice Bug = "publish-twice"
@@ -58,13 +61,15 @@ type ackEarly struct{ *topology.Client }
 // moment is what makes it show: a copy is in nobody's hands but the process's for so long.
 const moment = 100 * time.Millisecond
 
-func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
+	notes header.RetryState) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
 }
 
-func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
+func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message,
+	notes header.RetryState) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.DeadLetter(ctx, msg, notes)
@@ -75,11 +80,16 @@ type hardNack struct{ *topology.Client }
 // impatience is how long it waits for a confirm, where there is a connection that takes publishes.
 const impatience = 500 * time.Millisecond
 
-func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	return r.once(ctx, func(ctx context.Context) error { return r.Client.Republish(ctx, msg, delay, notes) })
+func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
+	notes header.RetryState) error {
+	return r.once(ctx, func(ctx context.Context) error {
+		return r.Client.Republish(ctx, msg, delay,
+			notes)
+	})
 }
 
-func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
+func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message,
+	notes header.RetryState) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
 }
 
@@ -99,7 +109,8 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 
 type publishTwice struct{ *topology.Client }
 
-func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
+	notes header.RetryState) error {
 	err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
 		err = r.Client.Republish(ctx, msg, delay, notes)
@@ -112,7 +123,8 @@ var Strategies = []string{"perqueue", "shared", "levels"}
 
 // NewStrategy returns a strategy by its name, with a dead-letter queue that can be filled.
 func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
-	dead := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish"}}
+	dead := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(dlqLimit),
+		"x-overflow": "reject-publish"}}
 	var strategy topology.Strategy
 	switch name {
 	case "perqueue":
@@ -122,7 +134,8 @@ func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
 	case "levels": // every delay passes two of them
 		strategy = topology.Levels{Resolution: 200 * time.Millisecond, Max: 10 * time.Second, Dead: dead}
 	default:
-		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name, strings.Join(Strategies, ", "))
+		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name,
+			strings.Join(Strategies, ", "))
 	}
 	if bug == AtMostOnce {
 		return atMostOnce{strategy}, nil

@@ -43,9 +43,11 @@ type Report struct {
 	// HandledAgain and DeadAgain are how many times a message ended once more; Both ended both ways.
 	HandledAgain, DeadAgain, Both int
 
-	// Beyond are attempts past the limit, and Skipped attempts that no handler was called for: "message 7: attempt 6".
+	// Beyond are attempts past the limit, and Skipped attempts that no handler was called for:
+	// "message 7: attempt 6".
 	Beyond, Skipped []string
-	// Misplaced are dead letters that should not be, by their reason, but for crash_loop, which frequent kills may cause.
+	// Misplaced are dead letters that should not be, by their reason, but for crash_loop, which
+	// frequent kills may cause.
 	Misplaced  []string
 	CrashLoops int
 	Broken     []string
@@ -53,17 +55,20 @@ type Report struct {
 	// Faults are those that struck, by kind; Failed those that could not be done.
 	Faults map[Kind]int
 	Failed []string
-	// Recovery is the longest time from the end of a fault until a message published after it was handled.
+	// Recovery is the longest time from the end of a fault until a message published after it was
+	// handled.
 	Recovery      time.Duration
 	RecoveredFrom Fault
-	// Latest is how much longer than its delay a retry took at the most, and LatestRetry which that was.
+	// Latest is how much longer than its delay a retry took at the most, and LatestRetry which that
+	// was.
 	Latest      time.Duration
 	LatestRetry string
 }
 
 // Check compares what was confirmed with what was seen.
 func Check(h History) Report {
-	r := Report{Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{}, Broken: h.Broken}
+	r := Report{Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{},
+		Broken: h.Broken}
 	attempts := map[int][]Attempt{}
 	for _, a := range h.Attempts {
 		attempts[a.N] = append(attempts[a.N], a)
@@ -168,7 +173,10 @@ func (r *Report) recovery(h History, attempts map[int][]Attempt) {
 			}
 		}
 	}
-	slices.SortFunc(ends, func(a, b end) int { return cmp.Compare(a.handled.UnixNano(), b.handled.UnixNano()) })
+	slices.SortFunc(ends, func(a, b end) int {
+		return cmp.Compare(a.handled.UnixNano(),
+			b.handled.UnixNano())
+	})
 	for _, f := range h.Faults {
 		for _, e := range ends {
 			if f.Err == nil && e.sent.After(f.End) {
@@ -209,7 +217,8 @@ func (r Report) Err() error {
 	add("of the confirmed messages are lost", lost)
 	add("attempts beyond the limit", r.Beyond)
 	add("attempts counted without a call of the handler", r.Skipped)
-	add("times a message was handled or dead-lettered more often than its faults explain", r.Unexplained)
+	add("times a message was handled or dead-lettered more often than its faults explain",
+		r.Unexplained)
 	add("dead letters that should not be", r.Misplaced)
 	add("dead letters that cannot be understood", r.Broken)
 	return errors.Join(problems...)

@@ -52,7 +52,8 @@ const (
 	confirmTimeout = 5 * time.Second
 )
 
-// MaybeConsume is the whole program if this process was started as a consumer. Call it first of all.
+// MaybeConsume is the whole program if this process was started as a consumer. Call it first of
+// all.
 func MaybeConsume() {
 	text, ok := os.LookupEnv(consumerEnv)
 	if !ok {
@@ -96,15 +97,18 @@ func (c consumer) run() error {
 	config.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
 	config.Consume.Qos.PrefetchCount = prefetch
 	config.Connection.Reconnect = &wamqp.ReconnectConfig{
-		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
+		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5,
+		BackoffMaxInterval: 2 * time.Second,
 	}
 	client, err := topology.Open(ctx, config.Connection, strategy, topology.WithBrokers(c.URLs[1:]...),
-		topology.WithConfirmTimeout(cmp.Or(c.Timeout, confirmTimeout)), topology.WithLogger(logger), topology.WithName(c.Name))
+		topology.WithConfirmTimeout(cmp.Or(c.Timeout,
+			confirmTimeout)), topology.WithLogger(logger), topology.WithName(c.Name))
 	if err != nil {
 		return err
 	}
 	policy := backoff.List(Delays)
-	options := []topology.SubscriberOption{topology.ForPolicy(policy), topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency)}
+	options := []topology.SubscriberOption{topology.ForPolicy(policy),
+		topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency)}
 	sub, err := client.NewSubscriber(config, append(options, c.Bug.subscriberOptions()...)...)
 	if err != nil {
 		return errors.Join(err, client.Close())
@@ -120,9 +124,10 @@ func (c consumer) run() error {
 	}
 	router.AddMiddleware(retry.Middleware)
 	for i := range handlers {
-		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub, func(msg *message.Message) error {
-			return c.handle(msg, log)
-		})
+		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub,
+			func(msg *message.Message) error {
+				return c.handle(msg, log)
+			})
 	}
 	return errors.Join(router.Run(ctx), client.Close())
 }
@@ -149,7 +154,8 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	a.Outcome = c.Seed.Of(n, a.Attempt)
 	if a.Outcome == Hung {
 		select {
-		case <-time.After(time.Second + time.Duration(c.Seed.roll(n, 100+a.Attempt)%1000)*time.Millisecond):
+		case <-time.After(time.Second + time.Duration(c.Seed.roll(n,
+			100+a.Attempt)%1000)*time.Millisecond):
 		case <-ctx.Done():
 		}
 	}
@@ -169,13 +175,15 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	return errFailed
 }
 
-// gated keeps messages out of the last wait queue while it is being deleted: what is inside would be lost with it (F10).
+// gated keeps messages out of the last wait queue while it is being deleted: what is inside would
+// be lost with it (F10).
 type gated struct {
 	middleware.Republisher
 	gate string
 }
 
-func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
+	notes header.RetryState) error {
 	if delay == Delays[len(Delays)-1] {
 		open, err := lockShared(g.gate)
 		if err != nil {

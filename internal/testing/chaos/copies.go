@@ -68,7 +68,8 @@ var ofNodes = []Kind{KillNode, KillMajority, Minority, FreezeNode, RestartNode}
 // silence returns the beginning of the first fault in force that keeps bytes from a connection.
 func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 	for _, f := range e.faults {
-		silences := f.Fault.Kind == Blackhole || f.Fault.Kind == RaiseAlarm || slices.Contains(ofNodes, f.Fault.Kind)
+		silences := f.Fault.Kind == Blackhole || f.Fault.Kind == RaiseAlarm ||
+			slices.Contains(ofNodes, f.Fault.Kind)
 		if silences && f.inForce(window{at, at}) && (!silent || f.Begun.Before(began)) {
 			began, silent = f.Begun, true
 		}
@@ -83,7 +84,8 @@ func (e *evidence) lost(consumers map[string]bool, what Lost, w window) int {
 	last := map[string]time.Time{}
 	times := 0
 	for _, l := range e.losses {
-		if !consumers[l.Consumer] || l.What != what && l.What != LostProcess || !w.overlaps(l.Began, l.At) {
+		if !consumers[l.Consumer] || l.What != what && l.What != LostProcess ||
+			!w.overlaps(l.Began, l.At) {
 			continue
 		}
 		if before, ok := last[l.Consumer]; !ok || l.At.Sub(before) > together {
@@ -126,8 +128,8 @@ func (c *copies) count() {
 	c.dead()
 }
 
-// attempt counts the extra runs of one attempt. A run of the attempt before may publish one copy, and
-// a copy may be run once; a copy that was set aside stands for the one that it was made from.
+// attempt counts the extra runs of one attempt. A run of the attempt before may publish one copy,
+// and a copy may be run once; a copy that was set aside stands for the one that it was made from.
 func (c *copies) attempt(number int) {
 	runs, before := c.runs[number], c.runs[number-1]
 	sources := max(len(before), 1)
@@ -145,7 +147,8 @@ func (c *copies) attempt(number int) {
 		if number > 1 {
 			last = last.Add(-delayBefore(number))
 		}
-		c.add(TwoCopies, number, extra, c.evidence.lost(consumersOf(before), LostPublishing, during(before, last)))
+		c.add(TwoCopies, number, extra, c.evidence.lost(consumersOf(before), LostPublishing,
+			during(before, last)))
 	}
 	if again := len(runs) - all; again > 0 {
 		w := window{runs[0].Began, runs[0].Began}
@@ -174,7 +177,8 @@ func (c *copies) dead() {
 			}
 		}
 	}
-	letters := slices.DeleteFunc(slices.Clone(c.letters), func(l Letter) bool { return l.Reason == "crash_loop" })
+	letters := slices.DeleteFunc(slices.Clone(c.letters),
+		func(l Letter) bool { return l.Reason == "crash_loop" })
 	sources := max(len(last), 1)
 	extra := max(0, len(letters)-sources)
 	c.add(Follows, 0, max(0, len(letters)-1-extra), max(0, len(letters)-1-extra))

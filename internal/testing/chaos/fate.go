@@ -2,8 +2,8 @@ package chaos
 
 import "time"
 
-// Delays are what a failed message waits before its second attempt, its third, and so on. The last is rare, so that its wait
-// queue can be emptied and deleted without stopping everything.
+// Delays are what a failed message waits before its second attempt, its third, and so on. The last
+// is rare, so that its wait queue can be emptied and deleted without stopping everything.
 var Delays = []time.Duration{time.Second, 2 * time.Second, time.Second, 4 * time.Second}
 
 // Limit is how many attempts a message has.
@@ -24,7 +24,8 @@ const (
 // Fates knows from a seed what becomes of every message, whoever asks and however often.
 type Fates uint64
 
-// Failures is how many attempts of message n fail before one succeeds; Limit if none does, -1 if it fails permanently at once.
+// Failures is how many attempts of message n fail before one succeeds; Limit if none does, -1 if it
+// fails permanently at once.
 func (f Fates) Failures(n int) int {
 	switch roll := f.roll(n, 0) % 100; {
 	case roll < 60:

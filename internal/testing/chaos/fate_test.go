@@ -19,7 +19,8 @@ func TestFates(t *testing.T) {
 			o := Fates(7).Of(n, attempt)
 			assert.Equal(t, o, Fates(7).Of(n, attempt), "the same whenever one asks")
 			if f >= 0 && f < Limit {
-				assert.Equal(t, attempt > f, o == Handled, "message %d, attempt %d of %d failures", n, attempt, f)
+				assert.Equal(t, attempt > f, o == Handled, "message %d, attempt %d of %d failures", n, attempt,
+					f)
 			} else {
 				assert.NotEqual(t, Handled, o)
 				assert.True(t, Fates(7).Dies(n))

@@ -36,7 +36,8 @@ type slot struct {
 // restartPause is between the end of a consumer and the start of the next.
 const restartPause = 500 * time.Millisecond
 
-// newFleet starts size consumers. Each tries another node first. The end of every process goes to record.
+// newFleet starts size consumers. Each tries another node first. The end of every process goes to
+// record.
 func newFleet(base consumer, size int, dir string, out io.Writer, record func(Loss)) *fleet {
 	f := &fleet{}
 	for i := range size {

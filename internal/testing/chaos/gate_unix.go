@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// lockShared takes a shared lock on a file and returns what releases it. The system releases it when the process dies.
+// lockShared takes a shared lock on a file and returns what releases it. The system releases it
+// when the process dies.
 func lockShared(name string) (release func(), err error) {
 	return lock(name, syscall.LOCK_SH)
 }

@@ -23,11 +23,13 @@ type Letter struct {
 // filler is the body of what fills the dead-letter queue.
 const filler = "filler"
 
-// letters reads dead letters off their queue, as somebody does who looks after them. What it has read it keeps.
+// letters reads dead letters off their queue, as somebody does who looks after them. What it has
+// read it keeps.
 type letters struct {
 	urls  []string
 	queue string
-	// back, if set, is the queue to which each message goes, confirmed, before it is acked: it is not kept then.
+	// back, if set, is the queue to which each message goes, confirmed, before it is acked: it is not
+	// kept then.
 	back string
 
 	turn sync.Mutex // held while reading, or by who wants nobody to read

@@ -68,7 +68,8 @@ func (n *nemesis) strike(ctx context.Context, f Fault) {
 	n.struck = append(n.struck, s)
 }
 
-// one is one fault from its beginning to its end. What it returns even with an error says what was hit.
+// one is one fault from its beginning to its end. What it returns even with an error says what was
+// hit.
 func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	node := f.Pick % n.cluster.Size()
 	consumer := f.Pick % len(n.fleet.slots)
@@ -95,14 +96,18 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	case RaiseAlarm:
 		err := n.cluster.Alarm(ctx, node, true)
 		rest(ctx, f.Hold)
-		return fmt.Sprint(node + 1), errors.Join(err, n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
+		return fmt.Sprint(node + 1), errors.Join(err,
+			n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
 	case FillDLQ:
 		return n.fill(ctx, f.Hold)
 	case DeleteQueue:
 		return n.deleteQueue(ctx)
 	case DeleteExchange:
 		exchange := n.plan.Exchanges[f.Pick%len(n.plan.Exchanges)].Name
-		return exchange, n.admin(func(ch *amqp.Channel) error { return ch.ExchangeDelete(exchange, false, false) })
+		return exchange, n.admin(func(ch *amqp.Channel) error {
+			return ch.ExchangeDelete(exchange, false,
+				false)
+		})
 	case DeleteBinding:
 		b := n.plan.Bindings[f.Pick%len(n.plan.Bindings)]
 		return b.Exchange + " to " + b.Queue + b.ToExchange, n.admin(func(ch *amqp.Channel) error {
@@ -155,7 +160,8 @@ func (n *nemesis) busiest() int {
 }
 
 // down ends nodes, and starts them again together after hold.
-func (n *nemesis) down(ctx context.Context, hold time.Duration, end func(int) error, nodes ...int) (string, error) {
+func (n *nemesis) down(ctx context.Context, hold time.Duration, end func(int) error,
+	nodes ...int) (string, error) {
 	var names []string
 	var err error
 	for _, i := range nodes {
@@ -181,7 +187,8 @@ func (n *nemesis) frozen(ctx context.Context, hold time.Duration, nodes ...int) 
 	return strings.Join(names, " and "), err
 }
 
-// up starts all nodes that are down. One that waits for another may give up, and is started once more.
+// up starts all nodes that are down. One that waits for another may give up, and is started once
+// more.
 func (n *nemesis) up(ctx context.Context) error {
 	errs := make([]error, n.cluster.Size())
 	var wg sync.WaitGroup

@@ -17,7 +17,8 @@ type Sent struct {
 	At time.Time
 }
 
-// producers publish numbered messages as a careful AMQP client does: each once, mandatory and confirmed.
+// producers publish numbered messages as a careful AMQP client does: each once, mandatory and
+// confirmed.
 type producers struct {
 	urls []string
 	rate int // messages a second, all together
@@ -111,9 +112,11 @@ func publishOne(ch *amqp.Channel, returned <-chan amqp.Return, key, body string)
 	return nil
 }
 
-// dial opens a confirming channel on a connection of its own. All that a frozen node could hold up is bounded.
+// dial opens a confirming channel on a connection of its own. All that a frozen node could hold up
+// is bounded.
 func dial(url string) (ch *amqp.Channel, hangUp func(), err error) {
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(3 * time.Second), Heartbeat: 5 * time.Second})
+	conn, err := amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(3 * time.Second),
+		Heartbeat: 5 * time.Second})
 	if err != nil {
 		return nil, nil, err
 	}

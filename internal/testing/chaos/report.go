@@ -17,7 +17,8 @@ func (r Report) String() string {
 	row("messages", "%d confirmed, %d handled, %d dead letters", r.Messages, r.Handled, r.Dead)
 	row("lost", "%d", len(r.Lost))
 	again := r.Duplicates()
-	row("made again", "%d explained, %d unexplained; %d messages handled again, %d dead-lettered again, %d both",
+	row("made again",
+		"%d explained, %d unexplained; %d messages handled again, %d dead-lettered again, %d both",
 		again.Explained, again.Unexplained, r.HandledAgain, r.DeadAgain, r.Both)
 	for _, why := range slices.Sorted(maps.Keys(r.Again)) {
 		row("", "%s: %d explained, %d unexplained", why, r.Again[why].Explained, r.Again[why].Unexplained)
@@ -33,10 +34,12 @@ func (r Report) String() string {
 		row("", "not done: %s", f)
 	}
 	if r.Recovery > 0 {
-		row("recovery", "%s at the longest, after %s", r.Recovery.Round(time.Millisecond), r.RecoveredFrom)
+		row("recovery", "%s at the longest, after %s", r.Recovery.Round(time.Millisecond),
+			r.RecoveredFrom)
 	}
 	if r.Latest > 0 {
-		row("lateness", "%s more than its delay at the most (%s)", r.Latest.Round(time.Millisecond), r.LatestRetry)
+		row("lateness", "%s more than its delay at the most (%s)", r.Latest.Round(time.Millisecond),
+			r.LatestRetry)
 	}
 	return b.String()
 }
@@ -57,6 +60,8 @@ func byName[K ~string](counts map[K]int) string {
 func (r Report) Row(seed uint64, strategy, version string, minutes float64) string {
 	kills, again := r.Faults[KillNode]+2*r.Faults[KillMajority], r.Duplicates()
 	return fmt.Sprintf("| %s | %d | `%s` | %.1f | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d | %.0f s | %.0f s |",
-		version, seed, strategy, minutes, r.Messages, kills, r.Faults[FreezeNode], r.Faults[Minority], r.Faults[DelayConfirms],
-		r.Faults[KillConsumer], len(r.Lost), again.Explained, again.Unexplained, len(r.Beyond)+len(r.Skipped), r.Recovery.Seconds(), r.Latest.Seconds())
+		version, seed, strategy, minutes, r.Messages, kills, r.Faults[FreezeNode], r.Faults[Minority],
+		r.Faults[DelayConfirms],
+		r.Faults[KillConsumer], len(r.Lost), again.Explained, again.Unexplained,
+		len(r.Beyond)+len(r.Skipped), r.Recovery.Seconds(), r.Latest.Seconds())
 }

@@ -15,11 +15,12 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// DeadLetterTimer is after how long RabbitMQ sends once more what an at-least-once queue could not dead-letter (F5).
+// DeadLetterTimer is after how long RabbitMQ sends once more what an at-least-once queue could not
+// dead-letter (F5).
 const DeadLetterTimer = 180 * time.Second
 
-// Config is what a run is like. A run with the same one has the same messages, fates and faults; what they meet depends on
-// the machine's load.
+// Config is what a run is like. A run with the same one has the same messages, fates and faults;
+// what they meet depends on the machine's load.
 type Config struct {
 	Seed      uint64
 	Faults    time.Duration // for how long things break
@@ -42,8 +43,8 @@ type Run struct {
 	Config
 	Version string
 	Report  Report
-	// Unconfirmed are messages that the producers could not have confirmed, Stranded those that were moved back to their queue
-	// in the end, and Ended the consumers that ended by themselves.
+	// Unconfirmed are messages that the producers could not have confirmed, Stranded those that were
+	// moved back to their queue in the end, and Ended the consumers that ended by themselves.
 	Unconfirmed, Stranded, Ended int
 	// Kept is a folder with the consumers' logs, if something is wrong.
 	Kept string
@@ -67,8 +68,8 @@ type state struct {
 	out     sync.Mutex
 }
 
-// Do starts a cluster, lets everything break, heals it, waits and checks. The error says why the run could not be done; what
-// it found is in the report.
+// Do starts a cluster, lets everything break, heals it, waits and checks. The error says why the
+// run could not be done; what it found is in the report.
 func Do(ctx context.Context, c Config) (run Run, err error) {
 	run.Config = c
 	strategy, err := NewStrategy(c.Strategy, c.Bug)
@@ -95,7 +96,8 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	var options []testbroker.NodeOption
 	if c.Timer > 0 {
 		options = append(options, testbroker.WithAdvancedConfig(
-			fmt.Sprintf("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, %d}]}].", c.Timer.Milliseconds())))
+			fmt.Sprintf("[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, %d}]}].",
+				c.Timer.Milliseconds())))
 	}
 	cluster, err := testbroker.StartCluster(ctx, c.Nodes, options...)
 	if err != nil {
@@ -103,7 +105,8 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	}
 	defer func() { err = errors.Join(err, cluster.Close()) }()
 	run.Version = cluster.Node(0).Version()
-	s.say("seed %d: %d nodes of RabbitMQ %s, strategy %s, faults for %s%s", c.Seed, c.Nodes, run.Version, c.Strategy, c.Faults, planted(c.Bug))
+	s.say("seed %d: %d nodes of RabbitMQ %s, strategy %s, faults for %s%s", c.Seed, c.Nodes,
+		run.Version, c.Strategy, c.Faults, planted(c.Bug))
 
 	if err := s.set(cluster, plan); err != nil {
 		return run, err
@@ -173,7 +176,8 @@ func (s *state) storm(ctx context.Context) error {
 	for _, f := range s.nemesis.fronts {
 		base.URLs = append(base.URLs, f.consumers.URL())
 	}
-	s.fleet = newFleet(base, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out}, s.witness.record)
+	s.fleet = newFleet(base, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out},
+		s.witness.record)
 	s.nemesis.fleet, s.tails = s.fleet, s.fleet.logs()
 	defer s.fleet.close()
 
@@ -186,7 +190,8 @@ func (s *state) storm(ctx context.Context) error {
 	defer stopReading()
 	wg.Go(func() { s.dead.run(reading) })
 	s.making.start(producing)
-	if err := s.await(ctx, "the first message to be handled", time.Minute, func() bool { return len(s.handled) > 0 }); err != nil {
+	if err := s.await(ctx, "the first message to be handled", time.Minute,
+		func() bool { return len(s.handled) > 0 }); err != nil {
 		return err
 	}
 
@@ -223,7 +228,8 @@ func (s *state) schedule() Schedule {
 	if s.config.Schedule != nil {
 		return *s.config.Schedule
 	}
-	return NewSchedule(s.config.Seed, s.config.Faults, s.config.Nodes, len(s.nemesis.plan.Exchanges) > 0, s.config.Only...)
+	return NewSchedule(s.config.Seed, s.config.Faults, s.config.Nodes,
+		len(s.nemesis.plan.Exchanges) > 0, s.config.Only...)
 }
 
 // timer is the broker's dead-letter timer.

@@ -21,15 +21,16 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-// smoke is a run of seconds on a single node, whose seed kills the node, a consumer and all connections. Late confirms take
-// longer: TestNoMessageIsHandledAgainForALateConfirm has them.
+// smoke is a run of seconds on a single node, whose seed kills the node, a consumer and all
+// connections. Late confirms take longer: TestNoMessageIsHandledAgainForALateConfirm has them.
 func smoke(t *testing.T, bug chaos.Bug) chaos.Run {
 	t.Helper()
 	testbroker.RequireNode(t)
 	r, err := chaos.Do(t.Context(), chaos.Config{
 		Seed: smokeSeed, Faults: smokeLength, Nodes: 1, Consumers: 2, Rate: 60,
 		Strategy: "perqueue", Bug: bug, Timer: 2 * time.Second, Out: t.Output(),
-		Only: slices.DeleteFunc(slices.Clone(chaos.Kinds), func(k chaos.Kind) bool { return k == chaos.DelayConfirms }),
+		Only: slices.DeleteFunc(slices.Clone(chaos.Kinds),
+			func(k chaos.Kind) bool { return k == chaos.DelayConfirms }),
 	})
 	require.NoError(t, err)
 	t.Logf("RabbitMQ %s\n%s", r.Version, r.Report)
@@ -52,7 +53,8 @@ func TestNothingIsLostInAFewSecondsOfChaos(t *testing.T) {
 	assert.Empty(t, r.Kept)
 }
 
-// The checker finds a consumer that acks too early. `make chaos-bugs` shows the other mistakes, which take minutes.
+// The checker finds a consumer that acks too early. `make chaos-bugs` shows the other mistakes,
+// which take minutes.
 func TestAnEarlyAckIsFound(t *testing.T) {
 	t.Parallel()
 	r := smoke(t, chaos.AckEarly)
@@ -61,8 +63,8 @@ func TestAnEarlyAckIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// calm is a run on a single node, in which nothing breaks but what the schedule has. The confirm timeout is short, so that a
-// confirm is late soon.
+// calm is a run on a single node, in which nothing breaks but what the schedule has. The confirm
+// timeout is short, so that a confirm is late soon.
 func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
 	t.Helper()
 	testbroker.RequireNode(t)
@@ -86,10 +88,12 @@ func TestASecondCopyIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// Confirms come seconds after the confirm timeout, the connections live: no message has a second copy.
+// Confirms come seconds after the confirm timeout, the connections live: no message has a second
+// copy.
 func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
 	t.Parallel()
-	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{At: 0, Kind: chaos.DelayConfirms, Hold: 4 * time.Second}}})
+	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{At: 0, Kind: chaos.DelayConfirms,
+		Hold: 4 * time.Second}}})
 	require.NoError(t, r.Report.Err())
 	assert.Positive(t, r.Report.Faults[chaos.DelayConfirms])
 	assert.Zero(t, r.Report.Duplicates())

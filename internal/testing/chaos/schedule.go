@@ -13,9 +13,10 @@ type Kind string
 
 // The faults. Those of the broker strike one after the other, those of its clients beside them.
 const (
-	KillNode       Kind = "kill node"     // -9, and started again after a while
-	KillMajority   Kind = "kill majority" // two nodes at once
-	Minority       Kind = "minority"      // two nodes gone or frozen for so long that the third stands alone
+	KillNode     Kind = "kill node"     // -9, and started again after a while
+	KillMajority Kind = "kill majority" // two nodes at once
+	// two nodes gone or frozen for so long that the third stands alone
+	Minority       Kind = "minority"
 	FreezeNode     Kind = "freeze node"
 	RestartNode    Kind = "restart node" // stopped in good order
 	RaiseAlarm     Kind = "raise alarm"
@@ -34,7 +35,8 @@ const (
 
 // Kinds are all faults.
 var Kinds = []Kind{
-	KillNode, KillMajority, Minority, FreezeNode, RestartNode, RaiseAlarm, FillDLQ, DeleteQueue, DeleteExchange, DeleteBinding,
+	KillNode, KillMajority, Minority, FreezeNode, RestartNode, RaiseAlarm, FillDLQ, DeleteQueue,
+	DeleteExchange, DeleteBinding,
 	KillConsumer, StopConsumer, CutClients, Blackhole, DelayConfirms,
 }
 
@@ -53,8 +55,8 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s at %s", f.Kind, f.At.Round(time.Millisecond))
 }
 
-// lane is a kind of faults that strike one after the other: cards are dealt from a shuffled deck, so that each kind has its
-// share in a run of a few minutes.
+// lane is a kind of faults that strike one after the other: cards are dealt from a shuffled deck,
+// so that each kind has its share in a run of a few minutes.
 type lane struct {
 	deck             map[Kind]int
 	minGap, maxGap   time.Duration
@@ -62,7 +64,8 @@ type lane struct {
 }
 
 func brokerLane(nodes int, exchanges bool) lane {
-	deck := map[Kind]int{KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1, DeleteQueue: 1}
+	deck := map[Kind]int{KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1,
+		DeleteQueue: 1}
 	if nodes > 2 {
 		deck[KillMajority], deck[Minority] = 1, 1
 	}
@@ -106,7 +109,8 @@ func (l lane) hold(f Fault) time.Duration {
 }
 
 func clientLane() lane {
-	deck := map[Kind]int{KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1, DelayConfirms: 1}
+	deck := map[Kind]int{KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1,
+		DelayConfirms: 1}
 	return lane{deck, 3 * time.Second, 9 * time.Second, 2 * time.Second, 12 * time.Second}
 }
 
@@ -117,7 +121,10 @@ func (l lane) deal(rng *rand.Rand, d time.Duration) []Fault {
 	}
 	var faults []Fault
 	var deck []Kind
-	between := func(low, high time.Duration) time.Duration { return low + time.Duration(rng.Int64N(int64(high-low))) }
+	between := func(low, high time.Duration) time.Duration {
+		return low +
+			time.Duration(rng.Int64N(int64(high-low)))
+	}
 	for at := between(l.minGap, l.maxGap); at < d; at += between(l.minGap, l.maxGap) {
 		if len(deck) == 0 {
 			for kind, times := range l.deck {
@@ -126,7 +133,8 @@ func (l lane) deal(rng *rand.Rand, d time.Duration) []Fault {
 			slices.Sort(deck) // a map has no order
 			rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		}
-		f := Fault{At: at, Kind: deck[0], Pick: rng.IntN(1 << 16), Hold: between(l.minHold, l.maxHold), Aim: rng.IntN(2) == 0}
+		f := Fault{At: at, Kind: deck[0], Pick: rng.IntN(1 << 16), Hold: between(l.minHold, l.maxHold),
+			Aim: rng.IntN(2) == 0}
 		deck = deck[1:]
 		f.Hold = l.hold(f)
 		faults = append(faults, f)
@@ -138,7 +146,8 @@ func (l lane) deal(rng *rand.Rand, d time.Duration) []Fault {
 // Schedule is all that breaks in a run, in two lanes that go on beside each other.
 type Schedule struct{ Broker, Clients []Fault }
 
-// NewSchedule decides on the faults of a run by its seed. Without kinds, faults of all kinds strike.
+// NewSchedule decides on the faults of a run by its seed. Without kinds, faults of all kinds
+// strike.
 func NewSchedule(seed uint64, d time.Duration, nodes int, exchanges bool, kinds ...Kind) Schedule {
 	return Schedule{
 		Broker:  brokerLane(nodes, exchanges).only(kinds).deal(rand.New(rand.NewPCG(seed, 1)), d),

@@ -18,7 +18,8 @@ func (s *state) look() {
 }
 
 // await reads the logs until cond is true.
-func (s *state) await(ctx context.Context, what string, limit time.Duration, cond func() bool) error {
+func (s *state) await(ctx context.Context, what string, limit time.Duration,
+	cond func() bool) error {
 	for deadline := time.Now().Add(limit); ; {
 		if _, err := s.read(); err != nil {
 			return err
@@ -38,8 +39,8 @@ func (s *state) await(ctx context.Context, what string, limit time.Duration, con
 // minQuiet is for timers that are shorter than a busy machine is slow.
 const minQuiet = 10 * time.Second
 
-// quiet returns when all is accounted for, or when nothing has moved for four dead-letter timers: RabbitMQ 4.0.5 was seen to
-// hold messages for more than two.
+// quiet returns when all is accounted for, or when nothing has moved for four dead-letter timers:
+// RabbitMQ 4.0.5 was seen to hold messages for more than two.
 func (s *state) quiet(ctx context.Context) error {
 	timer := s.timer()
 	begun, moved, said := time.Now(), time.Now(), time.Now()
@@ -58,7 +59,8 @@ func (s *state) quiet(ctx context.Context) error {
 			s.say("all accounted for %s after the last confirm", time.Since(begun).Round(time.Second))
 			return nil
 		case time.Since(moved) > max(4*timer, minQuiet):
-			s.say("nothing has moved for %s, %d messages missing", time.Since(moved).Round(time.Second), missing)
+			s.say("nothing has moved for %s, %d messages missing", time.Since(moved).Round(time.Second),
+				missing)
 			return nil
 		case time.Since(said) > 20*time.Second:
 			said = time.Now()
@@ -129,7 +131,8 @@ func (s *state) explain(r Report) {
 		}
 	}
 	for _, question := range [][]string{
-		{"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers", "leader", "online"},
+		{"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers",
+			"leader", "online"},
 		{"list_consumers"},
 	} {
 		out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), question...)
@@ -144,7 +147,8 @@ func (s *state) explain(r Report) {
 func (s *state) story(what string, n int) {
 	for _, sent := range s.history.Sent {
 		if sent.N == n {
-			s.say("%s %d: confirmed at %s, fails %d times", what, n, s.since(sent.At), s.history.Fates.Failures(n))
+			s.say("%s %d: confirmed at %s, fails %d times", what, n, s.since(sent.At),
+				s.history.Fates.Failures(n))
 		}
 	}
 	attempts := slices.Clone(s.history.Attempts)
@@ -168,7 +172,8 @@ func (s *state) since(at time.Time) string { return at.Sub(s.started).Round(time
 func (s *state) say(format string, args ...any) {
 	s.out.Lock()
 	defer s.out.Unlock()
-	fmt.Fprintf(s.config.Out, "%7.1fs  %s\n", time.Since(s.started).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(s.config.Out, "%7.1fs  %s\n", time.Since(s.started).Seconds(),
+		fmt.Sprintf(format, args...))
 }
 
 // locked is a writer for many goroutines and processes.

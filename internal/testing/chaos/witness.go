@@ -83,17 +83,19 @@ func (w *witness) watch(p *testbroker.Proxy) {
 			delete(connections, connection)
 			now := time.Now()
 			if c.consumes {
-				w.record(Loss{Consumer: c.consumer, What: LostConsuming, Began: now, At: now, Own: by == testbroker.Client})
+				w.record(Loss{Consumer: c.consumer, What: LostConsuming, Began: now, At: now,
+					Own: by == testbroker.Client})
 			}
 			if c.publishes {
-				w.record(Loss{Consumer: c.consumer, What: LostPublishing, Began: now, At: now, Own: by == testbroker.Client})
+				w.record(Loss{Consumer: c.consumer, What: LostPublishing, Began: now, At: now,
+					Own: by == testbroker.Client})
 			}
 		}
 	})
 }
 
-// look takes in a frame, and returns what the consumer loses by it. A channel that the client itself
-// closes is no loss: it may not give a publish up that way.
+// look takes in a frame, and returns what the consumer loses by it. A channel that the client
+// itself closes is no loss: it may not give a publish up that way.
 func (c *witnessed) look(s testbroker.Seen) Lost {
 	switch method := s.Method(); {
 	case s.Up && method == frame.ConnectionStartOk:

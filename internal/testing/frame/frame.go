@@ -92,9 +92,8 @@ func Read(from io.Reader) (Frame, error) {
 	return append(head, rest...), err
 }
 
-// Next cuts the first whole frame, or the protocol header, off what has been
-// read so far; whole is nil where there is none yet. isFrame is false for a
-// protocol header.
+// Next cuts the first whole frame, or the protocol header, off what has been read so far; whole is
+// nil where there is none yet. isFrame is false for a protocol header.
 func Next(data []byte) (whole, rest []byte, isFrame bool) {
 	size := headSize
 	switch {

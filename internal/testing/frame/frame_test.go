@@ -29,7 +29,8 @@ func TestFrameIsReadAsItWasMade(t *testing.T) {
 func TestWhatIsNoMethodHasNone(t *testing.T) {
 	t.Parallel()
 	for kind, name := range map[byte]string{
-		frame.KindHeader: "header", frame.KindBody: "body", frame.KindHeartbeat: "heartbeat", 9: "unknown frame",
+		frame.KindHeader: "header", frame.KindBody: "body", frame.KindHeartbeat: "heartbeat",
+		9: "unknown frame",
 	} {
 		f := frame.New(kind, 1, []byte{0, 60, 0, 80})
 		assert.Zero(t, f.Method(), name)
@@ -41,7 +42,8 @@ func TestWhatIsNoMethodHasNone(t *testing.T) {
 
 func TestNextTakesWholeFramesOnly(t *testing.T) {
 	t.Parallel()
-	first, second := frame.New(frame.KindBody, 1, []byte("first")), frame.New(frame.KindHeartbeat, 0, nil)
+	first, second := frame.New(frame.KindBody, 1, []byte("first")), frame.New(frame.KindHeartbeat, 0,
+		nil)
 	stream := append(append([]byte("AMQP\x00\x00\x09\x01"), first...), second...)
 	for cut := range len(stream) + 1 {
 		var whole [][]byte

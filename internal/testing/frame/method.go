@@ -42,8 +42,9 @@ var names = map[Method]string{
 	ChannelOpen: "channel.open", ChannelOpenOk: "channel.open-ok",
 	ChannelClose: "channel.close", ChannelCloseOk: "channel.close-ok",
 	QueueDeclare: "queue.declare", QueueDeclareOk: "queue.declare-ok",
-	BasicCancel: "basic.cancel", BasicPublish: "basic.publish", BasicReturn: "basic.return", BasicDeliver: "basic.deliver",
-	BasicAck: "basic.ack", BasicNack: "basic.nack",
+	BasicCancel: "basic.cancel", BasicPublish: "basic.publish", BasicReturn: "basic.return",
+	BasicDeliver: "basic.deliver",
+	BasicAck:     "basic.ack", BasicNack: "basic.nack",
 	ConfirmSelect: "confirm.select", ConfirmSelectOk: "confirm.select-ok",
 }
 

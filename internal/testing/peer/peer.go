@@ -1,6 +1,5 @@
-// Package peer is a scripted AMQP server for tests: it speaks just enough to be
-// published to, and answers a publish as no real broker can be made to. It
-// stores nothing.
+// Package peer is a scripted AMQP server for tests: it speaks just enough to be published to, and
+// answers a publish as no real broker can be made to. It stores nothing.
 package peer
 
 import (
@@ -59,7 +58,8 @@ func (s *Server) accept() {
 		s.conns[conn] = struct{}{}
 		s.mu.Unlock()
 		s.wait.Go(func() {
-			c := &connection{server: s, conn: conn, tags: make(map[uint16]uint64), open: make(map[uint16]*Publish)}
+			c := &connection{server: s, conn: conn, tags: make(map[uint16]uint64),
+				open: make(map[uint16]*Publish)}
 			_ = c.serve() // the client is gone, or does not speak AMQP
 			_ = conn.Close()
 			s.mu.Lock()
@@ -95,7 +95,8 @@ func (c *connection) serve() error {
 	if _, err := io.ReadFull(c.conn, make([]byte, len("AMQP0091"))); err != nil {
 		return err
 	}
-	c.send(frame.NewMethod(0, frame.ConnectionStart, []byte{0, 9}, table(), long("PLAIN"), long("en_US")))
+	c.send(frame.NewMethod(0, frame.ConnectionStart, []byte{0, 9}, table(), long("PLAIN"),
+		long("en_US")))
 	for {
 		f, err := frame.Read(c.conn)
 		if err != nil {
@@ -120,7 +121,8 @@ func (c *connection) method(f frame.Frame) {
 	answer := func(m frame.Method, args ...[]byte) { c.send(frame.NewMethod(f.Channel(), m, args...)) }
 	switch f.Method() {
 	case frame.ConnectionStartOk:
-		answer(frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax), []byte{0, 0})
+		answer(frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
+			[]byte{0, 0})
 	case frame.ConnectionOpen:
 		answer(frame.ConnectionOpenOk, frame.Short(""))
 	case frame.ConnectionClose:
@@ -180,4 +182,7 @@ func (c *connection) send(frames ...frame.Frame) {
 func table() []byte { return make([]byte, 4) }
 
 // long is a long string.
-func long(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
+func long(s string) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))),
+		s...)
+}

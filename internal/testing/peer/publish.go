@@ -25,14 +25,20 @@ type Publish struct {
 }
 
 // Ack and Nack confirm a tag, or with multiple all up to it.
-func (p *Publish) Ack(tag uint64, multiple bool) { p.confirm(frame.BasicAck, p.Channel, tag, multiple) }
+func (p *Publish) Ack(tag uint64, multiple bool) {
+	p.confirm(frame.BasicAck, p.Channel, tag,
+		multiple)
+}
 
 func (p *Publish) Nack(tag uint64, multiple bool) {
 	p.confirm(frame.BasicNack, p.Channel, tag, multiple)
 }
 
 // AckOn confirms on another channel.
-func (p *Publish) AckOn(channel uint16, tag uint64) { p.confirm(frame.BasicAck, channel, tag, false) }
+func (p *Publish) AckOn(channel uint16, tag uint64) {
+	p.confirm(frame.BasicAck, channel, tag,
+		false)
+}
 
 func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple bool) {
 	flag := byte(0)
@@ -45,7 +51,8 @@ func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple b
 // Return sends the message back, as unroutable.
 func (p *Publish) Return() {
 	frames := []frame.Frame{
-		frame.NewMethod(p.Channel, frame.BasicReturn, code(312), frame.Short("NO_ROUTE"), frame.Short(p.Exchange), frame.Short(p.RoutingKey)),
+		frame.NewMethod(p.Channel, frame.BasicReturn, code(312), frame.Short("NO_ROUTE"),
+			frame.Short(p.Exchange), frame.Short(p.RoutingKey)),
 		frame.New(frame.KindHeader, p.Channel, p.header),
 	}
 	if len(p.Body) > 0 {
@@ -56,11 +63,13 @@ func (p *Publish) Return() {
 
 // CloseChannel and CloseConnection are the broker's complaints.
 func (p *Publish) CloseChannel(reply uint16, text string) {
-	p.conn.send(frame.NewMethod(p.Channel, frame.ChannelClose, code(reply), frame.Short(text), make([]byte, 4)))
+	p.conn.send(frame.NewMethod(p.Channel, frame.ChannelClose, code(reply), frame.Short(text),
+		make([]byte, 4)))
 }
 
 func (p *Publish) CloseConnection(reply uint16, text string) {
-	p.conn.send(frame.NewMethod(0, frame.ConnectionClose, code(reply), frame.Short(text), make([]byte, 4)))
+	p.conn.send(frame.NewMethod(0, frame.ConnectionClose, code(reply), frame.Short(text),
+		make([]byte, 4)))
 }
 
 // Blocked tells the client to publish nothing more, or that it may again.

@@ -2,9 +2,9 @@
 //
 //	go run ./internal/testing/soak [-minutes 10] [-rate 500]
 //
-// A fifth of the messages fail once or twice and wait for a fraction of a second. Once a minute the figures are printed; at
-// the end stands a verdict. The exit code is 1 if something grows or a message is missing, and 2 if the run could not be
-// done. MILLPOND_BROKER chooses the RabbitMQ.
+// A fifth of the messages fail once or twice and wait for a fraction of a second. Once a minute the
+// figures are printed; at the end stands a verdict. The exit code is 1 if something grows or a
+// message is missing, and 2 if the run could not be done. MILLPOND_BROKER chooses the RabbitMQ.
 package main
 
 import (

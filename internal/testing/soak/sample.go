@@ -75,7 +75,8 @@ func (s *sampler) run(ctx context.Context, c config) error {
 func (s *sampler) take(ctx context.Context) (string, error) {
 	lateness := s.load.takeLateness()
 	if len(lateness) == 0 {
-		return "", fmt.Errorf("no message came back from its wait in %s", time.Since(s.at).Round(time.Second))
+		return "", fmt.Errorf("no message came back from its wait in %s",
+			time.Since(s.at).Round(time.Second))
 	}
 	slices.Sort(lateness)
 	quantile := func(q float64) float64 { return ms(lateness[int(q*float64(len(lateness)-1))]) }
@@ -88,7 +89,8 @@ func (s *sampler) take(ctx context.Context) (string, error) {
 		return "", err
 	}
 	handled, now := s.load.handledCount(), time.Now()
-	line := fmt.Sprintf("%7s %9.0f", now.Sub(s.begun).Round(time.Second), float64(handled-s.before)/now.Sub(s.at).Seconds())
+	line := fmt.Sprintf("%7s %9.0f", now.Sub(s.begun).Round(time.Second),
+		float64(handled-s.before)/now.Sub(s.at).Seconds())
 	s.before, s.at = handled, now
 
 	values := []float64{float64(mem.HeapAlloc) / mib, rss / mib, float64(runtime.NumGoroutine())}
@@ -144,7 +146,8 @@ func (s *sampler) verdict() []string {
 	return problems
 }
 
-// residentSize is how much memory this process has of the machine's, in bytes; 0 where there is no /proc.
+// residentSize is how much memory this process has of the machine's, in bytes; 0 where there is no
+// /proc.
 func residentSize() (float64, error) {
 	status, err := os.ReadFile("/proc/self/statm")
 	if os.IsNotExist(err) {

@@ -50,7 +50,8 @@ func soak(ctx context.Context, c config) (problems []string, err error) {
 		running <- err
 		return nil, err
 	}
-	fmt.Fprintf(c.out, "RabbitMQ %s, %d messages a second for %s, a fifth of them fail once or twice, waiting for %v\n",
+	fmt.Fprintf(c.out,
+		"RabbitMQ %s, %d messages a second for %s, a fifth of them fail once or twice, waiting for %v\n",
 		node.Version(), c.rate, c.length, delays)
 	return measure(ctx, c, node, l)
 }
@@ -95,16 +96,19 @@ func measure(ctx context.Context, c config, node *testbroker.Node, l *load) ([]s
 		return nil, err
 	}
 	problems := s.verdict()
-	for deadline := time.Now().Add(drainLimit); l.handled.Load() < l.sent.Load() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(drainLimit); l.handled.Load() < l.sent.Load() &&
+		time.Now().Before(deadline); {
 		time.Sleep(50 * time.Millisecond)
 	}
 	sent, handled := l.sent.Load(), l.handled.Load()
 	fmt.Fprintf(c.out, "%d messages confirmed, %d handled\n", sent, handled)
 	if got := float64(sent) / c.length.Seconds(); got < 0.9*float64(c.rate) {
-		fmt.Fprintf(c.out, "the machine was too busy for %d messages a second: it were %.0f\n", c.rate, got)
+		fmt.Fprintf(c.out, "the machine was too busy for %d messages a second: it were %.0f\n", c.rate,
+			got)
 	}
 	if sent != handled {
-		problems = append(problems, fmt.Sprintf("%d messages were confirmed, and %d handled", sent, handled))
+		problems = append(problems, fmt.Sprintf("%d messages were confirmed, and %d handled", sent,
+			handled))
 	}
 	return problems, nil
 }

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// minSamples is how many samples a verdict takes. The first is not counted: caches and pools fill then.
+// minSamples is how many samples a verdict takes. The first is not counted: caches and pools fill
+// then.
 const minSamples = 6
 
 // series is one figure over time.
@@ -17,10 +18,12 @@ type series struct {
 	values   []float64
 }
 
-// growth says that a series grows, or nothing. It goes by the line that fits the values best, by least squares.
+// growth says that a series grows, or nothing. It goes by the line that fits the values best, by
+// least squares.
 func (s series) growth() string {
 	if len(s.values) < minSamples {
-		return fmt.Sprintf("%s: %d samples are too few for a verdict, want %d", s.name, len(s.values), minSamples)
+		return fmt.Sprintf("%s: %d samples are too few for a verdict, want %d", s.name, len(s.values),
+			minSamples)
 	}
 	values := s.values[1:]
 	rise := slope(values) * float64(len(values)-1)

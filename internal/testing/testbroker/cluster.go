@@ -13,16 +13,16 @@ import (
 // clusterLimit bounds the start of a cluster, whose nodes join one after the other.
 const clusterLimit = 4 * time.Minute
 
-// Cluster is a RabbitMQ cluster on this machine, reachable from it only. Different nodes may be used from different
-// goroutines, one node from one at a time. All errors name the node.
+// Cluster is a RabbitMQ cluster on this machine, reachable from it only. Different nodes may be
+// used from different goroutines, one node from one at a time. All errors name the node.
 type Cluster struct {
 	nodes  []*Node
 	close  sync.Once
 	closed error
 }
 
-// PrivateCluster starts a cluster of size nodes for this test alone. It ends with the test, which is skipped when no broker
-// is installed, as with [Private].
+// PrivateCluster starts a cluster of size nodes for this test alone. It ends with the test, which
+// is skipped when no broker is installed, as with [Private].
 func PrivateCluster(tb testing.TB, size int, opts ...NodeOption) *Cluster {
 	tb.Helper()
 	in := requireInstallation(tb)
@@ -38,8 +38,8 @@ func PrivateCluster(tb testing.TB, size int, opts ...NodeOption) *Cluster {
 	return c
 }
 
-// StartCluster starts a cluster for a program. The context bounds the start, which takes no more than four minutes in any
-// case; the cluster lives until Close, or until the program ends.
+// StartCluster starts a cluster for a program. The context bounds the start, which takes no more
+// than four minutes in any case; the cluster lives until Close, or until the program ends.
 func StartCluster(ctx context.Context, size int, opts ...NodeOption) (*Cluster, error) {
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	if err != nil {
@@ -48,7 +48,8 @@ func StartCluster(ctx context.Context, size int, opts ...NodeOption) (*Cluster, 
 	return startCluster(ctx, in, size, opts)
 }
 
-func startCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster, error) {
+func startCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster,
+	error) {
 	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
 	defer cancel()
 	var errs []error
@@ -66,7 +67,8 @@ func startCluster(ctx context.Context, in installation, size int, opts []NodeOpt
 }
 
 // launchCluster starts the first node, which then is a cluster of one, and joins the others to it.
-func launchCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster, error) {
+func launchCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster,
+	error) {
 	if size < 1 {
 		return nil, fmt.Errorf("a cluster of %d nodes: want at least 1", size)
 	}
@@ -129,14 +131,18 @@ func (c *Cluster) Kill(i int) error { return c.named(i, "kill", c.nodes[i].kill(
 // Stop ends node i in good order and returns when it is gone.
 func (c *Cluster) Stop(i int) error { return c.named(i, "stop", c.nodes[i].stop()) }
 
-// Start starts node i, stopped or killed, again, and returns when it can be used; in no more than 90 seconds. A node that
-// waits for others to come up, as RabbitMQ does where they were running when it stopped, needs them started meanwhile.
+// Start starts node i, stopped or killed, again, and returns when it can be used; in no more than
+// 90 seconds. A node that waits for others to come up, as RabbitMQ does where they were running
+// when it stopped, needs them started meanwhile.
 func (c *Cluster) Start(ctx context.Context, i int) error {
 	return c.named(i, "start", c.nodes[i].start(ctx))
 }
 
 // Freeze halts node i, by SIGSTOP.
-func (c *Cluster) Freeze(i int) error { return c.named(i, "freeze", c.nodes[i].server.signal(freeze)) }
+func (c *Cluster) Freeze(i int) error {
+	return c.named(i, "freeze",
+		c.nodes[i].server.signal(freeze))
+}
 
 // Thaw lets node i go on. It does nothing to one that is not frozen.
 func (c *Cluster) Thaw(i int) error { return c.named(i, "thaw", c.nodes[i].server.signal(thaw)) }
@@ -144,7 +150,8 @@ func (c *Cluster) Thaw(i int) error { return c.named(i, "thaw", c.nodes[i].serve
 // Running tells whether node i has a process, be it frozen.
 func (c *Cluster) Running(i int) bool { return !c.nodes[i].server.ended() }
 
-// Alarm raises the memory alarm on node i, or clears it: while it is raised, no node reads from connections that publish.
+// Alarm raises the memory alarm on node i, or clears it: while it is raised, no node reads from
+// connections that publish.
 func (c *Cluster) Alarm(ctx context.Context, i int, raised bool) error {
 	mark := "0.4"
 	if raised {
@@ -161,7 +168,8 @@ func (c *Cluster) named(i int, what string, err error) error {
 	return fmt.Errorf("%s node %d: %w", what, i+1, err)
 }
 
-// Close kills all nodes and removes their files. Further calls do nothing and return the same error.
+// Close kills all nodes and removes their files. Further calls do nothing and return the same
+// error.
 func (c *Cluster) Close() error {
 	c.close.Do(func() {
 		var servers []*process

@@ -25,7 +25,8 @@ func members(t *testing.T, n *testbroker.Node, queue string) int {
 	return -1
 }
 
-// A cluster of three: a quorum queue has three members, works without one of them, stops without two, and gets them back.
+// A cluster of three: a quorum queue has three members, works without one of them, stops without
+// two, and gets them back.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	c := testbroker.PrivateCluster(t, 3)
@@ -33,7 +34,8 @@ func TestCluster(t *testing.T) {
 	_, err := ch.QueueDeclare("q", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	require.NoError(t, ch.Confirm(false))
-	testbroker.WaitFor(t, "three members", limit, func() bool { return members(t, c.Node(0), "q") == 3 })
+	testbroker.WaitFor(t, "three members", limit,
+		func() bool { return members(t, c.Node(0), "q") == 3 })
 	for i, url := range c.URLs() {
 		sent := testbroker.Channel(t, url)
 		require.NoError(t, sent.Confirm(false))
@@ -54,7 +56,8 @@ func TestCluster(t *testing.T) {
 	confirmed(t, stuck)
 	require.NoError(t, c.Start(t.Context(), 2))
 	assert.True(t, c.Running(2))
-	testbroker.WaitFor(t, "all three members again", limit, func() bool { return members(t, c.Node(2), "q") == 3 })
+	testbroker.WaitFor(t, "all three members again", limit,
+		func() bool { return members(t, c.Node(2), "q") == 3 })
 	testbroker.WaitFor(t, "the messages, through the node that was dead", limit, func() bool {
 		return testbroker.Depth(t, c.Node(2).URL(), "q") == 5
 	})

@@ -14,9 +14,9 @@ const (
 
 func (p Party) String() string { return [...]string{"none", "client", "broker", "network"}[p] }
 
-// OnEnd tells told the number of every connection that has ended, as in [Seen.Connection], and which
-// party ended it first. It replaces the function of an earlier call; told is called from several
-// goroutines.
+// OnEnd tells told the number of every connection that has ended, as in [Seen.Connection], and
+// which party ended it first. It replaces the function of an earlier call; told is called from
+// several goroutines.
 func (p *Proxy) OnEnd(told func(connection int, by Party)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -24,9 +24,9 @@ func (p *Proxy) OnEnd(told func(connection int, by Party)) {
 }
 
 // HoldConfirms keeps the broker's confirms back while on: basic.ack, basic.nack and basic.return,
-// and whatever follows them on their channel, so that the order of a channel stays. All other frames
-// pass, heartbeats too, and the connection lives. The frames that were held go on when it is turned
-// off; those of a connection that has ended are lost. It works on connections accepted after
+// and whatever follows them on their channel, so that the order of a channel stays. All other
+// frames pass, heartbeats too, and the connection lives. The frames that were held go on when it is
+// turned off; those of a connection that has ended are lost. It works on connections accepted after
 // [Proxy.Tap], because a proxy without a tap does not know frames.
 func (p *Proxy) HoldConfirms(on bool) {
 	p.mu.Lock()

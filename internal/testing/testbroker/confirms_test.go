@@ -15,7 +15,8 @@ import (
 )
 
 // While confirms are held, everything else on the connection is answered: another channel opens, a
-// queue is declared, a message is delivered, heartbeats come. Then the confirms come in their order.
+// queue is declared, a message is delivered, heartbeats come. Then the confirms come in their
+// order.
 func TestHeldConfirmsComeLater(t *testing.T) {
 	t.Parallel()
 	beats := make(chan struct{}, 100)
@@ -42,7 +43,8 @@ func TestHeldConfirmsComeLater(t *testing.T) {
 	require.NoError(t, err)
 	_, err = other.QueueDeclare(queue, false, true, false, false, nil)
 	require.NoError(t, err)
-	taken, err := ch.PublishWithDeferredConfirm("", queue, true, false, amqp.Publishing{Body: []byte("x")})
+	taken, err := ch.PublishWithDeferredConfirm("", queue, true, false,
+		amqp.Publishing{Body: []byte("x")})
 	require.NoError(t, err)
 	testbroker.WaitFor(t, "the message", limit, func() bool {
 		_, ok, err := other.Get(queue, true)

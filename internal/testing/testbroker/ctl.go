@@ -14,8 +14,9 @@ import (
 
 const ctlLimit = time.Minute
 
-// Ctl runs rabbitmqctl against this node and returns what it printed, as in node.Ctl(t, "list_queues", "name", "messages").
-// It fails the test if the command fails. Each call takes most of a second: it starts an Erlang of its own.
+// Ctl runs rabbitmqctl against this node and returns what it printed, as in node.Ctl(t,
+// "list_queues", "name", "messages"). It fails the test if the command fails. Each call takes most
+// of a second: it starts an Erlang of its own.
 func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	tb.Helper()
 	out, err := n.RunCtl(tb.Context(), args...)
@@ -41,13 +42,14 @@ func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s%s", tool, strings.Join(args, " "), err, out.String(), errs.String())
+		return "", fmt.Errorf("%s %s: %w\n%s%s", tool, strings.Join(args, " "), err, out.String(),
+			errs.String())
 	}
 	return out.String(), nil
 }
 
-// File writes a file where the node and its rabbitmqctl can read it, also in a chroot, and returns the path they know it
-// by. It goes with the node's folder.
+// File writes a file where the node and its rabbitmqctl can read it, also in a chroot, and returns
+// the path they know it by. It goes with the node's folder.
 func (n *Node) File(tb testing.TB, name string, data []byte) string {
 	tb.Helper()
 	if err := os.WriteFile(filepath.Join(n.layout.folder, name), data, 0o644); err != nil {
@@ -71,13 +73,14 @@ type Grant struct{ VHost, User, Configure, Write, Read string }
 // Everything grants a user all there is in a vhost.
 func Everything(vhost, user string) Grant { return Grant{vhost, user, ".*", ".*", ".*"} }
 
-// Grant makes the vhosts and the users that it is told of, with the permissions, in one rabbitmqctl. A user's password is
-// the name.
+// Grant makes the vhosts and the users that it is told of, with the permissions, in one
+// rabbitmqctl. A user's password is the name.
 func (n *Node) Grant(tb testing.TB, grants ...Grant) {
 	tb.Helper()
 	var b strings.Builder
 	for _, g := range grants {
-		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure), term(g.Write), term(g.Read))
+		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure),
+			term(g.Write), term(g.Read))
 	}
 	n.Ctl(tb, "eval", fmt.Sprintf(`[begin
 		rabbit_vhost:exists(V) orelse (ok = rabbit_vhost:add(V, <<"bench">>)),

@@ -12,8 +12,8 @@ const (
 	methodPublish = 40
 )
 
-// frameCounter counts the basic.publish methods in what a client sends, however it is cut into pieces. It gives up on a
-// stream that does not begin as AMQP does.
+// frameCounter counts the basic.publish methods in what a client sends, however it is cut into
+// pieces. It gives up on a stream that does not begin as AMQP does.
 type frameCounter struct {
 	head    []byte
 	skip    uint64
@@ -42,7 +42,8 @@ func (c *frameCounter) count(p []byte) int {
 	return n
 }
 
-// need is the number of bytes at the beginning of the stream, or of a frame, that are looked at next.
+// need is the number of bytes at the beginning of the stream, or of a frame, that are looked at
+// next.
 func (c *frameCounter) need() int {
 	if !c.started {
 		return headerSize
@@ -66,7 +67,8 @@ func (c *frameCounter) take() bool {
 	}
 	seen := uint64(len(c.head) - frameOverhead)
 	publish := seen == 4 &&
-		binary.BigEndian.Uint16(c.head[7:9]) == classBasic && binary.BigEndian.Uint16(c.head[9:11]) == methodPublish
+		binary.BigEndian.Uint16(c.head[7:9]) == classBasic &&
+		binary.BigEndian.Uint16(c.head[9:11]) == methodPublish
 	c.skip = uint64(c.size()) - seen + frameEnd
 	c.head = c.head[:0]
 	return publish

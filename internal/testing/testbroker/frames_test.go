@@ -22,7 +22,8 @@ func TestPublishesAreCountedHoweverTheStreamIsCut(t *testing.T) {
 	for _, part := range [][]byte{
 		method(frame.ConnectionStartOk, "start-ok"), frame.New(frame.KindHeartbeat, 1, nil), publish,
 		frame.New(frame.KindHeader, 1, look), frame.New(frame.KindBody, 1, look), frame.New(frame.KindBody, 1, publish), // header and body frames
-		method(frame.BasicAck, "ack"), method(50<<16|40, "queue class, same method id"), frame.New(frame.KindMethod, 1, []byte{0, 60}),
+		method(frame.BasicAck, "ack"), method(50<<16|40,
+			"queue class, same method id"), frame.New(frame.KindMethod, 1, []byte{0, 60}),
 		publish, publish, frame.New(frame.KindHeartbeat, 1, nil),
 	} {
 		stream = append(stream, part...)

@@ -50,7 +50,8 @@ func newLayout(in installation, s settings) (layout, error) {
 
 func nodeName() string { return "mp-" + randomHex(4) + "@localhost" }
 
-// another is the layout of a further node of l's cluster. Its files are in a folder of l's, its epmd is l's.
+// another is the layout of a further node of l's cluster. Its files are in a folder of l's, its
+// epmd is l's.
 func (l layout) another(s settings, seeds []string) (layout, error) {
 	picked, err := s.pick()
 	if err != nil {
@@ -98,7 +99,8 @@ func (l layout) write(s settings) error {
 		files["advanced.config"] = s.advanced + "\n"
 	}
 	if s.tls != nil {
-		files["ca.pem"], files["certificate.pem"], files["key.pem"] = string(s.tls.ca), string(s.tls.certificate), string(s.tls.key)
+		files["ca.pem"], files["certificate.pem"], files["key.pem"] = string(s.tls.ca),
+			string(s.tls.certificate), string(s.tls.key)
 		files["rabbitmq.conf"] += fmt.Sprintf(tlsConfig, l.ports.tls, l.inside, l.inside, l.inside)
 	}
 	for name, content := range files {
@@ -117,15 +119,16 @@ ssl_options.verify = verify_peer
 ssl_options.fail_if_no_peer_cert = true
 `
 
-// env is the whole environment of the node, its epmd and its rabbitmqctl: nothing of the caller's RABBITMQ_ or ERL_
-// variables gets through.
+// env is the whole environment of the node, its epmd and its rabbitmqctl: nothing of the caller's
+// RABBITMQ_ or ERL_ variables gets through.
 func (l layout) env() []string {
 	in := func(name string) string { return filepath.Join(l.inside, name) }
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH"),
 		"LANG=C.UTF-8",
 		"HOME=" + l.inside,
-		// Every Erlang that is started from here listens on loopback only, also the short-lived ones; epmd is ours.
+		// Every Erlang that is started from here listens on loopback only, also the short-lived ones;
+		// epmd is ours.
 		"ERL_AFLAGS=-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false +S 2:2",
 		"ERL_EPMD_ADDRESS=127.0.0.1",
 		fmt.Sprintf("ERL_EPMD_PORT=%d", l.ports.epmd),

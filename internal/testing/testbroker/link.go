@@ -100,7 +100,8 @@ func (l *link) dial() bool {
 	return true
 }
 
-// read passes on what from sends, or swallows it. It returns when from has ended and that may be known.
+// read passes on what from sends, or swallows it. It returns when from has ended and that may be
+// known.
 func (l *link) read(from net.Conn, to chan<- chunk, seen func([]byte)) {
 	buf := make([]byte, chunkSize)
 	var cut splitter

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// Managed starts a node as [Private] does, with RabbitMQ's management API, and returns the API's URL. rabbit are Erlang terms
-// for the rabbit application. The node's home has no plugins: the installation's are named to it while it runs.
+// Managed starts a node as [Private] does, with RabbitMQ's management API, and returns the API's
+// URL. rabbit are Erlang terms for the rabbit application. The node's home has no plugins: the
+// installation's are named to it while it runs.
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
 	in := requireInstallation(tb)
@@ -33,7 +34,8 @@ func startManaged(ctx context.Context, in installation, rabbit string) (*Node, s
 		return nil, "", err
 	}
 	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(fmt.Sprintf(
-		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, rabbit, port))})
+		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
+		rabbit, port))})
 	if err != nil {
 		return nil, "", err
 	}
@@ -49,7 +51,8 @@ func (n *Node) manage(ctx context.Context, api string) error {
 	if err := n.enable(ctx, "rabbitmq_management"); err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true},
+		Timeout: 5 * time.Second}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	return n.await(ctx, n.server, "the management API", func() error {

@@ -23,8 +23,8 @@ const (
 	pollEvery     = 20 * time.Millisecond
 )
 
-// Node is a RabbitMQ node on this machine, reachable from it only. What stops, starts or freezes it is for one goroutine at a
-// time.
+// Node is a RabbitMQ node on this machine, reachable from it only. What stops, starts or freezes it
+// is for one goroutine at a time.
 type Node struct {
 	layout  layout
 	group   *group
@@ -36,8 +36,9 @@ type Node struct {
 	closed  error
 }
 
-// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the test.
-// The test is skipped when no broker is installed: AMQP_URL is not enough, as nobody breaks a broker that is not his.
+// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the
+// test. The test is skipped when no broker is installed: AMQP_URL is not enough, as nobody breaks a
+// broker that is not his.
 func Private(tb testing.TB, opts ...NodeOption) *Node {
 	tb.Helper()
 	in := requireInstallation(tb)
@@ -57,8 +58,8 @@ func (n *Node) endsWith(tb testing.TB) {
 	})
 }
 
-// Start starts a node for a program. The context bounds the start, which takes no more than 90 seconds in any case; the
-// node lives until Close, or until the program ends.
+// Start starts a node for a program. The context bounds the start, which takes no more than 90
+// seconds in any case; the node lives until Close, or until the program ends.
 func Start(ctx context.Context, opts ...NodeOption) (*Node, error) {
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	if err != nil {
@@ -152,8 +153,8 @@ func (n *Node) run(ctx context.Context) error {
 	return n.orEpmd(n.await(ctx, server, "rabbitmq-server", n.greet))
 }
 
-// orEpmd explains err, even nil, by the end of epmd, which ends at once when somebody else has its port; its process group
-// is then gone too, or the one that answered was not ours.
+// orEpmd explains err, even nil, by the end of epmd, which ends at once when somebody else has its
+// port; its process group is then gone too, or the one that answered was not ours.
 func (n *Node) orEpmd(err error) error {
 	if n.group.leader.ended() {
 		return errors.Join(fmt.Errorf("%w: epmd has ended", errPort), err)
@@ -209,7 +210,8 @@ func (n *Node) greet() error {
 	return secure.Close()
 }
 
-// knows tells whether a cluster of that name is the node's: RabbitMQ names a cluster after one of its nodes.
+// knows tells whether a cluster of that name is the node's: RabbitMQ names a cluster after one of
+// its nodes.
 func (n *Node) knows(cluster string) bool {
 	for _, name := range append([]string{n.layout.name}, n.layout.seeds...) {
 		own, _, _ := strings.Cut(name, "@")
@@ -238,7 +240,8 @@ func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.po
 // Version is RabbitMQ's version as the node reports it to a client.
 func (n *Node) Version() string { return n.version }
 
-// Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data stays.
+// Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data
+// stays.
 func (n *Node) Stop(tb testing.TB) {
 	tb.Helper()
 	if err := n.stop(); err != nil {
@@ -258,7 +261,8 @@ func (n *Node) stop() error {
 	}
 }
 
-// Start starts a stopped or killed server again, on the same port and with the same data, and returns when it can be used.
+// Start starts a stopped or killed server again, on the same port and with the same data, and
+// returns when it can be used.
 func (n *Node) Start(tb testing.TB) {
 	tb.Helper()
 	if err := n.start(tb.Context()); err != nil {
@@ -278,8 +282,8 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// Kill ends the server by SIGKILL, as a crash does, and returns when it is gone. RabbitMQ 3.10 may forget a queue that was
-// declared in the milliseconds before (seen: one kill in thirty).
+// Kill ends the server by SIGKILL, as a crash does, and returns when it is gone. RabbitMQ 3.10 may
+// forget a queue that was declared in the milliseconds before (seen: one kill in thirty).
 func (n *Node) Kill(tb testing.TB) {
 	tb.Helper()
 	if err := n.kill(); err != nil {
@@ -295,7 +299,8 @@ func (n *Node) kill() error {
 	return nil
 }
 
-// Freeze halts the server: its connections stay open and nothing moves. Close ends a frozen node too.
+// Freeze halts the server: its connections stay open and nothing moves. Close ends a frozen node
+// too.
 func (n *Node) Freeze(tb testing.TB) {
 	tb.Helper()
 	if err := n.server.signal(freeze); err != nil {
@@ -313,8 +318,8 @@ func (n *Node) Thaw(tb testing.TB) {
 	}
 }
 
-// Close kills the server and its epmd and removes their files. Further calls do nothing and return the same error. A
-// member of a cluster ends the whole cluster.
+// Close kills the server and its epmd and removes their files. Further calls do nothing and return
+// the same error. A member of a cluster ends the whole cluster.
 func (n *Node) Close() error {
 	if n.cluster != nil {
 		return n.cluster.Close()

@@ -85,7 +85,8 @@ func TestPrivateNode(t *testing.T) {
 }
 
 func nodeAnswers(t *testing.T, n *testbroker.Node) {
-	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s", n.Version())
+	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s",
+		n.Version())
 	assert.NotEmpty(t, n.Version())
 	assert.Equal(t, -1, testbroker.Depth(t, n.URL(), "missing"))
 	ch := durable(t, n.URL(), "q")
@@ -110,13 +111,15 @@ func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
 	alarmed, err := conn.Channel()
 	require.NoError(t, err)
 	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
-	assert.True(t, nextBlocking(t, blocked).Active, "publishing under a memory alarm blocks the connection")
+	assert.True(t, nextBlocking(t, blocked).Active,
+		"publishing under a memory alarm blocks the connection")
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
 	assert.False(t, nextBlocking(t, blocked).Active)
 }
 
 func nodeHasUsers(t *testing.T, n *testbroker.Node) {
-	n.Grant(t, testbroker.Everything("a vhost", "guest"), testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
+	n.Grant(t, testbroker.Everything("a vhost", "guest"),
+		testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
 	durable(t, n.URL()+"a%20vhost", "r")
 	reader := testbroker.Channel(t, n.URLOf("reader")+"a%20vhost")
 	_, _, err := reader.Get("r", true)
@@ -150,7 +153,8 @@ func nodeIsStopped(t *testing.T, n *testbroker.Node) {
 	_, err := amqp.Dial(n.URL())
 	require.Error(t, err)
 	n.Start(t)
-	testbroker.WaitFor(t, "the messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
+	testbroker.WaitFor(t, "the messages", limit,
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
 }
 
 func nodeIsKilled(t *testing.T, n *testbroker.Node) {
@@ -159,7 +163,8 @@ func nodeIsKilled(t *testing.T, n *testbroker.Node) {
 	n.Kill(t)
 	assert.False(t, alive(pid))
 	n.Start(t)
-	testbroker.WaitFor(t, "all messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
+	testbroker.WaitFor(t, "all messages", limit,
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
 }
 
 func nodeLeavesNothing(t *testing.T, n *testbroker.Node) {
@@ -201,5 +206,6 @@ func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {
 	_, err := testbroker.Start(t.Context(), testbroker.WithConfig("no.such.key = 1"))
 	require.Error(t, err)
 	assert.Contains(t, err.Error(), "no.such.key")
-	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v", err)
+	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v",
+		err)
 }

@@ -15,8 +15,8 @@ type settings struct {
 	pick     func() (ports, error)
 }
 
-// WithConfig appends lines to the node's rabbitmq.conf. Without it the node has RabbitMQ's defaults, but for what keeps
-// it on loopback.
+// WithConfig appends lines to the node's rabbitmq.conf. Without it the node has RabbitMQ's
+// defaults, but for what keeps it on loopback.
 func WithConfig(lines ...string) NodeOption {
 	return func(s *settings) { s.lines = append(s.lines, lines...) }
 }
@@ -29,15 +29,17 @@ func WithAdvancedConfig(term string) NodeOption {
 
 type tlsFiles struct{ ca, certificate, key []byte }
 
-// WithTLS gives the node a TLS listener on loopback beside the plain one, see [Node.TLSURL]. The files are PEM. It admits
-// only clients with a certificate that ca has signed. Without it the node has none.
+// WithTLS gives the node a TLS listener on loopback beside the plain one, see [Node.TLSURL]. The
+// files are PEM. It admits only clients with a certificate that ca has signed. Without it the node
+// has none.
 func WithTLS(ca, certificate, key []byte) NodeOption {
 	return func(s *settings) { s.tls = &tlsFiles{ca, certificate, key} }
 }
 
-// WithConsumerTimeout makes the node take back what a consumer has not acked within timeout, and look for it once within
-// every; RabbitMQ 4.3 does not wait for the look. Both are whole milliseconds, above 0. It replaces an advanced.config.
-// Default: 30 minutes, looked for once a minute.
+// WithConsumerTimeout makes the node take back what a consumer has not acked within timeout, and
+// look for it once within every; RabbitMQ 4.3 does not wait for the look. Both are whole
+// milliseconds, above 0. It replaces an advanced.config. Default: 30 minutes, looked for once a
+// minute.
 func WithConsumerTimeout(timeout, every time.Duration) NodeOption {
 	return WithAdvancedConfig(fmt.Sprintf("[{rabbit, [{consumer_timeout, %d}, {channel_tick_interval, %d}]}].",
 		timeout.Milliseconds(), every.Milliseconds()))

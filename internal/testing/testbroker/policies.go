@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// SetPolicy sets a policy of a vhost by the management API, which costs far less than rabbitmqctl. kind is "policies" or
-// "operator-policies". The broker refuses a key or a value that it does not know, and that fails the test.
+// SetPolicy sets a policy of a vhost by the management API, which costs far less than rabbitmqctl.
+// kind is "policies" or "operator-policies". The broker refuses a key or a value that it does not
+// know, and that fails the test.
 func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition map[string]any) {
 	tb.Helper()
 	body, err := json.Marshal(map[string]any{"pattern": pattern, "definition": definition})
@@ -18,7 +19,8 @@ func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition
 		tb.Fatal(err)
 	}
 	address := api + "/api/" + kind + "/" + url.PathEscape(vhost) + "/" + url.PathEscape(name)
-	req, err := http.NewRequestWithContext(tb.Context(), http.MethodPut, address, strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(tb.Context(), http.MethodPut, address,
+		strings.NewReader(string(body)))
 	if err != nil {
 		tb.Fatal(err)
 	}

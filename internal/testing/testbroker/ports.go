@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Ports are picked below the range from which Linux takes the local ports of outgoing connections (32768 and up), so
-// that a port stays free while its node is stopped.
+// Ports are picked below the range from which Linux takes the local ports of outgoing connections
+// (32768 and up), so that a port stays free while its node is stopped.
 const (
 	firstPort = 18000
 	lastPort  = 32000

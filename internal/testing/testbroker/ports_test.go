@@ -85,7 +85,8 @@ func nodeListensOnLoopbackOnly(t *testing.T, n *testbroker.Node) {
 			}
 			listening++
 			address, _, _ := strings.Cut(f[1], ":")
-			assert.Contains(t, []string{"0100007F", "00000000000000000000000001000000"}, address, "listens on %s", f[1])
+			assert.Contains(t, []string{"0100007F", "00000000000000000000000001000000"}, address,
+				"listens on %s", f[1])
 		}
 	}
 	assert.GreaterOrEqual(t, listening, 3, "AMQP, distribution, epmd")

@@ -33,8 +33,9 @@ type postgresPrograms struct{ initdb, server string }
 // ErrNoPostgres means that no PostgreSQL is installed that could be started.
 var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed (`make examples` installs it)")
 
-// PrivatePostgres starts a server for this test alone. It ends with the test. Without an installation the test is
-// skipped and says what is missing, or fails where MILLPOND_REQUIRE_POSTGRES is set.
+// PrivatePostgres starts a server for this test alone. It ends with the test. Without an
+// installation the test is skipped and says what is missing, or fails where
+// MILLPOND_REQUIRE_POSTGRES is set.
 func PrivatePostgres(tb testing.TB) *Postgres {
 	tb.Helper()
 	p, err := StartPostgres(tb.Context())
@@ -52,8 +53,9 @@ func PrivatePostgres(tb testing.TB) *Postgres {
 	return p
 }
 
-// StartPostgres starts a server for a program, on a folder and a port of its own. The context bounds the start, which
-// takes no more than 90 seconds in any case; the server lives until Close, or until the program ends.
+// StartPostgres starts a server for a program, on a folder and a port of its own. The context
+// bounds the start, which takes no more than 90 seconds in any case; the server lives until Close,
+// or until the program ends.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
 	programs, err := findPostgres()
 	if err != nil {
@@ -87,7 +89,8 @@ func launchPostgres(ctx context.Context, programs postgresPrograms) (*Postgres, 
 	if p.output, err = os.Create(filepath.Join(folder, "output")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	if p.group, err = startGroup(folder, postgresEnv(), p.output, asNobody(p.arguments()...)...); err != nil {
+	if p.group, err = startGroup(folder, postgresEnv(), p.output,
+		asNobody(p.arguments()...)...); err != nil {
 		return nil, errors.Join(err, p.output.Close(), os.RemoveAll(folder))
 	}
 	if err := p.await(ctx); err != nil {
@@ -113,7 +116,8 @@ func findPostgres() (postgresPrograms, error) {
 		found = append(found, filepath.Dir(path))
 	}
 	for _, dir := range found {
-		p := postgresPrograms{initdb: filepath.Join(dir, "initdb"), server: filepath.Join(dir, "postgres")}
+		p := postgresPrograms{initdb: filepath.Join(dir, "initdb"),
+			server: filepath.Join(dir, "postgres")}
 		if executable(p.initdb) && executable(p.server) {
 			return p, nil
 		}
@@ -129,12 +133,14 @@ func executable(path string) bool {
 // postgresEnv keeps the caller's PG… variables away.
 func postgresEnv() []string { return []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"} }
 
-// asNobody runs args as an unprivileged user where this process is root, which PostgreSQL refuses to be.
+// asNobody runs args as an unprivileged user where this process is root, which PostgreSQL refuses
+// to be.
 func asNobody(args ...string) []string {
 	if os.Geteuid() != 0 {
 		return args
 	}
-	return append([]string{"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged, "--clear-groups", "--"}, args...)
+	return append([]string{"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged,
+		"--clear-groups", "--"}, args...)
 }
 
 // unprivileged is nobody's number on every Linux.
@@ -146,7 +152,8 @@ func (p *Postgres) initialize(ctx context.Context) error {
 			return err
 		}
 	}
-	args := asNobody(p.programs.initdb, "--pgdata="+p.data, "--username=millpond", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
+	args := asNobody(p.programs.initdb, "--pgdata="+p.data, "--username=millpond", "--auth=trust",
+		"--encoding=UTF8", "--no-locale", "--no-sync")
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env, cmd.Dir = postgresEnv(), "/"
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -206,8 +213,8 @@ func (p *Postgres) URL() string {
 	return "postgres://millpond@" + p.Address() + "/postgres?sslmode=disable"
 }
 
-// Close ends the server, as fast as it can without leaving shared memory behind, and removes its files. Further calls
-// do nothing and return the same error.
+// Close ends the server, as fast as it can without leaving shared memory behind, and removes its
+// files. Further calls do nothing and return the same error.
 func (p *Postgres) Close() error {
 	p.close.Do(func() {
 		// SIGINT is PostgreSQL's fast shutdown.

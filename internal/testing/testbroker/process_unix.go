@@ -18,8 +18,8 @@ const (
 	thaw   = syscall.SIGCONT
 )
 
-// watch kills the process group it was told last and removes the folder, when its standard input ends. An empty line
-// disarms it. The loop is for files a dying process still creates.
+// watch kills the process group it was told last and removes the folder, when its standard input
+// ends. An empty line disarms it. The loop is for files a dying process still creates.
 const watch = `
 trap '' HUP INT TERM
 group=
@@ -90,7 +90,8 @@ func (g *group) add(env []string, output *os.File, args ...string) (*process, er
 	return start(cmd)
 }
 
-// end kills the group, waits until its members in procs and its watchdog are gone, and with them the folder.
+// end kills the group, waits until its members in procs and its watchdog are gone, and with them
+// the folder.
 func (g *group) end(procs ...*process) error {
 	var err error
 	if g.leader != nil {

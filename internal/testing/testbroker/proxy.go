@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Proxy is a TCP proxy on loopback between a client and a broker, whose network can be made to fail. All its methods may
-// be called from many goroutines.
+// Proxy is a TCP proxy on loopback between a client and a broker, whose network can be made to
+// fail. All its methods may be called from many goroutines.
 type Proxy struct {
 	listener net.Listener
 	url      url.URL
@@ -91,9 +91,10 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Blackhole makes the network swallow everything while on: live and new connections stay open, no byte passes in either
-// direction, not even the news that one side has closed. When it is turned off, connections that have lost bytes are
-// closed, as nothing sensible can follow on them; the others go on.
+// Blackhole makes the network swallow everything while on: live and new connections stay open, no
+// byte passes in either direction, not even the news that one side has closed. When it is turned
+// off, connections that have lost bytes are closed, as nothing sensible can follow on them; the
+// others go on.
 func (p *Proxy) Blackhole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,8 +128,8 @@ func (p *Proxy) Refuse(on bool) {
 	p.refuse = on
 }
 
-// Freeze holds every byte back while on, in both directions, that of new connections included. What was held goes on
-// when it is turned off.
+// Freeze holds every byte back while on, in both directions, that of new connections included. What
+// was held goes on when it is turned off.
 func (p *Proxy) Freeze(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +142,8 @@ func (p *Proxy) Freeze(on bool) {
 	}
 }
 
-// Retarget makes another broker the target of connections that are accepted from now on; the URL stays.
+// Retarget makes another broker the target of connections that are accepted from now on; the URL
+// stays.
 func (p *Proxy) Retarget(tb testing.TB, targetURL string) {
 	tb.Helper()
 	target, err := url.Parse(targetURL)
@@ -175,8 +177,8 @@ func (p *Proxy) BytesUp() int64 { return p.up.Load() }
 // BytesDown is how many bytes the target has sent so far, swallowed ones included.
 func (p *Proxy) BytesDown() int64 { return p.down.Load() }
 
-// Close closes the listener and all connections, and returns when no goroutine of the proxy is left. A test need not
-// call it.
+// Close closes the listener and all connections, and returns when no goroutine of the proxy is
+// left. A test need not call it.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	if !p.closed {
@@ -230,7 +232,8 @@ func (p *Proxy) forget(l *link) {
 	}
 }
 
-// blackhole returns a channel that is closed at the end of the current blackhole, or nil if there is none.
+// blackhole returns a channel that is closed at the end of the current blackhole, or nil if there
+// is none.
 func (p *Proxy) blackhole() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -246,15 +249,16 @@ func (p *Proxy) targetAddress() string {
 	return p.target
 }
 
-// frozen returns a channel that is closed at the end of the current freeze, or nil if there is none.
+// frozen returns a channel that is closed at the end of the current freeze, or nil if there is
+// none.
 func (p *Proxy) frozen() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.thawed
 }
 
-// handle decides over bytes of l, or the end of one side: a channel means that they are lost, and is closed at the end of
-// the blackhole that swallowed them.
+// handle decides over bytes of l, or the end of one side: a channel means that they are lost, and
+// is closed at the end of the blackhole that swallowed them.
 func (p *Proxy) handle(l *link) (lost <-chan struct{}, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -281,7 +281,8 @@ func TestProxyCountsPublishesOfAClient(t *testing.T) {
 	assert.Equal(t, 1, p.Tries(), "one connection, no publish")
 
 	for _, size := range []int{0, 10, 300_000} {
-		confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: make([]byte, size)})
+		confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+			amqp.Publishing{Body: make([]byte, size)})
 		require.NoError(t, err)
 		ok, err := confirm.WaitContext(t.Context())
 		require.NoError(t, err)
@@ -290,7 +291,8 @@ func TestProxyCountsPublishesOfAClient(t *testing.T) {
 	assert.Equal(t, 3, p.Publishes())
 
 	p.Blackhole(true)
-	lost, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: []byte("lost")})
+	lost, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+		amqp.Publishing{Body: []byte("lost")})
 	require.NoError(t, err)
 	testbroker.WaitFor(t, "the swallowed publish", limit, func() bool { return p.Publishes() == 4 })
 	assert.False(t, lost.Acked())

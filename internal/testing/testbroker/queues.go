@@ -31,10 +31,11 @@ func Channel(tb testing.TB, url string) *amqp.Channel {
 	return ch
 }
 
-// Queue returns a queue name for this test alone, millpond-test-<test>-<random>. It declares nothing. At the end of the
-// test the queue is deleted from the shared broker, together with its DLQ and its wait queues of the usual delays. AMQP
-// cannot list queues: a test that creates other ones names them to [Delete], for the sake of a broker behind AMQP_URL. A
-// node of the bench is thrown away as a whole.
+// Queue returns a queue name for this test alone, millpond-test-<test>-<random>. It declares
+// nothing. At the end of the test the queue is deleted from the shared broker, together with its
+// DLQ and its wait queues of the usual delays. AMQP cannot list queues: a test that creates other
+// ones names them to [Delete], for the sake of a broker behind AMQP_URL. A node of the bench is
+// thrown away as a whole.
 func Queue(tb testing.TB) string {
 	tb.Helper()
 	name := "millpond-test-" + shortName(tb.Name()) + "-" + randomHex(4)
@@ -76,7 +77,8 @@ func deleteQueues(url string, queues []string) error {
 
 func usualWaitQueues(queue string) []string {
 	delays := []string{
-		"50ms", "100ms", "200ms", "250ms", "300ms", "500ms", "1s", "2s", "3s", "4s", "5s", "8s", "10s", "15s", "16s", "30s",
+		"50ms", "100ms", "200ms", "250ms", "300ms", "500ms", "1s", "2s", "3s", "4s", "5s", "8s", "10s",
+		"15s", "16s", "30s",
 		"50s", "1m", "2m", "5m", "8m20s", "10m", "1h",
 	}
 	names := make([]string, 0, len(delays))
@@ -86,7 +88,8 @@ func usualWaitQueues(queue string) []string {
 	return names
 }
 
-// shortName keeps a test's name readable and short enough for the suffixes that are added to a queue's name.
+// shortName keeps a test's name readable and short enough for the suffixes that are added to a
+// queue's name.
 func shortName(test string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {
@@ -101,8 +104,8 @@ func shortName(test string) string {
 	return clean[:min(len(clean), 60)]
 }
 
-// Depth returns how many messages of the queue are ready for delivery, or -1 if there is no such queue. Messages that are
-// unacked, or held back for at-least-once dead-lettering, are not counted.
+// Depth returns how many messages of the queue are ready for delivery, or -1 if there is no such
+// queue. Messages that are unacked, or held back for at-least-once dead-lettering, are not counted.
 func Depth(tb testing.TB, url, queue string) int {
 	tb.Helper()
 	conn, err := amqp.Dial(url)

@@ -16,9 +16,9 @@ var shared struct {
 	err  error
 }
 
-// URL returns the address of the broker that all tests share: AMQP_URL if it is set, else that of a node that is started
-// once for this test binary. A test must not break it and uses names of its own only, see [Queue].
-// Without a broker the test is skipped and says what is missing.
+// URL returns the address of the broker that all tests share: AMQP_URL if it is set, else that of a
+// node that is started once for this test binary. A test must not break it and uses names of its
+// own only, see [Queue]. Without a broker the test is skipped and says what is missing.
 func URL(tb testing.TB) string {
 	tb.Helper()
 	if os.Getenv("MILLPOND_NO_BROKER") != "" {
@@ -43,8 +43,8 @@ func URL(tb testing.TB) string {
 	return ""
 }
 
-// Main runs the tests of a package, then ends the shared node if there is one, then calls the functions in after, and
-// exits. An error of theirs fails the package:
+// Main runs the tests of a package, then ends the shared node if there is one, then calls the
+// functions in after, and exits. An error of theirs fails the package:
 //
 //	func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 func Main(m *testing.M, after ...func() error) {

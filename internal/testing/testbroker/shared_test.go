@@ -39,13 +39,15 @@ func TestQueueIsDeletedWithTheTest(t *testing.T) {
 	t.Run("inner test", func(t *testing.T) {
 		queue := testbroker.Queue(t)
 		require.NotEqual(t, queue, testbroker.Queue(t))
-		require.True(t, strings.HasPrefix(queue, "millpond-test-QueueIsDeletedWithTheTest-inner-test-"), queue)
+		require.True(t, strings.HasPrefix(queue, "millpond-test-QueueIsDeletedWithTheTest-inner-test-"),
+			queue)
 		extra := queue + ".wait.42s"
 		testbroker.Delete(t, extra)
 		names = []string{queue, queue + ".dlq", queue + ".wait.5s", extra}
 		ch := testbroker.Channel(t, url)
 		for _, name := range names {
-			_, err := ch.QueueDeclare(name, true, false, false, false, amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum})
+			_, err := ch.QueueDeclare(name, true, false, false, false,
+				amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum})
 			require.NoError(t, err)
 		}
 		require.NoError(t, ch.Publish("", queue, false, false, amqp.Publishing{}))
@@ -90,7 +92,8 @@ func TestWithoutABroker(t *testing.T) {
 			env: nowhere, passes: true,
 			want: []string{
 				"--- SKIP: TestSharedBroker", "needs a broker: set AMQP_URL, or use `make test`",
-				"--- SKIP: TestPrivateNode", "needs a broker of its own, AMQP_URL is not enough", "make test BROKER=4.0",
+				"--- SKIP: TestPrivateNode", "needs a broker of its own, AMQP_URL is not enough",
+				"make test BROKER=4.0",
 			},
 		},
 		"fails where one is required": {
@@ -103,7 +106,8 @@ func TestWithoutABroker(t *testing.T) {
 		},
 		"skips when none is wanted": {
 			env: []string{"MILLPOND_NO_BROKER=1"}, passes: true,
-			want: []string{"--- SKIP: TestSharedBroker", "--- SKIP: TestPrivateNode", "MILLPOND_NO_BROKER is set"},
+			want: []string{"--- SKIP: TestSharedBroker", "--- SKIP: TestPrivateNode",
+				"MILLPOND_NO_BROKER is set"},
 		},
 		"fails for a version it does not know": {
 			env:  []string{"MILLPOND_BROKER=2.8", "MILLPOND_NO_BROKER="},
@@ -147,7 +151,8 @@ func TestNodeDiesWithAKilledProcess(t *testing.T) {
 	var folder string
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
-		if n, _ := fmt.Sscanf(lines.Text(), "node %d %d %d %s", &pids[0], &pids[1], &pids[2], &folder); n == 4 {
+		if n, _ := fmt.Sscanf(lines.Text(), "node %d %d %d %s", &pids[0], &pids[1], &pids[2],
+			&folder); n == 4 {
 			break
 		}
 	}
@@ -159,7 +164,8 @@ func TestNodeDiesWithAKilledProcess(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
 	for _, pid := range pids {
-		testbroker.WaitFor(t, fmt.Sprintf("the end of process %d", pid), limit, func() bool { return !alive(pid) })
+		testbroker.WaitFor(t, fmt.Sprintf("the end of process %d", pid), limit,
+			func() bool { return !alive(pid) })
 	}
 	assert.NoDirExists(t, folder)
 }

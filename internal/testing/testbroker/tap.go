@@ -45,8 +45,9 @@ type Fault struct {
 	After bool
 }
 
-// Tap shows look every frame of the connections that are accepted from now on, right before it passes, when all before it
-// in its direction have passed; the proxy does what look returns. look is called from several goroutines.
+// Tap shows look every frame of the connections that are accepted from now on, right before it
+// passes, when all before it in its direction have passed; the proxy does what look returns. look
+// is called from several goroutines.
 func (p *Proxy) Tap(look func(Seen) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 )
 
 // tapped returns a proxy that does what decide says, and what has been seen.
-func tapped(t *testing.T, target string, decide func(testbroker.Seen) testbroker.Fault) (p *testbroker.Proxy, seen func() []string) {
+func tapped(t *testing.T, target string,
+	decide func(testbroker.Seen) testbroker.Fault) (p *testbroker.Proxy, seen func() []string) {
 	t.Helper()
 	p = testbroker.NewProxy(t, target)
 	var mu sync.Mutex
@@ -48,7 +49,8 @@ func TestTapSeesEveryFrame(t *testing.T) {
 	ch, err := conn.Channel()
 	require.NoError(t, err)
 	require.NoError(t, ch.Confirm(false))
-	confirm, err := ch.PublishWithDeferredConfirm("", testbroker.Queue(t), true, false, amqp.Publishing{Body: make([]byte, 200_000)})
+	confirm, err := ch.PublishWithDeferredConfirm("", testbroker.Queue(t), true, false,
+		amqp.Publishing{Body: make([]byte, 200_000)})
 	require.NoError(t, err)
 	ok, err := confirm.WaitContext(t.Context())
 	require.NoError(t, err)
@@ -56,9 +58,11 @@ func TestTapSeesEveryFrame(t *testing.T) {
 	require.NoError(t, conn.Close())
 	testbroker.WaitFor(t, "the end of the connection", limit, func() bool { return p.Live() == 0 })
 	assert.Equal(t, []string{
-		"↓connection.start", "↑connection.start-ok", "↓connection.tune", "↑connection.tune-ok", "↑connection.open", "↓connection.open-ok",
+		"↓connection.start", "↑connection.start-ok", "↓connection.tune", "↑connection.tune-ok",
+		"↑connection.open", "↓connection.open-ok",
 		"↑channel.open", "↓channel.open-ok", "↑confirm.select", "↓confirm.select-ok",
-		"↑basic.publish", "↑header", "↑body", "↑body", "↓basic.return", "↓header", "↓body", "↓body", "↓basic.ack",
+		"↑basic.publish", "↑header", "↑body", "↑body", "↓basic.return", "↓header", "↓body", "↓body",
+		"↓basic.ack",
 		"↑connection.close", "↓connection.close-ok",
 	}, seen())
 }
@@ -79,10 +83,14 @@ func TestFaultsHappenAtTheirFrame(t *testing.T) {
 		opened bool
 		last   string
 	}{
-		"before a request": {frame.ChannelOpen, testbroker.Fault{Kind: testbroker.FIN}, false, "↑channel.open"},
-		"before an answer": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST}, false, "↓channel.open-ok"},
-		"after an answer":  {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.FIN, After: true}, true, "↓channel.open-ok"},
-		"after with RST":   {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST, After: true}, true, "↓channel.open-ok"},
+		"before a request": {frame.ChannelOpen, testbroker.Fault{Kind: testbroker.FIN}, false,
+			"↑channel.open"},
+		"before an answer": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST}, false,
+			"↓channel.open-ok"},
+		"after an answer": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.FIN, After: true},
+			true, "↓channel.open-ok"},
+		"after with RST": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST, After: true},
+			true, "↓channel.open-ok"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -92,14 +100,16 @@ func TestFaultsHappenAtTheirFrame(t *testing.T) {
 			defer conn.Close()
 			_, err = conn.Channel()
 			assert.Equal(t, c.opened, err == nil, "%v", err)
-			testbroker.WaitFor(t, "the end of the connection", limit, func() bool { return conn.IsClosed() && p.Live() == 0 })
+			testbroker.WaitFor(t, "the end of the connection", limit,
+				func() bool { return conn.IsClosed() && p.Live() == 0 })
 			assert.Equal(t, c.last, seen()[len(seen())-1])
 		})
 	}
 	for name, after := range map[string]bool{"frozen before": false, "frozen after": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, seen := tapped(t, testbroker.URL(t), at(frame.ChannelOpen, testbroker.Fault{Kind: testbroker.Frozen, After: after}))
+			p, seen := tapped(t, testbroker.URL(t), at(frame.ChannelOpen,
+				testbroker.Fault{Kind: testbroker.Frozen, After: after}))
 			conn, err := amqp.Dial(p.URL())
 			require.NoError(t, err)
 			defer conn.Close()

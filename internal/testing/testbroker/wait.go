@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// WaitFor returns as soon as cond is true, and fails the test when it has not become so within limit. what completes the
-// sentence "waited 5s for …".
+// WaitFor returns as soon as cond is true, and fails the test when it has not become so within
+// limit. what completes the sentence "waited 5s for …".
 func WaitFor(tb testing.TB, what string, limit time.Duration, cond func() bool) {
 	tb.Helper()
 	deadline := time.NewTimer(limit)
