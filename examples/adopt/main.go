@@ -1,5 +1,5 @@
 // Command adopt shows how an existing queue with messages in it gains delayed retries, release
-// after release, and loses them again. The releases are those of docs/adopting.md.
+// after release, as docs/adopting.md describes, and loses them again.
 //
 // The queue is a classic one, declared by watermill-amqp. It keeps its name and its arguments,
 // and no order is lost. If one of these is not so, the program exits with 1.

@@ -42,7 +42,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// lines are the JSON objects that were written, one a line.
+// lines returns the JSON objects that were written, one a line.
 func (b *buffer) lines(t *testing.T) []map[string]any {
 	t.Helper()
 	var all []map[string]any
@@ -54,7 +54,7 @@ func (b *buffer) lines(t *testing.T) []map[string]any {
 	return all
 }
 
-// running is the program, until the test ends.
+// running is the program. It runs until the test ends.
 type running struct {
 	queue, address string
 	stdout, stderr buffer
@@ -157,7 +157,7 @@ func TestArguments(t *testing.T) {
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no pace":      {[]string{"--pace", "0s"}, 2, "--pace 0s is not positive"},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"nobody there": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
+		"no broker": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
 			"connect to RabbitMQ at 127.0.0.1:1"},
 		"no such API": {[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"},
 			1, "WithManagement: "},

@@ -23,17 +23,17 @@ import (
 
 const monitoring = "../../docs/monitoring/"
 
-// requireMonitoring is set by `make monitoring-test`: what is missing fails.
+// requireMonitoring is set by `make test-monitoring`: a missing program fails the test.
 const requireMonitoring = "MILLPOND_REQUIRE_PROMETHEUS"
 
-func program(t *testing.T, name string) string {
+func installed(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if os.Getenv(requireMonitoring) != "" {
 			t.Fatalf("needs %s, which is in Debian's package prometheus", name)
 		}
-		t.Skipf("needs %s, which is in Debian's package prometheus: `make monitoring-test` installs it",
+		t.Skipf("needs %s, which is in Debian's package prometheus: `make test-monitoring` installs it",
 			name)
 	}
 	return path
@@ -41,7 +41,7 @@ func program(t *testing.T, name string) string {
 
 func TestAlertRules(t *testing.T) {
 	t.Parallel()
-	promtool := program(t, "promtool")
+	promtool := installed(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", "alerts.yml"},
 		{"test", "rules", "alerts_test.yml"}} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
@@ -61,7 +61,7 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// expressions are the queries of all panels, for one queue.
+// expressions returns the queries of all panels, for one queue.
 func expressions(t *testing.T, queue string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(monitoring + "dashboard.json")
@@ -89,7 +89,7 @@ func expressions(t *testing.T, queue string) map[string]string {
 // evaluates the rules, and returns its address.
 func scraper(t *testing.T, target string) string {
 	t.Helper()
-	path := program(t, "prometheus")
+	path := installed(t, "prometheus")
 	rules, err := filepath.Abs(monitoring + "alerts.yml")
 	require.NoError(t, err)
 	dir := t.TempDir()
@@ -148,12 +148,12 @@ func numbers(t *testing.T, prom, expr string) []float64 {
 	return found
 }
 
-// The running example, scraped by a real Prometheus: every query of the dashboard
-// returns data, and every rule can be evaluated.
+// Given the running example and a real Prometheus that scrapes it, then every query of the
+// dashboard returns data, and every rule can be evaluated.
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
-		t.Skip("takes a minute: `make monitoring-test` runs it")
+		t.Skip("takes a minute: `make test-monitoring` runs it")
 	}
 	node, api := testbroker.Managed(t, "")
 	r := start(t, node.URL(), "--management", api)

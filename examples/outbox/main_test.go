@@ -42,7 +42,7 @@ func count(t *testing.T, db *sql.DB, table string) (n int) {
 type story struct {
 	url, queue string
 	db         *sql.DB
-	attempts   chan *message.Message // those that the handler gets, as they arrived
+	attempts   chan *message.Message // as the handler got them
 }
 
 // begin starts the service. Its handler fails at the first attempts of a message.

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-// Twenty deliveries have every story once.
+// Given twenty deliveries, which have every story once, then none is lost and the queues are gone.
 func TestDemoLosesNothing(t *testing.T) {
 	t.Parallel()
 	for strategy, kind := range map[string]string{"perqueue": "quorum", "shared": "classic"} {
@@ -90,7 +90,7 @@ func TestArguments(t *testing.T) {
 		"too many":     {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"nobody there": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
+		"no broker": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
 			"connect to RabbitMQ at 127.0.0.1:1"},
 	}
 	for name, test := range tests {

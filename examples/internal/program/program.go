@@ -54,7 +54,7 @@ func Main(name string, run func(ctx context.Context, url, queue string, out io.W
 type Service struct {
 	router  *message.Router
 	client  io.Closer
-	stopped chan error // takes the result of the router's Run
+	stopped chan error // has the result of the router's Run
 }
 
 // Start runs the router and returns once all its handlers consume. If it fails, it closes the
@@ -73,7 +73,7 @@ func Start(ctx context.Context, router *message.Router, client io.Closer) (*Serv
 	}
 }
 
-// Close lets the messages in progress finish, hands over those that failed, and ends the
+// Close lets the messages in progress finish, hands over the failed ones, and ends the
 // connections.
 func (s *Service) Close() error {
 	err := errors.Join(s.router.Close(), <-s.stopped)
@@ -83,7 +83,7 @@ func (s *Service) Close() error {
 	return err
 }
 
-// Await receives n values, or returns an error that says what the program waited for.
+// Await receives n values, or returns an error that names the awaited thing.
 func Await[T any](ctx context.Context, from <-chan T, n int, awaited string) error {
 	for range n {
 		select {

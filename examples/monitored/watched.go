@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/metrics"
@@ -25,10 +26,10 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// lanes is how many webhooks are in progress at once.
+// lanes is the number of webhooks in progress at once.
 const lanes = 4
 
-// signals is all that is told of the service.
+// signals has the outputs by which the service is watched.
 type signals struct {
 	logger   watermill.LoggerAdapter
 	registry *prometheus.Registry
@@ -82,15 +83,11 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	if err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
-	defer func() { err = errors.Join(err, router.Close(), <-ended) }()
-	select {
-	case <-router.Running():
-	case failed := <-ended:
-		ended <- nil
-		return failed
+	service, err := program.Start(ctx, router, nil)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, service.Close()) }()
 
 	server, err := s.listen(cfg.listen, client)
 	if err != nil {
@@ -101,7 +98,7 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	return s.publish(ctx, queue, cfg)
 }
 
-// route makes the router: what consumes the queue, and all that watches it.
+// route makes the router with its consumer, and registers the metrics.
 func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string,
 	sender *webhook.Sender) (*message.Router, error) {
 	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
@@ -137,7 +134,7 @@ func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string,
 
 var errQuiet = errors.New("the receiver has asked for some quiet")
 
-// polite lets the deliveries to one receiver come back later: nobody has failed.
+// polite lets the deliveries to one receiver come back later, without a failure.
 func polite(deliver message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		if _, seen := middleware.FirstSeen(msg.Context()); !seen && msg.Metadata[storyKey] == "quiet" {
@@ -147,7 +144,7 @@ func polite(deliver message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
 	}
 }
 
-// listen serves what a service's platform asks for.
+// listen serves metrics and the readiness probe.
 func (s *signals) listen(address string, client *topology.Client) (*http.Server, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// book is a ledger of two deliveries: tea is delivered at the second attempt, soup is refused.
+// book returns a ledger of two deliveries: tea is delivered at the second attempt, soup is refused.
 func book() *ledger {
 	l := newLedger([]planned{
 		{id: "tea", script: script{{status: http.StatusInternalServerError}, accepted}},
@@ -23,7 +23,7 @@ func book() *ledger {
 	return l
 }
 
-// settle enters what should happen, with the given delay before the second attempt at tea.
+// settle enters the expected events, with the given delay before the second attempt at tea.
 func settle(l *ledger, delay time.Duration) {
 	l.request("tea", 1, noon, noon)
 	l.request("soup", 1, noon, noon)
@@ -62,8 +62,7 @@ func TestLedgerLines(t *testing.T) {
 	t.Parallel()
 	l := newLedger([]planned{{id: "tea", script: script{hangs,
 		{status: 429, after: time.Second, date: true}, accepted}}})
-	// The first attempt was sent a little before it arrived, and it lasts until
-	// the sender has no patience left.
+	// The first attempt was sent a little before it arrived. It lasts until the sender gives up.
 	for i, test := range []struct {
 		sent, at time.Time
 		line     string
@@ -158,6 +157,66 @@ func TestLedgerFindsFaults(t *testing.T) {
 			require.Subset(t, l.faults(), test.faults)
 			require.Len(t, l.faults(), len(test.faults))
 			require.Contains(t, l.report().String()+"\n", "\n"+test.sums+"\n")
+		})
+	}
+}
+
+func TestReport(t *testing.T) {
+	t.Parallel()
+	l := newLedger(append([]planned{
+		{id: "cake", script: script{accepted}},
+		{id: "bread", script: script{{status: 400}}},
+		{id: "water", script: script{{status: 400}}},
+		{id: "not published", script: script{accepted}},
+	}, book().entries[0].planned, book().entries[1].planned))
+	for _, e := range l.entries {
+		if e.id != "not published" {
+			l.published(e.id)
+		}
+	}
+	settle(l, 503*time.Millisecond)
+	l.request("cake", 1, noon, noon)
+	for _, id := range []string{"bread", "water"} {
+		l.request(id, 1, noon, noon)
+		l.deadLetter(id, "permanent", "1")
+	}
+	require.Empty(t, l.faults())
+	require.Equal(t, `delivered
+  1 attempt                    1
+  2 attempts                   1
+dead-lettered
+  permanent, last 400          2
+  permanent, last 410          1
+lateness of 1 retries: p50 3ms, p99 3ms
+
+published 5  delivered 2  dead-lettered 3  lost 0`, l.report().String())
+	require.False(t, l.decided())
+}
+
+func TestPercentile(t *testing.T) {
+	t.Parallel()
+	var hundred []time.Duration
+	for i := range 100 {
+		hundred = append(hundred, time.Duration(i+1)*time.Millisecond)
+	}
+	tests := map[string]struct {
+		values []time.Duration
+		p      float64
+		want   time.Duration
+	}{
+		"of nothing":       {nil, 50, 0},
+		"of one":           {hundred[6:7], 99, 7 * time.Millisecond},
+		"lower of two":     {hundred[:2], 50, time.Millisecond},
+		"upper of two":     {hundred[:2], 51, 2 * time.Millisecond},
+		"half of hundred":  {hundred, 50, 50 * time.Millisecond},
+		"p99 of hundred":   {hundred, 99, 99 * time.Millisecond},
+		"least of hundred": {hundred, 0, time.Millisecond},
+		"most of hundred":  {hundred, 100, 100 * time.Millisecond},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, test.want, percentile(test.values, test.p))
 		})
 	}
 }

@@ -20,16 +20,16 @@ import (
 	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
-// storyKey is the metadata that says how the receiver takes a webhook.
+// storyKey is the metadata with the receiver's answer to a webhook.
 const storyKey = "story"
 
-// stories are told in turn. Most webhooks have none, and go well.
+// stories come in turn. Most webhooks have none, and go well.
 var stories = []string{
 	"gone", "hopeless", "flaky", "", "flaky", "quiet", "outage", "", "dropped", "limited",
 	"", "", "flaky", "", "", "", "", "", "", "",
 }
 
-// publish publishes webhooks until ctx is done, each within a span of its own.
+// publish publishes webhooks until ctx is done, each within its own span.
 func (s *signals) publish(ctx context.Context, queue amqp.Config, cfg config) (err error) {
 	publisher, err := amqp.NewPublisher(queue, s.logger)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *signals) publish(ctx context.Context, queue amqp.Config, cfg config) (e
 	}
 }
 
-// receive is the receiver's side: it answers as the story goes.
+// receive is the receiver. It answers by the story.
 func receive(w http.ResponseWriter, req *http.Request) {
 	attempt, _ := strconv.Atoi(req.Header.Get(webhook.AttemptHeader))
 	switch story := strings.TrimPrefix(req.URL.Path, "/"); {
