@@ -21,8 +21,8 @@ const (
 	mib     = "broker MiB"
 )
 
-// bothHands is what a scale compares.
-var bothHands = []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}}
+// bothHands are the contenders of a scale.
+var bothHands = []contender{{millpond, serveMillpond, 1}, {raw, serveRaw, 1}}
 
 func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 2, 4, 8, 16, 32, 64, 128, 256}, func(n int) ([]result, error) {
@@ -32,18 +32,19 @@ func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
 
 func (b *bench) scalePayload(ctx context.Context) ([]result, error) {
 	return scale([]int{100, 1 << 10, 10 << 10, 100 << 10, 1 << 20}, func(n int) ([]result, error) {
-		return b.failingWith(ctx, "payload", float64(n), 8, load{bytes: n, headers: usual.headers},
-			bothHands)
+		of := load{bytes: n, headers: usual.headers}
+		return b.failingWith(ctx, "payload", float64(n), 8, of, bothHands)
 	})
 }
 
 func (b *bench) scaleHeaders(ctx context.Context) ([]result, error) {
 	return scale([]int{0, 1, 10, 30, 100}, func(n int) ([]result, error) {
-		return b.failingWith(ctx, "headers", float64(n), 8, load{bytes: usual.bytes, headers: n},
-			bothHands)
+		of := load{bytes: usual.bytes, headers: n}
+		return b.failingWith(ctx, "headers", float64(n), 8, of, bothHands)
 	})
 }
 
+// scale joins the results at every step.
 func scale(steps []int, at func(int) ([]result, error)) (results []result, err error) {
 	for _, n := range steps {
 		r, err := at(n)
@@ -56,7 +57,7 @@ func scale(steps []int, at func(int) ([]result, error)) (results []result, err e
 }
 
 // scaleHops waits on Levels for delays that pass n levels each: 2ⁿ-1 times the resolution, which is
-// as short as it can be. Twenty of them take 17 minutes.
+// the shortest one. Twenty levels take 17 minutes.
 func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 	const resolution = time.Millisecond
 	return scale([]int{1, 2, 4, 6, 8, 10, 12, 14, 16}, func(hops int) ([]result, error) {
@@ -80,8 +81,8 @@ func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 	})
 }
 
-// scaleWaiting measures lateness, the rate of the failing path and the broker's memory while more
-// and more messages wait.
+// scaleWaiting measures lateness, the rate of failing messages and the broker's memory while ever
+// more messages wait.
 func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 	var steps []int
 	for n := 1000; n <= b.most; n *= 10 {
@@ -109,9 +110,8 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 	return results, errors.Join(err, b.broker.delete(parked))
 }
 
-// scaleHandlers measures how long many handlers, each with a queue of its own, take until all
-// consume: at the start, when everything is declared, and after the broker has closed all
-// connections.
+// scaleHandlers measures the time until many handlers, each with its own queue, all consume: at the
+// start, when everything is declared, and after the broker has closed all connections.
 func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error) {
 	policy := backoff.List{time.Second, 10 * time.Second, time.Minute}
 	for _, n := range []int{1, 10, 100, 1000} {
@@ -137,7 +137,7 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	policy backoff.List) (measured values, err error) {
 	cfg := consumerConfig(b.broker.node.URL(), 1)
-	cfg.Queue.Arguments = nil // classic: what is looked at is what the strategies declare
+	cfg.Queue.Arguments = nil // classic: the strategies' declarations are measured
 	consuming := &counter{want: "Consuming"}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(consuming))
 	if err != nil {
@@ -199,7 +199,7 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	return measured, b.broker.reconnect(func() error { return b.broker.delete(list...) })
 }
 
-// counter counts what the library says.
+// counter counts a line of the log.
 type counter struct {
 	watermill.NopLogger
 	want string

@@ -1,5 +1,5 @@
-// Plot draws the pictures of docs/performance.md and writes its tables, from the files that bench
-// has written with -out:
+// Plot draws the pictures of docs/performance.md and fills its tables, from the files that bench
+// writes with -out:
 //
 //	go run ./plot -docs ../../docs contests.json scale.json
 //
@@ -70,7 +70,7 @@ var pictures = []picture{
 		"seconds to start", true, true, false},
 }
 
-// colours are told apart by whoever cannot tell red from green (Okabe and Ito).
+// colours can be told apart by people who cannot tell red from green (Okabe and Ito).
 var colours = []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255},
 	color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255}}
 
@@ -104,12 +104,12 @@ func run(docs string, files []string) error {
 	return fill(filepath.Join(docs, "performance.md"), results)
 }
 
-// draw writes an SVG; nothing where the group was not measured.
+// draw writes an SVG, unless the group was not measured.
 func (p picture) draw(results []result, folder string) error {
 	lines, names := map[string]plotter.XYs{}, []string{}
 	for _, r := range results {
 		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 || p.logY && r.median() <= 0 {
-			continue // what a logarithm has no place for
+			continue // has no logarithm
 		}
 		if !slices.Contains(names, r.Entry) {
 			names = append(names, r.Entry)
@@ -147,13 +147,13 @@ func (p picture) draw(results []result, folder string) error {
 	return save(drawn, filepath.Join(folder, p.file+".svg"))
 }
 
-// save leaves a margin, which plot.Save does not.
+// save leaves a margin, unlike plot.Save.
 func save(drawn *plot.Plot, name string) error {
 	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
 	whole := draw.New(canvas)
 	whole.FillPolygon(color.White, []vg.Point{
-		{X: whole.Min.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Min.Y}, {X: whole.Max.X,
-			Y: whole.Max.Y}, {X: whole.Min.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Max.Y}, {X: whole.Min.X, Y: whole.Max.Y},
 	})
 	const margin = 6 * vg.Millimeter
 	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
@@ -165,7 +165,7 @@ func save(drawn *plot.Plot, name string) error {
 	return errors.Join(err, file.Close())
 }
 
-// grouped are ticks whose labels have their thousands apart.
+// grouped are ticks whose labels have groups of three digits.
 type grouped struct{ plot.Ticker }
 
 func (g grouped) Ticks(low, high float64) []plot.Tick {
@@ -255,7 +255,7 @@ func tableOf(results []result, group string) string {
 	return out.String()
 }
 
-// number has three digits that count, and thousands apart.
+// number returns three significant digits at least, in groups of three.
 func number(v float64) string {
 	if v < 100 && v > -100 {
 		return fmt.Sprintf("%.3g", v)

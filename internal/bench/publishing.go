@@ -34,7 +34,7 @@ const (
 	recoverer = "watermill Recoverer"
 )
 
-// patience ends a turn that gets nowhere.
+// patience ends a turn that makes no progress.
 const patience = 3 * time.Minute
 
 // success calls a handler that succeeds, in a loop, with a message of the real Subscriber.
@@ -65,21 +65,21 @@ func (b *bench) success(ctx context.Context) ([]result, error) {
 			runtime.ReadMemStats(&after)
 			return values{
 				nanoseconds: float64(took.Nanoseconds()) / float64(n),
-				// whole ones; something else may allocate meanwhile
+				// Whole ones, because other goroutines may allocate meanwhile.
 				allocs: float64((after.Mallocs - before.Mallocs) / uint64(n)),
 			}, nil
 		}}
 	}
 	const n = 5_000_000
 	return contest{group: "success", rounds: b.rounds, entries: []entry{
-		of(bare, handler, n), of(recoverer, wmiddleware.Recoverer(handler), n), of(ours,
-			retry.Middleware(handler), n),
+		of(bare, handler, n), of(recoverer, wmiddleware.Recoverer(handler), n),
+		of(millpond, retry.Middleware(handler), n),
 		of(wmRetry, wmiddleware.Retry{MaxRetries: 3, InitialInterval: time.Second}.Middleware(handler),
 			n/10),
 	}}.hold(ctx, b)
 }
 
-// delivered is a message with ten metadata keys as the Subscriber hands it out.
+// delivered returns a message with ten metadata keys, as the Subscriber hands it out.
 func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Message, error) {
 	queue := b.broker.name("success")
 	cfg := consumerConfig(b.broker.node.URL(), 1)
@@ -104,15 +104,9 @@ func (b *bench) delivered(ctx context.Context) (*topology.Client, *message.Messa
 
 // publish has messages confirmed in a quorum queue.
 func (b *bench) publish(ctx context.Context) ([]result, error) {
-	var results []result
-	for _, callers := range []int{1, 8, 64} {
-		r, err := b.publishWith(ctx, callers)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, r...)
-	}
-	return results, nil
+	return scale([]int{1, 8, 64}, func(callers int) ([]result, error) {
+		return b.publishWith(ctx, callers)
+	})
 }
 
 func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) {
@@ -158,11 +152,13 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	// About half a second each, on a machine where a confirm takes 0.4 ms.
 	n := map[int]int{1: 1000, 8: 4000, 64: 12000}[callers]
 	return contest{group: "publish", x: float64(callers), rounds: b.rounds, entries: []entry{
-		measured(ours, n, func(i int) error { return client.Publish(ctx, "", queue, usual.numbered(i)) }),
+		measured(millpond, n, func(i int) error {
+			return client.Publish(ctx, "", queue,
+				usual.numbered(i))
+		}),
 		measured(raw, n, func(i int) error { return byHand.publish("", queue, usual.numbered(i)) }),
 		measured(wmDefault, n/4, func(i int) error {
-			return asItComes.Publish(queue,
-				watermillMessage(i))
+			return asItComes.Publish(queue, watermillMessage(i))
 		}),
 		measured(wmPooled, n, func(i int) error { return pooled.Publish(queue, watermillMessage(i)) }),
 		{rawWindow, func(context.Context) (values, error) {
@@ -172,7 +168,7 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	}}.hold(ctx, b)
 }
 
-// measured is the rate and the processor time of n of something.
+// measured returns the rate and the processor time of f, which handles n messages.
 func (b *bench) measured(n int, f func() error) (values, error) {
 	cpu, begun := ownProcessorTime()+b.broker.processorTime(), time.Now()
 	if err := f(); err != nil {
@@ -180,8 +176,9 @@ func (b *bench) measured(n int, f func() error) (values, error) {
 	}
 	took := time.Since(begun)
 	cpu = ownProcessorTime() + b.broker.processorTime() - cpu
-	return values{rate: float64(n) / took.Seconds(),
-		microseconds: float64(cpu.Microseconds()) / float64(n)}, nil
+	return values{
+		rate: float64(n) / took.Seconds(), microseconds: float64(cpu.Microseconds()) / float64(n),
+	}, nil
 }
 
 func inParallel(callers, n int, f func(i int) error) error {

@@ -19,7 +19,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// broker is a node of the bench and what the contests do to it beside what they measure.
+// broker is a node for the bench, with the preparations of the contests.
 type broker struct {
 	node   *testbroker.Node
 	conn   *amqp.Connection
@@ -43,7 +43,7 @@ func (b *broker) close() error {
 	return b.node.Close()
 }
 
-// reconnect runs f on a connection made anew, for the one before was closed.
+// reconnect runs f on a new connection, because the old one was closed.
 func (b *broker) reconnect(f func() error) error {
 	conn, err := amqp.Dial(b.node.URL())
 	if err != nil {
@@ -54,10 +54,10 @@ func (b *broker) reconnect(f func() error) error {
 	return f()
 }
 
-// name returns a name that no queue has.
+// name returns a new name of a queue.
 func (b *broker) name(of string) string { return fmt.Sprintf("%s-%d", of, b.queues.Add(1)) }
 
-// do runs f on a channel of its own in confirm mode.
+// do runs f on a new channel in confirm mode.
 func (b *broker) do(f func(*amqp.Channel) error) error {
 	ch, err := b.conn.Channel()
 	if err != nil {
@@ -79,7 +79,7 @@ func (b *broker) declare(queue string, args amqp.Table) error {
 	})
 }
 
-// declareWait declares a quorum wait queue in front of queue that loses nothing.
+// declareWait declares a quorum wait queue in front of queue that loses no message.
 func (b *broker) declareWait(wait, queue string, delay time.Duration) error {
 	return b.declare(wait, amqp.Table{
 		"x-queue-type": "quorum", "x-message-ttl": delay.Milliseconds(), "x-dead-letter-exchange": "",
@@ -96,23 +96,22 @@ func (b *broker) purge(queue string) error {
 }
 
 func (b *broker) delete(queues ...string) error {
-	return b.do(func(ch *amqp.Channel) error {
+	return b.do(func(ch *amqp.Channel) (err error) {
 		for _, queue := range queues {
-			if _, err := ch.QueueDelete(queue, false, false, false); err != nil {
-				return err
-			}
+			_, failed := ch.QueueDelete(queue, false, false, false)
+			err = errors.Join(err, failed)
 		}
-		return nil
+		return err
 	})
 }
 
-// load is what messages are made of: bytes of payload and a number of headers.
+// load is the size of messages: bytes of payload and a number of headers.
 type load struct{ bytes, headers int }
 
-// usual is the load where a contest is not about it.
+// usual is the load of contests that do not compare loads.
 var usual = load{bytes: 1024, headers: 2}
 
-// numbered is message i of a load; its body begins with i.
+// numbered returns message i of a load. Its body begins with i.
 func (l load) numbered(i int) amqp.Publishing {
 	body := make([]byte, max(l.bytes, 8))
 	binary.BigEndian.PutUint64(body, uint64(i))
@@ -125,11 +124,10 @@ func (l load) numbered(i int) amqp.Publishing {
 
 func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }
 
-// window bounds what is published and not yet confirmed.
+// window bounds the messages that are published and not yet confirmed.
 const window = 1000
 
-// fill puts n messages into a queue and returns when all are confirmed: the fastest that a client
-// can be.
+// fill puts n messages into a queue and returns when all are confirmed. No client is faster.
 func (b *broker) fill(queue string, n int, l load) error {
 	return b.do(func(ch *amqp.Channel) error {
 		var confirms []*amqp.DeferredConfirmation
@@ -152,7 +150,7 @@ func (b *broker) fill(queue string, n int, l load) error {
 	})
 }
 
-// processes returns the pids of the node, by its environment: its name is in no argument.
+// processes finds the node's pids by their environment, because its name is in no argument.
 func (b *broker) processes() []int {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")
@@ -177,7 +175,7 @@ func (b *broker) processes() []int {
 // clockTick is USER_HZ, 100 on every Linux that Go knows.
 const clockTick = time.Second / 100
 
-// processorTime is what the node has used so far.
+// processorTime returns the processor time that the node has used so far.
 func (b *broker) processorTime() time.Duration {
 	var ticks int64
 	for _, pid := range b.processes() {
@@ -195,7 +193,7 @@ func (b *broker) processorTime() time.Duration {
 	return time.Duration(ticks) * clockTick
 }
 
-// memory is what the node occupies, in MiB.
+// memory returns the memory of the node in MiB.
 func (b *broker) memory() float64 {
 	var kib int64
 	for _, pid := range b.processes() {
@@ -213,7 +211,7 @@ func (b *broker) memory() float64 {
 	return float64(kib) / 1024
 }
 
-// ownProcessorTime is what this process has used so far.
+// ownProcessorTime returns the processor time that this process has used so far.
 func ownProcessorTime() time.Duration {
 	var usage syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) != nil {

@@ -44,8 +44,8 @@ func (b *bench) newLane(ctx context.Context, start serveFunc, w work) (*lane, er
 	return l, err
 }
 
-// batch has n messages handled, settled is how often that is said, the clock running from when all
-// are in the queue.
+// batch lets n messages be handled and waits until settled of them have been. The clock starts when
+// all are in the queue.
 func (l *lane) batch(ctx context.Context, n, settled int, of load) (values, error) {
 	l.gate.Lock()
 	l.left.Store(int64(settled))
@@ -78,7 +78,7 @@ func (l *lane) end() error {
 	return errors.Join(l.serve.stop(), l.bench.broker.delete(append(l.serve.waits, l.work.queue)...))
 }
 
-// empty purges what waits.
+// empty purges the wait queues.
 func (l *lane) empty() error {
 	var problems []error
 	for _, wait := range l.serve.waits {
@@ -87,23 +87,18 @@ func (l *lane) empty() error {
 	return errors.Join(problems...)
 }
 
-// failing lets every message fail: consumed, handed over to a wait queue, confirmed, acked.
+// failing lets every message fail: it is consumed, handed over to a wait queue, confirmed, acked.
 func (b *bench) failing(ctx context.Context) ([]result, error) {
-	var results []result
-	for _, inFlight := range []int{1, 8, 64} {
-		entries := []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1},
-			{wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1}}
-		r, err := b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
-		if err != nil {
-			return nil, err
+	return scale([]int{1, 8, 64}, func(inFlight int) ([]result, error) {
+		entries := []contender{
+			{millpond, serveMillpond, 1}, {raw, serveRaw, 1},
+			{wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1},
 		}
-		results = append(results, r...)
-	}
-	return results, nil
+		return b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
+	})
 }
 
-// contender is a service in a contest, and how many messages it gets, by those of the others: less
-// if it is slow.
+// contender is a service in a contest. A slow one gets only a share of the messages.
 type contender struct {
 	name  string
 	start serveFunc
@@ -133,17 +128,11 @@ func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlig
 	return c.hold(ctx, b)
 }
 
-// healthy lets one message in ten fail once, and looks how fast the others are.
+// healthy lets one message in ten fail once, and measures the rate of the others.
 func (b *bench) healthy(ctx context.Context) ([]result, error) {
-	var results []result
-	for _, inFlight := range []int{1, 8, 64} {
-		r, err := b.healthyWith(ctx, inFlight)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, r...)
-	}
-	return results, nil
+	return scale([]int{1, 8, 64}, func(inFlight int) ([]result, error) {
+		return b.healthyWith(ctx, inFlight)
+	})
 }
 
 func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result, err error) {
@@ -154,8 +143,8 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 		n     int
 		fails bool
 	}{
-		{ours, serveOurs, 8000, true},
-		{oursNoFailures, serveOurs, 8000, false},
+		{millpond, serveMillpond, 8000, true},
+		{millpondNoFailures, serveMillpond, 8000, false},
 		{raw, serveRaw, 8000, true},
 		{rawNoFailures, serveRaw, 8000, false},
 		{wmRetry, serveRetry, 20 * inFlight, true},
@@ -173,12 +162,12 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 	return c.hold(ctx, b)
 }
 
-// tenth lets every tenth message fail, once.
+// tenth lets every tenth message fail once.
 type tenth struct {
 	fails bool
 	mu    sync.Mutex
 	seen  map[int]bool
-	left  atomic.Int64 // of those that never fail
+	left  atomic.Int64 // of the messages that never fail
 	all   chan struct{}
 }
 
@@ -204,13 +193,13 @@ func (f *tenth) settled(body []byte) {
 	}
 }
 
-// turn measures how long the messages that never fail take, and waits for all.
+// turn measures the rate of the messages that never fail, and waits for all.
 func (f *tenth) turn(ctx context.Context, l *lane, n int) (values, error) {
 	healthy, settled := n, n
 	if f.fails {
 		healthy = n - n/10
 		settled = n + n/10
-		if len(l.serve.waits) == 0 { // Retry settles each once
+		if len(l.serve.waits) == 0 { // Retry settles each message once
 			settled = n
 		}
 	}

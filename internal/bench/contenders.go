@@ -20,18 +20,18 @@ import (
 
 // The entries of the contests.
 const (
-	ours           = "millpond"
-	oursNoFailures = "millpond, nothing fails"
-	raw            = "raw amqp091-go"
-	rawNoFailures  = "raw amqp091-go, nothing fails"
-	rawWindow      = "raw, one caller, fire and then wait"
-	wmDefault      = "watermill-amqp Publisher"
-	wmPooled       = "watermill-amqp Publisher, pooled"
-	wmRetry        = "watermill Retry"
+	millpond           = "millpond"
+	millpondNoFailures = "millpond, nothing fails"
+	raw                = "raw amqp091-go"
+	rawNoFailures      = "raw amqp091-go, nothing fails"
+	rawWindow          = "raw, one caller, fire and then wait"
+	wmDefault          = "watermill-amqp Publisher"
+	wmPooled           = "watermill-amqp Publisher, pooled"
+	wmRetry            = "watermill Retry"
 )
 
-// prefetch is how many messages the broker sends ahead to a service, or twice as many as it handles
-// at once.
+// prefetch is the number of messages that the broker sends ahead to a service. A service that
+// handles more than half of it at once gets twice as many as it handles.
 const prefetch = 64
 
 // work is a service on a queue.
@@ -46,14 +46,14 @@ type work struct {
 // service handles a queue until it is stopped.
 type service struct {
 	stop func() error
-	// waits are the wait queues, and what else goes with the service.
+	// waits are the queues that are deleted with the service.
 	waits []string
 }
 
 var errFailed = errors.New("failed")
 
-// serveOurs is a service as the README shows it.
-func serveOurs(ctx context.Context, b *broker, w work) (*service, error) {
+// serveMillpond starts a service as the README shows it.
+func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 	return serveWith(ctx, b, w, topology.PerQueue{}, watermill.NopLogger{})
 }
 
@@ -94,7 +94,7 @@ func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strateg
 	return s, nil
 }
 
-// watch tells when a message was handled or handed over.
+// watch calls settled when a message was handled or handed over.
 func watch(w work) message.HandlerMiddleware {
 	return func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -132,8 +132,8 @@ func route(ctx context.Context, add func(*message.Router)) (stop func() error, e
 	return func() error { return errors.Join(router.Close(), <-ended) }, nil
 }
 
-// serveRaw is written by hand on amqp091-go, with what it takes to lose nothing but what a lost
-// connection costs: one channel for all, mandatory, a confirm before the ack.
+// serveRaw is written by hand on amqp091-go and loses messages only with a connection: one channel
+// for all, mandatory, a confirm before the ack.
 func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	wait := w.queue + ".raw.wait"
 	if err := errors.Join(b.declare(w.queue, quorum),
@@ -150,8 +150,7 @@ func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	}
 	s := &service{waits: []string{wait}}
 	fail := func(err error) (*service, error) {
-		return nil,
-			errors.Join(err, consuming.Close(), publisher.close())
+		return nil, errors.Join(err, consuming.Close(), publisher.close())
 	}
 	ch, err := consuming.Channel()
 	if err != nil {
@@ -193,7 +192,7 @@ func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	return s, nil
 }
 
-// again is a delivery with its attempts counted.
+// again returns a copy of a delivery with its attempts counted.
 func again(d *amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+1)
 	for key, value := range d.Headers {
@@ -208,8 +207,8 @@ func again(d *amqp.Delivery) amqp.Publishing {
 	}
 }
 
-// rawPublisher publishes on one channel that all callers share, mandatory and confirmed. It cannot
-// tell whose message was returned, which takes a header; it looks whether one was.
+// rawPublisher publishes on one channel that all callers share, mandatory and confirmed. Without a
+// header it cannot tell whose message was returned: it only looks whether one was.
 type rawPublisher struct {
 	conn    *amqp.Connection
 	ch      *amqp.Channel
@@ -250,8 +249,7 @@ func (p *rawPublisher) publish(exchange, key string, msg amqp.Publishing) error 
 func (p *rawPublisher) close() error { return p.conn.Close() }
 
 // serveWatermill republishes by a watermill-amqp Publisher with confirms, with a pool of channels
-// or none, as one would write it today. What it loses is another matter: its Publisher does not
-// report a message that was returned (F4).
+// or without. It can lose messages: its Publisher does not report a returned message (F4).
 func serveWatermill(pool int) func(context.Context, *broker, work) (*service, error) {
 	return func(ctx context.Context, b *broker, w work) (*service, error) {
 		wait := w.queue + ".watermill.wait"
@@ -278,23 +276,23 @@ func serveWatermill(pool int) func(context.Context, *broker, work) (*service, er
 			return nil, errors.Join(err, pub.Close())
 		}
 		stop := s.stop
-		return &service{waits: []string{wait}, stop: func() error {
-			return errors.Join(stop(),
-				pub.Close())
-		}}, nil
+		s.waits = []string{wait}
+		s.stop = func() error { return errors.Join(stop(), pub.Close()) }
+		return s, nil
 	}
 }
 
-// serveRetry is Watermill's in-process Retry: the message waits in its handler.
+// serveRetry uses Watermill's in-process Retry: the message waits in its handler.
 func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
 	return serveHandlers(ctx, b, w, wmiddleware.Retry{MaxRetries: 3, InitialInterval: w.delay,
 		Multiplier: 1, Logger: watermill.NopLogger{}}.Middleware)
 }
 
-// serveHandlers is watermill-amqp's Subscriber with a middleware. One Subscribe handles one message
-// at a time: more of them take more handlers.
-func serveHandlers(ctx context.Context, b *broker, w work, m message.HandlerMiddleware) (*service,
-	error) {
+// serveHandlers uses watermill-amqp's Subscriber with a middleware. One Subscribe handles one
+// message at a time, so there are as many handlers as messages in flight.
+func serveHandlers(
+	ctx context.Context, b *broker, w work, m message.HandlerMiddleware,
+) (*service, error) {
 	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), max(prefetch/w.inFlight, 2)),
 		watermill.NopLogger{})
 	if err != nil {
