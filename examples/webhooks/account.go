@@ -254,7 +254,7 @@ func percentile(values []time.Duration, p float64) time.Duration {
 }
 
 // faults returns the contradictions between the receiver's log, the dead-letter queue and the
-// plan, for each delivery that is decided and for their sums.
+// plan, of every decided delivery and of their sums.
 func (l *ledger) faults() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

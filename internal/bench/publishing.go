@@ -23,7 +23,7 @@ const (
 	rate          = "per second"
 	nanoseconds   = "ns"
 	allocs        = "allocations"
-	microseconds  = "CPU µs" // of client and broker, for each message
+	microseconds  = "CPU µs" // of client and broker, per message
 	p50           = "p50 ms"
 	p99           = "p99 ms"
 	kibPerMessage = "KiB per message"

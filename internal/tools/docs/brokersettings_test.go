@@ -15,8 +15,8 @@ import (
 
 const reconciliation = "quorum_queue.continuous_membership_reconciliation"
 
-// settingsInEffect holds, for each key of rabbitmq.conf that docs/broker-settings.md
-// sets, the node's own value as Erlang. %s is the value on the page.
+// settingsInEffect holds the node's own value, as Erlang, of each key of rabbitmq.conf that
+// docs/broker-settings.md sets. %s is the value on the page.
 var settingsInEffect = map[string]string{
 	"cluster_partition_handling":          `{cluster_partition_handling, %s}`,
 	"consumer_timeout":                    `{consumer_timeout, %s}`,

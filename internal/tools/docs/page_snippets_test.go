@@ -40,7 +40,7 @@ func sharedWithDeadLetters(
 		}},
 	}
 	retry, err := middleware.NewDelayedRetry(client, policy,
-		middleware.WithDefaultClass(header.ClassPermanent), // only what is marked
+		middleware.WithDefaultClass(header.ClassPermanent), // only marked errors
 	)
 	return strategy, retry, err
 }
@@ -58,7 +58,7 @@ func withTLS(
 ) (*topology.Client, error) {
 	cfg := amqp.NewDurableQueueConfig("amqps://orders-service:…@broker.example:5671/shop")
 	cfg.Connection.TLSConfig = &tls.Config{
-		RootCAs:      ourCA,                        // default: those of the system
+		RootCAs:      ourCA,                        // default: the system's
 		Certificates: []tls.Certificate{ourClient}, // where the broker asks for one
 	}
 	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{})

@@ -17,9 +17,9 @@ import (
 
 func addMiddlewares(router *message.Router, retry *middleware.DelayedRetry) {
 	router.AddMiddleware(
-		wmiddleware.CorrelationID, // Watermill's own middlewares; outside: what does not fail
+		wmiddleware.CorrelationID, // outside: middlewares that do not fail
 		retry.Middleware,
-		wmiddleware.Timeout(30*time.Second), // inside: whatever shall count as a failure
+		wmiddleware.Timeout(30*time.Second), // inside: middlewares whose errors count as failures
 		wmiddleware.Recoverer,
 	)
 }

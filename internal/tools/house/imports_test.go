@@ -34,33 +34,22 @@ const (
 // library says what each package that others import may import itself, beside the
 // standard library. "x/…" is x and all below it.
 var library = map[string][]string{
-	"backoff":           {cenkalti4},
-	"middleware/header": {module + "/internal/excerpt"},
-	"middleware": {module + "/backoff", module + "/middleware/header", module +
-		"/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…",
-		cenkalti4, cenkalti5},
-	"middleware/delayed": {module + "/middleware/header", module + "/middleware",
-		watermill + "/…"},
+	"backoff":                       {cenkalti4},
+	"middleware/header":             {module + "/internal/excerpt"},
+	"middleware":                    {module + "/backoff", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5},
+	"middleware/delayed":            {module + "/middleware/header", module + "/middleware", watermill + "/…"},
 	"middleware/delayed/postgresql": nil, // tests alone
-	"middleware/middlewaretest": {module + "/middleware/header", module + "/middleware",
-		watermill + "/…"},
-	"middleware/metrics": {module + "/middleware/header", module + "/middleware", module +
-		"/topology", prometheus},
-	"middleware/tracing": {module + "/middleware/header", module + "/middleware",
-		watermill + "/…", opentelemetry + "/…"},
+	"middleware/middlewaretest":     {module + "/middleware/header", module + "/middleware", watermill + "/…"},
+	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
+	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module +
-			"/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module +
-			"/internal/link", module + "/internal/management",
-		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module +
-			"/internal/wire",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
+		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
-	"topology/amqpv3": {module + "/topology", module + "/internal/adapter", watermill, wamqp3,
-		amqp091},
+	"topology/amqpv3": {module + "/topology", module + "/internal/adapter", watermill, wamqp3, amqp091},
 	"topology/operate": {
-		module + "/middleware", module + "/middleware/header", module + "/topology", module +
-			"/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
+		module + "/middleware", module + "/middleware/header", module + "/topology", module + "/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/message/router/middleware", amqp091,
 	},
 }
@@ -88,7 +77,8 @@ var alone = []struct{ pkg, imported, file string }{
 	{"middleware", cenkalti5, "cenkalti.go"},
 }
 
-// imports returns what each file of a package imports, tests aside, whatever the system it is for.
+// imports returns what each file of a package imports, tests aside, whatever the
+// system it is for.
 func imports(t *testing.T, pkg string) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -143,8 +133,7 @@ func TestImportsRunOneWay(t *testing.T) {
 func TestEveryPackageOfTheLibraryHasARule(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range packages(t) {
-		require.Contains(t, library, pkg,
-			"a package that others can import, without a rule for what it imports")
+		require.Contains(t, library, pkg, "a package that others can import, without a rule for what it imports")
 	}
 	// What the library reaches of internal, it reaches through its rules.
 	for _, rules := range []map[string][]string{library, internals} {
@@ -166,8 +155,7 @@ func packages(t *testing.T) []string {
 		if err != nil || !entry.IsDir() || dir == root {
 			return err
 		}
-		if name := entry.Name(); slices.Contains([]string{"internal", "examples", "testdata", "docs"},
-			name) || strings.HasPrefix(name, ".") {
+		if name := entry.Name(); slices.Contains([]string{"internal", "examples", "testdata", "docs"}, name) || strings.HasPrefix(name, ".") {
 			return filepath.SkipDir
 		}
 		pkg, err := filepath.Rel(root, dir)
@@ -222,8 +210,7 @@ func TestInnerModulesStayOutside(t *testing.T) {
 		dir = filepath.ToSlash(dir)
 		require.Contains(t, string(text), "module "+path.Join(module, dir)+"\n")
 		up := strings.TrimSuffix(strings.Repeat("../", strings.Count(dir, "/")+1), "/")
-		require.Regexp(t, `(?m)\b`+regexp.QuoteMeta(module+" => "+up)+`/?$`, string(text),
-			"%s must take the library beside it", file)
+		require.Regexp(t, `(?m)\b`+regexp.QuoteMeta(module+" => "+up)+`/?$`, string(text), "%s must take the library beside it", file)
 		return nil
 	}))
 	require.Positive(t, inner)

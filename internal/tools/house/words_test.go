@@ -13,11 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// strict are the folders whose files are plain so far. At the end it is the whole repository.
+// strict are the beginnings of paths whose files are plain so far. At the end there is one, "".
 var strict = []string{
-	"examples/", "internal/bench/", "internal/tools/", "internal/testing/chaos/",
-	"internal/testing/frame/", "internal/testing/peer/", "internal/testing/soak/",
-	"internal/testing/testbroker/",
+	"examples/", "internal/bench/", "internal/testing/chaos/", "internal/testing/frame/",
+	"internal/testing/peer/", "internal/testing/soak/", "internal/testing/testbroker/",
+	"internal/tools/api/", "internal/tools/docs/", "internal/tools/gotest/",
+	"internal/tools/house/examples", "internal/tools/house/files", "internal/tools/house/doc",
+	"internal/tools/matrix/", "internal/tools/terminal/", "internal/tools/walk/",
+	"internal/tools/withbroker/",
 }
 
 // forbidden are words that this repository does not use, and how to write instead.
@@ -41,8 +44,11 @@ var forbidden = []struct{ pattern, instead string }{
 func patterns() []*regexp.Regexp {
 	found := make([]*regexp.Regexp, 0, len(forbidden))
 	for _, word := range forbidden {
-		pattern := strings.ReplaceAll(word.pattern, " ", `\s+`)
-		found = append(found, regexp.MustCompile(`(?i)(?:^|[^\w-])(?:`+pattern+`)(?:[^\w-]|$)`))
+		pattern := `(?i)(?:` + strings.ReplaceAll(word.pattern, " ", `\s+`) + `)(?:[^\w-]|$)`
+		if !strings.HasPrefix(word.pattern, "[") { // punctuation follows a word
+			pattern = `(?:^|[^\w-])` + pattern
+		}
+		found = append(found, regexp.MustCompile(pattern))
 	}
 	return found
 }

@@ -12,7 +12,8 @@ import (
 
 func TestRun(t *testing.T) {
 	t.Parallel()
-	const script = `echo "withbroker: RabbitMQ 4.0.5 answers on amqp://127.0.0.1" >&2; echo "BROKER is $BROKER, $AMQP_URL$MILLPOND_BROKER"
+	const script = `echo "withbroker: RabbitMQ 4.0.5 answers on amqp://127.0.0.1" >&2
+		echo "BROKER is $BROKER, $AMQP_URL$MILLPOND_BROKER"
 		echo '{"Passed":7,"Failed":1,"Skipped":2}' > $GOTEST_COUNTS; exit 1`
 	var out bytes.Buffer
 	o, err := run("4.0", []string{"sh", "-c", script}, &out)
@@ -23,7 +24,7 @@ func TestRun(t *testing.T) {
 	assert.Equal(t, "BROKER is 4.0, 4.0\n", out.String())
 
 	_, err = run("4.0", []string{"true"}, &out)
-	require.ErrorContains(t, err, "has not said how many tests")
+	require.ErrorContains(t, err, "did not write its number of tests")
 }
 
 func TestSummary(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 const prefix = "github.com/millpond-go/millpond/"
 
 // Given the reports of a walk and of an idle second, then the functions that ran in both are
-// listed apart, and those of tools and tests are not listed.
+// listed apart, and functions of tools and tests are not listed.
 func TestTickingFunctionsAreSetApart(t *testing.T) {
 	t.Parallel()
 	walked := functions(prefix + "topology/client.go:12:\tClient.tick\t\t100.0%\n" +

@@ -5,11 +5,12 @@
 //	go run ./internal/tools/withbroker -- go run ./examples/webhooks
 //
 // It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with
-// the command's code. The broker is the installed rabbitmq-server (or the version that
-// MILLPOND_BROKER names), else a container if Docker runs. If AMQP_URL is set it starts nothing.
-// SIGINT and SIGTERM go on to the command and everything it has started; so does the end of the
-// parent process, or of the one that -parent names, as a signal to `make` or `go run` does not come
-// this far.
+// the command's code. The broker is the installed rabbitmq-server or the version that
+// MILLPOND_BROKER names, else a container if Docker runs. If AMQP_URL is set it starts nothing.
+//
+// SIGINT and SIGTERM go on to the command and every process that it has started. So does the end
+// of the parent process, because a signal to `make` or `go run` does not come this far. -parent
+// names another process than the parent.
 package main
 
 import (
@@ -45,7 +46,7 @@ func main() {
 	os.Exit(code)
 }
 
-// broker is what has been started for the command.
+// broker is the broker of the command.
 type broker struct {
 	url  string
 	env  []string // more for the command's environment
@@ -69,7 +70,7 @@ func run(args []string, parent int) (code int, err error) {
 	return execute(args, parent, append(append(os.Environ(), "AMQP_URL="+b.url), b.env...))
 }
 
-// onlyShared tells tests that one broker is all there is: those that want to break one are skipped,
+// onlyShared tells tests that this broker is the only one: tests that break a broker are skipped,
 // by name.
 var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
 
@@ -78,7 +79,7 @@ func start(ctx context.Context) (broker, error) {
 		b := broker{url: given, stop: func() error { return nil }}
 		say("AMQP_URL is set: using %s, starting nothing", redacted(given))
 		if err := testbroker.Installed(); err != nil {
-			say("what needs a broker of its own will be skipped: %v", err)
+			say("tests that start their own broker will be skipped: %v", err)
 			b.env = onlyShared
 		}
 		return b, nil
@@ -97,7 +98,7 @@ func start(ctx context.Context) (broker, error) {
 		return broker{}, fmt.Errorf("%w; or start Docker, or set AMQP_URL", err)
 	}
 	say("%v; using Docker", err)
-	say("what needs a broker of its own will be skipped")
+	say("tests that start their own broker will be skipped")
 	c, err := startContainer(ctx)
 	if err != nil {
 		return broker{}, err

@@ -60,8 +60,8 @@ func answers(t *testing.T, address string) bool {
 	return true
 }
 
-// firstLine starts cmd and returns the first line its command prints, and the rest to be read after
-// Wait.
+// firstLine starts cmd and returns the first line that its command prints, and a reader of the
+// rest.
 func firstLine(t *testing.T, cmd *exec.Cmd) (string, *bufio.Reader) {
 	t.Helper()
 	stdout, err := cmd.StdoutPipe()
@@ -146,7 +146,7 @@ func TestAddressThatIsSetIsUsedAsItIs(t *testing.T) {
 	assert.NotContains(t, stderr.String(), "secret")
 }
 
-// nowhere asks for a version that is not there.
+// nowhere asks for a version that is not installed.
 func nowhere(t *testing.T) []string {
 	t.Helper()
 	return []string{"MILLPOND_BROKER=4.0", "XDG_CACHE_HOME=" + t.TempDir()}
@@ -163,7 +163,8 @@ func TestNoBrokerIsOneClearLine(t *testing.T) {
 	assert.Contains(t, lines[len(lines)-1], "or start Docker, or set AMQP_URL")
 }
 
-// The container is a stand-in: a script in place of docker that hands out the port of a node.
+// Given no RabbitMQ and a script in place of docker, which names the port of a node, then the
+// command gets that node.
 func TestContainerWhereNothingIsInstalled(t *testing.T) {
 	t.Parallel()
 	u, err := url.Parse(testbroker.Private(t).URL())

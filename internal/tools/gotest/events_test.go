@@ -70,7 +70,8 @@ func TestReport(t *testing.T) {
 		},
 		"failed": {
 			events: failing + passing,
-			want:   "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\nFAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
+			want: "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\n" +
+				"FAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
 			counts: counts{Passed: 1, Failed: 1},
 		},
 		"a panic ends no test": {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
@@ -81,7 +82,8 @@ func TestReport(t *testing.T) {
 			want: "hello\n?   \tq\t[no test files]\n"},
 		"verbose": {
 			events: passing, verbose: true,
-			want:   "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\nPASS\nok  \tp\t0.01s\n",
+			want: "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\n" +
+				"PASS\nok  \tp\t0.01s\n",
 			counts: counts{Passed: 1},
 		},
 	} {

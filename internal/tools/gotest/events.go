@@ -18,9 +18,9 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// report turns the events back into what `go test` prints: of a package that passes its last line,
-// of one that fails also the output of its failed tests. Before a package's last line come its
-// skipped tests, one line each, so that what is printed ends as that of `go test` does.
+// report turns the events back into the output of `go test`: the last line of a package, and the
+// output of failed tests. The skipped tests come before a package's last line, one line each, so
+// that the output ends like the output of `go test`.
 type report struct {
 	out     io.Writer
 	verbose bool
@@ -31,14 +31,13 @@ type report struct {
 	counts  counts
 }
 
-// Whoever else counts in the same file has done so in milliseconds.
+// Another process that counts in the same file has the lock for milliseconds.
 const lockLimit, lockPause = 5 * time.Second, 5 * time.Millisecond
 
 // counts are the tests that ended, their subtests among them.
 type counts struct{ Passed, Failed, Skipped int }
 
-// addTo adds the counts to those in a file, which another module's tests may have written, or are
-// about to.
+// addTo adds the counts to the counts in a file, which the tests of other modules write, too.
 func (c counts) addTo(file string) error {
 	lock := file + ".lock"
 	for end := time.Now().Add(lockLimit); ; <-time.After(lockPause) {
@@ -53,7 +52,7 @@ func (c counts) addTo(file string) error {
 	defer func() { _ = os.Remove(lock) }()
 	var sum counts
 	if data, err := os.ReadFile(file); err == nil {
-		_ = json.Unmarshal(data, &sum) // what is no counts is none
+		_ = json.Unmarshal(data, &sum) // another content counts as nothing
 	}
 	sum = counts{sum.Passed + c.Passed, sum.Failed + c.Failed, sum.Skipped + c.Skipped}
 	data, _ := json.Marshal(sum) // numbers alone
@@ -133,8 +132,7 @@ func (r *report) line(line []byte) {
 	}
 }
 
-// isClosing recognises the line with which go test ends a package. That of a failed one comes after
-// its tests' output.
+// isClosing recognises the last line of a package that passed.
 func isClosing(line string) bool {
 	return strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t")
 }
@@ -157,7 +155,7 @@ func (r *report) take(e event) string {
 }
 
 func (r *report) printSkipped(pkg string) {
-	if !r.verbose { // go test -v has said so
+	if !r.verbose { // go test -v has named them
 		for _, line := range r.skipped[pkg] {
 			r.print(line)
 		}
@@ -165,8 +163,7 @@ func (r *report) printSkipped(pkg string) {
 	delete(r.skipped, pkg)
 }
 
-// flush prints what is left of a failed package: tests that never ended, then the package's own
-// lines.
+// flush prints the rest of a failed package: tests that never ended, then the package's own lines.
 func (r *report) flush(pkg string) {
 	for test, output := range r.tests[pkg] {
 		if test != "" {
@@ -178,7 +175,7 @@ func (r *report) flush(pkg string) {
 	delete(r.tests, pkg)
 }
 
-// end prints what no package event has closed.
+// end prints the packages that no event has closed.
 func (r *report) end() {
 	for pkg := range r.tests {
 		r.flush(pkg)
@@ -188,7 +185,7 @@ func (r *report) end() {
 	}
 }
 
-// reason finds what a test said when it was skipped: the last line that is not go test's.
+// reason finds the reason of a skip: the last line that is not from go test.
 func reason(output string) string {
 	last := "no reason given"
 	for line := range strings.Lines(output) {

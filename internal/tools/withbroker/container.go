@@ -24,8 +24,8 @@ const (
 	containerCheck = 200 * time.Millisecond
 )
 
-// container is a RabbitMQ that Docker runs. It lives as long as something holds its standard input
-// open, so that it ends with this process, however that ends.
+// container is a RabbitMQ that Docker runs. It ends when its standard input is closed, and so also
+// when this process is killed.
 type container struct {
 	name    string
 	address string
