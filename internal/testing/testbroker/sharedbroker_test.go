@@ -64,7 +64,7 @@ func TestShortName(t *testing.T) {
 	assert.Len(t, testbroker.ShortName("Test"+strings.Repeat("x", 300)), 60)
 }
 
-// child runs tests of this binary in a process of their own, without a broker of the outer run.
+// child runs tests of this binary in another process, without the broker of this one.
 func child(t *testing.T, run string, env ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
@@ -92,7 +92,7 @@ func TestWithoutABroker(t *testing.T) {
 			env: nowhere, passes: true,
 			want: []string{
 				"--- SKIP: TestSharedBroker", "needs a broker: set AMQP_URL, or use `make test`",
-				"--- SKIP: TestPrivateNode", "needs a broker of its own, AMQP_URL is not enough",
+				"--- SKIP: TestPrivateNode", "needs a broker to start, AMQP_URL is not enough",
 				"make test BROKER=4.0",
 			},
 		},
@@ -125,7 +125,7 @@ func TestWithoutABroker(t *testing.T) {
 	}
 }
 
-// hold starts a node, says where it is, and waits to be killed.
+// hold starts a node, prints its processes and its folder, and waits to be killed.
 func hold() {
 	n, err := testbroker.Start(context.Background())
 	if err != nil {

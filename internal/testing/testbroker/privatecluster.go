@@ -10,36 +10,30 @@ import (
 	"time"
 )
 
-// clusterLimit bounds the start of a cluster, whose nodes join one after the other.
+// clusterLimit bounds the start of a cluster. Its nodes join one after the other.
 const clusterLimit = 4 * time.Minute
 
-// Cluster is a RabbitMQ cluster on this machine, reachable from it only. Different nodes may be
-// used from different goroutines, one node from one at a time. All errors name the node.
+// Cluster is a RabbitMQ cluster on this machine, reachable from it only. Different goroutines may
+// use different nodes. All errors name the node.
 type Cluster struct {
 	nodes  []*Node
 	close  sync.Once
 	closed error
 }
 
-// PrivateCluster starts a cluster of size nodes for this test alone. It ends with the test, which
-// is skipped when no broker is installed, as with [Private].
+// PrivateCluster starts a cluster of size nodes for this test alone. It ends with the test. The
+// test is skipped when no broker is installed, as with [Private].
 func PrivateCluster(tb testing.TB, size int, opts ...NodeOption) *Cluster {
 	tb.Helper()
 	in := requireInstallation(tb)
 	c, err := startCluster(tb.Context(), in, size, opts)
-	if err != nil {
-		tb.Fatalf("start a cluster: %v", err)
-	}
-	tb.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			tb.Errorf("end the cluster: %v", err)
-		}
-	})
+	must(tb, "start a cluster", err)
+	endsWith(tb, "cluster", c.Close)
 	return c
 }
 
-// StartCluster starts a cluster for a program. The context bounds the start, which takes no more
-// than four minutes in any case; the cluster lives until Close, or until the program ends.
+// StartCluster starts a cluster for a program. The context bounds the start, which takes at most
+// four minutes. The cluster lives until Close, or until the program ends.
 func StartCluster(ctx context.Context, size int, opts ...NodeOption) (*Cluster, error) {
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	if err != nil {
@@ -48,27 +42,18 @@ func StartCluster(ctx context.Context, size int, opts ...NodeOption) (*Cluster, 
 	return startCluster(ctx, in, size, opts)
 }
 
-func startCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster,
-	error) {
-	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
-	defer cancel()
-	var errs []error
-	for range startAttempts {
-		c, err := launchCluster(ctx, in, size, opts)
-		if err == nil {
-			return c, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil || !errors.Is(err, errPort) {
-			break
-		}
-	}
-	return nil, errors.Join(errs...)
+func startCluster(
+	ctx context.Context, in installation, size int, opts []NodeOption,
+) (*Cluster, error) {
+	return onFreePorts(ctx, clusterLimit, func(ctx context.Context) (*Cluster, error) {
+		return launchCluster(ctx, in, size, opts)
+	})
 }
 
-// launchCluster starts the first node, which then is a cluster of one, and joins the others to it.
-func launchCluster(ctx context.Context, in installation, size int, opts []NodeOption) (*Cluster,
-	error) {
+// launchCluster starts the first node, a cluster of one, and joins the others to it.
+func launchCluster(
+	ctx context.Context, in installation, size int, opts []NodeOption,
+) (*Cluster, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("a cluster of %d nodes: want at least 1", size)
 	}
@@ -110,13 +95,13 @@ func (c *Cluster) join(ctx context.Context, opts []NodeOption) error {
 	return n.launched(n.run(ctx))
 }
 
-// Size is the number of nodes.
+// Size returns the number of nodes.
 func (c *Cluster) Size() int { return len(c.nodes) }
 
-// Node is node i, counted from 0.
+// Node returns node i, counted from 0.
 func (c *Cluster) Node(i int) *Node { return c.nodes[i] }
 
-// URLs are those of the nodes, in their order.
+// URLs returns the nodes' addresses, in their order.
 func (c *Cluster) URLs() []string {
 	urls := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
@@ -131,26 +116,25 @@ func (c *Cluster) Kill(i int) error { return c.named(i, "kill", c.nodes[i].kill(
 // Stop ends node i in good order and returns when it is gone.
 func (c *Cluster) Stop(i int) error { return c.named(i, "stop", c.nodes[i].stop()) }
 
-// Start starts node i, stopped or killed, again, and returns when it can be used; in no more than
-// 90 seconds. A node that waits for others to come up, as RabbitMQ does where they were running
-// when it stopped, needs them started meanwhile.
+// Start starts the stopped or killed node i again, and returns when it can be used, within 90
+// seconds. RabbitMQ waits for the nodes that were running when this one stopped: start them
+// meanwhile.
 func (c *Cluster) Start(ctx context.Context, i int) error {
 	return c.named(i, "start", c.nodes[i].start(ctx))
 }
 
 // Freeze halts node i, by SIGSTOP.
 func (c *Cluster) Freeze(i int) error {
-	return c.named(i, "freeze",
-		c.nodes[i].server.signal(freeze))
+	return c.named(i, "freeze", c.nodes[i].server.signal(freeze))
 }
 
-// Thaw lets node i go on. It does nothing to one that is not frozen.
+// Thaw lets node i go on. It does nothing to a node that is not frozen.
 func (c *Cluster) Thaw(i int) error { return c.named(i, "thaw", c.nodes[i].server.signal(thaw)) }
 
-// Running tells whether node i has a process, be it frozen.
+// Running reports whether node i has a process, also a frozen one.
 func (c *Cluster) Running(i int) bool { return !c.nodes[i].server.ended() }
 
-// Alarm raises the memory alarm on node i, or clears it: while it is raised, no node reads from
+// Alarm raises the memory alarm on node i, or clears it. While it is raised, no node reads from
 // connections that publish.
 func (c *Cluster) Alarm(ctx context.Context, i int, raised bool) error {
 	mark := "0.4"

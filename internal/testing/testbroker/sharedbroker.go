@@ -16,9 +16,9 @@ var shared struct {
 	err  error
 }
 
-// URL returns the address of the broker that all tests share: AMQP_URL if it is set, else that of a
-// node that is started once for this test binary. A test must not break it and uses names of its
-// own only, see [Queue]. Without a broker the test is skipped and says what is missing.
+// URL returns the address of the broker that all tests share: AMQP_URL if it is set, else a node
+// that is started once for this test binary. A test must not break it, and uses only names that no
+// other test uses, see [Queue]. Without a broker the test is skipped and names the missing package.
 func URL(tb testing.TB) string {
 	tb.Helper()
 	if os.Getenv("MILLPOND_NO_BROKER") != "" {
@@ -44,7 +44,7 @@ func URL(tb testing.TB) string {
 }
 
 // Main runs the tests of a package, then ends the shared node if there is one, then calls the
-// functions in after, and exits. An error of theirs fails the package:
+// functions in after, and exits. An error of after fails the package:
 //
 //	func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 func Main(m *testing.M, after ...func() error) {
@@ -73,7 +73,7 @@ func closeShared() error {
 	return err
 }
 
-// sharedURL is the shared broker's address if one is in use already.
+// sharedURL returns the shared broker's address if a test has used it.
 func sharedURL() (string, bool) {
 	if url := os.Getenv("AMQP_URL"); url != "" {
 		return url, true
@@ -92,19 +92,19 @@ func RequireNode(tb testing.TB) {
 	requireInstallation(tb)
 }
 
-// requireInstallation finds a broker that tests may start themselves, or ends the test.
+// requireInstallation finds a broker that tests may start, or ends the test.
 func requireInstallation(tb testing.TB) installation {
 	tb.Helper()
 	if os.Getenv("MILLPOND_NO_BROKER") != "" {
-		tb.Skip("needs a broker of its own: MILLPOND_NO_BROKER is set")
+		tb.Skip("needs a broker to start: MILLPOND_NO_BROKER is set")
 	}
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	switch require := os.Getenv("MILLPOND_REQUIRE_BROKER"); {
 	case err == nil:
 	case errors.Is(err, ErrNoBroker) && (require == "" || require == "url"):
-		tb.Skipf("needs a broker of its own, AMQP_URL is not enough: %v", err)
+		tb.Skipf("needs a broker to start, AMQP_URL is not enough: %v", err)
 	default:
-		tb.Fatalf("needs a broker of its own, AMQP_URL is not enough: %v", err)
+		tb.Fatalf("needs a broker to start, AMQP_URL is not enough: %v", err)
 	}
 	return in
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// members is how many of the queue's replicas are online, as one node sees it.
+// members returns the number of the queue's replicas that one node sees online.
 func members(t *testing.T, n *testbroker.Node, queue string) int {
 	t.Helper()
 	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name", "online")) {
@@ -25,8 +25,8 @@ func members(t *testing.T, n *testbroker.Node, queue string) int {
 	return -1
 }
 
-// A cluster of three: a quorum queue has three members, works without one of them, stops without
-// two, and gets them back.
+// Given a cluster of three, then a quorum queue has three members. It works without one of them,
+// stops without two, and gets them back.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	c := testbroker.PrivateCluster(t, 3)

@@ -19,7 +19,7 @@ type link struct {
 
 	mu     sync.Mutex
 	target net.Conn // nil until dialled
-	by     Party    // who has ended the connection; 0 while it lives
+	by     Party    // has ended the connection; 0 while it lives
 }
 
 func newLink(p *Proxy, client net.Conn, number int) *link {
@@ -28,7 +28,7 @@ func newLink(p *Proxy, client net.Conn, number int) *link {
 	return l
 }
 
-// chunk is what was read at once, or one frame of it, to be written when it is due.
+// chunk holds bytes that were read at once, or one frame of them, to be written when it is due.
 type chunk struct {
 	data  []byte
 	due   time.Time
@@ -46,7 +46,7 @@ func (l *link) serve() {
 	var pumps sync.WaitGroup
 	defer pumps.Wait()
 	defer l.cut()
-	frames := new(frameCounter)
+	frames := new(publishCounter)
 	pumps.Go(func() {
 		defer close(chunks)
 		l.read(l.client, chunks, func(p []byte) {
@@ -74,7 +74,7 @@ func (l *link) serve() {
 	l.write(l.target, chunks, true)
 }
 
-// dial connects to the target, at the end of a blackhole or a freeze if there is one.
+// dial connects to the target, after the end of a blackhole or a freeze.
 func (l *link) dial() bool {
 	if !l.untilThawed() {
 		return false
@@ -100,8 +100,8 @@ func (l *link) dial() bool {
 	return true
 }
 
-// read passes on what from sends, or swallows it. It returns when from has ended and that may be
-// known.
+// read passes on the bytes that from sends, or swallows them. It returns when from has ended and
+// the other side may know it.
 func (l *link) read(from net.Conn, to chan<- chunk, seen func([]byte)) {
 	buf := make([]byte, chunkSize)
 	var cut splitter
@@ -138,7 +138,8 @@ func (l *link) pass(c chunk, to chan<- chunk) bool {
 	}
 }
 
-// write writes what is due. At the end of its input, or when to takes no more, the link is over.
+// write writes the chunks that are due. At the end of its input, or when to takes no more, the link
+// is over.
 func (l *link) write(to net.Conn, from <-chan chunk, up bool) {
 	defer l.cut()
 	for c := range from {
@@ -165,7 +166,7 @@ func (l *link) write(to net.Conn, from <-chan chunk, up bool) {
 	}
 }
 
-// untilThawed waits for the end of a freeze; false means that the link is over.
+// untilThawed waits for the end of a freeze. It returns false if the link is over.
 func (l *link) untilThawed() bool {
 	for thawed := l.proxy.frozen(); thawed != nil; thawed = l.proxy.frozen() {
 		if !l.until(thawed) {
@@ -175,7 +176,7 @@ func (l *link) untilThawed() bool {
 	return true
 }
 
-// until waits for ch; false means that the link is over.
+// until waits for ch. It returns false if the link is over.
 func (l *link) until(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
@@ -196,7 +197,7 @@ func (l *link) pause(d time.Duration) bool {
 	}
 }
 
-// party is the side that a connection of the link leads to.
+// party returns the side that a connection of the link leads to.
 func (l *link) party(conn net.Conn) Party {
 	if conn == l.client {
 		return Client
@@ -204,7 +205,7 @@ func (l *link) party(conn net.Conn) Party {
 	return Broker
 }
 
-// blame notes who has ended the link. Only the first call counts.
+// blame notes the party that has ended the link. Only the first call counts.
 func (l *link) blame(by Party) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +214,7 @@ func (l *link) blame(by Party) {
 	}
 }
 
-// endedBy returns who has ended the link, which is the network where neither side has.
+// endedBy returns the party that has ended the link: the network if neither side has.
 func (l *link) endedBy() Party {
 	l.blame(Network)
 	l.mu.Lock()
