@@ -1,5 +1,5 @@
-// Package peer is a scripted AMQP server for tests: it speaks just enough to be published to, and
-// answers a publish as no real broker can be made to. It stores nothing.
+// Package peer is a scripted AMQP server for tests. It speaks just enough AMQP to receive
+// publishes, and answers them as no real broker does on demand. It stores nothing.
 package peer
 
 import (
@@ -24,8 +24,8 @@ type Server struct {
 	wait      sync.WaitGroup
 }
 
-// Start starts a peer on loopback that calls script with every publish, once it
-// has arrived whole, and does nothing else about it. It ends with the test.
+// Start starts a peer on loopback that calls script with every publish, once the publish has
+// arrived whole. Only script answers it. The peer ends with the test.
 func Start(tb testing.TB, script func(*Publish)) *Server {
 	tb.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -38,10 +38,10 @@ func Start(tb testing.TB, script func(*Publish)) *Server {
 	return s
 }
 
-// URL of the peer.
+// URL returns the address of the peer.
 func (s *Server) URL() string { return "amqp://guest:guest@" + s.listener.Addr().String() + "/" }
 
-// Published is how many publishes have arrived whole so far.
+// Published returns the number of publishes that have arrived whole so far.
 func (s *Server) Published() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ type connection struct {
 	open   map[uint16]*Publish // publishes that have not arrived whole
 }
 
-// frameMax is what RabbitMQ offers.
+// frameMax is the value that RabbitMQ offers.
 const frameMax = 131072
 
 func (c *connection) serve() error {
@@ -116,7 +116,7 @@ func (c *connection) serve() error {
 	}
 }
 
-// method answers what a client asks before and after its publishes.
+// method answers the requests of a client before and after its publishes.
 func (c *connection) method(f frame.Frame) {
 	answer := func(m frame.Method, args ...[]byte) { c.send(frame.NewMethod(f.Channel(), m, args...)) }
 	switch f.Method() {

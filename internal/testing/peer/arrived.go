@@ -7,13 +7,12 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/frame"
 )
 
-// Publish is a message that has arrived. Its methods send what they are named
-// after, to the client and on the channel it came from, whether it makes sense
-// or not; they may be called from any goroutine.
+// Publish is a message that has arrived. Its methods send the frame of their name to the client, on
+// the channel of the publish, even if it makes no sense. They may be called from any goroutine.
 type Publish struct {
 	// Number counts the publishes of all clients, 1 for the first.
 	Number int
-	// Channel and Tag are what a confirm of this publish names.
+	// Channel and Tag are named by a confirm of this publish.
 	Channel              uint16
 	Tag                  uint64
 	Exchange, RoutingKey string
@@ -26,8 +25,7 @@ type Publish struct {
 
 // Ack and Nack confirm a tag, or with multiple all up to it.
 func (p *Publish) Ack(tag uint64, multiple bool) {
-	p.confirm(frame.BasicAck, p.Channel, tag,
-		multiple)
+	p.confirm(frame.BasicAck, p.Channel, tag, multiple)
 }
 
 func (p *Publish) Nack(tag uint64, multiple bool) {
@@ -36,8 +34,7 @@ func (p *Publish) Nack(tag uint64, multiple bool) {
 
 // AckOn confirms on another channel.
 func (p *Publish) AckOn(channel uint16, tag uint64) {
-	p.confirm(frame.BasicAck, channel, tag,
-		false)
+	p.confirm(frame.BasicAck, channel, tag, false)
 }
 
 func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple bool) {
@@ -48,7 +45,7 @@ func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple b
 	p.conn.send(frame.NewMethod(channel, m, frame.Long(tag), []byte{flag}))
 }
 
-// Return sends the message back, as unroutable.
+// Return sends the message back as unroutable.
 func (p *Publish) Return() {
 	frames := []frame.Frame{
 		frame.NewMethod(p.Channel, frame.BasicReturn, code(312), frame.Short("NO_ROUTE"),
@@ -61,7 +58,7 @@ func (p *Publish) Return() {
 	p.conn.send(frames...)
 }
 
-// CloseChannel and CloseConnection are the broker's complaints.
+// CloseChannel and CloseConnection send an error of the broker.
 func (p *Publish) CloseChannel(reply uint16, text string) {
 	p.conn.send(frame.NewMethod(p.Channel, frame.ChannelClose, code(reply), frame.Short(text),
 		make([]byte, 4)))
@@ -72,7 +69,7 @@ func (p *Publish) CloseConnection(reply uint16, text string) {
 		make([]byte, 4)))
 }
 
-// Blocked tells the client to publish nothing more, or that it may again.
+// Blocked tells the client to stop publishing, or to go on.
 func (p *Publish) Blocked(blocked bool) {
 	if blocked {
 		p.conn.send(frame.NewMethod(0, frame.ConnectionBlocked, frame.Short("low on memory")))

@@ -13,7 +13,7 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func after(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
 
-// flawless is the history of messages that went as their fates say, while nothing broke.
+// flawless returns the history of messages that followed their fates, while nothing broke.
 func flawless(messages int) History {
 	h := History{Fates: 3}
 	for n := range messages {
@@ -22,8 +22,8 @@ func flawless(messages int) History {
 		for attempt := 1; attempt <= Limit; attempt++ {
 			o := h.Fates.Of(n, attempt)
 			h.Attempts = append(h.Attempts, Attempt{
-				Consumer: "c1", Began: after(at + float64(attempt)), At: after(at +
-					float64(attempt)), N: n, Attempt: attempt, Outcome: o, Nonce: fmt.Sprint(n, "-", attempt),
+				Consumer: "c1", Began: after(at + float64(attempt)), At: after(at + float64(attempt)),
+				N: n, Attempt: attempt, Outcome: o, Nonce: fmt.Sprint(n, "-", attempt),
 			})
 			if o == Handled {
 				break
@@ -39,11 +39,11 @@ func flawless(messages int) History {
 	return h
 }
 
-// find returns a message of which is true.
-func find(t *testing.T, h History, which func(n int) bool) int {
+// find returns the first message that matches.
+func find(t *testing.T, h History, matches func(n int) bool) int {
 	t.Helper()
 	for _, s := range h.Sent {
-		if which(s.N) {
+		if matches(s.N) {
 			return s.N
 		}
 	}
@@ -89,7 +89,7 @@ func TestCheckFindsALostMessage(t *testing.T) {
 
 	h = flawless(500)
 	h.Sent = append(h.Sent, Sent{N: 500, At: start})
-	assert.Equal(t, []int{500}, Check(h).Lost, "never seen by anyone")
+	assert.Equal(t, []int{500}, Check(h).Lost, "no handler has seen it")
 	assert.Error(t, Check(History{}).Err(), "an empty run proves nothing")
 }
 
@@ -160,7 +160,7 @@ func TestCheckMeasuresLateness(t *testing.T) {
 		}
 	}
 	r := Check(h)
-	assert.Equal(t, time.Minute, r.Latest, "a second was the delay, and what it took")
+	assert.Equal(t, time.Minute, r.Latest, "the delay of a second is not part of it")
 	assert.Equal(t, fmt.Sprintf("message %d: attempt 2", n), r.LatestRetry)
 }
 

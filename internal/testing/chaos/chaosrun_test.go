@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-// smoke is a run of seconds on a single node, whose seed kills the node, a consumer and all
+// smoke is a run of seconds on a single node. Its seed kills the node, a consumer and all
 // connections. Late confirms take longer: TestNoMessageIsHandledAgainForALateConfirm has them.
 func smoke(t *testing.T, bug chaos.Bug) chaos.Run {
 	t.Helper()
@@ -53,8 +53,8 @@ func TestNothingIsLostInAFewSecondsOfChaos(t *testing.T) {
 	assert.Empty(t, r.Kept)
 }
 
-// The checker finds a consumer that acks too early. `make chaos-bugs` shows the other mistakes,
-// which take minutes.
+// Given a consumer that acks too early, then the checker finds the lost messages. `make chaos-bugs`
+// shows the other mistakes, which take minutes.
 func TestAnEarlyAckIsFound(t *testing.T) {
 	t.Parallel()
 	r := smoke(t, chaos.AckEarly)
@@ -63,8 +63,8 @@ func TestAnEarlyAckIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// calm is a run on a single node, in which nothing breaks but what the schedule has. The confirm
-// timeout is short, so that a confirm is late soon.
+// calm is a run on a single node with the faults of the schedule only. The confirm timeout is
+// short, so that a confirm is late soon.
 func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
 	t.Helper()
 	testbroker.RequireNode(t)
@@ -77,7 +77,7 @@ func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
 	return r
 }
 
-// The checker counts copies: a second one, both confirmed, has no fault that explains it.
+// Given a consumer that publishes a second copy, both confirmed, then no fault explains it.
 func TestASecondCopyIsFound(t *testing.T) {
 	t.Parallel()
 	r := calm(t, chaos.PublishTwice, chaos.Schedule{})
@@ -88,8 +88,8 @@ func TestASecondCopyIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// Confirms come seconds after the confirm timeout, the connections live: no message has a second
-// copy.
+// Given confirms that come seconds after the confirm timeout on connections that live, then no
+// message has a second copy.
 func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
 	t.Parallel()
 	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{At: 0, Kind: chaos.DelayConfirms,

@@ -18,10 +18,10 @@ type Attempt struct {
 	Outcome     Outcome
 	Redelivered bool   // the broker says so
 	Aside       bool   // the copy was set aside, which counts no attempt
-	Nonce       string // of the publish that this copy comes from; empty for the producer's
+	Nonce       string // of the publish that made this copy; empty for the producer's
 }
 
-// line is what a consumer writes down before it answers.
+// line is the line that a consumer logs before it answers.
 func (a Attempt) line() string {
 	nonce := a.Nonce
 	if nonce == "" {
@@ -54,7 +54,7 @@ func parseLine(line string) (Attempt, error) {
 	return a, nil
 }
 
-// tail reads what is appended to a file. A line that is not complete is left for the next time.
+// tail reads the lines that are appended to a file. It leaves an incomplete line for the next time.
 type tail struct {
 	consumer string
 	name     string

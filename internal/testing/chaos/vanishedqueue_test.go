@@ -25,7 +25,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// fate is what becomes of messages whose queue has vanished when their wait is over.
+// fate is the fate of messages whose queue has vanished when their wait is over.
 type fate string
 
 const (
@@ -34,22 +34,18 @@ const (
 	gone     fate = "lost" // the guarantee of classic queues ends here (F5)
 )
 
-// blocked are the strategies and what they promise (T8).
+// blocked are the strategies and their promises (T8).
 var blocked = map[string]struct {
-	strategy func(prefix string) topology.Strategy
+	strategy topology.Strategy
 	fate     fate
 }{
-	"perqueue":         {func(string) topology.Strategy { return topology.PerQueue{} }, held},
-	"perqueue classic": {func(string) topology.Strategy { return topology.PerQueue{Type: topology.Classic} }, gone},
-	"shared": {func(p string) topology.Strategy { return topology.Shared{Prefix: p} },
-		stranded},
-	"levels": {func(p string) topology.Strategy {
-		return topology.Levels{Prefix: p, Resolution: time.Second, Max: time.Minute}
+	"perqueue":         {topology.PerQueue{}, held},
+	"perqueue classic": {topology.PerQueue{Type: topology.Classic}, gone},
+	"shared":           {topology.Shared{Prefix: "shared"}, stranded},
+	"levels": {topology.Levels{
+		Prefix: "levels", Resolution: time.Second, Max: time.Minute,
 	}, stranded},
-	"shared classic": {func(p string) topology.Strategy {
-		return topology.Shared{Prefix: p,
-			Type: topology.Classic}
-	}, stranded},
+	"shared classic": {topology.Shared{Prefix: "shared-classic", Type: topology.Classic}, stranded},
 }
 
 const (
@@ -60,9 +56,9 @@ const (
 	patience     = 90 * time.Second
 )
 
-// A queue is deleted on the cluster while its messages wait: those of other queues come back on
-// time, whatever becomes of its own. Those that are held survive the death of a node, and arrive
-// when their queue is back (T8).
+// Given a queue that is deleted on the cluster while its messages wait, then the messages of other
+// queues come back on time. Held messages survive the death of a node, and arrive when their queue
+// is declared again (T8).
 func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	t.Parallel()
 	c := testbroker.PrivateCluster(t, 3, testbroker.WithAdvancedConfig(
@@ -74,7 +70,7 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				prefix := strings.ReplaceAll(name, " ", "-")
-				plan := vanish(t, c, b.strategy(prefix), prefix)
+				plan := vanish(t, c, b.strategy, prefix)
 				waits := waitQueue(t, plan)
 				switch b.fate {
 				case held:
@@ -103,7 +99,7 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	url := c.Node(1).URL()
 	for queue, waits := range heldFor {
 		declareQuorum(t, url, queue)
-		testbroker.WaitFor(t, "what was held", patience,
+		testbroker.WaitFor(t, "the held messages", patience,
 			func() bool { return testbroker.Depth(t, url, queue) >= vanished })
 		testbroker.WaitFor(t, "the wait queue to be empty", patience,
 			func() bool { return messages(t, c.Node(1), waits) == 0 })
@@ -124,7 +120,7 @@ func waitQueue(t *testing.T, plan topology.Plan) string {
 }
 
 // vanish lets messages of two queues wait, deletes one of the queues meanwhile, and returns when
-// all of the other are back.
+// all messages of the other queue are back.
 func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy,
 	prefix string) topology.Plan {
 	t.Helper()
@@ -154,7 +150,7 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy,
 	})
 	defer stop()
 	fill(t, urls[2], well, healthy)
-	testbroker.WaitFor(t, "those of the other queue to be back", patience,
+	testbroker.WaitFor(t, "the messages of the other queue to be back", patience,
 		func() bool { return back.Load() >= healthy })
 	plan, err := strategy.Plan(lost, []time.Duration{blockedDelay})
 	require.NoError(t, err)
@@ -223,7 +219,7 @@ func declareQuorum(t *testing.T, url, queue string) {
 	require.NoError(t, err)
 }
 
-// messages is how many messages a queue has, also those that are held for dead-lettering.
+// messages returns the number of messages of a queue, held ones included.
 func messages(t *testing.T, n *testbroker.Node, queue string) int {
 	t.Helper()
 	for line := range strings.Lines(n.Ctl(t, "list_queues", "--no-table-headers", "name",
@@ -237,7 +233,7 @@ func messages(t *testing.T, n *testbroker.Node, queue string) int {
 	return -1
 }
 
-// distinct takes all messages of a queue and returns how many different ones there were.
+// distinct takes all messages of a queue and returns the number of different ones.
 func distinct(t *testing.T, url, queue string) int {
 	t.Helper()
 	ch := testbroker.Channel(t, url)

@@ -1,23 +1,23 @@
 package chaos
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
 // Struck is a fault that has happened.
 type Struck struct {
 	Fault      Fault
-	What       string // what it hit
+	What       string // its target
 	Begun, End time.Time
-	Err        error // why it could not be done
+	Err        error // set if it could not be done
 }
 
-// History is all that was seen of a run.
+// History has all observations of a run.
 type History struct {
 	Fates    Fates
 	Sent     []Sent
@@ -25,47 +25,48 @@ type History struct {
 	Letters  []Letter
 	Faults   []Struck
 	Losses   []Loss
-	Timer    time.Duration // after how long the broker sends again what it could not dead-letter
+	Timer    time.Duration // the broker's dead-letter timer
 	Broken   []string      // dead letters that could not be understood
 }
 
-// Report is what became of the messages.
+// Report has the fates of the messages, and the mistakes.
 type Report struct {
 	Messages, Handled, Dead int
 	// Lost are confirmed and neither handled nor dead letters.
 	Lost []int
 
-	// Again is how many extra runs and dead letters there were, by why, and Unexplained says which of
-	// them no fault explains.
+	// Again counts extra runs and dead letters by their reason. Unexplained lists the ones that no
+	// fault explains.
 	Again       map[string]Count
 	Unexplained []string
 	unexplained []int // the messages
-	// HandledAgain and DeadAgain are how many times a message ended once more; Both ended both ways.
+	// HandledAgain and DeadAgain count the times that a message ended again. Both counts messages that
+	// ended both ways.
 	HandledAgain, DeadAgain, Both int
 
-	// Beyond are attempts past the limit, and Skipped attempts that no handler was called for:
+	// Beyond are attempts past the limit, and Skipped are attempts without a call of a handler:
 	// "message 7: attempt 6".
 	Beyond, Skipped []string
-	// Misplaced are dead letters that should not be, by their reason, but for crash_loop, which
-	// frequent kills may cause.
+	// Misplaced are wrong dead letters, by their reason. crash_loop is not among them, because
+	// frequent kills may cause it.
 	Misplaced  []string
 	CrashLoops int
 	Broken     []string
 
-	// Faults are those that struck, by kind; Failed those that could not be done.
+	// Faults counts the faults that struck, by kind. Failed lists the faults that could not be done.
 	Faults map[Kind]int
 	Failed []string
-	// Recovery is the longest time from the end of a fault until a message published after it was
-	// handled.
+	// Recovery is the longest time from the end of a fault until a message that was published after it
+	// was handled.
 	Recovery      time.Duration
 	RecoveredFrom Fault
-	// Latest is how much longer than its delay a retry took at the most, and LatestRetry which that
-	// was.
+	// Latest is the longest time by which a retry was later than its delay, and LatestRetry is that
+	// retry.
 	Latest      time.Duration
 	LatestRetry string
 }
 
-// Check compares what was confirmed with what was seen.
+// Check compares the confirmed messages with the observations.
 func Check(h History) Report {
 	r := Report{Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{},
 		Broken: h.Broken}
@@ -109,7 +110,7 @@ func isHandled(attempts []Attempt) bool {
 	return slices.ContainsFunc(attempts, func(a Attempt) bool { return a.Outcome == Handled })
 }
 
-// attempts looks for attempts that should not be, and returns them by their number.
+// attempts looks for wrong attempts, and returns all attempts by their number.
 func (r *Report) attempts(n int, all []Attempt) map[int][]Attempt {
 	slices.SortStableFunc(all, func(a, b Attempt) int { return a.At.Compare(b.At) })
 	byNumber := map[int][]Attempt{}
@@ -174,8 +175,7 @@ func (r *Report) recovery(h History, attempts map[int][]Attempt) {
 		}
 	}
 	slices.SortFunc(ends, func(a, b end) int {
-		return cmp.Compare(a.handled.UnixNano(),
-			b.handled.UnixNano())
+		return a.handled.Compare(b.handled)
 	})
 	for _, f := range h.Faults {
 		for _, e := range ends {
@@ -189,7 +189,7 @@ func (r *Report) recovery(h History, attempts map[int][]Attempt) {
 	}
 }
 
-// Duplicates is how many attempts and dead letters were made again.
+// Duplicates returns the number of extra runs and dead letters.
 func (r Report) Duplicates() Count {
 	var total Count
 	for _, c := range r.Again {
@@ -199,12 +199,12 @@ func (r Report) Duplicates() Count {
 	return total
 }
 
-// Err is nil if all is as promised; otherwise it says what is not.
+// Err returns nil if all is as promised. Otherwise it lists the broken promises.
 func (r Report) Err() error {
 	var problems []error
-	add := func(what string, which []string) {
-		if len(which) > 0 {
-			problems = append(problems, fmt.Errorf("%d %s: %s", len(which), what, some(which)))
+	add := func(problem string, of []string) {
+		if len(of) > 0 {
+			problems = append(problems, fmt.Errorf("%d %s: %s", len(of), problem, some(of)))
 		}
 	}
 	if r.Messages == 0 {
@@ -224,18 +224,70 @@ func (r Report) Err() error {
 	return errors.Join(problems...)
 }
 
-// some shows the first few.
+// some joins the first few.
 func some(all []string) string {
 	const shown = 10
-	text := ""
-	for i, one := range all {
-		if i == shown {
-			return text + ", …"
-		}
-		if i > 0 {
-			text += ", "
-		}
-		text += one
+	if len(all) > shown {
+		all = append(slices.Clone(all[:shown]), "…")
 	}
-	return text
+	return strings.Join(all, ", ")
+}
+
+// String returns the report as text, one subject a line.
+func (r Report) String() string {
+	var b strings.Builder
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-12s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("messages", "%d confirmed, %d handled, %d dead letters", r.Messages, r.Handled, r.Dead)
+	row("lost", "%d", len(r.Lost))
+	again := r.Duplicates()
+	row("made again",
+		"%d explained, %d unexplained; %d messages handled again, %d dead-lettered again, %d both",
+		again.Explained, again.Unexplained, r.HandledAgain, r.DeadAgain, r.Both)
+	for _, why := range slices.Sorted(maps.Keys(r.Again)) {
+		row("", "%s: %d explained, %d unexplained", why, r.Again[why].Explained, r.Again[why].Unexplained)
+	}
+	row("attempts", "%d beyond the limit, %d counted without a call", len(r.Beyond), len(r.Skipped))
+	row("misplaced", "%d dead letters, and %d by the crash guard", len(r.Misplaced), r.CrashLoops)
+	total := 0
+	for _, times := range r.Faults {
+		total += times
+	}
+	row("faults", "%d%s", total, byName(r.Faults))
+	for _, f := range r.Failed {
+		row("", "not done: %s", f)
+	}
+	if r.Recovery > 0 {
+		row("recovery", "%s at the longest, after %s", r.Recovery.Round(time.Millisecond),
+			r.RecoveredFrom)
+	}
+	if r.Latest > 0 {
+		row("lateness", "%s more than its delay at the most (%s)", r.Latest.Round(time.Millisecond),
+			r.LatestRetry)
+	}
+	return b.String()
+}
+
+// byName lists counts: " (a 1, b 2)".
+func byName[K ~string](counts map[K]int) string {
+	if len(counts) == 0 {
+		return ""
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
+}
+
+// Row returns the report as a row of the table in docs/chaos.md.
+func (r Report) Row(seed uint64, strategy, version string, minutes float64) string {
+	kills, again := r.Faults[KillNode]+2*r.Faults[KillMajority], r.Duplicates()
+	return fmt.Sprintf("| %s | %d | `%s` | %.1f | %d | %d | %d | %d | %d |"+
+		" %d | %d | %d | %d | %d | %.0f s | %.0f s |",
+		version, seed, strategy, minutes, r.Messages, kills, r.Faults[FreezeNode], r.Faults[Minority],
+		r.Faults[DelayConfirms],
+		r.Faults[KillConsumer], len(r.Lost), again.Explained, again.Unexplained,
+		len(r.Beyond)+len(r.Skipped), r.Recovery.Seconds(), r.Latest.Seconds())
 }

@@ -13,7 +13,9 @@ import (
 func TestFrameIsReadAsItWasMade(t *testing.T) {
 	t.Parallel()
 	made := frame.NewMethod(7, frame.BasicAck, frame.Long(3), []byte{1})
-	assert.Equal(t, frame.Frame("\x01\x00\x07\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x00\x03\x01\xce"), made)
+	want := frame.Frame("\x01\x00\x07\x00\x00\x00\x0d\x00\x3c\x00\x50" +
+		"\x00\x00\x00\x00\x00\x00\x00\x03\x01\xce")
+	assert.Equal(t, want, made)
 	read, err := frame.Read(bytes.NewReader(made))
 	require.NoError(t, err)
 	assert.Equal(t, made, read)
@@ -26,7 +28,7 @@ func TestFrameIsReadAsItWasMade(t *testing.T) {
 	assert.Error(t, err, "cut short")
 }
 
-func TestWhatIsNoMethodHasNone(t *testing.T) {
+func TestOtherFramesHaveNoMethod(t *testing.T) {
 	t.Parallel()
 	for kind, name := range map[byte]string{
 		frame.KindHeader: "header", frame.KindBody: "body", frame.KindHeartbeat: "heartbeat",
@@ -42,8 +44,8 @@ func TestWhatIsNoMethodHasNone(t *testing.T) {
 
 func TestNextTakesWholeFramesOnly(t *testing.T) {
 	t.Parallel()
-	first, second := frame.New(frame.KindBody, 1, []byte("first")), frame.New(frame.KindHeartbeat, 0,
-		nil)
+	first := frame.New(frame.KindBody, 1, []byte("first"))
+	second := frame.New(frame.KindHeartbeat, 0, nil)
 	stream := append(append([]byte("AMQP\x00\x00\x09\x01"), first...), second...)
 	for cut := range len(stream) + 1 {
 		var whole [][]byte

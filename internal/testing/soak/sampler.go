@@ -35,7 +35,7 @@ func newSampler(node *testbroker.Node, l *load) *sampler {
 		{name: "channels", abs: 2},
 		{name: "queues", abs: 0.5},
 		{name: "messages", abs: 500, rel: 0.5}, // in all queues
-		// The log of quorum queues stays in memory until it is rolled over, minutes apart: a saw.
+		// The log of quorum queues stays in memory until it is rolled over after minutes: a saw.
 		{name: "broker", unit: "MiB", abs: 160, rel: 0.25},
 		{name: "p50", unit: "ms", abs: 50, rel: 0.5},
 		{name: "p99", unit: "ms", abs: 250, rel: 1},
@@ -51,7 +51,7 @@ func (s *sampler) header() string {
 	return line
 }
 
-// run measures every now and then until the time is over.
+// run measures once in each interval until the time is over.
 func (s *sampler) run(ctx context.Context, c config) error {
 	fmt.Fprintln(c.out, s.header())
 	ticker := time.NewTicker(c.every)
@@ -135,7 +135,7 @@ func (s *sampler) ctl(ctx context.Context, list, column string) ([]string, error
 	return strings.Fields(out), err
 }
 
-// verdict names what grows.
+// verdict returns the growth of every series that grows.
 func (s *sampler) verdict() []string {
 	var problems []string
 	for _, r := range s.rows {
@@ -146,8 +146,7 @@ func (s *sampler) verdict() []string {
 	return problems
 }
 
-// residentSize is how much memory this process has of the machine's, in bytes; 0 where there is no
-// /proc.
+// residentSize returns the memory of this process in bytes, and 0 without /proc.
 func residentSize() (float64, error) {
 	status, err := os.ReadFile("/proc/self/statm")
 	if os.IsNotExist(err) {
