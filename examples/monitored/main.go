@@ -64,7 +64,7 @@ func parse(args []string, stderr io.Writer) (config, error) {
 		flags.PrintDefaults()
 	}
 	var cfg config
-	// Defaults are not shown where they may hold a password.
+	// Defaults that may hold a password are not shown.
 	flags.StringVar(&cfg.url, "url", "",
 		"`URL` of the broker (default AMQP_URL, else "+program.DefaultURL+")")
 	flags.StringVar(&cfg.management, "management", "",

@@ -69,7 +69,7 @@ func (s *signals) publish(ctx context.Context, queue amqp.Config, cfg config) (e
 	}
 }
 
-// receive is the receiver. It answers by the story.
+// receive answers a webhook by its story.
 func receive(w http.ResponseWriter, req *http.Request) {
 	attempt, _ := strconv.Atoi(req.Header.Get(webhook.AttemptHeader))
 	switch story := strings.TrimPrefix(req.URL.Path, "/"); {

@@ -132,7 +132,7 @@ func route(ctx context.Context, add func(*message.Router)) (stop func() error, e
 	return func() error { return errors.Join(router.Close(), <-ended) }, nil
 }
 
-// serveRaw is written by hand on amqp091-go and loses messages only with a connection: one channel
+// serveRaw uses amqp091-go by hand and loses messages only with a connection: one channel
 // for all, mandatory, a confirm before the ack.
 func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	wait := w.queue + ".raw.wait"

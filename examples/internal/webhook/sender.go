@@ -55,7 +55,7 @@ func NewSender(idle int) *Sender {
 // Close ends the connections that are idle.
 func (s *Sender) Close() { s.client.CloseIdleConnections() }
 
-// Deliver is the handler. Its error has the receiver's answer.
+// Deliver handles a message. Its error has the receiver's answer.
 func (s *Sender) Deliver(msg *message.Message) error {
 	var d Delivery
 	if err := json.Unmarshal(msg.Payload, &d); err != nil {

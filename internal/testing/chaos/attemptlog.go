@@ -21,7 +21,7 @@ type Attempt struct {
 	Nonce       string // of the publish that made this copy; empty for the producer's
 }
 
-// line is the line that a consumer logs before it answers.
+// line returns the line that a consumer logs before it answers.
 func (a Attempt) line() string {
 	nonce := a.Nonce
 	if nonce == "" {

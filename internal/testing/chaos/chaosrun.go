@@ -25,7 +25,7 @@ const DeadLetterTimer = 180 * time.Second
 // these meet depends on the machine's load.
 type Config struct {
 	Seed      uint64
-	Faults    time.Duration // for how long things break
+	Faults    time.Duration // length of the faults
 	Nodes     int
 	Consumers int
 	Rate      int // messages a second

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-// smoke is a run of seconds on a single node. Its seed kills the node, a consumer and all
+// smoke runs for seconds on a single node. Its seed kills the node, a consumer and all
 // connections. Late confirms take longer: TestNoMessageIsHandledAgainForALateConfirm has them.
 func smoke(t *testing.T, bug chaos.Bug) chaos.Run {
 	t.Helper()
@@ -63,7 +63,7 @@ func TestAnEarlyAckIsFound(t *testing.T) {
 	require.NoError(t, os.RemoveAll(r.Kept))
 }
 
-// calm is a run on a single node with the faults of the schedule only. The confirm timeout is
+// calm runs on a single node with the faults of the schedule only. The confirm timeout is
 // short, so that a confirm is late soon.
 func calm(t *testing.T, bug chaos.Bug, schedule chaos.Schedule) chaos.Run {
 	t.Helper()

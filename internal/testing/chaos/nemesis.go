@@ -326,7 +326,7 @@ func (n *nemesis) admin(f func(*amqp.Channel) error) error {
 // operator would.
 func (n *nemesis) heal(ctx context.Context) error {
 	for i := range n.cluster.Size() {
-		_ = n.cluster.Thaw(i) // fails where it is down
+		_ = n.cluster.Thaw(i) // fails if it is down
 		n.fronts[i].both(func(p *testbroker.Proxy) {
 			p.Blackhole(false)
 			p.HoldConfirms(false)

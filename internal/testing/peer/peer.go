@@ -178,11 +178,10 @@ func (c *connection) send(frames ...frame.Frame) {
 	}
 }
 
-// table is an empty table.
+// table returns an empty table.
 func table() []byte { return make([]byte, 4) }
 
-// long is a long string.
+// long returns a long string.
 func long(s string) []byte {
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))),
-		s...)
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...)
 }

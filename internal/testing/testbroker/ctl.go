@@ -24,12 +24,12 @@ func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	return out
 }
 
-// RunCtl is Ctl for a program. It takes a minute at most.
+// RunCtl runs rabbitmqctl for a program. It takes a minute at most.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 	return n.RunTool(ctx, "rabbitmqctl", args...)
 }
 
-// RunTool is RunCtl for another tool that RabbitMQ brings, rabbitmq-queues for example.
+// RunTool runs another tool of RabbitMQ, rabbitmq-queues for example.
 func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string, error) {
 	path := filepath.Join(filepath.Dir(n.layout.in.ctl), tool)
 	full := n.layout.in.command(append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)

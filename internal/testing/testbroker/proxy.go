@@ -45,7 +45,7 @@ func NewProxy(tb testing.TB, targetURL string) *Proxy {
 	return p
 }
 
-// OpenProxy is NewProxy for a program. Call Close at the end.
+// OpenProxy starts a proxy for a program. Call Close at the end.
 func OpenProxy(targetURL string) (*Proxy, error) {
 	target, err := url.Parse(targetURL)
 	if err != nil {

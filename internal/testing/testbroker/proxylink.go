@@ -222,7 +222,7 @@ func (l *link) endedBy() Party {
 	return l.by
 }
 
-// cutBy is cut, with the blame on by.
+// cutBy cuts the link and blames by.
 func (l *link) cutBy(by Party) {
 	l.blame(by)
 	l.cut()

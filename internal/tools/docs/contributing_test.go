@@ -19,7 +19,7 @@ var (
 )
 
 // Given the files that CONTRIBUTING.md adds to packages of the library, then they compile there and
-// their tests pass. They are laid over the checkout, which stays as it is.
+// their tests pass. They are laid over the checkout, which does not change.
 func TestContributingShowsFilesThatPass(t *testing.T) {
 	t.Parallel()
 	base, err := filepath.Abs(root)

@@ -26,7 +26,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// documents are the Markdown files of the repository.
+// documents returns the Markdown files of the repository.
 func documents(t *testing.T) []string {
 	t.Helper()
 	var found []string
@@ -70,7 +70,7 @@ func blocks(text string) []block {
 	return found
 }
 
-// compiledLines are the lines of files that compile: snippets, Examples and programs.
+// compiledLines returns the lines of files that compile: snippets, Examples and programs.
 func compiledLines(t *testing.T) map[string]bool {
 	t.Helper()
 	lines := map[string]bool{"": true}

@@ -87,7 +87,7 @@ func logCall(t *testing.T, path string, call *ast.CallExpr) (level, text string)
 	return level, text
 }
 
-// name is the last identifier of an expression.
+// name returns the last identifier of an expression.
 func name(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:
