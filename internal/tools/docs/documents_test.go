@@ -12,10 +12,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
+
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
 
 const root = "../../../"
 
