@@ -70,8 +70,9 @@ func start(t *testing.T, url string, args ...string) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
 	go func() {
-		code <- run(ctx, append([]string{"--url", url, "--queue", r.queue, "--listen", "127.0.0.1:0",
-			"--pace", "50ms"}, args...), &r.stdout, &r.stderr)
+		code <- run(ctx, append([]string{
+			"--url", url, "--queue", r.queue, "--listen", "127.0.0.1:0", "--pace", "50ms",
+		}, args...), &r.stdout, &r.stderr)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
@@ -91,8 +92,9 @@ func start(t *testing.T, url string, args ...string) *running {
 
 func get(t *testing.T, address string) string {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true},
-		Timeout: 30 * time.Second}
+	client := &http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second,
+	}
 	resp, err := client.Get(address)
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
@@ -127,8 +129,10 @@ func TestServiceIsSeen(t *testing.T) {
 	for _, line := range r.stderr.lines(t) {
 		messages[line["msg"]] = true
 		if line["msg"] == "Message will be retried" {
-			for _, key := range []string{"message_id", "message_uuid", "correlation_id", "attempt",
-				"handler", "queue", "topic", "class", "delay", "error"} {
+			for _, key := range []string{
+				"message_id", "message_uuid", "correlation_id", "attempt",
+				"handler", "queue", "topic", "class", "delay", "error",
+			} {
 				require.Contains(t, line, key)
 			}
 		}
@@ -157,10 +161,15 @@ func TestArguments(t *testing.T) {
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no pace":      {[]string{"--pace", "0s"}, 2, "--pace 0s is not positive"},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"no broker": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
-			"connect to RabbitMQ at 127.0.0.1:1"},
-		"no such API": {[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"},
-			1, "WithManagement: "},
+		"no broker": {
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
+			1,
+			"connect to RabbitMQ at 127.0.0.1:1",
+		},
+		"no such API": {
+			[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"},
+			1, "WithManagement: ",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -42,8 +42,10 @@ func installed(t *testing.T, name string) string {
 func TestAlertRules(t *testing.T) {
 	t.Parallel()
 	promtool := installed(t, "promtool")
-	for _, args := range [][]string{{"check", "rules", "alerts.yml"},
-		{"test", "rules", "alerts_test.yml"}} {
+	for _, args := range [][]string{
+		{"check", "rules", "alerts.yml"},
+		{"test", "rules", "alerts_test.yml"},
+	} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Dir = monitoring
 		out, err := cmd.CombinedOutput()

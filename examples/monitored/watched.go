@@ -65,8 +65,9 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	}
 	defer func() { err = errors.Join(err, s.provider.Shutdown(context.WithoutCancel(ctx))) }()
 
-	options := []topology.Option{topology.WithLogger(s.logger),
-		topology.WithObserver(s.metrics, s.tracing)}
+	options := []topology.Option{
+		topology.WithLogger(s.logger), topology.WithObserver(s.metrics, s.tracing),
+	}
 	if cfg.management != "" {
 		options = append(options, topology.WithManagement(cfg.management))
 	}
@@ -100,7 +101,8 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 
 // route makes the router with its consumer, and registers the metrics.
 func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string,
-	sender *webhook.Sender) (*message.Router, error) {
+	sender *webhook.Sender,
+) (*message.Router, error) {
 	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
 		middleware.WithObserver(s.metrics, s.tracing))
 	if err != nil {
@@ -157,8 +159,9 @@ func (s *signals) listen(address string, client *topology.Client) (*http.Server,
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
-	server := &http.Server{Addr: listener.Addr().String(), Handler: mux,
-		ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{
+		Addr: listener.Addr().String(), Handler: mux, ReadHeaderTimeout: 5 * time.Second,
+	}
 	go func() { _ = server.Serve(listener) }() // ends with Close
 	return server, nil
 }

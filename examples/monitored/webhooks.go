@@ -44,8 +44,9 @@ func (s *signals) publish(ctx context.Context, queue amqp.Config, cfg config) (e
 	defer pace.Stop()
 	for n := 0; ; n++ {
 		id, story := fmt.Sprintf("webhook-%d", n), stories[n%len(stories)]
-		body, err := json.Marshal(webhook.Delivery{ID: id, URL: receiver.URL + "/" + story,
-			Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{
+			ID: id, URL: receiver.URL + "/" + story, Event: "order.paid",
+		})
 		if err != nil {
 			return err
 		}

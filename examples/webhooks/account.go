@@ -183,8 +183,9 @@ func (l *ledger) report() report {
 
 // sum makes the report. l.mu must be locked.
 func (l *ledger) sum() report {
-	r := report{delivered: map[int]int{}, dead: map[fate]int{}, requests: l.requests,
-		late: slices.Clone(l.late)}
+	r := report{
+		delivered: map[int]int{}, dead: map[fate]int{}, requests: l.requests, late: slices.Clone(l.late),
+	}
 	slices.Sort(r.late)
 	for _, e := range l.entries {
 		switch {

@@ -60,19 +60,26 @@ func TestProgressFitsTerminal(t *testing.T) {
 
 func TestLedgerLines(t *testing.T) {
 	t.Parallel()
-	l := newLedger([]planned{{id: "tea", script: script{hangs,
-		{status: 429, after: time.Second, date: true}, accepted}}})
+	l := newLedger([]planned{{id: "tea", script: script{
+		hangs, {status: 429, after: time.Second, date: true}, accepted,
+	}}})
 	// The first attempt was sent a little before it arrived. It lasts until the sender gives up.
 	for i, test := range []struct {
 		sent, at time.Time
 		line     string
 	}{
-		{noon, noon.Add(100 * time.Millisecond),
-			"tea                1  no answer                -         -\n"},
-		{noon, noon.Add(2252 * time.Millisecond),
-			"tea                2  429 in 1s (date)     250ms     252ms\n"},
-		{noon, noon.Add(3255 * time.Millisecond),
-			"tea                3  200                     1s    1.003s\n"},
+		{
+			noon, noon.Add(100 * time.Millisecond),
+			"tea                1  no answer                -         -\n",
+		},
+		{
+			noon, noon.Add(2252 * time.Millisecond),
+			"tea                2  429 in 1s (date)     250ms     252ms\n",
+		},
+		{
+			noon, noon.Add(3255 * time.Millisecond),
+			"tea                3  200                     1s    1.003s\n",
+		},
 	} {
 		a, line := l.request("tea", i+1, test.sent, test.at)
 		require.Equal(t, test.line, line)
@@ -99,20 +106,21 @@ func TestLedgerFindsFaults(t *testing.T) {
 		"early by a little": {func(l *ledger) { settle(l, half-5*time.Millisecond) }, nil, good},
 		"too early": {
 			func(l *ledger) { settle(l, half-6*time.Millisecond) },
-			[]string{"tea: attempt 2 came after 494ms, asked for were 500ms"}, good,
+			[]string{"tea: attempt 2 came after 494ms, asked for were 500ms"},
+			good,
 		},
 		"delivered twice": {
 			func(l *ledger) { settle(l, half); l.request("tea", 2, noon, noon.Add(time.Hour)) },
 			[]string{
-				"tea: request 3 is called attempt 2",
-				"tea: delivered 2 times, dead-lettered 0 times",
-				"tea: 3 attempts, expected 2",
-				"the table has 1 delivered, the receiver answered 2xx 2 times",
-			}, good,
+				"tea: request 3 is called attempt 2", "tea: delivered 2 times, dead-lettered 0 times",
+				"tea: 3 attempts, expected 2", "the table has 1 delivered, the receiver answered 2xx 2 times",
+			},
+			good,
 		},
 		"delivered and not acked": {
 			func(l *ledger) { settle(l, half); l.foundIn("q", "tea"); l.foundIn("q", "tea") },
-			[]string{"tea: decided, and still in q"}, good,
+			[]string{"tea: decided, and still in q"},
+			good,
 		},
 		"delivered and dead-lettered": {
 			func(l *ledger) { settle(l, half); l.deadLetter("tea", "exhausted", "2") },
@@ -120,7 +128,8 @@ func TestLedgerFindsFaults(t *testing.T) {
 				"tea: delivered 1 times, dead-lettered 1 times",
 				`tea: dead-lettered as "exhausted" after 2 failures, expected "" after 2`,
 				"the table has 1 dead-lettered, the dead-letter queue has 2",
-			}, good,
+			},
+			good,
 		},
 		"dead-lettered for another reason": {
 			func(l *ledger) {
@@ -137,16 +146,21 @@ func TestLedgerFindsFaults(t *testing.T) {
 					l.request("soup", i+1, noon, noon.Add(time.Duration(i)*time.Hour))
 				}
 			},
-			[]string{"soup: 6 attempts, expected 1"}, "published 2  delivered 0  dead-lettered 1  lost 1",
+			[]string{"soup: 6 attempts, expected 1"},
+			"published 2  delivered 0  dead-lettered 1  lost 1",
 		},
 		"somebody else's": {
 			func(l *ledger) { settle(l, half); l.foundIn("q", "salad"); l.request("salad", 1, noon, noon) },
-			[]string{`"salad" is no delivery of this demo`, `"salad" is no delivery of this demo`}, good,
+			[]string{`"salad" is no delivery of this demo`, `"salad" is no delivery of this demo`},
+			good,
 		},
 		"a dead letter of somebody else": {
 			func(l *ledger) { settle(l, half); l.deadLetter("salad", "permanent", "1") },
-			[]string{`"salad" is no delivery of this demo`,
-				"the table has 1 dead-lettered, the dead-letter queue has 2"}, good,
+			[]string{
+				`"salad" is no delivery of this demo`,
+				"the table has 1 dead-lettered, the dead-letter queue has 2",
+			},
+			good,
 		},
 	}
 	for name, test := range tests {

@@ -94,7 +94,8 @@ func (d *demo) seen(line string) {
 
 // drive publishes the deliveries and waits until each is decided.
 func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan,
-	url string) error {
+	url string,
+) error {
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
 		l.deadLetter(identify(m), text(m, header.DeadReason), text(m, header.DeadFailures))
 	})
@@ -105,8 +106,9 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	next := time.NewTicker(pace)
 	defer next.Stop()
 	for _, planned := range d.plan {
-		body, err := json.Marshal(webhook.Delivery{ID: planned.id, URL: url + planned.id,
-			Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{
+			ID: planned.id, URL: url + planned.id, Event: "order.paid",
+		})
 		if err != nil {
 			return err
 		}

@@ -83,15 +83,19 @@ func TestArguments(t *testing.T) {
 	}{
 		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
 		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
-		"unknown strategy": {[]string{"--strategy", "own"}, 2,
-			`unknown strategy "own": perqueue or shared`},
+		"unknown strategy": {
+			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue or shared`,
+		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
 		"too many":     {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"no broker": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1,
-			"connect to RabbitMQ at 127.0.0.1:1"},
+		"no broker": {
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
+			1,
+			"connect to RabbitMQ at 127.0.0.1:1",
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -29,8 +29,10 @@ func startReceiver(l *ledger, seen func(line string)) (*receiver, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &receiver{ledger: l, seen: seen, url: "http://" + listener.Addr().String() + "/hooks/",
-		ended: make(chan error, 1)}
+	r := &receiver{
+		ledger: l, seen: seen, url: "http://" + listener.Addr().String() + "/hooks/",
+		ended: make(chan error, 1),
+	}
 	r.server = &http.Server{Handler: r}
 	go func() { r.ended <- r.server.Serve(listener) }()
 	return r, nil
@@ -181,12 +183,15 @@ var stories = []func(*rand.Rand) script{
 	func(*rand.Rand) script { return script{dropped, dropped, accepted} },
 	func(*rand.Rand) script { return script{hangs, accepted} },
 	func(r *rand.Rand) script { // a bad day
-		return script{dropped, limited(r, r.IntN(2) == 0), {status: http.StatusInternalServerError},
-			accepted}
+		return script{
+			dropped, limited(r, r.IntN(2) == 0), {status: http.StatusInternalServerError}, accepted,
+		}
 	},
 	func(r *rand.Rand) script { // hopeless
-		return script{{status: http.StatusInternalServerError},
-			[]answer{{status: http.StatusServiceUnavailable}, dropped}[r.IntN(2)]}
+		return script{
+			{status: http.StatusInternalServerError},
+			[]answer{{status: http.StatusServiceUnavailable}, dropped}[r.IntN(2)],
+		}
 	},
 }
 
@@ -201,6 +206,8 @@ func outage(attempts int) script {
 
 // limited answers 429, with a delay that has a wait queue.
 func limited(r *rand.Rand, date bool) answer {
-	return answer{status: http.StatusTooManyRequests,
-		after: webhook.RetryAfters[r.IntN(len(webhook.RetryAfters))], date: date}
+	return answer{
+		status: http.StatusTooManyRequests,
+		after:  webhook.RetryAfters[r.IntN(len(webhook.RetryAfters))], date: date,
+	}
 }

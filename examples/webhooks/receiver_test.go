@@ -24,16 +24,23 @@ func TestSenderMeetsReceiver(t *testing.T) {
 		"delivered": {script{accepted}, "handled after 1 attempt"},
 		"400":       {script{{status: 400}}, "dead-lettered (permanent) after 1 attempt"},
 		"500":       {script{{status: 500}, accepted}, "handled after 2 attempts, delays 500ms"},
-		"503": {script{{status: 503}},
-			"dead-lettered (exhausted) after 5 attempts, delays 500ms 1s 2s 4s"},
-		"429": {script{{status: 429, after: 3 * time.Second}, accepted},
-			"handled after 2 attempts, delays 3s"},
-		"429 in little": {script{{status: 500}, {status: 429, after: 1}, accepted},
-			"handled after 3 attempts, delays 500ms 1s"},
-		"429 date": {script{{status: 429, after: 2 * time.Second, date: true}, accepted},
-			"handled after 2 attempts, delays 2s"},
-		"dropped": {script{dropped, dropped, accepted},
-			"handled after 3 attempts, delays 250ms 500ms"},
+		"503": {
+			script{{status: 503}}, "dead-lettered (exhausted) after 5 attempts, delays 500ms 1s 2s 4s",
+		},
+		"429": {
+			script{{status: 429, after: 3 * time.Second}, accepted}, "handled after 2 attempts, delays 3s",
+		},
+		"429 in little": {
+			script{{status: 500}, {status: 429, after: 1}, accepted},
+			"handled after 3 attempts, delays 500ms 1s",
+		},
+		"429 date": {
+			script{{status: 429, after: 2 * time.Second, date: true}, accepted},
+			"handled after 2 attempts, delays 2s",
+		},
+		"dropped": {
+			script{dropped, dropped, accepted}, "handled after 3 attempts, delays 250ms 500ms",
+		},
 		"no answer": {script{hangs, accepted}, "handled after 2 attempts, delays 250ms"},
 	}
 	for name, test := range tests {
@@ -93,10 +100,13 @@ func TestPlanHasEveryAnswerAndEnd(t *testing.T) {
 			}
 		}
 		require.Len(t, ids, 200)
-		require.Equal(t, map[header.Reason]int{"": 170, header.ReasonPermanent: 20,
-			header.ReasonExhausted: 10}, ends)
-		for _, want := range []string{"200", "400", "410", "429", "429 in 0s (date)", "500", "503",
-			"dropped", "no answer"} {
+		require.Equal(t, map[header.Reason]int{
+			"": 170, header.ReasonPermanent: 20, header.ReasonExhausted: 10,
+		}, ends)
+		for _, want := range []string{
+			"200", "400", "410", "429", "429 in 0s (date)", "500", "503",
+			"dropped", "no answer",
+		} {
 			require.NotZero(t, answers[want], "%s, seed %d", want, seed)
 		}
 	}
@@ -113,8 +123,9 @@ func TestScriptEnds(t *testing.T) {
 		"at once":            {script{accepted}, 1, ""},
 		"after a failure":    {script{failing, accepted}, 2, ""},
 		"at the last moment": {script{dropped, hangs, dropped, failing, accepted}, 5, ""},
-		"too late": {script{dropped, hangs, dropped, failing, dropped, accepted}, 5,
-			header.ReasonExhausted},
+		"too late": {
+			script{dropped, hangs, dropped, failing, dropped, accepted}, 5, header.ReasonExhausted,
+		},
 		"never":         {script{failing}, 5, header.ReasonExhausted},
 		"gone":          {script{{status: http.StatusGone}}, 1, header.ReasonPermanent},
 		"refused later": {script{hangs, {status: http.StatusBadRequest}}, 2, header.ReasonPermanent},
@@ -137,10 +148,16 @@ func TestAnswers(t *testing.T) {
 		waits  []time.Duration // after the first failure, and after the fourth
 	}{
 		{answer{status: 500}, "500", []time.Duration{500 * time.Millisecond, 4 * time.Second}},
-		{answer{status: 429, after: 3 * time.Second}, "429 in 3s",
-			[]time.Duration{3 * time.Second, 4 * time.Second}},
-		{answer{status: 429, after: time.Second, date: true}, "429 in 1s (date)",
-			[]time.Duration{time.Second, 4 * time.Second}},
+		{
+			answer{status: 429, after: 3 * time.Second},
+			"429 in 3s",
+			[]time.Duration{3 * time.Second, 4 * time.Second},
+		},
+		{
+			answer{status: 429, after: time.Second, date: true},
+			"429 in 1s (date)",
+			[]time.Duration{time.Second, 4 * time.Second},
+		},
 		{dropped, "dropped", []time.Duration{250 * time.Millisecond, 2 * time.Second}},
 		{hangs, "no answer", []time.Duration{250 * time.Millisecond, 2 * time.Second}},
 	}

@@ -102,8 +102,10 @@ func (a aim) bound() string {
 func aims() []aim {
 	list := []aim{
 		{about: "success: allocations added to a handler", of: plain("success", 0, millpond, allocs)},
-		{about: "success: time added, by Recoverer's",
-			of: added("success", nanoseconds, millpond, recoverer, bare), most: 3, beyond: 2},
+		{
+			about: "success: time added, by Recoverer's",
+			of:    added("success", nanoseconds, millpond, recoverer, bare), most: 3, beyond: 2,
+		},
 	}
 	for _, c := range []struct {
 		callers           float64
@@ -113,15 +115,20 @@ func aims() []aim {
 			return fmt.Sprintf("publish, %g callers: rate, by %s", c.callers, peer)
 		}
 		list = append(list,
-			aim{about: of("raw amqp091-go with mandatory"),
-				of:    ratio("publish", c.callers, rate, millpond, raw),
-				least: 0.95, beyond: c.beyond},
-			aim{about: of("watermill-amqp as it comes, confirms on"),
-				of: ratio("publish", c.callers, rate, millpond, wmDefault), least: c.watermill},
+			aim{
+				about: of("raw amqp091-go with mandatory"),
+				of:    ratio("publish", c.callers, rate, millpond, raw), least: 0.95, beyond: c.beyond,
+			},
+			aim{
+				about: of("watermill-amqp as it comes, confirms on"),
+				of:    ratio("publish", c.callers, rate, millpond, wmDefault), least: c.watermill,
+			},
 		)
 	}
-	list = append(list, aim{about: "publish, 8 callers: processor time, client and broker, by raw",
-		of: ratio("publish", 8, microseconds, millpond, raw), most: 1.05, beyond: 1})
+	list = append(list, aim{
+		about: "publish, 8 callers: processor time, client and broker, by raw",
+		of:    ratio("publish", 8, microseconds, millpond, raw), most: 1.05, beyond: 1,
+	})
 	for _, n := range []float64{1, 8} {
 		list = append(list, aim{
 			about: fmt.Sprintf("failing, %g in flight: rate, by raw", n),
@@ -129,20 +136,33 @@ func aims() []aim {
 		})
 	}
 	return append(list,
-		aim{about: "failing: rate with 64 in flight, by the rate with 8",
-			of: across("failing", rate, millpond, 64, 8), least: 2},
-		aim{about: "10 % fail, 1 in flight: rate of the others, by the rate without failures",
-			of: ratio("healthy", 1, rate, millpond, millpondNoFailures), least: 0.55},
-		aim{about: "10 % fail, 8 in flight: rate of the others, by the rate without failures",
-			of: ratio("healthy", 8, rate, millpond, millpondNoFailures), least: 0.85},
-		aim{about: "10 % fail, 64 in flight: rate of the others, by the rate without failures",
-			of: ratio("healthy", 64, rate, millpond, millpondNoFailures), least: 0.85, beyond: 0.9},
-		aim{about: "lateness with 50 000 waiting, median, by raw",
-			of:   ratio("late", 0, p50, millpond, raw),
-			most: 1.5},
-		aim{about: "lateness with 50 000 waiting, 99 %, by raw", of: ratio("late", 0, p99, millpond, raw),
-			most: 1.5},
-		aim{about: "memory: KiB in the process for each of 100 000 that wait",
-			of: plain("memory", 0, millpond, kibPerMessage), most: 0.05},
+		aim{
+			about: "failing: rate with 64 in flight, by the rate with 8",
+			of:    across("failing", rate, millpond, 64, 8), least: 2,
+		},
+		aim{
+			about: "10 % fail, 1 in flight: rate of the others, by the rate without failures",
+			of:    ratio("healthy", 1, rate, millpond, millpondNoFailures), least: 0.55,
+		},
+		aim{
+			about: "10 % fail, 8 in flight: rate of the others, by the rate without failures",
+			of:    ratio("healthy", 8, rate, millpond, millpondNoFailures), least: 0.85,
+		},
+		aim{
+			about: "10 % fail, 64 in flight: rate of the others, by the rate without failures",
+			of:    ratio("healthy", 64, rate, millpond, millpondNoFailures), least: 0.85, beyond: 0.9,
+		},
+		aim{
+			about: "lateness with 50 000 waiting, median, by raw", of: ratio("late", 0, p50, millpond, raw),
+			most: 1.5,
+		},
+		aim{
+			about: "lateness with 50 000 waiting, 99 %, by raw", of: ratio("late", 0, p99, millpond, raw),
+			most: 1.5,
+		},
+		aim{
+			about: "memory: KiB in the process for each of 100 000 that wait",
+			of:    plain("memory", 0, millpond, kibPerMessage), most: 0.05,
+		},
 	)
 }

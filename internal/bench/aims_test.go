@@ -48,10 +48,14 @@ func TestVerdict(t *testing.T) {
 		got  float64
 		want string
 	}{
-		{aim{least: 0.95}, 0.95, "met"}, {aim{least: 0.95}, 0.949, "missed"},
-		{aim{least: 0.95, beyond: 1}, 1, "beyond"}, {aim{most: 3, beyond: 2}, 3, "met"},
-		{aim{most: 3, beyond: 2}, 3.1, "missed"}, {aim{most: 3, beyond: 2}, 1.9, "beyond"},
-		{aim{}, 0, "met"}, {aim{}, 1, "missed"},
+		{aim{least: 0.95}, 0.95, "met"},
+		{aim{least: 0.95}, 0.949, "missed"},
+		{aim{least: 0.95, beyond: 1}, 1, "beyond"},
+		{aim{most: 3, beyond: 2}, 3, "met"},
+		{aim{most: 3, beyond: 2}, 3.1, "missed"},
+		{aim{most: 3, beyond: 2}, 1.9, "beyond"},
+		{aim{}, 0, "met"},
+		{aim{}, 1, "missed"},
 	} {
 		got := test.aim.verdict(spread{median: test.got})
 		assert.Equal(t, test.want, got, "%+v %v", test.aim, test.got)

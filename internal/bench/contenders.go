@@ -58,7 +58,8 @@ func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 }
 
 func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strategy,
-	logger watermill.LoggerAdapter) (*service, error) {
+	logger watermill.LoggerAdapter,
+) (*service, error) {
 	cfg := consumerConfig(b.node.URL(), max(prefetch, 2*w.inFlight))
 	policy := backoff.List{w.delay}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
@@ -284,8 +285,9 @@ func serveWatermill(pool int) func(context.Context, *broker, work) (*service, er
 
 // serveRetry uses Watermill's in-process Retry: the message waits in its handler.
 func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
-	return serveHandlers(ctx, b, w, wmiddleware.Retry{MaxRetries: 3, InitialInterval: w.delay,
-		Multiplier: 1, Logger: watermill.NopLogger{}}.Middleware)
+	return serveHandlers(ctx, b, w, wmiddleware.Retry{
+		MaxRetries: 3, InitialInterval: w.delay, Multiplier: 1, Logger: watermill.NopLogger{},
+	}.Middleware)
 }
 
 // serveHandlers uses watermill-amqp's Subscriber with a middleware. One Subscribe handles one

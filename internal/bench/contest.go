@@ -63,8 +63,9 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 				continue
 			}
 			for metric, value := range measured {
-				results = record(results, result{Group: c.group, X: c.x, Entry: e.name, Metric: metric,
-					Samples: []float64{value}})
+				results = record(results, result{
+					Group: c.group, X: c.x, Entry: e.name, Metric: metric, Samples: []float64{value},
+				})
 			}
 		}
 	}

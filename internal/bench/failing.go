@@ -91,8 +91,10 @@ func (l *lane) empty() error {
 func (b *bench) failing(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 8, 64}, func(inFlight int) ([]result, error) {
 		entries := []contender{
-			{millpond, serveMillpond, 1}, {raw, serveRaw, 1},
-			{wmDefault, serveWatermill(0), 0.3}, {wmPooled, serveWatermill(inFlight), 1},
+			{millpond, serveMillpond, 1},
+			{raw, serveRaw, 1},
+			{wmDefault, serveWatermill(0), 0.3},
+			{wmPooled, serveWatermill(inFlight), 1},
 		}
 		return b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
 	})
@@ -106,15 +108,17 @@ type contender struct {
 }
 
 func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlight int, of load,
-	contenders []contender) (results []result, err error) {
+	contenders []contender,
+) (results []result, err error) {
 	n := 600 * min(inFlight, 4)
 	if of.bytes > 100_000 {
 		n = max(n/20, inFlight)
 	}
 	c := contest{group: group, x: x, rounds: b.rounds}
 	for _, one := range contenders {
-		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Hour,
-			handle: func([]byte) error { return errFailed }})
+		l, err := b.newLane(ctx, one.start, work{
+			inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed },
+		})
 		defer func() { err = errors.Join(err, l.end()) }()
 		if err != nil {
 			return nil, err
@@ -150,14 +154,16 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 		{wmRetry, serveRetry, 20 * inFlight, true},
 	} {
 		f := &tenth{fails: one.fails, all: make(chan struct{}, 1)}
-		l, err := b.newLane(ctx, one.start, work{inFlight: inFlight, delay: time.Second, handle: f.handle,
-			settled: f.settled})
+		l, err := b.newLane(ctx, one.start, work{
+			inFlight: inFlight, delay: time.Second, handle: f.handle, settled: f.settled,
+		})
 		defer func() { err = errors.Join(err, l.end()) }()
 		if err != nil {
 			return nil, err
 		}
-		c.entries = append(c.entries, entry{one.name,
-			func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) }})
+		c.entries = append(c.entries, entry{
+			one.name, func(ctx context.Context) (values, error) { return f.turn(ctx, l, one.n) },
+		})
 	}
 	return c.hold(ctx, b)
 }

@@ -116,8 +116,9 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	b := &bench{broker: broker, rounds: *rounds, waiting: 50_000, most: *most,
-		say: func(string, ...any) {}}
+	b := &bench{
+		broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {},
+	}
 	if *entries != "" {
 		b.only = strings.Split(*entries, ",")
 	}

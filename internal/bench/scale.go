@@ -62,8 +62,10 @@ func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 	const resolution = time.Millisecond
 	return scale([]int{1, 2, 4, 6, 8, 10, 12, 14, 16}, func(hops int) ([]result, error) {
 		delay := resolution<<hops - resolution
-		levels := topology.Levels{Resolution: resolution, Max: max(2*delay, time.Second), Tolerance: -1,
-			Prefix: b.broker.name("levels")}
+		levels := topology.Levels{
+			Resolution: resolution, Max: max(2*delay, time.Second), Tolerance: -1,
+			Prefix: b.broker.name("levels"),
+		}
 		start := func(ctx context.Context, br *broker, w work) (*service, error) {
 			return serveWith(ctx, br, w, levels, watermill.NopLogger{})
 		}
@@ -75,8 +77,9 @@ func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 		if hops > 10 {
 			rounds = 1
 		}
-		results, err := contest{group: "hops", x: float64(hops), rounds: rounds,
-			entries: []entry{e}}.hold(ctx, b)
+		results, err := contest{
+			group: "hops", x: float64(hops), rounds: rounds, entries: []entry{e},
+		}.hold(ctx, b)
 		return results, errors.Join(err, end())
 	})
 }
@@ -98,8 +101,10 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 			return nil, err
 		}
 		there = n
-		results := []result{{Group: "waiting", X: float64(n), Entry: "broker", Metric: mib,
-			Samples: []float64{b.broker.memory()}}}
+		results := []result{{
+			Group: "waiting", X: float64(n), Entry: "broker", Metric: mib,
+			Samples: []float64{b.broker.memory()},
+		}}
 		late, err := b.lateWith(ctx, "waiting", float64(n), 0, 3, bothHands)
 		if err != nil {
 			return nil, err
@@ -126,8 +131,9 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 			}
 			b.say("  handlers %d %s %v\n", n, name, measured)
 			for metric, value := range measured {
-				results = append(results, result{Group: "handlers", X: float64(n), Entry: name, Metric: metric,
-					Samples: []float64{value}})
+				results = append(results, result{
+					Group: "handlers", X: float64(n), Entry: name, Metric: metric, Samples: []float64{value},
+				})
 			}
 		}
 	}
@@ -135,7 +141,8 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 }
 
 func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
-	policy backoff.List) (measured values, err error) {
+	policy backoff.List,
+) (measured values, err error) {
 	cfg := consumerConfig(b.broker.node.URL(), 1)
 	cfg.Queue.Arguments = nil // classic: the strategies' declarations are measured
 	consuming := &counter{want: "Consuming"}
@@ -174,8 +181,9 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	if err != nil {
 		return nil, err
 	}
-	measured = values{seconds + " to start": time.Since(begun).Seconds(),
-		queues: float64(len(declared))}
+	measured = values{
+		seconds + " to start": time.Since(begun).Seconds(), queues: float64(len(declared)),
+	}
 	consuming.n.Store(0)
 	begun = time.Now()
 	if _, err := b.broker.node.RunCtl(ctx, "close_all_connections", "bench"); err != nil {

@@ -26,7 +26,8 @@ const (
 )
 
 func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int,
-	contenders []contender) (results []result, err error) {
+	contenders []contender,
+) (results []result, err error) {
 	// They wait in another queue, so that they can be as many and wait as long as this takes.
 	parked := b.broker.name("parked")
 	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour),
@@ -49,7 +50,8 @@ func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, 
 // lateEntry lets messages fail once, one after the other, and measures the time between the end of
 // their delay and their return to the handler.
 func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry,
-	func() error, error) {
+	func() error, error,
+) {
 	var (
 		mu     sync.Mutex
 		failed map[int]time.Time
@@ -118,8 +120,9 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 	}
 	return contest{group: "memory", rounds: 1, entries: []entry{
 		turn(millpond, func(ctx context.Context) (func() error, error) {
-			l, err := b.newLane(ctx, serveMillpond, work{inFlight: 64, delay: time.Hour,
-				handle: func([]byte) error { return errFailed }})
+			l, err := b.newLane(ctx, serveMillpond, work{
+				inFlight: 64, delay: time.Hour, handle: func([]byte) error { return errFailed },
+			})
 			if err != nil {
 				return l.end, err
 			}
@@ -129,8 +132,9 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 		turn(wmRetry, func(ctx context.Context) (func() error, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			var begun, ended sync.WaitGroup
-			h := wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Hour,
-				Logger: watermill.NopLogger{}}.Middleware(
+			h := wmiddleware.Retry{
+				MaxRetries: 1, InitialInterval: time.Hour, Logger: watermill.NopLogger{},
+			}.Middleware(
 				func(*message.Message) ([]*message.Message, error) {
 					begun.Done()
 					return nil, errFailed

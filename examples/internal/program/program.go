@@ -37,8 +37,8 @@ func Exit(run func(ctx context.Context, args []string, stdout, stderr io.Writer)
 	os.Exit(code)
 }
 
-// Main runs a program without arguments as Exit does. It gives run the broker's address and a name for
-// its queue, which no other process uses, and prints the error of run.
+// Main runs a program without arguments as Exit does. It gives run the broker's address and a name
+// for its queue, which no other process uses, and prints the error of run.
 func Main(name string, run func(ctx context.Context, url, queue string, out io.Writer) error) {
 	Exit(func(ctx context.Context, _ []string, stdout, stderr io.Writer) int {
 		queue := fmt.Sprintf("millpond-%s-%d", name, os.Getpid())

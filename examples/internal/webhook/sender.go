@@ -119,8 +119,9 @@ var (
 	// Policy waits after a refusal, because a receiver in trouble needs time.
 	Policy = backoff.List{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
 	// NetworkPolicy waits after a broken connection or a missing answer.
-	NetworkPolicy = backoff.List{250 * time.Millisecond, 500 * time.Millisecond, time.Second,
-		2 * time.Second}
+	NetworkPolicy = backoff.List{
+		250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second,
+	}
 	// RetryAfters are delays that receivers ask for. With a wait queue for each, no delivery waits
 	// longer than its receiver asks.
 	RetryAfters = backoff.List{time.Second, 2 * time.Second, 3 * time.Second}
@@ -132,7 +133,8 @@ const MaxAttempts = 5
 // NewRetry returns the middleware: byStatus decides whether a failed delivery is tried again, and
 // the policies decide when.
 func NewRetry(republisher middleware.Republisher,
-	options ...middleware.Option) (*middleware.DelayedRetry, error) {
+	options ...middleware.Option,
+) (*middleware.DelayedRetry, error) {
 	return middleware.NewDelayedRetry(republisher, Policy, append([]middleware.Option{
 		middleware.WithPolicyFor(middleware.Selector{Error: middleware.NetworkErrors()}, NetworkPolicy),
 		middleware.WithClassifier(middleware.ClassifierFunc(byStatus)),

@@ -52,27 +52,47 @@ type picture struct {
 const rate, p50, p99, mib = "per second", "p50 ms", "p99 ms", "broker MiB"
 
 var pictures = []picture{
-	{"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight",
-		rate, true, false, false},
-	{"payload", "Messages that fail, per second, 8 in flight", "bytes of payload",
-		"messages per second", "payload", rate, true, true, true},
-	{"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second",
-		"headers", rate, false, false, true},
-	{"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false,
-		false},
-	{"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting",
-		p50, true, false, true},
-	{"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting",
-		"messages per second", "waiting", rate, true, false, true},
-	{"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true,
-		false},
-	{"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers",
-		"seconds to start", true, true, false},
+	{
+		"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight",
+		rate, true, false, false,
+	},
+	{
+		"payload", "Messages that fail, per second, 8 in flight", "bytes of payload",
+		"messages per second", "payload", rate, true, true, true,
+	},
+	{
+		"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second",
+		"headers", rate, false, false, true,
+	},
+	{
+		"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false,
+		false,
+	},
+	{
+		"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting",
+		p50, true, false, true,
+	},
+	{
+		"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting",
+		"messages per second", "waiting", rate, true, false, true,
+	},
+	{
+		"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true,
+		false,
+	},
+	{
+		"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers",
+		"seconds to start", true, true, false,
+	},
 }
 
 // colours can be told apart by people who cannot tell red from green (Okabe and Ito).
-var colours = []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255},
-	color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255}}
+var colours = []color.Color{
+	color.RGBA{0, 114, 178, 255},
+	color.RGBA{230, 159, 0, 255},
+	color.RGBA{0, 158, 115, 255},
+	color.RGBA{204, 121, 167, 255},
+}
 
 func main() {
 	docs := flag.String("docs", "../../docs", "`folder` of performance.md")
@@ -152,8 +172,10 @@ func save(drawn *plot.Plot, name string) error {
 	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
 	whole := draw.New(canvas)
 	whole.FillPolygon(color.White, []vg.Point{
-		{X: whole.Min.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Min.Y},
-		{X: whole.Max.X, Y: whole.Max.Y}, {X: whole.Min.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Max.Y},
 	})
 	const margin = 6 * vg.Millimeter
 	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))

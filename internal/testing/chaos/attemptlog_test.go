@@ -22,8 +22,9 @@ func TestTailReadsWhatIsComplete(t *testing.T) {
 		Consumer: "c1", Began: time.Unix(0, 3), At: time.Unix(0, 17),
 		N: 3, Attempt: 2, Outcome: Panicked, Redelivered: true, Aside: true, Nonce: "ab-1",
 	}
-	second := Attempt{Consumer: "c1", Began: time.Unix(4, 0), At: time.Unix(5, 0), N: 4, Attempt: 1,
-		Outcome: Handled}
+	second := Attempt{
+		Consumer: "c1", Began: time.Unix(4, 0), At: time.Unix(5, 0), N: 4, Attempt: 1, Outcome: Handled,
+	}
 	require.NoError(t, os.WriteFile(name, []byte(first.line()+second.line()[:9]), 0o600))
 	got, err = reader.read()
 	require.NoError(t, err)

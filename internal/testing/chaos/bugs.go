@@ -61,14 +61,16 @@ type ackEarly struct{ *topology.Client }
 const moment = 100 * time.Millisecond
 
 func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState) error {
+	notes header.RetryState,
+) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
 }
 
 func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message,
-	notes header.RetryState) error {
+	notes header.RetryState,
+) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.DeadLetter(ctx, msg, notes)
@@ -80,14 +82,16 @@ type hardNack struct{ *topology.Client }
 const impatience = 500 * time.Millisecond
 
 func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState) error {
+	notes header.RetryState,
+) error {
 	return r.once(ctx, func(ctx context.Context) error {
 		return r.Client.Republish(ctx, msg, delay, notes)
 	})
 }
 
 func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message,
-	notes header.RetryState) error {
+	notes header.RetryState,
+) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
 }
 
@@ -108,7 +112,8 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 type publishTwice struct{ *topology.Client }
 
 func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState) error {
+	notes header.RetryState,
+) error {
 	err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
 		err = r.Client.Republish(ctx, msg, delay, notes)
@@ -121,8 +126,9 @@ var Strategies = []string{"perqueue", "shared", "levels"}
 
 // NewStrategy returns a strategy by its name, with a dead-letter queue that can be filled.
 func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
-	dead := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(dlqLimit),
-		"x-overflow": "reject-publish"}}
+	dead := topology.DeadLetters{Arguments: amqp.Table{
+		"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish",
+	}}
 	var strategy topology.Strategy
 	switch name {
 	case "perqueue":

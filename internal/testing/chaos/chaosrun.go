@@ -360,8 +360,10 @@ func (s *state) explain(r Report) {
 		}
 	}
 	for _, question := range [][]string{
-		{"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers",
-			"leader", "online"},
+		{
+			"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers",
+			"leader", "online",
+		},
 		{"list_consumers"},
 	} {
 		out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), question...)

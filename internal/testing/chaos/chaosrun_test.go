@@ -92,8 +92,9 @@ func TestASecondCopyIsFound(t *testing.T) {
 // message has a second copy.
 func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
 	t.Parallel()
-	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{At: 0, Kind: chaos.DelayConfirms,
-		Hold: 4 * time.Second}}})
+	r := calm(t, "", chaos.Schedule{Clients: []chaos.Fault{{
+		At: 0, Kind: chaos.DelayConfirms, Hold: 4 * time.Second,
+	}}})
 	require.NoError(t, r.Report.Err())
 	assert.Positive(t, r.Report.Faults[chaos.DelayConfirms])
 	assert.Zero(t, r.Report.Duplicates())

@@ -68,8 +68,9 @@ type Report struct {
 
 // Check compares the confirmed messages with the observations.
 func Check(h History) Report {
-	r := Report{Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{},
-		Broken: h.Broken}
+	r := Report{
+		Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{}, Broken: h.Broken,
+	}
 	attempts := map[int][]Attempt{}
 	for _, a := range h.Attempts {
 		attempts[a.N] = append(attempts[a.N], a)

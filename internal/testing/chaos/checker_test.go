@@ -30,8 +30,9 @@ func flawless(messages int) History {
 			}
 			if o == Permanent || attempt == Limit {
 				reason := map[bool]string{true: "permanent", false: "exhausted"}[o == Permanent]
-				h.Letters = append(h.Letters, Letter{N: n, Nonce: fmt.Sprint(n, "-dead"), Reason: reason,
-					At: after(at + 9)})
+				h.Letters = append(h.Letters, Letter{
+					N: n, Nonce: fmt.Sprint(n, "-dead"), Reason: reason, At: after(at + 9),
+				})
 				break
 			}
 		}
@@ -114,12 +115,18 @@ func TestCheckCountsEnds(t *testing.T) {
 	h := flawless(500)
 	n := find(t, h, func(n int) bool { return h.Fates.Failures(n) == 1 })
 	h.Attempts = append(h.Attempts,
-		Attempt{Consumer: "c1", Began: after(90), At: after(90), N: n, Attempt: 1, Outcome: Failed,
-			Redelivered: true, Nonce: fmt.Sprint(n, "-1")},
-		Attempt{Consumer: "c1", Began: after(91), At: after(91), N: n, Attempt: 2, Outcome: Handled,
-			Nonce: fmt.Sprint(n, "-2")},
-		Attempt{Consumer: "c1", Began: after(92), At: after(92), N: n, Attempt: 2, Outcome: Handled,
-			Nonce: "another"})
+		Attempt{
+			Consumer: "c1", Began: after(90), At: after(90), N: n, Attempt: 1, Outcome: Failed,
+			Redelivered: true, Nonce: fmt.Sprint(n, "-1"),
+		},
+		Attempt{
+			Consumer: "c1", Began: after(91), At: after(91), N: n, Attempt: 2, Outcome: Handled,
+			Nonce: fmt.Sprint(n, "-2"),
+		},
+		Attempt{
+			Consumer: "c1", Began: after(92), At: after(92), N: n, Attempt: 2, Outcome: Handled,
+			Nonce: "another",
+		})
 	h.Letters = append(h.Letters, h.Letters[0])
 	r := Check(h)
 	assert.Equal(t, map[string]Count{

@@ -106,8 +106,10 @@ func (c consumer) run() error {
 		return err
 	}
 	policy := backoff.List(Delays)
-	options := []topology.SubscriberOption{topology.ForPolicy(policy),
-		topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency)}
+	options := []topology.SubscriberOption{
+		topology.ForPolicy(policy),
+		topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency),
+	}
 	sub, err := client.NewSubscriber(config, append(options, c.Bug.subscriberOptions()...)...)
 	if err != nil {
 		return errors.Join(err, client.Close())

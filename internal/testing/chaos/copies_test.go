@@ -137,8 +137,10 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 			explained: map[string]int{Redelivered: 1},
 		},
 		"the two ends of a node's fault explain two": {
-			attempts: []Attempt{first, one, redelivered(again), redelivered(run("c3", 2, "a", 16, 16.1)),
-				redelivered(run("c3", 2, "a", 17, 17.1))},
+			attempts: []Attempt{
+				first, one, redelivered(again), redelivered(run("c3", 2, "a", 16, 16.1)),
+				redelivered(run("c3", 2, "a", 17, 17.1)),
+			},
 			faults: []Struck{struck(FreezeNode, 10, 16)}, explained: map[string]int{Redelivered: 2},
 			unexplained: map[string]int{Redelivered: 1},
 		},
@@ -176,8 +178,9 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := Check(History{
-				Sent: []Sent{{1,
-					after(8)}}, Attempts: c.attempts, Losses: c.losses, Faults: c.faults, Timer: time.Minute,
+				Sent: []Sent{{
+					1, after(8),
+				}}, Attempts: c.attempts, Losses: c.losses, Faults: c.faults, Timer: time.Minute,
 				Letters: []Letter{{N: 1, At: after(99), Nonce: "dead", Reason: "crash_loop"}}, // not lost
 			})
 			explained, unexplained := map[string]int{}, map[string]int{}
@@ -209,8 +212,9 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 // Given a node that is away for several dead-letter timers, then each explains a copy.
 func TestDeadLetterTimerExplainsCopies(t *testing.T) {
 	t.Parallel()
-	h := History{Sent: []Sent{{1, after(8)}}, Timer: 10 * time.Second,
-		Faults: []Struck{struck(Minority, 10, 45)}}
+	h := History{
+		Sent: []Sent{{1, after(8)}}, Timer: 10 * time.Second, Faults: []Struck{struck(Minority, 10, 45)},
+	}
 	h.Attempts = []Attempt{run("c1", 1, "", 9, 10)}
 	for i := range 7 {
 		h.Attempts = append(h.Attempts, run("c1", 2, "a", 46+float64(i), 46.1+float64(i)))
@@ -241,8 +245,9 @@ func TestFaultsExplainExtraDeadLetters(t *testing.T) {
 	assert.Equal(t, map[string]Count{TwoLetters: {Explained: 1}}, r.Again)
 	require.NoError(t, r.Err())
 
-	h = history(Loss{Consumer: "c1", What: LostProcess, Began: at.Add(-time.Second),
-		At: at.Add(-time.Second)})
+	h = history(Loss{
+		Consumer: "c1", What: LostProcess, Began: at.Add(-time.Second), At: at.Add(-time.Second),
+	})
 	for _, a := range h.Attempts {
 		if a.N == h.Letters[0].N && (a.Outcome == Permanent || a.Attempt == Limit) {
 			a.Began, a.At, a.Redelivered = at, at, true

@@ -114,8 +114,9 @@ func publishOne(ch *amqp.Channel, returned <-chan amqp.Return, key, body string)
 // dial opens a channel in confirm mode on a new connection. Every step that a frozen node could
 // hold up is bounded.
 func dial(url string) (ch *amqp.Channel, hangUp func(), err error) {
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(3 * time.Second),
-		Heartbeat: 5 * time.Second})
+	conn, err := amqp.DialConfig(url, amqp.Config{
+		Dial: amqp.DefaultDial(3 * time.Second), Heartbeat: 5 * time.Second,
+	})
 	if err != nil {
 		return nil, nil, err
 	}

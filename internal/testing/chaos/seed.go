@@ -139,8 +139,9 @@ type lane struct {
 }
 
 func brokerLane(nodes int, exchanges bool) lane {
-	deck := map[Kind]int{KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1,
-		DeleteQueue: 1}
+	deck := map[Kind]int{
+		KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1, DeleteQueue: 1,
+	}
 	if nodes > 2 {
 		deck[KillMajority], deck[Minority] = 1, 1
 	}
@@ -184,8 +185,9 @@ func (l lane) hold(f Fault) time.Duration {
 }
 
 func clientLane() lane {
-	deck := map[Kind]int{KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1,
-		DelayConfirms: 1}
+	deck := map[Kind]int{
+		KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1, DelayConfirms: 1,
+	}
 	return lane{deck, 3 * time.Second, 9 * time.Second, 2 * time.Second, 12 * time.Second}
 }
 
@@ -207,8 +209,10 @@ func (l lane) deal(rng *rand.Rand, d time.Duration) []Fault {
 			slices.Sort(deck) // a map has no order
 			rng.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
 		}
-		f := Fault{At: at, Kind: deck[0], Pick: rng.IntN(1 << 16), Hold: between(l.minHold, l.maxHold),
-			Aim: rng.IntN(2) == 0}
+		f := Fault{
+			At: at, Kind: deck[0], Pick: rng.IntN(1 << 16), Hold: between(l.minHold, l.maxHold),
+			Aim: rng.IntN(2) == 0,
+		}
 		deck = deck[1:]
 		f.Hold = l.hold(f)
 		faults = append(faults, f)

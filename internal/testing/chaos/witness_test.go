@@ -16,7 +16,8 @@ import (
 // witnessing returns a witness with a proxy before the broker, and a function that connects a
 // client.
 func witnessing(t *testing.T) (w *witness, p *testbroker.Proxy,
-	connect func(name string) (*amqp.Connection, *amqp.Channel)) {
+	connect func(name string) (*amqp.Connection, *amqp.Channel),
+) {
 	t.Helper()
 	w, p = &witness{}, testbroker.NewProxy(t, testbroker.URL(t))
 	w.watch(p)

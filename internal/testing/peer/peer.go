@@ -58,8 +58,9 @@ func (s *Server) accept() {
 		s.conns[conn] = struct{}{}
 		s.mu.Unlock()
 		s.wait.Go(func() {
-			c := &connection{server: s, conn: conn, tags: make(map[uint16]uint64),
-				open: make(map[uint16]*Publish)}
+			c := &connection{
+				server: s, conn: conn, tags: make(map[uint16]uint64), open: make(map[uint16]*Publish),
+			}
 			_ = c.serve() // the client is gone, or does not speak AMQP
 			_ = conn.Close()
 			s.mu.Lock()

@@ -17,8 +17,9 @@ func TestSoakMeasures(t *testing.T) {
 	t.Parallel()
 	testbroker.RequireNode(t)
 	var out strings.Builder
-	problems, err := soak(t.Context(), config{length: 9 * time.Second, every: 3 * time.Second,
-		rate: 50, out: &out})
+	problems, err := soak(t.Context(), config{
+		length: 9 * time.Second, every: 3 * time.Second, rate: 50, out: &out,
+	})
 	t.Log(out.String())
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -49,15 +50,18 @@ func TestGrowth(t *testing.T) {
 		"noise":                    {[]float64{20, 24, 18, 23, 17, 22, 19, 21}, ""},
 		"one peak in the middle":   {[]float64{20, 20, 20, 90, 20, 20, 20}, ""},
 		"falling":                  {[]float64{90, 80, 70, 60, 50, 40}, ""},
-		"a little more each minute": {[]float64{20, 22, 24, 26, 28, 30, 32},
-			"things rises by 10.0 pieces, allowed are 7.8"},
-		"too short": {[]float64{20, 20, 20},
-			"things: 3 samples are too few for a verdict, want 6"},
+		"a little more each minute": {
+			[]float64{20, 22, 24, 26, 28, 30, 32}, "things rises by 10.0 pieces, allowed are 7.8",
+		},
+		"too short": {
+			[]float64{20, 20, 20}, "things: 3 samples are too few for a verdict, want 6",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, c.want, series{name: "things", unit: "pieces", abs: 5, rel: 0.1,
-				values: c.values}.growth())
+			assert.Equal(t, c.want, series{
+				name: "things", unit: "pieces", abs: 5, rel: 0.1, values: c.values,
+			}.growth())
 		})
 	}
 }

@@ -97,8 +97,9 @@ func findChroot(version string) (installation, error) {
 // lookIn expects rabbitmq-server and rabbitmqctl in bin, and Erlang's epmd in one of its usual
 // places.
 func lookIn(root, bin string) (installation, error) {
-	in := installation{root: root, server: filepath.Join(bin, "rabbitmq-server"),
-		ctl: filepath.Join(bin, "rabbitmqctl")}
+	in := installation{
+		root: root, server: filepath.Join(bin, "rabbitmq-server"), ctl: filepath.Join(bin, "rabbitmqctl"),
+	}
 	for _, file := range []string{in.server, in.ctl} {
 		// Links in a chroot may be absolute, so their targets cannot be checked from outside.
 		if _, err := os.Lstat(filepath.Join(root, file)); err != nil {
@@ -111,8 +112,10 @@ func lookIn(root, bin string) (installation, error) {
 }
 
 func findEpmd(root string) (string, error) {
-	for _, pattern := range []string{"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd",
-		"/usr/lib/erlang/bin/epmd"} {
+	for _, pattern := range []string{
+		"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd",
+		"/usr/lib/erlang/bin/epmd",
+	} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return "", err
@@ -155,8 +158,9 @@ func (in installation) config() []string {
 	if in.root == "" || mountsAllowed() {
 		return nil
 	}
-	return []string{"vm_memory_calculation_strategy = allocated",
-		"total_memory_available_override_value = 2GB"}
+	return []string{
+		"vm_memory_calculation_strategy = allocated", "total_memory_available_override_value = 2GB",
+	}
 }
 
 // mountsAllowed reports whether this process may have its own mount namespace.

@@ -100,8 +100,9 @@ func findPostgres() (postgresPrograms, error) {
 		found = append(found, filepath.Dir(path))
 	}
 	for _, dir := range found {
-		p := postgresPrograms{initdb: filepath.Join(dir, "initdb"),
-			server: filepath.Join(dir, "postgres")}
+		p := postgresPrograms{
+			initdb: filepath.Join(dir, "initdb"), server: filepath.Join(dir, "postgres"),
+		}
 		if executable(p.initdb) && executable(p.server) {
 			return p, nil
 		}
@@ -123,8 +124,9 @@ func asNobody(args ...string) []string {
 	if os.Geteuid() != 0 {
 		return args
 	}
-	return append([]string{"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged,
-		"--clear-groups", "--"}, args...)
+	return append([]string{
+		"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged, "--clear-groups", "--",
+	}, args...)
 }
 
 // unprivileged is the number of an unprivileged user on every Linux.

@@ -106,8 +106,9 @@ func TestWithoutABroker(t *testing.T) {
 		},
 		"skips when none is wanted": {
 			env: []string{"MILLPOND_NO_BROKER=1"}, passes: true,
-			want: []string{"--- SKIP: TestSharedBroker", "--- SKIP: TestPrivateNode",
-				"MILLPOND_NO_BROKER is set"},
+			want: []string{
+				"--- SKIP: TestSharedBroker", "--- SKIP: TestPrivateNode", "MILLPOND_NO_BROKER is set",
+			},
 		},
 		"fails for a version it does not know": {
 			env:  []string{"MILLPOND_BROKER=2.8", "MILLPOND_NO_BROKER="},

@@ -18,7 +18,8 @@ import (
 
 // tapped returns a proxy with the faults of decide, and a function that returns the frames so far.
 func tapped(t *testing.T, target string,
-	decide func(testbroker.Seen) testbroker.Fault) (p *testbroker.Proxy, seen func() []string) {
+	decide func(testbroker.Seen) testbroker.Fault,
+) (p *testbroker.Proxy, seen func() []string) {
 	t.Helper()
 	p = testbroker.NewProxy(t, target)
 	var mu sync.Mutex
@@ -84,14 +85,22 @@ func TestFaultsHappenAtTheirFrame(t *testing.T) {
 		opened bool
 		last   string
 	}{
-		"before a request": {frame.ChannelOpen, testbroker.Fault{Kind: testbroker.FIN}, false,
-			"↑channel.open"},
-		"before an answer": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST}, false,
-			"↓channel.open-ok"},
-		"after an answer": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.FIN, After: true},
-			true, "↓channel.open-ok"},
-		"after with RST": {frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST, After: true},
-			true, "↓channel.open-ok"},
+		"before a request": {
+			frame.ChannelOpen, testbroker.Fault{Kind: testbroker.FIN}, false, "↑channel.open",
+		},
+		"before an answer": {
+			frame.ChannelOpenOk, testbroker.Fault{Kind: testbroker.RST}, false, "↓channel.open-ok",
+		},
+		"after an answer": {
+			frame.ChannelOpenOk,
+			testbroker.Fault{Kind: testbroker.FIN, After: true},
+			true, "↓channel.open-ok",
+		},
+		"after with RST": {
+			frame.ChannelOpenOk,
+			testbroker.Fault{Kind: testbroker.RST, After: true},
+			true, "↓channel.open-ok",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

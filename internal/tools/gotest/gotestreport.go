@@ -74,8 +74,10 @@ func (c *counts) add(e event) {
 }
 
 func newReport(out io.Writer, verbose bool) *report {
-	return &report{out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer),
-		skipped: make(map[string][]string)}
+	return &report{
+		out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer),
+		skipped: make(map[string][]string),
+	}
 }
 
 func (r *report) read(from io.Reader) error {

@@ -36,8 +36,10 @@ var forbidden = []struct{ pattern, instead string }{
 	{`those that|one that|such a one`, "name the noun: the messages that, a queue that"},
 	{`of its own`, "its own queue"},
 	{`is \S+ as \S+ is`, "say both facts, each in its sentence"},
-	{`[,;] for (?:a|an|the|it|its|they|there|no|that|this|these|those|each|every|nothing|none)`,
-		"because"},
+	{
+		`[,;] for (?:a|an|the|it|its|they|there|no|that|this|these|those|each|every|nothing|none)`,
+		"because",
+	},
 }
 
 // patterns compiles the words: whole words only, also across the end of a line.

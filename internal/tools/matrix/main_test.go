@@ -30,8 +30,10 @@ func TestRun(t *testing.T) {
 func TestSummary(t *testing.T) {
 	t.Parallel()
 	good := outcome{name: "x", version: "3.10.8", tests: counts{Passed: 7}, took: time.Minute}
-	bad := outcome{name: "4.0", version: "4.0.5", exit: errors.New("exit status 2"),
-		tests: counts{Passed: 6, Failed: 1}, took: time.Second}
+	bad := outcome{
+		name: "4.0", version: "4.0.5", exit: errors.New("exit status 2"),
+		tests: counts{Passed: 6, Failed: 1}, took: time.Second,
+	}
 	absent := outcome{name: "4.3", exit: errors.New("exit status 2"), took: time.Second}
 	for want, all := range map[string][]outcome{
 		`RabbitMQ  result                    tests passed  failed  skipped  time

@@ -49,8 +49,9 @@ func startContainer(ctx context.Context) (*container, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, pullLimit)
 	defer cancel()
-	c := &container{name: fmt.Sprintf("millpond-%d-%d", os.Getpid(), time.Now().Unix()),
-		done: make(chan struct{})}
+	c := &container{
+		name: fmt.Sprintf("millpond-%d-%d", os.Getpid(), time.Now().Unix()), done: make(chan struct{}),
+	}
 	c.cmd = exec.Command("docker", "run", "--rm", "--interactive", "--name", c.name, "--publish",
 		"127.0.0.1::5672",
 		"rabbitmq:"+version, "sh", "-c",
