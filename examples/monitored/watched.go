@@ -100,8 +100,8 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 }
 
 // route makes the router with its consumer, and registers the metrics.
-func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string,
-	sender *webhook.Sender,
+func (s *signals) route(
+	client *topology.Client, cfg amqp.Config, queue string, sender *webhook.Sender,
 ) (*message.Router, error) {
 	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
 		middleware.WithObserver(s.metrics, s.tracing))

@@ -93,8 +93,7 @@ func (d *demo) seen(line string) {
 }
 
 // drive publishes the deliveries and waits until each is decided.
-func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan,
-	url string,
+func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string,
 ) error {
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
 		l.deadLetter(identify(m), text(m, header.DeadReason), text(m, header.DeadFailures))

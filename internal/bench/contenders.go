@@ -57,8 +57,8 @@ func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 	return serveWith(ctx, b, w, topology.PerQueue{}, watermill.NopLogger{})
 }
 
-func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strategy,
-	logger watermill.LoggerAdapter,
+func serveWith(
+	ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter,
 ) (*service, error) {
 	cfg := consumerConfig(b.node.URL(), max(prefetch, 2*w.inFlight))
 	policy := backoff.List{w.delay}

@@ -107,8 +107,8 @@ type contender struct {
 	share float64
 }
 
-func (b *bench) failingWith(ctx context.Context, group string, x float64, inFlight int, of load,
-	contenders []contender,
+func (b *bench) failingWith(
+	ctx context.Context, group string, x float64, inFlight int, of load, contenders []contender,
 ) (results []result, err error) {
 	n := 600 * min(inFlight, 4)
 	if of.bytes > 100_000 {

@@ -153,8 +153,7 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	n := map[int]int{1: 1000, 8: 4000, 64: 12000}[callers]
 	return contest{group: "publish", x: float64(callers), rounds: b.rounds, entries: []entry{
 		measured(millpond, n, func(i int) error {
-			return client.Publish(ctx, "", queue,
-				usual.numbered(i))
+			return client.Publish(ctx, "", queue, usual.numbered(i))
 		}),
 		measured(raw, n, func(i int) error { return byHand.publish("", queue, usual.numbered(i)) }),
 		measured(wmDefault, n/4, func(i int) error {

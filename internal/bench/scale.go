@@ -140,8 +140,8 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 	return results, nil
 }
 
-func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
-	policy backoff.List,
+func (b *bench) handlers(
+	ctx context.Context, n int, strategy topology.Strategy, policy backoff.List,
 ) (measured values, err error) {
 	cfg := consumerConfig(b.broker.node.URL(), 1)
 	cfg.Queue.Arguments = nil // classic: the strategies' declarations are measured

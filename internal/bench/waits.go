@@ -25,8 +25,8 @@ const (
 	latePause    = 7 * time.Millisecond // about 150 a second
 )
 
-func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int,
-	contenders []contender,
+func (b *bench) lateWith(
+	ctx context.Context, group string, x float64, waiting, rounds int, contenders []contender,
 ) (results []result, err error) {
 	// They wait in another queue, so that they can be as many and wait as long as this takes.
 	parked := b.broker.name("parked")

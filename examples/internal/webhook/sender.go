@@ -132,8 +132,7 @@ const MaxAttempts = 5
 
 // NewRetry returns the middleware: byStatus decides whether a failed delivery is tried again, and
 // the policies decide when.
-func NewRetry(republisher middleware.Republisher,
-	options ...middleware.Option,
+func NewRetry(republisher middleware.Republisher, options ...middleware.Option,
 ) (*middleware.DelayedRetry, error) {
 	return middleware.NewDelayedRetry(republisher, Policy, append([]middleware.Option{
 		middleware.WithPolicyFor(middleware.Selector{Error: middleware.NetworkErrors()}, NetworkPolicy),

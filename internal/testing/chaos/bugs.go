@@ -60,16 +60,15 @@ type ackEarly struct{ *topology.Client }
 // moment makes the bug visible: only the process has the copy for so long.
 const moment = 100 * time.Millisecond
 
-func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState,
+func (r ackEarly) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
 ) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
 }
 
-func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message,
-	notes header.RetryState,
+func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState,
 ) error {
 	msg.Ack()
 	rest(ctx, moment)
@@ -81,16 +80,15 @@ type hardNack struct{ *topology.Client }
 // impatience is the time to wait for a confirm while the connection takes publishes.
 const impatience = 500 * time.Millisecond
 
-func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState,
+func (r hardNack) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
 ) error {
 	return r.once(ctx, func(ctx context.Context) error {
 		return r.Client.Republish(ctx, msg, delay, notes)
 	})
 }
 
-func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message,
-	notes header.RetryState,
+func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState,
 ) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
 }
@@ -111,8 +109,8 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 
 type publishTwice struct{ *topology.Client }
 
-func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration,
-	notes header.RetryState,
+func (r publishTwice) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
 ) error {
 	err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {

@@ -121,8 +121,7 @@ func waitQueue(t *testing.T, plan topology.Plan) string {
 
 // vanish lets messages of two queues wait, deletes one of the queues meanwhile, and returns when
 // all messages of the other queue are back.
-func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy,
-	prefix string,
+func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, prefix string,
 ) topology.Plan {
 	t.Helper()
 	urls := c.URLs()
@@ -159,7 +158,8 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy,
 }
 
 // serve runs a service on a queue until stop is called.
-func serve(t *testing.T, urls []string, strategy topology.Strategy, queue string,
+func serve(
+	t *testing.T, urls []string, strategy topology.Strategy, queue string,
 	handler message.NoPublishHandlerFunc,
 ) (stop func()) {
 	t.Helper()

@@ -63,8 +63,7 @@ func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
 // The steps share one node, because a start takes seconds of processor time.
 func TestPrivateNode(t *testing.T) {
 	t.Parallel()
-	n := testbroker.Private(t,
-		testbroker.WithConfig("heartbeat = 7"),
+	n := testbroker.Private(t, testbroker.WithConfig("heartbeat = 7"),
 		testbroker.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
 	before := n.URL()
 	for _, step := range []struct {

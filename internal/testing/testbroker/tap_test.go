@@ -17,8 +17,7 @@ import (
 )
 
 // tapped returns a proxy with the faults of decide, and a function that returns the frames so far.
-func tapped(t *testing.T, target string,
-	decide func(testbroker.Seen) testbroker.Fault,
+func tapped(t *testing.T, target string, decide func(testbroker.Seen) testbroker.Fault,
 ) (p *testbroker.Proxy, seen func() []string) {
 	t.Helper()
 	p = testbroker.NewProxy(t, target)

@@ -98,8 +98,7 @@ func toShow(api *doc.Package) []string {
 		vars(t.Vars)
 		byValue := func(method string) bool {
 			return slices.ContainsFunc(t.Methods, func(m *doc.Func) bool {
-				return m.Name == method &&
-					!strings.HasPrefix(m.Recv, "*")
+				return m.Name == method && !strings.HasPrefix(m.Recv, "*")
 			})
 		}
 		if strings.HasSuffix(t.Name, "Error") && t.Name != "AttemptError" || byValue("Delay") ||

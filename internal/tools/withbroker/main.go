@@ -30,8 +30,7 @@ import (
 func main() {
 	parent := flag.Int("parent", os.Getppid(), "process to end with")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr,
-			"usage: withbroker [-parent pid] -- command [argument …]")
+		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]")
 	}
 	flag.Parse()
 	if flag.NArg() == 0 {
