@@ -1,9 +1,8 @@
-// Command adopt shows a queue that exists, with messages in it, gain delayed
-// retries and lose them again, release after release, as the README says.
+// Command adopt shows how an existing queue with messages in it gains delayed retries, release
+// after release, as docs/adopting.md describes, and loses them again.
 //
-// The queue is a classic one of watermill-amqp's own making. It keeps its name
-// and its arguments, and no order is lost on the way. The program exits with 1
-// where that is not so.
+// The queue is a classic one, declared by watermill-amqp. It keeps its name and its arguments,
+// and no order is lost. If one of these is not so, the program exits with 1.
 package main
 
 import (
@@ -11,59 +10,65 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
+
+	"github.com/millpond-go/millpond/examples/internal/program"
 )
 
-const (
-	defaultURL = "amqp://guest:guest@127.0.0.1:5672/"
-	// limit is when the program gives up; it takes about ten seconds.
-	limit = time.Minute
-)
+// limit is the time after which the program gives up. It takes about ten seconds.
+const limit = time.Minute
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	url := os.Getenv("AMQP_URL")
-	if url == "" {
-		url = defaultURL
-	}
-	err := run(ctx, url, fmt.Sprintf("millpond-adopt-%d", os.Getpid()), os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "adopt: %v\n", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("adopt", run) }
 
-// step is one release, and the orders that come while it runs.
+// step is one release, and the orders that are published while it runs.
 type step struct {
 	title string
-	start func(ctx context.Context, s *shop) (*instance, error)
-	// beside keeps the release before it running until its orders are handled.
+	start func(ctx context.Context, s *shop) (*program.Service, error)
+	// beside keeps the release before this one running until its orders are handled.
 	beside bool
 	orders []order
 }
 
-// order is one message, and what becomes of it.
+// order is one message, and its expected fate.
 type order struct {
 	name  string
-	fails int // attempts, before it is handled
-	// later is set where it has to be still waiting when the next release starts.
+	fails int // attempts that fail before one succeeds
+	// later is set if the order must still wait when the next release starts.
 	later bool
-	// dead is set where it ends in the dead-letter queue.
+	// dead is set if the order must end in the dead-letter queue.
 	dead bool
 }
 
 var steps = []step{
-	{title: "before: watermill-amqp's subscriber", start: startOld, orders: []order{{name: "order-1"}, {name: "order-2", fails: 1}}},
-	{title: "release 1: millpond's subscriber, WithRequeueOnNack, no middleware; old instances beside it", start: startFirst, beside: true,
-		orders: []order{{name: "order-3"}, {name: "order-4", fails: 2}}},
-	{title: "release 2: without that option, with the middleware", start: startRetrying,
-		orders: []order{{name: "order-5", fails: 1}, {name: "order-6", fails: 2, later: true, dead: true}}},
-	{title: "release 3, to leave: with backoff.None nothing is tried again, not even what waits still", start: startLeaving, orders: []order{{name: "order-7", fails: 1, dead: true}}},
-	{title: "after: watermill-amqp's subscriber again", start: startOld, orders: []order{{name: "order-8"}}},
+	{
+		title:  "before: watermill-amqp's subscriber",
+		start:  startOld,
+		orders: []order{{name: "order-1"}, {name: "order-2", fails: 1}},
+	},
+	{
+		title: "release 1: millpond's subscriber, WithRequeueOnNack, no middleware; " +
+			"old instances beside it",
+		start: startFirst, beside: true,
+		orders: []order{{name: "order-3"}, {name: "order-4", fails: 2}},
+	},
+	{
+		title: "release 2: without that option, with the middleware",
+		start: startRetrying,
+		orders: []order{
+			{name: "order-5", fails: 1},
+			{name: "order-6", fails: 2, later: true, dead: true},
+		},
+	},
+	{
+		title: "release 3, to leave: with backoff.None no message is tried again, " +
+			"also none of those that still wait",
+		start:  startLeaving,
+		orders: []order{{name: "order-7", fails: 1, dead: true}},
+	},
+	{
+		title: "after: watermill-amqp's subscriber again",
+		start: startOld, orders: []order{{name: "order-8"}},
+	},
 }
 
 func run(ctx context.Context, url, queue string, out io.Writer) (err error) {
@@ -73,22 +78,22 @@ func run(ctx context.Context, url, queue string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	var running *instance
+	var running *program.Service
 	defer func() {
 		if running != nil {
-			err = errors.Join(err, running.close())
+			err = errors.Join(err, running.Close())
 		}
 		err = errors.Join(err, s.close(err == nil))
 	}()
 
-	// So that the queue has messages in it before anything of ours runs.
+	// The queue must have messages in it before a subscriber of millpond runs.
 	if err := s.place(ctx, steps[0].orders); err != nil {
 		return err
 	}
 	for i, step := range steps {
 		fmt.Fprintln(out, step.title)
 		if running != nil && !step.beside {
-			if err := running.close(); err != nil {
+			if err := running.Close(); err != nil {
 				return err
 			}
 			running = nil
@@ -106,12 +111,13 @@ func run(ctx context.Context, url, queue string, out io.Writer) (err error) {
 			err = s.settled(ctx)
 		}
 		if old != nil {
-			err = errors.Join(err, old.close())
+			err = errors.Join(err, old.Close())
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
 		}
 	}
-	fmt.Fprintln(out, "every order was handled, but for order-6 and order-7, which are in the dead-letter queue")
+	fmt.Fprintln(out, "every order was handled, except order-6 and order-7: "+
+		"they are in the dead-letter queue")
 	return nil
 }

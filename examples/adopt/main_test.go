@@ -33,11 +33,11 @@ func TestQueueGainsRetriesAndLosesThemAgain(t *testing.T) {
 			require.Equal(t, handled, strings.Count(out.String(), "  "+o.name+" is handled "), o.name)
 		}
 	}
-	// Before the second release nobody counts, after it the count is ours.
-	require.Contains(t, out.String(), "order-2 is handled at attempt 2, which nobody counts\n")
+	// Before the second release no attempt is counted. From then on the library counts.
+	require.Contains(t, out.String(), "order-2 is handled at attempt 2, which no count says\n")
 	require.Contains(t, out.String(), "order-5 is handled at attempt 2, counted as 2\n")
 	_, leaving, _ := strings.Cut(out.String(), steps[3].title)
-	require.Contains(t, leaving, "order-6 is dead-lettered as it returns\n")
+	require.Contains(t, leaving, "order-6 is dead-lettered as it comes back\n")
 	require.Contains(t, leaving, "order-7 is dead-lettered after its attempt\n")
 }
 

@@ -17,8 +17,7 @@ import (
 
 var errNoStock = errors.New("out of stock")
 
-// shop is the business of all releases, and a plain connection that shares no code
-// with the library.
+// shop does the work of all releases. Its connection shares no code with the library.
 type shop struct {
 	url, queue string
 	out        io.Writer
@@ -32,7 +31,7 @@ type shop struct {
 	progress chan struct{}   // has room for one
 }
 
-// openShop declares the queue, as watermill-amqp does.
+// openShop declares the queue with the arguments of watermill-amqp.
 func openShop(url, queue string, out io.Writer) (*shop, error) {
 	conn, err := amqp.Dial(url)
 	if err != nil {
@@ -40,7 +39,8 @@ func openShop(url, queue string, out io.Writer) (*shop, error) {
 	}
 	s := &shop{
 		url: url, queue: queue, out: out, conn: conn,
-		orders: map[string]order{}, attempts: map[string]int{}, ended: map[string]bool{}, progress: make(chan struct{}, 1),
+		orders: map[string]order{}, attempts: map[string]int{}, ended: map[string]bool{},
+		progress: make(chan struct{}, 1),
 	}
 	if s.ch, err = conn.Channel(); err == nil {
 		err = errors.Join(s.ch.Confirm(false), s.declare())
@@ -51,21 +51,21 @@ func openShop(url, queue string, out io.Writer) (*shop, error) {
 	return s, nil
 }
 
-// declare fails where the queue has other arguments.
+// declare fails if the queue has other arguments.
 func (s *shop) declare() error {
 	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, nil)
 	return err
 }
 
-// place publishes orders, confirmed.
+// place publishes orders and waits for their confirms.
 func (s *shop) place(ctx context.Context, orders []order) error {
 	for _, o := range orders {
 		s.mu.Lock()
 		s.orders[o.name] = o
 		s.mu.Unlock()
-		confirm, err := s.ch.PublishWithDeferredConfirmWithContext(ctx, "", s.queue, false, false, amqp.Publishing{
-			DeliveryMode: amqp.Persistent, Body: []byte(o.name),
-		})
+		order := amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(o.name)}
+		confirm, err := s.ch.PublishWithDeferredConfirmWithContext(
+			ctx, "", s.queue, false, false, order)
 		if err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (s *shop) place(ctx context.Context, orders []order) error {
 	return nil
 }
 
-// handle is the handler of every release.
+// handle handles an order in every release.
 func (s *shop) handle(msg *message.Message) error {
 	name := string(msg.Payload)
 	s.mu.Lock()
@@ -93,11 +93,11 @@ func (s *shop) handle(msg *message.Message) error {
 	return nil
 }
 
-// buried is told of each dead letter.
+// buried records a dead letter.
 func (s *shop) buried(_ context.Context, dead middleware.DeadLetter) {
 	name, how := string(dead.Message.Payload), "after its attempt"
 	if dead.Err == nil {
-		how = "as it returns"
+		how = "as it comes back"
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,15 +115,15 @@ func (s *shop) tell() {
 
 func counted(msg *message.Message) string {
 	if middleware.DeliveryIn(msg.Context()) == nil {
-		return "which nobody counts"
+		return "which no count says"
 	}
 	return fmt.Sprintf("counted as %d", middleware.Attempt(msg.Context()))
 }
 
-// ackPause is more than an ack takes on a busy machine.
+// ackPause is longer than an ack takes on a busy machine.
 const ackPause = 500 * time.Millisecond
 
-// settled waits until every order is at its end, or waits for the next release.
+// settled returns once every order has ended, or waits for the next release.
 func (s *shop) settled(ctx context.Context) error {
 	for {
 		left := s.left()
@@ -136,19 +136,19 @@ func (s *shop) settled(ctx context.Context) error {
 			return fmt.Errorf("waited for %s: %w", left, context.Cause(ctx))
 		}
 	}
-	// A handler that has returned is not acked yet, and closing its release now would give the message back. Nothing tells when
-	// the broker has an ack.
+	// The message of a handler that has returned may not be acked yet: closing its release now
+	// would give the message back. No event tells when the broker has an ack.
 	<-time.After(ackPause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, o := range s.orders {
-		o.later = false // the next release has to end it
+		o.later = false // the next release must end it
 		s.orders[name] = o
 	}
 	return nil
 }
 
-// left is an order of which something is still to come.
+// left returns an order that has not ended, and "" if there is none.
 func (s *shop) left() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +160,8 @@ func (s *shop) left() string {
 	return ""
 }
 
-// close checks, where all went well, that the queue is as it was, that nothing is
-// left but the dead letters, and deletes what the program has made.
+// close ends the connection. With check it first checks that the queue has its old arguments and
+// that only the dead letters are left, and deletes the queues.
 func (s *shop) close(check bool) (err error) {
 	defer func() { err = errors.Join(err, s.conn.Close()) }()
 	if !check {
@@ -202,7 +202,7 @@ func (s *shop) dead() (n int) {
 	return n
 }
 
-// holds waits until a queue holds want messages: a quorum queue counts late.
+// holds waits until a queue holds want messages, because a quorum queue counts late.
 func (s *shop) holds(queue string, want int) error {
 	const tries = 100
 	found := -1

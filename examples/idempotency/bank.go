@@ -17,8 +17,9 @@ import (
 )
 
 var (
-	errNoID      = errors.New("message has neither a message id nor a UUID, so that a duplicate cannot be told from it")
-	errNoPayment = errors.New("payload is no amount")
+	errNoID = errors.New("message has neither a message id nor a UUID: " +
+		"a duplicate cannot be recognised")
+	errNoPayment = errors.New("payload is not an amount")
 )
 
 // Bank books payments on one account.
@@ -30,9 +31,10 @@ type Bank struct {
 
 // OpenBank opens the bank in a file.
 func OpenBank(ctx context.Context, file string) (*Bank, error) {
-	// Each transaction takes the write lock as it begins; two that wait to upgrade a
-	// lock for reading would be in each other's way.
-	dsn := "file:" + url.PathEscape(file) + "?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)"
+	// Each transaction takes the write lock as it begins: two transactions that wait to upgrade a
+	// lock for reading would block each other.
+	dsn := "file:" + url.PathEscape(file) +
+		"?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)"
 	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
 		return nil, err
@@ -49,7 +51,7 @@ func OpenBank(ctx context.Context, file string) (*Bank, error) {
 	return &Bank{db: db, inbox: Inbox{db}}, nil
 }
 
-// Handle books the amount that is the payload of msg, once for each message.
+// Handle books the amount in the payload of msg, once for each message.
 func (b *Bank) Handle(msg *message.Message) error {
 	queue, id := identity(msg)
 	if id == "" {
@@ -60,16 +62,18 @@ func (b *Bank) Handle(msg *message.Message) error {
 		return middleware.Permanent(fmt.Errorf("%w: %w", errNoPayment, err))
 	}
 	ctx := msg.Context()
-	done, err := b.inbox.Once(ctx, queue, id, func(tx *sql.Tx) error { return book(ctx, tx, amount) })
+	done, err := b.inbox.Once(ctx, queue, id, func(tx *sql.Tx) error {
+		return book(ctx, tx, amount)
+	})
 	if err == nil && !done {
 		b.duplicates.Add(1) // success: the router acks it
 	}
 	return err
 }
 
-// identity is the same whenever the message comes: no retry changes its ids. The
-// queue is part of it, for two queues on one exchange get the same message, and
-// each has its own work.
+// identity returns the same values whenever the message comes: no retry changes its ids. The
+// queue is part of it, because two queues on one exchange get the same message, and each has its
+// own work.
 func identity(msg *message.Message) (queue, id string) {
 	d := middleware.DeliveryIn(msg.Context())
 	if d == nil {
@@ -83,13 +87,13 @@ func book(ctx context.Context, tx *sql.Tx, amount int) error {
 	return err
 }
 
-// Balance returns what was booked so far.
+// Balance returns the sum of the booked payments.
 func (b *Bank) Balance(ctx context.Context) (balance int, err error) {
 	err = b.db.QueryRowContext(ctx, `SELECT balance FROM account WHERE id = 1`).Scan(&balance)
 	return balance, err
 }
 
-// Duplicates returns how many messages were known already.
+// Duplicates returns the number of messages that were known already.
 func (b *Bank) Duplicates() int { return int(b.duplicates.Load()) }
 
 // Close closes the file.

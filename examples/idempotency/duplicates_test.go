@@ -18,12 +18,14 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// duplicate is a way in which a message comes twice. It returns the service whose
-// handler is h, and what sends the message.
-type duplicate func(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func())
+// duplicate makes a message come twice. It returns the service that handles it by h, and the
+// function that sends the message.
+type duplicate func(t *testing.T, url, queue string, h handler) (Service, func())
 
-// The duplicates that the guarantees allow, each brought about on a real broker:
-// without the inbox the payment is booked twice, with it once.
+type handler = message.NoPublishHandlerFunc
+
+// Given a duplicate that the guarantees allow, then the payment is booked twice without the inbox
+// and once with it.
 func TestDuplicatesAreAbsorbed(t *testing.T) {
 	t.Parallel()
 	for name, bring := range map[string]duplicate{
@@ -49,9 +51,10 @@ func TestDuplicatesAreAbsorbed(t *testing.T) {
 				})
 				stop := start(t, service)
 				send()
-				testbroker.WaitFor(t, "the message was handled twice", patience, func() bool { return worked.Load() >= 2 })
+				testbroker.WaitFor(t, "the message was handled twice", patience,
+					func() bool { return worked.Load() >= 2 })
 				stop()
-				// A busy machine may add duplicates of its own.
+				// A busy machine may add duplicates.
 				booked, absorbed := int(worked.Load()), 0
 				if times == 1 {
 					booked, absorbed = 1, booked-1
@@ -65,30 +68,31 @@ func TestDuplicatesAreAbsorbed(t *testing.T) {
 	}
 }
 
-func sentTwice(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+func sentTwice(t *testing.T, url, queue string, h handler) (Service, func()) {
 	return Service{URL: url, Queue: queue, Handle: h}, func() {
 		pay(t, url, queue, "payment-1")
 		pay(t, url, queue, "payment-1")
 	}
 }
 
-func ackLost(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+func ackLost(t *testing.T, url, queue string, h handler) (Service, func()) {
 	proxy := testbroker.NewProxy(t, url)
 	var calls atomic.Int32
-	service := Service{URL: proxy.URL(), retriesURL: url, Queue: queue, Handle: func(msg *message.Message) error {
+	service := Service{URL: proxy.URL(), retriesURL: url, Queue: queue}
+	service.Handle = func(msg *message.Message) error {
 		err := h(msg)
 		if calls.Add(1) == 1 {
 			proxy.Cut()
 			<-msg.Context().Done()
 		}
 		return err
-	}}
+	}
 	return service, func() { pay(t, url, queue, "payment-1") }
 }
 
-// The broker stores what is handed over, and its confirm is late. At the first
-// attempt all is well, so that the channel is open.
-func confirmLate(t *testing.T, url, queue string, h message.NoPublishHandlerFunc) (Service, func()) {
+// confirmLate lets the broker store the copy and confirm it late. The first attempt succeeds, so
+// that the channel is open.
+func confirmLate(t *testing.T, url, queue string, h handler) (Service, func()) {
 	proxy := testbroker.NewProxy(t, url)
 	service := Service{
 		URL: url, retriesURL: proxy.URL(), Queue: queue, confirmTimeout: 2 * time.Second,
@@ -116,8 +120,8 @@ func confirmLate(t *testing.T, url, queue string, h message.NoPublishHandlerFunc
 // killedFile tells this test binary to be the service that is killed.
 const killedFile = "MILLPOND_TEST_KILLED_FILE"
 
-// A process is killed when the work is committed and the message not yet acked. The
-// next one finds the work done.
+// Given a process that is killed after it has committed the work and before it acks the message,
+// when the next process gets the message, then it finds the work done.
 func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 	if file := os.Getenv(killedFile); file != "" {
 		serveUntilKilled(t, file)
@@ -130,11 +134,12 @@ func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 			url, queue, file := testbroker.URL(t), testbroker.Queue(t), newFile(t)
 			bank := newBank(t, file)
 			child := exec.Command(os.Args[0], "-test.run=^TestKilledBetweenTheWorkAndTheAck$")
-			child.Env = append(os.Environ(), killedFile+"="+file, "AMQP_URL="+url, "QUEUE="+queue, "KIND="+kind)
+			child.Env = append(os.Environ(),
+				killedFile+"="+file, "AMQP_URL="+url, "QUEUE="+queue, "KIND="+kind)
 			require.NoError(t, child.Start())
 			timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
 			defer timer.Stop()
-			testbroker.WaitFor(t, "the child has declared the queue", patience, func() bool { return testbroker.Depth(t, url, queue) == 0 })
+			awaitDepth(t, url, queue, 0) // the child has declared it
 			pay(t, url, queue, "payment-1")
 			require.ErrorContains(t, child.Wait(), "killed")
 			awaitBalance(t, bank, amount)
@@ -148,7 +153,8 @@ func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 				defer worked.Add(1)
 				return handle(msg)
 			}})
-			testbroker.WaitFor(t, "the message was delivered again", patience, func() bool { return worked.Load() == 1 })
+			testbroker.WaitFor(t, "the message was delivered again", patience,
+				func() bool { return worked.Load() == 1 })
 			awaitBalance(t, bank, times*amount)
 			require.Equal(t, 2-times, bank.Duplicates())
 		})

@@ -10,10 +10,19 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
+
+// once works on the payment that all these tests share.
+func once(t *testing.T, b *Bank, work func(*sql.Tx) error) (bool, error) {
+	t.Helper()
+	return b.inbox.Once(t.Context(), "payments", "payment-1", work)
+}
+
+func works(t *testing.T) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error { return book(t.Context(), tx, amount) }
+}
 
 func TestWorkIsDoneOnceAmongMany(t *testing.T) {
 	t.Parallel()
@@ -22,7 +31,7 @@ func TestWorkIsDoneOnceAmongMany(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			done, err := once(t, bank, "payment-1", func(tx *sql.Tx) error { return book(t.Context(), tx, amount) })
+			done, err := once(t, bank, works(t))
 			if err != nil {
 				t.Error(err)
 			}
@@ -39,14 +48,14 @@ func TestWorkIsDoneOnceAmongMany(t *testing.T) {
 func TestWorkThatFailsIsNotNoted(t *testing.T) {
 	t.Parallel()
 	bank := newBank(t, newFile(t))
-	done, err := once(t, bank, "payment-1", func(tx *sql.Tx) error {
+	done, err := once(t, bank, func(tx *sql.Tx) error {
 		require.NoError(t, book(t.Context(), tx, amount))
 		return errNoAnswer
 	})
 	require.False(t, done)
 	require.ErrorIs(t, err, errNoAnswer)
 	awaitBalance(t, bank, 0)
-	done, err = once(t, bank, "payment-1", func(tx *sql.Tx) error { return book(t.Context(), tx, amount) })
+	done, err = once(t, bank, works(t))
 	require.True(t, done)
 	require.NoError(t, err)
 	awaitBalance(t, bank, amount)
@@ -57,30 +66,30 @@ func TestTheInboxForgets(t *testing.T) {
 	bank := newBank(t, newFile(t))
 	nothing := func(*sql.Tx) error { return nil }
 	for _, want := range []bool{true, false} {
-		done, err := once(t, bank, "payment-1", nothing)
+		done, err := once(t, bank, nothing)
 		require.NoError(t, err)
 		require.Equal(t, want, done)
 	}
 	require.NoError(t, bank.inbox.Forget(t.Context(), time.Now().Add(-time.Hour)))
-	done, err := once(t, bank, "payment-1", nothing)
+	done, err := once(t, bank, nothing)
 	require.NoError(t, err)
 	require.False(t, done)
 	require.NoError(t, bank.inbox.Forget(t.Context(), time.Now().Add(time.Hour)))
-	done, err = once(t, bank, "payment-1", nothing)
+	done, err = once(t, bank, nothing)
 	require.NoError(t, err)
 	require.True(t, done)
 }
 
-// A message that fails is retried, for a failed attempt leaves nothing behind; one
-// without an id is given up, for nothing could tell its duplicate from it.
+// Given a payment whose first attempt fails, then it is retried and booked: a failed attempt
+// leaves no trace in the inbox.
 func TestARetryIsNoDuplicate(t *testing.T) {
 	t.Parallel()
 	url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 	var attempts atomic.Int32
-	start(t, Service{URL: url, Queue: queue, policy: backoff.List{time.Second}, Handle: func(msg *message.Message) error {
+	start(t, Service{URL: url, Queue: queue, Handle: func(msg *message.Message) error {
 		attempts.Store(int32(middleware.Attempt(msg.Context())))
 		if middleware.Attempt(msg.Context()) == 1 {
-			if _, err := once(t, bank, "payment-1", func(*sql.Tx) error { return errNoAnswer }); err != nil {
+			if _, err := once(t, bank, func(*sql.Tx) error { return errNoAnswer }); err != nil {
 				return err
 			}
 		}
@@ -92,11 +101,12 @@ func TestARetryIsNoDuplicate(t *testing.T) {
 	require.Zero(t, bank.Duplicates())
 }
 
+// Given a payment without an id, then it is dead-lettered: its duplicate could not be recognised.
 func TestAPaymentWithoutAnIDIsGivenUp(t *testing.T) {
 	t.Parallel()
 	url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 	start(t, Service{URL: url, Queue: queue, Handle: bank.Handle})
 	pay(t, url, queue, "")
-	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, url, queue+".dlq") == 1 })
+	awaitDepth(t, url, queue+".dlq", 1)
 	awaitBalance(t, bank, 0)
 }

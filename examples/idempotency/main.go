@@ -1,42 +1,49 @@
-// Idempotency is a service that bears the duplicates which at-least-once brings: it
-// books payments, each once, however often its message comes.
+// Command idempotency is a service that bears the duplicates of at-least-once delivery. It books
+// each payment once, however often its message comes.
 //
 //	payments ─► DelayedRetry ─► handler ─ one transaction ─┬─ inbox: the message's id
 //	                                                       └─ account: the work itself
 //
-// The id and the work are committed together or not at all. So an attempt that
-// failed leaves nothing behind and is retried, and a message whose work is done is
-// known whenever it comes again: sent twice by its producer, delivered again because
-// the connection or the process ended before the ack, or waiting twice because the
-// broker's confirm came too late.
+// The id and the work are committed together or not at all. So an attempt that failed leaves
+// no trace and is retried, and a message whose work is done is known when it comes again. It may
+// have been sent twice by its producer. It may have been delivered again, because the connection
+// or the process ended before the ack. It may have waited twice, because the broker's confirm
+// came too late.
 //
 //	AMQP_URL=amqp://guest:guest@localhost:5672/ go run . payments.db
 //
-// The store is SQLite in a file, so that the example needs no other server and a
-// killed process finds again what it has committed, which a map in memory could not
-// show. With another database the two statements are the same; the inbox must be in
-// the database of the work. What has no transaction, such as a mail or a call of a
-// payment provider, is not covered: give it the id of the message as idempotency key.
+// The store is SQLite in a file: the example needs no other server, and a process that was killed
+// finds again the work that it had committed. In another database the two statements are the
+// same; the inbox must be in the database of the work. Work without a transaction, such as a mail
+// or a call of a payment provider, is not covered: give it the message's id as idempotency key.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
+	"io"
 	"os"
-	"os/signal"
-	"syscall"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/examples/internal/program"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Getenv("AMQP_URL"), os.Args[1:]); err != nil {
-		log.Fatal(err)
-	}
+	program.Exit(func(ctx context.Context, args []string, _, stderr io.Writer) int {
+		if err := run(ctx, os.Getenv("AMQP_URL"), args); err != nil {
+			fmt.Fprintf(stderr, "idempotency: %v\n", err)
+			return 1
+		}
+		return 0
+	})
 }
 
 func run(ctx context.Context, url string, args []string) (err error) {
@@ -48,11 +55,76 @@ func run(ctx context.Context, url string, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bank.Close()) }()
-	service := Service{URL: url, Queue: "payments", Handle: bank.Handle, Logger: watermill.NewStdLogger(false, false)}
+	logger := watermill.NewStdLogger(false, false)
+	service := Service{URL: url, Queue: "payments", Handle: bank.Handle, Logger: logger}
 	if err := service.Run(ctx); err != nil {
 		return err
 	}
 	balance, err := bank.Balance(context.WithoutCancel(ctx))
 	fmt.Println("balance", balance)
 	return err
+}
+
+// Service handles a queue with retries.
+type Service struct {
+	URL, Queue string
+	Handle     message.NoPublishHandlerFunc
+	Logger     watermill.LoggerAdapter
+
+	// Tests set these. The zero values are the defaults.
+	retriesURL     string                                          // of hand-overs; default URL
+	confirmTimeout time.Duration                                   // 10 s
+	policy         backoff.Policy                                  // 1s 5s 30s
+	compose        func(*message.Router, *middleware.DelayedRetry) // DelayedRetry alone
+	ready          func()                                          // called when it consumes
+}
+
+// Run handles messages until ctx is done.
+func (s Service) Run(ctx context.Context) (err error) {
+	policy := s.policy
+	if policy == nil {
+		policy = backoff.List{time.Second, 5 * time.Second, 30 * time.Second}
+	}
+	options := []topology.Option{topology.WithLogger(s.Logger)}
+	if s.confirmTimeout > 0 {
+		options = append(options, topology.WithConfirmTimeout(s.confirmTimeout))
+	}
+	cfg := amqp.NewDurableQueueConfig(s.URL)
+	conn := cfg.Connection
+	if s.retriesURL != "" {
+		conn.AmqpURI = s.retriesURL
+	}
+	client, err := topology.Open(ctx, conn, topology.PerQueue{}, options...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	if err != nil {
+		return err
+	}
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(s.Logger))
+	if err != nil {
+		return err
+	}
+	router, err := message.NewRouter(message.RouterConfig{}, s.Logger)
+	if err != nil {
+		return err
+	}
+	if s.compose != nil {
+		s.compose(router, retry)
+	} else {
+		router.AddMiddleware(retry.Middleware)
+	}
+	router.AddConsumerHandler("payments", s.Queue, sub, s.Handle)
+	if s.ready != nil {
+		go func() {
+			select {
+			case <-router.Running():
+				s.ready()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return router.Run(ctx)
 }

@@ -28,7 +28,8 @@ var _ = []any{watched, stacked}
 var ErrAlreadyShipped = errors.New("already shipped")
 
 func watched(
-	ctx context.Context, cfg amqp.Config, strategy topology.Strategy, policy backoff.Policy, plan topology.Plan,
+	ctx context.Context, cfg amqp.Config, strategy topology.Strategy, policy backoff.Policy,
+	plan topology.Plan,
 	router *message.Router, registry *prometheus.Registry, logger watermill.LoggerAdapter,
 ) error {
 	m, err := metrics.New()

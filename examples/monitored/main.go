@@ -1,13 +1,14 @@
-// Command monitored delivers webhooks as examples/webhooks does, without an end,
-// and lets itself be watched: metrics for Prometheus at /metrics, a readiness probe
-// at /healthz, the log as JSON on stderr, and traces on stdout.
+// Command monitored delivers webhooks as examples/webhooks does, without an end, and can be
+// watched: metrics for Prometheus at /metrics, a readiness probe at /healthz, the log as JSON on
+// stderr, and traces on stdout.
 //
 //	go run . --listen 127.0.0.1:9095
 //
-// docs/monitoring has the dashboard and the alerts that belong to its metrics.
+// docs/monitoring has the dashboard and the alerts for its metrics.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,31 +16,24 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
+
+	"github.com/millpond-go/millpond/examples/internal/program"
 )
 
-const defaultURL = "amqp://guest:guest@127.0.0.1:5672/"
-
-const usage = `Usage: monitored [--url URL] [--management URL] [--listen ADDRESS] [--queue NAME] [--pace DURATION]
+const usage = `Usage: monitored [--url URL] [--management URL] [--listen ADDRESS]
+                 [--queue NAME] [--pace DURATION]
 
 Delivers webhooks to a receiver that fails in many ways, until it is interrupted.
-Its queues stay, as those of a service do.
+Its queues stay, as the queues of a service do.
 
 Exit status: 0 after an interrupt, 1 if something went wrong, 2 for a wrong argument.
 
 `
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
-}
+func main() { program.Exit(run) }
 
-// config is what the flags say.
+// config has the values of the flags.
 type config struct {
 	url, management, listen, queue string
 	pace                           time.Duration
@@ -61,7 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// parse says on stderr what is wrong.
+// parse prints its error on stderr.
 func parse(args []string, stderr io.Writer) (config, error) {
 	flags := flag.NewFlagSet("monitored", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -70,25 +64,19 @@ func parse(args []string, stderr io.Writer) (config, error) {
 		flags.PrintDefaults()
 	}
 	var cfg config
-	// Defaults are not shown where they may hold a password.
-	flags.StringVar(&cfg.url, "url", "", "`URL` of the broker (default AMQP_URL, else "+defaultURL+")")
-	flags.StringVar(&cfg.management, "management", "", "`URL` of the management API, for messages that are held (default MANAGEMENT_URL, else none)")
+	// Defaults that may hold a password are not shown.
+	flags.StringVar(&cfg.url, "url", "",
+		"`URL` of the broker (default AMQP_URL, else "+program.DefaultURL+")")
+	flags.StringVar(&cfg.management, "management", "",
+		"`URL` of the management API, for messages that are held (default MANAGEMENT_URL, else none)")
 	flags.StringVar(&cfg.listen, "listen", "127.0.0.1:9095", "`address` of /metrics and /healthz")
 	flags.StringVar(&cfg.queue, "queue", "millpond-monitored", "`name` of the queue")
 	flags.DurationVar(&cfg.pace, "pace", 200*time.Millisecond, "`time` between two webhooks")
 	if err := flags.Parse(args); err != nil {
 		return cfg, err
 	}
-	for _, fallback := range []struct {
-		value *string
-		or    []string
-	}{{&cfg.url, []string{os.Getenv("AMQP_URL"), defaultURL}}, {&cfg.management, []string{os.Getenv("MANAGEMENT_URL")}}} {
-		for _, or := range fallback.or {
-			if *fallback.value == "" {
-				*fallback.value = or
-			}
-		}
-	}
+	cfg.url = program.URL(cfg.url)
+	cfg.management = cmp.Or(cfg.management, os.Getenv("MANAGEMENT_URL"))
 	var err error
 	switch {
 	case flags.NArg() > 0:

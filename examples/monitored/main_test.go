@@ -42,7 +42,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// lines are the JSON objects that were written, one a line.
+// lines returns the JSON objects that were written, one a line.
 func (b *buffer) lines(t *testing.T) []map[string]any {
 	t.Helper()
 	var all []map[string]any
@@ -54,7 +54,7 @@ func (b *buffer) lines(t *testing.T) []map[string]any {
 	return all
 }
 
-// running is the program, until the test ends.
+// running is the program. It runs until the test ends.
 type running struct {
 	queue, address string
 	stdout, stderr buffer
@@ -70,7 +70,9 @@ func start(t *testing.T, url string, args ...string) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
 	go func() {
-		code <- run(ctx, append([]string{"--url", url, "--queue", r.queue, "--listen", "127.0.0.1:0", "--pace", "50ms"}, args...), &r.stdout, &r.stderr)
+		code <- run(ctx, append([]string{
+			"--url", url, "--queue", r.queue, "--listen", "127.0.0.1:0", "--pace", "50ms",
+		}, args...), &r.stdout, &r.stderr)
 	}()
 	r.stop = sync.OnceFunc(func() {
 		cancel()
@@ -90,7 +92,9 @@ func start(t *testing.T, url string, args ...string) *running {
 
 func get(t *testing.T, address string) string {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	client := &http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second,
+	}
 	resp, err := client.Get(address)
 	require.NoError(t, err)
 	defer func() { _ = resp.Body.Close() }()
@@ -103,17 +107,21 @@ func get(t *testing.T, address string) string {
 func TestServiceIsSeen(t *testing.T) {
 	t.Parallel()
 	r := start(t, testbroker.URL(t))
-	testbroker.WaitFor(t, "a dead letter, a retry, and one that came back later", patience, func() bool {
-		text := get(t, "http://"+r.address+"/metrics")
-		dead, retried, aside := false, false, false
-		for line := range strings.Lines(text) {
-			zero := strings.HasSuffix(line, " 0\n")
-			dead = dead || !zero && strings.HasPrefix(line, "millpond_dead_letters_total{") && strings.Contains(line, `reason="permanent"`)
-			retried = retried || !zero && strings.HasPrefix(line, "millpond_time_until_success_seconds_count{")
-			aside = aside || !zero && strings.HasPrefix(line, "millpond_set_aside_total{")
-		}
-		return dead && retried && aside && strings.Contains(text, `millpond_queue_messages_ready{name="`+r.queue+`.dlq"`)
-	})
+	testbroker.WaitFor(t, "a dead letter, a retry, and one that came back later", patience,
+		func() bool {
+			text := get(t, "http://"+r.address+"/metrics")
+			dead, retried, aside := false, false, false
+			for line := range strings.Lines(text) {
+				zero := strings.HasSuffix(line, " 0\n")
+				dead = dead || !zero && strings.HasPrefix(line, "millpond_dead_letters_total{") &&
+					strings.Contains(line, `reason="permanent"`)
+				retried = retried || !zero && strings.HasPrefix(line,
+					"millpond_time_until_success_seconds_count{")
+				aside = aside || !zero && strings.HasPrefix(line, "millpond_set_aside_total{")
+			}
+			return dead && retried && aside && strings.Contains(text,
+				`millpond_queue_messages_ready{name="`+r.queue+`.dlq"`)
+		})
 	get(t, "http://"+r.address+"/healthz")
 	r.stop()
 
@@ -121,12 +129,16 @@ func TestServiceIsSeen(t *testing.T) {
 	for _, line := range r.stderr.lines(t) {
 		messages[line["msg"]] = true
 		if line["msg"] == "Message will be retried" {
-			for _, key := range []string{"message_id", "message_uuid", "correlation_id", "attempt", "handler", "queue", "topic", "class", "delay", "error"} {
+			for _, key := range []string{
+				"message_id", "message_uuid", "correlation_id", "attempt",
+				"handler", "queue", "topic", "class", "delay", "error",
+			} {
 				require.Contains(t, line, key)
 			}
 		}
 	}
-	require.True(t, messages["Message will be retried"] && messages["Message dead-lettered"] && messages["Message set aside"], messages)
+	require.True(t, messages["Message will be retried"] && messages["Message dead-lettered"] &&
+		messages["Message set aside"], messages)
 	linked := 0
 	for _, span := range r.stdout.lines(t) {
 		require.Contains(t, []any{"publish " + r.queue, "process " + r.queue}, span["Name"])
@@ -149,8 +161,15 @@ func TestArguments(t *testing.T) {
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no pace":      {[]string{"--pace", "0s"}, 2, "--pace 0s is not positive"},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"nobody there": {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1, "connect to RabbitMQ at 127.0.0.1:1"},
-		"no such API":  {[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"}, 1, "WithManagement: "},
+		"no broker": {
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
+			1,
+			"connect to RabbitMQ at 127.0.0.1:1",
+		},
+		"no such API": {
+			[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"},
+			1, "WithManagement: ",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

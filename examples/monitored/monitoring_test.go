@@ -23,25 +23,29 @@ import (
 
 const monitoring = "../../docs/monitoring/"
 
-// requireMonitoring is set by `make test-monitoring`: what is missing fails.
+// requireMonitoring is set by `make test-monitoring`: a missing program fails the test.
 const requireMonitoring = "MILLPOND_REQUIRE_PROMETHEUS"
 
-func program(t *testing.T, name string) string {
+func installed(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if os.Getenv(requireMonitoring) != "" {
 			t.Fatalf("needs %s, which is in Debian's package prometheus", name)
 		}
-		t.Skipf("needs %s, which is in Debian's package prometheus: `make test-monitoring` installs it", name)
+		t.Skipf("needs %s, which is in Debian's package prometheus: `make test-monitoring` installs it",
+			name)
 	}
 	return path
 }
 
 func TestAlertRules(t *testing.T) {
 	t.Parallel()
-	promtool := program(t, "promtool")
-	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
+	promtool := installed(t, "promtool")
+	for _, args := range [][]string{
+		{"check", "rules", "alerts.yml"},
+		{"test", "rules", "alerts_test.yml"},
+	} {
 		cmd := exec.CommandContext(t.Context(), promtool, args...)
 		cmd.Dir = monitoring
 		out, err := cmd.CombinedOutput()
@@ -53,12 +57,13 @@ func TestAlertRules(t *testing.T) {
 	require.NoError(t, err)
 	for line := range strings.Lines(string(rules)) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "- alert: "); ok {
-			require.Contains(t, string(tests), "alertname: "+name+"\n        exp_alerts:", "no test lets %s fire", name)
+			require.Contains(t, string(tests), "alertname: "+name+"\n        exp_alerts:",
+				"no test lets %s fire", name)
 		}
 	}
 }
 
-// expressions are the queries of all panels, for one queue.
+// expressions returns the queries of all panels, for one queue.
 func expressions(t *testing.T, queue string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(monitoring + "dashboard.json")
@@ -86,7 +91,7 @@ func expressions(t *testing.T, queue string) map[string]string {
 // evaluates the rules, and returns its address.
 func scraper(t *testing.T, target string) string {
 	t.Helper()
-	path := program(t, "prometheus")
+	path := installed(t, "prometheus")
 	rules, err := filepath.Abs(monitoring + "alerts.yml")
 	require.NoError(t, err)
 	dir := t.TempDir()
@@ -102,7 +107,8 @@ scrape_configs: [{job_name: monitored, static_configs: [{targets: [%q]}]}]
 	require.NoError(t, l.Close())
 
 	var log bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), path, "--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"),
+	cmd := exec.CommandContext(t.Context(), path, "--config.file", config, "--storage.tsdb.path",
+		filepath.Join(dir, "data"),
 		"--web.listen-address", address)
 	cmd.Stdout, cmd.Stderr = &log, &log
 	require.NoError(t, cmd.Start())
@@ -144,8 +150,8 @@ func numbers(t *testing.T, prom, expr string) []float64 {
 	return found
 }
 
-// The running example, scraped by a real Prometheus: every query of the dashboard
-// returns data, and every rule can be evaluated.
+// Given the running example and a real Prometheus that scrapes it, then every query of the
+// dashboard returns data, and every rule can be evaluated.
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
@@ -169,7 +175,8 @@ func TestDashboardShowsData(t *testing.T) {
 	t.Logf("%d queries return data", queries)
 
 	testbroker.WaitFor(t, "the alert of dead letters", patience, func() bool {
-		return len(numbers(t, prom, `ALERTS{alertname="MillpondDeadLetters",alertstate="firing",queue="`+r.queue+`"}`)) > 0
+		return len(numbers(t, prom,
+			`ALERTS{alertname="MillpondDeadLetters",alertstate="firing",queue="`+r.queue+`"}`)) > 0
 	})
 	var rules struct {
 		Data struct {

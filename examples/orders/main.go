@@ -1,8 +1,8 @@
 // Command orders is a CQRS service with delayed retries.
 //
-// A command places an order; its handler publishes an event; billing and shipping
-// each have a queue of their own for it. Billing fails twice: its message waits
-// and returns to its own queue, and shipping is not told again.
+// A command places an order, and its handler publishes an event. Billing and shipping each have
+// a queue for that event. Billing fails twice: its message waits and comes back to billing's
+// queue alone, and shipping handles the event once.
 package main
 
 import (
@@ -10,52 +10,92 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
+	"sync"
 	"time"
+
+	"github.com/ThreeDotsLabs/watermill/components/cqrs"
+
+	"github.com/millpond-go/millpond/examples/internal/program"
+	"github.com/millpond-go/millpond/middleware"
 )
 
-const (
-	defaultURL = "amqp://guest:guest@127.0.0.1:5672/"
-	// limit is when the program gives up; it takes about two seconds.
-	limit = time.Minute
-)
+// limit is the time after which the program gives up. It takes about two seconds.
+const limit = time.Minute
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	url := os.Getenv("AMQP_URL")
-	if url == "" {
-		url = defaultURL
-	}
-	err := run(ctx, url, fmt.Sprintf("millpond-orders-%d", os.Getpid()), os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "orders: %v\n", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("orders", run) }
 
-// run places one order and returns when it is billed and shipped. The queues and
-// the exchange, whose names begin with prefix, stay.
+// run places one order and returns when it is billed and shipped. It leaves the queues and the
+// exchange behind. Their names begin with prefix.
 func run(ctx context.Context, url, prefix string, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	d := &desk{out: out, done: make(chan struct{}, 10)}
-	s, err := start(ctx, url, prefix, d)
+	s, commands, err := start(ctx, url, prefix, d)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err := s.commands.Send(ctx, &PlaceOrder{Order: 1, Item: "bread"}); err != nil {
+	defer func() { err = errors.Join(err, s.Close()) }()
+	if err := commands.Send(ctx, &PlaceOrder{Order: 1, Item: "bread"}); err != nil {
 		return err
 	}
-	for range 2 {
-		select {
-		case <-d.done:
-		case <-ctx.Done():
-			return fmt.Errorf("waited for the order to be billed and shipped: %w", context.Cause(ctx))
+	return program.Await(ctx, d.done, 2, "the order to be billed and shipped")
+}
+
+// PlaceOrder is a command.
+type PlaceOrder struct {
+	Order int
+	Item  string
+}
+
+// OrderPlaced is an event.
+type OrderPlaced struct {
+	Order int
+	Item  string
+}
+
+var errBankAway = errors.New("the bank does not answer")
+
+// desk does the work of the shop.
+type desk struct {
+	mu   sync.Mutex
+	out  io.Writer
+	done chan struct{}
+}
+
+func (d *desk) say(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fmt.Fprintf(d.out, format+"\n", args...)
+}
+
+// place handles the command. If the publish fails, the command fails and is retried, so events
+// may repeat.
+func (d *desk) place(events *cqrs.EventBus) cqrs.CommandHandler {
+	return cqrs.NewCommandHandler("place", func(ctx context.Context, c *PlaceOrder) error {
+		d.say("order %d of %s is placed", c.Order, c.Item)
+		return events.Publish(ctx, &OrderPlaced{Order: c.Order, Item: c.Item})
+	})
+}
+
+// bill fails twice. A handler of CQRS gets the message's context, which is all that the
+// accessors of millpond need.
+func (d *desk) bill() cqrs.EventHandler {
+	return cqrs.NewEventHandler("billing", func(ctx context.Context, event *OrderPlaced) error {
+		attempt := middleware.Attempt(ctx)
+		if attempt < 3 {
+			d.say("order %d is not billed at attempt %d: %v", event.Order, attempt, errBankAway)
+			return errBankAway
 		}
-	}
-	return nil
+		d.say("order %d is billed at attempt %d", event.Order, attempt)
+		d.done <- struct{}{}
+		return nil
+	})
+}
+
+func (d *desk) ship() cqrs.EventHandler {
+	return cqrs.NewEventHandler("shipping", func(ctx context.Context, event *OrderPlaced) error {
+		d.say("order %d is shipped at attempt %d", event.Order, middleware.Attempt(ctx))
+		d.done <- struct{}{}
+		return nil
+	})
 }

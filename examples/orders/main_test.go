@@ -19,7 +19,8 @@ func TestOnlyBillingIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	url, prefix := testbroker.URL(t), testbroker.Queue(t)
 	for _, queue := range []string{".PlaceOrder", ".OrderPlaced_billing", ".OrderPlaced_shipping"} {
-		testbroker.Delete(t, prefix+queue, prefix+queue+".dlq", prefix+queue+".wait.300ms", prefix+queue+".wait.1s")
+		testbroker.Delete(t, prefix+queue, prefix+queue+".dlq", prefix+queue+".wait.300ms",
+			prefix+queue+".wait.1s")
 	}
 	t.Cleanup(func() {
 		require.NoError(t, testbroker.Channel(t, url).ExchangeDelete(prefix+".OrderPlaced", false, false))

@@ -1,9 +1,8 @@
 // Command outbox places orders in PostgreSQL and handles them from RabbitMQ.
 //
-// One transaction writes the order and its message; Watermill's Forwarder relays
-// the message to RabbitMQ; the consumer retries there. What the producer wrote
-// beside the message, its trace and its tracking number, is the same at every
-// attempt.
+// One transaction writes the order and its message. Watermill's Forwarder relays the message to
+// RabbitMQ, and the consumer retries there. The trace and the tracking number, which the producer
+// wrote beside the message, are the same at every attempt.
 package main
 
 import (
@@ -12,41 +11,45 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
-	"os/signal"
-	"syscall"
+	"strconv"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	wsql "github.com/ThreeDotsLabs/watermill-sql/v4/pkg/sql"
+	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
 	_ "github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/middleware"
 )
 
 const usage = `Usage: AMQP_URL=amqp://… POSTGRES_URL=postgres://… outbox
 
-Places two orders, the second of which fails three times before it is handled,
-and ends when both are. The tables it makes (orders, watermill_outbox and
-watermill_offsets_outbox) and the queues (orders, its wait queues and its
-dead-letter queue) stay.
+Places two orders and ends when both are handled; the second fails three times.
+It leaves its tables (orders, watermill_outbox and watermill_offsets_outbox) and
+its queues (orders, the wait queues and the dead-letter queue).
 `
 
-// limit is when the program gives up; it takes about four seconds.
+// limit is the time after which the program gives up. It takes about four seconds.
 const limit = time.Minute
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := 0
-	if err := run(ctx, os.Getenv("POSTGRES_URL"), os.Getenv("AMQP_URL"), "orders", os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "outbox: %v\n", err)
-		if code = 1; errors.Is(err, errUsage) {
-			fmt.Fprint(os.Stderr, "\n"+usage)
-			code = 2
+	program.Exit(func(ctx context.Context, _ []string, stdout, stderr io.Writer) int {
+		postgres, broker := os.Getenv("POSTGRES_URL"), os.Getenv("AMQP_URL")
+		err := run(ctx, postgres, broker, "orders", stdout)
+		switch {
+		case err == nil:
+			return 0
+		case errors.Is(err, errUsage):
+			fmt.Fprintf(stderr, "outbox: %v\n\n%s", err, usage)
+			return 2
 		}
-	}
-	stop()
-	os.Exit(code)
+		fmt.Fprintf(stderr, "outbox: %v\n", err)
+		return 1
+	})
 }
 
 var (
@@ -69,8 +72,9 @@ func run(ctx context.Context, postgres, broker, queue string, out io.Writer) (er
 	handled := make(chan string, 2)
 	s, err := start(ctx, db, broker, queue, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())
-		fmt.Fprintf(out, "order %s, attempt %d, tracking %s\n", msg.Payload, attempt, msg.Metadata[trackingKey])
-		if msg.Metadata[trackingKey] == "parcel of bread" && attempt < 4 {
+		tracking := msg.Metadata[trackingKey]
+		fmt.Fprintf(out, "order %s, attempt %d, tracking %s\n", msg.Payload, attempt, tracking)
+		if tracking == "parcel of bread" && attempt < 4 {
 			return errNoStock
 		}
 		fmt.Fprintf(out, "order %s is handled\n", msg.Payload)
@@ -80,7 +84,7 @@ func run(ctx context.Context, postgres, broker, queue string, out io.Writer) (er
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = errors.Join(err, s.Close()) }()
 
 	for _, item := range []string{"flour", "bread"} {
 		tracking := message.Metadata{trackingKey: "parcel of " + item}
@@ -88,12 +92,51 @@ func run(ctx context.Context, postgres, broker, queue string, out io.Writer) (er
 			return fmt.Errorf("place an order: %w", err)
 		}
 	}
-	for range 2 {
-		select {
-		case <-handled:
-		case <-ctx.Done():
-			return fmt.Errorf("waited for the orders: %w", context.Cause(ctx))
-		}
+	return program.Await(ctx, handled, 2, "the orders")
+}
+
+// outbox is the topic of the messages to relay. Their table is named after it.
+const outbox = "outbox"
+
+// trackingKey is metadata of the producer.
+const trackingKey = "tracking-number"
+
+const createOrders = `CREATE TABLE IF NOT EXISTS orders (
+	id SERIAL PRIMARY KEY, item TEXT NOT NULL)`
+
+// placeOrder writes the order and its message in one transaction: both exist afterwards, or
+// neither. It returns the order's number, which is the message's payload.
+func placeOrder(
+	ctx context.Context, db *sql.DB, queue, item string, metadata message.Metadata,
+) (order int, err error) {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return 0, err
 	}
-	return nil
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, tx.Rollback())
+		}
+	}()
+	row := tx.QueryRowContext(ctx, `INSERT INTO orders (item) VALUES ($1) RETURNING id`, item)
+	if err := row.Scan(&order); err != nil {
+		return 0, err
+	}
+	// The relay has created the table: creating it here could end the transaction.
+	pub, err := wsql.NewPublisher(wsql.TxFromStdSQL(tx),
+		wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}}, nil)
+	if err != nil {
+		return 0, err
+	}
+	msg := message.NewMessage(watermill.NewUUID(), message.Payload(strconv.Itoa(order)))
+	maps.Copy(msg.Metadata, metadata)
+	msg.SetContext(ctx)
+	relayed := forwarder.NewPublisher(pub, forwarder.PublisherConfig{ForwarderTopic: outbox})
+	if err := relayed.Publish(queue, msg); err != nil {
+		return 0, err
+	}
+	if item == "" {
+		return 0, errors.New("an order of nothing")
+	}
+	return order, tx.Commit()
 }

@@ -38,27 +38,60 @@ func count(t *testing.T, db *sql.DB, table string) (n int) {
 	return n
 }
 
-// What the producer wrote beside its message, after an outbox, a relay and three waits.
-func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
-	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	db := connect(t, testbroker.PrivatePostgres(t).URL())
-	attempts := make(chan *message.Message, 10)
-	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
+// story is a service that runs with a database and a queue that no other test uses.
+type story struct {
+	url, queue string
+	db         *sql.DB
+	attempts   chan *message.Message // as the handler got them
+}
+
+// begin starts the service. Its handler fails at the first attempts of a message.
+func begin(t *testing.T, fails int, logger watermill.LoggerAdapter) *story {
+	t.Helper()
+	s := &story{
+		url: testbroker.URL(t), queue: testbroker.Queue(t),
+		db: connect(t, testbroker.PrivatePostgres(t).URL()), attempts: make(chan *message.Message, 10),
+	}
+	service, err := start(t.Context(), s.db, s.url, s.queue, func(msg *message.Message) error {
 		attempt := middleware.Attempt(msg.Context())
 		seen := message.NewMessage(msg.UUID, msg.Payload)
 		seen.Metadata = maps.Clone(msg.Metadata)
 		seen.Metadata["attempt"] = strconv.Itoa(attempt)
-		attempts <- seen
+		s.attempts <- seen
 		msg.Metadata["traceparent"] = "of a span inside the handler"
-		if attempt < 4 {
+		if attempt <= fails {
 			return errNoStock
 		}
 		return nil
-	}, watermill.NopLogger{})
+	}, logger)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.close()) })
+	t.Cleanup(func() { require.NoError(t, service.Close()) })
+	return s
+}
 
+// place places an order of flour or bread and returns its number.
+func (s *story) place(t *testing.T, queue, item string, metadata message.Metadata) string {
+	t.Helper()
+	order, err := placeOrder(t.Context(), s.db, queue, item, metadata)
+	require.NoError(t, err)
+	return strconv.Itoa(order)
+}
+
+func receive[T any](t *testing.T, from <-chan T, awaited string) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(patience):
+		t.Fatalf("waited %s for %s", patience, awaited)
+	}
+	return value
+}
+
+// Given metadata that the producer wrote beside its message, when the message has passed an
+// outbox, a relay and three waits, then every attempt sees the same metadata.
+func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
+	t.Parallel()
+	s := begin(t, 3, watermill.NopLogger{})
 	written := message.Metadata{
 		"traceparent":                        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		"tracestate":                         "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
@@ -67,58 +100,39 @@ func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
 		"X-Request-Id":                       "7f3d",
 		wmiddleware.CorrelationIDMetadataKey: "corr-1",
 	}
-	order, err := placeOrder(t.Context(), db, queue, "bread", written)
-	require.NoError(t, err)
+	order := s.place(t, s.queue, "bread", written)
 	uuid := ""
 	for attempt := 1; attempt <= 4; attempt++ {
-		select {
-		case msg := <-attempts:
-			if attempt == 1 {
-				uuid = msg.UUID
-			}
-			require.Equal(t, strconv.Itoa(attempt), msg.Metadata["attempt"])
-			require.Equal(t, uuid, msg.UUID)
-			require.Equal(t, strconv.Itoa(order), string(msg.Payload))
-			for key, value := range written {
-				require.Equal(t, value, msg.Metadata[key], "%s at attempt %d", key, attempt)
-			}
-		case <-time.After(patience):
-			t.Fatalf("waited %s for attempt %d", patience, attempt)
+		msg := receive(t, s.attempts, "attempt "+strconv.Itoa(attempt))
+		if attempt == 1 {
+			uuid = msg.UUID
+		}
+		require.Equal(t, strconv.Itoa(attempt), msg.Metadata["attempt"])
+		require.Equal(t, uuid, msg.UUID)
+		require.Equal(t, order, string(msg.Payload))
+		for key, value := range written {
+			require.Equal(t, value, msg.Metadata[key], "%s at attempt %d", key, attempt)
 		}
 	}
 	testbroker.WaitFor(t, "the queues to be empty", patience, func() bool {
-		return testbroker.Depth(t, url, queue) == 0 && testbroker.Depth(t, url, queue+".wait.2s") == 0
+		return testbroker.Depth(t, s.url, s.queue) == 0 &&
+			testbroker.Depth(t, s.url, s.queue+".wait.2s") == 0
 	})
-	require.Equal(t, 0, testbroker.Depth(t, url, queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, s.url, s.queue+".dlq"))
 }
 
-// Both are there or neither.
+// Given an order that is rolled back, then its message is not in the outbox either.
 func TestOrderThatIsRolledBackHasNoMessage(t *testing.T) {
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	db := connect(t, testbroker.PrivatePostgres(t).URL())
-	handled := make(chan string, 10)
-	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
-		handled <- string(msg.Payload)
-		return nil
-	}, watermill.NopLogger{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.close()) })
-
-	_, err = placeOrder(t.Context(), db, queue, "", nil)
+	s := begin(t, 0, watermill.NopLogger{})
+	_, err := placeOrder(t.Context(), s.db, s.queue, "", nil)
 	require.ErrorContains(t, err, "an order of nothing")
-	require.Equal(t, 0, count(t, db, "orders"))
-	require.Equal(t, 0, count(t, db, "watermill_outbox"))
+	require.Equal(t, 0, count(t, s.db, "orders"))
+	require.Equal(t, 0, count(t, s.db, "watermill_outbox"))
 
-	order, err := placeOrder(t.Context(), db, queue, "flour", nil)
-	require.NoError(t, err)
-	select {
-	case first := <-handled:
-		require.Equal(t, strconv.Itoa(order), first, "the outbox keeps the order")
-	case <-time.After(patience):
-		t.Fatalf("waited %s for the order", patience)
-	}
-	require.Equal(t, 1, count(t, db, "orders"))
+	order := s.place(t, s.queue, "flour", nil)
+	require.Equal(t, order, string(receive(t, s.attempts, "the order").Payload))
+	require.Equal(t, 1, count(t, s.db, "orders"))
 }
 
 // failureLog passes on the first error that is logged.
@@ -136,49 +150,33 @@ func (failureLog) Info(string, watermill.LogFields)                   {}
 func (failureLog) Debug(string, watermill.LogFields)                  {}
 func (failureLog) Trace(string, watermill.LogFields)                  {}
 
-// A relay whose queue is missing keeps the message in the table.
+// Given a message for a queue that is missing, then the relay keeps it in the table, and the
+// message behind it waits. When the queue is declared, both are relayed.
 func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 	t.Parallel()
-	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	db := connect(t, testbroker.PrivatePostgres(t).URL())
-	handled := make(chan string, 10)
 	failures := make(failureLog, 1)
-	s, err := start(t.Context(), db, url, queue, func(msg *message.Message) error {
-		handled <- string(msg.Payload)
-		return nil
-	}, failures)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.close()) })
-
+	s := begin(t, 0, failures)
 	later := testbroker.Queue(t)
-	_, err = placeOrder(t.Context(), db, later, "bread", nil)
+	s.place(t, later, "bread", nil)
+	order := s.place(t, s.queue, "flour", nil)
+	receive(t, failures, "the relay to fail")
+	require.Empty(t, s.attempts, "the order behind it must wait")
+	_, err := testbroker.Channel(t, s.url).QueueDeclare(later, true, false, false, false, nil)
 	require.NoError(t, err)
-	order, err := placeOrder(t.Context(), db, queue, "flour", nil)
-	require.NoError(t, err)
-	select {
-	case <-failures:
-	case <-time.After(patience):
-		t.Fatalf("waited %s for the relay to fail", patience)
-	}
-	require.Empty(t, handled, "the order behind it has to wait")
-	_, err = testbroker.Channel(t, url).QueueDeclare(later, true, false, false, false, nil)
-	require.NoError(t, err)
-	select {
-	case first := <-handled:
-		require.Equal(t, strconv.Itoa(order), first)
-	case <-time.After(patience):
-		t.Fatalf("waited %s for the order behind the one without a queue", patience)
-	}
-	require.Equal(t, 1, testbroker.Depth(t, url, later))
+	behind := receive(t, s.attempts, "the order behind the one without a queue")
+	require.Equal(t, order, string(behind.Payload))
+	require.Equal(t, 1, testbroker.Depth(t, s.url, later))
 }
 
 func TestProgramHandlesBothOrders(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, run(t.Context(), testbroker.PrivatePostgres(t).URL(), testbroker.URL(t), testbroker.Queue(t), &out))
+	postgres, broker := testbroker.PrivatePostgres(t).URL(), testbroker.URL(t)
+	require.NoError(t, run(t.Context(), postgres, broker, testbroker.Queue(t), &out))
 	for _, line := range []string{
 		"order 1, attempt 1, tracking parcel of flour\n", "order 1 is handled\n",
-		"order 2, attempt 1, tracking parcel of bread\n", "order 2, attempt 4, tracking parcel of bread\n", "order 2 is handled\n",
+		"order 2, attempt 1, tracking parcel of bread\n",
+		"order 2, attempt 4, tracking parcel of bread\n", "order 2 is handled\n",
 	} {
 		require.Contains(t, out.String(), line)
 	}
@@ -186,5 +184,6 @@ func TestProgramHandlesBothOrders(t *testing.T) {
 
 func TestProgramSaysWhatItNeeds(t *testing.T) {
 	t.Parallel()
-	require.ErrorIs(t, run(t.Context(), "", "amqp://localhost", "orders", &bytes.Buffer{}), errUsage)
+	err := run(t.Context(), "", "amqp://localhost", "orders", &bytes.Buffer{})
+	require.ErrorIs(t, err, errUsage)
 }

@@ -11,9 +11,13 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/examples/internal/webhook"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -23,8 +27,8 @@ var errInterrupted = errors.New("interrupted")
 const (
 	// pace is the time between two deliveries that are published.
 	pace = 60 * time.Millisecond
-	// limit is how long after the last of them the demo gives up. The longest
-	// delivery takes about eight seconds.
+	// limit is the time after the last of them when the demo gives up. The longest delivery takes
+	// about eight seconds.
 	limit = 40 * time.Second
 )
 
@@ -44,9 +48,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 	queue := "millpond-webhooks-" + strings.ToLower(rand.Text()[:8])
 	var strategy topology.Strategy = topology.PerQueue{Type: d.kind}
 	if d.strategy == "shared" {
-		strategy = topology.Shared{Type: d.kind, Prefix: queue} // shared with nobody, so that it can be deleted
+		// shared by no other program, so that it can be deleted
+		strategy = topology.Shared{Type: d.kind, Prefix: queue}
 	}
-	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy, webhook.RetryAfters))
+	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy,
+		webhook.RetryAfters))
 	if err != nil {
 		return err
 	}
@@ -56,13 +62,15 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	s, err := startService(ctx, d.url, queue, strategy, d.logger)
+	sender := webhook.NewSender(lanes)
+	defer sender.Close()
+	s, err := d.serve(ctx, queue, strategy, sender)
 	if err != nil {
 		return err
 	}
 	p, err := dialPlain(d.url)
 	if err != nil {
-		return errors.Join(err, s.close())
+		return errors.Join(err, s.Close())
 	}
 	defer p.conn.Close()
 	d.screen.print("queue %s on %s\n", queue, p.server())
@@ -72,7 +80,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 
 	stop := d.screen.follow(l.progress)
 	driven := d.drive(ctx, p, l, plan, r.url)
-	failed := errors.Join(s.close(), inspect(p, l, plan))
+	failed := errors.Join(s.Close(), inspect(p, l, plan))
 	stop()
 	well := failed == nil && (driven == nil || errors.Is(driven, errInterrupted))
 	return errors.Join(driven, failed, d.conclude(p, l, plan, well))
@@ -84,8 +92,9 @@ func (d *demo) seen(line string) {
 	}
 }
 
-// drive publishes the deliveries and waits until every one is decided.
-func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string) error {
+// drive publishes the deliveries and waits until each is decided.
+func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Plan, url string,
+) error {
 	err := p.consume(plan.Dead.RoutingKey, func(m amqp.Delivery) {
 		l.deadLetter(identify(m), text(m, header.DeadReason), text(m, header.DeadFailures))
 	})
@@ -96,11 +105,13 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	next := time.NewTicker(pace)
 	defer next.Stop()
 	for _, planned := range d.plan {
-		body, err := json.Marshal(webhook.Delivery{ID: planned.id, URL: url + planned.id, Event: "order.paid"})
+		body, err := json.Marshal(webhook.Delivery{
+			ID: planned.id, URL: url + planned.id, Event: "order.paid",
+		})
 		if err != nil {
 			return err
 		}
-		// An interruption waits for the confirm: the table would not know the message.
+		// An interruption waits for the confirm, or the table would not know the message.
 		if err := p.publish(context.WithoutCancel(ctx), plan.Queue, planned.id, body); err != nil {
 			return err
 		}
@@ -125,7 +136,7 @@ func (d *demo) drive(ctx context.Context, p *plain, l *ledger, plan topology.Pla
 	return nil
 }
 
-// identify returns which delivery a message is; its body says so.
+// identify returns the id of the delivery in a message.
 func identify(m amqp.Delivery) string {
 	var d webhook.Delivery
 	if json.Unmarshal(m.Body, &d) != nil {
@@ -136,8 +147,8 @@ func identify(m amqp.Delivery) string {
 
 func text(m amqp.Delivery, header string) string { return fmt.Sprint(m.Headers[header]) }
 
-// inspect looks a few times for deliveries that are still in the queue or wait:
-// what comes back from a closed channel does so a moment later.
+// inspect looks a few times for deliveries that are still in the queue or wait, because messages of
+// a closed channel come back a moment later.
 func inspect(p *plain, l *ledger, plan topology.Plan) error {
 	for range 5 {
 		time.Sleep(100 * time.Millisecond)
@@ -158,7 +169,8 @@ func (d *demo) conclude(p *plain, l *ledger, plan topology.Plan, well bool) erro
 	}
 	r := l.report()
 	if len(r.lost) > 0 {
-		failed = errors.Join(failed, fmt.Errorf("lost %d of %d: %s", len(r.lost), r.published, strings.Join(r.lost, " ")))
+		failed = errors.Join(failed, fmt.Errorf("lost %d of %d: %s", len(r.lost), r.published,
+			strings.Join(r.lost, " ")))
 	}
 	if well && failed == nil {
 		failed = p.delete(plan)
@@ -168,4 +180,38 @@ func (d *demo) conclude(p *plain, l *ledger, plan topology.Plan, well bool) erro
 	d.seen("\n")
 	d.screen.print("%v\n", r)
 	return failed
+}
+
+// lanes is the number of deliveries in progress at once. A slow delivery holds up no other one.
+const lanes = 8
+
+// serve consumes the queue with delayed retries. It returns once it does.
+func (d *demo) serve(
+	ctx context.Context, queue string, strategy topology.Strategy, sender *webhook.Sender,
+) (*program.Service, error) {
+	cfg := wamqp.NewDurableQueueConfig(d.url)
+	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(d.logger))
+	if err != nil {
+		return nil, err
+	}
+	retry, err := webhook.NewRetry(client, middleware.WithLogger(d.logger))
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	policies := topology.ForPolicy(append(retry.Policies(), webhook.RetryAfters)...)
+	sub, err := client.NewSubscriber(cfg, policies, topology.WithConcurrency(lanes))
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	router, err := message.NewRouter(message.RouterConfig{}, d.logger)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("webhooks", queue, sub, sender.Deliver)
+	s, err := program.Start(ctx, router, client)
+	if errors.Is(err, context.Canceled) {
+		err = errInterrupted
+	}
+	return s, err
 }

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-// Twenty deliveries have every story once.
+// Given twenty deliveries, which have every story once, then none is lost and the queues are gone.
 func TestDemoLosesNothing(t *testing.T) {
 	t.Parallel()
 	for strategy, kind := range map[string]string{"perqueue": "quorum", "shared": "classic"} {
@@ -29,7 +29,8 @@ func TestDemoLosesNothing(t *testing.T) {
 			}, &stdout, &stderr)
 			require.Empty(t, stderr.String())
 			require.Zero(t, code, stdout.String())
-			require.True(t, strings.HasSuffix(stdout.String(), "\npublished 20  delivered 17  dead-lettered 3  lost 0\n"), stdout.String())
+			require.True(t, strings.HasSuffix(stdout.String(),
+				"\npublished 20  delivered 17  dead-lettered 3  lost 0\n"), stdout.String())
 			require.NotContains(t, stdout.String(), "\x1b")
 
 			queue := strings.Fields(stdout.String())[1]
@@ -39,7 +40,8 @@ func TestDemoLosesNothing(t *testing.T) {
 				require.Equal(t, -1, testbroker.Depth(t, url, queue+deleted), deleted)
 			}
 			for _, deleted := range []string{".return", ".stranded", ".wait.3s.classic"} {
-				err := testbroker.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false, false, false, nil)
+				err := testbroker.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false,
+					false, false, nil)
 				require.ErrorContains(t, err, "NOT_FOUND")
 			}
 		})
@@ -79,15 +81,21 @@ func TestArguments(t *testing.T) {
 		code int
 		says string
 	}{
-		"help":             {[]string{"--help"}, 0, "Usage: webhooks"},
-		"unknown flag":     {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
-		"unknown strategy": {[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue or shared`},
-		"unknown type":     {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
-		"none":             {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
-		"too many":         {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
-		"argument":         {[]string{"now"}, 2, `unexpected argument "now"`},
-		"no URL":           {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
-		"nobody there":     {[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1, "connect to RabbitMQ at 127.0.0.1:1"},
+		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
+		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
+		"unknown strategy": {
+			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue or shared`,
+		},
+		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
+		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
+		"too many":     {[]string{"--deliveries", "1001"}, 2, "1001 deliveries: from 1 to 1000"},
+		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
+		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
+		"no broker": {
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
+			1,
+			"connect to RabbitMQ at 127.0.0.1:1",
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

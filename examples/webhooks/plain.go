@@ -11,8 +11,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// plain is a connection of the demo's own: whatever it finds out does not depend
-// on the library.
+// plain is a connection that does not use the library, so that the library's faults show.
 type plain struct {
 	conn    *amqp.Connection
 	ch      *amqp.Channel
@@ -34,7 +33,7 @@ func dialPlain(url string) (*plain, error) {
 	return &plain{conn: conn, ch: ch, returns: ch.NotifyReturn(make(chan amqp.Return, 1))}, nil
 }
 
-// server is the broker's name and version.
+// server returns the broker's name and version.
 func (p *plain) server() string {
 	return fmt.Sprintf("%v %v", p.conn.Properties["product"], p.conn.Properties["version"])
 }
@@ -43,9 +42,10 @@ func (p *plain) server() string {
 func (p *plain) publish(ctx context.Context, queue, id string, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	confirm, err := p.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, MessageId: id, ContentType: "application/json", Body: body,
-	})
+	confirm, err := p.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false,
+		amqp.Publishing{
+			DeliveryMode: amqp.Persistent, MessageId: id, ContentType: "application/json", Body: body,
+		})
 	if err != nil {
 		return fmt.Errorf("publish %s: %w", id, err)
 	}
@@ -64,8 +64,8 @@ func (p *plain) publish(ctx context.Context, queue, id string, body []byte) erro
 	}
 }
 
-// consume calls found for each message of a queue until the connection is
-// closed. Nothing is acked: the messages stay where they are.
+// consume calls found for each message of a queue until the connection is closed. It acks none, so
+// the messages stay in their queue.
 func (p *plain) consume(queue string, found func(amqp.Delivery)) error {
 	ch, err := p.conn.Channel()
 	if err != nil {
@@ -83,8 +83,8 @@ func (p *plain) consume(queue string, found func(amqp.Delivery)) error {
 	return nil
 }
 
-// look calls found for each message that is in a queue now, and leaves it there.
-// A queue that is missing holds none.
+// look calls found for each message that is in a queue now, and leaves it there. A missing queue
+// holds none.
 func (p *plain) look(queue string, found func(amqp.Delivery)) error {
 	ch, err := p.conn.Channel()
 	if err != nil {
@@ -99,13 +99,13 @@ func (p *plain) look(queue string, found func(amqp.Delivery)) error {
 		case err != nil:
 			return fmt.Errorf("look into %s: %w", queue, err)
 		case !ok:
-			return ch.Close() // which gives back what was got
+			return ch.Close() // which gives the messages back
 		}
 		found(d)
 	}
 }
 
-// delete removes the queue and all of its plan.
+// delete removes the queue and the rest of its plan.
 func (p *plain) delete(plan topology.Plan) error {
 	for _, queue := range append(waiting(plan), plan.Dead.RoutingKey) {
 		if _, err := p.ch.QueueDelete(queue, false, false, false); err != nil {
@@ -120,7 +120,7 @@ func (p *plain) delete(plan topology.Plan) error {
 	return nil
 }
 
-// waiting are the queue and those of its plan but the dead-letter queue.
+// waiting returns the queue and the queues of its plan without the dead-letter queue.
 func waiting(plan topology.Plan) []string {
 	queues := []string{plan.Queue}
 	for _, queue := range plan.Queues {

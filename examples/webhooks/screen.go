@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// screen prints lines above a progress line, which is there only while live is
-// set. Its methods may be called from many goroutines.
+// screen prints lines above a progress line, which it shows only if live is set. Its methods may be
+// called from many goroutines.
 type screen struct {
 	mu       sync.Mutex
 	out      io.Writer
@@ -17,7 +17,7 @@ type screen struct {
 	progress func() string // nil: no progress line now
 }
 
-// isTerminal reports whether out is one that can draw a line over another.
+// isTerminal reports whether out is a terminal that can draw a line over another.
 func isTerminal(out io.Writer) bool {
 	file, isFile := out.(*os.File)
 	if !isFile || os.Getenv("TERM") == "" || os.Getenv("TERM") == "dumb" {
@@ -29,18 +29,18 @@ func isTerminal(out io.Writer) bool {
 
 const (
 	eraseLine = "\r\x1b[K"
-	// A line that wraps cannot be drawn over: on a narrow terminal it is cut.
+	// A wrapped line cannot be drawn over: on a narrow terminal it is cut.
 	wrapOff, wrapOn = "\x1b[?7l", "\x1b[?7h"
 )
 
-// print prints text, which ends a line.
+// print prints a text that ends a line.
 func (s *screen) print(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draw(fmt.Sprintf(format, args...))
 }
 
-// draw must be called with mu locked. One write, so that nothing flickers.
+// draw writes once, so that nothing flickers. mu must be locked.
 func (s *screen) draw(text string) {
 	if s.live && s.progress != nil {
 		text = eraseLine + text + wrapOff + s.progress() + wrapOn
@@ -48,8 +48,7 @@ func (s *screen) draw(text string) {
 	_, _ = s.out.Write([]byte(text))
 }
 
-// follow keeps the progress line up to date until the function it returns is
-// called, which removes the line.
+// follow keeps the progress line up to date. The returned function removes the line.
 func (s *screen) follow(progress func() string) (stop func()) {
 	if !s.live {
 		return func() {}

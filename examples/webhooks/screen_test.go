@@ -20,7 +20,7 @@ func TestLinesStandAboveTheProgressLine(t *testing.T) {
 	stop()
 	s.print("after\n")
 	const progress = "\x1b[?7l1 of 2\x1b[?7h"
-	// However often it was drawn in between.
+	// It may have been drawn many times in between.
 	got := strings.ReplaceAll(out.String(), "\r\x1b[K"+progress, "")
 	require.Equal(t, "before\n\r\x1b[Kline\n"+progress+"\r\x1b[Kafter\n", got)
 }

@@ -13,17 +13,17 @@ func TestSpread(t *testing.T) {
 	assert.Equal(t, spread{3, 1, 9}, spreadOf([]float64{9, 1, 2, 4}))
 }
 
-// Ratios are those of one round: what slows down a whole round is in neither.
+// Given a round that is slow as a whole, then it does not change the ratio of its entries.
 func TestRatiosAreOfOneRound(t *testing.T) {
 	t.Parallel()
 	r := run{Results: []result{
-		{Group: "publish", X: 1, Entry: ours, Metric: rate, Samples: []float64{100, 10, 50}},
+		{Group: "publish", X: 1, Entry: millpond, Metric: rate, Samples: []float64{100, 10, 50}},
 		{Group: "publish", X: 1, Entry: raw, Metric: rate, Samples: []float64{50, 5, 100}},
 	}}
-	s, ok := ratio("publish", 1, rate, ours, raw)(r)
+	s, ok := ratio("publish", 1, rate, millpond, raw)(r)
 	require.True(t, ok)
 	assert.Equal(t, spread{2, 0.5, 2}, s)
-	_, ok = ratio("publish", 8, rate, ours, raw)(r)
+	_, ok = ratio("publish", 8, rate, millpond, raw)(r)
 	assert.False(t, ok, "it was not measured")
 }
 
@@ -32,12 +32,13 @@ func TestAddedTakesTheHandlerAway(t *testing.T) {
 	r := run{Results: []result{
 		{Group: "success", Entry: bare, Metric: nanoseconds, Samples: []float64{2, 4}},
 		{Group: "success", Entry: recoverer, Metric: nanoseconds, Samples: []float64{12, 14}},
-		{Group: "success", Entry: ours, Metric: nanoseconds, Samples: []float64{22, 24}},
+		{Group: "success", Entry: millpond, Metric: nanoseconds, Samples: []float64{22, 24}},
 	}}
-	s, ok := added("success", nanoseconds, ours, recoverer, bare)(r)
+	s, ok := added("success", nanoseconds, millpond, recoverer, bare)(r)
 	require.True(t, ok)
 	assert.Equal(t, spread{2, 2, 2}, s)
-	assert.Equal(t, []float64{22, 24}, r.samples("success", 0, ours, nanoseconds), "the samples are as they were")
+	assert.Equal(t, []float64{22, 24}, r.samples("success", 0, millpond, nanoseconds),
+		"the samples are as they were")
 }
 
 func TestVerdict(t *testing.T) {
@@ -47,15 +48,21 @@ func TestVerdict(t *testing.T) {
 		got  float64
 		want string
 	}{
-		{aim{least: 0.95}, 0.95, "met"}, {aim{least: 0.95}, 0.949, "missed"}, {aim{least: 0.95, beyond: 1}, 1, "beyond"},
-		{aim{most: 3, beyond: 2}, 3, "met"}, {aim{most: 3, beyond: 2}, 3.1, "missed"}, {aim{most: 3, beyond: 2}, 1.9, "beyond"},
-		{aim{}, 0, "met"}, {aim{}, 1, "missed"},
+		{aim{least: 0.95}, 0.95, "met"},
+		{aim{least: 0.95}, 0.949, "missed"},
+		{aim{least: 0.95, beyond: 1}, 1, "beyond"},
+		{aim{most: 3, beyond: 2}, 3, "met"},
+		{aim{most: 3, beyond: 2}, 3.1, "missed"},
+		{aim{most: 3, beyond: 2}, 1.9, "beyond"},
+		{aim{}, 0, "met"},
+		{aim{}, 1, "missed"},
 	} {
-		assert.Equal(t, test.want, test.aim.verdict(spread{median: test.got}), "%+v %v", test.aim, test.got)
+		got := test.aim.verdict(spread{median: test.got})
+		assert.Equal(t, test.want, got, "%+v %v", test.aim, test.got)
 	}
 }
 
-// Every aim is of something that the contests measure.
+// Every aim belongs to a contest.
 func TestAimsAreOfContests(t *testing.T) {
 	t.Parallel()
 	for _, a := range aims() {

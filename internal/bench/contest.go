@@ -2,21 +2,28 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"os"
+	"runtime"
 	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
 )
 
-// values are what one turn has measured, by the name of the metric.
+// values are the measurements of one turn, by the name of the metric.
 type values map[string]float64
 
-// entry is one way to do what a contest is about. turn does it once and measures it.
+// entry is one contender in a contest. turn does the work once and measures it.
 type entry struct {
 	name string
 	turn func(ctx context.Context) (values, error)
 }
 
-// contest lets its entries take turns, so that whatever else the machine does meets all of them alike. x tells contests of one
-// group apart that differ in a number only: callers, bytes, messages that wait.
+// contest lets its entries take turns, so that other work of the machine slows all of them alike. x
+// is the number by which the contests of one group differ: callers, bytes, waiting messages.
 type contest struct {
 	group   string
 	x       float64
@@ -24,7 +31,7 @@ type contest struct {
 	entries []entry
 }
 
-// result is what one entry has measured in all its turns.
+// result has the measurements of one entry in all its turns.
 type result struct {
 	Group   string    `json:"group"`
 	X       float64   `json:"x"`
@@ -33,17 +40,17 @@ type result struct {
 	Samples []float64 `json:"samples"` // in the order of the rounds
 }
 
-// hold runs the contest. The first round warms up and does not count, unless there is only one. Each round begins with the
-// next entry.
+// hold runs the contest. The first round warms up and does not count, unless there is only one.
+// Each round begins with the next entry.
 func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 	var results []result
 	warmUp := 0
 	if c.rounds > 1 {
 		warmUp = 1
 	}
-	if b.only != nil {
-		c.entries = slices.DeleteFunc(c.entries, func(e entry) bool { return !slices.Contains(b.only, e.name) })
-	}
+	c.entries = slices.DeleteFunc(c.entries, func(e entry) bool {
+		return b.only != nil && !slices.Contains(b.only, e.name)
+	})
 	for round := range c.rounds + warmUp {
 		for i := range c.entries {
 			e := c.entries[(i+round)%len(c.entries)]
@@ -56,7 +63,9 @@ func (c contest) hold(ctx context.Context, b *bench) ([]result, error) {
 				continue
 			}
 			for metric, value := range measured {
-				results = record(results, result{Group: c.group, X: c.x, Entry: e.name, Metric: metric, Samples: []float64{value}})
+				results = record(results, result{
+					Group: c.group, X: c.x, Entry: e.name, Metric: metric, Samples: []float64{value},
+				})
 			}
 		}
 	}
@@ -80,7 +89,7 @@ func (r result) is(group string, x float64, entry, metric string) bool {
 // spread is a median and the range around it.
 type spread struct{ median, low, high float64 }
 
-// spreadOf returns the spread of samples, of which there is at least one.
+// spreadOf returns the spread of at least one sample.
 func spreadOf(samples []float64) spread {
 	sorted := slices.Sorted(slices.Values(samples))
 	middle := len(sorted) / 2
@@ -89,4 +98,82 @@ func spreadOf(samples []float64) spread {
 		median = (sorted[middle-1] + sorted[middle]) / 2
 	}
 	return spread{median, sorted[0], sorted[len(sorted)-1]}
+}
+
+// run has the results of one run.
+type run struct {
+	Machine string   `json:"machine"`
+	Rounds  int      `json:"rounds"`
+	Results []result `json:"results"`
+}
+
+func machineOf(b *broker) string {
+	return fmt.Sprintf("%s, %d processors, %s, RabbitMQ %s on the same machine, %s",
+		processor(), runtime.NumCPU(), runtime.Version(), b.node.Version(),
+		time.Now().UTC().Format(time.DateOnly))
+}
+
+// processor returns the model that Linux names.
+func processor() string {
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
+
+// samples returns a copy of the samples, and nil if there are none.
+func (r run) samples(group string, x float64, entry, metric string) []float64 {
+	for _, one := range r.Results {
+		if one.is(group, x, entry, metric) {
+			return slices.Clone(one.Samples)
+		}
+	}
+	return nil
+}
+
+func (r run) write(file string) error {
+	data, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(data, '\n'), 0o644)
+}
+
+// print writes the aims first, and then the measurements behind them.
+func (r run) print(out io.Writer) {
+	fmt.Fprintln(out, "\nRatios of the turns in one round: median (range).")
+	fmt.Fprintln(out, "One message in flight cannot be faster than the round trip of its confirm. "+
+		"If a handler takes 10 ms, a wait\nof a second in it makes its queue 2 times slower when 1 % "+
+		"fail, and 11 times when 10 % do: a wait queue\ngains that much over Retry.")
+	fmt.Fprintln(out)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, a := range aims() {
+		if s, ok := a.of(r); ok {
+			fmt.Fprintf(table, "%s\t%s\t(%s to %s)\taim %s\t%s\n", a.about, short(s.median), short(s.low),
+				short(s.high), a.bound(), a.verdict(s))
+		}
+	}
+	_ = table.Flush()
+	fmt.Fprintln(out, "\nMeasurements: median (range).")
+	fmt.Fprintln(out)
+	for _, one := range r.Results {
+		s := spreadOf(one.Samples)
+		fmt.Fprintf(table, "%s\t%g\t%s\t%s\t(%s to %s)\t%s\n", one.Group, one.X, one.Entry,
+			short(s.median), short(s.low), short(s.high), one.Metric)
+	}
+	_ = table.Flush()
+}
+
+// short returns a number with three significant digits.
+func short(v float64) string {
+	switch {
+	case v == 0:
+		return "0"
+	case v >= 1000 || v <= -1000:
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
 }

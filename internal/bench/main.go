@@ -1,13 +1,13 @@
-// Bench measures the library beside what a user would pick instead, in one run on a RabbitMQ of its own, and says for each aim
-// whether it is met:
+// Bench measures the library beside the alternatives of a user, in one run on a RabbitMQ that it
+// starts, and says for each aim whether it is met:
 //
 //	go run . [-rounds 7] [-only success,publish] [-scale] [-out results.json]
 //
-// All entries of a contest take turns, round by round; what is compared are the ratios of the turns in one round, of which the
-// median and the range are printed. -scale measures instead how figures grow with what is waiting, with handlers, payloads,
-// headers, delays and messages in flight. -out writes all samples to a file, of which the command plot draws pictures and
-// writes tables. MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be
-// done.
+// All entries of a contest take turns, round by round. It compares the turns of each round and
+// prints the median and the range of their ratios. -scale measures instead how figures grow with
+// waiting messages, handlers, payloads, headers, delays and messages in flight. -out writes all
+// samples to a file, from which the command plot draws pictures and writes tables. MILLPOND_BROKER
+// chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be done.
 package main
 
 import (
@@ -40,7 +40,7 @@ type bench struct {
 	broker  *broker
 	rounds  int
 	waiting int
-	most    int      // of a scale that is long to climb
+	most    int      // waiting messages in a scale
 	only    []string // entries; nil: all
 	say     func(format string, args ...any)
 }
@@ -71,14 +71,17 @@ var (
 
 func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	rounds := flags.Int("rounds", 7, "how often each entry takes its turn")
+	rounds := flags.Int("rounds", 7, "`number` of turns of each entry")
 	only := flags.String("only", "", "`names` of the contests or scales to hold, separated by commas")
 	scale := flags.Bool("scale", false, "measure how figures grow, instead of the contests")
 	most := flags.Int("most", 1_000_000, "the most messages that wait in -scale")
 	file := flags.String("out", "", "`file` for all samples, as JSON")
-	entries := flags.String("entries", "", "`names` of the entries that take part, separated by commas; all if empty")
-	profile := flags.String("cpuprofile", "", "`file` for a CPU profile of this process, best with one contest and -entries millpond")
-	allocated := flags.String("memprofile", "", "`file` for a profile of all allocations of this process")
+	entries := flags.String("entries", "",
+		"`names` of the entries that take part, separated by commas; all if empty")
+	profile := flags.String("cpuprofile", "",
+		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
+	allocated := flags.String("memprofile", "",
+		"`file` for a profile of all allocations of this process")
 	verbose := flags.Bool("v", false, "print each turn")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -113,7 +116,9 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	b := &bench{broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {}}
+	b := &bench{
+		broker: broker, rounds: *rounds, waiting: 50_000, most: *most, say: func(string, ...any) {},
+	}
 	if *entries != "" {
 		b.only = strings.Split(*entries, ",")
 	}

@@ -21,8 +21,8 @@ const (
 	mib     = "broker MiB"
 )
 
-// bothHands is what a scale compares.
-var bothHands = []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}}
+// bothHands are the contenders of a scale.
+var bothHands = []contender{{millpond, serveMillpond, 1}, {raw, serveRaw, 1}}
 
 func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 2, 4, 8, 16, 32, 64, 128, 256}, func(n int) ([]result, error) {
@@ -32,16 +32,19 @@ func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
 
 func (b *bench) scalePayload(ctx context.Context) ([]result, error) {
 	return scale([]int{100, 1 << 10, 10 << 10, 100 << 10, 1 << 20}, func(n int) ([]result, error) {
-		return b.failingWith(ctx, "payload", float64(n), 8, load{bytes: n, headers: usual.headers}, bothHands)
+		of := load{bytes: n, headers: usual.headers}
+		return b.failingWith(ctx, "payload", float64(n), 8, of, bothHands)
 	})
 }
 
 func (b *bench) scaleHeaders(ctx context.Context) ([]result, error) {
 	return scale([]int{0, 1, 10, 30, 100}, func(n int) ([]result, error) {
-		return b.failingWith(ctx, "headers", float64(n), 8, load{bytes: usual.bytes, headers: n}, bothHands)
+		of := load{bytes: usual.bytes, headers: n}
+		return b.failingWith(ctx, "headers", float64(n), 8, of, bothHands)
 	})
 }
 
+// scale joins the results at every step.
 func scale(steps []int, at func(int) ([]result, error)) (results []result, err error) {
 	for _, n := range steps {
 		r, err := at(n)
@@ -53,13 +56,16 @@ func scale(steps []int, at func(int) ([]result, error)) (results []result, err e
 	return results, nil
 }
 
-// scaleHops waits on Levels for delays that pass n levels each: 2ⁿ-1 times the resolution, which is as short as it can be. Twenty
-// of them take 17 minutes.
+// scaleHops waits on Levels for delays that pass n levels each: 2ⁿ-1 times the resolution, which is
+// the shortest one. Twenty levels take 17 minutes.
 func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 	const resolution = time.Millisecond
 	return scale([]int{1, 2, 4, 6, 8, 10, 12, 14, 16}, func(hops int) ([]result, error) {
 		delay := resolution<<hops - resolution
-		levels := topology.Levels{Resolution: resolution, Max: max(2*delay, time.Second), Tolerance: -1, Prefix: b.broker.name("levels")}
+		levels := topology.Levels{
+			Resolution: resolution, Max: max(2*delay, time.Second), Tolerance: -1,
+			Prefix: b.broker.name("levels"),
+		}
 		start := func(ctx context.Context, br *broker, w work) (*service, error) {
 			return serveWith(ctx, br, w, levels, watermill.NopLogger{})
 		}
@@ -71,12 +77,15 @@ func (b *bench) scaleHops(ctx context.Context) ([]result, error) {
 		if hops > 10 {
 			rounds = 1
 		}
-		results, err := contest{group: "hops", x: float64(hops), rounds: rounds, entries: []entry{e}}.hold(ctx, b)
+		results, err := contest{
+			group: "hops", x: float64(hops), rounds: rounds, entries: []entry{e},
+		}.hold(ctx, b)
 		return results, errors.Join(err, end())
 	})
 }
 
-// scaleWaiting measures lateness, the rate of the failing path and the broker's memory while more and more messages wait.
+// scaleWaiting measures lateness, the rate of failing messages and the broker's memory while ever
+// more messages wait.
 func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 	var steps []int
 	for n := 1000; n <= b.most; n *= 10 {
@@ -92,7 +101,10 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 			return nil, err
 		}
 		there = n
-		results := []result{{Group: "waiting", X: float64(n), Entry: "broker", Metric: mib, Samples: []float64{b.broker.memory()}}}
+		results := []result{{
+			Group: "waiting", X: float64(n), Entry: "broker", Metric: mib,
+			Samples: []float64{b.broker.memory()},
+		}}
 		late, err := b.lateWith(ctx, "waiting", float64(n), 0, 3, bothHands)
 		if err != nil {
 			return nil, err
@@ -103,8 +115,8 @@ func (b *bench) scaleWaiting(ctx context.Context) ([]result, error) {
 	return results, errors.Join(err, b.broker.delete(parked))
 }
 
-// scaleHandlers measures how long many handlers, each with a queue of its own, take until all consume: at the start, when
-// everything is declared, and after the broker has closed all connections.
+// scaleHandlers measures the time until many handlers, each with its own queue, all consume: at the
+// start, when everything is declared, and after the broker has closed all connections.
 func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error) {
 	policy := backoff.List{time.Second, 10 * time.Second, time.Minute}
 	for _, n := range []int{1, 10, 100, 1000} {
@@ -119,16 +131,20 @@ func (b *bench) scaleHandlers(ctx context.Context) (results []result, err error)
 			}
 			b.say("  handlers %d %s %v\n", n, name, measured)
 			for metric, value := range measured {
-				results = append(results, result{Group: "handlers", X: float64(n), Entry: name, Metric: metric, Samples: []float64{value}})
+				results = append(results, result{
+					Group: "handlers", X: float64(n), Entry: name, Metric: metric, Samples: []float64{value},
+				})
 			}
 		}
 	}
 	return results, nil
 }
 
-func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy, policy backoff.List) (measured values, err error) {
+func (b *bench) handlers(
+	ctx context.Context, n int, strategy topology.Strategy, policy backoff.List,
+) (measured values, err error) {
 	cfg := consumerConfig(b.broker.node.URL(), 1)
-	cfg.Queue.Arguments = nil // classic: what is looked at is what the strategies declare
+	cfg.Queue.Arguments = nil // classic: the strategies' declarations are measured
 	consuming := &counter{want: "Consuming"}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(consuming))
 	if err != nil {
@@ -165,7 +181,9 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	if err != nil {
 		return nil, err
 	}
-	measured = values{seconds + " to start": time.Since(begun).Seconds(), queues: float64(len(declared))}
+	measured = values{
+		seconds + " to start": time.Since(begun).Seconds(), queues: float64(len(declared)),
+	}
 	consuming.n.Store(0)
 	begun = time.Now()
 	if _, err := b.broker.node.RunCtl(ctx, "close_all_connections", "bench"); err != nil {
@@ -173,7 +191,8 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	}
 	for consuming.n.Load() < int64(n) {
 		if time.Since(begun) > patience {
-			return nil, errors.Join(fmt.Errorf("%d of %d consume again after %v", consuming.n.Load(), n, patience), stop())
+			return nil, errors.Join(fmt.Errorf("%d of %d consume again after %v", consuming.n.Load(), n,
+				patience), stop())
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -188,7 +207,7 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	return measured, b.broker.reconnect(func() error { return b.broker.delete(list...) })
 }
 
-// counter counts what the library says.
+// counter counts a line of the log.
 type counter struct {
 	watermill.NopLogger
 	want string

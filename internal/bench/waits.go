@@ -13,9 +13,10 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
-// late is the lateness at the handler where many others wait, but none is due.
+// late measures the lateness at the handler while many other messages wait and none is due.
 func (b *bench) late(ctx context.Context) ([]result, error) {
-	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds, []contender{{ours, serveOurs, 1}, {raw, serveRaw, 1}})
+	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds,
+		[]contender{{millpond, serveMillpond, 1}, {raw, serveRaw, 1}})
 }
 
 const (
@@ -24,10 +25,13 @@ const (
 	latePause    = 7 * time.Millisecond // about 150 a second
 )
 
-func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, rounds int, contenders []contender) (results []result, err error) {
-	// They wait in a queue of their own, so that they can be as many and wait as long as this takes.
+func (b *bench) lateWith(
+	ctx context.Context, group string, x float64, waiting, rounds int, contenders []contender,
+) (results []result, err error) {
+	// They wait in another queue, so that they can be as many and wait as long as this takes.
 	parked := b.broker.name("parked")
-	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour), b.broker.fill(parked, waiting, usual)); err != nil {
+	if err := errors.Join(b.broker.declareWait(parked, parked+".none", time.Hour),
+		b.broker.fill(parked, waiting, usual)); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.broker.delete(parked)) }()
@@ -43,8 +47,11 @@ func (b *bench) lateWith(ctx context.Context, group string, x float64, waiting, 
 	return c.hold(ctx, b)
 }
 
-// lateEntry lets messages fail once, one after the other, and measures how long after their delay they are back.
-func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry, func() error, error) {
+// lateEntry lets messages fail once, one after the other, and measures the time between the end of
+// their delay and their return to the handler.
+func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duration) (entry,
+	func() error, error,
+) {
 	var (
 		mu     sync.Mutex
 		failed map[int]time.Time
@@ -90,12 +97,14 @@ func (b *bench) lateEntry(ctx context.Context, one contender, delay time.Duratio
 		mu.Lock()
 		defer mu.Unlock()
 		slices.Sort(lates)
-		at := func(q float64) float64 { return float64(lates[int(q*float64(len(lates)-1))].Microseconds()) / 1000 }
+		at := func(q float64) float64 {
+			return float64(lates[int(q*float64(len(lates)-1))].Microseconds()) / 1000
+		}
 		return values{p50: at(0.5), p99: at(0.99)}, nil
 	}}, l.end, nil
 }
 
-// memory is what messages that wait cost the process.
+// memory measures the memory that waiting messages cost the process.
 func (b *bench) memory(ctx context.Context) ([]result, error) {
 	const n = 100_000
 	turn := func(name string, wait func(context.Context) (end func() error, err error)) entry {
@@ -110,8 +119,10 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 		}}
 	}
 	return contest{group: "memory", rounds: 1, entries: []entry{
-		turn(ours, func(ctx context.Context) (func() error, error) {
-			l, err := b.newLane(ctx, serveOurs, work{inFlight: 64, delay: time.Hour, handle: func([]byte) error { return errFailed }})
+		turn(millpond, func(ctx context.Context) (func() error, error) {
+			l, err := b.newLane(ctx, serveMillpond, work{
+				inFlight: 64, delay: time.Hour, handle: func([]byte) error { return errFailed },
+			})
 			if err != nil {
 				return l.end, err
 			}
@@ -121,7 +132,9 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 		turn(wmRetry, func(ctx context.Context) (func() error, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			var begun, ended sync.WaitGroup
-			h := wmiddleware.Retry{MaxRetries: 1, InitialInterval: time.Hour, Logger: watermill.NopLogger{}}.Middleware(
+			h := wmiddleware.Retry{
+				MaxRetries: 1, InitialInterval: time.Hour, Logger: watermill.NopLogger{},
+			}.Middleware(
 				func(*message.Message) ([]*message.Message, error) {
 					begun.Done()
 					return nil, errFailed
@@ -138,7 +151,7 @@ func (b *bench) memory(ctx context.Context) ([]result, error) {
 	}}.hold(ctx, b)
 }
 
-// inUse is what the heap and the stacks occupy after a collection.
+// inUse returns the size of the heap and the stacks after a collection.
 func inUse() uint64 {
 	runtime.GC()
 	runtime.GC()

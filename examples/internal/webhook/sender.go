@@ -1,5 +1,5 @@
-// Package webhook is the consumer that examples share: it delivers webhooks over
-// HTTP, and says what becomes of those that fail.
+// Package webhook is the consumer of two examples. It delivers webhooks over HTTP, and decides when
+// a failed delivery is tried again.
 package webhook
 
 import (
@@ -14,29 +14,30 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Delivery is the message: what to deliver, and where to.
+// Delivery is the message: an event and the address of its receiver.
 type Delivery struct {
 	ID    string `json:"id"`
 	URL   string `json:"url"`
 	Event string `json:"event"`
 }
 
-// Headers of a request. An Idempotency-Key is not among them: with one, Go's
-// client repeats a request by itself when its connection is lost.
+// Headers of a request. There is no Idempotency-Key: with one, Go's client repeats a request by
+// itself when its connection is lost.
 const (
 	IDHeader      = "Webhook-Id"
 	AttemptHeader = "Webhook-Attempt"
 	SentHeader    = "Webhook-Sent" // RFC 3339 with nanoseconds
 )
 
-// maxRetryAfter bounds what a receiver may ask for: it is somebody else's server.
+// maxRetryAfter bounds the delay that a receiver may ask for, because it is a foreign server.
 const maxRetryAfter = time.Hour
 
-// Patience is how long a Sender waits for an answer.
+// Patience is the time that a Sender waits for an answer.
 const Patience = 2 * time.Second
 
 // Sender delivers webhooks.
@@ -54,13 +55,14 @@ func NewSender(idle int) *Sender {
 // Close ends the connections that are idle.
 func (s *Sender) Close() { s.client.CloseIdleConnections() }
 
-// Deliver is the handler. Its error says what the receiver did.
+// Deliver handles a message. Its error has the receiver's answer.
 func (s *Sender) Deliver(msg *message.Message) error {
 	var d Delivery
 	if err := json.Unmarshal(msg.Payload, &d); err != nil {
 		return middleware.Permanent(fmt.Errorf("decode delivery: %w", err))
 	}
-	req, err := http.NewRequestWithContext(msg.Context(), http.MethodPost, d.URL, bytes.NewReader(msg.Payload))
+	req, err := http.NewRequestWithContext(msg.Context(), http.MethodPost, d.URL,
+		bytes.NewReader(msg.Payload))
 	if err != nil {
 		return middleware.Permanent(err)
 	}
@@ -73,12 +75,12 @@ func (s *Sender) Deliver(msg *message.Message) error {
 		return err
 	}
 	defer resp.Body.Close()
-	// What is read to its end leaves a connection that can be used again.
+	// A connection can be used again only if its response was read to the end.
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	return judge(resp.StatusCode, resp.Header)
 }
 
-// judge returns what an answer means for the delivery: nil if it was delivered.
+// judge returns the delivery's error: nil if it was delivered.
 func judge(status int, header http.Header) error {
 	if status >= 200 && status < 300 {
 		return nil
@@ -97,19 +99,44 @@ func (e *statusError) Error() string {
 	return fmt.Sprintf("receiver answered %d %s", e.status, http.StatusText(e.status))
 }
 
-// byStatus is the service's classifier: a receiver that does not want a delivery
-// will not want it later; one that is in trouble, or too busy, may. Of other
-// errors it knows nothing.
+// byStatus classifies the answers of a receiver. A receiver that refuses a delivery will refuse it
+// later, too; a receiver in trouble may accept it later. It does not know other errors.
 func byStatus(err error) (header.Class, bool) {
 	var answered *statusError
 	if !errors.As(err, &answered) {
 		return "", false
 	}
 	switch status := answered.status; {
-	case status >= 500,
-		status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
+	case status >= 500, status == http.StatusRequestTimeout,
+		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return header.ClassRetryable, true
 	default:
 		return header.ClassPermanent, true
 	}
+}
+
+var (
+	// Policy waits after a refusal, because a receiver in trouble needs time.
+	Policy = backoff.List{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
+	// NetworkPolicy waits after a broken connection or a missing answer.
+	NetworkPolicy = backoff.List{
+		250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second,
+	}
+	// RetryAfters are delays that receivers ask for. With a wait queue for each, no delivery waits
+	// longer than its receiver asks.
+	RetryAfters = backoff.List{time.Second, 2 * time.Second, 3 * time.Second}
+)
+
+// MaxAttempts is the number of times that a delivery is tried.
+const MaxAttempts = 5
+
+// NewRetry returns the middleware: byStatus decides whether a failed delivery is tried again, and
+// the policies decide when.
+func NewRetry(republisher middleware.Republisher, options ...middleware.Option,
+) (*middleware.DelayedRetry, error) {
+	return middleware.NewDelayedRetry(republisher, Policy, append([]middleware.Option{
+		middleware.WithPolicyFor(middleware.Selector{Error: middleware.NetworkErrors()}, NetworkPolicy),
+		middleware.WithClassifier(middleware.ClassifierFunc(byStatus)),
+		middleware.WithMaxAttempts(MaxAttempts),
+	}, options...)...)
 }

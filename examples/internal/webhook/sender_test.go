@@ -42,7 +42,7 @@ func TestStatusIsClassified(t *testing.T) {
 	require.False(t, known)
 }
 
-func TestNobodyListensIsNetworkTrouble(t *testing.T) {
+func TestRefusedConnectionIsNetworkTrouble(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(nil)
 	receiver.Close()
@@ -54,7 +54,7 @@ func TestNobodyListensIsNetworkTrouble(t *testing.T) {
 	require.Equal(t, header.ClassRetryable, class)
 }
 
-func TestWhatIsNoDeliveryIsPermanent(t *testing.T) {
+func TestUnreadableDeliveryIsPermanent(t *testing.T) {
 	t.Parallel()
 	for payload, says := range map[string]string{
 		"{":                  "decode delivery: unexpected end of JSON input",

@@ -1,4 +1,5 @@
-// Plot draws the pictures of docs/performance.md and writes its tables, from the files that bench has written with -out:
+// Plot draws the pictures of docs/performance.md and fills its tables, from the files that bench
+// writes with -out:
 //
 //	go run ./plot -docs ../../docs contests.json scale.json
 //
@@ -51,18 +52,47 @@ type picture struct {
 const rate, p50, p99, mib = "per second", "p50 ms", "p99 ms", "broker MiB"
 
 var pictures = []picture{
-	{"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight", rate, true, false, false},
-	{"payload", "Messages that fail, per second, 8 in flight", "bytes of payload", "messages per second", "payload", rate, true, true, true},
-	{"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second", "headers", rate, false, false, true},
-	{"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false, false},
-	{"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting", p50, true, false, true},
-	{"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting", "messages per second", "waiting", rate, true, false, true},
-	{"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true, false},
-	{"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers", "seconds to start", true, true, false},
+	{
+		"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight",
+		rate, true, false, false,
+	},
+	{
+		"payload", "Messages that fail, per second, 8 in flight", "bytes of payload",
+		"messages per second", "payload", rate, true, true, true,
+	},
+	{
+		"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second",
+		"headers", rate, false, false, true,
+	},
+	{
+		"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false,
+		false,
+	},
+	{
+		"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting",
+		p50, true, false, true,
+	},
+	{
+		"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting",
+		"messages per second", "waiting", rate, true, false, true,
+	},
+	{
+		"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true,
+		false,
+	},
+	{
+		"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers",
+		"seconds to start", true, true, false,
+	},
 }
 
-// colours are told apart by whoever cannot tell red from green (Okabe and Ito).
-var colours = []color.Color{color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255}, color.RGBA{204, 121, 167, 255}}
+// colours can be told apart by people who cannot tell red from green (Okabe and Ito).
+var colours = []color.Color{
+	color.RGBA{0, 114, 178, 255},
+	color.RGBA{230, 159, 0, 255},
+	color.RGBA{0, 158, 115, 255},
+	color.RGBA{204, 121, 167, 255},
+}
 
 func main() {
 	docs := flag.String("docs", "../../docs", "`folder` of performance.md")
@@ -94,12 +124,12 @@ func run(docs string, files []string) error {
 	return fill(filepath.Join(docs, "performance.md"), results)
 }
 
-// draw writes an SVG; nothing where the group was not measured.
+// draw writes an SVG, unless the group was not measured.
 func (p picture) draw(results []result, folder string) error {
 	lines, names := map[string]plotter.XYs{}, []string{}
 	for _, r := range results {
 		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 || p.logY && r.median() <= 0 {
-			continue // what a logarithm has no place for
+			continue // has no logarithm
 		}
 		if !slices.Contains(names, r.Entry) {
 			names = append(names, r.Entry)
@@ -137,12 +167,15 @@ func (p picture) draw(results []result, folder string) error {
 	return save(drawn, filepath.Join(folder, p.file+".svg"))
 }
 
-// save leaves a margin, which plot.Save does not.
+// save leaves a margin, unlike plot.Save.
 func save(drawn *plot.Plot, name string) error {
 	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
 	whole := draw.New(canvas)
 	whole.FillPolygon(color.White, []vg.Point{
-		{X: whole.Min.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Min.Y}, {X: whole.Max.X, Y: whole.Max.Y}, {X: whole.Min.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Max.Y},
 	})
 	const margin = 6 * vg.Millimeter
 	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
@@ -154,7 +187,7 @@ func save(drawn *plot.Plot, name string) error {
 	return errors.Join(err, file.Close())
 }
 
-// grouped are ticks whose labels have their thousands apart.
+// grouped are ticks whose labels have groups of three digits.
 type grouped struct{ plot.Ticker }
 
 func (g grouped) Ticks(low, high float64) []plot.Tick {
@@ -235,7 +268,8 @@ func tableOf(results []result, group string) string {
 			case len(r.Samples) == 1:
 				fmt.Fprintf(&out, " %s |", number(r.Samples[0]))
 			default:
-				fmt.Fprintf(&out, " %s (%s–%s) |", number(r.median()), number(slices.Min(r.Samples)), number(slices.Max(r.Samples)))
+				fmt.Fprintf(&out, " %s (%s–%s) |", number(r.median()), number(slices.Min(r.Samples)),
+					number(slices.Max(r.Samples)))
 			}
 		}
 		out.WriteByte('\n')
@@ -243,7 +277,7 @@ func tableOf(results []result, group string) string {
 	return out.String()
 }
 
-// number has three digits that count, and thousands apart.
+// number returns three significant digits at least, in groups of three.
 func number(v float64) string {
 	if v < 100 && v > -100 {
 		return fmt.Sprintf("%.3g", v)

@@ -15,23 +15,25 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Bug is a mistake that is planted in the consumers, around the library, to see that the checker finds it.
+// Bug is a mistake that is planted in the consumers, around the library. The checker must find it.
 type Bug string
 
 // The bugs. The zero value is none.
 const (
 	// AckEarly acks a message and publishes its copy a moment later.
 	AckEarly Bug = "ack-early"
-	// HardNack nacks with requeue when a message cannot be handed over at once, instead of holding it: a quorum queue of 4.0
-	// drops it after twenty (F2); 3.10 has no such limit, and 4.3 does not count nacks.
+	// HardNack nacks with requeue when a message cannot be handed over at once, instead of holding it.
+	// A quorum queue of 4.0 drops it after twenty nacks (F2); 3.10 has no such limit, and 4.3 does not
+	// count nacks.
 	HardNack Bug = "hard-nack"
-	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: what expires while the leader dies is lost (F18).
+	// AtMostOnce leaves the wait queues without at-least-once dead-lettering: a message that expires
+	// while the leader dies is lost (F18).
 	AtMostOnce Bug = "at-most-once"
 	// PublishTwice publishes the copy for a message's second attempt twice, both confirmed.
 	PublishTwice Bug = "publish-twice"
 )
 
-// Bugs are all of them.
+// Bugs lists all bugs.
 var Bugs = []Bug{AckEarly, HardNack, AtMostOnce, PublishTwice}
 
 func (b Bug) republisher(client *topology.Client) middleware.Republisher {
@@ -55,16 +57,19 @@ func (b Bug) subscriberOptions() []topology.SubscriberOption {
 
 type ackEarly struct{ *topology.Client }
 
-// moment is what makes it show: a copy is in nobody's hands but the process's for so long.
+// moment makes the bug visible: only the process has the copy for so long.
 const moment = 100 * time.Millisecond
 
-func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r ackEarly) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
 }
 
-func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
+func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState,
+) error {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.DeadLetter(ctx, msg, notes)
@@ -72,14 +77,19 @@ func (r ackEarly) DeadLetter(ctx context.Context, msg *message.Message, notes he
 
 type hardNack struct{ *topology.Client }
 
-// impatience is how long it waits for a confirm, where there is a connection that takes publishes.
+// impatience is the time to wait for a confirm while the connection takes publishes.
 const impatience = 500 * time.Millisecond
 
-func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	return r.once(ctx, func(ctx context.Context) error { return r.Client.Republish(ctx, msg, delay, notes) })
+func (r hardNack) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) error {
+	return r.once(ctx, func(ctx context.Context) error {
+		return r.Client.Republish(ctx, msg, delay, notes)
+	})
 }
 
-func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
+func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState,
+) error {
 	return r.once(ctx, func(ctx context.Context) error { return r.Client.DeadLetter(ctx, msg, notes) })
 }
 
@@ -99,7 +109,9 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 
 type publishTwice struct{ *topology.Client }
 
-func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r publishTwice) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) error {
 	err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
 		err = r.Client.Republish(ctx, msg, delay, notes)
@@ -107,12 +119,14 @@ func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay
 	return err
 }
 
-// Strategies are the names of what [NewStrategy] knows.
+// Strategies are the names that [NewStrategy] knows.
 var Strategies = []string{"perqueue", "shared", "levels"}
 
 // NewStrategy returns a strategy by its name, with a dead-letter queue that can be filled.
 func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
-	dead := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish"}}
+	dead := topology.DeadLetters{Arguments: amqp.Table{
+		"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish",
+	}}
 	var strategy topology.Strategy
 	switch name {
 	case "perqueue":
@@ -122,7 +136,8 @@ func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
 	case "levels": // every delay passes two of them
 		strategy = topology.Levels{Resolution: 200 * time.Millisecond, Max: 10 * time.Second, Dead: dead}
 	default:
-		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name, strings.Join(Strategies, ", "))
+		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name,
+			strings.Join(Strategies, ", "))
 	}
 	if bug == AtMostOnce {
 		return atMostOnce{strategy}, nil

@@ -24,10 +24,10 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// consumerEnv tells a process of this program to be a consumer, and which.
+// consumerEnv makes a process of this program a consumer. Its value is the configuration.
 const consumerEnv = "MILLPOND_CHAOS_CONSUMER"
 
-// consumer is a service that consumes, in a process of its own.
+// consumer is the configuration of a service in another process.
 type consumer struct {
 	Name     string
 	URLs     []string
@@ -43,7 +43,7 @@ type consumer struct {
 
 const (
 	queueName = "orders"
-	// handlers run beside each other in a consumer, each with so many messages at once.
+	// handlers run beside each other in a consumer, each with concurrency messages at once.
 	handlers    = 4
 	concurrency = 2
 	prefetch    = 20
@@ -52,7 +52,7 @@ const (
 	confirmTimeout = 5 * time.Second
 )
 
-// MaybeConsume is the whole program if this process was started as a consumer. Call it first of all.
+// MaybeConsume runs the whole program if this process was started as a consumer. Call it first.
 func MaybeConsume() {
 	text, ok := os.LookupEnv(consumerEnv)
 	if !ok {
@@ -70,7 +70,7 @@ func MaybeConsume() {
 	os.Exit(0)
 }
 
-// run consumes until SIGTERM, or until what started it has ended.
+// run consumes until SIGTERM, or until the parent process has ended.
 func (c consumer) run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -96,15 +96,20 @@ func (c consumer) run() error {
 	config.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
 	config.Consume.Qos.PrefetchCount = prefetch
 	config.Connection.Reconnect = &wamqp.ReconnectConfig{
-		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 2 * time.Second,
+		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5,
+		BackoffMaxInterval: 2 * time.Second,
 	}
-	client, err := topology.Open(ctx, config.Connection, strategy, topology.WithBrokers(c.URLs[1:]...),
-		topology.WithConfirmTimeout(cmp.Or(c.Timeout, confirmTimeout)), topology.WithLogger(logger), topology.WithName(c.Name))
+	client, err := topology.Open(ctx, config.Connection, strategy,
+		topology.WithBrokers(c.URLs[1:]...), topology.WithLogger(logger), topology.WithName(c.Name),
+		topology.WithConfirmTimeout(cmp.Or(c.Timeout, confirmTimeout)))
 	if err != nil {
 		return err
 	}
 	policy := backoff.List(Delays)
-	options := []topology.SubscriberOption{topology.ForPolicy(policy), topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency)}
+	options := []topology.SubscriberOption{
+		topology.ForPolicy(policy),
+		topology.WithDrainTimeout(5 * time.Second), topology.WithConcurrency(concurrency),
+	}
 	sub, err := client.NewSubscriber(config, append(options, c.Bug.subscriberOptions()...)...)
 	if err != nil {
 		return errors.Join(err, client.Close())
@@ -120,9 +125,8 @@ func (c consumer) run() error {
 	}
 	router.AddMiddleware(retry.Middleware)
 	for i := range handlers {
-		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub, func(msg *message.Message) error {
-			return c.handle(msg, log)
-		})
+		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub,
+			func(msg *message.Message) error { return c.handle(msg, log) })
 	}
 	return errors.Join(router.Run(ctx), client.Close())
 }
@@ -132,7 +136,7 @@ var (
 	errRefused = errors.New("this message fails for good")
 )
 
-// handle does what the message's fate says, and writes it down first.
+// handle follows the message's fate, and logs it first.
 func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	ctx := msg.Context()
 	n, err := strconv.Atoi(string(msg.Payload))
@@ -148,15 +152,12 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	}
 	a.Outcome = c.Seed.Of(n, a.Attempt)
 	if a.Outcome == Hung {
-		select {
-		case <-time.After(time.Second + time.Duration(c.Seed.roll(n, 100+a.Attempt)%1000)*time.Millisecond):
-		case <-ctx.Done():
-		}
+		rest(ctx, time.Second+time.Duration(c.Seed.roll(n, 100+a.Attempt)%1000)*time.Millisecond)
 	}
 	a.At = time.Now()
 	if _, err := io.WriteString(log, a.line()); err != nil {
 		fmt.Fprintf(os.Stderr, "consumer %s: %v\n", c.Name, err)
-		os.Exit(4) // what cannot be written down must not be acked
+		os.Exit(4) // a message whose attempt is not logged must not be acked
 	}
 	switch a.Outcome {
 	case Handled:
@@ -169,13 +170,16 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	return errFailed
 }
 
-// gated keeps messages out of the last wait queue while it is being deleted: what is inside would be lost with it (F10).
+// gated keeps messages out of the last wait queue while it is being deleted: they would be lost
+// with it (F10).
 type gated struct {
 	middleware.Republisher
 	gate string
 }
 
-func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (g gated) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) error {
 	if delay == Delays[len(Delays)-1] {
 		open, err := lockShared(g.gate)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Why a message was handled, or dead-lettered, once more.
+// Reasons for which a message was handled or dead-lettered again.
 const (
 	// Redelivered: the broker delivered a copy again after a handler had it.
 	Redelivered = "redelivered by the broker"
@@ -21,27 +21,27 @@ const (
 	Follows = "follows from an attempt made again"
 )
 
-// Count is how many extra runs or dead letters the faults explain, and how many they do not.
+// Count has the numbers of extra runs or dead letters that the faults explain, or do not explain.
 type Count struct{ Explained, Unexplained int }
 
 const (
-	// together is how far apart the ends of one process and of its connections are seen.
+	// together is the time between the observed ends of one process and of its connections.
 	together = 300 * time.Millisecond
-	// settling is for how long after its end a node's fault still explains what the broker does twice:
-	// leaders are elected, and what was on its way is sent again.
+	// settling is the time after its end during which a node's fault still explains duplicates:
+	// leaders are elected, and messages on their way are sent again.
 	settling = 15 * time.Second
-	// slack is for clocks and for the steps between an act and its line in a log.
+	// slack allows for clocks, and for the steps between an act and its line in a log.
 	slack = time.Second
 )
 
-// evidence is what may explain copies.
+// evidence has the events that may explain copies.
 type evidence struct {
 	losses []Loss // by At
 	faults []Struck
 	timer  time.Duration
 }
 
-// window is a time in which something must have happened to be an explanation.
+// window is the time in which an event must lie to explain a copy.
 type window struct{ from, to time.Time }
 
 func (w window) overlaps(from, to time.Time) bool { return !from.After(w.to) && !to.Before(w.from) }
@@ -68,7 +68,8 @@ var ofNodes = []Kind{KillNode, KillMajority, Minority, FreezeNode, RestartNode}
 // silence returns the beginning of the first fault in force that keeps bytes from a connection.
 func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 	for _, f := range e.faults {
-		silences := f.Fault.Kind == Blackhole || f.Fault.Kind == RaiseAlarm || slices.Contains(ofNodes, f.Fault.Kind)
+		silences := f.Fault.Kind == Blackhole || f.Fault.Kind == RaiseAlarm ||
+			slices.Contains(ofNodes, f.Fault.Kind)
 		if silences && f.inForce(window{at, at}) && (!silent || f.Begun.Before(began)) {
 			began, silent = f.Begun, true
 		}
@@ -78,12 +79,13 @@ func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 
 func (s Struck) inForce(w window) bool { return w.overlaps(s.Begun, s.End.Add(settling)) }
 
-// lost counts the times at which one of the consumers has lost its process or what, in w.
-func (e *evidence) lost(consumers map[string]bool, what Lost, w window) int {
+// lost counts the times in w at which one of the consumers lost its process or thing.
+func (e *evidence) lost(consumers map[string]bool, thing Lost, w window) int {
 	last := map[string]time.Time{}
 	times := 0
 	for _, l := range e.losses {
-		if !consumers[l.Consumer] || l.What != what && l.What != LostProcess || !w.overlaps(l.Began, l.At) {
+		if !consumers[l.Consumer] || l.What != thing && l.What != LostProcess ||
+			!w.overlaps(l.Began, l.At) {
 			continue
 		}
 		if before, ok := last[l.Consumer]; !ok || l.At.Sub(before) > together {
@@ -94,8 +96,8 @@ func (e *evidence) lost(consumers map[string]bool, what Lost, w window) int {
 	return times
 }
 
-// nodes counts how often faults of nodes may have made the broker send one copy again in w: at the
-// beginning of a fault, at its end, and after every dead-letter timer in between.
+// nodes counts the times in w at which a node's fault may have made the broker send a copy again:
+// at the beginning of the fault, at its end, and after every dead-letter timer in between.
 func (e *evidence) nodes(w window) int {
 	times := 0
 	for _, f := range e.faults {
@@ -109,7 +111,7 @@ func (e *evidence) nodes(w window) int {
 	return times
 }
 
-// copies compares how often a message was handled and dead-lettered with what the faults explain.
+// copies compares the runs and dead letters of a message with the events that explain them.
 type copies struct {
 	report   *Report
 	evidence *evidence
@@ -126,8 +128,8 @@ func (c *copies) count() {
 	c.dead()
 }
 
-// attempt counts the extra runs of one attempt. A run of the attempt before may publish one copy, and
-// a copy may be run once; a copy that was set aside stands for the one that it was made from.
+// attempt counts the extra runs of one attempt. Each run of the attempt before may publish one
+// copy, and each copy may be run once. A snoozed copy stands for the copy that it was made from.
 func (c *copies) attempt(number int) {
 	runs, before := c.runs[number], c.runs[number-1]
 	sources := max(len(before), 1)
@@ -145,7 +147,8 @@ func (c *copies) attempt(number int) {
 		if number > 1 {
 			last = last.Add(-delayBefore(number))
 		}
-		c.add(TwoCopies, number, extra, c.evidence.lost(consumersOf(before), LostPublishing, during(before, last)))
+		c.add(TwoCopies, number, extra, c.evidence.lost(consumersOf(before), LostPublishing,
+			during(before, last)))
 	}
 	if again := len(runs) - all; again > 0 {
 		w := window{runs[0].Began, runs[0].Began}
@@ -164,7 +167,8 @@ func (c *copies) attempt(number int) {
 	}
 }
 
-// dead counts the extra dead letters. Those of the crash guard come from no failure of a handler.
+// dead counts the extra dead letters. It leaves out the dead letters of the crash guard, which come
+// from no failure of a handler.
 func (c *copies) dead() {
 	var last []Attempt
 	for _, runs := range c.runs {
@@ -174,7 +178,8 @@ func (c *copies) dead() {
 			}
 		}
 	}
-	letters := slices.DeleteFunc(slices.Clone(c.letters), func(l Letter) bool { return l.Reason == "crash_loop" })
+	letters := slices.DeleteFunc(slices.Clone(c.letters),
+		func(l Letter) bool { return l.Reason == "crash_loop" })
 	sources := max(len(last), 1)
 	extra := max(0, len(letters)-sources)
 	c.add(Follows, 0, max(0, len(letters)-1-extra), max(0, len(letters)-1-extra))
@@ -187,8 +192,8 @@ func (c *copies) dead() {
 	}
 }
 
-// add counts times extra runs of an attempt, or dead letters for number 0, of which as many as
-// explained are explained.
+// add counts extra runs of an attempt, or extra dead letters if number is 0. It counts at most
+// explained of them as explained.
 func (c *copies) add(why string, number, times, explained int) {
 	if times <= 0 {
 		return
@@ -211,7 +216,7 @@ func (c *copies) add(why string, number, times, explained int) {
 	}
 }
 
-// nonces returns the copies that were run, or of those the ones that were set aside, each with the
+// nonces returns the copies that were run, either the snoozed ones or the others, each with the
 // beginning of its first run.
 func nonces(runs []Attempt, aside bool) map[string]time.Time {
 	first := map[string]time.Time{}
@@ -223,8 +228,8 @@ func nonces(runs []Attempt, aside bool) map[string]time.Time {
 	return first
 }
 
-// unflagged is how many runs had a copy that had been run before, and that the broker did not call
-// redelivered.
+// unflagged counts runs of a copy that had been run before, without the broker's mark of a
+// redelivery.
 func unflagged(runs []Attempt) int {
 	seen := map[string]bool{}
 	times := 0
@@ -237,7 +242,7 @@ func unflagged(runs []Attempt) int {
 	return times
 }
 
-// during is the time in which runs were handed over, the last copy at end.
+// during returns the time in which runs were handed over, the last copy at end.
 func during(runs []Attempt, end time.Time) window {
 	w := window{end, end.Add(slack)}
 	for _, run := range runs {
@@ -254,7 +259,7 @@ func consumersOf(runs []Attempt) map[string]bool {
 	return names
 }
 
-// consumers are all that have lost something.
+// consumers returns the consumers that have lost anything.
 func (e *evidence) consumers() map[string]bool {
 	names := map[string]bool{}
 	for _, l := range e.losses {
@@ -263,7 +268,7 @@ func (e *evidence) consumers() map[string]bool {
 	return names
 }
 
-// delayBefore is how long a message waits for an attempt.
+// delayBefore returns the delay before an attempt.
 func delayBefore(number int) time.Duration {
 	if number-2 < len(Delays) {
 		return Delays[number-2]

@@ -9,20 +9,21 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// run is a run of message 1's attempt by a consumer, from begun to at seconds, of a copy.
+// run returns a consumer's run of an attempt at message 1, of a copy, from begun to at in seconds.
 func run(consumer string, attempt int, copied string, begun, at float64) Attempt {
 	return Attempt{
-		Consumer: consumer, Began: after(begun), At: after(at), N: 1, Attempt: attempt, Outcome: Failed, Nonce: copied,
+		Consumer: consumer, Began: after(begun), At: after(at), N: 1, Attempt: attempt, Outcome: Failed,
+		Nonce: copied,
 	}
 }
 
-// redelivered is the run with the broker's mark.
+// redelivered returns the run with the broker's mark.
 func redelivered(a Attempt) Attempt {
 	a.Redelivered = true
 	return a
 }
 
-// asides is the run of a copy that was set aside.
+// asides returns the run as one of a snoozed copy.
 func asides(a Attempt) Attempt {
 	a.Aside = true
 	return a
@@ -41,12 +42,13 @@ func struck(kind Kind, begun, end float64) Struck {
 	return Struck{Fault: Fault{Kind: kind}, Begun: after(begun), End: after(end)}
 }
 
-// A message is handled by hand-made journals; what broke meanwhile explains its extra runs or not.
+// Given the runs of a message and the losses meanwhile, then these explain its extra runs or not.
 func TestFaultsExplainExtraRuns(t *testing.T) {
 	t.Parallel()
 	// Attempt 1 at 10 s has put one copy, or two, for attempt 2 into the wait queue of one second.
 	first := run("c1", 1, "", 9, 10)
 	one, two := run("c2", 2, "a", 11, 11.1), run("c2", 2, "b", 20, 20.1)
+	twoCopies := []Attempt{first, one, two}
 	again := run("c2", 2, "a", 15, 15.1)
 	stopped := Loss{Consumer: "c2", What: LostProcess, Began: after(12), At: after(17)}
 	for name, c := range map[string]struct {
@@ -59,50 +61,50 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		"no extra run": {attempts: []Attempt{first, one}},
 
 		"a late confirm explains no second copy": {
-			attempts: []Attempt{first, one, two}, faults: []Struck{struck(DelayConfirms, 9, 25)},
+			attempts: twoCopies, faults: []Struck{struck(DelayConfirms, 9, 25)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor does the death of a node to which the publisher is not connected": {
-			attempts: []Attempt{first, one, two}, faults: []Struck{struck(KillNode, 9, 25)},
+			attempts: twoCopies, faults: []Struck{struck(KillNode, 9, 25)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a loss of the consuming connection": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{lost("c1", LostConsuming, 12)},
+			attempts: twoCopies, losses: []Loss{lost("c1", LostConsuming, 12)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a loss of another consumer": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{lost("c2", LostPublishing, 12)},
+			attempts: twoCopies, losses: []Loss{lost("c2", LostPublishing, 12)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a loss before the hand-over": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{lost("c1", LostPublishing, 8)},
+			attempts: twoCopies, losses: []Loss{lost("c1", LostPublishing, 8)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a loss after the second copy was published": {
-			attempts: []Attempt{first, one, run("c2", 2, "b", 13, 13.1)}, losses: []Loss{lost("c1", LostPublishing, 13.1)},
-			unexplained: map[string]int{TwoCopies: 1},
+			attempts: []Attempt{first, one, run("c2", 2, "b", 13, 13.1)},
+			losses:   []Loss{lost("c1", LostPublishing, 13.1)}, unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a connection that the client gave up by itself": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{byItself(lost("c1", LostPublishing, 12))},
-			faults:      []Struck{struck(DelayConfirms, 9, 25)},
-			unexplained: map[string]int{TwoCopies: 1},
+			attempts: twoCopies, losses: []Loss{byItself(lost("c1", LostPublishing, 12))},
+			faults: []Struck{struck(DelayConfirms, 9, 25)}, unexplained: map[string]int{TwoCopies: 1},
 		},
 		"unless the network was silent": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{byItself(lost("c1", LostPublishing, 12))},
-			faults:    []Struck{struck(Blackhole, 9, 15)},
-			explained: map[string]int{TwoCopies: 1},
+			attempts: twoCopies, losses: []Loss{byItself(lost("c1", LostPublishing, 12))},
+			faults: []Struck{struck(Blackhole, 9, 15)}, explained: map[string]int{TwoCopies: 1},
 		},
 		"a publishing connection that is lost explains one copy": {
-			attempts: []Attempt{first, one, two}, losses: []Loss{lost("c1", LostPublishing, 12)},
+			attempts: twoCopies, losses: []Loss{lost("c1", LostPublishing, 12)},
 			explained: map[string]int{TwoCopies: 1},
 		},
 		"and one only": {
-			attempts: []Attempt{first, one, two, run("c3", 2, "c", 21, 21.1)}, losses: []Loss{lost("c1", LostPublishing, 12)},
-			explained: map[string]int{TwoCopies: 1}, unexplained: map[string]int{TwoCopies: 1},
+			attempts: []Attempt{first, one, two, run("c3", 2, "c", 21, 21.1)},
+			losses:   []Loss{lost("c1", LostPublishing, 12)}, explained: map[string]int{TwoCopies: 1},
+			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"two losses explain two": {
-			attempts: []Attempt{first, one, two, run("c3", 2, "c", 21, 21.1)},
-			losses:   []Loss{lost("c1", LostPublishing, 12), lost("c1", LostPublishing, 14)}, explained: map[string]int{TwoCopies: 2},
+			attempts:  []Attempt{first, one, two, run("c3", 2, "c", 21, 21.1)},
+			losses:    []Loss{lost("c1", LostPublishing, 12), lost("c1", LostPublishing, 14)},
+			explained: map[string]int{TwoCopies: 2},
 		},
 		"the ends of a process and of its connections are one loss": {
 			attempts:  []Attempt{first, one, two, run("c3", 2, "c", 21, 21.1)},
@@ -111,34 +113,36 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		},
 
 		"no reason to deliver again": {
-			attempts: []Attempt{first, one, redelivered(again)}, unexplained: map[string]int{Redelivered: 1},
+			attempts:    []Attempt{first, one, redelivered(again)},
+			unexplained: map[string]int{Redelivered: 1},
 		},
 		"a late confirm is none": {
-			attempts: []Attempt{first, one, redelivered(again)}, faults: []Struck{struck(DelayConfirms, 9, 25)},
-			unexplained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, one, redelivered(again)},
+			faults:   []Struck{struck(DelayConfirms, 9, 25)}, unexplained: map[string]int{Redelivered: 1},
 		},
 		"a consuming connection that is lost is one": {
-			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{lost("c2", LostConsuming, 12)},
-			explained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, one, redelivered(again)},
+			losses:   []Loss{lost("c2", LostConsuming, 12)}, explained: map[string]int{Redelivered: 1},
 		},
 		"but not that of a consumer that never had it": {
-			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{lost("c3", LostConsuming, 12)},
-			unexplained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, one, redelivered(again)},
+			losses:   []Loss{lost("c3", LostConsuming, 12)}, unexplained: map[string]int{Redelivered: 1},
 		},
 		"nor after it was delivered again": {
-			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{lost("c2", LostConsuming, 17)},
-			unexplained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, one, redelivered(again)},
+			losses:   []Loss{lost("c2", LostConsuming, 17)}, unexplained: map[string]int{Redelivered: 1},
 		},
 		"a process that is told to stop gives back before it ends": {
-			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{stopped}, explained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, one, redelivered(again)}, losses: []Loss{stopped},
+			explained: map[string]int{Redelivered: 1},
 		},
 		"the two ends of a node's fault explain two": {
 			attempts: []Attempt{
-				first, one, redelivered(again),
-				redelivered(run("c3", 2, "a", 16, 16.1)), redelivered(run("c3", 2, "a", 17, 17.1)),
+				first, one, redelivered(again), redelivered(run("c3", 2, "a", 16, 16.1)),
+				redelivered(run("c3", 2, "a", 17, 17.1)),
 			},
-			faults:    []Struck{struck(FreezeNode, 10, 16)},
-			explained: map[string]int{Redelivered: 2}, unexplained: map[string]int{Redelivered: 1},
+			faults: []Struck{struck(FreezeNode, 10, 16)}, explained: map[string]int{Redelivered: 2},
+			unexplained: map[string]int{Redelivered: 1},
 		},
 
 		"a copy returns twice without a fault": {
@@ -146,7 +150,8 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 			unexplained: map[string]int{SentTwice: 1},
 		},
 		"a node died while it expired": {
-			attempts: []Attempt{first, one, again}, faults: []Struck{struck(KillNode, 5, 8)}, explained: map[string]int{SentTwice: 1},
+			attempts: []Attempt{first, one, again}, faults: []Struck{struck(KillNode, 5, 8)},
+			explained: map[string]int{SentTwice: 1},
 		},
 		"a node died too long ago": {
 			attempts: []Attempt{first, run("c2", 2, "a", 40, 40.1), run("c2", 2, "a", 41, 41.1)},
@@ -154,7 +159,8 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		},
 
 		"runs of the attempt before each publish their copy": {
-			attempts: []Attempt{first, redelivered(run("c2", 1, "", 12, 12.1)), one, two}, losses: []Loss{lost("c1", LostProcess, 10.5)},
+			attempts:  []Attempt{first, redelivered(run("c2", 1, "", 12, 12.1)), one, two},
+			losses:    []Loss{lost("c1", LostProcess, 10.5)},
 			explained: map[string]int{Redelivered: 1, Follows: 1},
 		},
 		"a suspect that is set aside has been delivered again": {
@@ -165,14 +171,16 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 			attempts: []Attempt{first, asides(two)},
 		},
 		"but two of it are": {
-			attempts: []Attempt{first, asides(two), asides(run("c3", 2, "c", 30, 30.1))}, faults: []Struck{struck(DelayConfirms, 9, 25)},
-			unexplained: map[string]int{Redelivered: 1},
+			attempts: []Attempt{first, asides(two), asides(run("c3", 2, "c", 30, 30.1))},
+			faults:   []Struck{struck(DelayConfirms, 9, 25)}, unexplained: map[string]int{Redelivered: 1},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := Check(History{
-				Sent: []Sent{{1, after(8)}}, Attempts: c.attempts, Losses: c.losses, Faults: c.faults, Timer: time.Minute,
+				Sent: []Sent{{
+					1, after(8),
+				}}, Attempts: c.attempts, Losses: c.losses, Faults: c.faults, Timer: time.Minute,
 				Letters: []Letter{{N: 1, At: after(99), Nonce: "dead", Reason: "crash_loop"}}, // not lost
 			})
 			explained, unexplained := map[string]int{}, map[string]int{}
@@ -201,16 +209,19 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 	}
 }
 
-// A node that is away for several dead-letter timers explains a copy for each.
+// Given a node that is away for several dead-letter timers, then each explains a copy.
 func TestDeadLetterTimerExplainsCopies(t *testing.T) {
 	t.Parallel()
-	h := History{Sent: []Sent{{1, after(8)}}, Timer: 10 * time.Second, Faults: []Struck{struck(Minority, 10, 45)}}
+	h := History{
+		Sent: []Sent{{1, after(8)}}, Timer: 10 * time.Second, Faults: []Struck{struck(Minority, 10, 45)},
+	}
 	h.Attempts = []Attempt{run("c1", 1, "", 9, 10)}
 	for i := range 7 {
 		h.Attempts = append(h.Attempts, run("c1", 2, "a", 46+float64(i), 46.1+float64(i)))
 	}
 	r := Check(h)
-	assert.Equal(t, Count{Explained: 5, Unexplained: 1}, r.Again[SentTwice], "its two ends and three timers")
+	assert.Equal(t, Count{Explained: 5, Unexplained: 1}, r.Again[SentTwice],
+		"its two ends and three timers")
 }
 
 func TestFaultsExplainExtraDeadLetters(t *testing.T) {
@@ -226,14 +237,17 @@ func TestFaultsExplainExtraDeadLetters(t *testing.T) {
 	h := history()
 	r := Check(h)
 	assert.Equal(t, map[string]Count{TwoLetters: {Unexplained: 1}}, r.Again)
-	assert.ErrorContains(t, r.Err(), fmt.Sprintf("message %d: dead letter dead-lettered twice: 1 times, 0 explained", h.Letters[0].N))
+	assert.ErrorContains(t, r.Err(),
+		fmt.Sprintf("message %d: dead letter dead-lettered twice: 1 times, 0 explained", h.Letters[0].N))
 
 	at := h.Letters[0].At
 	r = Check(history(Loss{Consumer: "c1", What: LostPublishing, Began: at, At: at}))
 	assert.Equal(t, map[string]Count{TwoLetters: {Explained: 1}}, r.Again)
 	require.NoError(t, r.Err())
 
-	h = history(Loss{Consumer: "c1", What: LostProcess, Began: at.Add(-time.Second), At: at.Add(-time.Second)})
+	h = history(Loss{
+		Consumer: "c1", What: LostProcess, Began: at.Add(-time.Second), At: at.Add(-time.Second),
+	})
 	for _, a := range h.Attempts {
 		if a.N == h.Letters[0].N && (a.Outcome == Permanent || a.Attempt == Limit) {
 			a.Began, a.At, a.Redelivered = at, at, true

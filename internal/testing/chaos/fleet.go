@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// fleet keeps consumers running: one that ends is started again, as an orchestrator does.
+// fleet keeps consumers running: like an orchestrator it starts a consumer again that has ended.
 type fleet struct {
 	slots []*slot
 	ended atomic.Int64 // by themselves
@@ -28,7 +28,7 @@ type slot struct {
 
 	mu       sync.Mutex
 	process  *os.Process // nil between two
-	ours     bool        // its end was our doing
+	caused   bool        // the fleet has signalled its end
 	signaled time.Time   // first, to end; zero if it was not
 	closing  bool
 }
@@ -36,7 +36,8 @@ type slot struct {
 // restartPause is between the end of a consumer and the start of the next.
 const restartPause = 500 * time.Millisecond
 
-// newFleet starts size consumers. Each tries another node first. The end of every process goes to record.
+// newFleet starts size consumers. Each tries another node first. The end of every process goes to
+// record.
 func newFleet(base consumer, size int, dir string, out io.Writer, record func(Loss)) *fleet {
 	f := &fleet{}
 	for i := range size {
@@ -59,7 +60,7 @@ func newFleet(base consumer, size int, dir string, out io.Writer, record func(Lo
 	return f
 }
 
-// logs are the files in which the consumers write down their attempts.
+// logs returns the files with the consumers' attempts.
 func (f *fleet) logs() []*tail {
 	var tails []*tail
 	for _, s := range f.slots {
@@ -91,7 +92,7 @@ func (f *fleet) close() {
 	f.wg.Wait()
 }
 
-// once runs a consumer to its end, and reports whether there is to be another.
+// once runs a consumer to its end, and reports whether another one must follow.
 func (s *slot) once() bool {
 	config, err := json.Marshal(s.config)
 	if err != nil {
@@ -141,18 +142,18 @@ func (s *slot) signal(sig os.Signal) error {
 	if s.process == nil {
 		return os.ErrProcessDone
 	}
-	s.ours = true
+	s.caused = true
 	if s.signaled.IsZero() {
 		s.signaled = time.Now()
 	}
 	return s.process.Signal(sig)
 }
 
-// take reports whether the last end was ours.
+// take reports whether the fleet caused the last end.
 func (s *slot) take() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ours := s.ours
-	s.ours = false
-	return ours
+	caused := s.caused
+	s.caused = false
+	return caused
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// The test bench starts nodes on Unix only.
+// Package testbroker starts nodes on Unix only.
 var errUnix = errors.New("chaos needs Unix")
 
 func lockShared(string) (func(), error) { return nil, errUnix }

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// lockShared takes a shared lock on a file and returns what releases it. The system releases it when the process dies.
+// lockShared takes a shared lock on a file. The system releases it, too, when the process dies.
 func lockShared(name string) (release func(), err error) {
 	return lock(name, syscall.LOCK_SH)
 }
 
-// lockAlone takes the lock for the caller alone; it gives up when ctx is done.
+// lockAlone takes the lock for the caller alone. It gives up when ctx is done.
 func lockAlone(ctx context.Context, name string) (release func(), err error) {
 	for {
 		release, err = lock(name, syscall.LOCK_EX|syscall.LOCK_NB)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// nemesis breaks things, and makes each whole again.
+// nemesis breaks nodes, networks, consumers and queues, and repairs each.
 type nemesis struct {
 	cluster *testbroker.Cluster
 	fronts  []front // one a node
@@ -28,7 +29,7 @@ type nemesis struct {
 	struck []Struck
 }
 
-// front is what stands between a node and its clients.
+// front has the proxies between a node and its clients.
 type front struct{ consumers, producers *testbroker.Proxy }
 
 // both calls f for both proxies.
@@ -68,8 +69,9 @@ func (n *nemesis) strike(ctx context.Context, f Fault) {
 	n.struck = append(n.struck, s)
 }
 
-// one is one fault from its beginning to its end. What it returns even with an error says what was hit.
-func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
+// one runs one fault from its beginning to its end. It returns the name of its target, also with an
+// error.
+func (n *nemesis) one(ctx context.Context, f Fault) (hit string, err error) {
 	node := f.Pick % n.cluster.Size()
 	consumer := f.Pick % len(n.fleet.slots)
 	switch f.Kind {
@@ -83,11 +85,11 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	case Minority:
 		others := []int{node, (node + 1) % n.cluster.Size()}
 		if f.Aim {
-			what, err := n.frozen(ctx, f.Hold, others...)
-			return what + " frozen", err
+			hit, err := n.frozen(ctx, f.Hold, others...)
+			return hit + " frozen", err
 		}
-		what, err := n.down(ctx, f.Hold, n.cluster.Kill, others...)
-		return what + " killed", err
+		hit, err := n.down(ctx, f.Hold, n.cluster.Kill, others...)
+		return hit + " killed", err
 	case RestartNode:
 		return n.down(ctx, f.Hold/4, n.cluster.Stop, node)
 	case FreezeNode:
@@ -95,14 +97,17 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 	case RaiseAlarm:
 		err := n.cluster.Alarm(ctx, node, true)
 		rest(ctx, f.Hold)
-		return fmt.Sprint(node + 1), errors.Join(err, n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
+		return fmt.Sprint(node + 1), errors.Join(err,
+			n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
 	case FillDLQ:
 		return n.fill(ctx, f.Hold)
 	case DeleteQueue:
 		return n.deleteQueue(ctx)
 	case DeleteExchange:
 		exchange := n.plan.Exchanges[f.Pick%len(n.plan.Exchanges)].Name
-		return exchange, n.admin(func(ch *amqp.Channel) error { return ch.ExchangeDelete(exchange, false, false) })
+		return exchange, n.admin(func(ch *amqp.Channel) error {
+			return ch.ExchangeDelete(exchange, false, false)
+		})
 	case DeleteBinding:
 		b := n.plan.Bindings[f.Pick%len(n.plan.Bindings)]
 		return b.Exchange + " to " + b.Queue + b.ToExchange, n.admin(func(ch *amqp.Channel) error {
@@ -126,10 +131,10 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 		n.fronts[node].both(func(p *testbroker.Proxy) { p.Blackhole(false) })
 		return fmt.Sprint(node + 1), nil
 	case DelayConfirms:
-		what, fronts := "all", n.fronts
+		hit, fronts := "all", n.fronts
 		if f.Aim {
 			node = n.busiest()
-			what, fronts = fmt.Sprint(node+1), fronts[node:node+1]
+			hit, fronts = fmt.Sprint(node+1), fronts[node:node+1]
 		}
 		for _, front := range fronts {
 			front.consumers.HoldConfirms(true)
@@ -138,12 +143,12 @@ func (n *nemesis) one(ctx context.Context, f Fault) (what string, err error) {
 		for _, front := range fronts {
 			front.consumers.HoldConfirms(false)
 		}
-		return what, nil
+		return hit, nil
 	}
 	return "", fmt.Errorf("unknown fault %q", f.Kind)
 }
 
-// busiest is the node with the most connections of consumers.
+// busiest returns the node with the most connections of consumers.
 func (n *nemesis) busiest() int {
 	node := 0
 	for i, f := range n.fronts {
@@ -155,33 +160,34 @@ func (n *nemesis) busiest() int {
 }
 
 // down ends nodes, and starts them again together after hold.
-func (n *nemesis) down(ctx context.Context, hold time.Duration, end func(int) error, nodes ...int) (string, error) {
-	var names []string
-	var err error
-	for _, i := range nodes {
-		names = append(names, fmt.Sprint(i+1))
-		err = errors.Join(err, end(i))
-	}
+func (n *nemesis) down(
+	ctx context.Context, hold time.Duration, end func(int) error, nodes ...int,
+) (string, error) {
+	names, err := each(nodes, end)
 	rest(ctx, hold)
-	return strings.Join(names, " and "), errors.Join(err, n.up(context.WithoutCancel(ctx)))
+	return names, errors.Join(err, n.up(context.WithoutCancel(ctx)))
 }
 
 // frozen freezes nodes for hold.
 func (n *nemesis) frozen(ctx context.Context, hold time.Duration, nodes ...int) (string, error) {
-	var names []string
-	var err error
-	for _, i := range nodes {
-		names = append(names, fmt.Sprint(i+1))
-		err = errors.Join(err, n.cluster.Freeze(i))
-	}
+	names, err := each(nodes, n.cluster.Freeze)
 	rest(ctx, hold)
-	for _, i := range nodes {
-		err = errors.Join(err, n.cluster.Thaw(i))
-	}
-	return strings.Join(names, " and "), err
+	_, thawed := each(nodes, n.cluster.Thaw)
+	return names, errors.Join(err, thawed)
 }
 
-// up starts all nodes that are down. One that waits for another may give up, and is started once more.
+// each calls do for nodes, and returns their names.
+func each(nodes []int, do func(int) error) (names string, err error) {
+	var all []string
+	for _, i := range nodes {
+		all = append(all, fmt.Sprint(i+1))
+		err = errors.Join(err, do(i))
+	}
+	return strings.Join(all, " and "), err
+}
+
+// up starts all nodes that are down. A node that waits for another may give up, and is started
+// again.
 func (n *nemesis) up(ctx context.Context) error {
 	errs := make([]error, n.cluster.Size())
 	var wg sync.WaitGroup
@@ -205,4 +211,158 @@ func rest(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return ctx.Err() == nil
+}
+
+// leader returns the node that leads the main queue, else otherwise.
+func (n *nemesis) leader(ctx context.Context, otherwise int) int {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	for i := range n.cluster.Size() {
+		leader, err := n.column(ctx, i, "leader", queueName)
+		for j := range n.cluster.Size() {
+			if err == nil && leader == n.cluster.Node(j).Name() {
+				return j
+			}
+		}
+	}
+	return otherwise
+}
+
+// column asks node i for a column of rabbitmqctl list_queues, and returns its value for a queue.
+func (n *nemesis) column(ctx context.Context, i int, name, queue string) (string, error) {
+	out, err := n.cluster.Node(i).RunCtl(ctx, "list_queues", "--no-table-headers", "name", name)
+	for line := range strings.Lines(out) {
+		if found, value, _ := strings.Cut(strings.TrimSpace(line), "\t"); found == queue {
+			return value, nil
+		}
+	}
+	return "", err
+}
+
+// fill fills the dead-letter queue until it refuses, and keeps it full for a while.
+func (n *nemesis) fill(ctx context.Context, hold time.Duration) (string, error) {
+	n.letters.turn.Lock()
+	defer n.letters.turn.Unlock()
+	err := n.admin(func(ch *amqp.Channel) error {
+		returned := ch.NotifyReturn(make(chan amqp.Return, 1))
+		for range 3 * dlqLimit {
+			if err := publishOne(ch, returned, n.letters.queue, filler); err != nil {
+				return nil // refused
+			}
+		}
+		return errors.New("it does not fill up")
+	})
+	rest(ctx, hold)
+	return n.letters.queue, err
+}
+
+// deleteQueue deletes the wait queue that only the last delay needs, once it is empty and while no
+// consumer may publish to it.
+func (n *nemesis) deleteQueue(ctx context.Context) (string, error) {
+	delay := Delays[len(Delays)-1]
+	name := ""
+	for _, q := range n.plan.Queues { // by ascending delay
+		if q.Delay > 0 && q.Delay <= delay {
+			name = q.Name
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
+	defer cancel()
+	open, err := lockAlone(ctx, n.gate)
+	if err != nil {
+		return name, err
+	}
+	defer open()
+	// The broker's figures are seconds late (F5).
+	if !rest(ctx, delay+6*time.Second) {
+		return name, ctx.Err()
+	}
+	for empty := 0; empty < 3; empty++ {
+		messages, err := n.messages(ctx, name)
+		if err != nil {
+			return name, err
+		}
+		if messages > 0 {
+			empty = -1
+		}
+		if !rest(ctx, 2*time.Second) {
+			return name, ctx.Err()
+		}
+	}
+	return name, n.admin(func(ch *amqp.Channel) error {
+		purged, err := ch.QueueDelete(name, false, false, false)
+		if purged > 0 {
+			err = errors.Join(err, fmt.Errorf("%d messages were inside", purged))
+		}
+		return err
+	})
+}
+
+// messages returns the number of messages of a queue, held ones included, and 0 without a queue.
+func (n *nemesis) messages(ctx context.Context, queue string) (int, error) {
+	count, err := n.column(ctx, 0, "messages", queue)
+	if err != nil || count == "" {
+		return 0, err
+	}
+	return strconv.Atoi(count)
+}
+
+// admin runs f on a new channel, past the proxies, on the first node that answers.
+func (n *nemesis) admin(f func(*amqp.Channel) error) error {
+	var errs []error
+	for _, url := range n.cluster.URLs() {
+		ch, hangUp, err := dial(url)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		defer hangUp()
+		return f(ch)
+	}
+	return errors.Join(errs...)
+}
+
+// heal ends all faults and declares again the deleted queues, exchanges and bindings, as an
+// operator would.
+func (n *nemesis) heal(ctx context.Context) error {
+	for i := range n.cluster.Size() {
+		_ = n.cluster.Thaw(i) // fails if it is down
+		n.fronts[i].both(func(p *testbroker.Proxy) {
+			p.Blackhole(false)
+			p.HoldConfirms(false)
+		})
+	}
+	err := n.up(ctx)
+	for i := range n.cluster.Size() {
+		err = errors.Join(err, n.cluster.Alarm(ctx, i, false))
+	}
+	return errors.Join(err, n.declare())
+}
+
+// declare declares the main queue and all of the plan.
+func (n *nemesis) declare() error {
+	return n.admin(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(queueName, true, false, false, false,
+			amqp.Table{"x-queue-type": "quorum"})
+		for _, e := range n.plan.Exchanges {
+			if err == nil {
+				err = ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
+			}
+		}
+		for _, q := range n.plan.Queues {
+			if err == nil {
+				_, err = ch.QueueDeclare(q.Name, true, false, false, false, q.Arguments)
+			}
+		}
+		for _, b := range n.plan.Bindings {
+			switch {
+			case err != nil:
+			case b.ToExchange != "":
+				err = ch.ExchangeBind(b.ToExchange, b.RoutingKey, b.Exchange, false, nil)
+			default:
+				err = ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, false, nil)
+			}
+		}
+		return err
+	})
 }

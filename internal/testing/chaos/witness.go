@@ -10,10 +10,10 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// Lost says what a consumer process lost.
+// Lost names the thing that a consumer process lost.
 type Lost string
 
-// The losses. A connection that has neither delivered nor published anything explains nothing, and
+// The losses. A connection that has neither delivered nor published a message explains nothing, and
 // is not recorded.
 const (
 	LostProcess    Lost = "process"
@@ -28,8 +28,8 @@ type Loss struct {
 	What     Lost
 	Began    time.Time // when the process was told to end; At for everything else
 	At       time.Time
-	// Own says that the client ended its connection first. Without a fault that silences a
-	// connection such an end explains nothing.
+	// Own is true if the client ended its connection first. Such an end explains nothing unless a
+	// fault silenced the connection.
 	Own bool
 }
 
@@ -39,7 +39,7 @@ type witness struct {
 	losses []Loss
 }
 
-// witnessed is a connection as far as its frames tell.
+// witnessed is a connection as its frames show it.
 type witnessed struct {
 	consumer            string
 	consumes, publishes bool
@@ -82,18 +82,21 @@ func (w *witness) watch(p *testbroker.Proxy) {
 		if c := connections[connection]; c != nil {
 			delete(connections, connection)
 			now := time.Now()
+			loss := Loss{Consumer: c.consumer, Began: now, At: now, Own: by == testbroker.Client}
 			if c.consumes {
-				w.record(Loss{Consumer: c.consumer, What: LostConsuming, Began: now, At: now, Own: by == testbroker.Client})
+				loss.What = LostConsuming
+				w.record(loss)
 			}
 			if c.publishes {
-				w.record(Loss{Consumer: c.consumer, What: LostPublishing, Began: now, At: now, Own: by == testbroker.Client})
+				loss.What = LostPublishing
+				w.record(loss)
 			}
 		}
 	})
 }
 
-// look takes in a frame, and returns what the consumer loses by it. A channel that the client itself
-// closes is no loss: it may not give a publish up that way.
+// look takes in a frame, and returns the consumer's loss by it. A channel that the client itself
+// closes is no loss: the client may not give up a publish that way.
 func (c *witnessed) look(s testbroker.Seen) Lost {
 	switch method := s.Method(); {
 	case s.Up && method == frame.ConnectionStartOk:
@@ -113,8 +116,7 @@ func (c *witnessed) look(s testbroker.Seen) Lost {
 	return ""
 }
 
-// connectionName returns the first word of the name that a client gives its connection; the fleet
-// names each consumer's by the consumer.
+// connectionName returns the first word of a connection's name, which is the consumer's name.
 func connectionName(startOk []byte) string {
 	_, after, found := bytes.Cut(startOk, []byte("\x0fconnection_nameS"))
 	if !found || len(after) < 4 {

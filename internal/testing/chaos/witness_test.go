@@ -13,8 +13,11 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// witnessing returns a witness with a proxy before the broker, and what connects a client.
-func witnessing(t *testing.T) (w *witness, p *testbroker.Proxy, connect func(name string) (*amqp.Connection, *amqp.Channel)) {
+// witnessing returns a witness with a proxy before the broker, and a function that connects a
+// client.
+func witnessing(t *testing.T) (w *witness, p *testbroker.Proxy,
+	connect func(name string) (*amqp.Connection, *amqp.Channel),
+) {
 	t.Helper()
 	w, p = &witness{}, testbroker.NewProxy(t, testbroker.URL(t))
 	w.watch(p)
@@ -30,7 +33,7 @@ func witnessing(t *testing.T) (w *witness, p *testbroker.Proxy, connect func(nam
 	}
 }
 
-// summary are the losses without their times.
+// summary returns the losses without their times.
 func summary(w *witness) []Loss {
 	losses := append([]Loss(nil), w.all()...)
 	for i := range losses {

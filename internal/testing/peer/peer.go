@@ -1,6 +1,5 @@
-// Package peer is a scripted AMQP server for tests: it speaks just enough to be
-// published to, and answers a publish as no real broker can be made to. It
-// stores nothing.
+// Package peer is a scripted AMQP server for tests. It speaks just enough AMQP to receive
+// publishes, and answers them as no real broker does on demand. It stores nothing.
 package peer
 
 import (
@@ -25,8 +24,8 @@ type Server struct {
 	wait      sync.WaitGroup
 }
 
-// Start starts a peer on loopback that calls script with every publish, once it
-// has arrived whole, and does nothing else about it. It ends with the test.
+// Start starts a peer on loopback that calls script with every publish, once the publish has
+// arrived whole. Only script answers it. The peer ends with the test.
 func Start(tb testing.TB, script func(*Publish)) *Server {
 	tb.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -39,10 +38,10 @@ func Start(tb testing.TB, script func(*Publish)) *Server {
 	return s
 }
 
-// URL of the peer.
+// URL returns the address of the peer.
 func (s *Server) URL() string { return "amqp://guest:guest@" + s.listener.Addr().String() + "/" }
 
-// Published is how many publishes have arrived whole so far.
+// Published returns the number of publishes that have arrived whole so far.
 func (s *Server) Published() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +58,9 @@ func (s *Server) accept() {
 		s.conns[conn] = struct{}{}
 		s.mu.Unlock()
 		s.wait.Go(func() {
-			c := &connection{server: s, conn: conn, tags: make(map[uint16]uint64), open: make(map[uint16]*Publish)}
+			c := &connection{
+				server: s, conn: conn, tags: make(map[uint16]uint64), open: make(map[uint16]*Publish),
+			}
 			_ = c.serve() // the client is gone, or does not speak AMQP
 			_ = conn.Close()
 			s.mu.Lock()
@@ -88,14 +89,15 @@ type connection struct {
 	open   map[uint16]*Publish // publishes that have not arrived whole
 }
 
-// frameMax is what RabbitMQ offers.
+// frameMax is the value that RabbitMQ offers.
 const frameMax = 131072
 
 func (c *connection) serve() error {
 	if _, err := io.ReadFull(c.conn, make([]byte, len("AMQP0091"))); err != nil {
 		return err
 	}
-	c.send(frame.NewMethod(0, frame.ConnectionStart, []byte{0, 9}, table(), long("PLAIN"), long("en_US")))
+	c.send(frame.NewMethod(0, frame.ConnectionStart, []byte{0, 9}, table(), long("PLAIN"),
+		long("en_US")))
 	for {
 		f, err := frame.Read(c.conn)
 		if err != nil {
@@ -115,12 +117,13 @@ func (c *connection) serve() error {
 	}
 }
 
-// method answers what a client asks before and after its publishes.
+// method answers the requests of a client before and after its publishes.
 func (c *connection) method(f frame.Frame) {
 	answer := func(m frame.Method, args ...[]byte) { c.send(frame.NewMethod(f.Channel(), m, args...)) }
 	switch f.Method() {
 	case frame.ConnectionStartOk:
-		answer(frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax), []byte{0, 0})
+		answer(frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
+			[]byte{0, 0})
 	case frame.ConnectionOpen:
 		answer(frame.ConnectionOpenOk, frame.Short(""))
 	case frame.ConnectionClose:
@@ -176,8 +179,10 @@ func (c *connection) send(frames ...frame.Frame) {
 	}
 }
 
-// table is an empty table.
+// table returns an empty table.
 func table() []byte { return make([]byte, 4) }
 
-// long is a long string.
-func long(s string) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...) }
+// long returns a long string.
+func long(s string) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...)
+}

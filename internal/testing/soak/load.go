@@ -19,7 +19,7 @@ import (
 // delays before the second and the third attempt.
 var delays = backoff.List{200 * time.Millisecond, 500 * time.Millisecond}
 
-// failures is how often message n fails: a fifth of all fail, half of these twice.
+// failures returns the number of failures of message n. A fifth of all fail, half of these twice.
 func failures(n int) int {
 	switch n % 10 {
 	case 3:
@@ -30,7 +30,7 @@ func failures(n int) int {
 	return 0
 }
 
-// load is the messages, those who publish them and the handler.
+// load has the messages, their publishers and their handler.
 type load struct {
 	queue string
 
@@ -67,7 +67,7 @@ func (l *load) handle(msg *message.Message) error {
 
 func (l *load) handledCount() int { return int(l.handled.Load()) }
 
-// takeLateness returns how late messages came back since the last time.
+// takeLateness returns the lateness of the messages that came back since the last call.
 func (l *load) takeLateness() []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,7 @@ func (l *load) takeLateness() []time.Duration {
 	return taken
 }
 
-// publishing is how many messages are published at once.
+// publishing is the number of messages that are published at once.
 const publishing = 16
 
 // publish publishes rate messages a second, each confirmed, until ctx is done.

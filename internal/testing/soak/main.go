@@ -1,10 +1,10 @@
-// Soak runs a service under a steady load and looks whether anything grows:
+// Soak runs a service under a steady load and checks that nothing grows:
 //
 //	go run ./internal/testing/soak [-minutes 10] [-rate 500]
 //
-// A fifth of the messages fail once or twice and wait for a fraction of a second. Once a minute the figures are printed; at
-// the end stands a verdict. The exit code is 1 if something grows or a message is missing, and 2 if the run could not be
-// done. MILLPOND_BROKER chooses the RabbitMQ.
+// A fifth of the messages fail once or twice and wait for a fraction of a second. It prints the
+// figures once a minute, and a verdict at the end. The exit code is 1 if anything grows or a
+// message is missing, and 2 if the run could not be done. MILLPOND_BROKER chooses the RabbitMQ.
 package main
 
 import (
@@ -23,7 +23,7 @@ func main() {
 
 func run(args []string) int {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
-	minutes := flags.Float64("minutes", 10, "how long")
+	minutes := flags.Float64("minutes", 10, "`length` of the run")
 	rate := flags.Int("rate", 500, "messages a second")
 	if err := flags.Parse(args); err != nil {
 		return 2

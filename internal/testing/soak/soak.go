@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -25,11 +26,11 @@ type config struct {
 
 const (
 	handlers = 8
-	// drainLimit is how long the last messages may take.
+	// drainLimit is the time for the last messages.
 	drainLimit = 30 * time.Second
 )
 
-// soak returns what is not as it should be; the error says why it could not be done.
+// soak returns the problems that it finds. An error means that the run could not be done.
 func soak(ctx context.Context, c config) (problems []string, err error) {
 	node, err := testbroker.Start(ctx)
 	if err != nil {
@@ -50,12 +51,13 @@ func soak(ctx context.Context, c config) (problems []string, err error) {
 		running <- err
 		return nil, err
 	}
-	fmt.Fprintf(c.out, "RabbitMQ %s, %d messages a second for %s, a fifth of them fail once or twice, waiting for %v\n",
+	fmt.Fprintf(c.out,
+		"RabbitMQ %s, %d messages a second for %s, a fifth of them fail once or twice, waiting for %v\n",
 		node.Version(), c.rate, c.length, delays)
 	return measure(ctx, c, node, l)
 }
 
-// serve is the service that is watched.
+// serve makes the service to watch.
 func serve(ctx context.Context, url string, l *load) (*message.Router, *topology.Client, error) {
 	cfg := wamqp.NewDurableQueueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
@@ -83,7 +85,7 @@ func serve(ctx context.Context, url string, l *load) (*message.Router, *topology
 	return router, client, nil
 }
 
-// measure loads the service and prints a line every now and then.
+// measure loads the service and prints a line in each interval.
 func measure(ctx context.Context, c config, node *testbroker.Node, l *load) ([]string, error) {
 	publishing, stop := context.WithCancel(ctx)
 	published := make(chan error, 1)
@@ -95,16 +97,58 @@ func measure(ctx context.Context, c config, node *testbroker.Node, l *load) ([]s
 		return nil, err
 	}
 	problems := s.verdict()
-	for deadline := time.Now().Add(drainLimit); l.handled.Load() < l.sent.Load() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(drainLimit); l.handled.Load() < l.sent.Load() &&
+		time.Now().Before(deadline); {
 		time.Sleep(50 * time.Millisecond)
 	}
 	sent, handled := l.sent.Load(), l.handled.Load()
 	fmt.Fprintf(c.out, "%d messages confirmed, %d handled\n", sent, handled)
 	if got := float64(sent) / c.length.Seconds(); got < 0.9*float64(c.rate) {
-		fmt.Fprintf(c.out, "the machine was too busy for %d messages a second: it were %.0f\n", c.rate, got)
+		fmt.Fprintf(c.out, "the machine was too busy for %d messages a second: it had %.0f\n", c.rate,
+			got)
 	}
 	if sent != handled {
-		problems = append(problems, fmt.Sprintf("%d messages were confirmed, and %d handled", sent, handled))
+		problems = append(problems, fmt.Sprintf("%d messages were confirmed, and %d handled", sent,
+			handled))
 	}
 	return problems, nil
+}
+
+// minSamples is the number of samples for a verdict. The first one is not counted, because caches
+// and pools fill then.
+const minSamples = 6
+
+// series is one figure over time.
+type series struct {
+	name string
+	unit string
+	// A rise over the whole run of up to abs, and of up to rel times the series' median, is no growth.
+	abs, rel float64
+	values   []float64
+}
+
+// growth returns a text if the series grows. It fits a line to the values, by least squares.
+func (s series) growth() string {
+	if len(s.values) < minSamples {
+		return fmt.Sprintf("%s: %d samples are too few for a verdict, want %d", s.name, len(s.values),
+			minSamples)
+	}
+	values := s.values[1:]
+	rise := slope(values) * float64(len(values)-1)
+	median := slices.Sorted(slices.Values(values))[len(values)/2]
+	if allowed := s.abs + s.rel*median; rise > allowed {
+		return fmt.Sprintf("%s rises by %.1f %s, allowed are %.1f", s.name, rise, s.unit, allowed)
+	}
+	return ""
+}
+
+// slope returns the rise from one value to the next.
+func slope(values []float64) float64 {
+	n := float64(len(values))
+	var sumX, sumY, sumXY, sumXX float64
+	for i, y := range values {
+		x := float64(i)
+		sumX, sumY, sumXY, sumXX = sumX+x, sumY+y, sumXY+x*y, sumXX+x*x
+	}
+	return (n*sumXY - sumX*sumY) / (n*sumXX - sumX*sumX)
 }

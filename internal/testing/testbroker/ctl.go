@@ -14,23 +14,22 @@ import (
 
 const ctlLimit = time.Minute
 
-// Ctl runs rabbitmqctl against this node and returns what it printed, as in node.Ctl(t, "list_queues", "name", "messages").
-// It fails the test if the command fails. Each call takes most of a second: it starts an Erlang of its own.
+// Ctl runs rabbitmqctl against this node and returns its output, as in node.Ctl(t, "list_queues",
+// "name", "messages"). It fails the test if the command fails. Each call takes most of a second,
+// because it starts an Erlang.
 func (n *Node) Ctl(tb testing.TB, args ...string) string {
 	tb.Helper()
 	out, err := n.RunCtl(tb.Context(), args...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, "run rabbitmqctl", err)
 	return out
 }
 
-// RunCtl is Ctl for a program. It takes a minute at most.
+// RunCtl runs rabbitmqctl for a program. It takes a minute at most.
 func (n *Node) RunCtl(ctx context.Context, args ...string) (string, error) {
 	return n.RunTool(ctx, "rabbitmqctl", args...)
 }
 
-// RunTool is RunCtl for another tool that RabbitMQ brings, rabbitmq-queues for example.
+// RunTool runs another tool of RabbitMQ, rabbitmq-queues for example.
 func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string, error) {
 	path := filepath.Join(filepath.Dir(n.layout.in.ctl), tool)
 	full := n.layout.in.command(append([]string{path, "--quiet", "--node", n.layout.name}, args...)...)
@@ -41,22 +40,22 @@ func (n *Node) RunTool(ctx context.Context, tool string, args ...string) (string
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s%s", tool, strings.Join(args, " "), err, out.String(), errs.String())
+		return "", fmt.Errorf("%s %s: %w\n%s%s", tool, strings.Join(args, " "), err, out.String(),
+			errs.String())
 	}
 	return out.String(), nil
 }
 
-// File writes a file where the node and its rabbitmqctl can read it, also in a chroot, and returns the path they know it
-// by. It goes with the node's folder.
+// File writes a file for the node and its rabbitmqctl, also in a chroot, and returns its path
+// there. It is removed with the node's folder.
 func (n *Node) File(tb testing.TB, name string, data []byte) string {
 	tb.Helper()
-	if err := os.WriteFile(filepath.Join(n.layout.folder, name), data, 0o644); err != nil {
-		tb.Fatalf("write a file for the node: %v", err)
-	}
+	must(tb, "write a file for the node",
+		os.WriteFile(filepath.Join(n.layout.folder, name), data, 0o644))
 	return filepath.Join(n.layout.inside, name)
 }
 
-// Name is the Erlang name of the node, as rabbitmqctl prints it.
+// Name returns the Erlang name of the node, as rabbitmqctl prints it.
 func (n *Node) Name() string { return n.layout.name }
 
 // Import hands a definitions file to the node, one at a time: of two at once it may leave one out.
@@ -65,23 +64,25 @@ func (n *Node) Import(tb testing.TB, definitions []byte) {
 	n.Ctl(tb, "import_definitions", n.File(tb, "definitions.json", definitions))
 }
 
-// Grant is a user's permissions in a vhost. What is left empty matches nothing.
+// Grant is a user's permissions in a vhost. An empty one matches nothing.
 type Grant struct{ VHost, User, Configure, Write, Read string }
 
-// Everything grants a user all there is in a vhost.
+// Everything grants a user all permissions in a vhost.
 func Everything(vhost, user string) Grant { return Grant{vhost, user, ".*", ".*", ".*"} }
 
-// Grant makes the vhosts and the users that it is told of, with the permissions, in one rabbitmqctl. A user's password is
-// the name.
+// Grant makes the vhosts and the users with their permissions, in one rabbitmqctl. A user's
+// password is the name.
 func (n *Node) Grant(tb testing.TB, grants ...Grant) {
 	tb.Helper()
 	var b strings.Builder
 	for _, g := range grants {
-		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure), term(g.Write), term(g.Read))
+		fmt.Fprintf(&b, "{%s, %s, %s, %s, %s},", term(g.VHost), term(g.User), term(g.Configure),
+			term(g.Write), term(g.Read))
 	}
 	n.Ctl(tb, "eval", fmt.Sprintf(`[begin
 		rabbit_vhost:exists(V) orelse (ok = rabbit_vhost:add(V, <<"bench">>)),
-		rabbit_auth_backend_internal:exists(U) orelse (ok = rabbit_auth_backend_internal:add_user(U, U, <<"bench">>)),
+		rabbit_auth_backend_internal:exists(U) orelse
+			(ok = rabbit_auth_backend_internal:add_user(U, U, <<"bench">>)),
 		ok = rabbit_auth_backend_internal:set_permissions(U, V, C, W, R, <<"bench">>)
 	end || {V, U, C, W, R} <- [%s]].`, strings.TrimSuffix(b.String(), ",")))
 }

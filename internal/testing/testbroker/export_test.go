@@ -4,7 +4,7 @@ package testbroker
 
 import "slices"
 
-// Pids are those of the node's server, its epmd and its watchdog.
+// Pids returns the processes of the node's server, its epmd and its watchdog.
 func (n *Node) Pids() []int {
 	return []int{n.server.pid(), n.group.leader.pid(), n.group.watchdog.pid()}
 }
@@ -34,7 +34,7 @@ func firstPick(change func(*ports)) NodeOption {
 
 // CountPublishes counts in a stream that arrives in pieces of n bytes.
 func CountPublishes(stream []byte, n int) int {
-	var c frameCounter
+	var c publishCounter
 	total := 0
 	for piece := range slices.Chunk(stream, n) {
 		total += c.count(piece)

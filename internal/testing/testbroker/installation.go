@@ -17,7 +17,7 @@ type installation struct {
 	server, ctl, epmd string // as seen from inside root
 }
 
-// ErrNoBroker means that no broker is installed that could be started; the error around it says what is missing.
+// ErrNoBroker means that no broker is installed. The error around it names the missing package.
 var ErrNoBroker = errors.New("no broker")
 
 // Installed returns nil if a broker can be started here, in the version MILLPOND_BROKER asks for.
@@ -26,27 +26,28 @@ func Installed() error {
 	return err
 }
 
-// InstalledVersion is the version of the RabbitMQ that [Private] starts, such as 4.0.5. The test is skipped where none is
-// installed.
+// InstalledVersion returns the version of the RabbitMQ that [Private] starts, such as 4.0.5. The
+// test is skipped if none is installed.
 func InstalledVersion(tb testing.TB) string {
 	tb.Helper()
 	in := requireInstallation(tb)
 	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(real)), "plugins", "rabbit-[0-9]*"))
+	must(tb, "find the installed RabbitMQ", err)
+	plugins := filepath.Join(filepath.Dir(filepath.Dir(real)), "plugins", "rabbit-[0-9]*")
+	found, err := filepath.Glob(plugins)
 	if err != nil || len(found) != 1 {
-		tb.Fatalf("the version of %s cannot be told: want one rabbit-<version> among its plugins, found %q (%v)", real, found, err)
+		tb.Fatalf("cannot tell the version of %s: %s matches %q, want one (%v)",
+			real, plugins, found, err)
 	}
 	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-")
 }
 
-// The scripts that Debian and RabbitMQ's own packages put here neither change user nor read the system's node name, as
-// the wrappers in /usr/sbin do.
+// packagedBin has the scripts of Debian's and RabbitMQ's packages. Unlike the wrappers in /usr/sbin
+// they neither change user nor read the system's node name.
 const packagedBin = "/usr/lib/rabbitmq/bin"
 
-// findInstallation looks for the RabbitMQ that MILLPOND_BROKER names; empty means the one installed on this machine.
+// findInstallation looks for the RabbitMQ that MILLPOND_BROKER names. If it is empty, that is the
+// one installed on this machine.
 func findInstallation(version string) (installation, error) {
 	switch version {
 	case "":
@@ -65,11 +66,13 @@ func findInstalled() (installation, error) {
 	}
 	server, lookErr := exec.LookPath("rabbitmq-server")
 	if lookErr == nil {
-		if real, linkErr := filepath.EvalSymlinks(server); linkErr == nil && filepath.Base(real) != "rabbitmq-script-wrapper" {
+		if real, linkErr := filepath.EvalSymlinks(server); linkErr == nil &&
+			filepath.Base(real) != "rabbitmq-script-wrapper" {
 			return lookIn("", filepath.Dir(real))
 		}
 	}
-	return installation{}, fmt.Errorf("%w: package rabbitmq-server is not installed (`make test` installs it)", ErrNoBroker)
+	return installation{},
+		fmt.Errorf("%w: package rabbitmq-server is not installed (`make test` installs it)", ErrNoBroker)
 }
 
 func findChroot(version string) (installation, error) {
@@ -80,19 +83,25 @@ func findChroot(version string) (installation, error) {
 	root := filepath.Join(cache, "millpond", "brokers", version)
 	in, err := lookIn(root, packagedBin)
 	if err != nil {
-		return installation{}, fmt.Errorf("%w: RabbitMQ %s is not in %s (`make test BROKER=%s` builds it)", ErrNoBroker, version, root, version)
+		return installation{},
+			fmt.Errorf("%w: RabbitMQ %s is not in %s (`make test BROKER=%s` builds it)", ErrNoBroker,
+				version, root, version)
 	}
 	if os.Geteuid() != 0 {
-		return installation{}, fmt.Errorf("%w: RabbitMQ %s runs in a chroot, which takes root", ErrNoBroker, version)
+		return installation{}, fmt.Errorf("%w: RabbitMQ %s runs in a chroot, which takes root",
+			ErrNoBroker, version)
 	}
 	return in, nil
 }
 
-// lookIn expects rabbitmq-server and rabbitmqctl in bin, and Erlang's epmd in one of its usual places.
+// lookIn expects rabbitmq-server and rabbitmqctl in bin, and Erlang's epmd in one of its usual
+// places.
 func lookIn(root, bin string) (installation, error) {
-	in := installation{root: root, server: filepath.Join(bin, "rabbitmq-server"), ctl: filepath.Join(bin, "rabbitmqctl")}
+	in := installation{
+		root: root, server: filepath.Join(bin, "rabbitmq-server"), ctl: filepath.Join(bin, "rabbitmqctl"),
+	}
 	for _, file := range []string{in.server, in.ctl} {
-		// Links in a chroot may be absolute: what they point to cannot be looked at from outside.
+		// Links in a chroot may be absolute, so their targets cannot be checked from outside.
 		if _, err := os.Lstat(filepath.Join(root, file)); err != nil {
 			return installation{}, fmt.Errorf("%w: %w", ErrNoBroker, err)
 		}
@@ -103,7 +112,10 @@ func lookIn(root, bin string) (installation, error) {
 }
 
 func findEpmd(root string) (string, error) {
-	for _, pattern := range []string{"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd", "/usr/lib/erlang/bin/epmd"} {
+	for _, pattern := range []string{
+		"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd",
+		"/usr/lib/erlang/bin/epmd",
+	} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			return "", err
@@ -120,8 +132,8 @@ func findEpmd(root string) (string, error) {
 	return "", fmt.Errorf("%w: Erlang's epmd is not installed", ErrNoBroker)
 }
 
-// A mount namespace of its own gives the chroot a /proc and a /dev that vanish with the process. Where that is not
-// allowed, as in most containers, the node runs without them: all works but `rabbitmqctl status`.
+// enterChroot has its own mount namespace, so that /proc and /dev vanish with the process. Most
+// containers do not allow that: without them all works except `rabbitmqctl status`.
 const enterChroot = `
 mount -t proc proc "$0/proc" 2>/dev/null || mount --bind /proc "$0/proc" 2>/dev/null
 mount --bind /dev "$0/dev" 2>/dev/null
@@ -129,7 +141,7 @@ exec chroot "$0" "$@"`
 
 const enterChrootPlain = `exec chroot "$0" "$@"`
 
-// command runs args inside the installation's root, in place of the calling process: its pid is that of args.
+// command runs args inside the installation's root, in the process that it starts.
 func (in installation) command(args ...string) []string {
 	if in.root == "" {
 		return args
@@ -140,16 +152,18 @@ func (in installation) command(args ...string) []string {
 	return append([]string{"sh", "-c", enterChrootPlain, in.root}, args...)
 }
 
-// config is what a node in this installation needs in its rabbitmq.conf. Without /proc RabbitMQ knows neither its own
-// memory nor the machine's, and the memory alarm would never rise.
+// config returns lines for the rabbitmq.conf of this installation. Without /proc RabbitMQ knows
+// neither its own memory nor the machine's, and would never raise the memory alarm.
 func (in installation) config() []string {
 	if in.root == "" || mountsAllowed() {
 		return nil
 	}
-	return []string{"vm_memory_calculation_strategy = allocated", "total_memory_available_override_value = 2GB"}
+	return []string{
+		"vm_memory_calculation_strategy = allocated", "total_memory_available_override_value = 2GB",
+	}
 }
 
-// mountsAllowed tells whether this process may have a mount namespace of its own.
+// mountsAllowed reports whether this process may have its own mount namespace.
 var mountsAllowed = sync.OnceValue(func() bool {
 	return exec.Command("unshare", "--mount", "--", "true").Run() == nil
 })

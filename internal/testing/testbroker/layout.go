@@ -1,16 +1,18 @@
 package testbroker
 
 import (
-	"crypto/rand"
+	crand "crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 )
 
-// layout is where a node keeps its files, and the environment that makes it stay there.
+// layout is the place of a node's files, and the environment that keeps them there.
 type layout struct {
 	in      installation
 	folder  string // on this machine
@@ -50,7 +52,8 @@ func newLayout(in installation, s settings) (layout, error) {
 
 func nodeName() string { return "mp-" + randomHex(4) + "@localhost" }
 
-// another is the layout of a further node of l's cluster. Its files are in a folder of l's, its epmd is l's.
+// another returns the layout of a further node of l's cluster. It has a folder in l's, and l's
+// epmd.
 func (l layout) another(s settings, seeds []string) (layout, error) {
 	picked, err := s.pick()
 	if err != nil {
@@ -98,7 +101,8 @@ func (l layout) write(s settings) error {
 		files["advanced.config"] = s.advanced + "\n"
 	}
 	if s.tls != nil {
-		files["ca.pem"], files["certificate.pem"], files["key.pem"] = string(s.tls.ca), string(s.tls.certificate), string(s.tls.key)
+		files["ca.pem"], files["key.pem"] = string(s.tls.ca), string(s.tls.key)
+		files["certificate.pem"] = string(s.tls.certificate)
 		files["rabbitmq.conf"] += fmt.Sprintf(tlsConfig, l.ports.tls, l.inside, l.inside, l.inside)
 	}
 	for name, content := range files {
@@ -117,15 +121,15 @@ ssl_options.verify = verify_peer
 ssl_options.fail_if_no_peer_cert = true
 `
 
-// env is the whole environment of the node, its epmd and its rabbitmqctl: nothing of the caller's RABBITMQ_ or ERL_
-// variables gets through.
+// env returns the whole environment of the node, its epmd and its rabbitmqctl, without the
+// RABBITMQ_ and ERL_ variables of the caller.
 func (l layout) env() []string {
 	in := func(name string) string { return filepath.Join(l.inside, name) }
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH"),
 		"LANG=C.UTF-8",
 		"HOME=" + l.inside,
-		// Every Erlang that is started from here listens on loopback only, also the short-lived ones; epmd is ours.
+		// Every Erlang listens on loopback only, also a short-lived one, and starts no epmd.
 		"ERL_AFLAGS=-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false +S 2:2",
 		"ERL_EPMD_ADDRESS=127.0.0.1",
 		fmt.Sprintf("ERL_EPMD_PORT=%d", l.ports.epmd),
@@ -154,7 +158,7 @@ func (l layout) env() []string {
 // An Erlang crash report is long, and its reason stands at its beginning.
 const tailLines = 60
 
-// tail returns the end of what the node wrote to its log and its output.
+// tail returns the end of the node's log and of its output.
 func (l layout) tail() string {
 	var b strings.Builder
 	for _, name := range []string{"output", "log/node.log"} {
@@ -171,6 +175,45 @@ func (l layout) tail() string {
 
 func randomHex(n int) string {
 	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails
+	_, _ = crand.Read(b) // never fails
 	return hex.EncodeToString(b)
+}
+
+// Ports are picked below the local ports of outgoing connections on Linux (32768 and up), so that a
+// port stays free while its node is stopped.
+const (
+	firstPort = 18000
+	lastPort  = 32000
+)
+
+type ports struct{ amqp, dist, epmd, tls int }
+
+func pickPorts() (ports, error) {
+	var picked [4]int
+	for i := range picked {
+		port, err := freePort(picked[:i])
+		if err != nil {
+			return ports{}, err
+		}
+		picked[i] = port
+	}
+	return ports{amqp: picked[0], dist: picked[1], epmd: picked[2], tls: picked[3]}, nil
+}
+
+func freePort(taken []int) (int, error) {
+	for range 200 {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		if slices.Contains(taken, port) {
+			continue
+		}
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return 0, err
+		}
+		return port, nil
+	}
+	return 0, fmt.Errorf("no free port between %d and %d on 127.0.0.1", firstPort, lastPort)
 }

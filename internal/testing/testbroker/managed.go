@@ -2,24 +2,27 @@ package testbroker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strings"
 	"testing"
 	"time"
 )
 
-// Managed starts a node as [Private] does, with RabbitMQ's management API, and returns the API's URL. rabbit are Erlang terms
-// for the rabbit application. The node's home has no plugins: the installation's are named to it while it runs.
+// Managed starts a node like [Private], with RabbitMQ's management API, and returns the API's URL.
+// rabbit has Erlang terms for the rabbit application. The node's home has no plugins, so the
+// running node is told where the installation has them.
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
 	in := requireInstallation(tb)
 	node, api, err := startManaged(tb.Context(), in, rabbit)
-	if err != nil {
-		tb.Fatalf("start a node with the management API: %v", err)
-	}
-	node.endsWith(tb)
+	must(tb, "start a node with the management API", err)
+	endsWith(tb, "node", node.Close)
 	return node, api
 }
 
@@ -33,7 +36,8 @@ func startManaged(ctx context.Context, in installation, rabbit string) (*Node, s
 		return nil, "", err
 	}
 	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(fmt.Sprintf(
-		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, rabbit, port))})
+		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
+		rabbit, port))})
 	if err != nil {
 		return nil, "", err
 	}
@@ -49,11 +53,10 @@ func (n *Node) manage(ctx context.Context, api string) error {
 	if err := n.enable(ctx, "rabbitmq_management"); err != nil {
 		return err
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	return n.await(ctx, n.server, "the management API", func() error {
-		resp, err := client.Get(api + "/api/overview")
+	return await(ctx, n.server, "the management API", func() error {
+		resp, err := apiClient.Get(api + "/api/overview")
 		if err != nil {
 			return err
 		}
@@ -65,12 +68,10 @@ func (n *Node) manage(ctx context.Context, api string) error {
 	})
 }
 
-// Enable enables a plugin on a running node, which had none before, in the place of any other.
+// Enable enables a plugin on a running node, in place of any other plugin.
 func (n *Node) Enable(tb testing.TB, plugin string) {
 	tb.Helper()
-	if err := n.enable(tb.Context(), plugin); err != nil {
-		tb.Fatalf("enable plugin %s: %v", plugin, err)
-	}
+	must(tb, "enable plugin "+plugin, n.enable(tb.Context(), plugin))
 }
 
 func (n *Node) enable(ctx context.Context, plugin string) error {
@@ -82,4 +83,30 @@ func (n *Node) enable(ctx context.Context, plugin string) error {
 		ok = file:write_file(File, "[%s].\n"),
 		{ok, _, _} = rabbit_plugins:ensure(File).`, plugin))
 	return err
+}
+
+// apiClient keeps no connection, so that a test finds no goroutine left.
+var apiClient = &http.Client{
+	Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second,
+}
+
+// SetPolicy sets a policy of a vhost by the management API, which costs far less than rabbitmqctl.
+// kind is "policies" or "operator-policies". An unknown key or value fails the test, because the
+// broker refuses it.
+func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition map[string]any) {
+	tb.Helper()
+	body, err := json.Marshal(map[string]any{"pattern": pattern, "definition": definition})
+	must(tb, "encode a policy", err)
+	address := api + "/api/" + kind + "/" + url.PathEscape(vhost) + "/" + url.PathEscape(name)
+	req, err := http.NewRequestWithContext(
+		tb.Context(), http.MethodPut, address, strings.NewReader(string(body)))
+	must(tb, "set policy "+name, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := apiClient.Do(req)
+	must(tb, "set policy "+name, err)
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode/100 != 2 {
+		reason, _ := io.ReadAll(resp.Body)
+		tb.Fatalf("set policy %q of vhost %q to %s: %s: %s", name, vhost, body, resp.Status, reason)
+	}
 }

@@ -23,8 +23,8 @@ const (
 	pollEvery     = 20 * time.Millisecond
 )
 
-// Node is a RabbitMQ node on this machine, reachable from it only. What stops, starts or freezes it is for one goroutine at a
-// time.
+// Node is a RabbitMQ node on this machine, reachable from it only. The methods that stop, start or
+// freeze it are for one goroutine at a time.
 type Node struct {
 	layout  layout
 	group   *group
@@ -36,29 +36,37 @@ type Node struct {
 	closed  error
 }
 
-// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the test.
-// The test is skipped when no broker is installed: AMQP_URL is not enough, as nobody breaks a broker that is not his.
+// Private starts a node for this test alone, which may stop, freeze and kill it. It ends with the
+// test. The test is skipped when no broker is installed. AMQP_URL is not enough: it may name a
+// broker that others use.
 func Private(tb testing.TB, opts ...NodeOption) *Node {
 	tb.Helper()
 	in := requireInstallation(tb)
 	n, err := startNode(tb.Context(), in, opts)
-	if err != nil {
-		tb.Fatalf("start a node: %v", err)
-	}
-	n.endsWith(tb)
+	must(tb, "start a node", err)
+	endsWith(tb, "node", n.Close)
 	return n
 }
 
-func (n *Node) endsWith(tb testing.TB) {
+// endsWith calls end at the end of the test.
+func endsWith(tb testing.TB, what string, end func() error) {
 	tb.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			tb.Errorf("end the node: %v", err)
+		if err := end(); err != nil {
+			tb.Errorf("end the %s: %v", what, err)
 		}
 	})
 }
 
-// Start starts a node for a program. The context bounds the start, which takes no more than 90 seconds in any case; the
-// node lives until Close, or until the program ends.
+// must fails the test on an error.
+func must(tb testing.TB, done string, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatalf("%s: %v", done, err)
+	}
+}
+
+// Start starts a node for a program. The context bounds the start, which takes at most 90 seconds.
+// The node lives until Close, or until the program ends.
 func Start(ctx context.Context, opts ...NodeOption) (*Node, error) {
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	if err != nil {
@@ -72,24 +80,32 @@ func startNode(ctx context.Context, in installation, opts []NodeOption) (*Node, 
 	for _, opt := range opts {
 		opt(&s)
 	}
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	return onFreePorts(ctx, startLimit, func(ctx context.Context) (*Node, error) {
+		return launch(ctx, in, s)
+	})
+}
+
+// errPort means that another process has one of the ports.
+var errPort = errors.New("a port is in use")
+
+// onFreePorts calls launch, and again where another process was faster to take a port.
+func onFreePorts[T any](
+	ctx context.Context, limit time.Duration, launch func(context.Context) (T, error),
+) (launched T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var errs []error
 	for range startAttempts {
-		n, err := launch(ctx, in, s)
-		if err == nil {
-			return n, nil
+		if launched, err = launch(ctx); err == nil {
+			return launched, nil
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil || !errors.Is(err, errPort) {
 			break
 		}
 	}
-	return nil, errors.Join(errs...)
+	return launched, errors.Join(errs...)
 }
-
-// errPort means that somebody else has one of the node's ports.
-var errPort = errors.New("a port is in use")
 
 func launch(ctx context.Context, in installation, s settings) (*Node, error) {
 	l, err := newLayout(in, s)
@@ -116,7 +132,7 @@ func newNode(l layout) (*Node, error) {
 	return &Node{layout: l, output: output}, err
 }
 
-// launched explains the error of a first run by what the node has written.
+// launched explains the error of a first run by the node's output.
 func (n *Node) launched(err error) error {
 	if err == nil {
 		return nil
@@ -137,7 +153,7 @@ func (n *Node) run(ctx context.Context) error {
 		}
 		return conn.Close()
 	}
-	if err := n.await(ctx, n.group.leader, "epmd", epmd); err != nil {
+	if err := await(ctx, n.group.leader, "epmd", epmd); err != nil {
 		return n.orEpmd(err)
 	}
 	script, env := n.layout.in.server, n.layout.env()
@@ -149,11 +165,11 @@ func (n *Node) run(ctx context.Context) error {
 		return n.orEpmd(fmt.Errorf("start rabbitmq-server: %w", err))
 	}
 	n.server = server
-	return n.orEpmd(n.await(ctx, server, "rabbitmq-server", n.greet))
+	return n.orEpmd(await(ctx, server, "rabbitmq-server", n.greet))
 }
 
-// orEpmd explains err, even nil, by the end of epmd, which ends at once when somebody else has its port; its process group
-// is then gone too, or the one that answered was not ours.
+// orEpmd explains err, even nil, by the end of epmd, which ends at once when another process has
+// its port. Then the process group is gone, too, or another epmd has answered.
 func (n *Node) orEpmd(err error) error {
 	if n.group.leader.ended() {
 		return errors.Join(fmt.Errorf("%w: epmd has ended", errPort), err)
@@ -162,7 +178,7 @@ func (n *Node) orEpmd(err error) error {
 }
 
 // await polls until ready returns nil.
-func (n *Node) await(ctx context.Context, p *process, what string, ready func() error) error {
+func await(ctx context.Context, p *process, what string, ready func() error) error {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
 	for {
@@ -180,7 +196,7 @@ func (n *Node) await(ctx context.Context, p *process, what string, ready func() 
 	}
 }
 
-// greet opens an AMQP connection and makes sure that it is this node that answers on the port.
+// greet opens an AMQP connection and checks that this node answers on the port.
 func (n *Node) greet() error {
 	port, err := net.Dial("tcp4", n.address())
 	if err != nil {
@@ -209,7 +225,7 @@ func (n *Node) greet() error {
 	return secure.Close()
 }
 
-// knows tells whether a cluster of that name is the node's: RabbitMQ names a cluster after one of its nodes.
+// knows reports whether the node's cluster has that name: RabbitMQ names it after one of its nodes.
 func (n *Node) knows(cluster string) bool {
 	for _, name := range append([]string{n.layout.name}, n.layout.seeds...) {
 		own, _, _ := strings.Cut(name, "@")
@@ -220,30 +236,29 @@ func (n *Node) knows(cluster string) bool {
 	return false
 }
 
-// URL is amqp://guest:guest@127.0.0.1:<port>/, the same for as long as the node lives.
+// URL returns amqp://guest:guest@127.0.0.1:<port>/. It stays the same while the node lives.
 func (n *Node) URL() string { return n.URLOf("guest") }
 
-// URLOf is the URL for a user of [Node.Grant].
+// URLOf returns the URL for a user of [Node.Grant].
 func (n *Node) URLOf(user string) string {
 	return fmt.Sprintf("amqp://%s:%s@%s/", user, user, n.address())
 }
 
-// TLSURL is the address of the TLS listener of [WithTLS], by the name localhost.
+// TLSURL returns the address of the TLS listener of [WithTLS], by the name localhost.
 func (n *Node) TLSURL() string {
 	return fmt.Sprintf("amqps://guest:guest@localhost:%d/", n.layout.ports.tls)
 }
 
 func (n *Node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.layout.ports.amqp) }
 
-// Version is RabbitMQ's version as the node reports it to a client.
+// Version returns RabbitMQ's version as the node reports it to a client.
 func (n *Node) Version() string { return n.version }
 
-// Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data stays.
+// Stop ends the server as an operator does, by SIGTERM, and returns when it is gone. Its data
+// stays.
 func (n *Node) Stop(tb testing.TB) {
 	tb.Helper()
-	if err := n.stop(); err != nil {
-		tb.Fatalf("stop the node: %v", err)
-	}
+	must(tb, "stop the node", n.stop())
 }
 
 func (n *Node) stop() error {
@@ -258,12 +273,11 @@ func (n *Node) stop() error {
 	}
 }
 
-// Start starts a stopped or killed server again, on the same port and with the same data, and returns when it can be used.
+// Start starts a stopped or killed server again, on the same port and with the same data, and
+// returns when it can be used.
 func (n *Node) Start(tb testing.TB) {
 	tb.Helper()
-	if err := n.start(tb.Context()); err != nil {
-		tb.Fatalf("start the node again: %v", err)
-	}
+	must(tb, "start the node again", n.start(tb.Context()))
 }
 
 func (n *Node) start(ctx context.Context) error {
@@ -278,13 +292,11 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// Kill ends the server by SIGKILL, as a crash does, and returns when it is gone. RabbitMQ 3.10 may forget a queue that was
-// declared in the milliseconds before (seen: one kill in thirty).
+// Kill ends the server by SIGKILL, like a crash, and returns when it is gone. RabbitMQ 3.10 may
+// forget a queue that was declared milliseconds before (seen: one kill in thirty).
 func (n *Node) Kill(tb testing.TB) {
 	tb.Helper()
-	if err := n.kill(); err != nil {
-		tb.Fatalf("kill the node: %v", err)
-	}
+	must(tb, "kill the node", n.kill())
 }
 
 func (n *Node) kill() error {
@@ -295,26 +307,23 @@ func (n *Node) kill() error {
 	return nil
 }
 
-// Freeze halts the server: its connections stay open and nothing moves. Close ends a frozen node too.
+// Freeze halts the server: its connections stay open and no byte moves. Close ends a frozen node,
+// too.
 func (n *Node) Freeze(tb testing.TB) {
 	tb.Helper()
-	if err := n.server.signal(freeze); err != nil {
-		tb.Fatalf("freeze the node: %v", err)
-	}
-	// The signal is on its way; what counts is that no thread of the server runs any more.
+	must(tb, "freeze the node", n.server.signal(freeze))
+	// The signal may still be on its way: wait until no thread of the server runs.
 	WaitFor(tb, "the server to freeze", stopLimit, n.server.halted)
 }
 
 // Thaw lets a frozen server go on.
 func (n *Node) Thaw(tb testing.TB) {
 	tb.Helper()
-	if err := n.server.signal(thaw); err != nil {
-		tb.Fatalf("thaw the node: %v", err)
-	}
+	must(tb, "thaw the node", n.server.signal(thaw))
 }
 
-// Close kills the server and its epmd and removes their files. Further calls do nothing and return the same error. A
-// member of a cluster ends the whole cluster.
+// Close kills the server and its epmd and removes their files. Further calls do nothing and return
+// the same error. A member of a cluster ends the whole cluster.
 func (n *Node) Close() error {
 	if n.cluster != nil {
 		return n.cluster.Close()
@@ -323,4 +332,45 @@ func (n *Node) Close() error {
 		n.closed = errors.Join(n.group.end(n.server), n.output.Close())
 	})
 	return n.closed
+}
+
+// NodeOption changes how a node is configured.
+type NodeOption func(*settings)
+
+type settings struct {
+	lines    []string
+	advanced string
+	tls      *tlsFiles
+	pick     func() (ports, error)
+}
+
+// WithConfig appends lines to the node's rabbitmq.conf. Without it the node has RabbitMQ's defaults
+// and listens on loopback only.
+func WithConfig(lines ...string) NodeOption {
+	return func(s *settings) { s.lines = append(s.lines, lines...) }
+}
+
+// WithAdvancedConfig gives the node an advanced.config: one Erlang term, ending in a dot, as in
+// `[{rabbit, [{channel_tick_interval, 1000}]}].` Without it there is none.
+func WithAdvancedConfig(term string) NodeOption {
+	return func(s *settings) { s.advanced = term }
+}
+
+type tlsFiles struct{ ca, certificate, key []byte }
+
+// WithTLS gives the node a TLS listener on loopback beside the plain one, see [Node.TLSURL]. The
+// files are PEM. The listener admits only clients with a certificate that ca has signed. Default:
+// no TLS listener.
+func WithTLS(ca, certificate, key []byte) NodeOption {
+	return func(s *settings) { s.tls = &tlsFiles{ca, certificate, key} }
+}
+
+// WithConsumerTimeout makes the node take back the messages that a consumer has not acked within
+// timeout. The node checks once within every; RabbitMQ 4.3 does not wait for the check. Both are
+// whole milliseconds, above 0. It replaces an advanced.config. Default: 30 minutes, checked once a
+// minute.
+func WithConsumerTimeout(timeout, every time.Duration) NodeOption {
+	return WithAdvancedConfig(fmt.Sprintf(
+		"[{rabbit, [{consumer_timeout, %d}, {channel_tick_interval, %d}]}].",
+		timeout.Milliseconds(), every.Milliseconds()))
 }

@@ -3,7 +3,11 @@
 package testbroker_test
 
 import (
+	"fmt"
+	"io"
+	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,7 +31,7 @@ func TestMain(m *testing.M) {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// publish sends one persistent message and returns whether the broker has confirmed it in time.
+// publish sends one persistent message and returns its confirm.
 func publish(t *testing.T, ch *amqp.Channel, queue, body string) *amqp.DeferredConfirmation {
 	t.Helper()
 	confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false,
@@ -36,7 +40,7 @@ func publish(t *testing.T, ch *amqp.Channel, queue, body string) *amqp.DeferredC
 	return confirm
 }
 
-// durable declares a durable queue on a confirming channel of its own.
+// durable declares a durable queue on a new channel in confirm mode.
 func durable(t *testing.T, url, queue string) *amqp.Channel {
 	t.Helper()
 	ch := testbroker.Channel(t, url)
@@ -56,11 +60,10 @@ func confirmed(t *testing.T, confirm *amqp.DeferredConfirmation) {
 	}
 }
 
-// One node through all that a test may do to its own: a start takes seconds of processor time.
+// The steps share one node, because a start takes seconds of processor time.
 func TestPrivateNode(t *testing.T) {
 	t.Parallel()
-	n := testbroker.Private(t,
-		testbroker.WithConfig("heartbeat = 7"),
+	n := testbroker.Private(t, testbroker.WithConfig("heartbeat = 7"),
 		testbroker.WithAdvancedConfig("[{rabbit, [{frame_max, 65536}]}]."))
 	before := n.URL()
 	for _, step := range []struct {
@@ -85,7 +88,8 @@ func TestPrivateNode(t *testing.T) {
 }
 
 func nodeAnswers(t *testing.T, n *testbroker.Node) {
-	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s", n.Version())
+	assert.True(t, strings.HasPrefix(n.Version(), os.Getenv("MILLPOND_BROKER")), "version %s",
+		n.Version())
 	assert.NotEmpty(t, n.Version())
 	assert.Equal(t, -1, testbroker.Depth(t, n.URL(), "missing"))
 	ch := durable(t, n.URL(), "q")
@@ -110,13 +114,15 @@ func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
 	alarmed, err := conn.Channel()
 	require.NoError(t, err)
 	require.NoError(t, alarmed.Publish("", "nowhere", false, false, amqp.Publishing{}))
-	assert.True(t, nextBlocking(t, blocked).Active, "publishing under a memory alarm blocks the connection")
+	assert.True(t, nextBlocking(t, blocked).Active,
+		"publishing under a memory alarm blocks the connection")
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.4")
 	assert.False(t, nextBlocking(t, blocked).Active)
 }
 
 func nodeHasUsers(t *testing.T, n *testbroker.Node) {
-	n.Grant(t, testbroker.Everything("a vhost", "guest"), testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
+	n.Grant(t, testbroker.Everything("a vhost", "guest"),
+		testbroker.Grant{VHost: "a vhost", User: "reader", Read: ".*"})
 	durable(t, n.URL()+"a%20vhost", "r")
 	reader := testbroker.Channel(t, n.URLOf("reader")+"a%20vhost")
 	_, _, err := reader.Get("r", true)
@@ -150,7 +156,8 @@ func nodeIsStopped(t *testing.T, n *testbroker.Node) {
 	_, err := amqp.Dial(n.URL())
 	require.Error(t, err)
 	n.Start(t)
-	testbroker.WaitFor(t, "the messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
+	testbroker.WaitFor(t, "the messages", limit,
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 2 })
 }
 
 func nodeIsKilled(t *testing.T, n *testbroker.Node) {
@@ -159,7 +166,8 @@ func nodeIsKilled(t *testing.T, n *testbroker.Node) {
 	n.Kill(t)
 	assert.False(t, alive(pid))
 	n.Start(t)
-	testbroker.WaitFor(t, "all messages", limit, func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
+	testbroker.WaitFor(t, "all messages", limit,
+		func() bool { return testbroker.Depth(t, n.URL(), "q") == 3 })
 }
 
 func nodeLeavesNothing(t *testing.T, n *testbroker.Node) {
@@ -201,5 +209,81 @@ func TestNodeWithABadConfigurationSaysWhy(t *testing.T) {
 	_, err := testbroker.Start(t.Context(), testbroker.WithConfig("no.such.key = 1"))
 	require.Error(t, err)
 	assert.Contains(t, err.Error(), "no.such.key")
-	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v", err)
+	assert.Equal(t, 1, strings.Count(err.Error(), "ended while starting"), "tried again in vain:\n%v",
+		err)
+}
+
+// occupied returns a port of another program, which accepts connections.
+func occupied(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "another program's port")
+			_ = conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestNodeTakesOtherPortsWhenItsOwnAreTaken(t *testing.T) {
+	t.Parallel()
+	for name, option := range map[string]func(int) testbroker.NodeOption{
+		"amqp": testbroker.AMQPPort,
+		"epmd": testbroker.EpmdPort,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			port := occupied(t)
+			n := testbroker.Private(t, option(port))
+			assert.NotContains(t, n.URL(), fmt.Sprint(port))
+			assert.NotEmpty(t, n.Version())
+		})
+	}
+}
+
+func nodeListensOnLoopbackOnly(t *testing.T, n *testbroker.Node) {
+	if _, err := os.Stat("/proc/net/tcp"); err != nil {
+		t.Skip("needs /proc/net/tcp")
+	}
+	n.Ctl(t, "list_queues") // its Erlang must keep to loopback, too
+	sockets := map[string]bool{}
+	for _, pid := range n.Pids() {
+		links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		require.NoError(t, err)
+		for _, link := range links {
+			if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, "socket:[") {
+				sockets[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] = true
+			}
+		}
+	}
+	listening := 0
+	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		table, err := os.ReadFile(file)
+		if err != nil {
+			continue // no IPv6 here
+		}
+		for _, line := range strings.Split(string(table), "\n")[1:] {
+			f := strings.Fields(line)
+			if len(f) < 10 || f[3] != "0A" || !sockets[f[9]] { // 0A: LISTEN
+				continue
+			}
+			listening++
+			address, _, _ := strings.Cut(f[1], ":")
+			assert.Contains(t, []string{"0100007F", "00000000000000000000000001000000"}, address,
+				"listens on %s", f[1])
+		}
+	}
+	assert.GreaterOrEqual(t, listening, 3, "AMQP, distribution, epmd")
 }

@@ -27,52 +27,38 @@ type Postgres struct {
 	closed       error
 }
 
-// postgresPrograms are PostgreSQL's own, which Debian keeps out of PATH.
+// postgresPrograms are programs that Debian keeps out of PATH.
 type postgresPrograms struct{ initdb, server string }
 
-// ErrNoPostgres means that no PostgreSQL is installed that could be started.
-var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed (`make test-postgres` installs it)")
+// ErrNoPostgres means that no PostgreSQL is installed.
+var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed " +
+	"(`make test-postgres` installs it)")
 
-// PrivatePostgres starts a server for this test alone. It ends with the test. Without an installation the test is
-// skipped and says what is missing, or fails where MILLPOND_REQUIRE_POSTGRES is set.
+// PrivatePostgres starts a server for this test alone. It ends with the test. Without an
+// installation the test is skipped and names the missing package, or fails if
+// MILLPOND_REQUIRE_POSTGRES is set.
 func PrivatePostgres(tb testing.TB) *Postgres {
 	tb.Helper()
 	p, err := StartPostgres(tb.Context())
 	if errors.Is(err, ErrNoPostgres) && os.Getenv("MILLPOND_REQUIRE_POSTGRES") == "" {
 		tb.Skip(err)
 	}
-	if err != nil {
-		tb.Fatalf("start PostgreSQL: %v", err)
-	}
-	tb.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			tb.Errorf("end PostgreSQL: %v", err)
-		}
-	})
+	must(tb, "start PostgreSQL", err)
+	endsWith(tb, "PostgreSQL server", p.Close)
 	return p
 }
 
-// StartPostgres starts a server for a program, on a folder and a port of its own. The context bounds the start, which
-// takes no more than 90 seconds in any case; the server lives until Close, or until the program ends.
+// StartPostgres starts a server for a program, on a new folder and a free port. The context bounds
+// the start, which takes at most 90 seconds. The server lives until Close, or until the program
+// ends.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
 	programs, err := findPostgres()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	var errs []error
-	for range startAttempts {
-		p, err := launchPostgres(ctx, programs)
-		if err == nil {
-			return p, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil || !errors.Is(err, errPort) {
-			break
-		}
-	}
-	return nil, errors.Join(errs...)
+	return onFreePorts(ctx, startLimit, func(ctx context.Context) (*Postgres, error) {
+		return launchPostgres(ctx, programs)
+	})
 }
 
 func launchPostgres(ctx context.Context, programs postgresPrograms) (*Postgres, error) {
@@ -87,10 +73,11 @@ func launchPostgres(ctx context.Context, programs postgresPrograms) (*Postgres, 
 	if p.output, err = os.Create(filepath.Join(folder, "output")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	if p.group, err = startGroup(folder, postgresEnv(), p.output, asNobody(p.arguments()...)...); err != nil {
+	if p.group, err = startGroup(folder, postgresEnv(), p.output,
+		asNobody(p.arguments()...)...); err != nil {
 		return nil, errors.Join(err, p.output.Close(), os.RemoveAll(folder))
 	}
-	if err := p.await(ctx); err != nil {
+	if err := await(ctx, p.group.leader, "postgres", p.answers); err != nil {
 		tail := p.tail()
 		if strings.Contains(tail, "Address already in use") {
 			err = fmt.Errorf("%w: %w", errPort, err)
@@ -101,7 +88,7 @@ func launchPostgres(ctx context.Context, programs postgresPrograms) (*Postgres, 
 }
 
 func findPostgres() (postgresPrograms, error) {
-	// The newest first: nine is the older of nine and ten, so by length before by name.
+	// The newest first: by length before name, because 9 is older than 10.
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
 	slices.SortFunc(found, func(a, b string) int {
 		if len(a) != len(b) {
@@ -113,7 +100,9 @@ func findPostgres() (postgresPrograms, error) {
 		found = append(found, filepath.Dir(path))
 	}
 	for _, dir := range found {
-		p := postgresPrograms{initdb: filepath.Join(dir, "initdb"), server: filepath.Join(dir, "postgres")}
+		p := postgresPrograms{
+			initdb: filepath.Join(dir, "initdb"), server: filepath.Join(dir, "postgres"),
+		}
 		if executable(p.initdb) && executable(p.server) {
 			return p, nil
 		}
@@ -129,15 +118,18 @@ func executable(path string) bool {
 // postgresEnv keeps the caller's PG… variables away.
 func postgresEnv() []string { return []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"} }
 
-// asNobody runs args as an unprivileged user where this process is root, which PostgreSQL refuses to be.
+// asNobody runs args as an unprivileged user if this process is root, because PostgreSQL refuses to
+// run as root.
 func asNobody(args ...string) []string {
 	if os.Geteuid() != 0 {
 		return args
 	}
-	return append([]string{"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged, "--clear-groups", "--"}, args...)
+	return append([]string{
+		"setpriv", "--reuid=" + unprivileged, "--regid=" + unprivileged, "--clear-groups", "--",
+	}, args...)
 }
 
-// unprivileged is nobody's number on every Linux.
+// unprivileged is the number of an unprivileged user on every Linux.
 const unprivileged = "65534"
 
 func (p *Postgres) initialize(ctx context.Context) error {
@@ -146,7 +138,8 @@ func (p *Postgres) initialize(ctx context.Context) error {
 			return err
 		}
 	}
-	args := asNobody(p.programs.initdb, "--pgdata="+p.data, "--username=millpond", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
+	args := asNobody(p.programs.initdb, "--pgdata="+p.data, "--username=millpond", "--auth=trust",
+		"--encoding=UTF8", "--no-locale", "--no-sync")
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env, cmd.Dir = postgresEnv(), "/"
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -169,25 +162,16 @@ func (p *Postgres) arguments() []string {
 	return args
 }
 
-// await returns once the server takes connections and has said so.
-func (p *Postgres) await(ctx context.Context) error {
-	ticker := time.NewTicker(pollEvery)
-	defer ticker.Stop()
-	for {
-		if strings.Contains(p.tail(), "ready to accept connections") {
-			conn, err := net.DialTimeout("tcp4", p.Address(), time.Second)
-			if err == nil {
-				return conn.Close()
-			}
-		}
-		select {
-		case <-p.group.leader.done:
-			return fmt.Errorf("postgres ended while starting (%s)", p.group.leader.cmd.ProcessState)
-		case <-ctx.Done():
-			return fmt.Errorf("postgres is not ready: %w", ctx.Err())
-		case <-ticker.C:
-		}
+// answers returns nil once the server takes connections and has logged so.
+func (p *Postgres) answers() error {
+	if !strings.Contains(p.tail(), "ready to accept connections") {
+		return errors.New("it has not logged that it is ready")
 	}
+	conn, err := net.DialTimeout("tcp4", p.Address(), time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 func (p *Postgres) tail() string {
@@ -198,16 +182,16 @@ func (p *Postgres) tail() string {
 	return "\n" + string(text[max(0, len(text)-2000):])
 }
 
-// Address is 127.0.0.1 and the port.
+// Address returns 127.0.0.1 and the port.
 func (p *Postgres) Address() string { return fmt.Sprintf("127.0.0.1:%d", p.port) }
 
-// URL names the database postgres, as a user who may do anything.
+// URL returns the address of the database postgres, with a user that has all permissions.
 func (p *Postgres) URL() string {
 	return "postgres://millpond@" + p.Address() + "/postgres?sslmode=disable"
 }
 
-// Close ends the server, as fast as it can without leaving shared memory behind, and removes its files. Further calls
-// do nothing and return the same error.
+// Close ends the server, as fast as possible without leaving shared memory, and removes its files.
+// Further calls do nothing and return the same error.
 func (p *Postgres) Close() error {
 	p.close.Do(func() {
 		// SIGINT is PostgreSQL's fast shutdown.

@@ -23,7 +23,7 @@ func TestPostgresEndsAndLeavesNothing(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, p.Close(), "once more")
 	_, err = net.DialTimeout("tcp4", p.Address(), 5*time.Second)
-	require.Error(t, err, "somebody still listens")
+	require.Error(t, err, "the port still answers")
 	_, err = os.Stat(testbroker.Folder(p))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// Process groups and signals are Unix's; elsewhere the bench knows AMQP_URL only.
+// Process groups and signals need Unix. Other systems use AMQP_URL.
 var errUnix = errors.New("nodes can be started on Unix only")
 
 const freeze, thaw = syscall.Signal(0), syscall.Signal(0)

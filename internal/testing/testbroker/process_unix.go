@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 )
 
@@ -18,8 +19,8 @@ const (
 	thaw   = syscall.SIGCONT
 )
 
-// watch kills the process group it was told last and removes the folder, when its standard input ends. An empty line
-// disarms it. The loop is for files a dying process still creates.
+// watch kills the last named process group and removes the folder, when its standard input ends. An
+// empty line disarms it. It tries again, because a dying process may still create files.
 const watch = `
 trap '' HUP INT TERM
 group=
@@ -28,7 +29,7 @@ while read -r line; do group=$line; done
 tries=0
 while ! rm -rf -- "$1" 2>/dev/null && [ "$tries" -lt 50 ]; do tries=$((tries + 1)); sleep 0.1; done`
 
-// gate holds the first member of a group back until the watchdog knows about it.
+// gate holds the first member of a group back until the watchdog knows its group.
 const gate = `read -r go && exec "$@"`
 
 // group is the process group of one node, with its watchdog.
@@ -59,9 +60,10 @@ func startGroup(folder string, env []string, output *os.File, args ...string) (*
 	}
 	g := &group{watchdog: watchdog, armed: w}
 
+	fail := func(err error) (*group, error) { return nil, errors.Join(err, g.end()) }
 	held, open, err := os.Pipe()
 	if err != nil {
-		return nil, errors.Join(err, g.end())
+		return fail(err)
 	}
 	defer held.Close()
 	defer open.Close()
@@ -70,18 +72,18 @@ func startGroup(folder string, env []string, output *os.File, args ...string) (*
 	first.Dir = "/"
 	first.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if g.leader, err = start(first); err != nil {
-		return nil, errors.Join(err, g.end())
+		return fail(err)
 	}
 	if _, err := fmt.Fprintln(w, g.leader.pid()); err != nil {
-		return nil, errors.Join(err, g.end())
+		return fail(err)
 	}
 	if _, err := io.WriteString(open, "go\n"); err != nil {
-		return nil, errors.Join(err, g.end())
+		return fail(err)
 	}
 	return g, nil
 }
 
-// add starts one more process in the group.
+// add starts another process in the group.
 func (g *group) add(env []string, output *os.File, args ...string) (*process, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = output, output, env
@@ -90,12 +92,12 @@ func (g *group) add(env []string, output *os.File, args ...string) (*process, er
 	return start(cmd)
 }
 
-// end kills the group, waits until its members in procs and its watchdog are gone, and with them the folder.
+// end kills the group and waits until procs, the watchdog and the folder are gone.
 func (g *group) end(procs ...*process) error {
 	var err error
 	if g.leader != nil {
-		// Once all have ended, the group's number may belong to somebody else.
-		if alive := g.alive(procs); alive {
+		// Once all have ended, another group may have the number.
+		if g.alive(procs) {
 			err = syscall.Kill(-g.leader.pid(), syscall.SIGKILL)
 		}
 		<-g.leader.done
@@ -105,7 +107,7 @@ func (g *group) end(procs ...*process) error {
 			<-p.done
 		}
 	}
-	// For the same reason the watchdog is disarmed; it then only removes the folder.
+	// For the same reason the watchdog is disarmed: it only removes the folder.
 	_, writeErr := io.WriteString(g.armed, "\n")
 	err = errors.Join(err, writeErr, g.armed.Close())
 	<-g.watchdog.done
@@ -113,15 +115,9 @@ func (g *group) end(procs ...*process) error {
 }
 
 func (g *group) alive(procs []*process) bool {
-	if !g.leader.ended() {
-		return true
-	}
-	for _, p := range procs {
-		if p != nil && !p.ended() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(append(procs, g.leader), func(p *process) bool {
+		return p != nil && !p.ended()
+	})
 }
 
 func start(cmd *exec.Cmd) (*process, error) {
@@ -154,7 +150,7 @@ func (p *process) signal(s syscall.Signal) error {
 	return p.cmd.Process.Signal(s)
 }
 
-// halted tells whether all threads are stopped. Where there is no /proc it believes so.
+// halted reports whether all threads are stopped. Without /proc it returns true.
 func (p *process) halted() bool {
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid()))
 	if err != nil {
@@ -165,7 +161,7 @@ func (p *process) halted() bool {
 		if err != nil {
 			continue // the thread has ended
 		}
-		// The state follows the name, which is in parentheses and may contain some.
+		// The state follows the name, which is in parentheses and may contain parentheses.
 		if end := bytes.LastIndexByte(stat, ')'); end < 0 || !bytes.HasPrefix(stat[end:], []byte(") T")) {
 			return false
 		}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Proxy is a TCP proxy on loopback between a client and a broker, whose network can be made to fail. All its methods may
-// be called from many goroutines.
+// Proxy is a TCP proxy on loopback between a client and a broker. It makes the network between them
+// fail. All its methods may be called from many goroutines.
 type Proxy struct {
 	listener net.Listener
 	url      url.URL
@@ -45,7 +45,7 @@ func NewProxy(tb testing.TB, targetURL string) *Proxy {
 	return p
 }
 
-// OpenProxy is NewProxy for a program, which calls Close.
+// OpenProxy starts a proxy for a program. Call Close at the end.
 func OpenProxy(targetURL string) (*Proxy, error) {
 	target, err := url.Parse(targetURL)
 	if err != nil {
@@ -79,7 +79,7 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// URL is the target's URL with the proxy's address: same credentials, same vhost.
+// URL returns the target's URL with the proxy's address: same credentials, same vhost.
 func (p *Proxy) URL() string { return p.url.String() }
 
 // Cut closes all live connections on both sides. New ones are accepted.
@@ -91,9 +91,9 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Blackhole makes the network swallow everything while on: live and new connections stay open, no byte passes in either
-// direction, not even the news that one side has closed. When it is turned off, connections that have lost bytes are
-// closed, as nothing sensible can follow on them; the others go on.
+// Blackhole makes the network swallow everything while on. Live and new connections stay open, and
+// no byte passes in either direction; even the end of one side is hidden. When it is turned off,
+// connections that have lost bytes are closed, because their streams are broken. The others go on.
 func (p *Proxy) Blackhole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,8 +127,8 @@ func (p *Proxy) Refuse(on bool) {
 	p.refuse = on
 }
 
-// Freeze holds every byte back while on, in both directions, that of new connections included. What was held goes on
-// when it is turned off.
+// Freeze holds every byte back while on, in both directions, also on new connections. The held
+// bytes go on when it is turned off.
 func (p *Proxy) Freeze(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +141,8 @@ func (p *Proxy) Freeze(on bool) {
 	}
 }
 
-// Retarget makes another broker the target of connections that are accepted from now on; the URL stays.
+// Retarget makes another broker the target of connections that are accepted from now on. The URL
+// stays.
 func (p *Proxy) Retarget(tb testing.TB, targetURL string) {
 	tb.Helper()
 	target, err := url.Parse(targetURL)
@@ -153,30 +154,31 @@ func (p *Proxy) Retarget(tb testing.TB, targetURL string) {
 	p.target = hostPort(target)
 }
 
-// Live is how many connections there are at the moment.
+// Live returns the number of connections at the moment.
 func (p *Proxy) Live() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.links)
 }
 
-// Connections is how many connections were accepted so far, refused and swallowed ones included.
+// Connections returns the number of connections so far, refused and swallowed ones included.
 func (p *Proxy) Connections() int { return int(p.connections.Load()) }
 
-// Publishes is how many basic.publish methods clients have sent so far, swallowed ones included.
+// Publishes returns the number of basic.publish methods that clients have sent so far, swallowed
+// ones included.
 func (p *Proxy) Publishes() int { return int(p.publishes.Load()) }
 
-// Tries is Connections and Publishes together: what clients have attempted so far.
+// Tries returns Connections plus Publishes: the attempts of clients so far.
 func (p *Proxy) Tries() int { return p.Connections() + p.Publishes() }
 
-// BytesUp is how many bytes clients have sent so far, swallowed ones included.
+// BytesUp returns the number of bytes that clients have sent so far, swallowed ones included.
 func (p *Proxy) BytesUp() int64 { return p.up.Load() }
 
-// BytesDown is how many bytes the target has sent so far, swallowed ones included.
+// BytesDown returns the number of bytes that the target has sent so far, swallowed ones included.
 func (p *Proxy) BytesDown() int64 { return p.down.Load() }
 
-// Close closes the listener and all connections, and returns when no goroutine of the proxy is left. A test need not
-// call it.
+// Close closes the listener and all connections, and returns when no goroutine of the proxy is
+// left.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	if !p.closed {
@@ -230,7 +232,7 @@ func (p *Proxy) forget(l *link) {
 	}
 }
 
-// blackhole returns a channel that is closed at the end of the current blackhole, or nil if there is none.
+// blackhole returns a channel that is closed at the end of the current blackhole, or nil.
 func (p *Proxy) blackhole() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -246,15 +248,15 @@ func (p *Proxy) targetAddress() string {
 	return p.target
 }
 
-// frozen returns a channel that is closed at the end of the current freeze, or nil if there is none.
+// frozen returns a channel that is closed at the end of the current freeze, or nil.
 func (p *Proxy) frozen() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.thawed
 }
 
-// handle decides over bytes of l, or the end of one side: a channel means that they are lost, and is closed at the end of
-// the blackhole that swallowed them.
+// handle decides about bytes of l, or the end of one side. A channel means that they are lost: it
+// is closed at the end of the blackhole that swallowed them.
 func (p *Proxy) handle(l *link) (lost <-chan struct{}, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

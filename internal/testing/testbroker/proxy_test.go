@@ -22,7 +22,7 @@ import (
 
 const limit = 10 * time.Second
 
-// echo is a peer that sends back what it gets; it counts its connections.
+// echo is a peer that sends back every byte and counts its connections.
 type echo struct {
 	listener net.Listener
 	mu       sync.Mutex
@@ -98,7 +98,14 @@ func receive(t *testing.T, conn net.Conn, want string) {
 	require.Equal(t, want, string(got))
 }
 
-// silent asserts that nothing arrives, not even an end, for a while.
+// echoes sends a text and receives it again.
+func echoes(t *testing.T, conn net.Conn, s string) {
+	t.Helper()
+	send(t, conn, s)
+	receive(t, conn, s)
+}
+
+// silent asserts that neither bytes nor an end arrive for a while.
 func silent(t *testing.T, conn net.Conn) {
 	t.Helper()
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
@@ -151,16 +158,13 @@ func TestProxyCut(t *testing.T) {
 	t.Parallel()
 	p := testbroker.NewProxy(t, startEcho(t).url())
 	first, second := dialProxy(t, p), dialProxy(t, p)
-	send(t, first, "a")
-	receive(t, first, "a")
-	send(t, second, "b")
-	receive(t, second, "b")
+	echoes(t, first, "a")
+	echoes(t, second, "b")
 	p.Cut()
 	ended(t, first)
 	ended(t, second)
 	third := dialProxy(t, p)
-	send(t, third, "c")
-	receive(t, third, "c")
+	echoes(t, third, "c")
 	assert.Equal(t, 3, p.Connections())
 }
 
@@ -168,16 +172,13 @@ func TestProxyRefuse(t *testing.T) {
 	t.Parallel()
 	p := testbroker.NewProxy(t, startEcho(t).url())
 	live := dialProxy(t, p)
-	send(t, live, "a")
-	receive(t, live, "a")
+	echoes(t, live, "a")
 	p.Refuse(true)
 	ended(t, dialProxy(t, p))
-	send(t, live, "b")
-	receive(t, live, "b")
+	echoes(t, live, "b")
 	p.Refuse(false)
 	again := dialProxy(t, p)
-	send(t, again, "c")
-	receive(t, again, "c")
+	echoes(t, again, "c")
 	assert.Equal(t, 3, p.Tries())
 }
 
@@ -187,12 +188,10 @@ func TestProxyDelay(t *testing.T) {
 	conn := dialProxy(t, p)
 	p.Delay(40 * time.Millisecond)
 	asked := time.Now()
-	send(t, conn, "a")
-	receive(t, conn, "a")
+	echoes(t, conn, "a")
 	assert.GreaterOrEqual(t, time.Since(asked), 80*time.Millisecond, "there and back")
 	p.Delay(0)
-	send(t, conn, "b")
-	receive(t, conn, "b")
+	echoes(t, conn, "b")
 }
 
 func TestProxyBlackholeSwallowsAndClosesNothing(t *testing.T) {
@@ -201,8 +200,7 @@ func TestProxyBlackholeSwallowsAndClosesNothing(t *testing.T) {
 	p := testbroker.NewProxy(t, peer.url())
 	quiet, talking := dialProxy(t, p), dialProxy(t, p)
 	for _, conn := range []net.Conn{quiet, talking} {
-		send(t, conn, "a")
-		receive(t, conn, "a")
+		echoes(t, conn, "a")
 	}
 	p.Blackhole(true)
 	fresh, freshTalking := dialProxy(t, p), dialProxy(t, p)
@@ -219,8 +217,7 @@ func TestProxyBlackholeSwallowsAndClosesNothing(t *testing.T) {
 	ended(t, talking)
 	ended(t, freshTalking)
 	for _, conn := range []net.Conn{quiet, fresh} {
-		send(t, conn, "b")
-		receive(t, conn, "b")
+		echoes(t, conn, "b")
 	}
 }
 
@@ -229,8 +226,7 @@ func TestProxyBlackholeHidesThatAPeerHungUp(t *testing.T) {
 	peer := startEcho(t)
 	p := testbroker.NewProxy(t, peer.url())
 	conn := dialProxy(t, p)
-	send(t, conn, "a")
-	receive(t, conn, "a")
+	echoes(t, conn, "a")
 	p.Blackhole(true)
 	peer.hangUp()
 	silent(t, conn)
@@ -247,14 +243,13 @@ func TestProxyToAMissingTargetClosesTheConnection(t *testing.T) {
 	ended(t, dialProxy(t, p))
 }
 
-// No t.Parallel: goroutines of other tests would count.
+// It is not parallel, because goroutines of other tests would count.
 func TestProxyLeavesNoGoroutine(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	peer := startEcho(t)
 	p := testbroker.NewProxy(t, peer.url())
 	live := dialProxy(t, p)
-	send(t, live, "a")
-	receive(t, live, "a")
+	echoes(t, live, "a")
 	p.Delay(time.Hour)
 	send(t, live, "held back")
 	p.Blackhole(true)
@@ -281,7 +276,8 @@ func TestProxyCountsPublishesOfAClient(t *testing.T) {
 	assert.Equal(t, 1, p.Tries(), "one connection, no publish")
 
 	for _, size := range []int{0, 10, 300_000} {
-		confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: make([]byte, size)})
+		confirm, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+			amqp.Publishing{Body: make([]byte, size)})
 		require.NoError(t, err)
 		ok, err := confirm.WaitContext(t.Context())
 		require.NoError(t, err)
@@ -290,7 +286,8 @@ func TestProxyCountsPublishesOfAClient(t *testing.T) {
 	assert.Equal(t, 3, p.Publishes())
 
 	p.Blackhole(true)
-	lost, err := ch.PublishWithDeferredConfirm("", queue, false, false, amqp.Publishing{Body: []byte("lost")})
+	lost, err := ch.PublishWithDeferredConfirm("", queue, false, false,
+		amqp.Publishing{Body: []byte("lost")})
 	require.NoError(t, err)
 	testbroker.WaitFor(t, "the swallowed publish", limit, func() bool { return p.Publishes() == 4 })
 	assert.False(t, lost.Acked())

@@ -13,28 +13,25 @@ import (
 func Dial(tb testing.TB, url string) *amqp.Connection {
 	tb.Helper()
 	conn, err := amqp.Dial(url)
-	if err != nil {
-		tb.Fatalf("dial the broker: %v", err)
-	}
+	must(tb, "dial the broker", err)
 	// The broker may be frozen by now.
 	tb.Cleanup(func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) })
 	return conn
 }
 
-// Channel opens a channel on a connection of its own, both closed at the end of the test.
+// Channel opens a channel on a new connection. Both are closed at the end of the test.
 func Channel(tb testing.TB, url string) *amqp.Channel {
 	tb.Helper()
 	ch, err := Dial(tb, url).Channel()
-	if err != nil {
-		tb.Fatalf("open a channel: %v", err)
-	}
+	must(tb, "open a channel", err)
 	return ch
 }
 
-// Queue returns a queue name for this test alone, millpond-test-<test>-<random>. It declares nothing. At the end of the
-// test the queue is deleted from the shared broker, together with its DLQ and its wait queues of the usual delays. AMQP
-// cannot list queues: a test that creates other ones names them to [Delete], for the sake of a broker behind AMQP_URL. A
-// node of the bench is thrown away as a whole.
+// Queue returns a queue name that only this test uses, millpond-test-<test>-<random>. It declares
+// nothing. At the end of the test the queue is deleted from the shared broker, together with its
+// dead-letter queue and its wait queues of the usual delays. AMQP cannot list queues, so a test
+// that creates other ones names them to [Delete]. Nodes that testbroker starts are removed as a
+// whole.
 func Queue(tb testing.TB) string {
 	tb.Helper()
 	name := "millpond-test-" + shortName(tb.Name()) + "-" + randomHex(4)
@@ -76,8 +73,8 @@ func deleteQueues(url string, queues []string) error {
 
 func usualWaitQueues(queue string) []string {
 	delays := []string{
-		"50ms", "100ms", "200ms", "250ms", "300ms", "500ms", "1s", "2s", "3s", "4s", "5s", "8s", "10s", "15s", "16s", "30s",
-		"50s", "1m", "2m", "5m", "8m20s", "10m", "1h",
+		"50ms", "100ms", "200ms", "250ms", "300ms", "500ms", "1s", "2s", "3s", "4s", "5s", "8s", "10s",
+		"15s", "16s", "30s", "50s", "1m", "2m", "5m", "8m20s", "10m", "1h",
 	}
 	names := make([]string, 0, len(delays))
 	for _, d := range delays {
@@ -86,7 +83,7 @@ func usualWaitQueues(queue string) []string {
 	return names
 }
 
-// shortName keeps a test's name readable and short enough for the suffixes that are added to a queue's name.
+// shortName keeps a test's name readable, and short enough for the suffixes of queues.
 func shortName(test string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {
@@ -101,28 +98,38 @@ func shortName(test string) string {
 	return clean[:min(len(clean), 60)]
 }
 
-// Depth returns how many messages of the queue are ready for delivery, or -1 if there is no such queue. Messages that are
-// unacked, or held back for at-least-once dead-lettering, are not counted.
+// Depth returns the number of messages of the queue that are ready for delivery, or -1 if there is
+// no such queue. It does not count messages that are unacked or held back for at-least-once
+// dead-lettering.
 func Depth(tb testing.TB, url, queue string) int {
 	tb.Helper()
 	conn, err := amqp.Dial(url)
-	if err != nil {
-		tb.Fatalf("depth of queue %q: %v", queue, err)
-	}
+	must(tb, "depth of queue "+queue, err)
 	defer conn.Close()
 	ch, err := conn.Channel()
-	if err != nil {
-		tb.Fatalf("depth of queue %q: %v", queue, err)
-	}
+	must(tb, "depth of queue "+queue, err)
 	q, err := ch.QueueDeclarePassive(queue, false, false, false, false, nil)
 	var refused *amqp.Error
-	switch {
-	case err == nil:
-		return q.Messages
-	case errors.As(err, &refused) && refused.Code == amqp.NotFound:
+	if errors.As(err, &refused) && refused.Code == amqp.NotFound {
 		return -1
-	default:
-		tb.Fatalf("depth of queue %q: %v", queue, err)
-		return -1
+	}
+	must(tb, "depth of queue "+queue, err)
+	return q.Messages
+}
+
+// WaitFor returns as soon as cond is true, and fails the test if that takes longer than limit. The
+// text awaited completes the sentence "waited 5s for …".
+func WaitFor(tb testing.TB, awaited string, limit time.Duration, cond func() bool) {
+	tb.Helper()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for !cond() {
+		select {
+		case <-deadline.C:
+			tb.Fatalf("waited %s for %s", limit, awaited)
+		case <-ticker.C:
+		}
 	}
 }

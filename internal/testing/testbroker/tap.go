@@ -15,7 +15,7 @@ type Seen struct {
 	Up bool
 }
 
-// String is an arrow and the frame's name.
+// String returns an arrow and the frame's name.
 func (s Seen) String() string {
 	if s.Up {
 		return "↑" + s.Frame.String()
@@ -23,7 +23,7 @@ func (s Seen) String() string {
 	return "↓" + s.Frame.String()
 }
 
-// FaultKind is what becomes of the connection at a frame.
+// FaultKind is the fate of the connection at a frame.
 type FaultKind int
 
 const (
@@ -45,8 +45,9 @@ type Fault struct {
 	After bool
 }
 
-// Tap shows look every frame of the connections that are accepted from now on, right before it passes, when all before it
-// in its direction have passed; the proxy does what look returns. look is called from several goroutines.
+// Tap calls look with every frame of the connections that are accepted from now on. It calls look
+// right before the frame passes, when all earlier frames in its direction have passed. The proxy
+// makes the returned fault. look is called from several goroutines.
 func (p *Proxy) Tap(look func(Seen) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +61,7 @@ func (l *link) look(c chunk, up bool) Fault {
 	return l.tap(Seen{Frame: c.data, Connection: l.number, Up: up})
 }
 
-// suffer does what a fault does; false means that the link is over.
+// suffer makes a fault. It returns false if the link is over.
 func (l *link) suffer(kind FaultKind) bool {
 	switch kind {
 	case FIN:
@@ -82,10 +83,10 @@ func (l *link) suffer(kind FaultKind) bool {
 	return true
 }
 
-// splitter makes frames of a stream that arrives in pieces.
+// splitter cuts a stream that arrives in pieces into frames.
 type splitter struct{ rest []byte }
 
-// split returns what is whole by now: frames, or the piece as it is.
+// split returns the frames that are whole by now, or without frames the piece itself.
 func (s *splitter) split(piece []byte, frames bool) []chunk {
 	if !frames {
 		return []chunk{{data: append([]byte(nil), piece...)}}
@@ -101,4 +102,125 @@ func (s *splitter) split(piece []byte, frames bool) []chunk {
 		whole = append(whole, chunk{data: next, frame: isFrame})
 		data = rest
 	}
+}
+
+// publishCounter counts the basic.publish methods of a client. It gives up on a stream that does
+// not begin like AMQP.
+type publishCounter struct {
+	cut        splitter
+	begun, off bool
+}
+
+// count returns the number of publishes that are whole after this piece of the stream.
+func (c *publishCounter) count(piece []byte) (n int) {
+	if !c.begun && len(piece) > 0 {
+		c.begun, c.off = true, piece[0] != 'A'
+	}
+	if c.off {
+		return 0
+	}
+	for _, whole := range c.cut.split(piece, true) {
+		if whole.frame && frame.Frame(whole.data).Method() == frame.BasicPublish {
+			n++
+		}
+	}
+	return n
+}
+
+// Party is the side that ended a connection through a [Proxy].
+type Party int
+
+// The parties. The network is the proxy itself, with Cut, Blackhole, Close or a Fault.
+const (
+	Client Party = iota + 1
+	Broker
+	Network
+)
+
+func (p Party) String() string { return [...]string{"none", "client", "broker", "network"}[p] }
+
+// OnEnd calls told with the number of every connection that has ended, as in [Seen.Connection], and
+// with the party that ended it first. It replaces the function of an earlier call. told is called
+// from several goroutines.
+func (p *Proxy) OnEnd(told func(connection int, by Party)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = told
+}
+
+// HoldConfirms keeps the broker's confirms back while on: basic.ack, basic.nack and basic.return,
+// and the frames behind them on their channel, so that the channel's order stays. All other frames
+// pass, heartbeats too, and the connection lives. The held frames go on when it is turned off,
+// unless their connection has ended. It works on connections accepted after [Proxy.Tap], because a
+// proxy without a tap does not know frames.
+func (p *Proxy) HoldConfirms(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on && p.hold == nil:
+		p.hold = make(chan struct{})
+	case !on && p.hold != nil:
+		close(p.hold)
+		p.hold = nil
+	}
+}
+
+// holding returns a channel that is closed at the end of the current hold of confirms, or nil if
+// there is none.
+func (p *Proxy) holding() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hold
+}
+
+// sift passes the broker's frames on, except held ones. It returns at the end of its input, or of
+// the link.
+func (l *link) sift(from <-chan chunk, to chan<- chunk) {
+	var held []chunk
+	var hold <-chan struct{} // closed when the held frames go on
+	waiting := map[uint16]bool{}
+	for {
+		select {
+		case <-hold:
+			for _, c := range held {
+				if !l.pass(c, to) {
+					return
+				}
+			}
+			clear(waiting)
+			held, hold = nil, nil
+		case c, open := <-from:
+			if !open {
+				return
+			}
+			now := l.proxy.holding()
+			channel, confirm := confirms(c)
+			switch {
+			case waiting[channel]:
+				held = append(held, c)
+			case confirm && (now != nil || hold != nil):
+				if hold == nil {
+					hold = now
+				}
+				waiting[channel], held = true, append(held, c)
+			case !l.pass(c, to):
+				return
+			}
+		case <-l.over.Done():
+			return
+		}
+	}
+}
+
+// confirms returns the channel of a frame, and whether the frame answers a publish.
+func confirms(c chunk) (channel uint16, confirm bool) {
+	if !c.frame {
+		return 0, false
+	}
+	f := frame.Frame(c.data)
+	switch f.Method() {
+	case frame.BasicAck, frame.BasicNack, frame.BasicReturn:
+		return f.Channel(), true
+	}
+	return f.Channel(), false
 }

@@ -28,7 +28,8 @@ func public(root string) ([]string, error) {
 		if err != nil || pkg == "." {
 			return err
 		}
-		if name := entry.Name(); name == "internal" || name == "testdata" || name == "examples" || strings.HasPrefix(name, ".") {
+		if name := entry.Name(); name == "internal" || name == "testdata" || name == "examples" ||
+			strings.HasPrefix(name, ".") {
 			return filepath.SkipDir
 		}
 		found, err := build.ImportDir(path, 0)
@@ -44,64 +45,87 @@ func public(root string) ([]string, error) {
 	return packages, err
 }
 
-// describe returns every exported declaration of a package without its comment,
-// sorted, each after an empty line.
-func describe(root, pkg string) (string, error) {
+// names counts the exported declarations of a package. Methods and fields are no names of it.
+type names struct{ types, functions, constants, variables int }
+
+func (n names) total() int { return n.types + n.functions + n.constants + n.variables }
+
+func (n names) String() string {
+	return fmt.Sprintf("%d exported names: %d types, %d functions, %d constants, %d variables",
+		n.total(), n.types, n.functions, n.constants, n.variables)
+}
+
+// describe returns every exported declaration of a package without its comment, sorted, each
+// after an empty line, below a line that counts them.
+func describe(root, pkg string) (string, names, error) {
 	dir := filepath.Join(root, filepath.FromSlash(pkg))
 	found, err := build.ImportDir(dir, 0)
 	if err != nil {
-		return "", err
+		return "", names{}, err
 	}
 	files := token.NewFileSet()
 	var parsed []*ast.File
 	for _, name := range found.GoFiles {
-		// Comments are left out, for they are no part of what compiles.
+		// Without the comments, because no user's program depends on them.
 		file, err := parser.ParseFile(files, filepath.Join(dir, name), nil, parser.SkipObjectResolution)
 		if err != nil {
-			return "", err
+			return "", names{}, err
 		}
 		parsed = append(parsed, file)
 	}
 	api, err := doc.NewFromFiles(files, parsed, pkg)
 	if err != nil {
-		return "", err
+		return "", names{}, err
 	}
 	d := description{files: files}
 	d.values(api.Consts, api.Vars)
-	d.funcs(api.Funcs)
+	d.functions(api.Funcs)
 	for _, t := range api.Types {
+		d.names.types++
 		d.declaration(t.Decl)
 		d.values(t.Consts, t.Vars)
-		d.funcs(t.Funcs, t.Methods)
+		d.functions(t.Funcs)
+		d.funcs(t.Methods)
 	}
 	if d.err != nil {
-		return "", fmt.Errorf("describe %s: %w", pkg, d.err)
+		return "", names{}, fmt.Errorf("describe %s: %w", pkg, d.err)
 	}
 	slices.Sort(d.lines)
-	return fmt.Sprintf("package %s // %s\n\n%s\n", found.Name, pkg, strings.Join(d.lines, "\n\n")), nil
+	text := fmt.Sprintf("package %s // %s\n\n// %s\n\n%s\n",
+		found.Name, pkg, d.names, strings.Join(d.lines, "\n\n"))
+	return text, d.names, nil
 }
 
 // description collects declarations.
 type description struct {
 	files *token.FileSet
 	lines []string
+	names names
 	err   error
 }
 
-// values adds each constant and variable by itself, for how they are grouped means
-// nothing to whoever uses them.
+// values adds each constant and variable by itself, because their groups mean nothing to a user.
 func (d *description) values(groups ...[]*doc.Value) {
-	for _, group := range groups {
-		for _, value := range group {
-			for _, spec := range value.Decl.Specs {
-				d.declaration(&ast.GenDecl{Tok: value.Decl.Tok, Specs: []ast.Spec{withoutValue(value.Decl.Tok, spec)}})
+	for _, value := range slices.Concat(groups...) {
+		for _, name := range value.Names {
+			switch {
+			case !token.IsExported(name):
+			case value.Decl.Tok == token.CONST:
+				d.names.constants++
+			default:
+				d.names.variables++
 			}
+		}
+		for _, spec := range value.Decl.Specs {
+			d.declaration(&ast.GenDecl{
+				Tok: value.Decl.Tok, Specs: []ast.Spec{withoutValue(value.Decl.Tok, spec)},
+			})
 		}
 	}
 }
 
-// withoutValue leaves out what a variable begins as, but for errors, whose text
-// is seen by people. A constant keeps its value: it is compiled into its users.
+// withoutValue leaves out the initial value of a variable, except an error: people see its text. A
+// constant keeps its value, because it is compiled into its users.
 func withoutValue(kind token.Token, spec ast.Spec) ast.Spec {
 	value, ok := spec.(*ast.ValueSpec)
 	if !ok || kind != token.VAR || value.Type == nil {
@@ -110,13 +134,16 @@ func withoutValue(kind token.Token, spec ast.Spec) ast.Spec {
 	return &ast.ValueSpec{Names: value.Names, Type: value.Type}
 }
 
-func (d *description) funcs(groups ...[]*doc.Func) {
-	for _, group := range groups {
-		for _, f := range group {
-			declared := *f.Decl
-			declared.Body = nil
-			d.declaration(&declared)
-		}
+func (d *description) functions(list []*doc.Func) {
+	d.names.functions += len(list)
+	d.funcs(list)
+}
+
+func (d *description) funcs(list []*doc.Func) {
+	for _, f := range list {
+		declared := *f.Decl
+		declared.Body = nil
+		d.declaration(&declared)
 	}
 }
 
@@ -126,8 +153,7 @@ func (d *description) declaration(node ast.Node) {
 		d.err = errors.Join(d.err, err)
 		return
 	}
-	// What a struct is laid out like in its file, comments between its fields for
-	// one, means nothing either.
+	// The layout of a struct in its file means nothing to a user.
 	var lines []string
 	for line := range strings.Lines(text.String()) {
 		if line = strings.TrimRight(line, " \n"); line != "" {

@@ -1,9 +1,8 @@
-// Api writes down the exported API of every public package, one file a package:
+// Api records the exported API of every public package, one file a package:
 //
 //	go run ./internal/tools/api    # or: make api
 //
-// A test compares, so that no name comes, goes or changes without being seen in
-// the change itself.
+// A test compares, so that a change of the API is seen in the commit that makes it.
 package main
 
 import (
@@ -25,7 +24,25 @@ func main() {
 	}
 }
 
-// rewrite replaces all that is recorded.
+// front are the packages that a user meets first. A test limits the sum of their exported names.
+var front = []string{"middleware", "topology"}
+
+// mostNames is that limit.
+const mostNames = 160
+
+// totals is the file with the sum.
+const totals = "total.txt"
+
+// total returns the text of the file with the sum, and the sum.
+func total(counts map[string]names) (text string, sum int) {
+	for _, pkg := range front {
+		text += fmt.Sprintf("%s: %v\n", pkg, counts[pkg])
+		sum += counts[pkg].total()
+	}
+	return text + fmt.Sprintf("together: %d, at most %d\n", sum, mostNames), sum
+}
+
+// rewrite replaces the recorded API.
 func rewrite(root string) error {
 	packages, err := public(root)
 	if err != nil {
@@ -34,11 +51,13 @@ func rewrite(root string) error {
 	if err := os.RemoveAll(filepath.Join(root, folder)); err != nil {
 		return err
 	}
+	counts := map[string]names{}
 	for _, pkg := range packages {
-		text, err := describe(root, pkg)
+		text, count, err := describe(root, pkg)
 		if err != nil {
 			return err
 		}
+		counts[pkg] = count
 		file := record(root, pkg)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			return err
@@ -47,10 +66,11 @@ func rewrite(root string) error {
 			return err
 		}
 	}
-	return nil
+	text, _ := total(counts)
+	return os.WriteFile(filepath.Join(root, folder, totals), []byte(text), 0o644)
 }
 
-// record is the file of a package.
+// record returns the path of a package's file.
 func record(root, pkg string) string {
 	return filepath.Join(root, folder, filepath.FromSlash(pkg)+".txt")
 }

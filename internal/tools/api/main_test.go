@@ -4,6 +4,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,26 +18,67 @@ func TestRecordedAPIIsThatOfTheCode(t *testing.T) {
 	packages, err := public(root)
 	require.NoError(t, err)
 	recorded := map[string]bool{}
-	require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
-			recorded[path] = true
-		}
-		return err
-	}))
+	require.NoError(t, filepath.WalkDir(filepath.Join(root, folder),
+		func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() {
+				recorded[path] = true
+			}
+			return err
+		}))
+	counts := map[string]names{}
 	for _, pkg := range packages {
 		file := record(root, pkg)
 		require.True(t, recorded[file], "%s is not recorded: make api", pkg)
 		delete(recorded, file)
-		want, err := describe(root, pkg)
+		want, count, err := describe(root, pkg)
 		require.NoError(t, err)
+		counts[pkg] = count
 		found, err := os.ReadFile(file)
 		require.NoError(t, err)
-		require.Equal(t, want, string(found), "the exported API of %s has changed. If that is meant: make api, and a line in CHANGELOG.md", pkg)
+		require.Empty(t, changes(string(found), want), "the exported API of %s has changed. "+
+			"If that is meant: make api, and a line in CHANGELOG.md", pkg)
+		require.Len(t, found, len(want), "%s is recorded in another order: make api", pkg)
 	}
+	want, _ := total(counts)
+	file := filepath.Join(root, folder, totals)
+	found, err := os.ReadFile(file)
+	require.NoError(t, err, "the total is not recorded: make api")
+	require.Equal(t, want, string(found), "the total has changed: make api")
+	delete(recorded, file)
 	require.Empty(t, recorded, "recorded for packages that are gone: make api")
 }
 
-func TestWhatIsDescribed(t *testing.T) {
+// changes returns the declarations that only one of two texts has.
+func changes(recorded, now string) (found []string) {
+	was, is := strings.Split(recorded, "\n\n"), strings.Split(now, "\n\n")
+	for _, line := range was {
+		if !slices.Contains(is, line) {
+			found = append(found, "- "+line)
+		}
+	}
+	for _, line := range is {
+		if !slices.Contains(was, line) {
+			found = append(found, "+ "+line)
+		}
+	}
+	return found
+}
+
+// A user who only retries should not have to read many names.
+func TestExportedNamesAreFew(t *testing.T) {
+	t.Parallel()
+	counts := map[string]names{}
+	for _, pkg := range front {
+		_, count, err := describe(root, pkg)
+		require.NoError(t, err)
+		counts[pkg] = count
+	}
+	text, sum := total(counts)
+	require.LessOrEqual(t, sum, mostNames, text)
+	t.Log(text)
+}
+
+func TestExportedDeclarationsAreDescribed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write := func(path, text string) {
@@ -81,10 +123,13 @@ func fill() {}
 	packages, err := public(dir)
 	require.NoError(t, err)
 	require.Equal(t, []string{"pond"}, packages)
-	text, err := describe(dir, "pond")
+	text, count, err := describe(dir, "pond")
 	require.NoError(t, err)
+	require.Equal(t, names{types: 1, functions: 1, constants: 1, variables: 1}, count)
 	require.Equal(t, strings.TrimPrefix(`
 package pond // pond
+
+// 4 exported names: 1 types, 1 functions, 1 constants, 1 variables
 
 const Depth = 3
 
@@ -105,5 +150,6 @@ var ErrDry = errors.New("dry")
 	require.NoError(t, rewrite(dir))
 	recorded, err := filepath.Glob(filepath.Join(dir, folder, "*"))
 	require.NoError(t, err)
-	require.Equal(t, []string{record(dir, "pond")}, recorded)
+	total := filepath.Join(dir, folder, totals)
+	require.Equal(t, []string{record(dir, "pond"), total}, recorded)
 }

@@ -1,9 +1,10 @@
-// Gotest runs `go test`, prints what it prints, and names the tests that were skipped, which `go test` keeps to itself:
+// Gotest runs `go test`, prints its output, and names the skipped tests, which `go test` does not:
 //
 //	go run ./internal/tools/gotest -race ./...
 //
-// All arguments go to `go test`, whose exit code is its own. -C, for a module in another folder, must come first as there. If
-// GOTEST_COUNTS names a file, the numbers of tests that passed, failed and were skipped are added to those in it, as JSON.
+// All arguments go to `go test`, and its exit code is returned. -C, which names the folder of
+// another module, must come first. If GOTEST_COUNTS names a file, the numbers of tests that passed,
+// failed and were skipped are added to the numbers in it, as JSON.
 package main
 
 import (
@@ -26,7 +27,7 @@ func main() {
 }
 
 func run(args []string) (int, error) {
-	// Whoever signals this process signals go test too: stay to print what it says to that.
+	// A signal to this process reaches go test, too: stay to print its last output.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
 	cmd := exec.Command("go", command(args)...)
 	cmd.Stderr = os.Stderr
@@ -59,7 +60,7 @@ func run(args []string) (int, error) {
 	}
 }
 
-// command puts -json after a -C, which go test takes as its first flag only.
+// command puts -json after a -C, because go test takes -C as its first flag only.
 func command(args []string) []string {
 	first := 0
 	if len(args) > 1 && args[0] == "-C" {

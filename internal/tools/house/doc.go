@@ -1,4 +1,3 @@
-// Package house has no code, only tests of what the whole repository promises
-// about itself: which package may import which, what has an Example, and that the
-// documents' commands and snippets are real.
+// Package house has only tests, of rules for the whole repository: which package may import which,
+// which names need an Example, which words are plain, how long files are and how they are named.
 package house

@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// withoutOutput need a broker; an Example shows how they are called, and is
-// compiled, but not run. OpenAdapted is for the modules of this repository alone.
+// withoutOutput need a broker: their Example is compiled and not run. OpenAdapted is for the
+// modules of this repository alone.
 var withoutOutput = []string{"topology.Received", "topology.OpenAdapted", "amqpv3.Open"}
 
-// Whatever makes something, and whatever error a caller has to tell apart, is
-// shown by an Example that runs: in its code, not only in its name.
+// Every constructor, and every error that a caller must tell apart, is in the code of an Example
+// that runs.
 func TestConstructorsAndErrorsHaveExamples(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range packages(t) {
@@ -69,9 +69,8 @@ func parse(t *testing.T, files *token.FileSet, pkg string) []*ast.File {
 	return parsed
 }
 
-// toShow returns what needs an Example: functions, but for options, which the
-// Examples of what they change show where they are worth it, and those that ask a
-// broker; errors; and types that are used as literals, policies and strategies.
+// toShow returns the names that need an Example: functions, errors, and types that are used as
+// literals, such as policies and strategies. Options and functions that ask a broker need none.
 func toShow(api *doc.Package) []string {
 	var names []string
 	funcs := func(list []*doc.Func) {
@@ -98,9 +97,12 @@ func toShow(api *doc.Package) []string {
 		}
 		vars(t.Vars)
 		byValue := func(method string) bool {
-			return slices.ContainsFunc(t.Methods, func(m *doc.Func) bool { return m.Name == method && !strings.HasPrefix(m.Recv, "*") })
+			return slices.ContainsFunc(t.Methods, func(m *doc.Func) bool {
+				return m.Name == method && !strings.HasPrefix(m.Recv, "*")
+			})
 		}
-		if strings.HasSuffix(t.Name, "Error") && t.Name != "AttemptError" || byValue("Delay") || byValue("Plan") {
+		if strings.HasSuffix(t.Name, "Error") && t.Name != "AttemptError" || byValue("Delay") ||
+			byValue("Plan") {
 			names = append(names, t.Name)
 		}
 	}

@@ -30,8 +30,8 @@ const (
 	opentelemetry = "go.opentelemetry.io/otel"
 )
 
-// library says what each package that others import may import itself, beside the
-// standard library. "x/…" is x and all below it.
+// library lists the packages that each package for users may import, beside the standard library.
+// "x/…" is x and all packages below it.
 var library = map[string][]string{
 	"backoff":                       {cenkalti4},
 	"middleware/header":             {module + "/internal/excerpt"},
@@ -53,8 +53,8 @@ var library = map[string][]string{
 	},
 }
 
-// internals says the same of the packages behind them: none knows what is in front
-// of it, and none is a tool of tests.
+// internals does the same for the packages behind them. None of them may import a package in front
+// of it, or a tool of tests.
 var internals = map[string][]string{
 	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
 	"internal/hold":       nil,
@@ -67,8 +67,8 @@ var internals = map[string][]string{
 	"internal/publisher":  {module + "/internal/link", module + "/internal/wire", amqp091},
 }
 
-// alone are packages that one file of a package keeps to itself, so that another
-// version of them is a second small file.
+// alone are packages that only one file of a package imports, so that another version of them needs
+// only a second small file.
 var alone = []struct{ pkg, imported, file string }{
 	{"topology", wamqp, "watermillamqp.go"},
 	{"backoff", cenkalti4, "cenkalti.go"},
@@ -76,8 +76,7 @@ var alone = []struct{ pkg, imported, file string }{
 	{"middleware", cenkalti5, "cenkalti.go"},
 }
 
-// imports returns what each file of a package imports, tests aside, whatever the
-// system it is for.
+// imports returns the imports of each file of a package, without tests, for every system.
 func imports(t *testing.T, pkg string) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -121,7 +120,9 @@ func TestImportsRunOneWay(t *testing.T) {
 					host, _, _ := strings.Cut(imported, "/")
 					standard := !strings.Contains(host, ".")
 					require.True(t, standard && !allowed(imported, forTests) || allowed(imported, may),
-						"%s/%s imports %s. Imports run one way: topology, middleware, backoff. If it is meant: the rules in this test, and docs/architecture.md", pkg, file, imported)
+						"%s/%s imports %s. Imports run one way: topology, middleware, backoff. "+
+							"If it is meant: the rules in this test, and docs/architecture.md",
+						pkg, file, imported)
 				}
 			}
 		}
@@ -132,9 +133,9 @@ func TestImportsRunOneWay(t *testing.T) {
 func TestEveryPackageOfTheLibraryHasARule(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range packages(t) {
-		require.Contains(t, library, pkg, "a package that others can import, without a rule for what it imports")
+		require.Contains(t, library, pkg, "a package for users without a rule for its imports")
 	}
-	// What the library reaches of internal, it reaches through its rules.
+	// Every package below internal in a rule has a rule itself.
 	for _, rules := range []map[string][]string{library, internals} {
 		for pkg, may := range rules {
 			for _, imported := range may {
@@ -146,7 +147,7 @@ func TestEveryPackageOfTheLibraryHasARule(t *testing.T) {
 	}
 }
 
-// packages are those that others can import, in all modules of the repository.
+// packages returns the packages that users can import, in all modules of the repository.
 func packages(t *testing.T) []string {
 	t.Helper()
 	var found []string

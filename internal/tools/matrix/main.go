@@ -1,9 +1,10 @@
-// Matrix runs the whole test suite on each RabbitMQ version that is supported, one after the other:
+// Matrix runs the whole test suite on each supported RabbitMQ version, one after the other:
 //
 //	go run ./internal/tools/matrix make test
 //
-// The command is run with BROKER set to the version; what it prints is passed on. At the end comes a table with what ran
-// where. A version that cannot be had is named there. The exit code is 0 only if the command passed on every version.
+// It runs the command with BROKER set to the version and passes on its output. At the end it prints
+// a table of the results. A version that cannot be installed is named there. The exit code is 0
+// only if the command passed on every version.
 package main
 
 import (
@@ -22,23 +23,23 @@ import (
 	"time"
 )
 
-// versions are the values of BROKER, and what is expected behind them.
+// versions are the values of BROKER with their names in the table.
 var versions = []struct{ broker, name string }{
 	{"", "installed"},
 	{"4.0", "4.0"},
 	{"4.3", "4.3"},
 }
 
-// outcome is what became of one version.
+// outcome is the result of one version.
 type outcome struct {
 	name    string
-	version string // as the broker says; empty if none answered
+	version string // from the broker; empty if none answered
 	exit    error
 	tests   counts
 	took    time.Duration
 }
 
-// counts is what gotest writes.
+// counts are the numbers that gotest writes.
 type counts struct{ Passed, Failed, Skipped int }
 
 func main() {
@@ -46,7 +47,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "matrix: name the command to run, as in: matrix make test")
 		os.Exit(2)
 	}
-	// Whoever signals this process signals the command too: stay to print the table.
+	// A signal to this process reaches the command, too: stay to print the table.
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
 	var all []outcome
@@ -77,7 +78,8 @@ func run(broker string, command []string, out io.Writer) (outcome, error) {
 	file := filepath.Join(dir, "counts.json")
 	var seen head
 	cmd := exec.Command(command[0], command[1:]...)
-	cmd.Env = append(os.Environ(), "BROKER="+broker, "MILLPOND_BROKER="+broker, "AMQP_URL=", "GOTEST_COUNTS="+file)
+	cmd.Env = append(os.Environ(), "BROKER="+broker, "MILLPOND_BROKER="+broker, "AMQP_URL=",
+		"GOTEST_COUNTS="+file)
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &seen), io.MultiWriter(os.Stderr, &seen)
 	began := time.Now()
 	o := outcome{exit: cmd.Run(), took: time.Since(began).Round(time.Second), version: seen.version()}
@@ -86,7 +88,9 @@ func run(broker string, command []string, out io.Writer) (outcome, error) {
 		err = json.Unmarshal(data, &o.tests)
 	}
 	if err != nil && o.exit == nil {
-		return o, fmt.Errorf("%s passed, but has not said how many tests: %w", strings.Join(command, " "), err)
+		return o, fmt.Errorf("%s passed, but did not write its number of tests: %w",
+			strings.Join(command, " "),
+			err)
 	}
 	return o, nil
 }
@@ -105,7 +109,8 @@ func summary(out io.Writer, all []outcome) bool {
 			result = "FAILED"
 		}
 		passed = passed && result == "ok"
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%v\n", version, result, o.tests.Passed, o.tests.Failed, o.tests.Skipped, o.took)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%v\n", version, result, o.tests.Passed, o.tests.Failed,
+			o.tests.Skipped, o.took)
 	}
 	for _, missed := range versions[len(all):] {
 		_, _ = fmt.Fprintf(w, "%s\tNOT RUN\t\t\t\t\n", missed.name)
@@ -114,10 +119,10 @@ func summary(out io.Writer, all []outcome) bool {
 	return passed
 }
 
-// answers is the line with which withbroker names its RabbitMQ.
+// answers matches the line by which withbroker names its RabbitMQ.
 var answers = regexp.MustCompile(`withbroker: RabbitMQ ([0-9.]+) answers`)
 
-// head keeps the beginning of what is printed, in which the broker is named.
+// head keeps the beginning of the output, where the broker is named.
 type head struct {
 	mu   sync.Mutex
 	text []byte

@@ -1,10 +1,8 @@
-// Terminal draws what a command has printed as an SVG, as a terminal would show
-// it:
+// Terminal draws the output of a command as an SVG, as a terminal would show it:
 //
 //	make demo 2>&1 | go run ./internal/tools/terminal -command 'make demo' >docs/demo.svg
 //
-// Of a long output it shows the beginning and the end, and says how many lines are
-// left out.
+// Of a long output it shows the beginning and the end, and the number of lines between them.
 package main
 
 import (
@@ -33,14 +31,15 @@ func main() {
 	}
 }
 
-// cut returns the lines that are shown.
+// cut returns the lines to show.
 func cut(said string, head, tail int) []string {
 	lines := strings.Split(strings.Trim(said, "\n"), "\n")
 	left := len(lines) - head - tail
 	if left <= 1 {
 		return lines
 	}
-	return slices.Concat(lines[:head], []string{fmt.Sprintf("⋮  %d lines left out", left)}, lines[len(lines)-tail:])
+	return slices.Concat(lines[:head], []string{fmt.Sprintf("⋮  %d lines left out", left)},
+		lines[len(lines)-tail:])
 }
 
 const (
@@ -50,7 +49,7 @@ const (
 	bar        = 28
 )
 
-// draw returns the picture: dark in light and dark pages alike, as terminals are.
+// draw returns the picture. It is dark on every page, like a terminal.
 func draw(command string, lines []string) string {
 	if command != "" {
 		lines = append([]string{"$ " + command}, lines...)
@@ -62,20 +61,23 @@ func draw(command string, lines []string) string {
 	width := int(float64(columns)*charWidth) + 2*margin
 	height := len(lines)*lineHeight + bar + 2*margin
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d"`+
+		` height="%d" role="img" aria-label="%s">
 <rect width="%d" height="%d" rx="8" fill="#161b22" stroke="#444c56"/>
-<circle cx="18" cy="16" r="5" fill="#f47067"/><circle cx="36" cy="16" r="5" fill="#e0af3a"/><circle cx="54" cy="16" r="5" fill="#57ab5a"/>
-<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace" font-size="13" fill="#c9d1d9" xml:space="preserve">
+<circle cx="18" cy="16" r="5" fill="#f47067"/>`+
+		`<circle cx="36" cy="16" r="5" fill="#e0af3a"/><circle cx="54" cy="16" r="5" fill="#57ab5a"/>
+<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"`+
+		` font-size="13" fill="#c9d1d9" xml:space="preserve">
 `, width, height, width, height, escape("What "+command+" prints"), width, height)
 	for i, line := range lines {
-		fmt.Fprintf(&b, `<text x="%d" y="%d"%s>%s</text>`+"\n", margin, bar+margin+i*lineHeight+8, style(line), escape(line))
+		fmt.Fprintf(&b, `<text x="%d" y="%d"%s>%s</text>`+"\n", margin, bar+margin+i*lineHeight+8,
+			style(line), escape(line))
 	}
 	b.WriteString("</g>\n</svg>\n")
 	return b.String()
 }
 
-// style makes the command and the account stand out, and what is left out step
-// back.
+// style makes the command and the last line stand out, and the gap step back.
 func style(line string) string {
 	switch {
 	case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "published "):
@@ -88,6 +90,6 @@ func style(line string) string {
 
 func escape(text string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a Builder takes everything
+	_ = xml.EscapeText(&b, []byte(text)) // a Builder never fails
 	return b.String()
 }

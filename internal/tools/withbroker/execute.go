@@ -16,8 +16,8 @@ const (
 	parentCheck = 500 * time.Millisecond
 )
 
-// execute runs the command in a process group of its own and returns its exit code. The group is what signals are passed
-// on to: `go test` for one does not tell its test binaries about a SIGTERM.
+// execute runs the command in its own process group and returns its exit code. It passes signals on
+// to the whole group, because `go test` does not pass a SIGTERM to its test binaries.
 func execute(args []string, parent int, env []string) (int, error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -45,7 +45,7 @@ func execute(args []string, parent int, env []string) (int, error) {
 		select {
 		case err := <-done:
 			if signalled {
-				tell(syscall.SIGKILL) // whoever is left of the group
+				tell(syscall.SIGKILL) // the rest of the group
 			}
 			return exitCode(cmd, err)
 		case s := <-signals:
@@ -62,7 +62,7 @@ func execute(args []string, parent int, env []string) (int, error) {
 	}
 }
 
-// alive tells whether a process is there, if only as a zombie or as somebody else's.
+// alive reports whether a process exists, also as a zombie or under another user.
 func alive(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 
 func exitCode(cmd *exec.Cmd, err error) (int, error) {

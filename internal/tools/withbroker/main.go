@@ -2,12 +2,15 @@
 
 // Withbroker runs a command with a RabbitMQ beside it:
 //
-//	go run ./internal/tools/withbroker -- go run ./examples/basic
+//	go run ./internal/tools/withbroker -- go run ./examples/webhooks
 //
-// It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with the command's code. The
-// broker is the installed rabbitmq-server (or the version that MILLPOND_BROKER names), else a container if Docker runs.
-// If AMQP_URL is set it starts nothing. SIGINT and SIGTERM go on to the command and everything it has started; so does the
-// end of the parent process, or of the one that -parent names, as a signal to `make` or `go run` does not come this far.
+// It starts a broker, sets AMQP_URL for the command, waits for it, ends the broker and exits with
+// the command's code. The broker is the installed rabbitmq-server or the version that
+// MILLPOND_BROKER names, else a container if Docker runs. If AMQP_URL is set it starts nothing.
+//
+// SIGINT and SIGTERM go on to the command and every process that it has started. So does the end
+// of the parent process, because a signal to `make` or `go run` does not come this far. -parent
+// names another process than the parent.
 package main
 
 import (
@@ -26,7 +29,9 @@ import (
 
 func main() {
 	parent := flag.Int("parent", os.Getppid(), "process to end with")
-	flag.Usage = func() { fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]") }
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]")
+	}
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
@@ -40,7 +45,7 @@ func main() {
 	os.Exit(code)
 }
 
-// broker is what has been started for the command.
+// broker is the broker of the command.
 type broker struct {
 	url  string
 	env  []string // more for the command's environment
@@ -64,7 +69,8 @@ func run(args []string, parent int) (code int, err error) {
 	return execute(args, parent, append(append(os.Environ(), "AMQP_URL="+b.url), b.env...))
 }
 
-// onlyShared tells tests that one broker is all there is: those that want to break one are skipped, by name.
+// onlyShared tells tests that this broker is the only one: tests that break a broker are skipped,
+// by name.
 var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
 
 func start(ctx context.Context) (broker, error) {
@@ -72,7 +78,7 @@ func start(ctx context.Context) (broker, error) {
 		b := broker{url: given, stop: func() error { return nil }}
 		say("AMQP_URL is set: using %s, starting nothing", redacted(given))
 		if err := testbroker.Installed(); err != nil {
-			say("what needs a broker of its own will be skipped: %v", err)
+			say("tests that start their own broker will be skipped: %v", err)
 			b.env = onlyShared
 		}
 		return b, nil
@@ -82,7 +88,8 @@ func start(ctx context.Context) (broker, error) {
 	node, err := testbroker.Start(ctx)
 	switch {
 	case err == nil:
-		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()), time.Since(began).Seconds())
+		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()),
+			time.Since(began).Seconds())
 		return broker{url: node.URL(), stop: node.Close}, nil
 	case !errors.Is(err, testbroker.ErrNoBroker):
 		return broker{}, err
@@ -90,12 +97,13 @@ func start(ctx context.Context) (broker, error) {
 		return broker{}, fmt.Errorf("%w; or start Docker, or set AMQP_URL", err)
 	}
 	say("%v; using Docker", err)
-	say("what needs a broker of its own will be skipped")
+	say("tests that start their own broker will be skipped")
 	c, err := startContainer(ctx)
 	if err != nil {
 		return broker{}, err
 	}
-	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()), time.Since(began).Seconds())
+	say("RabbitMQ %s answers on %s after %.1f s", c.version, redacted(c.url()),
+		time.Since(began).Seconds())
 	return broker{url: c.url(), env: onlyShared, stop: c.stop}, nil
 }
 

@@ -60,7 +60,8 @@ func answers(t *testing.T, address string) bool {
 	return true
 }
 
-// firstLine starts cmd and returns the first line its command prints, and the rest to be read after Wait.
+// firstLine starts cmd and returns the first line that its command prints, and a reader of the
+// rest.
 func firstLine(t *testing.T, cmd *exec.Cmd) (string, *bufio.Reader) {
 	t.Helper()
 	stdout, err := cmd.StdoutPipe()
@@ -86,7 +87,8 @@ func TestCommandGetsABrokerAndItsExitCodeComesBack(t *testing.T) {
 	address := strings.TrimSpace(stdout.String())
 	require.True(t, strings.HasPrefix(address, "amqp://guest:guest@127.0.0.1:"), address)
 	assert.False(t, answers(t, address), "the broker is still there")
-	assert.Regexp(t, `RabbitMQ \d+\.\d+\.\d+ answers on amqp://guest:xxxxx@127\.0\.0\.1:\d+/ after`, stderr.String())
+	assert.Regexp(t, `RabbitMQ \d+\.\d+\.\d+ answers on amqp://guest:xxxxx@127\.0\.0\.1:\d+/ after`,
+		stderr.String())
 }
 
 func TestSignalsReachTheCommandAndTheBrokerEnds(t *testing.T) {
@@ -95,7 +97,8 @@ func TestSignalsReachTheCommandAndTheBrokerEnds(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(s.String(), func(t *testing.T) {
 			t.Parallel()
-			cmd := withbroker(t, nil, `trap 'echo got it; exit 7' TERM INT; echo "$AMQP_URL"; while :; do sleep 0.1; done`)
+			cmd := withbroker(t, nil,
+				`trap 'echo got it; exit 7' TERM INT; echo "$AMQP_URL"; while :; do sleep 0.1; done`)
 			address, out := firstLine(t, cmd)
 			require.True(t, answers(t, address))
 			require.NoError(t, cmd.Process.Signal(s))
@@ -115,7 +118,8 @@ func TestEverythingEndsWhenTheParentDies(t *testing.T) {
 	t.Parallel()
 	testbroker.RequireNode(t)
 	inner := withbroker(t, nil, `echo "$AMQP_URL $$"; while :; do sleep 0.1; done`)
-	outer := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `"$@" & wait`, "sh"}, inner.Args...)...)
+	outer := exec.CommandContext(t.Context(), "sh",
+		append([]string{"-c", `"$@" & wait`, "sh"}, inner.Args...)...)
 	outer.Env = inner.Env
 	line, _ := firstLine(t, outer)
 	var address string
@@ -126,7 +130,8 @@ func TestEverythingEndsWhenTheParentDies(t *testing.T) {
 	require.NoError(t, outer.Process.Kill())
 	_ = outer.Wait()
 	testbroker.WaitFor(t, "the end of the broker", limit, func() bool { return !answers(t, address) })
-	testbroker.WaitFor(t, "the end of the command", limit, func() bool { return syscall.Kill(pid, 0) != nil })
+	testbroker.WaitFor(t, "the end of the command", limit,
+		func() bool { return syscall.Kill(pid, 0) != nil })
 }
 
 func TestAddressThatIsSetIsUsedAsItIs(t *testing.T) {
@@ -141,7 +146,7 @@ func TestAddressThatIsSetIsUsedAsItIs(t *testing.T) {
 	assert.NotContains(t, stderr.String(), "secret")
 }
 
-// nowhere asks for a version that is not there.
+// nowhere asks for a version that is not installed.
 func nowhere(t *testing.T) []string {
 	t.Helper()
 	return []string{"MILLPOND_BROKER=4.0", "XDG_CACHE_HOME=" + t.TempDir()}
@@ -158,7 +163,8 @@ func TestNoBrokerIsOneClearLine(t *testing.T) {
 	assert.Contains(t, lines[len(lines)-1], "or start Docker, or set AMQP_URL")
 }
 
-// The container is a stand-in: a script in place of docker that hands out the port of a node.
+// Given no RabbitMQ and a script in place of docker, which names the port of a node, then the
+// command gets that node.
 func TestContainerWhereNothingIsInstalled(t *testing.T) {
 	t.Parallel()
 	u, err := url.Parse(testbroker.Private(t).URL())
@@ -173,7 +179,8 @@ port) echo %[2]s ;;
 esac`, calls, u.Host)
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "docker"), []byte(script), 0o755))
 
-	cmd := withbroker(t, append(nowhere(t), "PATH="+folder+":"+os.Getenv("PATH")), `echo "$AMQP_URL $MILLPOND_REQUIRE_BROKER"`)
+	cmd := withbroker(t, append(nowhere(t), "PATH="+folder+":"+os.Getenv("PATH")),
+		`echo "$AMQP_URL $MILLPOND_REQUIRE_BROKER"`)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -183,5 +190,6 @@ esac`, calls, u.Host)
 	seen, err := os.ReadFile(calls)
 	require.NoError(t, err)
 	assert.Contains(t, string(seen), "--publish 127.0.0.1::5672 rabbitmq:4.0 sh -c")
-	assert.True(t, strings.HasSuffix(string(seen), "\nended\n"), "the container must end with its standard input:\n%s", seen)
+	assert.True(t, strings.HasSuffix(string(seen), "\nended\n"),
+		"the container must end with its standard input:\n%s", seen)
 }

@@ -1,9 +1,11 @@
 // Storm lets everything around the library break for a while, and checks that no message is lost:
 //
-//	go run ./internal/testing/chaos/storm [-minutes 5] [-seed 1] [-strategy perqueue|shared|levels] [-only "delay confirms,minority"]
+//	go run ./internal/testing/chaos/storm [-minutes 5] [-seed 1] [-nodes 3] [-rate 60]
+//	      [-strategy perqueue|shared|levels] [-only "delay confirms,minority"]
 //
-// MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 if a message is lost, or handled more often than the faults explain,
-// or an attempt made that should not be, and 2 if the run could not be done. docs/chaos.md says more.
+// MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 if a message is lost, or handled more
+// often than the faults explain, or if there is a wrong attempt. It is 2 if the run could not be
+// done. docs/chaos.md says more.
 package main
 
 import (
@@ -27,21 +29,25 @@ func main() {
 
 func run(args []string) int {
 	flags := flag.NewFlagSet("storm", flag.ContinueOnError)
-	minutes := flags.Float64("minutes", 5, "how long things break")
-	seed := flags.Uint64("seed", 1, "what breaks when, and what becomes of each message")
-	strategy := flags.String("strategy", "", "one of "+strings.Join(chaos.Strategies, ", ")+"; by the seed if empty")
+	minutes := flags.Float64("minutes", 5, "`length` of the faults")
+	seed := flags.Uint64("seed", 1, "decides the faults and the fates of messages")
+	strategy := flags.String("strategy", "",
+		"one of "+strings.Join(chaos.Strategies, ", ")+"; by the seed if empty")
 	nodes := flags.Int("nodes", 3, "nodes of the cluster")
 	consumers := flags.Int("consumers", 3, "consumer processes")
 	rate := flags.Int("rate", 60, "messages a second")
-	timer := flags.Duration("timer", 0, "dead_letter_worker_publisher_confirm_timeout; 0 leaves RabbitMQ's 3m")
-	only := flags.String("only", "", "the faults that strike, separated by commas: "+join(chaos.Kinds)+"; all if empty")
+	timer := flags.Duration("timer", 0,
+		"dead_letter_worker_publisher_confirm_timeout; 0 leaves RabbitMQ's 3m")
+	only := flags.String("only", "",
+		"the faults that strike, separated by commas: "+join(chaos.Kinds)+"; all if empty")
 	bug := flags.String("bug", "", "a mistake planted around the library: "+join(chaos.Bugs))
-	verbose := flags.Bool("verbose", false, "print what the library logs")
+	verbose := flags.Bool("verbose", false, "print the library's log")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
 	c := chaos.Config{
-		Seed: *seed, Faults: time.Duration(*minutes * float64(time.Minute)), Nodes: *nodes, Consumers: *consumers, Rate: *rate,
+		Seed: *seed, Faults: time.Duration(*minutes * float64(time.Minute)), Nodes: *nodes,
+		Consumers: *consumers, Rate: *rate,
 		Strategy: *strategy, Bug: chaos.Bug(*bug), Timer: *timer, Out: os.Stdout, Verbose: *verbose,
 	}
 	for _, kind := range strings.Split(*only, ",") {
@@ -66,9 +72,11 @@ func run(args []string) int {
 		}
 		return 2
 	}
-	fmt.Printf("\nRabbitMQ %s, seed %d, strategy %s, %g minutes of faults\n", r.Version, c.Seed, c.Strategy, *minutes)
+	fmt.Printf("\nRabbitMQ %s, seed %d, strategy %s, %g minutes of faults\n", r.Version, c.Seed,
+		c.Strategy, *minutes)
 	fmt.Print(r.Report)
-	fmt.Printf("  %-12s %d messages not confirmed to the producers, %d stranded and moved back, %d consumers ended by themselves\n",
+	fmt.Printf("  %-12s %d messages not confirmed to the producers, %d stranded and moved back, "+
+		"%d consumers ended by themselves\n",
 		"besides", r.Unconfirmed, r.Stranded, r.Ended)
 	fmt.Println(r.Report.Row(c.Seed, c.Strategy, r.Version, *minutes))
 	if err := r.Report.Err(); err != nil {

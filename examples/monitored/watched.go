@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/millpond-go/millpond/examples/internal/program"
+	"github.com/millpond-go/millpond/examples/internal/webhook"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/middleware/tracing"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// lanes is the number of webhooks in progress at once.
+const lanes = 4
+
+// signals has the outputs by which the service is watched.
+type signals struct {
+	logger   watermill.LoggerAdapter
+	registry *prometheus.Registry
+	metrics  *metrics.Metrics
+	provider *sdktrace.TracerProvider
+	tracing  *tracing.Tracing
+}
+
+func newSignals(logger *slog.Logger, traces io.Writer) (*signals, error) {
+	exporter, err := stdouttrace.New(stdouttrace.WithWriter(traces))
+	if err != nil {
+		return nil, err
+	}
+	m, err := metrics.New()
+	if err != nil {
+		return nil, err
+	}
+	s := &signals{
+		logger:   watermill.NewSlogLogger(logger),
+		registry: prometheus.NewRegistry(), metrics: m,
+		provider: sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter)),
+	}
+	s.tracing = tracing.New(tracing.WithTracerProvider(s.provider))
+	s.registry.MustRegister(m, collectors.NewGoCollector())
+	return s, nil
+}
+
+// serve runs until ctx is done.
+func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Writer) (err error) {
+	s, err := newSignals(logger, traces)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.provider.Shutdown(context.WithoutCancel(ctx))) }()
+
+	options := []topology.Option{
+		topology.WithLogger(s.logger), topology.WithObserver(s.metrics, s.tracing),
+	}
+	if cfg.management != "" {
+		options = append(options, topology.WithManagement(cfg.management))
+	}
+	queue := amqp.NewDurableQueueConfig(cfg.url)
+	client, err := topology.Open(ctx, queue.Connection, topology.PerQueue{}, options...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+
+	sender := webhook.NewSender(lanes)
+	defer sender.Close()
+	router, err := s.route(client, queue, cfg.queue, sender)
+	if err != nil {
+		return err
+	}
+	service, err := program.Start(ctx, router, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, service.Close()) }()
+
+	server, err := s.listen(cfg.listen, client)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+	logger.Info("Serving", "address", server.Addr)
+	return s.publish(ctx, queue, cfg)
+}
+
+// route makes the router with its consumer, and registers the metrics.
+func (s *signals) route(
+	client *topology.Client, cfg amqp.Config, queue string, sender *webhook.Sender,
+) (*message.Router, error) {
+	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
+		middleware.WithObserver(s.metrics, s.tracing))
+	if err != nil {
+		return nil, err
+	}
+	forPolicies := topology.ForPolicy(append(retry.Policies(), webhook.RetryAfters)...)
+	sub, err := client.NewSubscriber(cfg, forPolicies, topology.WithConcurrency(lanes))
+	if err != nil {
+		return nil, err
+	}
+	plan, err := client.Plan(queue, forPolicies)
+	if err != nil {
+		return nil, err
+	}
+	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.registry.Register(depth); err != nil {
+		return nil, err
+	}
+	router, err := message.NewRouter(message.RouterConfig{}, s.logger)
+	if err != nil {
+		return nil, err
+	}
+	// the span lasts until the message is handed over
+	router.AddMiddleware(s.tracing.Middleware, retry.Middleware)
+	router.AddConsumerHandler("webhooks", queue, sub, polite(sender.Deliver))
+	return router, nil
+}
+
+var errQuiet = errors.New("the receiver has asked for some quiet")
+
+// polite lets the deliveries to one receiver come back later, without a failure.
+func polite(deliver message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
+	return func(msg *message.Message) error {
+		if _, seen := middleware.FirstSeen(msg.Context()); !seen && msg.Metadata[storyKey] == "quiet" {
+			return middleware.Snooze(errQuiet, time.Second)
+		}
+		return deliver(msg)
+	}
+}
+
+// listen serves metrics and the readiness probe.
+func (s *signals) listen(address string, client *topology.Client) (*http.Server, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{Registry: s.registry}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := client.Healthy(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	server := &http.Server{
+		Addr: listener.Addr().String(), Handler: mux, ReadHeaderTimeout: 5 * time.Second,
+	}
+	go func() { _ = server.Serve(listener) }() // ends with Close
+	return server, nil
+}

@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// broker is a node for the bench, with the preparations of the contests.
+type broker struct {
+	node   *testbroker.Node
+	conn   *amqp.Connection
+	queues atomic.Int64
+}
+
+func startBroker(ctx context.Context) (*broker, error) {
+	node, err := testbroker.Start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := amqp.Dial(node.URL())
+	if err != nil {
+		return nil, errors.Join(err, node.Close())
+	}
+	return &broker{node: node, conn: conn}, nil
+}
+
+func (b *broker) close() error {
+	_ = b.conn.Close()
+	return b.node.Close()
+}
+
+// reconnect runs f on a new connection, because the old one was closed.
+func (b *broker) reconnect(f func() error) error {
+	conn, err := amqp.Dial(b.node.URL())
+	if err != nil {
+		return err
+	}
+	_ = b.conn.Close()
+	b.conn = conn
+	return f()
+}
+
+// name returns a new name of a queue.
+func (b *broker) name(of string) string { return fmt.Sprintf("%s-%d", of, b.queues.Add(1)) }
+
+// do runs f on a new channel in confirm mode.
+func (b *broker) do(f func(*amqp.Channel) error) error {
+	ch, err := b.conn.Channel()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ch.Close() }()
+	if err := ch.Confirm(false); err != nil {
+		return err
+	}
+	return f(ch)
+}
+
+var quorum = amqp.Table{"x-queue-type": "quorum"}
+
+func (b *broker) declare(queue string, args amqp.Table) error {
+	return b.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(queue, true, false, false, false, args)
+		return err
+	})
+}
+
+// declareWait declares a quorum wait queue in front of queue that loses no message.
+func (b *broker) declareWait(wait, queue string, delay time.Duration) error {
+	return b.declare(wait, amqp.Table{
+		"x-queue-type": "quorum", "x-message-ttl": delay.Milliseconds(), "x-dead-letter-exchange": "",
+		"x-dead-letter-routing-key": queue,
+		"x-dead-letter-strategy":    "at-least-once", "x-overflow": "reject-publish",
+	})
+}
+
+func (b *broker) purge(queue string) error {
+	return b.do(func(ch *amqp.Channel) error {
+		_, err := ch.QueuePurge(queue, false)
+		return err
+	})
+}
+
+func (b *broker) delete(queues ...string) error {
+	return b.do(func(ch *amqp.Channel) (err error) {
+		for _, queue := range queues {
+			_, failed := ch.QueueDelete(queue, false, false, false)
+			err = errors.Join(err, failed)
+		}
+		return err
+	})
+}
+
+// load is the size of messages: bytes of payload and a number of headers.
+type load struct{ bytes, headers int }
+
+// usual is the load of contests that do not compare loads.
+var usual = load{bytes: 1024, headers: 2}
+
+// numbered returns message i of a load. Its body begins with i.
+func (l load) numbered(i int) amqp.Publishing {
+	body := make([]byte, max(l.bytes, 8))
+	binary.BigEndian.PutUint64(body, uint64(i))
+	headers := make(amqp.Table, l.headers)
+	for k := range l.headers {
+		headers["header-"+strconv.Itoa(k)] = "a value of twenty-six bytes"
+	}
+	return amqp.Publishing{Headers: headers, DeliveryMode: amqp.Persistent, Body: body}
+}
+
+func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }
+
+// window bounds the messages that are published and not yet confirmed.
+const window = 1000
+
+// fill puts n messages into a queue and returns when all are confirmed. No client is faster.
+func (b *broker) fill(queue string, n int, l load) error {
+	return b.do(func(ch *amqp.Channel) error {
+		var confirms []*amqp.DeferredConfirmation
+		for i := range n {
+			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, l.numbered(i))
+			if err != nil {
+				return err
+			}
+			confirms = append(confirms, confirm)
+			if len(confirms) == window || i == n-1 {
+				for _, c := range confirms {
+					if !c.Wait() {
+						return fmt.Errorf("queue %q: not confirmed", queue)
+					}
+				}
+				confirms = confirms[:0]
+			}
+		}
+		return nil
+	})
+}
+
+// processes finds the node's pids by their environment, because its name is in no argument.
+func (b *broker) processes() []int {
+	var pids []int
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		name, err := os.ReadFile("/proc/" + e.Name() + "/comm")
+		if err != nil || strings.TrimSpace(string(name)) != "beam.smp" {
+			continue
+		}
+		environment, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
+		if slices.Contains(strings.Split(string(environment), "\x00"),
+			"RABBITMQ_NODENAME="+b.node.Name()) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// clockTick is USER_HZ, 100 on every Linux that Go knows.
+const clockTick = time.Second / 100
+
+// processorTime returns the processor time that the node has used so far.
+func (b *broker) processorTime() time.Duration {
+	var ticks int64
+	for _, pid := range b.processes() {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		// The name of the program, in parentheses, may hold anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		for _, field := range fields[11:13] { // utime and stime
+			n, _ := strconv.ParseInt(field, 10, 64)
+			ticks += n
+		}
+	}
+	return time.Duration(ticks) * clockTick
+}
+
+// memory returns the memory of the node in MiB.
+func (b *broker) memory() float64 {
+	var kib int64
+	for _, pid := range b.processes() {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(status)) {
+			if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+				n, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+				kib += n
+			}
+		}
+	}
+	return float64(kib) / 1024
+}
+
+// ownProcessorTime returns the processor time that this process has used so far.
+func ownProcessorTime() time.Duration {
+	var usage syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// The entries of the contests.
+const (
+	millpond           = "millpond"
+	millpondNoFailures = "millpond, nothing fails"
+	raw                = "raw amqp091-go"
+	rawNoFailures      = "raw amqp091-go, nothing fails"
+	rawWindow          = "raw, one caller, fire and then wait"
+	wmDefault          = "watermill-amqp Publisher"
+	wmPooled           = "watermill-amqp Publisher, pooled"
+	wmRetry            = "watermill Retry"
+)
+
+// prefetch is the number of messages that the broker sends ahead to a service. A service that
+// handles more than half of it at once gets twice as many as it handles.
+const prefetch = 64
+
+// work is a service on a queue.
+type work struct {
+	queue    string
+	delay    time.Duration // between the attempts
+	inFlight int
+	handle   func(body []byte) error
+	settled  func(body []byte) // handled or handed over, and about to be acked
+}
+
+// service handles a queue until it is stopped.
+type service struct {
+	stop func() error
+	// waits are the queues that are deleted with the service.
+	waits []string
+}
+
+var errFailed = errors.New("failed")
+
+// serveMillpond starts a service as the README shows it.
+func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
+	return serveWith(ctx, b, w, topology.PerQueue{}, watermill.NopLogger{})
+}
+
+func serveWith(
+	ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter,
+) (*service, error) {
+	cfg := consumerConfig(b.node.URL(), max(prefetch, 2*w.inFlight))
+	policy := backoff.List{w.delay}
+	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*service, error) { return nil, errors.Join(err, client.Close()) }
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy),
+		topology.WithConcurrency(w.inFlight))
+	if err != nil {
+		return fail(err)
+	}
+	retry, err := middleware.NewDelayedRetry(client, policy)
+	if err != nil {
+		return fail(err)
+	}
+	plan, err := client.Plan(w.queue, topology.ForPolicy(policy))
+	if err != nil {
+		return fail(err)
+	}
+	stop, err := route(ctx, func(router *message.Router) {
+		router.AddMiddleware(watch(w), retry.Middleware)
+		router.AddConsumerHandler("handler", w.queue, sub,
+			func(msg *message.Message) error { return w.handle(msg.Payload) })
+	})
+	if err != nil {
+		return fail(err)
+	}
+	s := &service{stop: func() error { return errors.Join(stop(), client.Close()) }}
+	for _, q := range plan.Queues {
+		s.waits = append(s.waits, q.Name)
+	}
+	return s, nil
+}
+
+// watch calls settled when a message was handled or handed over.
+func watch(w work) message.HandlerMiddleware {
+	return func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			produced, err := h(msg)
+			if err == nil {
+				w.settled(msg.Payload)
+			}
+			return produced, err
+		}
+	}
+}
+
+func consumerConfig(url string, prefetch int) wamqp.Config {
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Queue.Arguments = quorum
+	cfg.Consume.Qos.PrefetchCount = prefetch
+	return cfg
+}
+
+// route runs a router until it is stopped.
+func route(ctx context.Context, add func(*message.Router)) (stop func() error, err error) {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second},
+		watermill.NopLogger{})
+	if err != nil {
+		return nil, err
+	}
+	add(router)
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.WithoutCancel(ctx)) }()
+	select {
+	case <-router.Running():
+	case err := <-ended:
+		return nil, errors.Join(errors.New("router has ended"), err)
+	}
+	return func() error { return errors.Join(router.Close(), <-ended) }, nil
+}
+
+// serveRaw uses amqp091-go by hand and loses messages only with a connection: one channel
+// for all, mandatory, a confirm before the ack.
+func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
+	wait := w.queue + ".raw.wait"
+	if err := errors.Join(b.declare(w.queue, quorum),
+		b.declareWait(wait, w.queue, w.delay)); err != nil {
+		return nil, err
+	}
+	consuming, err := amqp.Dial(b.node.URL())
+	if err != nil {
+		return nil, err
+	}
+	publisher, err := dialRaw(b.node.URL(), w.inFlight)
+	if err != nil {
+		return nil, errors.Join(err, consuming.Close())
+	}
+	s := &service{waits: []string{wait}}
+	fail := func(err error) (*service, error) {
+		return nil, errors.Join(err, consuming.Close(), publisher.close())
+	}
+	ch, err := consuming.Channel()
+	if err != nil {
+		return fail(err)
+	}
+	if err := ch.Qos(max(prefetch, 2*w.inFlight), 0, false); err != nil {
+		return fail(err)
+	}
+	deliveries, err := ch.Consume(w.queue, "raw", false, false, false, false, nil)
+	if err != nil {
+		return fail(err)
+	}
+	problems := make(chan error, w.inFlight)
+	for range w.inFlight {
+		go func() {
+			problems <- func() error {
+				for d := range deliveries {
+					if w.handle(d.Body) != nil {
+						if err := publisher.publish("", wait, again(&d)); err != nil {
+							return err
+						}
+					}
+					w.settled(d.Body)
+					if err := d.Ack(false); err != nil {
+						return err
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	s.stop = func() error {
+		err := ch.Cancel("raw", false)
+		for range w.inFlight {
+			err = errors.Join(err, <-problems)
+		}
+		return errors.Join(err, consuming.Close(), publisher.close())
+	}
+	return s, nil
+}
+
+// again returns a copy of a delivery with its attempts counted.
+func again(d *amqp.Delivery) amqp.Publishing {
+	headers := make(amqp.Table, len(d.Headers)+1)
+	for key, value := range d.Headers {
+		headers[key] = value
+	}
+	attempt, _ := headers["attempt"].(string)
+	n, _ := strconv.Atoi(attempt)
+	headers["attempt"] = strconv.Itoa(n + 1)
+	return amqp.Publishing{
+		Headers: headers, ContentType: d.ContentType, DeliveryMode: d.DeliveryMode,
+		MessageId: d.MessageId, Timestamp: d.Timestamp, Body: d.Body,
+	}
+}
+
+// rawPublisher publishes on one channel that all callers share, mandatory and confirmed. Without a
+// header it cannot tell whose message was returned: it only looks whether one was.
+type rawPublisher struct {
+	conn    *amqp.Connection
+	ch      *amqp.Channel
+	returns chan amqp.Return
+}
+
+func dialRaw(url string, callers int) (*rawPublisher, error) {
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		return nil, err
+	}
+	ch, err := conn.Channel()
+	if err == nil {
+		err = ch.Confirm(false)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &rawPublisher{conn, ch, ch.NotifyReturn(make(chan amqp.Return, callers))}, nil
+}
+
+func (p *rawPublisher) publish(exchange, key string, msg amqp.Publishing) error {
+	confirm, err := p.ch.PublishWithDeferredConfirm(exchange, key, true, false, msg)
+	if err != nil {
+		return err
+	}
+	if !confirm.Wait() {
+		return errors.New("not confirmed")
+	}
+	select {
+	case <-p.returns:
+		return errors.New("returned")
+	default:
+		return nil
+	}
+}
+
+func (p *rawPublisher) close() error { return p.conn.Close() }
+
+// serveWatermill republishes by a watermill-amqp Publisher with confirms, with a pool of channels
+// or without. It can lose messages: its Publisher does not report a returned message (F4).
+func serveWatermill(pool int) func(context.Context, *broker, work) (*service, error) {
+	return func(ctx context.Context, b *broker, w work) (*service, error) {
+		wait := w.queue + ".watermill.wait"
+		if err := b.declareWait(wait, w.queue, w.delay); err != nil {
+			return nil, err
+		}
+		pub, err := newWatermillPublisher(b.node.URL(), pool)
+		if err != nil {
+			return nil, err
+		}
+		s, err := serveHandlers(ctx, b, w, func(h message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				produced, err := h(msg)
+				if err == nil {
+					return produced, nil
+				}
+				n, _ := strconv.Atoi(msg.Metadata.Get("attempt"))
+				next := msg.Copy()
+				next.Metadata.Set("attempt", strconv.Itoa(n+1))
+				return nil, pub.Publish(wait, next)
+			}
+		})
+		if err != nil {
+			return nil, errors.Join(err, pub.Close())
+		}
+		stop := s.stop
+		s.waits = []string{wait}
+		s.stop = func() error { return errors.Join(stop(), pub.Close()) }
+		return s, nil
+	}
+}
+
+// serveRetry uses Watermill's in-process Retry: the message waits in its handler.
+func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
+	return serveHandlers(ctx, b, w, wmiddleware.Retry{
+		MaxRetries: 3, InitialInterval: w.delay, Multiplier: 1, Logger: watermill.NopLogger{},
+	}.Middleware)
+}
+
+// serveHandlers uses watermill-amqp's Subscriber with a middleware. One Subscribe handles one
+// message at a time, so there are as many handlers as messages in flight.
+func serveHandlers(
+	ctx context.Context, b *broker, w work, m message.HandlerMiddleware,
+) (*service, error) {
+	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), max(prefetch/w.inFlight, 2)),
+		watermill.NopLogger{})
+	if err != nil {
+		return nil, err
+	}
+	stop, err := route(ctx, func(router *message.Router) {
+		router.AddMiddleware(watch(w), m)
+		for i := range w.inFlight {
+			router.AddConsumerHandler(fmt.Sprint("handler-", i), w.queue, sub,
+				func(msg *message.Message) error { return w.handle(msg.Payload) })
+		}
+	})
+	if err != nil {
+		return nil, errors.Join(err, sub.Close())
+	}
+	return &service{stop: stop}, nil
+}
+
+func newWatermillPublisher(url string, pool int) (*wamqp.Publisher, error) {
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Publish.ConfirmDelivery, cfg.Publish.ChannelPoolSize = true, pool
+	return wamqp.NewPublisher(cfg, watermill.NopLogger{})
+}

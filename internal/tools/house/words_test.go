@@ -1,0 +1,177 @@
+package house_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// strict are the beginnings of paths whose files are plain so far. At the end there is one, "".
+var strict = []string{
+	"examples/", "internal/bench/", "internal/testing/chaos/", "internal/testing/frame/",
+	"internal/testing/peer/", "internal/testing/soak/", "internal/testing/testbroker/",
+	"internal/tools/api/", "internal/tools/docs/", "internal/tools/gotest/",
+	"internal/tools/house/examples", "internal/tools/house/files", "internal/tools/house/doc",
+	"internal/tools/matrix/", "internal/tools/terminal/", "internal/tools/walk/",
+	"internal/tools/withbroker/",
+}
+
+// forbidden are words that this repository does not use, and how to write instead.
+var forbidden = []struct{ pattern, instead string }{
+	{`whoever|nobody|somebody|anybody|whatever`, "name the reader, the process, the message"},
+	{`ours`, "name the noun"},
+	{`hence|thus`, "so"},
+	{`therein`, "in it"},
+	{`till`, "until"},
+	{`shall`, "must"},
+	{`what (?:is|was|the|it|a|an)`, "name the noun: the message, the queue, the broker"},
+	{`(?:that|those) of`, "repeat the noun"},
+	{`those that|one that|such a one`, "name the noun: the messages that, a queue that"},
+	{`of its own`, "its own queue"},
+	{`is \S+ as \S+ is`, "say both facts, each in its sentence"},
+	{
+		`[,;] for (?:a|an|the|it|its|they|there|no|that|this|these|those|each|every|nothing|none)`,
+		"because",
+	},
+}
+
+// patterns compiles the words: whole words only, also across the end of a line.
+func patterns() []*regexp.Regexp {
+	found := make([]*regexp.Regexp, 0, len(forbidden))
+	for _, word := range forbidden {
+		pattern := `(?i)(?:` + strings.ReplaceAll(word.pattern, " ", `\s+`) + `)(?:[^\w-]|$)`
+		if !strings.HasPrefix(word.pattern, "[") { // punctuation follows a word
+			pattern = `(?:^|[^\w-])` + pattern
+		}
+		found = append(found, regexp.MustCompile(pattern))
+	}
+	return found
+}
+
+// A reader whose language is not English meets these words in no comment, log or error text.
+func TestWordsArePlain(t *testing.T) {
+	t.Parallel()
+	words := patterns()
+	goFiles(t, func(path, source string) {
+		if !isStrict(path) || path == "internal/tools/house/words_test.go" {
+			return
+		}
+		for _, p := range prose(t, path, source) {
+			for i, word := range words {
+				if at := word.FindStringIndex(p.text); at != nil {
+					found := strings.Trim(p.text[at[0]:at[1]], " \n.,;:()")
+					line := p.line + strings.Count(p.text[:at[0]+1], "\n")
+					assert.Fail(t, "not plain", "%s:%d: %q; write instead: %s",
+						path, line, found, forbidden[i].instead)
+				}
+			}
+		}
+	})
+}
+
+// passage is a comment, or a text that the code logs or returns as an error.
+type passage struct {
+	line int
+	text string
+}
+
+// prose returns the passages of a file.
+func prose(t *testing.T, path, source string) []passage {
+	t.Helper()
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, path, source, parser.ParseComments)
+	require.NoError(t, err)
+	var found []passage
+	add := func(at token.Pos, text string) {
+		found = append(found, passage{files.Position(at).Line, unquoted(text)})
+	}
+	for _, group := range file.Comments {
+		var text strings.Builder
+		for _, comment := range group.List {
+			text.WriteString(strings.TrimPrefix(comment.Text, "//") + "\n")
+		}
+		add(group.Pos(), text.String())
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && tells(call) {
+			for _, argument := range call.Args {
+				if text := literal(argument); text != "" {
+					add(argument.Pos(), text)
+				}
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// quotations are other people's words: code, the broker's texts, addresses.
+var quotations = regexp.MustCompile("`[^`\n]*`|\"[^\"\n]*\"|https?://\\S+")
+
+func unquoted(text string) string {
+	return quotations.ReplaceAllStringFunc(text, func(quoted string) string {
+		return strings.Repeat("#", len(quoted))
+	})
+}
+
+var telling = regexp.MustCompile(`^(New|Errorf|(Error|Info|Debug|Trace|Warn|Fatal|Skip|Log)f?)$`)
+
+// tells reports whether a call logs its text or makes an error of it.
+func tells(call *ast.CallExpr) bool {
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && telling.MatchString(f.Sel.Name)
+}
+
+// literal returns the text of string literals that are added up.
+func literal(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		text, _ := strconv.Unquote(e.Value) // a number is no text
+		return text
+	case *ast.BinaryExpr:
+		return literal(e.X) + literal(e.Y)
+	}
+	return ""
+}
+
+func TestForbiddenWordsAreFound(t *testing.T) {
+	t.Parallel()
+	const file = "package p\n\nimport \"errors\"\n\n"
+	for name, test := range map[string]struct {
+		code string
+		want bool
+	}{
+		"a word":                 {"// nobody waits\nvar a int", true},
+		"at the end of a line":   {"// It is what\n// the broker says.\nvar a int", true},
+		"with a capital":         {"// Whoever reads.\nvar a int", true},
+		"for as because":         {"// It waits, for the queue is full.\nvar a int", true},
+		"an error's text":        {`var a = errors.New("nobody " + "waits")`, true},
+		"is X as Y is Z":         {"// Eight is eight as nine is nine.\nvar a int", true},
+		"for as in favour of":    {"// It waits for the queue.\nvar a int", false},
+		"a part of a word":       {"// He tills hours; thus-and-so.\nvar a int", false},
+		"a quoted text":          {"// It says \"nobody waits\" and `what is`.\nvar a int", false},
+		"an identifier":          {"var nobody = ours()", false},
+		"a string that is data":  {`var a = "nobody"`, false},
+		"a loop":                 {"func f() {\n\tfor a := range 3 {\n\t\t_ = a\n\t}\n}", false},
+		"an address":             {"// See https://example.org/what-is/till/x\nvar a int", false},
+		"for example, its sense": {"// Some, for example this.\nvar a int", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found := false
+			for _, p := range prose(t, "p.go", file+test.code+"\n") {
+				for _, word := range patterns() {
+					found = found || word.MatchString(p.text)
+				}
+			}
+			require.Equal(t, test.want, found)
+		})
+	}
+}
