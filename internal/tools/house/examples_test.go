@@ -15,8 +15,8 @@ import (
 )
 
 // withoutOutput need a broker; an Example shows how they are called, and is
-// compiled, but not run. OpenAdapted is for the modules of this repository alone.
-var withoutOutput = []string{"topology.Received", "topology.OpenAdapted", "amqpv3.Open"}
+// compiled, but not run.
+var withoutOutput = []string{"topology.Received", "amqpv3.Open"}
 
 // Whatever makes something, and whatever error a caller has to tell apart, is
 // shown by an Example that runs: in its code, not only in its name.
