@@ -9,15 +9,14 @@ import (
 )
 
 const (
-	// maxShort is the longest short string of AMQP.
+	// maxShort is the length of the longest short string of AMQP.
 	maxShort = 255
-	// frameOverhead is what a frame adds to its payload.
+	// frameOverhead is the number of bytes that a frame adds to its payload.
 	frameOverhead = 8
 )
 
-// check refuses what amqp091-go cannot send. For a value of an unsupported type
-// it says so itself; for a short string that is too long it closes the whole
-// connection (F15).
+// check refuses a message that amqp091-go cannot send. amqp091-go itself reports a value of an
+// unsupported type. A short string that is too long makes it close the whole connection (F15).
 func check(exchange, routingKey string, msg *amqp.Publishing) error {
 	for _, s := range [...]struct{ name, value string }{
 		{"exchange", exchange},
@@ -64,17 +63,18 @@ func checkKeys(value any) error {
 }
 
 func tooLong(name, value string) error {
-	return fmt.Errorf("%s is %d bytes long, AMQP takes %d", name, len(value), maxShort)
+	return fmt.Errorf("%s is %d bytes long, AMQP allows %d", name, len(value), maxShort)
 }
 
-// checkFrame refuses headers that do not fit in one frame, for which the broker
-// closes the whole connection (F16). A frameSize of 0 is no limit.
+// checkFrame refuses headers that do not fit in one frame, because the broker would close the
+// whole connection (F16). A frameSize of 0 is no limit.
 func checkFrame(frameSize int, msg *amqp.Publishing) error {
 	if frameSize <= 0 {
 		return nil
 	}
 	if size, limit := wire.PropertiesSize(msg), frameSize-frameOverhead; size > limit {
-		return fmt.Errorf("properties and headers take %d bytes, a frame of the broker %d", size, limit)
+		return fmt.Errorf("properties and headers take %d bytes, a frame of the broker allows %d",
+			size, limit)
 	}
 	return nil
 }
