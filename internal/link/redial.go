@@ -10,13 +10,13 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 )
 
-// ErrClosed is returned once Close was called.
+// ErrClosed says that Close was called.
 var ErrClosed = errors.New("closed")
 
 // closeLimit bounds the goodbye to the broker.
 const closeLimit = 2 * time.Second
 
-// Link is a connection that comes back. Its methods may be called from many
+// Link is a connection that is made again when it is lost. Its methods may be called from many
 // goroutines.
 type Link struct {
 	cfg     Config
@@ -31,10 +31,13 @@ type Link struct {
 	changed chan struct{} // closed when conn is set
 }
 
-// Open connects once, to the first URL that works, within ctx and for each the
-// timeout of cfg, and from then on keeps the connection alive until Close.
+// Open connects once, to the first URL that works, within ctx and within cfg.ConnectTimeout for
+// each URL. From then on it keeps the connection alive until Close.
 func Open(ctx context.Context, cfg Config) (*Link, error) {
-	l := &Link{cfg: cfg, urls: append([]string{cfg.URL}, cfg.More...), done: make(chan struct{}), changed: make(chan struct{})}
+	l := &Link{
+		cfg: cfg, urls: append([]string{cfg.URL}, cfg.More...),
+		done: make(chan struct{}), changed: make(chan struct{}),
+	}
 	for _, u := range l.urls {
 		if err := CheckURL(u); err != nil {
 			return nil, err
@@ -65,7 +68,7 @@ func (l *Link) dialNext(ctx context.Context) (*Conn, error) {
 	return conn, err
 }
 
-// Conn returns the live connection, waiting for one until ctx ends.
+// Conn returns the live connection. It waits for one until ctx is done.
 func (l *Link) Conn(ctx context.Context) (*Conn, error) {
 	for {
 		l.mu.Lock()
@@ -87,8 +90,8 @@ func (l *Link) Conn(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// Close ends the connection and the reconnecting. It returns within a few
-// seconds whatever the broker does.
+// Close ends the connection and the reconnecting. It returns within a few seconds, even if the
+// broker does not answer.
 func (l *Link) Close() {
 	l.close()
 	<-l.done
@@ -112,7 +115,7 @@ func (l *Link) run(conn *Conn) {
 	}
 }
 
-// redial returns nil when the link is closed first.
+// redial dials until a connection is there. It returns nil if the link is closed first.
 func (l *Link) redial(logFields watermill.LogFields) *Conn {
 	for failed := 0; ; failed++ {
 		select {
@@ -132,7 +135,7 @@ func (l *Link) redial(logFields watermill.LogFields) *Conn {
 	}
 }
 
-// set changes the connection; whoever waits for one is woken when there is one.
+// set changes the connection, and wakes the callers of Conn when there is one.
 func (l *Link) set(conn *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
