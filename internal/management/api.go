@@ -1,4 +1,8 @@
-// Package management asks RabbitMQ's management API for what AMQP cannot show.
+// Package management asks RabbitMQ's management API for facts that AMQP does not show: types,
+// arguments and counts of queues, policies, bindings, feature flags and the alarms of nodes.
+//
+// Every call is one GET request, bounded by its context. An API keeps no connection open, sends
+// the credentials to its own address alone, and never quotes them in an error.
 package management
 
 import (
@@ -13,30 +17,30 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds what is read of an answer.
+// maxAnswer is the number of bytes that is read of an answer.
 const maxAnswer = 8 << 20
 
-// ErrNotFound: there is no object of that name.
+const encodeReserved = "reserved characters in user and password must be percent-encoded"
+
+// ErrNotFound says that there is no object of that name.
 var ErrNotFound = errors.New("not found")
 
-// API is one management API. Its methods may be called from many goroutines,
-// are bounded by their context alone, and leave no connection open.
+// API is one management API. Its methods may be called from many goroutines.
 type API struct {
 	base           string // without credentials, without a slash at the end
 	user, password string
 	client         *http.Client
 }
 
-// New returns the API at rawURL, http or https, with user and password in it.
-// Its errors quote nothing of the URL. config is for https, may be nil, and is
-// not written to.
+// New returns the API at rawURL, which is http or https and contains user and password. Its errors
+// quote nothing of the URL. config is for https. It may be nil, and is not written to.
 func New(rawURL string, config *tls.Config) (*API, error) {
 	u, err := url.Parse(rawURL)
 	switch {
 	case rawURL == "":
-		return nil, errors.New("the URL is empty: for example http://user:password@host:15672")
+		return nil, errors.New("the URL is empty: set one, for example http://user:password@host:15672")
 	case err != nil:
-		return nil, errors.New("the URL cannot be parsed; reserved characters in user and password must be percent-encoded")
+		return nil, errors.New("the URL cannot be parsed; " + encodeReserved)
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, errors.New("the URL must begin with http:// or https://")
 	case u.Hostname() == "":
@@ -44,8 +48,8 @@ func New(rawURL string, config *tls.Config) (*API, error) {
 	case u.User.Username() == "":
 		return nil, errors.New("the URL names no user: http://user:password@host:15672")
 	case u.RawQuery != "" || u.Fragment != "" || strings.Contains(u.Path, "@"):
-		// A reserved character in the password would end up here.
-		return nil, errors.New("the URL has a query, a fragment or an @ in its path; reserved characters in user and password must be percent-encoded")
+		// A reserved character in the password puts a piece of the password there.
+		return nil, errors.New("the URL has a query, a fragment or an @ in its path; " + encodeReserved)
 	}
 	a := &API{user: u.User.Username()}
 	a.password, _ = u.User.Password()
@@ -55,18 +59,20 @@ func New(rawURL string, config *tls.Config) (*API, error) {
 		config.ServerName = "" // it may be another host
 	}
 	a.client = &http.Client{
-		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: config},
+		Transport: &http.Transport{
+			Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: config,
+		},
 		// The credentials are for this address alone.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return a, nil
 }
 
-// String is the address without credentials.
+// String returns the address without credentials.
 func (a *API) String() string { return a.base }
 
-// Queue is a queue as the API shows it. Its counts are seconds old; nil where
-// the broker has not counted yet.
+// Queue is a queue as the API shows it. Its counts are seconds old. They are nil if the broker has
+// not counted yet.
 type Queue struct {
 	Type       string `json:"type"`
 	Durable    bool   `json:"durable"`
@@ -81,9 +87,10 @@ type Queue struct {
 	Members []string `json:"members"`
 }
 
-// Object is a JSON object; the API writes some that are empty as [] or "".
+// Object is a JSON object. The API writes some empty ones as [] or "".
 type Object map[string]any
 
+// UnmarshalJSON implements json.Unmarshaler. Numbers become json.Number.
 func (o *Object) UnmarshalJSON(data []byte) error {
 	if len(data) == 0 || data[0] != '{' {
 		*o = nil
@@ -113,8 +120,8 @@ type Policy struct {
 	Definition Object `json:"definition"`
 }
 
-// Policies returns the policies of a vhost as they are now. What the API shows of a
-// queue says the same up to ten seconds later (F35).
+// Policies returns the policies of a vhost as they are now. The API's view of a queue shows a
+// change up to ten seconds later (F35).
 func (a *API) Policies(ctx context.Context, vhost string) ([]Policy, error) {
 	var list []Policy
 	err := a.get(ctx, &list, "policies", vhost)
@@ -128,7 +135,7 @@ func (a *API) OperatorPolicies(ctx context.Context, vhost string) ([]Policy, err
 	return list, err
 }
 
-// Binding leads from an exchange to a queue or an exchange.
+// Binding leads from an exchange to a queue or to another exchange.
 type Binding struct {
 	Destination     string `json:"destination"`
 	DestinationType string `json:"destination_type"`
@@ -156,16 +163,16 @@ func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
 	return states, err
 }
 
-// Node is a node of the cluster. Alarms and limits are those of a node that collects
-// statistics, some seconds after its start; else they are absent.
+// Node is a node of the cluster. Alarms and limits are absent if the node collects no statistics,
+// and in the first seconds after its start.
 type Node struct {
 	Name          string `json:"name"`
 	MemoryAlarm   bool   `json:"mem_alarm"`
 	DiskAlarm     bool   `json:"disk_free_alarm"`
-	DiskFreeLimit any    `json:"disk_free_limit"` // a number of bytes, where it is known
+	DiskFreeLimit any    `json:"disk_free_limit"` // a number of bytes, if it is known
 }
 
-// Nodes returns the nodes of the cluster, those that are down among them.
+// Nodes returns all nodes of the cluster, also the nodes that are down.
 func (a *API) Nodes(ctx context.Context) ([]Node, error) {
 	var list []Node
 	err := a.get(ctx, &list, "nodes")
@@ -192,7 +199,8 @@ func (a *API) get(ctx context.Context, into any, path ...string) error {
 	case http.StatusNotFound:
 		return fmt.Errorf("get %s: %w", address, ErrNotFound)
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring and permissions in the vhost", address, resp.Status)
+		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring "+
+			"and permissions in the vhost", address, resp.Status)
 	default:
 		return fmt.Errorf("get %s: %s", address, resp.Status)
 	}
