@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -38,11 +39,9 @@ type back struct {
 	queue string
 
 	mu      sync.Mutex
-	first   []uint64 // tag of the first message of each group
-	kept    []uint64 // tag of the last message to give back of each group; 0 for none
-	keptOf  []int    // number of messages to give back of each group
-	inGroup int      // messages of the last group
-	keeps   int      // messages to give back
+	groups  []group
+	inGroup int // messages of the last group
+	keeps   int // messages to give back
 	// expiring is how many of the taken messages have an expiration. leaving says that all of them
 	// may leave the queue by themselves.
 	expiring int
@@ -50,12 +49,19 @@ type back struct {
 	overdue  bool // some were not back in time
 }
 
+// group is a run of messages that are given back together.
+type group struct {
+	first uint64 // tag of the first message
+	last  uint64 // tag of the last message to give back; 0 for none
+	keeps int    // messages to give back
+}
+
 // taken notes a message. otherConsumer says that the message before was taken by another consumer.
 func (b *back) taken(tag uint64, otherConsumer bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.inGroup++; otherConsumer || b.inGroup > atOnce {
-		b.first, b.kept, b.keptOf, b.inGroup = append(b.first, tag), append(b.kept, 0), append(b.keptOf, 0), 1
+		b.groups, b.inGroup = append(b.groups, group{first: tag}), 1
 	}
 }
 
@@ -63,12 +69,14 @@ func (b *back) taken(tag uint64, otherConsumer bool) {
 func (b *back) keep(tag uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i, found := slices.BinarySearch(b.first, tag)
+	i, found := slices.BinarySearchFunc(b.groups, tag, func(g group, tag uint64) int {
+		return cmp.Compare(g.first, tag)
+	})
 	if !found {
 		i-- // its group began before
 	}
-	b.kept[i] = max(b.kept[i], tag)
-	b.keptOf[i]++
+	b.groups[i].last = max(b.groups[i].last, tag)
+	b.groups[i].keeps++
 	b.keeps++
 }
 
@@ -91,15 +99,17 @@ func (b *back) all(taken int) error {
 	if err != nil {
 		return err
 	}
-	for i, last := range b.kept {
-		if last == 0 {
+	given := 0
+	for i, g := range b.groups {
+		if g.last == 0 {
 			continue
 		}
-		if err := b.ch.Nack(last, true, true); err != nil {
+		if err := b.ch.Nack(g.last, true, true); err != nil {
 			return err
 		}
+		given += g.keeps
 		if i%unanswered == unanswered-1 && !b.overdue {
-			missing, err := b.await(q.Messages+b.sizes(i), awaitReady)
+			missing, err := b.await(q.Messages+given, awaitReady)
 			if err != nil {
 				return err
 			}
@@ -139,12 +149,4 @@ func (b *back) await(n int, patience time.Duration) (missing int, err error) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-}
-
-// sizes returns how many messages of the groups up to i are given back.
-func (b *back) sizes(i int) (n int) {
-	for _, size := range b.keptOf[:i+1] {
-		n += size
-	}
-	return n
 }

@@ -1,13 +1,13 @@
 package publisher
 
-// Lanes is how many targets have a channel of their own.
+// Lanes returns how many targets have their own channel.
 func (p *Publisher) Lanes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.apart)
 }
 
-// Retired is how many channels are open only for the confirms that have not come.
+// Retired returns how many channels are open only for confirms that have not come.
 func (p *Publisher) Retired() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
