@@ -87,7 +87,7 @@ func TestChannelsGivenUpAreClosed(t *testing.T) {
 		proxy.Delay(0)
 	}
 	require.NoError(t, p.say("last"))
-	testbroker.WaitFor(t, "two channels: the publisher's and the declaration's", patience, func() bool {
+	await(t, "two channels: the publisher's and the declaration's", func() bool {
 		return strings.Count(node.Ctl(t, "list_channels", "name"), " -> ") == 2
 	})
 	assert.Equal(t, 1, proxy.Connections())
@@ -103,10 +103,10 @@ func TestCutUnderManyCallers(t *testing.T) {
 		defer close(cutting)
 		for cut := range int64(cuts) {
 			at := (cut + 1) * n * each / (cuts + 1)
-			testbroker.WaitFor(t, "calls before a cut", patience, func() bool { return done.Load() >= at })
+			await(t, "calls before a cut", func() bool { return done.Load() >= at })
 			p.proxy.Cut()
 			// Two cuts in a row would be one.
-			testbroker.WaitFor(t, "the next connection", patience, func() bool {
+			await(t, "the next connection", func() bool {
 				return p.proxy.Connections() == int(cut)+2
 			})
 		}
@@ -170,7 +170,7 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 			}()
 			publishes := func(more int64) {
 				at := published.Load() + more
-				testbroker.WaitFor(t, "publishes", patience, func() bool { return published.Load() > at })
+				await(t, "publishes", func() bool { return published.Load() > at })
 			}
 			publishes(500)
 			end(node, t)
@@ -198,7 +198,7 @@ func TestHealthyFollowsTheConnection(t *testing.T) {
 	p.unhealthy()
 	assert.ErrorContains(t, p.Healthy(), "not connected")
 	p.proxy.Refuse(false)
-	testbroker.WaitFor(t, "healthy", patience, func() bool { return p.Healthy() == nil })
+	await(t, "healthy", func() bool { return p.Healthy() == nil })
 	p.Close()
 	assert.ErrorIs(t, p.Healthy(), publisher.ErrClosed)
 }

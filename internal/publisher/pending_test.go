@@ -12,7 +12,6 @@ import (
 
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/testing/peer"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // letter is a message that is published until it is confirmed.
@@ -58,7 +57,7 @@ func (l *letter) stayOpen(n int) {
 // settle tries until the outcome is not open any more.
 func (l *letter) settle() {
 	l.rig.t.Helper()
-	testbroker.WaitFor(l.rig.t, "the outcome of "+l.body, patience, func() bool {
+	await(l.rig.t, "the outcome of "+l.body, func() bool {
 		l.try()
 		return !l.pending.IsOpen()
 	})
@@ -67,7 +66,7 @@ func (l *letter) settle() {
 // deliver tries until the letter is confirmed.
 func (l *letter) deliver() {
 	l.rig.t.Helper()
-	testbroker.WaitFor(l.rig.t, "letter "+l.body+" to be confirmed", patience, func() bool {
+	await(l.rig.t, "letter "+l.body+" to be confirmed", func() bool {
 		return l.succeeded || l.try()
 	})
 }
@@ -295,7 +294,7 @@ func TestSilenceIsNoticedWhileAnOutcomeIsOpen(t *testing.T) {
 	l.stayOpen(2)
 	require.Equal(t, 1, p.proxy.Connections())
 	p.proxy.Blackhole(true)
-	testbroker.WaitFor(t, "the end of the connection", patience, func() bool {
+	await(t, "the end of the connection", func() bool {
 		l.try()
 		return p.proxy.Connections() > 1
 	})

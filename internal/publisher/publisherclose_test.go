@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/publisher"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // endsWith waits for the results of calls that were under way when the publisher was closed.
@@ -48,7 +47,7 @@ func TestCloseUnderManyCallers(t *testing.T) {
 	var published atomic.Int64
 	var closing sync.WaitGroup
 	closing.Go(func() {
-		testbroker.WaitFor(t, "publishes", patience, func() bool { return published.Load() > 200 })
+		await(t, "publishes", func() bool { return published.Load() > 200 })
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(p.Close)

@@ -93,12 +93,15 @@ func connect(t testing.TB, url, queue string, timeout time.Duration) rig {
 	return rig{Publisher: p, t: t, url: url, queue: queue, client: c}
 }
 
-func open(t testing.TB, url string, timeout time.Duration, config *amqp.Config) *publisher.Publisher {
+func open(
+	t testing.TB, url string, timeout time.Duration, config *amqp.Config,
+) *publisher.Publisher {
 	t.Helper()
+	const ms = time.Millisecond
 	l, err := link.Open(t.Context(), link.Config{
 		URL: url, Name: "millpond test", AMQP: config,
 		ConnectTimeout: 5 * time.Second, WriteTimeout: long,
-		Reconnect: link.Backoff{Initial: 20 * time.Millisecond, Max: 200 * time.Millisecond, Multiplier: 2},
+		Reconnect: link.Backoff{Initial: 20 * ms, Max: 200 * ms, Multiplier: 2},
 		Logger:    watermill.NopLogger{},
 	})
 	require.NoError(t, err)
@@ -142,13 +145,13 @@ func (r rig) begin(n int, body string) (results chan error) {
 // recovers waits until publishing works, without any help.
 func (r rig) recovers() {
 	r.t.Helper()
-	testbroker.WaitFor(r.t, "publishing to work again", patience, func() bool { return r.say("again") == nil })
+	await(r.t, "publishing to work again", func() bool { return r.say("again") == nil })
 }
 
 // unhealthy waits until Healthy returns an error.
 func (r rig) unhealthy() {
 	r.t.Helper()
-	testbroker.WaitFor(r.t, "unhealthy", patience, func() bool { return r.Healthy() != nil })
+	await(r.t, "unhealthy", func() bool { return r.Healthy() != nil })
 }
 
 // get takes a message out of the rig's queue.
@@ -194,6 +197,12 @@ func (r rig) bind(exchange string) {
 		_ = testbroker.Channel(r.t, r.url).ExchangeDelete(exchange, false, false)
 	})
 	require.NoError(r.t, ch.QueueBind(r.queue, "", exchange, false, nil))
+}
+
+// await waits until cond is true.
+func await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	testbroker.WaitFor(t, what, patience, cond)
 }
 
 // within fails the test if f takes longer than limit and slack.
@@ -298,8 +307,9 @@ func (c *client) dial(network, address string) (net.Conn, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.conns = append(c.conns, &conn{Conn: inner, client: c, number: len(c.conns) + 1, closed: make(chan struct{})})
-	return c.conns[len(c.conns)-1], nil
+	made := &conn{Conn: inner, client: c, number: len(c.conns) + 1, closed: make(chan struct{})}
+	c.conns = append(c.conns, made)
+	return made, nil
 }
 
 // published returns the places of all publishes so far.
@@ -312,7 +322,7 @@ func (c *client) published() []place {
 // awaitPublished waits for the nth publish.
 func (r rig) awaitPublished(n int) {
 	r.t.Helper()
-	testbroker.WaitFor(r.t, fmt.Sprintf("publish %d", n), patience, func() bool {
+	await(r.t, fmt.Sprintf("publish %d", n), func() bool {
 		return len(r.client.published()) >= n
 	})
 }

@@ -81,7 +81,7 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 		within(t, 0, "a publish while the broker is away", func() { require.Error(t, publish()) })
 	}
 	p.proxy.Blackhole(false)
-	testbroker.WaitFor(t, "publishing works again", patience, func() bool { return publish() == nil })
+	await(t, "publishing works again", func() bool { return publish() == nil })
 	p.Close()
 	require.ErrorIs(t, publish(), publisher.ErrClosed)
 }

@@ -70,7 +70,7 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 			}
 			resume()
 			require.NoError(t, p.say("after"))
-			testbroker.WaitFor(t, "the whole message", patience, func() bool {
+			await(t, "the whole message", func() bool {
 				return testbroker.Depth(t, p.url, p.queue) == 3
 			})
 			p.hasOnly("before", body, "after")
@@ -87,7 +87,8 @@ func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
 	require.NoError(t, p.say("before"))
 	p.proxy.HoldConfirms(true)
 	const limit = 300 * time.Millisecond
-	for _, c := range callers(8, 3, func(_ int, body string) error { return p.sayWithin(limit, body) }) {
+	say := func(_ int, body string) error { return p.sayWithin(limit, body) }
+	for _, c := range callers(8, 3, say) {
 		// A publish is not sent if the next channel was not open in time.
 		isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
 		assert.Less(t, c.took, limit+slack)
@@ -133,7 +134,7 @@ func TestMemoryAlarm(t *testing.T) {
 			}
 		}
 	}
-	testbroker.WaitFor(t, "the alarm to be known", patience, func() bool {
+	await(t, "the alarm to be known", func() bool {
 		_ = same.say("poke")
 		err := same.Healthy()
 		return err != nil && strings.Contains(err.Error(), "blocked publishing")
