@@ -3,6 +3,7 @@ package link_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -19,15 +20,30 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
+// goodbye is how long a Close may wait for the broker.
+const goodbye = 2 * time.Second
+
+func connectFor(d time.Duration) func(*link.Config) {
+	return func(cfg *link.Config) { cfg.ConnectTimeout = d }
+}
+
+// publish sends size bytes to a missing queue.
+func publish(t *testing.T, ch *amqp.Channel, size int) {
+	t.Helper()
+	within(t, 0, "the publish", func() {
+		msg := amqp.Publishing{Body: make([]byte, size)}
+		assert.NoError(t, ch.Publish("", "missing", false, false, msg))
+	})
+}
+
 func TestCloseEndsEverything(t *testing.T) {
 	t.Parallel()
-	l := open(t, config(testbroker.URL(t)))
-	conn := live(t, l)
+	l, conn := open(t, config(testbroker.URL(t)))
 	var closing sync.WaitGroup
 	for range 4 {
 		closing.Go(l.Close)
 	}
-	within(t, 2*time.Second, "Close", closing.Wait)
+	within(t, goodbye, "Close", closing.Wait)
 	<-conn.Gone()
 	assert.ErrorIs(t, conn.Cause(), link.ErrLost)
 	assert.True(t, conn.IsClosed())
@@ -37,9 +53,7 @@ func TestCloseEndsEverything(t *testing.T) {
 
 func TestCloseWakesThoseWhoWait(t *testing.T) {
 	t.Parallel()
-	proxy := testbroker.NewProxy(t, testbroker.URL(t))
-	l := open(t, config(proxy.URL()))
-	conn := live(t, l)
+	proxy, l, conn := behindProxy(t)
 	proxy.Refuse(true)
 	proxy.Cut()
 	<-conn.Gone()
@@ -54,11 +68,9 @@ func TestCloseWakesThoseWhoWait(t *testing.T) {
 
 func TestCloseBetweenDials(t *testing.T) {
 	t.Parallel()
-	proxy := testbroker.NewProxy(t, testbroker.URL(t))
-	cfg := config(proxy.URL())
-	cfg.Reconnect = link.Backoff{Initial: time.Hour, Max: time.Hour}
-	l := open(t, cfg)
-	conn := live(t, l)
+	proxy, l, conn := behindProxy(t, func(cfg *link.Config) {
+		cfg.Reconnect = link.Backoff{Initial: time.Hour, Max: time.Hour}
+	})
 	proxy.Cut()
 	<-conn.Gone()
 	within(t, 0, "Close", l.Close)
@@ -67,33 +79,29 @@ func TestCloseBetweenDials(t *testing.T) {
 
 func TestCloseDuringABlackholedHandshake(t *testing.T) {
 	t.Parallel()
-	proxy := testbroker.NewProxy(t, testbroker.URL(t))
-	cfg := config(proxy.URL())
-	cfg.ConnectTimeout = time.Hour
-	l := open(t, cfg)
+	proxy, l, _ := behindProxy(t, connectFor(time.Hour))
 	proxy.Blackhole(true)
 	proxy.Cut()
-	testbroker.WaitFor(t, "a dial into the hole", patience, func() bool { return proxy.Connections() == 2 })
+	dials(t, proxy, 2)
 	within(t, 0, "Close", l.Close)
 }
 
 func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 	t.Parallel()
-	proxy := testbroker.NewProxy(t, testbroker.URL(t))
 	hanging, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
-	dial, dials := amqp.DefaultDial(patience), 0
-	cfg := config(proxy.URL())
-	cfg.ConnectTimeout = time.Hour
-	cfg.AMQP = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
-		if dials++; dials > 1 { // dials come one after the other
+	dial, tries := amqp.DefaultDial(patience), 0
+	hang := func(network, address string) (net.Conn, error) {
+		if tries++; tries > 1 { // dials come one after the other
 			close(hanging)
 			<-release
 			return nil, errors.New("released")
 		}
 		return dial(network, address)
-	}}
-	l := open(t, cfg)
+	}
+	proxy, l, _ := behindProxy(t, connectFor(time.Hour), func(cfg *link.Config) {
+		cfg.AMQP = &amqp.Config{Dial: hang}
+	})
 	proxy.Cut()
 	within(t, 0, "a second dial", func() { <-hanging })
 	within(t, 0, "Close", l.Close)
@@ -101,16 +109,30 @@ func TestCloseWhileADialOfTheUserHangs(t *testing.T) {
 
 func TestCloseOfABlackholedConnection(t *testing.T) {
 	t.Parallel()
-	proxy := testbroker.NewProxy(t, testbroker.URL(t))
-	l := open(t, config(proxy.URL()))
+	proxy, l, _ := behindProxy(t)
 	proxy.Blackhole(true)
-	within(t, 2*time.Second, "Close", l.Close)
+	within(t, goodbye, "Close", l.Close)
 }
 
+func TestCloseOfABlackholedTLSConnection(t *testing.T) {
+	t.Parallel()
+	address, roots, proxy := terminateTLS(t)
+	cfg := config(address)
+	cfg.TLS = &tls.Config{RootCAs: roots}
+	l, conn := open(t, cfg)
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	proxy.Blackhole(true)
+	publish(t, ch, 0)
+	within(t, goodbye, "Close", l.Close)
+}
+
+// Given a frame that makes no sense, amqp091-go closes the connection itself and waits for the
+// broker's answer without a limit. Close ends that wait.
 func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 	t.Parallel()
 	inner, outer := net.Pipe()
-	goodbye := make(chan struct{})
+	closing := make(chan struct{})
 	cfg := config(testbroker.URL(t))
 	cfg.AMQP = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
 		broker, err := net.Dial(network, address)
@@ -127,7 +149,7 @@ func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 				case err != nil:
 					return
 				case bytes.Contains(buffer[:n], []byte("\x00\x0a\x00\x32")): // connection.close
-					close(goodbye)
+					close(closing)
 					_, _ = io.Copy(io.Discard, outer) // no answer
 					return
 				}
@@ -136,14 +158,16 @@ func TestCloseOfAConnectionThatIsBeingClosed(t *testing.T) {
 		}()
 		return inner, nil
 	}}
-	l := open(t, cfg)
+	l, _ := open(t, cfg)
 	header := "\x02\x00\x00\x00\x00\x00\x0e" + "\x00\x3c\x00\x00" + strings.Repeat("\x00", 10) + "\xce"
 	_, err := outer.Write([]byte(header)) // on channel 0
 	require.NoError(t, err)
-	within(t, 0, "its own goodbye", func() { <-goodbye })
-	within(t, 2*time.Second, "Close", l.Close)
+	within(t, 0, "its own goodbye", func() { <-closing })
+	within(t, goodbye, "Close", l.Close)
 }
 
+// The broker has gone silent while a write is blocked. The end of the connection frees the write,
+// long before its own timeout does.
 func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
 	inner, outer := net.Pipe()
@@ -167,9 +191,9 @@ func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
 	cfg := config(testbroker.URL(t))
 	cfg.WriteTimeout = time.Hour
 	cfg.AMQP = &amqp.Config{Heartbeat: time.Second}
-	dials := 0
+	tries := 0
 	cfg.AMQP.Dial = func(network, address string) (net.Conn, error) {
-		if dials++; dials > 1 {
+		if tries++; tries > 1 {
 			return nil, errors.New("no second one")
 		}
 		broker, err := net.Dial(network, address)
@@ -181,30 +205,23 @@ func TestBlockedWriteEndsWithItsConnection(t *testing.T) {
 		go pass(broker, outer)
 		return inner, nil
 	}
-	l := open(t, cfg)
-	conn := live(t, l)
+	_, conn := open(t, cfg)
 	ch, err := conn.Channel()
 	require.NoError(t, err)
 	close(silence)
-	within(t, 0, "the publish", func() {
-		assert.NoError(t, ch.Publish("", "nobody", false, false, amqp.Publishing{Body: make([]byte, 1<<20)}))
-	})
+	publish(t, ch, 1<<20)
 	within(t, 10*time.Second, "the end of the connection", func() { <-conn.Gone() })
 }
 
+// The buffers are full, so that even the goodbye cannot be written.
 func TestCloseWhileTheBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
-	l := open(t, config(node.URL()))
-	conn := live(t, l)
+	l, conn := open(t, config(node.URL()))
 	ch, err := conn.Channel()
 	require.NoError(t, err)
 	node.Freeze(t)
-
-	// Fill the buffers, so that even the goodbye cannot be written.
-	within(t, 0, "the publish", func() {
-		assert.NoError(t, ch.Publish("", "nobody", false, false, amqp.Publishing{Body: make([]byte, 32<<20)}))
-	})
+	publish(t, ch, 32<<20)
 	assert.NotNil(t, conn.Backlog(), "32 MiB went to a frozen broker")
-	within(t, 2*time.Second, "Close", l.Close)
+	within(t, goodbye, "Close", l.Close)
 }
