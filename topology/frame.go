@@ -79,7 +79,7 @@ func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
 	case size <= 0:
 		return defaultFrame, nil
 	case size < leastFrame:
-		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for what a retry adds to its headers, "+
+		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for the headers that a retry adds, "+
 			"so that every failure would be dead-lettered: set its frame_max to at least %d", size, leastFrame)
 	default:
 		return size, nil

@@ -151,9 +151,10 @@ func checkConnection(conn amqp.ConnectionConfig) error {
 	p.refuse(conn.TLSConfig != nil && conn.AmqpConfig.TLSClientConfig != nil,
 		"Connection.TLSConfig and Connection.AmqpConfig.TLSClientConfig are both set: set one")
 	if size := conn.AmqpConfig.FrameSize; size > 0 && size < leastFrame {
-		p = append(p, fmt.Errorf("Connection.AmqpConfig.FrameSize is %d bytes, in which a message "+
-			"has no room for what a retry adds to its headers, so that every failure would be "+
-			"dead-lettered: set at least %d, or 0", size, leastFrame))
+		p = append(p, fmt.Errorf("Connection.AmqpConfig.FrameSize is %d bytes, "+
+			"in which a message has no room for the headers that a retry adds, "+
+			"so that every failure would be dead-lettered: set at least %d, or 0",
+			size, leastFrame))
 	}
 	return errors.Join(p...)
 }

@@ -1,11 +1,11 @@
 // Package link keeps one AMQP connection alive. It dials within a bound, reconnects with a pause
 // that grows, and closes within a bound even if the broker has stopped answering.
 //
-// A Link (redial.go) holds the connection of the moment, a Conn (conn.go). A write to a Conn
-// never waits for the broker: the part that does not fit into the system's buffers is written by
-// a goroutine, and publishes that are made at the same time share a system call. The bytes that
-// are read pass a stream (stream.go), which replaces headers that amqp091-go cannot read. dial.go
-// makes a Conn: socket, TLS, handshake, check of the cluster.
+// A Link (redial.go) holds the present connection, a Conn (conn.go). A write to a Conn never waits
+// for the broker: a goroutine writes the part that does not fit into the system's buffers.
+// Publishes that are made at the same time share a system call. The bytes that are read pass a
+// stream (stream.go), which replaces headers that amqp091-go cannot read. dial.go makes a Conn:
+// socket, TLS, handshake, check of the cluster.
 package link
 
 import (
@@ -183,8 +183,8 @@ func (c Config) Vhost() (string, error) {
 	return uri.Vhost, err
 }
 
-// uri returns the URL with the vhost that is opened. amqp091-go opens the vhost of its own
-// configuration, and the URL's only if that one is empty.
+// uri returns the URL with the vhost that is opened. amqp091-go opens the vhost of amqp.Config, and
+// the URL's only if that one is empty.
 func (c Config) uri() (amqp.URI, error) {
 	uri, err := parse(c.URL)
 	if c.AMQP != nil && c.AMQP.Vhost != "" {

@@ -212,8 +212,8 @@ func explained(err, cause error) error {
 // errNotAdmitted says that the broker has ended the connection after TLS had begun. Its reason
 // may be lost on the way.
 var errNotAdmitted = errors.New("the broker ended the TLS connection; " +
-	"where it asks for a client certificate, set Connection.TLSConfig.Certificates " +
-	"to one that is signed by a CA it trusts")
+	"if it asks for a client certificate, set Connection.TLSConfig.Certificates " +
+	"to a certificate that is signed by a CA it trusts")
 
 // isBroken reports whether err tells of the connection rather than of an answer of the broker.
 func isBroken(err error) bool {

@@ -62,7 +62,7 @@ func (l *Link) dialNext(ctx context.Context) (*Conn, error) {
 	cfg := l.cfg
 	cfg.URL = l.urls[l.next]
 	conn, err := dial(ctx, cfg)
-	if err != nil { // stay with the one that works
+	if err != nil { // stay with a URL that works
 		l.next = (l.next + 1) % len(l.urls)
 	}
 	return conn, err

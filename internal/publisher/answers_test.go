@@ -51,8 +51,8 @@ func outcome(err error) string {
 func ack(p *peer.Publish)  { p.Ack(p.Tag, false) }
 func nack(p *peer.Publish) { p.Nack(p.Tag, false) }
 
-// Given a broker that answers a publish as no real broker does, only an ack that covers the
-// publish, with no return before it, is success. The next publish is told its own outcome.
+// A broker answers a publish as no real broker does. Only an ack that covers the publish, with no
+// return before it, is success. The next publish is told its own outcome.
 func TestOddAnswers(t *testing.T) {
 	t.Parallel()
 	type answer struct {

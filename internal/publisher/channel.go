@@ -27,9 +27,9 @@ type channel struct {
 	slots chan struct{} // one for each publish in flight
 	turn  chan struct{} // held while writing
 	over  chan struct{} // closed when no new publish may go here
-	// returns never fills up. Each return belongs to a publish in flight, or to one that has
-	// ended early, and then nothing new goes here. A full one would block the reader and, after
-	// five seconds, lose a return.
+	// returns never fills up. Each return belongs to a publish in flight, or to a publish that
+	// has ended early, and then nothing new goes here. A full channel would block the reader and,
+	// after five seconds, lose a return.
 	returns chan amqp.Return
 	closed  chan *amqp.Error
 

@@ -96,7 +96,7 @@ func withHeaders(msg amqp.Publishing) *amqp.Publishing {
 
 // PublishFor publishes a message that is tried until it is confirmed. It writes to the headers
 // of msg, which must not be nil. If the confirm does not come in time, the publish stays open in
-// pending, and the caller must call Await before it publishes the message again. A nil pending
+// pending. Then the caller must call Await before it publishes the message again. A nil pending
 // gives the publish up.
 func (p *Publisher) PublishFor(
 	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,

@@ -13,9 +13,9 @@ const (
 
 // lane is a channel that is opened when it is needed, and opened again when it has ended.
 //
-// All targets that work share the common lane. Another target has its own lane for two reasons:
-// an error of the broker closes the whole channel, and a queue without its majority may hold up
-// all publishes behind it on its channel (F29).
+// All targets that work share the common lane. Another target has its own lane for two reasons. An
+// error of the broker closes the whole channel. A queue without its majority may hold up all
+// publishes behind it on its channel (F29).
 type lane struct {
 	channel   *channel
 	opening   *opening

@@ -14,9 +14,9 @@ import (
 // which the caller must call once. Messages that are started one after the other reach the
 // broker in that order, unless a channel is lost meanwhile.
 //
-// At most 200 messages may be started without a call of wait; then Start waits for a place. At a
-// named exchange that has not worked yet, and after the broker has refused a publish to the
-// target, Start returns only when msg is answered.
+// At most 200 messages may be started without a call of wait; then Start waits for a place. Start
+// returns only when msg is answered in two cases: at a named exchange that has not worked yet, and
+// after the broker has refused a publish to the target.
 func (p *Publisher) Start(
 	ctx context.Context, exchange, routingKey string, msg amqp.Publishing,
 ) (wait func() error, err error) {
@@ -45,8 +45,8 @@ func (p *Publisher) Start(
 }
 
 // PublishAlone publishes as PublishFor does, but without the nonce header, because the headers of
-// the message leave no room for it. It takes a channel of its own, so that a return there belongs
-// to this publish.
+// the message leave no room for it. It opens a new channel, so that a return there belongs to this
+// publish.
 func (p *Publisher) PublishAlone(
 	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
 ) error {

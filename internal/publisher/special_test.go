@@ -48,8 +48,8 @@ func TestAloneWithoutANonce(t *testing.T) {
 	t.Parallel()
 	p := onBroker(t, nil)
 	missing := testbroker.Queue(t)
-	// A frame of 131072 has 8 bytes of its own, 14 before the properties, 4 before the table, and a
-	// key of 3 with its length, type and the length of the value.
+	// The frame of 131072 bytes: 8 of the frame, 14 before the properties, 4 of the table's length,
+	// 1 of the key's length, 3 of the key, 1 of the type, 4 of the value's length, the value.
 	value := strings.Repeat("x", 131072-8-14-4-1-3-1-4)
 	full := amqp.Publishing{Headers: amqp.Table{"big": value}}
 	require.ErrorIs(t, p.Publish(t.Context(), "", p.queue, full), publisher.ErrNotSent)

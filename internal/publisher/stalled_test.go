@@ -24,8 +24,8 @@ func memory(t *testing.T, node *testbroker.Node, watermark string) {
 	node.Ctl(t, "set_vm_memory_high_watermark", watermark)
 }
 
-// The broker lives and takes no byte more. Without a limit of its own, a write would hold the
-// channel for as long as that lasts.
+// The broker lives and takes no byte more. A write without a limit would hold the channel for as
+// long as that lasts.
 func TestWriteThatGetsNowhereEndsTheConnection(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Second // a single write may take much longer

@@ -1,7 +1,7 @@
-// Package wire copies deliveries. Publishing turns a delivery into the message that is
-// republished, PropertiesSize measures it, and Text turns its typed headers into the strings that
-// a handler sees (copy.go). ReplaceUnreadable saves a connection from headers that amqp091-go
-// cannot read (readable.go).
+// Package wire copies deliveries (copy.go). Publishing turns a delivery into the message that is
+// republished. PropertiesSize measures that message. Text turns typed headers into the strings
+// that a handler sees. ReplaceUnreadable saves a connection from headers that amqp091-go cannot
+// read (readable.go).
 package wire
 
 import (

@@ -9,7 +9,7 @@
 // Each function turns its configuration into one of v2, and topology checks that one. So the
 // same configurations are refused, with the same words.
 //
-// The package is a module of its own. Use the version that millpond has.
+// The package is its own module. Use the version that millpond has.
 package amqpv3
 
 import (

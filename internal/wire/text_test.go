@@ -1,6 +1,7 @@
 package wire_test
 
 import (
+	"encoding/json"
 	"math"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/internal/wire/wiretest"
 )
 
 func TestText(t *testing.T) {
@@ -62,21 +64,32 @@ func TestText(t *testing.T) {
 		{"array", []any{"a", int64(1), true, nil}, `["a",1,true,null]`},
 		{"empty array", []any{}, `[]`},
 		{"nested arrays", []any{[]any{[]any{uint8(1)}, "x"}, []any{}}, `[[[1],"x"],[]]`},
-		{"table in array in table", amqp.Table{"l": []any{amqp.Table{"k": []byte("hi")}}}, `{"l":[{"k":"aGk="}]}`},
 		{
-			"what JSON cannot hold",
+			"table in array in table",
+			amqp.Table{"l": []any{amqp.Table{"k": []byte("hi")}}}, `{"l":[{"k":"aGk="}]}`,
+		},
+		{
+			"values that JSON cannot hold",
 			[]any{math.NaN(), math.Inf(-1), float32(math.Inf(1)), time.Unix(0, 0), []byte{1}},
 			`["NaN","-Inf","+Inf","1970-01-01T00:00:00Z","AQ=="]`,
 		},
-		{"decimals in an array", []any{amqp.Decimal{Scale: 1, Value: -15}, amqp.Decimal{Scale: 3, Value: 5}}, `[-1.5,0.005]`},
+		{
+			"decimals in an array",
+			[]any{amqp.Decimal{Scale: 1, Value: -15}, amqp.Decimal{Scale: 3, Value: 5}}, `[-1.5,0.005]`,
+		},
 		{"floats in an array", []any{0.1, 1e21, 2.0}, `[0.1,1e+21,2]`},
 		{"string in an array that is not UTF-8", []any{"a\xffb"}, "[\"a\\ufffdb\"]"},
 		{
 			"death of a message",
-			[]any{amqp.Table{"count": int64(3), "reason": "expired", "routing-keys": []any{"q"}, "time": time.Unix(60, 0)}},
+			[]any{amqp.Table{
+				"count": int64(3), "reason": "expired", "routing-keys": []any{"q"}, "time": time.Unix(60, 0),
+			}},
 			`[{"count":3,"reason":"expired","routing-keys":["q"],"time":"1970-01-01T00:01:00Z"}]`,
 		},
 		{"type that never comes off the wire", []string{"a"}, `["a"]`},
+		{"complex, which JSON refuses", complex(1, 2), "(1+2i)"},
+		{"map with a value that JSON refuses", map[string]any{"a": math.NaN()}, "map[a:NaN]"},
+		{"float32 in an array", []any{float32(0.1)}, "[0.1]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -85,29 +98,17 @@ func TestText(t *testing.T) {
 	}
 }
 
-func TestTextOfWhatJSONRefuses(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, "(1+2i)", wire.Text(complex(1, 2)))
-	assert.Equal(t, "map[a:NaN]", wire.Text(map[string]any{"a": math.NaN()}))
-}
-
-func TestFloat32InAnArrayReadsLikeOneOutsideIt(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, "0.1", wire.Text(float32(0.1)))
-	assert.Equal(t, "[0.1]", wire.Text([]any{float32(0.1)}))
-}
-
 func TestTextHeaders(t *testing.T) {
 	t.Parallel()
-	inner := []any{amqp.Table{"count": int64(1)}}
-	body := []byte("raw")
+	inner, body := []any{amqp.Table{"count": int64(1)}}, []byte("raw")
 	headers := amqp.Table{"s": "text", "n": int32(5), "death": inner, "raw": body, "none": nil}
-
 	got := wire.TextHeaders(headers)
-
-	assert.Equal(t, amqp.Table{"s": "text", "n": "5", "death": `[{"count":1}]`, "raw": "cmF3", "none": "null"}, got)
 	assert.Equal(t, amqp.Table{
-		"s": "text", "n": int32(5), "death": []any{amqp.Table{"count": int64(1)}}, "raw": []byte("raw"), "none": nil,
+		"s": "text", "n": "5", "death": `[{"count":1}]`, "raw": "cmF3", "none": "null",
+	}, got)
+	assert.Equal(t, amqp.Table{
+		"s": "text", "n": int32(5), "death": []any{amqp.Table{"count": int64(1)}},
+		"raw": []byte("raw"), "none": nil,
 	}, headers, "the input is changed")
 
 	got["new"] = "x"
@@ -125,4 +126,41 @@ func TestTextHeadersOfNoneCanBeWrittenTo(t *testing.T) {
 	got := wire.TextHeaders(nil)
 	assert.Empty(t, got)
 	assert.NotPanics(t, func() { got["k"] = "v" })
+}
+
+func FuzzText(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{3, 1, 'a', 13, 255, 1, 2, 3, 4, 1, 'b', 17, 4, 11, 0x7f, 0xc0, 0, 0})
+	for seed := range uint64(8) {
+		f.Add(wiretest.Random(seed, 400).Data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		g := &wiretest.Tables{Data: data}
+		headers := g.Table(5)
+		before := wiretest.Dump(headers)
+		got := wire.TextHeaders(headers)
+		if after := wiretest.Dump(headers); after != before {
+			t.Errorf("input changed from %s to %s", before, after)
+		}
+		if len(got) != len(headers) {
+			t.Errorf("%d headers of %d", len(got), len(headers))
+		}
+		for key, value := range headers {
+			text, ok := got[key].(string)
+			if !ok || text != wire.Text(value) {
+				t.Errorf("header %q is %#v, want %q", key, got[key], wire.Text(value))
+			}
+			switch value.(type) {
+			case nil, amqp.Table, []any:
+				if !json.Valid([]byte(text)) {
+					t.Errorf("header %q is no JSON: %q", key, text)
+				}
+			}
+		}
+		wire.Text(g.Foreign())
+		clone := wire.Clone(&amqp.Delivery{Headers: headers})
+		if wiretest.Dump(clone.Headers) != before {
+			t.Errorf("clone of %s is %s", before, wiretest.Dump(clone.Headers))
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -27,6 +28,10 @@ const (
 
 var errFailed = errors.New("the shop is closed")
 
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
+
 func open(t *testing.T, cfg wamqp.Config, strategy topology.Strategy) *topology.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -37,8 +42,19 @@ func open(t *testing.T, cfg wamqp.Config, strategy topology.Strategy) *topology.
 	return client
 }
 
-// run consumes topic with delayed retries until the test ends.
-func run(t *testing.T, client *topology.Client, cfg wamqp.Config, topic string, policy backoff.Policy, handler message.NoPublishHandlerFunc) {
+// attempt is a call of the handler.
+type attempt struct {
+	number int
+	at     time.Time
+	msg    *message.Message
+}
+
+// run consumes topic with delayed retries until the test ends, and returns the handler's calls.
+// The message of an attempt is a copy.
+func run(
+	t *testing.T, client *topology.Client, cfg wamqp.Config, topic string, policy backoff.Policy,
+	handler message.NoPublishHandlerFunc,
+) <-chan attempt {
 	t.Helper()
 	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
@@ -47,7 +63,11 @@ func run(t *testing.T, client *topology.Client, cfg wamqp.Config, topic string, 
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	require.NoError(t, err)
 	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", topic, sub, handler)
+	attempts := make(chan attempt, 10)
+	router.AddConsumerHandler("handler", topic, sub, func(msg *message.Message) error {
+		attempts <- attempt{middleware.Attempt(msg.Context()), time.Now(), msg.Copy()}
+		return handler(msg)
+	})
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	t.Cleanup(func() {
@@ -59,20 +79,14 @@ func run(t *testing.T, client *topology.Client, cfg wamqp.Config, topic string, 
 	case <-time.After(patience):
 		t.Fatalf("waited %s for the router to run", patience)
 	}
+	return attempts
 }
 
-// call is one attempt.
-type call struct {
-	attempt int
-	at      time.Time
-	msg     *message.Message
-}
-
-func receive(t *testing.T, calls <-chan call) call {
+func receive(t *testing.T, attempts <-chan attempt) attempt {
 	t.Helper()
 	select {
-	case c := <-calls:
-		return c
+	case a := <-attempts:
+		return a
 	case <-time.After(patience):
 		t.Fatalf("waited %s for an attempt", patience)
 		panic("unreachable")

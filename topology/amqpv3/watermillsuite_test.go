@@ -16,14 +16,14 @@ import (
 	"github.com/millpond-go/millpond/topology/amqpv3"
 )
 
-// Watermill's own suite for Pub/Subs, our Subscriber beside watermill-amqp v3's
-// publisher.
+// Watermill's own suite for Pub/Subs passes with our Subscriber and watermill-amqp v3's publisher.
 
 func TestPubSubSuite(t *testing.T) {
 	url := testbroker.URL(t)
-	group := func(t *testing.T, consumerGroup string) (message.Publisher, message.Subscriber) {
+	group := func(t *testing.T, name string) (message.Publisher, message.Subscriber) {
+		queueName := wamqp.GenerateQueueNameTopicNameWithSuffix(name)
 		return pubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
-			wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix(consumerGroup)))
+			wamqp.NewDurablePubSubConfig(url, queueName))
 	}
 	tests.TestPubSub(t, features(true), func(t *testing.T) (message.Publisher, message.Subscriber) {
 		return group(t, "test")
@@ -41,16 +41,20 @@ func TestQueueSuite(t *testing.T) {
 
 func features(consumerGroups bool) tests.Features {
 	return tests.Features{
-		ConsumerGroups: consumerGroups, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true,
+		ConsumerGroups: consumerGroups, Persistent: true,
+		GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
 	}
 }
 
-func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, message.Subscriber) {
+func pubSub(
+	t *testing.T, publish, consume wamqp.Config,
+) (message.Publisher, message.Subscriber) {
 	t.Helper()
 	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
 	require.NoError(t, err)
 	client := open(t, consume, topology.PerQueue{Type: topology.Classic})
-	sub, err := amqpv3.NewSubscriber(client, consume, topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))
+	sub, err := amqpv3.NewSubscriber(client, consume,
+		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))
 	require.NoError(t, err)
 	return pub, sub
 }
