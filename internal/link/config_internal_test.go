@@ -60,51 +60,32 @@ func TestTLSFieldGoesBeforeTheConfigOfTheUser(t *testing.T) {
 	assert.NotSame(t, cfg.TLS, got.TLSClientConfig)
 }
 
-const ms = time.Millisecond
+const ms, second = time.Millisecond, time.Second
 
 func TestBackoffPauses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		backoff Backoff
+		backoff Backoff         // Initial, Max, Multiplier, Randomization
 		want    []time.Duration // after the first failed dial, the second, …
 	}{
 		"watermill-amqp's default": {
-			Backoff{Initial: 500 * ms, Max: 60 * time.Second, Multiplier: 1.5},
-			[]time.Duration{500 * ms, 750 * ms, 1125 * ms, 1687500 * time.Microsecond},
+			Backoff{500 * ms, 60 * second, 1.5, 0}, list(500, 750, 1125, 1687.5),
 		},
 		"up to the maximum and no further": {
-			Backoff{Initial: 100 * ms, Max: time.Second, Multiplier: 3},
-			[]time.Duration{100 * ms, 300 * ms, 900 * ms, time.Second, time.Second},
+			Backoff{100 * ms, second, 3, 0}, list(100, 300, 900, 1000, 1000),
 		},
-		"constant": {
-			Backoff{Initial: 200 * ms, Max: time.Second, Multiplier: 1},
-			[]time.Duration{200 * ms, 200 * ms, 200 * ms},
-		},
+		"constant": {Backoff{200 * ms, second, 1, 0}, list(200, 200, 200)},
 		"a multiplier under one does not shrink it": {
-			Backoff{Initial: 200 * ms, Max: time.Second, Multiplier: 0.5},
-			[]time.Duration{200 * ms, 200 * ms},
+			Backoff{200 * ms, second, 0.5, 0}, list(200, 200),
 		},
-		"a maximum under the initial pause": {
-			Backoff{Initial: 200 * ms, Max: 50 * ms, Multiplier: 2},
-			[]time.Duration{200 * ms, 200 * ms},
-		},
-		"the zero value does not spin": {Backoff{}, []time.Duration{10 * ms, 10 * ms, 10 * ms}},
-		"a maximum under the least pause": {
-			Backoff{Initial: ms, Max: 2 * ms, Multiplier: 2},
-			[]time.Duration{10 * ms, 10 * ms, 10 * ms},
-		},
-		"negative": {
-			Backoff{Initial: -time.Second, Max: -time.Second, Multiplier: -2, Randomization: -1},
-			[]time.Duration{10 * ms, 10 * ms},
-		},
+		"a maximum under the initial pause": {Backoff{200 * ms, 50 * ms, 2, 0}, list(200, 200)},
+		"the zero value does not spin":      {Backoff{}, list(10, 10, 10)},
+		"a maximum under the least pause":   {Backoff{ms, 2 * ms, 2, 0}, list(10, 10, 10)},
+		"negative":                          {Backoff{-second, -second, -2, -1}, list(10, 10)},
 		"infinite multiplier": {
-			Backoff{Initial: 100 * ms, Max: time.Second, Multiplier: math.Inf(1)},
-			[]time.Duration{100 * ms, time.Second, time.Second},
+			Backoff{100 * ms, second, math.Inf(1), 0}, list(100, 1000, 1000),
 		},
-		"no numbers": {
-			Backoff{Initial: 100 * ms, Max: time.Second, Multiplier: math.NaN(), Randomization: math.NaN()},
-			[]time.Duration{100 * ms, 100 * ms},
-		},
+		"no numbers": {Backoff{100 * ms, second, math.NaN(), math.NaN()}, list(100, 100)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,6 +94,14 @@ func TestBackoffPauses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// list returns durations from milliseconds.
+func list(milliseconds ...float64) (all []time.Duration) {
+	for _, n := range milliseconds {
+		all = append(all, time.Duration(n*float64(ms)))
+	}
+	return all
 }
 
 func TestBackoffStaysAtItsMaximumForEver(t *testing.T) {
@@ -129,15 +118,11 @@ func TestBackoffSpreads(t *testing.T) {
 		backoff     Backoff
 		least, most time.Duration
 	}{
-		"by a half": {
-			Backoff{Initial: time.Second, Max: time.Minute, Randomization: 0.5}, 500 * ms, 1500 * ms,
-		},
-		"never down to a spin": {Backoff{Initial: 20 * ms, Randomization: 1}, 10 * ms, 40 * ms},
-		"by no more than all of it": {
-			Backoff{Initial: time.Second, Randomization: 9}, 10 * ms, 2000 * ms,
-		},
+		"by a half":                 {Backoff{second, time.Minute, 0, 0.5}, 500 * ms, 1500 * ms},
+		"never down to a spin":      {Backoff{20 * ms, 0, 0, 1}, 10 * ms, 40 * ms},
+		"by no more than all of it": {Backoff{second, 0, 0, 9}, 10 * ms, 2 * second},
 		"without overflow": {
-			Backoff{Initial: math.MaxInt64, Max: math.MaxInt64, Randomization: 1}, 10 * ms, math.MaxInt64,
+			Backoff{math.MaxInt64, math.MaxInt64, 0, 1}, 10 * ms, math.MaxInt64,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -48,15 +48,18 @@ func TestOpenAgainstASilentPeerEndsAtTheConnectTimeout(t *testing.T) {
 	t.Parallel()
 	const limit = 400 * time.Millisecond
 	for _, scheme := range []string{"amqp", "amqps"} {
-		peer := startSilent(t)
-		cfg := config(strings.Replace(peer.url(), "amqp", scheme, 1))
-		cfg.ConnectTimeout = limit
-		begun := time.Now()
-		err := failsToOpen(t.Context(), t, cfg, limit)
-		assert.ErrorIs(t, err, context.DeadlineExceeded, scheme)
-		assert.ErrorContains(t, err, "connect to RabbitMQ at 127.0.0.1:", scheme)
-		assert.GreaterOrEqual(t, time.Since(begun), limit, scheme)
-		assert.Equal(t, 1, peer.accepted(), scheme)
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			peer := startSilent(t)
+			cfg := config(strings.Replace(peer.url(), "amqp", scheme, 1))
+			cfg.ConnectTimeout = limit
+			begun := time.Now()
+			err := failsToOpen(t.Context(), t, cfg, limit)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.ErrorContains(t, err, "connect to RabbitMQ at 127.0.0.1:")
+			assert.GreaterOrEqual(t, time.Since(begun), limit)
+			assert.Equal(t, 1, peer.accepted())
+		})
 	}
 }
 
