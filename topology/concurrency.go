@@ -1,13 +1,9 @@
 package topology
 
-import (
-	"fmt"
-
-	"github.com/millpond-go/millpond/internal/adapter"
-)
+import "fmt"
 
 // maxConcurrency is the largest prefetch that AMQP can ask for.
-const maxConcurrency = adapter.MaxPrefetch
+const maxConcurrency = maxPrefetch
 
 // WithConcurrency lets n messages of each Subscribe be in progress at once: n
 // handlers run side by side, and a message that fails and waits for the broker's

@@ -7,7 +7,6 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/adapter"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -79,9 +78,9 @@ func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
 	switch size := conn.Config.FrameSize; {
 	case size <= 0:
 		return defaultFrame, nil
-	case size < adapter.LeastFrame:
-		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for what a retry adds to its headers, "+
-			"so that every failure would be dead-lettered: set its frame_max to at least %d", size, adapter.LeastFrame)
+	case size < leastFrame:
+		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for the headers that a retry adds, "+
+			"so that every failure would be dead-lettered: set its frame_max to at least %d", size, leastFrame)
 	default:
 		return size, nil
 	}

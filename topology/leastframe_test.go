@@ -31,7 +31,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	for _, size := range []int{1, 4096, 16383} {
 		_, err := topology.Open(t.Context(), frames(url, size).Connection, topology.PerQueue{})
 		require.ErrorContains(t, err, "FrameSize is")
-		require.ErrorContains(t, err, "in which a message has no room for what a retry adds to its headers")
+		require.ErrorContains(t, err, "in which a message has no room for the headers that a retry adds")
 		require.ErrorContains(t, err, "set at least 16384")
 		t.Log(err)
 	}

@@ -1,13 +1,23 @@
-// Package link keeps one AMQP connection alive: it dials within a bound,
-// reconnects with a pause that grows, and closes within a bound even where the
-// broker has stopped answering.
+// Package link keeps one AMQP connection alive. It dials within a bound, reconnects with a pause
+// that grows, and closes within a bound even if the broker has stopped answering.
+//
+// A Link (redial.go) holds the present connection, a Conn (conn.go). A write to a Conn never waits
+// for the broker: a goroutine writes the part that does not fit into the system's buffers.
+// Publishes that are made at the same time share a system call. The bytes that are read pass a
+// stream (stream.go), which replaces headers that amqp091-go cannot read. dial.go makes a Conn:
+// socket, TLS, handshake, check of the cluster.
 package link
 
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/url"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -20,23 +30,23 @@ type Config struct {
 	URL string
 	// More are URLs of further nodes, tried in turn after URL.
 	More []string
-	// Credentials are asked for before each connect and go before those of the
-	// URL; nil: those of the URL.
+	// Credentials is called before each connect. Its answer replaces the credentials of the URL.
+	// If it is nil, the URL's are used.
 	Credentials func(ctx context.Context) (user, password string, err error)
-	// AMQP is the user's own configuration, may be nil; it is never written to.
+	// AMQP is the user's own configuration. It may be nil, and is never written to.
 	AMQP *amqp.Config
-	// TLS for amqps, may be nil; it is never written to.
+	// TLS is for amqps. It may be nil, and is never written to.
 	TLS *tls.Config
-	// Unreadable names the header that stands for headers which amqp091-go cannot
-	// read, with their bytes; see stream.
+	// Unreadable names the header that replaces headers which amqp091-go cannot read. It carries
+	// their bytes; see stream.
 	Unreadable string
-	// Cluster keeps this connection on the cluster of others; nil: any cluster.
+	// Cluster keeps this connection on the cluster of others. nil admits any cluster.
 	Cluster *Cluster
 	// Name is shown by the broker's management page, unless AMQP names one.
 	Name string
 	// ConnectTimeout bounds a dial together with its handshake.
 	ConnectTimeout time.Duration
-	// WriteTimeout bounds a write that makes no progress; it ends the connection.
+	// WriteTimeout bounds a write that makes no progress. It ends the connection.
 	WriteTimeout time.Duration
 	// Reconnect says how long to pause between dials.
 	Reconnect Backoff
@@ -44,9 +54,34 @@ type Config struct {
 	Logger watermill.LoggerAdapter
 }
 
-// Backoff is a pause that grows: Initial, times Multiplier each time, at most
-// Max, each spread by ± Randomization (0 to 1). It is never under 10 ms, so that
-// the zero value does not spin.
+// amqpConfig returns a new configuration for amqp091-go, which writes into the Properties and
+// the TLS configuration that it is given. Its own recovery is switched off, because it would
+// compete with the Link's.
+func (c Config) amqpConfig() amqp.Config {
+	cfg := amqp.Config{Locale: "en_US"}
+	if c.AMQP != nil {
+		cfg = *c.AMQP
+	}
+	if c.TLS != nil {
+		cfg.TLSClientConfig = c.TLS
+	}
+	if cfg.TLSClientConfig != nil {
+		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone()
+	}
+	cfg.Recovery = nil
+	cfg.Properties = maps.Clone(cfg.Properties)
+	if len(cfg.Properties) == 0 {
+		cfg.Properties = amqp.NewConnectionProperties()
+	}
+	if _, named := cfg.Properties["connection_name"]; !named && c.Name != "" {
+		cfg.Properties.SetClientConnectionName(c.Name)
+	}
+	return cfg
+}
+
+// Backoff is a pause that grows. It begins with Initial and is multiplied by Multiplier each
+// time, up to Max. Each pause is spread by ± Randomization (0 to 1). No pause is under 10 ms, so
+// that the zero value does not spin.
 type Backoff struct {
 	Initial, Max              time.Duration
 	Multiplier, Randomization float64
@@ -75,29 +110,71 @@ func (b Backoff) pause(failed int) time.Duration {
 	return max(time.Duration(d), leastPause)
 }
 
-// amqpConfig returns a configuration of our own: amqp091-go writes into the
-// Properties and the TLS configuration it is given, and its own recovery would
-// compete with ours.
-func (c Config) amqpConfig() amqp.Config {
-	cfg := amqp.Config{Locale: "en_US"}
-	if c.AMQP != nil {
-		cfg = *c.AMQP
+// ErrOtherCluster says that a connection was not kept, because other connections of the same
+// Cluster lead to another RabbitMQ cluster.
+var ErrOtherCluster = errors.New("another RabbitMQ cluster")
+
+// Cluster keeps connections on one RabbitMQ cluster, by the cluster_name that the broker sends.
+// Vhosts of the same name exist on many clusters, and a message that waits on another cluster
+// never comes back. When no connection is left, the next one may lead to any cluster. A nil
+// Cluster admits every connection. Its methods may be called from many goroutines.
+type Cluster struct {
+	mu          sync.Mutex
+	name        string
+	connections int
+}
+
+// enter admits a connection to the cluster of that name, or returns ErrOtherCluster. It admits a
+// broker that sends no name.
+func (c *Cluster) enter(name string) error {
+	if c == nil {
+		return nil
 	}
-	if c.TLS != nil {
-		cfg.TLSClientConfig = c.TLS
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connections > 0 && name != "" && c.name != "" && name != c.name {
+		return fmt.Errorf("%w: the broker's cluster_name is %q, the other connections have %q",
+			ErrOtherCluster, name, c.name)
 	}
-	if cfg.TLSClientConfig != nil {
-		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone()
+	if c.connections == 0 || c.name == "" {
+		c.name = name
 	}
-	cfg.Recovery = nil
-	cfg.Properties = maps.Clone(cfg.Properties)
-	if len(cfg.Properties) == 0 {
-		cfg.Properties = amqp.NewConnectionProperties()
+	c.connections++
+	return nil
+}
+
+// leave counts the end of a connection that was admitted.
+func (c *Cluster) leave() {
+	if c == nil {
+		return
 	}
-	if _, named := cfg.Properties["connection_name"]; !named && c.Name != "" {
-		cfg.Properties.SetClientConnectionName(c.Name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connections--
+}
+
+// CheckURL returns why an AMQP URL is wrong, without quoting any of it.
+func CheckURL(rawURL string) error {
+	if rawURL == "" {
+		return errors.New("AMQP URL is empty: set Connection.AmqpURI, " +
+			"for example amqp://user:password@host:5672/vhost")
 	}
-	return cfg
+	if _, err := parse(rawURL); err != nil {
+		return fmt.Errorf("AMQP URL is invalid: %w", err)
+	}
+	return nil
+}
+
+// Address returns host, port and vhost of an AMQP URL, without credentials.
+func Address(rawURL string) string { return Config{URL: rawURL}.address() }
+
+// address returns the address of the URL with the vhost that is opened.
+func (c Config) address() string {
+	uri, err := c.uri()
+	if err != nil {
+		return "(invalid url)"
+	}
+	return fmt.Sprintf("%s:%d vhost %q", uri.Host, uri.Port, uri.Vhost)
 }
 
 // Vhost returns the vhost that a connection opens.
@@ -106,21 +183,46 @@ func (c Config) Vhost() (string, error) {
 	return uri.Vhost, err
 }
 
-// address is Address with the vhost that is opened.
-func (c Config) address() string {
-	uri, err := c.uri()
-	if err != nil {
-		return Address(c.URL)
-	}
-	return address(uri)
-}
-
-// uri returns the URL with the vhost that is opened: amqp091-go takes the one of
-// its own configuration, and the URL's only where that one is empty.
+// uri returns the URL with the vhost that is opened. amqp091-go opens the vhost of amqp.Config, and
+// the URL's only if that one is empty.
 func (c Config) uri() (amqp.URI, error) {
 	uri, err := parse(c.URL)
 	if c.AMQP != nil && c.AMQP.Vhost != "" {
 		uri.Vhost = c.AMQP.Vhost
 	}
 	return uri, err
+}
+
+var (
+	errScheme     = errors.New("it must begin with amqp:// or amqps://")
+	errWhitespace = errors.New("it contains whitespace")
+	errReserved   = errors.New("it cannot be parsed; " +
+		"reserved characters in user and password must be percent-encoded")
+	errNumber = errors.New("its port, heartbeat, connection_timeout or channel_max " +
+		"is not a number in range")
+)
+
+// parse returns the same as amqp.ParseURI, with errors that quote nothing. It also refuses a URL
+// that amqp091-go would misread: with a reserved character in the password, pieces of the
+// password become host, port and vhost, and would be shown as such.
+func parse(rawURL string) (amqp.URI, error) {
+	if strings.ContainsAny(rawURL, " \t\r\n") {
+		return amqp.URI{}, errWhitespace
+	}
+	scheme, rest, _ := strings.Cut(rawURL, "://")
+	if scheme = strings.ToLower(scheme); scheme != "amqp" && scheme != "amqps" {
+		return amqp.URI{}, errScheme
+	}
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 && strings.Contains(rest[end:], "@") {
+		return amqp.URI{}, errReserved
+	}
+	uri, err := amqp.ParseURI(rawURL)
+	var unparsable *url.Error
+	switch {
+	case errors.As(err, &unparsable):
+		return amqp.URI{}, errReserved
+	case err != nil, uri.Port < 1, uri.Port > 65535:
+		return amqp.URI{}, errNumber
+	}
+	return uri, nil
 }

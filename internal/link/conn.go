@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
+	"os"
+	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -15,7 +17,8 @@ import (
 // ErrLost is the cause of an operation that ended with its connection.
 var ErrLost = errors.New("connection to the broker was lost")
 
-// Conn is one connection, from its dial to its end.
+// Conn is one connection, from its dial to its end. A publish asks Unblocked and Backlog whether
+// it may write, and writes within Together. The rest of the write path is socket's.
 type Conn struct {
 	*amqp.Connection
 	socket  *socket
@@ -24,120 +27,255 @@ type Conn struct {
 	gone    chan struct{}
 
 	mu        sync.Mutex
-	killed    error // why we have ended it ourselves
+	killed    error // the reason of Kill
 	cause     error
 	unblocked chan struct{} // nil while the broker takes publishes
 }
 
-// dial connects within the timeout of cfg and no longer than ctx.
-func dial(ctx context.Context, cfg Config) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.ConnectTimeout)
-	defer cancel()
-
-	uri, err := parse(cfg.URL)
-	if err != nil {
-		return nil, err
-	}
-	c := &Conn{gone: make(chan struct{})}
-	stop := func() bool { return true }
-	amqpCfg := cfg.amqpConfig()
-	if cfg.Credentials != nil {
-		user, password, err := cfg.Credentials(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("connect to RabbitMQ at %s: ask for credentials: %w", cfg.address(), err)
-		}
-		amqpCfg.SASL = []amqp.Authentication{&amqp.PlainAuth{Username: user, Password: password}}
-	}
-	open := amqpCfg.Dial
-	if open == nil {
-		open = func(network, addr string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, network, addr)
-		}
-	}
-	// TLS is made here and not by amqp091-go, so that frames can be looked at.
-	addr := net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port))
-	amqpCfg.Dial = func(network, _ string) (net.Conn, error) {
-		conn, err := bounded(ctx, func() (net.Conn, error) { return open(network, addr) })
-		if err != nil {
-			return nil, err
-		}
-		c.socket = newSocket(conn, cfg.WriteTimeout)
-		// A deadline of the socket itself may end before ctx is done.
-		stop = context.AfterFunc(ctx, func() { _ = c.socket.SetDeadline(time.Unix(1, 0)) })
-		secured, err := secure(c.socket, uri, amqpCfg.TLSClientConfig)
-		if err != nil {
-			return nil, err
-		}
-		c.stream = newStream(secured, cfg.Unreadable)
-		return c.stream, nil
-	}
-
-	connection, err := amqp.DialConfig(withoutTLS(cfg.URL), amqpCfg)
-	if !stop() && err == nil {
-		err = errors.New("handshake took too long")
-	}
-	if err != nil {
-		if c.socket != nil {
-			_ = c.socket.Close()
-		}
-		if connection != nil { // begun: end its goroutines
-			_ = connection.CloseDeadline(time.Now())
-		}
-		var cause error
-		if c.stream != nil {
-			cause = c.stream.cause()
-		}
-		explained := explained(err, cause)
-		switch ctxErr := ctx.Err(); {
-		case ctxErr != nil:
-			explained = fmt.Errorf("%w (%w)", err, ctxErr)
-		case explained == err && c.stream != nil && uri.Scheme == "amqps" && isBroken(err):
-			explained = fmt.Errorf("%w: %w", err, errNotAdmitted)
-		}
-		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", cfg.address(), explained)
-	}
-	name, _ := connection.Properties["cluster_name"].(string)
-	if err := cfg.Cluster.enter(name); err != nil {
-		_ = connection.CloseDeadline(time.Now().Add(closeLimit))
-		_ = c.socket.Close()
-		return nil, fmt.Errorf("connect to RabbitMQ at %s: %w", cfg.address(), err)
-	}
-	c.Connection, c.cluster = connection, cfg.Cluster
-	go c.watch(connection.NotifyClose(make(chan *amqp.Error, 1)), connection.NotifyBlocked(make(chan amqp.Blocking, 8)))
-	return c, nil
+// Unblocked returns a channel that is closed when the broker takes publishes again. It is nil
+// while the broker takes them.
+func (c *Conn) Unblocked() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unblocked
 }
 
-// bounded returns what open returns, or an error at the end of ctx: the Dial of
-// a user's configuration knows nothing of it.
-func bounded(ctx context.Context, open func() (net.Conn, error)) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
+// Backlog returns a channel that is closed when everything that was written has left. It is nil
+// while more may be written.
+func (c *Conn) Backlog() <-chan struct{} { return c.socket.backlog() }
+
+// Together runs f. The bytes that f writes leave in one system call with the bytes that other
+// goroutines write at the same time. Together does not wait for that call. An error of it ends
+// the connection.
+func (c *Conn) Together(f func()) {
+	c.socket.hold()
+	defer c.socket.release()
+	f()
+}
+
+const (
+	// flushAt is the largest number of bytes held back for a common system call.
+	flushAt = 64 << 10
+	// backlogLimit is the backlog from which a publish waits for its turn.
+	backlogLimit = 256 << 10
+	// lastWords is how long reading goes on after a failed write: the broker may have said why.
+	lastWords = time.Second
+)
+
+// socket never keeps a writer waiting. Under an alarm, RabbitMQ stops reading from a connection
+// that publishes. Then the buffers fill, and a write would block for as long as the alarm lasts,
+// with the connection's lock held. So a goroutine writes the bytes that do not fit into the
+// system's buffers. If it makes no progress for a while, the connection is over.
+//
+// Writers that hold the socket share a system call: their bytes leave with the last of the
+// writers that are ready to run.
+type socket struct {
+	net.Conn
+	timeout time.Duration // for a write to make progress
+	raw     syscall.RawConn
+
+	mu      sync.Mutex
+	holds   int    // writers that bring more
+	leaving bool   // one of them flushes in a moment
+	pending []byte // not given to the system yet, without the goroutine's bytes
+	taken   int    // bytes that the goroutine has
+	drained chan struct{}
+	err     error     // nothing is written any more
+	limit   time.Time // no write goes on beyond it; zero: none
+}
+
+func newSocket(conn net.Conn, timeout time.Duration) *socket {
+	s := &socket{Conn: conn, timeout: timeout}
+	if c, ok := conn.(syscall.Conn); ok {
+		s.raw, _ = c.SyscallConn() // without one, the goroutine writes everything
 	}
-	opened := make(chan result, 1)
-	go func() {
-		conn, err := open()
-		opened <- result{conn, err}
-	}()
-	select {
-	case r := <-opened:
-		return r.conn, r.err
-	case <-ctx.Done():
-		go func() {
-			if r := <-opened; r.err == nil {
-				_ = r.conn.Close()
+	return s
+}
+
+// hold keeps back all bytes that are written until release.
+func (s *socket) hold() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holds++
+}
+
+// Write takes all of b, or fails because an earlier write has failed.
+func (s *socket) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return 0, s.err
+	}
+	sent := 0
+	if s.holds == 0 && len(s.pending) == 0 && s.taken == 0 {
+		sent = s.try(b)
+	}
+	if sent < len(b) {
+		s.pending = append(s.pending, b[sent:]...)
+		if s.holds == 0 || len(s.pending) >= flushAt {
+			s.flush()
+		}
+	}
+	if s.err != nil {
+		return 0, s.err
+	}
+	return len(b), nil
+}
+
+// release lets all bytes leave that were written. It first lets the writers run that are about
+// to write.
+func (s *socket) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holds--
+	if s.leaving || len(s.pending) == 0 {
+		return
+	}
+	s.leaving = true
+	s.mu.Unlock()
+	runtime.Gosched()
+	s.mu.Lock()
+	s.leaving = false
+	s.flush()
+}
+
+// flush gives the pending bytes to the system, and the bytes that do not fit to a goroutine.
+// s.mu is held.
+func (s *socket) flush() {
+	if s.taken > 0 || len(s.pending) == 0 || s.err != nil {
+		return
+	}
+	sent := s.try(s.pending)
+	s.pending = s.pending[:copy(s.pending, s.pending[sent:])]
+	s.keepLittle()
+	if len(s.pending) > 0 && s.err == nil {
+		s.taken = len(s.pending)
+		s.drained = make(chan struct{})
+		go s.write(s.pending)
+		s.pending = nil
+	}
+}
+
+// try gives the system as many bytes as it takes without waiting. s.mu is held.
+func (s *socket) try(b []byte) (sent int) {
+	if s.raw == nil {
+		return 0
+	}
+	sent, err := send(s.raw, b)
+	if err != nil {
+		s.fail(&net.OpError{
+			Op: "write", Net: s.LocalAddr().Network(),
+			Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err,
+		})
+	}
+	return sent
+}
+
+// write writes b, and the bytes that are pending after it.
+func (s *socket) write(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer close(s.drained)
+	for rest := b; s.err == nil; {
+		if len(rest) == 0 {
+			b, s.pending = s.pending, b[:0]
+			rest, s.taken = b, len(b)
+			if s.taken == 0 {
+				s.keepLittle()
+				_ = s.SetWriteDeadline(s.limit)
+				return
 			}
-		}()
-		return nil, context.Cause(ctx)
+		}
+		piece := rest[:min(len(rest), flushAt)]
+		_ = s.SetWriteDeadline(s.deadline())
+		s.mu.Unlock()
+		_, err := s.Conn.Write(piece)
+		s.mu.Lock()
+		if err != nil {
+			s.fail(err)
+		}
+		rest = rest[len(piece):]
+		s.taken = len(rest)
 	}
+}
+
+// keepLittle frees the memory that a large message has taken. s.mu is held.
+func (s *socket) keepLittle() {
+	if len(s.pending) == 0 && cap(s.pending) > 4*flushAt {
+		s.pending = nil
+	}
+}
+
+func (s *socket) deadline() time.Time {
+	deadline := time.Now().Add(s.timeout)
+	if !s.limit.IsZero() && s.limit.Before(deadline) {
+		return s.limit
+	}
+	return deadline
+}
+
+// fail ends the writing. It ends the reading with it, because no writer may be left to see the
+// error. s.mu is held.
+func (s *socket) fail(err error) {
+	if s.err == nil {
+		s.err = err
+		_ = s.SetReadDeadline(time.Now().Add(lastWords))
+	}
+}
+
+// backlog returns a channel that is closed when everything that was written has left. It is nil
+// if that is little enough.
+func (s *socket) backlog() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.taken == 0 || s.err != nil || len(s.pending)+s.taken < backlogLimit {
+		return nil
+	}
+	return s.drained
+}
+
+// Read returns the error of the failed write if that write has ended the reading.
+func (s *socket) Read(b []byte) (int, error) {
+	n, err := s.Conn.Read(b)
+	if err != nil && os.IsTimeout(err) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.err != nil {
+			err = s.err
+		}
+	}
+	return n, err
+}
+
+// SetDeadline is called by amqp091-go for the handshake and for a bounded close. It goes before
+// the timeout of a single write.
+func (s *socket) SetDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limit = t
+	err := s.Conn.SetDeadline(t)
+	if s.taken > 0 {
+		err = s.SetWriteDeadline(s.deadline())
+	}
+	return err
+}
+
+// Close closes the connection. Bytes that fit into the system's buffers still leave.
+func (s *socket) Close() error {
+	s.mu.Lock()
+	if s.taken == 0 && s.err == nil && len(s.pending) > 0 {
+		s.try(s.pending)
+		s.pending = nil
+	}
+	s.mu.Unlock()
+	return s.Conn.Close()
 }
 
 // watch follows the connection until it ends.
 func (c *Conn) watch(closed <-chan *amqp.Error, blocked <-chan amqp.Blocking) {
 	defer close(c.gone)
 	defer c.cluster.leave()
-	// Where a write is blocked, amqp091-go cannot finish what it has begun.
+	// While a write is blocked, amqp091-go cannot finish its own close.
 	defer func() { _ = c.socket.Close() }()
 	for {
 		select {
@@ -173,37 +311,17 @@ func (c *Conn) setBlocked(active bool) {
 	}
 }
 
-// Unblocked returns a channel that is closed when the broker takes publishes
-// again; nil while it takes them.
-func (c *Conn) Unblocked() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unblocked
-}
-
-// Together runs f. What f writes leaves in one system call with what others write
-// at the same time. It is not waited for; an error ends the connection.
-func (c *Conn) Together(f func()) {
-	c.socket.hold()
-	defer c.socket.release()
-	f()
-}
-
-// Backlog returns a channel that is closed when what was written has left; nil
-// where more may be written.
-func (c *Conn) Backlog() <-chan struct{} { return c.socket.backlog() }
-
 // Gone is closed when the connection has ended.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
-// Cause returns why the connection ended, nil while it lives.
+// Cause returns why the connection ended, or nil while it lives.
 func (c *Conn) Cause() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cause
 }
 
-// Kill ends the connection without asking the broker; reason becomes its cause.
+// Kill ends the connection without asking the broker. reason becomes its cause.
 func (c *Conn) Kill(reason error) {
 	c.mu.Lock()
 	if c.killed == nil {
@@ -213,7 +331,7 @@ func (c *Conn) Kill(reason error) {
 	_ = c.socket.Close()
 }
 
-// Close ends the connection, asking the broker for at most limit.
+// Close ends the connection. It waits for the broker's goodbye for at most limit.
 func (c *Conn) Close(limit time.Duration) {
 	done := make(chan struct{})
 	go func() {
@@ -229,9 +347,9 @@ func (c *Conn) Close(limit time.Duration) {
 	<-done
 }
 
-// Do runs f on a channel of its own, so that an error of the broker closes no
-// channel that others use. It returns at the end of ctx at the latest; f may
-// then still be waiting for the broker, and ends with the connection.
+// Do runs f on a new channel, so that an error of the broker closes no channel that others use.
+// It returns at the end of ctx at the latest. Then f may still be waiting for the broker, and
+// ends with the connection.
 func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -240,7 +358,7 @@ func (c *Conn) Do(ctx context.Context, f func(*amqp.Channel) error) error {
 			done <- fmt.Errorf("open channel: %w", err)
 			return
 		}
-		if err = context.Cause(ctx); err == nil { // else nobody waits any more
+		if err = context.Cause(ctx); err == nil { // otherwise the caller has gone
 			err = f(ch)
 		}
 		_ = ch.Close()

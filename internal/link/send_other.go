@@ -4,6 +4,6 @@ package link
 
 import "syscall"
 
-// send writes what the system takes without waiting: here nothing, a goroutine
-// writes everything.
+// send writes nothing here, because the system offers no write without waiting. A goroutine writes
+// everything.
 func send(syscall.RawConn, []byte) (int, error) { return 0, nil }

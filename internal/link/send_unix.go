@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// send writes what the system takes without waiting.
+// send writes as many bytes as the system takes without waiting.
 func send(conn syscall.RawConn, b []byte) (sent int, err error) {
 	problem := conn.Write(func(fd uintptr) bool {
 		for sent < len(b) {

@@ -15,19 +15,18 @@ const (
 	frameHead   = 1 + 2 + 4 // type, channel, size
 	frameEnd    = 1
 	headerFrame = 2
-	// How a record of TLS begins that says that the client does not speak it.
+	// tlsAlert and tlsMajor begin the TLS record that says that the client does not speak TLS.
 	tlsAlert, tlsMajor = 21, 3
-	// maxHeaderFrame is above what any broker negotiates (F16); what claims to be
-	// larger is passed on, for amqp091-go to refuse.
+	// maxHeaderFrame is larger than any frame that a broker negotiates (F16). A frame that claims
+	// to be larger is passed on, and amqp091-go refuses it.
 	maxHeaderFrame = 1 << 20
-	// keepUnreadable is how much is kept of headers that cannot be read, so that
-	// they fit in a frame together with ours.
+	// keepUnreadable is the number of bytes kept of headers that cannot be read, so that they fit
+	// in a frame together with our headers.
 	keepUnreadable = 120 << 10
 )
 
-// stream is what amqp091-go reads from. Headers that it cannot read would end
-// the connection, and with it that of everyone who is given the message; they
-// are replaced before it sees them (F26).
+// stream is the connection that amqp091-go reads from. Headers that amqp091-go cannot read would
+// end the connection of every consumer that gets the message. stream replaces them first (F26).
 type stream struct {
 	net.Conn
 	unreadable string // name of the header in their place
@@ -95,17 +94,17 @@ func (s *stream) next() error {
 	s.ready = s.frame
 	if replaced, ok := wire.ReplaceUnreadable(payload, s.unreadable, keepUnreadable); ok {
 		end := s.frame[frameHead+size:]
-		s.ready = append(binary.BigEndian.AppendUint32(append([]byte{}, s.frame[:3]...), uint32(len(replaced))), replaced...)
-		s.ready = append(s.ready, end...)
+		s.ready = append([]byte{}, s.frame[:3]...)
+		s.ready = binary.BigEndian.AppendUint32(s.ready, uint32(len(replaced)))
+		s.ready = append(append(s.ready, replaced...), end...)
 	}
 	return nil
 }
 
-// errSpeaksTLS: the broker has answered with an alert of TLS.
+// errSpeaksTLS says that the broker has answered with an alert of TLS.
 var errSpeaksTLS = errors.New("the broker speaks TLS on this port: use amqps://")
 
-// cause returns why reading failed, nil where it has not: amqp091-go keeps the
-// text alone.
+// cause returns why reading failed, or nil. amqp091-go keeps no more than the text.
 func (s *stream) cause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

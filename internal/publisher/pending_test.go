@@ -1,12 +1,10 @@
 package publisher_test
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -14,32 +12,31 @@ import (
 
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/testing/peer"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// soon is a timeout that a test waits for several times. A broker on a busy machine
-// must open a channel in that time.
-const soon = 2 * time.Second
-
-// letter is a message that is published until that has succeeded.
+// letter is a message that is published until it is confirmed.
 type letter struct {
+	rig       rig
 	pending   publisher.Pending
 	key, body string
 	exchange  string
 	user      string // the wrong one is refused with 406
 	tries     int    // calls of try
-	overdue   int    // of them those that ended with an open outcome
+	overdue   int    // of them, the calls that ended with an open outcome
 	outcome   error
 	succeeded bool
 }
 
-// try waits for the outcome that is open, and publishes where none is.
-func (l *letter) try(ctx context.Context, p rig) bool {
+func (r rig) letter(body string) *letter { return &letter{rig: r, key: r.queue, body: body} }
+
+// try waits for the open outcome, or publishes if none is open.
+func (l *letter) try() bool {
 	l.tries++
+	ctx := l.rig.t.Context()
 	if l.pending.IsOpen() {
 		l.outcome = l.pending.Await(ctx)
 	} else {
-		l.outcome = p.PublishFor(ctx, &l.pending, l.exchange, l.key, &amqp.Publishing{
+		l.outcome = l.rig.PublishFor(ctx, &l.pending, l.exchange, l.key, &amqp.Publishing{
 			Headers: amqp.Table{}, DeliveryMode: amqp.Persistent, UserId: l.user, Body: []byte(l.body),
 		})
 	}
@@ -50,51 +47,68 @@ func (l *letter) try(ctx context.Context, p rig) bool {
 	return l.succeeded
 }
 
-// deliver tries until the letter is confirmed.
-func (l *letter) deliver(t *testing.T, p rig) {
-	t.Helper()
-	testbroker.WaitFor(t, "letter "+l.body+" to be confirmed", patience, func() bool { return l.succeeded || l.try(t.Context(), p) })
+// stayOpen tries until the outcome was open n times.
+func (l *letter) stayOpen(n int) {
+	for l.overdue < n && !l.succeeded {
+		l.try()
+	}
 }
 
-// The confirms come many timeouts late: each message is in the queue once, and was
-// published once, on one connection.
+// settle tries until the outcome is not open any more.
+func (l *letter) settle() {
+	l.rig.t.Helper()
+	await(l.rig.t, "the outcome of "+l.body, func() bool {
+		l.try()
+		return !l.pending.IsOpen()
+	})
+}
+
+// deliver tries until the letter is confirmed.
+func (l *letter) deliver() {
+	l.rig.t.Helper()
+	await(l.rig.t, "letter "+l.body+" to be confirmed", func() bool {
+		return l.succeeded || l.try()
+	})
+}
+
+// together runs the same for all letters at once.
+func together(letters []*letter, f func(*letter)) {
+	var wait sync.WaitGroup
+	for _, l := range letters {
+		wait.Go(func() { f(l) })
+	}
+	wait.Wait()
+}
+
+// The confirms come many timeouts late. Each message is in the queue once, and was published once,
+// on one connection.
 func TestLateConfirmIsAwaited(t *testing.T) {
 	t.Parallel()
-	broker := testbroker.URL(t)
-	queue := declare(t, broker, nil)
-	n, address := startNarrow(t, broker)
-	p := open(t, address, soon)
-	p.recovers(t, queue)
-	begun := len(p.recorder.published())
+	p := behindProxy(t, soon)
+	p.recovers()
+	begun := len(p.client.published())
 
-	release := n.holdConfirms()
+	p.proxy.HoldConfirms(true)
 	var letters []*letter
-	var overdue sync.WaitGroup
 	for i := range 8 {
-		l := &letter{key: queue, body: fmt.Sprint(i)}
-		letters = append(letters, l)
-		overdue.Go(func() {
-			for l.overdue < 3 && !l.succeeded {
-				l.try(t.Context(), p)
-			}
-		})
+		letters = append(letters, p.letter(fmt.Sprint(i)))
 	}
-	overdue.Wait()
-	release()
+	together(letters, func(l *letter) { l.stayOpen(3) })
+	p.proxy.HoldConfirms(false)
 	for _, l := range letters {
 		assert.ErrorIs(t, l.outcome, publisher.ErrUnknown)
-		l.deliver(t, p)
+		l.deliver()
 	}
-	assert.Len(t, p.recorder.published(), begun+len(letters), "published again")
-	assert.Equal(t, 1, n.accepted(), "the connection was ended")
-	found := bodies(t, broker, queue)
+	assert.Len(t, p.client.published(), begun+len(letters), "published again")
+	assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
+	found := p.bodies()
 	for _, l := range letters {
 		assert.Equal(t, 1, found[l.body], "copies of %s", l.body)
 	}
 }
 
-// Once the channel of an open outcome has ended, nothing is awaited any more: the
-// message is published again, once.
+// Once the channel of an open outcome has ended, no confirm can come any more. The message is
+// published again, once.
 func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {
 	t.Parallel()
 	atOnce(t, map[string]func(*peer.Publish){
@@ -105,32 +119,26 @@ func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {
 		held := make(chan *peer.Publish, 1)
 		var copies atomic.Int64
 		s := peer.Start(t, func(p *peer.Publish) {
-			switch {
-			case string(p.Body) == "letter" && copies.Add(1) == 1:
+			if string(p.Body) == "letter" && copies.Add(1) == 1 {
 				held <- p
-			default:
-				p.Ack(p.Tag, false)
+				return
 			}
+			ack(p)
 		})
-		p := open(t, s.URL(), soon)
-		p.recovers(t, "any")
-		l := letter{key: "any", body: "letter"}
-		for l.overdue < 3 {
-			require.False(t, l.try(t.Context(), p))
-		}
+		p := connect(t, s.URL(), "any", soon)
+		p.recovers()
+		l := p.letter("letter")
+		l.stayOpen(3)
 		require.EqualValues(t, 1, copies.Load())
 		end(<-held)
-		testbroker.WaitFor(t, "the end of the channel to be noticed", patience, func() bool {
-			require.False(t, l.try(t.Context(), p))
-			return !l.pending.IsOpen()
-		})
+		l.settle()
 		assert.ErrorIs(t, l.outcome, publisher.ErrUnknown)
-		l.deliver(t, p)
+		l.deliver()
 		assert.EqualValues(t, 2, copies.Load())
 	})
 }
 
-// A late answer is the outcome, whatever it says.
+// A late answer is the outcome, as an answer in time would be.
 func TestLateAnswers(t *testing.T) {
 	t.Parallel()
 	type answer struct {
@@ -138,66 +146,54 @@ func TestLateAnswers(t *testing.T) {
 		want   string
 	}
 	atOnce(t, map[string]answer{
-		"ack":              {func(p *peer.Publish) { p.Ack(p.Tag, false) }, success},
+		"ack":              {ack, success},
 		"nack":             {func(p *peer.Publish) { p.Nack(p.Tag, true) }, refused},
-		"return, then ack": {func(p *peer.Publish) { p.Return(); p.Ack(p.Tag, false) }, returned},
+		"return, then ack": {func(p *peer.Publish) { p.Return(); ack(p) }, returned},
 	}, func(t *testing.T, c answer) {
 		held := make(chan *peer.Publish, 1)
-		s := peer.Start(t, func(p *peer.Publish) { held <- p })
-		p := open(t, s.URL(), soon)
-		l := letter{key: "any", body: "letter"}
-		for l.overdue < 2 {
-			l.try(t.Context(), p)
-		}
+		p, s := onPeer(t, soon, func(p *peer.Publish) { held <- p })
+		l := p.letter("letter")
+		l.stayOpen(2)
 		c.answer(<-held)
-		testbroker.WaitFor(t, "the answer", patience, func() bool {
-			l.try(t.Context(), p)
-			return !l.pending.IsOpen()
-		})
+		l.settle()
 		assert.Equal(t, c.want, outcome(l.outcome))
 		assert.Equal(t, 1, s.Published())
 	})
 }
 
-// A target that never confirms takes neither places nor the channel of others: each of
-// theirs is published once and confirmed in time, and the connection lives on.
+// Given a target that never confirms, the messages to other targets keep their channel and their
+// places: each is published once and confirmed in time. The connection lives on.
 func TestSlowTargetLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
-	slow := &slowTarget{channels: map[uint16]bool{}}
-	s := peer.Start(t, slow.answer)
-	proxy := testbroker.NewProxy(t, s.URL())
-	p := open(t, proxy.URL(), soon)
-	p.recovers(t, "healthy")
+	slow := &slowTarget{channels: map[uint16]bool{}, sent: map[string]int{}}
+	p, _ := onPeer(t, soon, slow.answer)
+	p.recovers()
 
 	const all, healthy, each = 500, 8, 40 // more than a channel has places
 	letters := make([]*letter, all)
-	try := func() (wait func()) {
-		var tries sync.WaitGroup
-		for _, l := range letters {
-			tries.Go(func() {
-				for range 2 {
-					l.try(t.Context(), p)
-				}
-			})
-		}
-		return tries.Wait
-	}
 	for i := range letters {
-		letters[i] = &letter{key: "slow", body: fmt.Sprint("slow ", i)}
+		letters[i] = p.letter(fmt.Sprint("slow ", i))
+		letters[i].key = "slow"
 	}
-	try()()
+	tryTwice := func(l *letter) { l.try(); l.try() }
+	together(letters, tryTwice)
 	slow.known(true)
-	wait := try()
-	for _, c := range callers(healthy, each, func(_ int, body string) error { return p.say(t.Context(), "healthy", body) }) {
+	var again sync.WaitGroup
+	again.Go(func() { together(letters, tryTwice) })
+	for _, c := range callers(healthy, each, func(_ int, body string) error { return p.say(body) }) {
 		assert.NoError(t, c.err, c.body)
 	}
-	wait()
-	assert.Equal(t, 1, proxy.Connections(), "the connection was ended, though the broker answers")
-	assert.LessOrEqual(t, slow.release(t), 10, "channels")
+	again.Wait()
+	assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended, though the broker answers")
+	channels, beside := slow.release()
+	assert.LessOrEqual(t, channels, 10, "channels")
+	assert.Zero(t, beside, "publishes of the slow target on the channel of the healthy one")
 	for _, l := range letters {
-		l.deliver(t, p)
+		l.deliver()
 	}
-	assert.LessOrEqual(t, slow.copies(), 1, "copies of a message")
+	for body, n := range slow.sent {
+		assert.Equal(t, 1, n, "copies of %s", body)
+	}
 }
 
 // slowTarget is a broker with one queue that confirms nothing until it is released.
@@ -205,7 +201,7 @@ type slowTarget struct {
 	mu       sync.Mutex
 	held     []*peer.Publish
 	sent     map[string]int
-	channels map[uint16]bool // true where a healthy target was published to
+	channels map[uint16]bool // true if a healthy target was published to
 	isKnown  bool
 	beside   int // publishes to the slow target beside healthy ones since it is known
 	released bool
@@ -217,9 +213,6 @@ func (s *slowTarget) answer(p *peer.Publish) {
 	slow := p.RoutingKey == "slow"
 	s.channels[p.Channel] = s.channels[p.Channel] || !slow
 	if slow {
-		if s.sent == nil {
-			s.sent = map[string]int{}
-		}
 		s.sent[string(p.Body)]++
 		if s.isKnown && s.channels[p.Channel] {
 			s.beside++
@@ -229,7 +222,7 @@ func (s *slowTarget) answer(p *peer.Publish) {
 			return
 		}
 	}
-	p.Ack(p.Tag, false)
+	ack(p)
 }
 
 func (s *slowTarget) known(is bool) {
@@ -238,171 +231,123 @@ func (s *slowTarget) known(is bool) {
 	s.isKnown = is
 }
 
-// release confirms everything, and returns how many channels were used.
-func (s *slowTarget) release(t *testing.T) (channels int) {
-	t.Helper()
+// release confirms everything.
+func (s *slowTarget) release() (channels, beside int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	assert.Zero(t, s.beside, "publishes of the slow target on the channel of the healthy one")
 	for _, p := range s.held {
-		p.Ack(p.Tag, false)
+		ack(p)
 	}
 	s.released, s.isKnown = true, false
-	return len(s.channels)
+	return len(s.channels), s.beside
 }
 
-// copies is how often the message that was published most often was published.
-func (s *slowTarget) copies() (most int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, n := range s.sent {
-		most = max(most, n)
-	}
-	return most
-}
-
-// The broker has lost a publish and its confirm (F29). It is given up once its target
-// has worked for a whole timeout, and not before; an open outcome of another target on
-// the same channel keeps that channel.
+// The broker has lost a publish and its confirm (F29). The publish is given up when its target has
+// worked for a whole timeout, and not before. While another target has an open outcome on the same
+// channel, the channel stays open.
 func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	t.Parallel()
-	var letters, beside atomic.Int64
+	var copies, beside atomic.Int64
 	var works atomic.Bool
 	held := make(chan *peer.Publish, 1)
-	s := peer.Start(t, func(p *peer.Publish) {
-		switch string(p.Body) {
-		case "letter":
-			if letters.Add(1) == 1 {
-				return
-			}
-		case "beside":
+	p, _ := onPeer(t, soon, func(p *peer.Publish) {
+		switch body := string(p.Body); {
+		case body == "letter" && copies.Add(1) == 1: // lost
+		case body == "beside":
 			beside.Add(1)
 			held <- p
-			return
-		case "other":
-			if !works.Load() {
-				p.Nack(p.Tag, false)
-				return
-			}
+		case body == "other" && !works.Load():
+			nack(p)
+		default:
+			ack(p)
 		}
-		p.Ack(p.Tag, false)
 	})
-	p := open(t, s.URL(), soon)
-	p.recovers(t, "any")
-	l, slow := letter{key: "any", body: "letter"}, letter{key: "slow", body: "beside"}
-	both := func() {
-		var tries sync.WaitGroup
-		tries.Go(func() { l.try(t.Context(), p) })
-		tries.Go(func() { slow.try(t.Context(), p) })
-		tries.Wait()
-	}
+	p.recovers()
+	l, slow := p.letter("letter"), p.letter("beside")
+	slow.key = "slow"
+	both := func() { together([]*letter{l, slow}, func(l *letter) { l.try() }) }
 	for l.overdue < 2 {
 		both()
 		require.True(t, l.pending.IsOpen() && slow.pending.IsOpen())
-		assert.ErrorIs(t, p.say(t.Context(), "any", "other"), publisher.ErrRefused)
+		assert.ErrorIs(t, p.say("other"), publisher.ErrRefused)
 	}
 	works.Store(true)
-	require.NoError(t, p.say(t.Context(), "any", "other"))
+	require.NoError(t, p.say("other"))
 	for range 2 {
 		both()
-		require.EqualValues(t, 1, letters.Load(), "given up, though the channel is in use")
+		require.EqualValues(t, 1, copies.Load(), "given up, though the channel is in use")
 	}
-	last := <-held
-	last.Ack(last.Tag, false)
-	slow.deliver(t, p)
-	l.deliver(t, p)
-	assert.EqualValues(t, 2, letters.Load())
+	ack(<-held)
+	slow.deliver()
+	l.deliver()
+	assert.EqualValues(t, 2, copies.Load())
 	assert.EqualValues(t, 1, beside.Load())
 }
 
-// A broker that is gone without a word is noticed by those that wait for an outcome,
-// too.
+// A caller that waits for an outcome also notices that the broker is gone silently.
 func TestSilenceIsNoticedWhileAnOutcomeIsOpen(t *testing.T) {
 	t.Parallel()
-	broker := testbroker.URL(t)
-	queue := declare(t, broker, nil)
-	n, address := startNarrow(t, broker)
-	proxy := testbroker.NewProxy(t, address)
-	p := open(t, proxy.URL(), soon)
-	p.recovers(t, queue)
-	release := n.holdConfirms()
-	l := letter{key: queue, body: "letter"}
-	for l.overdue < 2 {
-		l.try(t.Context(), p)
-	}
-	require.Equal(t, 1, proxy.Connections())
-	proxy.Blackhole(true)
-	testbroker.WaitFor(t, "the end of the connection", patience, func() bool {
-		l.try(t.Context(), p)
-		return proxy.Connections() > 1
+	p := behindProxy(t, soon)
+	p.recovers()
+	p.proxy.HoldConfirms(true)
+	l := p.letter("letter")
+	l.stayOpen(2)
+	require.Equal(t, 1, p.proxy.Connections())
+	p.proxy.Blackhole(true)
+	await(t, "the end of the connection", func() bool {
+		l.try()
+		return p.proxy.Connections() > 1
 	})
-	proxy.Blackhole(false)
-	release()
-	l.deliver(t, p)
+	p.proxy.Blackhole(false)
+	p.proxy.HoldConfirms(false)
+	l.deliver()
 }
 
-// A broker that has blocked publishing answers nothing, and says so: the connection
-// lives on, and the outcome stays open.
+// A broker that has blocked publishing answers nothing, and says so. The connection lives on, and
+// the outcome stays open.
 func TestBlockedConnectionIsNotEnded(t *testing.T) {
 	t.Parallel()
 	held := make(chan *peer.Publish, 1)
-	s := peer.Start(t, func(p *peer.Publish) {
+	p, s := onPeer(t, soon, func(p *peer.Publish) {
 		p.Blocked(true)
 		held <- p
 	})
-	proxy := testbroker.NewProxy(t, s.URL())
-	p := open(t, proxy.URL(), soon)
-	l := letter{key: "any", body: "letter"}
-	for l.overdue < 3 {
-		require.False(t, l.try(t.Context(), p))
-	}
+	l := p.letter("letter")
+	l.stayOpen(3)
 	first := <-held
 	first.Blocked(false)
-	first.Ack(first.Tag, false)
-	l.deliver(t, p)
-	assert.Equal(t, 1, proxy.Connections())
+	ack(first)
+	l.deliver()
+	assert.Equal(t, 1, p.proxy.Connections())
 	assert.Equal(t, 1, s.Published())
 }
 
-// What is released keeps neither a place nor a channel.
+// A publish that is released keeps neither a place nor a channel.
 func TestReleasedOutcomesKeepNoChannel(t *testing.T) {
 	t.Parallel()
-	s := peer.Start(t, func(*peer.Publish) {})
-	proxy := testbroker.NewProxy(t, s.URL())
-	p := open(t, proxy.URL(), soon)
-	var all sync.WaitGroup
-	letters := make([]letter, 5)
+	p, _ := onPeer(t, soon, func(*peer.Publish) {})
+	letters := make([]*letter, 5)
 	for i := range letters {
-		all.Go(func() {
-			l := &letters[i]
-			l.key, l.body = fmt.Sprint("queue ", i), "letter"
-			for l.overdue == 0 {
-				l.try(t.Context(), p)
-			}
-		})
+		letters[i] = p.letter("letter")
+		letters[i].key = fmt.Sprint("queue ", i)
 	}
-	all.Wait()
+	together(letters, func(l *letter) { l.stayOpen(1) })
 	assert.Positive(t, p.Retired())
-	for i := range letters {
-		o := &letters[i].pending
-		o.Release()
-		o.Release()
-		assert.False(t, o.IsOpen())
-		assert.Error(t, o.Await(t.Context()))
+	for _, l := range letters {
+		l.pending.Release()
+		l.pending.Release()
+		assert.False(t, l.pending.IsOpen())
+		assert.Error(t, l.pending.Await(t.Context()))
 	}
-	assert.Zero(t, p.Retired(), "channels that are open for what was released")
-	assert.Equal(t, 1, proxy.Connections())
+	assert.Zero(t, p.Retired(), "channels that are open for released publishes")
+	assert.Equal(t, 1, p.proxy.Connections())
 }
 
-// Close ends those that wait for an outcome.
 func TestCloseEndsOpenOutcomes(t *testing.T) {
 	t.Parallel()
-	s := peer.Start(t, func(*peer.Publish) {})
-	p := open(t, s.URL(), soon)
-	l := letter{key: "any", body: "letter"}
-	for l.overdue == 0 {
-		l.try(t.Context(), p)
-	}
+	p, _ := onPeer(t, soon, func(*peer.Publish) {})
+	l := p.letter("letter")
+	l.stayOpen(1)
 	within(t, goodbye, "Close", p.Close)
 	within(t, 0, "Await", func() {
 		assert.ErrorIs(t, l.pending.Await(t.Context()), publisher.ErrUnknown)

@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,66 +11,72 @@ import (
 )
 
 const (
-	// atOnce is how many messages are given back together. Their order is kept
-	// only where one consumer holds them, and a quorum queue of 3.10 mixes up
-	// more than these.
+	// atOnce is how many messages are given back together. Their order is kept only if one
+	// consumer holds them, and a quorum queue of 3.10 mixes up more of them.
 	atOnce = 32
-	// unanswered is how many groups are given back before the queue is asked
-	// whether it has them: what more of them name the broker puts together, and
-	// forgets some of it when the channel is closed too soon.
+	// unanswered is how many groups are given back before the queue is asked whether it has them.
+	// The broker puts the names of more groups together, and forgets some of them when the channel
+	// is closed too soon.
 	unanswered = 16
-	// awaitReady bounds that, and how long the end of the scan waits for messages that
-	// a consumer takes as soon as they are back.
+	// awaitReady bounds that question. It also bounds how long the end of the scan waits for
+	// messages that a consumer takes as soon as they are back.
 	awaitReady = 2 * time.Second
-	// awaitBack is how long messages may take to be back before they are missing. A
-	// busy broker says for a while that a quorum queue has none.
+	// awaitBack is how long messages may take to be back before they count as missing. A busy broker
+	// says for a while that a quorum queue has none.
 	awaitBack = 20 * time.Second
 )
 
-// MissingError says that messages which were given back are not in the queue.
+// MissingError says how many messages that were given back are not in the queue.
 type MissingError struct{ Messages int }
 
 func (e *MissingError) Error() string {
 	return fmt.Sprintf("%d messages that were given back are not in the queue", e.Messages)
 }
 
-// back remembers what has to be given back, in groups whose order is kept.
+// back remembers the messages to give back, in groups whose order is kept.
 type back struct {
 	ch    *amqp.Channel
 	queue string
 
 	mu      sync.Mutex
-	first   []uint64 // tag of the first message of each group
-	kept    []uint64 // and of the last that is to be given back; 0 for none
-	keptOf  []int    // and how many
-	inGroup int      // messages of the last group
-	keeps   int      // messages to give back
-	// expiring is how many of those taken have an expiration; leaving says that all of
-	// them may leave the queue by themselves.
+	groups  []group
+	inGroup int // messages of the last group
+	keeps   int // messages to give back
+	// expiring is how many of the taken messages have an expiration. leaving says that all of them
+	// may leave the queue by themselves.
 	expiring int
 	leaving  bool
 	overdue  bool // some were not back in time
 }
 
-// taken notes a message, and whether another consumer has taken it than the one
-// before.
+// group is a run of messages that are given back together.
+type group struct {
+	first uint64 // tag of the first message
+	last  uint64 // tag of the last message to give back; 0 for none
+	keeps int    // messages to give back
+}
+
+// taken notes a message. otherConsumer says that the message before was taken by another consumer.
 func (b *back) taken(tag uint64, otherConsumer bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.inGroup++; otherConsumer || b.inGroup > atOnce {
-		b.first, b.kept, b.keptOf, b.inGroup = append(b.first, tag), append(b.kept, 0), append(b.keptOf, 0), 1
+		b.groups, b.inGroup = append(b.groups, group{first: tag}), 1
 	}
 }
 
+// keep notes a message to give back.
 func (b *back) keep(tag uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i, found := slices.BinarySearch(b.first, tag)
+	i, found := slices.BinarySearchFunc(b.groups, tag, func(g group, tag uint64) int {
+		return cmp.Compare(g.first, tag)
+	})
 	if !found {
-		i-- // of the group that began before
+		i-- // its group began before
 	}
-	b.kept[i] = max(b.kept[i], tag)
-	b.keptOf[i]++
+	b.groups[i].last = max(b.groups[i].last, tag)
+	b.groups[i].keeps++
 	b.keeps++
 }
 
@@ -80,8 +87,8 @@ func (b *back) expires(d *amqp.Delivery) {
 	}
 }
 
-// all gives back the messages that are kept, then those that flush has taken. The
-// error is a MissingError where some are not in the queue afterwards.
+// all gives back the messages that are kept, and then the messages that flush has taken. The error
+// is a MissingError if some are not in the queue afterwards.
 func (b *back) all(taken int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,22 +99,24 @@ func (b *back) all(taken int) error {
 	if err != nil {
 		return err
 	}
-	for i, last := range b.kept {
-		if last == 0 {
+	given := 0
+	for i, g := range b.groups {
+		if g.last == 0 {
 			continue
 		}
-		if err := b.ch.Nack(last, true, true); err != nil {
+		if err := b.ch.Nack(g.last, true, true); err != nil {
 			return err
 		}
+		given += g.keeps
 		if i%unanswered == unanswered-1 && !b.overdue {
-			missing, err := b.await(q.Messages+b.sizes(i), awaitReady)
+			missing, err := b.await(q.Messages+given, awaitReady)
 			if err != nil {
 				return err
 			}
 			b.overdue = missing > 0
 		}
 	}
-	if err := b.ch.Nack(0, true, true); err != nil { // 0: all that is left, if anything
+	if err := b.ch.Nack(0, true, true); err != nil { // 0: all that are left, if any
 		return err
 	}
 	want, patience := q.Messages+b.keeps+taken, awaitBack
@@ -123,8 +132,8 @@ func (b *back) all(taken int) error {
 	return err
 }
 
-// await returns how many of n messages have not been ready: 0 as soon as all are,
-// and after a while where a consumer takes them.
+// await returns how many of n messages are not ready. It returns 0 as soon as all are ready. If the
+// queue has a consumer that may have taken them, it returns 0 after awaitReady.
 func (b *back) await(n int, patience time.Duration) (missing int, err error) {
 	most := 0
 	for began := time.Now(); ; {
@@ -140,12 +149,4 @@ func (b *back) await(n int, patience time.Duration) (missing int, err error) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-}
-
-// sizes is how many messages of the groups up to i are given back.
-func (b *back) sizes(i int) (n int) {
-	for _, size := range b.keptOf[:i+1] {
-		n += size
-	}
-	return n
 }

@@ -1,6 +1,9 @@
-// Package scan looks at the messages of a queue, which AMQP can only do by taking
-// them: it takes those that are there at its beginning, in pages, without acking,
-// and gives back at its end what nobody has acked, in its order.
+// Package scan looks at the messages of a queue. AMQP can look at a message only by taking it. So a
+// Scan takes the messages that are there at its beginning, in pages and without acking them. At its
+// end it gives back the messages that were not acked, in their order.
+//
+// The caller calls Next until it returns false. It acks a message or names it to Keep. At last it
+// calls GiveBack, which returns when the broker has the messages and the acks.
 package scan
 
 import (
@@ -13,33 +16,33 @@ import (
 )
 
 const (
-	// pageMessages and pageBytes bound what is taken ahead of who looks at it.
+	// pageMessages and pageBytes bound the messages that are taken before Next returns them.
 	pageMessages = 500
 	pageBytes    = 8 << 20
-	// idle is how long a page waits for its next message, which is known to be
-	// there unless someone else has taken it, before the queue is asked again.
+	// idle is how long a page waits for its next message before the queue is asked again. The
+	// message is there, unless another consumer has taken it.
 	idle = 5 * time.Second
-	// restLimit is how much of a queue is taken for the sake of its order alone:
-	// about two seconds' worth.
+	// restLimit is how many messages are taken only to keep the queue's order. That takes about two
+	// seconds.
 	restLimit = 10_000
 )
 
-// ErrCancelled: the broker has ended the consumer.
-var ErrCancelled = errors.New("the broker has ended the consumer: the queue is deleted, or its node is gone")
+// ErrCancelled says that the broker has ended the consumer.
+var ErrCancelled = errors.New(
+	"the broker has ended the consumer: the queue is deleted, or its node is gone")
 
-// Scan takes messages, oldest first. Whoever uses it either acks what Next has
-// returned or names it to Keep. It is not safe for concurrent use, but for acks
-// and Keep.
+// Scan takes messages, oldest first. Acks and Keep may come from other goroutines. The other
+// methods are for one goroutine.
 type Scan struct {
 	ctx   context.Context
 	queue string
 	ch    *amqp.Channel
 
-	total   int // in the queue at the beginning
-	left    int // of those, not taken yet
-	seen    int
-	bytes   int64 // of what was seen
-	unasked bool  // nothing has said that there is another message
+	total   int   // messages in the queue at the beginning
+	left    int   // of them, not taken yet
+	seen    int   // messages that Next has returned
+	bytes   int64 // of their bodies
+	unasked bool  // the broker has not said that there is another message
 	limit   int   // of a page
 	idle    time.Duration
 
@@ -51,35 +54,33 @@ type Scan struct {
 // LimitPage takes no more than n messages at once.
 func (s *Scan) LimitPage(n int) { s.limit = max(n, 1) }
 
-// Hurry is for a queue that messages leave by themselves: a page that waits for a
-// message for longer than d asks whether there is one, and none that is given back is
-// missing.
+// Hurry is for a queue that messages leave by themselves. A page that waits for a message for
+// longer than d asks whether there is one. A message that was given back never counts as missing.
 func (s *Scan) Hurry(d time.Duration) { s.idle, s.back.leaving = d, true }
 
-// New returns a Scan on a channel of its own. It looks at
-// no more than limit messages, or at all that are there at its beginning if limit
-// is less than 0.
+// New returns a Scan on ch, which nothing else may use. It looks at no more than limit messages. If
+// limit is negative, it looks at all messages that are there at its beginning.
 func New(ctx context.Context, ch *amqp.Channel, queue string, limit int) *Scan {
 	return &Scan{
-		ctx: ctx, queue: queue, ch: ch, total: -1, left: limit, unasked: true, limit: pageMessages, idle: idle,
-		back: back{ch: ch, queue: queue},
+		ctx: ctx, queue: queue, ch: ch, total: -1, left: limit, unasked: true,
+		limit: pageMessages, idle: idle, back: back{ch: ch, queue: queue},
 	}
 }
 
-// Total is how many messages are to be looked at; -1 before the first Next.
+// Total returns how many messages there are to look at, or -1 before the first Next.
 func (s *Scan) Total() int { return s.total }
 
-// Ready is how many messages the queue says are ready; a quorum queue may count
-// late. It is for before the first Next.
+// Ready returns how many messages the queue says are ready. A quorum queue may count late. Call
+// Ready before the first Next.
 func (s *Scan) Ready() (int, error) {
 	q, err := s.ch.QueueDeclarePassive(s.queue, true, false, false, false, nil)
 	return q.Messages, err
 }
 
-// Seen is how many messages Next has returned.
+// Seen returns how many messages Next has returned.
 func (s *Scan) Seen() int { return s.seen }
 
-// Next returns the next message; false at the end of those that were there.
+// Next returns the next message, or false after the last.
 func (s *Scan) Next() (amqp.Delivery, bool, error) {
 	for s.ctx.Err() == nil {
 		switch {
@@ -102,7 +103,7 @@ func (s *Scan) Next() (amqp.Delivery, bool, error) {
 	return amqp.Delivery{}, false, context.Cause(s.ctx)
 }
 
-// ask gets one message, which tells how many there are behind it.
+// ask gets one message. The answer says how many messages there are behind it.
 func (s *Scan) ask() (amqp.Delivery, bool, error) {
 	d, ok, err := s.ch.Get(s.queue, false)
 	if err != nil || !ok {
@@ -129,12 +130,12 @@ func (s *Scan) count(d *amqp.Delivery) {
 	s.back.expires(d)
 }
 
-// fill takes a page: as many messages as may be held of the size seen so far, few
-// at first. The consumer is cancelled while it has no room for more, before
-// anything is acked: what is on its way to a consumer that is cancelled would be
-// neither delivered nor given back until the channel ends.
+// fill takes a page: few messages at first, later as many as pageBytes allows at the average size.
+// It cancels the consumer while that has no room for more, before a message is acked. A message on
+// its way to a cancelled consumer would be neither delivered nor given back until the channel ends.
 func (s *Scan) fill() error {
-	size := int(min(int64(s.limit), int64(s.left), int64(2*s.seen+16), max(1, pageBytes/(s.bytes/int64(s.seen)+1))))
+	size := int(min(int64(s.limit), int64(s.left), int64(2*s.seen+16),
+		max(1, pageBytes/(s.bytes/int64(s.seen)+1))))
 	tag := fmt.Sprintf("millpond-%d", s.seen)
 	if err := s.ch.Qos(size, 0, false); err != nil { // for the consumer that comes next
 		return err
@@ -168,27 +169,27 @@ func (s *Scan) fill() error {
 	if err := s.ch.Cancel(tag, false); err != nil {
 		return err
 	}
-	for d := range page { // came in the meantime
+	for d := range page { // messages that came in the meantime
 		s.page = append(s.page, d)
 	}
 	return nil
 }
 
-// Stop says that nothing more is to be taken, not for the sake of the order either.
+// Stop makes the Scan take no more messages, not even to keep the queue's order.
 func (s *Scan) Stop() { s.left = 0 }
 
-// Keep says that a message is not acked, but given back at the end.
+// Keep names a message that is not acked, but given back at the end.
 func (s *Scan) Keep(tag uint64) { s.back.keep(tag) }
 
-// GiveBack puts what was taken and not acked back to its places, and closes the
-// channel in good order, so that the broker has read all acks when it returns.
+// GiveBack puts the messages that were not acked back to their places and closes the channel. When
+// it returns, the broker has read all acks.
 //
-// A quorum queue puts what comes back behind what came back before. So the order
-// is kept only if all that was there is taken: GiveBack takes the rest, unless it
-// is long or the scan was cancelled.
+// A quorum queue puts a message that comes back behind the ones that came back before. So the
+// order is kept only if all messages are taken. GiveBack takes the rest, unless that is over
+// restLimit or the scan was cancelled.
 //
-// The error is a MissingError where messages are not in the queue within 20 s, and no
-// consumer is there that may have taken them.
+// The error is a MissingError if messages are not in the queue within 20 s, and no consumer is
+// there that may have taken them.
 func (s *Scan) GiveBack() error {
 	for s.left > 0 && s.left <= restLimit {
 		d, ok, err := s.Next()
@@ -201,7 +202,7 @@ func (s *Scan) GiveBack() error {
 		s.Keep(s.page[i].DeliveryTag)
 		s.back.expires(&s.page[i])
 	}
-	s.seen += len(s.page) // as for flush
+	s.seen += len(s.page) // flush counts them
 	s.page = nil
 	taken, err := s.flush()
 	if err == nil {
@@ -213,11 +214,10 @@ func (s *Scan) GiveBack() error {
 	return err
 }
 
-// flush returns when the queue has the acks. With many of them under way the
-// broker keeps the last ones back, and forgets them when the channel is closed:
-// the messages would come again. A get is answered when what went before was
-// carried out; the second one, when what was kept back was. A message that they
-// take goes back behind all others, which is its place.
+// flush returns when the queue has the acks. With many acks under way, the broker keeps the last
+// ones back and forgets them when the channel is closed. Then the messages would come again. The
+// broker answers the first get after the acks before it, and the second get after the acks that it
+// kept back. A message that a get takes goes back behind all others, which is its place.
 func (s *Scan) flush() (taken int, err error) {
 	if s.back.keeps == s.seen {
 		return 0, nil // nothing was acked

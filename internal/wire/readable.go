@@ -3,21 +3,21 @@ package wire
 import "encoding/binary"
 
 const (
-	// maxDepth and maxElements are how deep containers may nest, and how much one
-	// may hold, for amqp091-go to read them; brokers take more (F26).
+	// maxDepth is how deep containers may nest, and maxElements how many values one may hold, so
+	// that amqp091-go can read them. Brokers take more (F26).
 	maxDepth    = 32
 	maxElements = 8192
 
-	// The first of the property flags, in the order in which properties are sent.
+	// The first property flags, in the order in which properties are sent.
 	flagContentType     = 1 << 15
 	flagContentEncoding = 1 << 14
 	flagHeaders         = 1 << 13
 )
 
-// ReplaceUnreadable looks at the payload of a content header frame. It returns
-// false where amqp091-go can read its headers. Where it cannot, which would end
-// the connection, it returns another payload with one header in their place, named
-// key: their bytes as they were sent, of which at most limit are kept.
+// ReplaceUnreadable looks at the payload of a content header frame. It returns false if
+// amqp091-go can read the headers. Unreadable headers would end the connection. In that case it
+// returns another payload, in which one header named key takes their place. Its value is their
+// bytes as they were sent, limited to the first limit bytes.
 func ReplaceUnreadable(payload []byte, key string, limit int) ([]byte, bool) {
 	start, end, ok := headersIn(payload)
 	if !ok || readableTable(payload[start+4:end], 0) {
@@ -36,8 +36,8 @@ func ReplaceUnreadable(payload []byte, key string, limit int) ([]byte, bool) {
 	return append(out, payload[end:]...), true
 }
 
-// headersIn returns where the header table begins, with its length, and ends;
-// false where there is none.
+// headersIn returns where the header table begins, with its length, and where it ends. It returns
+// false if there is no table.
 func headersIn(payload []byte) (start, end int, ok bool) {
 	const flagsAt = 2 + 2 + 8 // behind class, weight and body size
 	if len(payload) < flagsAt+2 {
@@ -91,8 +91,8 @@ func readableArray(b []byte, depth int) bool {
 	return true
 }
 
-// readableValue returns how many bytes the first value in b takes, its type
-// included; false where amqp091-go cannot read it.
+// readableValue returns how many bytes the first value in b takes, with its type. It returns false
+// if amqp091-go cannot read the value.
 func readableValue(b []byte, depth int) (size int, ok bool) {
 	switch b[0] {
 	case 'V':

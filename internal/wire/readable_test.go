@@ -11,8 +11,8 @@ import (
 	"github.com/millpond-go/millpond/internal/wire"
 )
 
-// header is the payload of a content header frame with a content type, a header
-// table of these bytes, and a message id behind it.
+// header is the payload of a content header frame with a content type, a header table of these
+// bytes, and a message id behind it.
 func header(table []byte) []byte {
 	b := append(make([]byte, 2+2+8), 0xa0, 0x80, 2, 'c', 't')
 	b = binary.BigEndian.AppendUint32(b, uint32(len(table)))
@@ -24,6 +24,7 @@ func container(kind byte, content []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(content))), content...)
 }
 
+// nested is a header with containers in each other.
 func nested(depth int, table bool) []byte {
 	b := []byte{'V'}
 	for range depth {
@@ -36,11 +37,19 @@ func nested(depth int, table bool) []byte {
 	return append([]byte{1, 'k'}, b...)
 }
 
+// list is a header with an array of n values.
+func list(n int) []byte {
+	return append([]byte("\x01k"), container('A', bytes.Repeat([]byte("V"), n))...)
+}
+
 func TestReplaceUnreadable(t *testing.T) {
 	t.Parallel()
-	all := []byte("\x00V\x01at\x07\x01bB\xff\x01cb\xff\x01ds\x00\x01\x01eu\x00\x01\x01fI\x00\x00\x00\x01\x01gi\x00\x00\x00\x01\x01hf\x00\x00\x00\x01" +
-		"\x01iD\xc8\x00\x00\x00\x01\x01jl\x00\x00\x00\x00\x00\x00\x00\x01\x01kd\xff\xff\xff\xff\xff\xff\xff\xff\x01lT\xff\xff\xff\xff\xff\xff\xff\xff" +
-		"\x01mS\x00\x00\x00\x02\xff\xfe\x01nx\x00\x00\x00\x00\x01oA\x00\x00\x00\x03Vt\x00\x01pF\x00\x00\x00\x00")
+	const eight = "\xff\xff\xff\xff\xff\xff\xff\xff"
+	all := []byte("\x00V\x01at\x07\x01bB\xff\x01cb\xff\x01ds\x00\x01\x01eu\x00\x01" +
+		"\x01fI\x00\x00\x00\x01\x01gi\x00\x00\x00\x01\x01hf\x00\x00\x00\x01" +
+		"\x01iD\xc8\x00\x00\x00\x01\x01jl" + eight + "\x01kd" + eight + "\x01lT" + eight +
+		"\x01mS\x00\x00\x00\x02\xff\xfe\x01nx\x00\x00\x00\x00" +
+		"\x01oA\x00\x00\x00\x03Vt\x00\x01pF\x00\x00\x00\x00")
 	for _, c := range []struct {
 		name     string
 		table    []byte
@@ -54,8 +63,8 @@ func TestReplaceUnreadable(t *testing.T) {
 		{"tables 33 deep", nested(33, true), false},
 		{"8192 headers", bytes.Repeat([]byte("\x01kV"), 8192), true},
 		{"8193 headers", bytes.Repeat([]byte("\x01kV"), 8193), false},
-		{"a list of 8192", append([]byte("\x01k"), container('A', bytes.Repeat([]byte("V"), 8192))...), true},
-		{"a list of 8193", append([]byte("\x01k"), container('A', bytes.Repeat([]byte("V"), 8193))...), false},
+		{"a list of 8192", list(8192), true},
+		{"a list of 8193", list(8193), false},
 		{"an unsigned long", []byte("\x01kL\x00\x00\x00\x00\x00\x00\x00\x01"), false},
 		{"an unknown type", []byte("\x01kZ"), false},
 		{"a value cut short", []byte("\x01kl\x00"), false},
@@ -83,8 +92,7 @@ func TestReplaceUnreadableKeepsNoMoreThanTheLimit(t *testing.T) {
 	assert.Equal(t, header(append([]byte("\x03raw"), container('x', []byte("\x01kZ01"))...)), got)
 }
 
-// Whatever the frame holds, what takes its place can be read and is not replaced
-// again.
+// The payload that takes the place of any frame can be read, and is not replaced again.
 func FuzzReplaceUnreadable(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(header(nil))

@@ -1,117 +1,60 @@
 package wire_test
 
 import (
-	"encoding/binary"
-	"net"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/internal/wire/wiretest"
 )
 
-// recorder keeps the payload sizes of the content header frames that a client
-// sends.
-type recorder struct {
-	net.Conn
-
-	mu      sync.Mutex
-	pending []byte
-	begun   bool
-	headers []int
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
 }
 
-func (r *recorder) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	r.pending = append(r.pending, p...)
-	r.parse()
-	r.mu.Unlock()
-	return r.Conn.Write(p)
-}
-
-func (r *recorder) parse() {
-	if !r.begun {
-		if len(r.pending) < 8 {
-			return
-		}
-		r.pending, r.begun = r.pending[8:], true // "AMQP" 0 0 9 1
-	}
-	for len(r.pending) >= 7 {
-		size := int(binary.BigEndian.Uint32(r.pending[3:7]))
-		if len(r.pending) < 7+size+1 {
-			return
-		}
-		if r.pending[0] == 2 {
-			r.headers = append(r.headers, size)
-		}
-		r.pending = r.pending[7+size+1:]
-	}
-}
-
-// last returns the size of the last content header and how many there were.
-func (r *recorder) last() (size, count int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.headers) == 0 {
-		return 0, 0
-	}
-	return r.headers[len(r.headers)-1], len(r.headers)
-}
-
-// measured publishes over a recorded connection to a queue of its own.
-type measured struct {
-	t        *testing.T
-	recorder *recorder
-	ch       *amqp.Channel
-	queue    string
-	sent     int
-}
-
-func measure(t *testing.T) *measured {
+// measure returns a function that publishes a message to a new queue. It returns the number of
+// bytes in the payload of the message's content header on the wire.
+func measure(t *testing.T) func(amqp.Publishing) int {
 	t.Helper()
-	m := &measured{t: t, recorder: &recorder{}}
-	url := testbroker.URL(t)
-	m.queue = testbroker.Queue(t)
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-		inner, err := amqp.DefaultDial(10*time.Second)(network, addr)
-		m.recorder.Conn = inner
-		return m.recorder, err
-	}})
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	proxy := testbroker.NewProxy(t, url)
+	var size, headers atomic.Int64
+	proxy.Tap(func(s testbroker.Seen) testbroker.Fault {
+		if s.Up && s.Kind() == frame.KindHeader {
+			size.Store(int64(len(s.Payload())))
+			headers.Add(1)
+		}
+		return testbroker.Fault{}
+	})
+	ch := testbroker.Channel(t, proxy.URL())
+	_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	m.ch, err = conn.Channel()
-	require.NoError(t, err)
-	_, err = m.ch.QueueDeclare(m.queue, true, false, false, false, nil)
-	require.NoError(t, err)
-	require.NoError(t, m.ch.Confirm(false))
-	return m
+	require.NoError(t, ch.Confirm(false))
+	return func(msg amqp.Publishing) int {
+		t.Helper()
+		before := headers.Load()
+		confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
+		require.NoError(t, err)
+		ok, err := confirm.WaitContext(t.Context())
+		require.NoError(t, err)
+		require.True(t, ok, "the broker has not taken the message")
+		require.Equal(t, before+1, headers.Load(), "content headers on the wire")
+		return int(size.Load())
+	}
 }
 
-// publish returns how large the content header of msg was on the wire.
-func (m *measured) publish(msg amqp.Publishing) int {
-	m.t.Helper()
-	confirm, err := m.ch.PublishWithDeferredConfirm("", m.queue, true, false, msg)
-	require.NoError(m.t, err)
-	size, count := m.recorder.last()
-	m.sent++
-	require.Equal(m.t, m.sent, count, "content headers on the wire")
-	ok, err := confirm.WaitContext(m.t.Context())
-	require.NoError(m.t, err)
-	require.True(m.t, ok, "the broker has not taken the message")
-	return size
-}
-
-func TestPropertiesSizeIsThatOnTheWire(t *testing.T) {
+func TestPropertiesSizeIsTheSizeOnTheWire(t *testing.T) {
 	t.Parallel()
-	m := measure(t)
-	long := strings.Repeat("x", 255)
+	publish := measure(t)
 	for _, c := range []struct {
 		name string
 		msg  amqp.Publishing
@@ -125,51 +68,46 @@ func TestPropertiesSizeIsThatOnTheWire(t *testing.T) {
 		{"one header", amqp.Publishing{Headers: amqp.Table{"k": "v"}}, 14 + 4 + 2 + 6},
 		{"one nil header", amqp.Publishing{Headers: amqp.Table{"k": nil}}, 14 + 4 + 2 + 1},
 		{"short strings", amqp.Publishing{
-			ContentType: "a", ContentEncoding: "ab", CorrelationId: "abc", ReplyTo: "abcd", Expiration: "60000",
-			MessageId: "abcdef", Type: "abcdefg", UserId: "guest", AppId: long,
+			ContentType: "a", ContentEncoding: "ab", CorrelationId: "abc", ReplyTo: "abcd",
+			Expiration: "60000", MessageId: "abcdef", Type: "abcdefg", UserId: "guest",
+			AppId: strings.Repeat("x", 255),
 		}, 14 + 9 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 5 + 255},
 	} {
-		require.Equal(t, c.want, m.publish(c.msg), c.name)
+		require.Equal(t, c.want, publish(c.msg), c.name)
 		assert.Equal(t, c.want, wire.PropertiesSize(&c.msg), c.name)
 	}
 }
 
 func TestPropertiesSizeOfRandomTables(t *testing.T) {
 	t.Parallel()
-	m := measure(t)
+	publish := measure(t)
 	largest := 0
 	for seed := range uint64(600) {
 		g := wiretest.Random(seed, 4000)
 		msg := amqp.Publishing{
-			Headers:         g.Table(4),
-			ContentType:     g.Text(255),
-			ContentEncoding: g.Text(255),
-			DeliveryMode:    g.Byte() % 3,
-			Priority:        g.Byte() % 10,
-			CorrelationId:   g.Text(255),
-			ReplyTo:         g.Text(255),
-			MessageId:       g.Text(255),
-			Type:            g.Text(255),
-			AppId:           g.Text(255),
+			Headers: g.Table(4), ContentType: g.Text(255), ContentEncoding: g.Text(255),
+			DeliveryMode: g.Byte() % 3, Priority: g.Byte() % 10,
+			CorrelationId: g.Text(255), ReplyTo: g.Text(255), MessageId: g.Text(255),
+			Type: g.Text(255), AppId: g.Text(255),
 		}
 		if g.Byte()%2 == 0 {
 			msg.Timestamp = time.Unix(int64(g.Byte()), 0)
 		}
-		size := m.publish(msg)
+		size := publish(msg)
 		largest = max(largest, size)
-		require.Equal(t, size, wire.PropertiesSize(&msg), "seed %d: %s", seed, wiretest.Dump(msg.Headers))
+		got := wire.PropertiesSize(&msg)
+		require.Equal(t, size, got, "seed %d: %s", seed, wiretest.Dump(msg.Headers))
 	}
 	assert.Greater(t, largest, 1500, "the tables are too small to show anything")
 }
 
-// A header frame of exactly the limit passes, which proves that the size counts
-// what the broker counts.
+// A header frame of exactly the limit passes. This proves that the size counts the same bytes as
+// the broker does.
 func TestPropertiesSizeAtTheLimitOfAFrame(t *testing.T) {
 	t.Parallel()
 	const limit = 131072 - 8
-	m := measure(t)
 	msg := amqp.Publishing{Headers: amqp.Table{"k": ""}}
 	msg.Headers["k"] = strings.Repeat("x", limit-wire.PropertiesSize(&msg))
 	assert.Equal(t, limit, wire.PropertiesSize(&msg))
-	assert.Equal(t, limit, m.publish(msg))
+	assert.Equal(t, limit, measure(t)(msg))
 }

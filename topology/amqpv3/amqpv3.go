@@ -1,84 +1,115 @@
-// Package amqpv3 is topology for watermill-amqp v3: its Config in the place of
-// v2's. All else is in package topology, whose Client, Subscriber and Publisher
-// these functions return.
+// Package amqpv3 opens package topology with the configuration of watermill-amqp v3. Its
+// functions take a Config of v3 and return the Client, Subscriber and Publisher of topology:
 //
 //	cfg := amqp.NewDurableQueueConfig(url)                 // of watermill-amqp/v3
 //	client, err := amqpv3.Open(ctx, cfg.Connection, topology.PerQueue{})
 //	sub, err := amqpv3.NewSubscriber(client, cfg, topology.ForPolicy(policy))
 //	retry, err := middleware.NewDelayedRetry(client, policy)
 //
-// It is a module of its own, and goes with the millpond of the same version.
+// Each function turns its configuration into one of v2, and topology checks that one. So the
+// same configurations are refused, with the same words.
+//
+// The package is its own module. Use the version that millpond has.
 package amqpv3
 
 import (
 	"context"
 
 	"github.com/ThreeDotsLabs/watermill"
+	v2 "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/adapter"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Open is topology.Open.
-func Open(ctx context.Context, conn amqp.ConnectionConfig, strategy topology.Strategy, options ...topology.Option) (*topology.Client, error) {
-	return topology.OpenAdapted(ctx, connectionOf(conn), strategy, options...)
+// Open connects to RabbitMQ as topology.Open does.
+func Open(
+	ctx context.Context, conn amqp.ConnectionConfig,
+	strategy topology.Strategy, options ...topology.Option,
+) (*topology.Client, error) {
+	return topology.Open(ctx, connectionV2(conn), strategy, options...)
 }
 
-// NewSubscriber is the NewSubscriber of client. What differs from v2 is
-// watermill-amqp's: the TopologyBuilder is told the topic, and the binding's
-// routing key is made of the topic, not of the queue's name.
-func NewSubscriber(client *topology.Client, cfg amqp.Config, options ...topology.SubscriberOption) (*topology.Subscriber, error) {
-	return client.NewAdaptedSubscriber(configOf(cfg), options...)
+// NewSubscriber returns a Subscriber as topology.Client.NewSubscriber does. The differences to
+// v2 are watermill-amqp's own: the TopologyBuilder is told the topic, and the routing key of
+// the binding is made from the topic instead of the queue's name.
+func NewSubscriber(
+	client *topology.Client, cfg amqp.Config, options ...topology.SubscriberOption,
+) (*topology.Subscriber, error) {
+	return client.NewSubscriber(configV2(cfg), options...)
 }
 
-// NewPublisher is the NewPublisher of client.
-func NewPublisher(client *topology.Client, cfg amqp.Config, options ...topology.PublisherOption) (*topology.Publisher, error) {
-	return client.NewAdaptedPublisher(configOf(cfg), options...)
+// NewPublisher returns a Publisher as topology.Client.NewPublisher does.
+func NewPublisher(
+	client *topology.Client, cfg amqp.Config, options ...topology.PublisherOption,
+) (*topology.Publisher, error) {
+	return client.NewPublisher(configV2(cfg), options...)
 }
 
-func connectionOf(conn amqp.ConnectionConfig) adapter.Connection {
-	r := conn.Reconnect
-	if r == nil {
-		r = amqp.DefaultReconnectConfig()
+// Where both versions have the same fields, the conversions below convert whole structs. They
+// stop compiling when one version gets a field that the other lacks.
+
+func connectionV2(conn amqp.ConnectionConfig) v2.ConnectionConfig {
+	return v2.ConnectionConfig{
+		AmqpURI: conn.AmqpURI, AmqpConfig: conn.AmqpConfig, TLSConfig: conn.TLSConfig,
+		Reconnect: (*v2.ReconnectConfig)(conn.Reconnect),
 	}
-	return adapter.Connection{
-		URL: conn.AmqpURI, AMQP: conn.AmqpConfig, TLS: conn.TLSConfig,
-		Reconnect: adapter.Backoff(r.BackoffInitialInterval, r.BackoffMaxInterval, r.BackoffMultiplier, r.BackoffRandomizationFactor),
-	}
 }
 
-func configOf(cfg amqp.Config) adapter.Config {
-	c := adapter.Config{
-		Connection:   connectionOf(cfg.Connection),
-		ExchangeName: cfg.Exchange.GenerateName,
-		QueueName:    cfg.Queue.GenerateName,
-		RoutingKey:   cfg.Publish.GenerateRoutingKey,
-		Queue: adapter.Queue{
-			Durable: cfg.Queue.Durable, AutoDelete: cfg.Queue.AutoDelete, Exclusive: cfg.Queue.Exclusive, Arguments: cfg.Queue.Arguments,
+func configV2(cfg amqp.Config) v2.Config {
+	converted := v2.Config{
+		Connection: connectionV2(cfg.Connection),
+		Marshaler:  cfg.Marshaler,
+		Exchange: v2.ExchangeConfig{
+			GenerateName: cfg.Exchange.GenerateName, Type: cfg.Exchange.Type,
+			Durable: cfg.Exchange.Durable, AutoDeleted: cfg.Exchange.AutoDeleted,
+			Internal: cfg.Exchange.Internal, NoWait: cfg.Exchange.NoWait,
+			Arguments: cfg.Exchange.Arguments,
 		},
-		Consume: adapter.Consume{
-			NoRequeueOnNack: cfg.Consume.NoRequeueOnNack, Exclusive: cfg.Consume.Exclusive, NoLocal: cfg.Consume.NoLocal,
-			Prefetch: cfg.Consume.Qos.PrefetchCount, PrefetchSize: cfg.Consume.Qos.PrefetchSize,
-			Consumer: cfg.Consume.Consumer, Arguments: cfg.Consume.Arguments,
+		Queue: v2.QueueConfig{
+			GenerateName: v2.QueueNameGenerator(cfg.Queue.GenerateName),
+			Durable:      cfg.Queue.Durable, AutoDelete: cfg.Queue.AutoDelete,
+			Exclusive: cfg.Queue.Exclusive, NoWait: cfg.Queue.NoWait,
+			Arguments: cfg.Queue.Arguments,
 		},
-		Immediate: cfg.Publish.Immediate, Transactional: cfg.Publish.Transactional,
-	}
-	if cfg.Marshaler != nil {
-		c.Marshal, c.Unmarshal = cfg.Marshaler.Marshal, cfg.Marshaler.Unmarshal
+		QueueBind: v2.QueueBindConfig(cfg.QueueBind),
+		Publish:   v2.PublishConfig(cfg.Publish),
+		Consume: v2.ConsumeConfig{
+			NoRequeueOnNack: cfg.Consume.NoRequeueOnNack, Consumer: cfg.Consume.Consumer,
+			Exclusive: cfg.Consume.Exclusive, NoLocal: cfg.Consume.NoLocal,
+			NoWait: cfg.Consume.NoWait, Qos: v2.QosConfig(cfg.Consume.Qos),
+			Arguments: cfg.Consume.Arguments,
+		},
 	}
 	if cfg.TopologyBuilder != nil {
-		c.Build = func(ch *amqp091.Channel, topic, queue, exchange string, logger watermill.LoggerAdapter) error {
-			params := amqp.BuildTopologyParams{Topic: topic, QueueName: queue, ExchangeName: exchange}
-			if key := cfg.QueueBind.GenerateRoutingKey; key != nil { // without an exchange there is no binding
-				params.RoutingKey = key(topic)
-			}
-			return cfg.TopologyBuilder.BuildTopology(ch, params, cfg, logger)
-		}
-		c.DeclareExchange = func(ch *amqp091.Channel, exchange string) error {
-			return cfg.TopologyBuilder.ExchangeDeclare(ch, exchange, cfg)
-		}
+		converted.TopologyBuilder = builder{cfg}
 	}
-	return c
+	return converted
+}
+
+// builder lets a TopologyBuilder of v3 declare, with the configuration of v3.
+type builder struct{ cfg amqp.Config }
+
+// BuildTopicTopology declares the queue of topic, its exchange and its binding. Package
+// topology calls it instead of BuildTopology, which is not told the topic.
+func (b builder) BuildTopicTopology(
+	ch *amqp091.Channel, topic, queue, exchange string, logger watermill.LoggerAdapter,
+) error {
+	params := amqp.BuildTopologyParams{Topic: topic, QueueName: queue, ExchangeName: exchange}
+	if key := b.cfg.QueueBind.GenerateRoutingKey; key != nil { // nil if nothing is bound
+		params.RoutingKey = key(topic)
+	}
+	return b.cfg.TopologyBuilder.BuildTopology(ch, params, b.cfg, logger)
+}
+
+// BuildTopology makes builder a TopologyBuilder of v2, where the queue's name is all there is.
+func (b builder) BuildTopology(
+	ch *amqp091.Channel, queue, exchange string, _ v2.Config, logger watermill.LoggerAdapter,
+) error {
+	return b.BuildTopicTopology(ch, queue, queue, exchange, logger)
+}
+
+func (b builder) ExchangeDeclare(ch *amqp091.Channel, exchange string, _ v2.Config) error {
+	return b.cfg.TopologyBuilder.ExchangeDeclare(ch, exchange, b.cfg)
 }

@@ -3,7 +3,6 @@ package amqpv3_test
 import (
 	"context"
 	"crypto/tls"
-	"maps"
 	"testing"
 	"time"
 
@@ -22,22 +21,20 @@ import (
 	"github.com/millpond-go/millpond/topology/amqpv3"
 )
 
-// The scenario row "outbox", published with watermill-amqp v3's own publisher:
-// attempts at 0, 2, 7 and 22 s, then the dead-letter queue.
+// Given a message from watermill-amqp v3's own publisher and a handler that always fails, the
+// attempts come at 0, 2, 7 and 22 s. Then the message is in the dead-letter queue.
 func TestOutboxTimeline(t *testing.T) {
 	t.Parallel()
-	for name, kind := range map[string]topology.QueueType{"quorum": topology.Quorum, "classic": topology.Classic} {
+	for name, kind := range map[string]topology.QueueType{
+		"quorum": topology.Quorum, "classic": topology.Classic,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			cfg := wamqp.NewDurableQueueConfig(url)
 			client := open(t, cfg, topology.PerQueue{Type: kind})
 			delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-			calls := make(chan call, 10)
-			run(t, client, cfg, queue, delays, func(msg *message.Message) error {
-				seen := message.NewMessage(msg.UUID, msg.Payload)
-				seen.Metadata = maps.Clone(msg.Metadata)
-				calls <- call{middleware.Attempt(msg.Context()), time.Now(), seen}
+			attempts := run(t, client, cfg, queue, delays, func(msg *message.Message) error {
 				msg.Metadata["customer"] = "changed"
 				return errFailed
 			})
@@ -48,17 +45,17 @@ func TestOutboxTimeline(t *testing.T) {
 			sent.Metadata["customer"] = "7"
 			require.NoError(t, pub.Publish(queue, sent))
 
-			last := receive(t, calls)
-			require.Equal(t, 1, last.attempt)
+			last := receive(t, attempts)
+			require.Equal(t, 1, last.number)
 			for i, asked := range delays {
-				c := receive(t, calls)
-				require.Equal(t, i+2, c.attempt)
-				require.Equal(t, sent.UUID, c.msg.UUID)
-				require.Equal(t, "order 1", string(c.msg.Payload))
-				require.Equal(t, "7", c.msg.Metadata["customer"], "as it arrived")
-				require.GreaterOrEqual(t, c.at.Sub(last.at), asked-grace)
-				require.LessOrEqual(t, c.at.Sub(last.at), asked+ceiling)
-				last = c
+				a := receive(t, attempts)
+				require.Equal(t, i+2, a.number)
+				require.Equal(t, sent.UUID, a.msg.UUID)
+				require.Equal(t, "order 1", string(a.msg.Payload))
+				require.Equal(t, "7", a.msg.Metadata["customer"], "as it arrived")
+				require.GreaterOrEqual(t, a.at.Sub(last.at), asked-grace)
+				require.LessOrEqual(t, a.at.Sub(last.at), asked+ceiling)
+				last = a
 			}
 			dead := take(t, url, queue+".dlq")
 			require.Equal(t, "order 1", string(dead.Body))
@@ -68,8 +65,7 @@ func TestOutboxTimeline(t *testing.T) {
 	}
 }
 
-// What v3 changed: the binding's routing key is made of the topic, and a
-// TopologyBuilder is told both.
+// In v3, the binding's routing key is made from the topic, and a TopologyBuilder is told both.
 func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
@@ -80,24 +76,26 @@ func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	built := &builder{told: make(chan wamqp.BuildTopologyParams, 10)}
 	cfg.TopologyBuilder = built
 	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
-	calls := make(chan call, 10)
-	run(t, client, cfg, "order.*", backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
+	policy := backoff.List{100 * time.Millisecond}
+	attempts := run(t, client, cfg, "order.*", policy, func(msg *message.Message) error {
 		_, key, _ := middleware.Origin(msg.Context())
 		require.Equal(t, "order.created", key)
-		calls <- call{attempt: middleware.Attempt(msg.Context())}
 		if middleware.Attempt(msg.Context()) == 1 {
 			return errFailed
 		}
 		return nil
 	})
-	require.Equal(t, wamqp.BuildTopologyParams{Topic: "order.*", QueueName: queue, ExchangeName: exchange, RoutingKey: "order.*"}, <-built.told)
+	require.Equal(t, wamqp.BuildTopologyParams{
+		Topic: "order.*", QueueName: queue, ExchangeName: exchange, RoutingKey: "order.*",
+	}, <-built.told)
 
 	pub, err := amqpv3.NewPublisher(client, cfg)
 	require.NoError(t, err)
 	require.NoError(t, pub.Publish("order.created", message.NewMessage(watermill.NewUUID(), nil)))
-	require.Error(t, pub.Publish("parcel.sent", message.NewMessage(watermill.NewUUID(), nil)), "no queue takes it")
-	require.Equal(t, 1, receive(t, calls).attempt)
-	require.Equal(t, 2, receive(t, calls).attempt)
+	err = pub.Publish("parcel.sent", message.NewMessage(watermill.NewUUID(), nil))
+	require.Error(t, err, "no queue takes it")
+	require.Equal(t, 1, receive(t, attempts).number)
+	require.Equal(t, 2, receive(t, attempts).number)
 }
 
 type builder struct {
@@ -105,7 +103,10 @@ type builder struct {
 	told chan wamqp.BuildTopologyParams
 }
 
-func (b *builder) BuildTopology(ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config, logger watermill.LoggerAdapter) error {
+func (b *builder) BuildTopology(
+	ch *amqp.Channel, params wamqp.BuildTopologyParams, cfg wamqp.Config,
+	logger watermill.LoggerAdapter,
+) error {
 	b.told <- params
 	return b.DefaultTopologyBuilder.BuildTopology(ch, params, cfg, logger)
 }
@@ -115,22 +116,20 @@ func TestPublisherHonoursDelays(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	cfg := wamqp.NewDurableQueueConfig(url)
 	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
-	calls := make(chan call, 10)
-	run(t, client, cfg, queue, backoff.List{time.Second}, func(msg *message.Message) error {
-		calls <- call{middleware.Attempt(msg.Context()), time.Now(), nil}
-		return nil
-	})
+	attempts := run(t, client, cfg, queue, backoff.List{time.Second},
+		func(*message.Message) error { return nil })
 	pub, err := amqpv3.NewPublisher(client, cfg, topology.WithDelays(time.Second))
 	require.NoError(t, err)
 	msg := message.NewMessage(watermill.NewUUID(), nil)
 	delay.Message(msg, delay.For(time.Second))
 	began := time.Now()
 	require.NoError(t, pub.Publish(queue, msg))
-	c := receive(t, calls)
-	require.Equal(t, 1, c.attempt)
-	require.GreaterOrEqual(t, c.at.Sub(began), time.Second-grace)
+	first := receive(t, attempts)
+	require.Equal(t, 1, first.number)
+	require.GreaterOrEqual(t, first.at.Sub(began), time.Second-grace)
 }
 
+// A configuration of v3 is refused as one of v2 would be, with every problem named.
 func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
@@ -140,11 +139,13 @@ func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	cfg.Queue.AutoDelete, cfg.Queue.Exclusive, cfg.Consume.NoRequeueOnNack = true, true, true
 	cfg.Consume.Qos = wamqp.QosConfig{PrefetchSize: 1}
 	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
-	cfg.Marshaler, cfg.TopologyBuilder, cfg.Exchange.GenerateName, cfg.Queue.GenerateName = nil, nil, nil, nil
+	cfg.Marshaler, cfg.TopologyBuilder = nil, nil
+	cfg.Exchange.GenerateName, cfg.Queue.GenerateName = nil, nil
 	_, err := amqpv3.NewSubscriber(client, cfg)
 	for _, problem := range []string{
-		"Queue.Durable", "Queue.AutoDelete", "Queue.Exclusive", "Consume.NoRequeueOnNack", "PrefetchCount is 0", "PrefetchSize",
-		"x-overflow", "Marshaler is nil", "TopologyBuilder is nil", "Exchange.GenerateName is nil", "Queue.GenerateName is nil",
+		"Queue.Durable", "Queue.AutoDelete", "Queue.Exclusive", "Consume.NoRequeueOnNack",
+		"PrefetchCount is 0", "PrefetchSize", "x-overflow", "Marshaler is nil",
+		"TopologyBuilder is nil", "Exchange.GenerateName is nil", "Queue.GenerateName is nil",
 	} {
 		require.ErrorContains(t, err, problem)
 	}
@@ -152,7 +153,8 @@ func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	cfg.Publish = wamqp.PublishConfig{Immediate: true, Transactional: true}
 	_, err = amqpv3.NewPublisher(client, cfg)
 	for _, problem := range []string{
-		"Publish.Immediate", "Publish.Transactional", "Publish.GenerateRoutingKey is nil", "Marshaler is nil", "TopologyBuilder is nil",
+		"Publish.Immediate", "Publish.Transactional", "Publish.GenerateRoutingKey is nil",
+		"Marshaler is nil", "TopologyBuilder is nil",
 	} {
 		require.ErrorContains(t, err, problem)
 	}

@@ -42,11 +42,11 @@ var library = map[string][]string{
 	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
 	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
-	"topology/amqpv3": {module + "/topology", module + "/internal/adapter", watermill, wamqp3, amqp091},
+	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology", module + "/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/message/router/middleware", amqp091,
@@ -56,7 +56,6 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
-	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,

@@ -1,5 +1,4 @@
-// Package wiretest makes header tables for tests: out of random bytes, or out of
-// those of a fuzzer.
+// Package wiretest makes header tables for tests, from random bytes or from a fuzzer's bytes.
 package wiretest
 
 import (
@@ -11,11 +10,10 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Tables makes header tables out of bytes. When the bytes have run out everything
-// is zero.
+// Tables makes header tables from bytes. When the bytes have run out, every value is zero.
 type Tables struct{ Data []byte }
 
-// Random returns Tables of so many random bytes, the same for the same seed.
+// Random returns Tables of size random bytes, the same for the same seed.
 func Random(seed uint64, size int) *Tables {
 	random := rand.New(rand.NewPCG(seed, seed))
 	data := make([]byte, size)
@@ -25,7 +23,7 @@ func Random(seed uint64, size int) *Tables {
 	return &Tables{data}
 }
 
-// Byte returns the next byte.
+// Byte returns the next byte, or 0 at the end.
 func (g *Tables) Byte() byte {
 	if len(g.Data) == 0 {
 		return 0
@@ -35,7 +33,7 @@ func (g *Tables) Byte() byte {
 	return b
 }
 
-// Uint64 returns the number of the next eight bytes.
+// Uint64 returns the next eight bytes as a number.
 func (g *Tables) Uint64() (n uint64) {
 	for range 8 {
 		n = n<<8 | uint64(g.Byte())
@@ -43,7 +41,7 @@ func (g *Tables) Uint64() (n uint64) {
 	return n
 }
 
-// Text returns at most limit bytes that need not be UTF-8.
+// Text returns at most limit bytes, which need not be UTF-8.
 func (g *Tables) Text(limit int) string {
 	n := min(int(g.Byte()), limit, len(g.Data))
 	s := string(g.Data[:n])
@@ -51,7 +49,7 @@ func (g *Tables) Text(limit int) string {
 	return s
 }
 
-// Table returns at most five headers, nested at most so deep.
+// Table returns at most five headers, nested at most depth deep.
 func (g *Tables) Table(depth int) amqp.Table {
 	t := amqp.Table{}
 	for range g.Byte() % 6 {
@@ -60,7 +58,7 @@ func (g *Tables) Table(depth int) amqp.Table {
 	return t
 }
 
-// Value is of a type that amqp091-go can send.
+// Value returns a value of a type that amqp091-go can send.
 func (g *Tables) Value(depth int) any {
 	kind := g.Byte() % 18
 	if depth == 0 && kind >= 16 {
@@ -110,7 +108,7 @@ func (g *Tables) Value(depth int) any {
 	}
 }
 
-// Foreign is of a type that never comes off the wire.
+// Foreign returns a value of a type that never comes off the wire.
 func (g *Tables) Foreign() any {
 	switch g.Byte() % 8 {
 	case 0:
@@ -132,5 +130,5 @@ func (g *Tables) Foreign() any {
 	}
 }
 
-// Dump writes a table so that two can be compared, NaN included; maps are sorted.
+// Dump writes a table so that two can be compared, even with NaN in them. Maps are sorted.
 func Dump(v any) string { return fmt.Sprintf("%#v", v) }

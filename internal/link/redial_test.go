@@ -1,0 +1,189 @@
+package link_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+const lost = "Connection to RabbitMQ lost, reconnecting"
+
+func TestReconnectsAfterACut(t *testing.T) {
+	t.Parallel()
+	logs := new(capture)
+	proxy, l, conn := behindProxy(t, logs.into)
+	for cut := range 3 {
+		assert.NoError(t, conn.Cause())
+		proxy.Cut()
+		ends(t, conn)
+		assert.ErrorIs(t, conn.Cause(), link.ErrLost)
+
+		again := live(t, l)
+		assert.NotSame(t, conn, again)
+		assert.False(t, again.IsClosed())
+		works(t, again)
+		assert.Equal(t, cut+2, proxy.Connections())
+		conn = again
+	}
+	assert.ErrorIs(t, logs.logged(t, lost), link.ErrLost)
+}
+
+func TestTriesAgainUntilTheBrokerIsBack(t *testing.T) {
+	t.Parallel()
+	logs := new(capture)
+	proxy, l, _ := behindProxy(t, logs.into)
+	proxy.Refuse(true)
+	proxy.Cut()
+	dials(t, proxy, 4)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := l.Conn(ctx)
+	assert.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.ErrorContains(t, err, "not connected to RabbitMQ: ")
+	err = logs.logged(t, "Cannot reconnect to RabbitMQ, trying again")
+	assert.ErrorContains(t, err, "connect to RabbitMQ at 127.0.0.1:")
+
+	proxy.Refuse(false)
+	assert.False(t, live(t, l).IsClosed())
+}
+
+func TestManyWaitForTheSameConnection(t *testing.T) {
+	t.Parallel()
+	proxy, l, first := behindProxy(t)
+	proxy.Refuse(true)
+	proxy.Cut()
+	<-first.Gone()
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conns := make([]*link.Conn, 32)
+	var waiting sync.WaitGroup
+	for i := range conns {
+		waiting.Go(func() {
+			conn, err := l.Conn(ctx)
+			assert.NoError(t, err)
+			conns[i] = conn
+		})
+	}
+	proxy.Refuse(false)
+	waiting.Wait()
+	for _, conn := range conns {
+		assert.NotNil(t, conn)
+		assert.Same(t, conns[0], conn)
+	}
+}
+
+func TestKillSaysWhy(t *testing.T) {
+	t.Parallel()
+	logs := new(capture)
+	cfg := config(testbroker.URL(t))
+	logs.into(&cfg)
+	l, conn := open(t, cfg)
+	reason := errors.New("out of patience")
+	conn.Kill(reason)
+	conn.Kill(errors.New("again"))
+	ends(t, conn)
+	assert.ErrorIs(t, conn.Cause(), link.ErrLost)
+	assert.ErrorIs(t, conn.Cause(), reason)
+	assert.ErrorIs(t, logs.logged(t, lost), reason)
+	assert.NotSame(t, conn, live(t, l))
+}
+
+func TestReconnectsWhenTheBrokerRestarts(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	l, conn := open(t, config(node.URL()))
+	node.Stop(t)
+	ends(t, conn)
+	var reason *amqp.Error
+	require.ErrorAs(t, conn.Cause(), &reason)
+	// The broker says 320 and goes. If it is gone before amqp091-go has answered, the failed write
+	// may become the reason.
+	assert.Contains(t, []int{amqp.ConnectionForced, amqp.FrameError}, reason.Code, "%v", reason)
+	node.Start(t)
+	works(t, live(t, l))
+}
+
+func TestDoKeepsAnErrorToItsOwnChannel(t *testing.T) {
+	t.Parallel()
+	_, conn := open(t, config(testbroker.URL(t)))
+	other, err := conn.Channel()
+	require.NoError(t, err)
+	queue := testbroker.Queue(t)
+
+	err = conn.Do(t.Context(), func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		return err
+	})
+	var refused *amqp.Error
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, amqp.NotFound, refused.Code)
+	assert.False(t, other.IsClosed())
+
+	own := errors.New("own")
+	var used *amqp.Channel
+	assert.ErrorIs(t, conn.Do(t.Context(), func(ch *amqp.Channel) error {
+		used = ch
+		return own
+	}), own)
+	assert.True(t, used.IsClosed(), "the channel stays open")
+	assert.False(t, conn.IsClosed())
+}
+
+func TestDoEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	proxy, _, conn := behindProxy(t)
+	proxy.Blackhole(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	within(t, 200*time.Millisecond, "Do", func() {
+		err := conn.Do(ctx, func(*amqp.Channel) error { return nil })
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
+func TestDoBeginsNothingAfterItsContext(t *testing.T) {
+	t.Parallel()
+	proxy, _, conn := behindProxy(t)
+	proxy.Delay(300 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begun := make(chan struct{}, 1)
+	assert.ErrorIs(t, conn.Do(ctx, func(*amqp.Channel) error {
+		begun <- struct{}{}
+		return nil
+	}), context.DeadlineExceeded)
+	// A second one, whose channel is opened later, ends after the first.
+	proxy.Delay(0)
+	works(t, conn)
+	assert.Empty(t, begun)
+}
+
+func TestUnblockedDuringAnAlarm(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	_, conn := open(t, config(node.URL()))
+	assert.Nil(t, conn.Unblocked())
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	node.Ctl(t, "set_vm_memory_high_watermark", "0.000001")
+	testbroker.WaitFor(t, "connection.blocked", patience, func() bool {
+		// The broker blocks a connection when it publishes.
+		_ = ch.Publish("", "missing", false, false, amqp.Publishing{})
+		return conn.Unblocked() != nil
+	})
+	unblocked := conn.Unblocked()
+	node.Ctl(t, "set_vm_memory_high_watermark", "0.4")
+	within(t, 10*time.Second, "connection.unblocked", func() { <-unblocked })
+	assert.Nil(t, conn.Unblocked())
+}

@@ -1,0 +1,211 @@
+// Package management asks RabbitMQ's management API for facts that AMQP does not show: types,
+// arguments and counts of queues, policies, bindings, feature flags and the alarms of nodes.
+//
+// Every call is one GET request, bounded by its context. An API keeps no connection open, sends
+// the credentials to its own address alone, and never quotes them in an error.
+package management
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// maxAnswer is the number of bytes that is read of an answer.
+const maxAnswer = 8 << 20
+
+const encodeReserved = "reserved characters in user and password must be percent-encoded"
+
+// ErrNotFound says that there is no object of that name.
+var ErrNotFound = errors.New("not found")
+
+// API is one management API. Its methods may be called from many goroutines.
+type API struct {
+	base           string // without credentials, without a slash at the end
+	user, password string
+	client         *http.Client
+}
+
+// New returns the API at rawURL, which is http or https and contains user and password. Its errors
+// quote nothing of the URL. config is for https. It may be nil, and is not written to.
+func New(rawURL string, config *tls.Config) (*API, error) {
+	u, err := url.Parse(rawURL)
+	switch {
+	case rawURL == "":
+		return nil, errors.New("the URL is empty: set one, for example http://user:password@host:15672")
+	case err != nil:
+		return nil, errors.New("the URL cannot be parsed; " + encodeReserved)
+	case u.Scheme != "http" && u.Scheme != "https":
+		return nil, errors.New("the URL must begin with http:// or https://")
+	case u.Hostname() == "":
+		return nil, errors.New("the URL names no host")
+	case u.User.Username() == "":
+		return nil, errors.New("the URL names no user: http://user:password@host:15672")
+	case u.RawQuery != "" || u.Fragment != "" || strings.Contains(u.Path, "@"):
+		// A reserved character in the password puts a piece of the password there.
+		return nil, errors.New("the URL has a query, a fragment or an @ in its path; " + encodeReserved)
+	}
+	a := &API{user: u.User.Username()}
+	a.password, _ = u.User.Password()
+	u.User = nil
+	a.base = strings.TrimSuffix(strings.TrimRight(u.String(), "/"), "/api")
+	if config = config.Clone(); config != nil {
+		config.ServerName = "" // it may be another host
+	}
+	a.client = &http.Client{
+		Transport: &http.Transport{
+			Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSClientConfig: config,
+		},
+		// The credentials are for this address alone.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return a, nil
+}
+
+// String returns the address without credentials.
+func (a *API) String() string { return a.base }
+
+// Queue is a queue as the API shows it. Its counts are seconds old. They are nil if the broker has
+// not counted yet.
+type Queue struct {
+	Type       string `json:"type"`
+	Durable    bool   `json:"durable"`
+	AutoDelete bool   `json:"auto_delete"`
+	Exclusive  bool   `json:"exclusive"`
+	Arguments  Object `json:"arguments"`
+	Messages   *int   `json:"messages"`
+	Ready      *int   `json:"messages_ready"`
+	Unacked    *int   `json:"messages_unacknowledged"`
+	Held       *int   `json:"messages_dlx"` // quorum queues only
+	// Members are the nodes of a quorum queue. A classic one has none.
+	Members []string `json:"members"`
+}
+
+// Object is a JSON object. The API writes some empty ones as [] or "".
+type Object map[string]any
+
+// UnmarshalJSON implements json.Unmarshaler. Numbers become json.Number.
+func (o *Object) UnmarshalJSON(data []byte) error {
+	if len(data) == 0 || data[0] != '{' {
+		*o = nil
+		return nil
+	}
+	dec := json.NewDecoder(strings.NewReader(string(data)))
+	dec.UseNumber()
+	var values map[string]any
+	err := dec.Decode(&values)
+	*o = values
+	return err
+}
+
+// Queue returns a queue, or ErrNotFound.
+func (a *API) Queue(ctx context.Context, vhost, name string) (Queue, error) {
+	var q Queue
+	err := a.get(ctx, &q, "queues", vhost, name)
+	return q, err
+}
+
+// Policy is a policy or an operator policy of a vhost.
+type Policy struct {
+	Name       string `json:"name"`
+	Pattern    string `json:"pattern"`
+	ApplyTo    string `json:"apply-to"`
+	Priority   int    `json:"priority"`
+	Definition Object `json:"definition"`
+}
+
+// Policies returns the policies of a vhost as they are now. The API's view of a queue shows a
+// change up to ten seconds later (F35).
+func (a *API) Policies(ctx context.Context, vhost string) ([]Policy, error) {
+	var list []Policy
+	err := a.get(ctx, &list, "policies", vhost)
+	return list, err
+}
+
+// OperatorPolicies returns the operator policies of a vhost as they are now.
+func (a *API) OperatorPolicies(ctx context.Context, vhost string) ([]Policy, error) {
+	var list []Policy
+	err := a.get(ctx, &list, "operator-policies", vhost)
+	return list, err
+}
+
+// Binding leads from an exchange to a queue or to another exchange.
+type Binding struct {
+	Destination     string `json:"destination"`
+	DestinationType string `json:"destination_type"`
+	RoutingKey      string `json:"routing_key"`
+}
+
+// Bindings returns the bindings that begin at an exchange, or ErrNotFound.
+func (a *API) Bindings(ctx context.Context, vhost, exchange string) ([]Binding, error) {
+	var bindings []Binding
+	err := a.get(ctx, &bindings, "exchanges", vhost, exchange, "bindings", "source")
+	return bindings, err
+}
+
+// FeatureFlags returns the state of every feature flag by its name.
+func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
+	var flags []struct {
+		Name  string `json:"name"`
+		State string `json:"state"`
+	}
+	err := a.get(ctx, &flags, "feature-flags")
+	states := make(map[string]string, len(flags))
+	for _, f := range flags {
+		states[f.Name] = f.State
+	}
+	return states, err
+}
+
+// Node is a node of the cluster. Alarms and limits are absent if the node collects no statistics,
+// and in the first seconds after its start.
+type Node struct {
+	Name          string `json:"name"`
+	MemoryAlarm   bool   `json:"mem_alarm"`
+	DiskAlarm     bool   `json:"disk_free_alarm"`
+	DiskFreeLimit any    `json:"disk_free_limit"` // a number of bytes, if it is known
+}
+
+// Nodes returns all nodes of the cluster, also the nodes that are down.
+func (a *API) Nodes(ctx context.Context) ([]Node, error) {
+	var list []Node
+	err := a.get(ctx, &list, "nodes")
+	return list, err
+}
+
+func (a *API) get(ctx context.Context, into any, path ...string) error {
+	address := a.base + "/api"
+	for _, segment := range path {
+		address += "/" + url.PathEscape(segment)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	req.SetBasicAuth(a.user, a.password)
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err // *url.Error, which names the address
+	}
+	defer func() { _ = resp.Body.Close() }()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return fmt.Errorf("get %s: %w", address, ErrNotFound)
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring "+
+			"and permissions in the vhost", address, resp.Status)
+	default:
+		return fmt.Errorf("get %s: %s", address, resp.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+		return fmt.Errorf("get %s: not an answer of the management API: %w", address, err)
+	}
+	return nil
+}

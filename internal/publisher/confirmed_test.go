@@ -1,0 +1,283 @@
+package publisher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+func TestConfirmedPublishArrives(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	require.NoError(t, p.Publish(t.Context(), "", p.queue, amqp.Publishing{
+		Headers:     amqp.Table{"k": int32(5)},
+		ContentType: "text/plain", DeliveryMode: amqp.Persistent, MessageId: "id", Body: []byte("hello"),
+	}))
+	msg := p.get()
+	assert.Equal(t, "hello", string(msg.Body))
+	assert.Equal(t, "text/plain", msg.ContentType)
+	assert.Equal(t, "id", msg.MessageId)
+	assert.Equal(t, amqp.Persistent, msg.DeliveryMode)
+	assert.Equal(t, int32(5), msg.Headers["k"])
+	assert.NotEmpty(t, msg.Headers[nonce])
+}
+
+func TestPublishWritesNothingIntoTheMessage(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	shared := amqp.Publishing{Headers: amqp.Table{"k": "v"}, Body: []byte("b")}
+	for _, c := range callers(8, 20, func(int, string) error {
+		return p.Publish(t.Context(), "", p.queue, shared)
+	}) {
+		assert.NoError(t, c.err)
+	}
+	assert.Equal(t, amqp.Table{"k": "v"}, shared.Headers)
+	assert.NoError(t, p.Publish(t.Context(), "", p.queue, amqp.Publishing{}), "no headers at all")
+}
+
+func TestUnroutableIsReturned(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	missing := testbroker.Queue(t)
+	// A new fanout exchange, because queues of other tests are bound to amq.fanout.
+	ch, fanout := testbroker.Channel(t, p.url), missing+".fanout"
+	require.NoError(t, ch.ExchangeDeclare(fanout, "fanout", false, false, false, false, nil))
+	defer func() { require.NoError(t, ch.ExchangeDelete(fanout, false, false)) }()
+	for exchange, key := range map[string]string{"": missing, "amq.direct": missing, fanout: ""} {
+		err := p.Publish(t.Context(), exchange, key, amqp.Publishing{Headers: amqp.Table{}})
+		var returned *publisher.ReturnedError
+		require.ErrorAs(t, err, &returned)
+		assert.Equal(t, &publisher.ReturnedError{
+			Exchange: exchange, RoutingKey: key, Code: amqp.NoRoute, Text: "NO_ROUTE",
+		}, returned)
+		assert.EqualError(t, err, fmt.Sprintf("returned by the broker: "+
+			"no queue for exchange %q, routing key %q (312 NO_ROUTE)", exchange, key))
+	}
+}
+
+// Many callers publish to a queue and, a third of them, to a missing one. Each caller is told
+// about its own message.
+func TestReturnsAreTakenForTheRightMessage(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	missing := testbroker.Queue(t)
+	const n, each = 64, 79 // 5056 in all
+	var mu sync.Mutex
+	lost := make(map[string]bool)
+	calls := callers(n, each, func(_ int, body string) error {
+		if rand.IntN(3) > 0 {
+			return p.say(body)
+		}
+		mu.Lock()
+		lost[body] = true
+		mu.Unlock()
+		return p.sayTo(t.Context(), missing, body)
+	})
+	returnedOnes := 0
+	for _, c := range calls {
+		var returned *publisher.ReturnedError
+		switch {
+		case lost[c.body] && errors.As(c.err, &returned) && returned.RoutingKey == missing:
+			returnedOnes++
+		case lost[c.body]:
+			t.Errorf("unroutable message %s: %v", c.body, c.err)
+		case c.err != nil:
+			t.Errorf("routable message %s: %v", c.body, c.err)
+		}
+	}
+	assert.Len(t, calls, n*each)
+	assert.Greater(t, returnedOnes, n*each/4)
+	assert.Equal(t, n*each-returnedOnes, p.succeeded(calls))
+	assert.Equal(t, 1, p.client.connections())
+}
+
+func TestFullQueueRefuses(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"})
+	require.NoError(t, p.say("first"))
+	for range 3 {
+		assert.ErrorIs(t, p.say("more"), publisher.ErrRefused)
+	}
+	p.hasOnly("first")
+	assert.NoError(t, p.say("room again"))
+	places := p.client.published()
+	assert.Equal(t, places[0], places[len(places)-1], "a nack harms no channel")
+}
+
+func TestMissingExchangeLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	require.NoError(t, p.say("before"))
+
+	err := p.Publish(t.Context(), "no-such-exchange", "k", amqp.Publishing{Headers: amqp.Table{}})
+	assert.ErrorIs(t, err, publisher.ErrUnknown)
+	assert.NotErrorIs(t, err, publisher.ErrRefused)
+	var reason *amqp.Error
+	require.ErrorAs(t, err, &reason)
+	assert.Equal(t, amqp.NotFound, reason.Code)
+
+	require.NoError(t, p.say("after"))
+	p.hasOnly("before", "after")
+	places := p.client.published()
+	require.Len(t, places, 3)
+	assert.NotEqual(t, places[0], places[1], "an exchange that has not worked yet shares a channel")
+	assert.Equal(t, places[0], places[2], "the common channel was closed")
+	assert.Equal(t, 1, p.client.connections())
+}
+
+// The publishes to a missing exchange close their own channel. The publishes of all others are
+// published once and confirmed.
+func TestMissingExchangeUnderManyCallers(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	const n, each = 32, 60
+	calls := callers(n, each, func(caller int, body string) error {
+		if caller == 0 {
+			err := p.Publish(t.Context(), "no-such-exchange", "k", amqp.Publishing{})
+			assert.ErrorIs(t, err, publisher.ErrUnknown)
+		}
+		return p.say(body)
+	})
+	for _, c := range calls {
+		assert.NoError(t, c.err, c.body)
+	}
+	assert.Equal(t, n*each, p.succeeded(calls))
+	assert.Equal(t, 1, p.client.connections())
+}
+
+// A message that AMQP cannot carry is refused before it is sent. Channel and connection live on.
+func TestUnsendableMessageHarmsNoOtherPublish(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	require.NoError(t, p.say("before"))
+
+	long := strings.Repeat("x", 256)
+	for name, msg := range map[string]amqp.Publishing{
+		"unsupported type":         {Headers: amqp.Table{"k": uint64(1)}},
+		"unsupported type in list": {Headers: amqp.Table{"k": []any{struct{}{}}}},
+		"long key":                 {Headers: amqp.Table{long: "v"}},
+		"long key in a table":      {Headers: amqp.Table{"k": amqp.Table{long: "v"}}},
+		"long key in a list":       {Headers: amqp.Table{"k": []any{[]any{amqp.Table{long: "v"}}}}},
+		"content type":             {ContentType: long},
+		"content encoding":         {ContentEncoding: long},
+		"correlation id":           {CorrelationId: long},
+		"reply-to":                 {ReplyTo: long},
+		"expiration":               {Expiration: long},
+		"message id":               {MessageId: long},
+		"type":                     {Type: long},
+		"user id":                  {UserId: long},
+		"app id":                   {AppId: long},
+		"headers over a frame":     {Headers: amqp.Table{"k": strings.Repeat("x", 131072)}},
+	} {
+		err := p.Publish(t.Context(), "", p.queue, msg)
+		assert.ErrorIs(t, err, publisher.ErrNotSent, name)
+		assert.Less(t, len(err.Error()), 200, "%s: the error quotes too much", name)
+	}
+	assert.ErrorIs(t, p.Publish(t.Context(), long, p.queue, amqp.Publishing{}), publisher.ErrNotSent)
+	assert.ErrorIs(t, p.Publish(t.Context(), "", long, amqp.Publishing{}), publisher.ErrNotSent)
+
+	require.NoError(t, p.say("after"))
+	places := p.client.published()
+	require.Len(t, places, 2, "it was sent")
+	assert.Equal(t, places[0], places[1], "channel or connection was closed")
+	p.hasOnly("before", "after")
+}
+
+func TestHeadersThatJustFitAFrame(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	publish := func(size int) error {
+		headers := amqp.Table{"k": strings.Repeat("x", size)}
+		return p.Publish(t.Context(), "", p.queue, amqp.Publishing{Headers: headers})
+	}
+	// The test searches for the size, because the nonce's length is an internal of the publisher.
+	size := 131072
+	for ; errors.Is(publish(size), publisher.ErrNotSent); size-- {
+		require.Greater(t, size, 130000)
+	}
+	require.NoError(t, publish(size), "let through, but too large for the broker")
+	assert.Equal(t, 1, p.client.connections())
+}
+
+func TestPublishUnderACancelledContext(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		err := p.sayTo(ctx, p.queue, "never")
+		assert.ErrorIs(t, err, publisher.ErrNotSent)
+		assert.ErrorIs(t, err, context.Canceled)
+	}
+	require.NoError(t, p.say("after"))
+	p.hasOnly("after")
+}
+
+func TestContextEndsTheWaitForTheConfirm(t *testing.T) {
+	t.Parallel()
+	p := behindProxy(t, long)
+	require.NoError(t, p.say("before"))
+	p.proxy.Blackhole(true)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("given up")
+	result := make(chan error, 1)
+	go func() { result <- p.sayTo(ctx, p.queue, "lost") }()
+	p.awaitPublished(2)
+	cancel(reason)
+	within(t, 0, "Publish", func() {
+		err := <-result
+		assert.ErrorIs(t, err, publisher.ErrUnknown)
+		assert.ErrorIs(t, err, reason)
+	})
+}
+
+func TestContextEndsTheWaitForAConnection(t *testing.T) {
+	t.Parallel()
+	p := behindProxy(t, long)
+	p.proxy.Refuse(true)
+	p.proxy.Cut()
+	p.unhealthy()
+	within(t, 100*time.Millisecond, "Publish", func() {
+		err := p.sayWithin(100*time.Millisecond, "never")
+		assert.ErrorIs(t, err, publisher.ErrNotSent)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.ErrorContains(t, err, "not connected to RabbitMQ")
+	})
+	assert.Zero(t, p.proxy.Publishes())
+}
+
+// Half of the callers give up within 4 ms, some of them while their message is being written. The
+// others do not notice.
+func TestShortContextsBreakNoOtherCall(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	const patient, hasty, each = 16, 16, 60
+	padding := strings.Repeat(".", 200<<10)
+	errHasty := errors.New("hasty")
+	calls := callers(patient+hasty, each, func(caller int, body string) error {
+		if caller < patient {
+			return p.say(body)
+		}
+		_ = p.sayWithin(time.Duration(rand.IntN(4000))*time.Microsecond, body+padding)
+		return errHasty
+	})
+	for _, c := range calls {
+		if !errors.Is(c.err, errHasty) {
+			assert.NoError(t, c.err, c.body)
+		}
+	}
+	assert.Equal(t, patient*each, p.succeeded(calls))
+	assert.Equal(t, 1, p.client.connections(), "the connection was ended")
+}

@@ -1,0 +1,115 @@
+package publisher_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// 150 messages are started at an exchange that has not worked yet, so that its channel has one
+// place. No Start waits for a call of wait, and the messages keep their order.
+func TestStartDoesNotWaitForItself(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	exchange := p.queue + ".exchange"
+	p.bind(exchange)
+	var waits []func() error
+	within(t, 0, "starting", func() {
+		for i := range 150 {
+			wait, err := p.Start(t.Context(), exchange, "", amqp.Publishing{Body: fmt.Append(nil, i)})
+			require.NoError(t, err)
+			waits = append(waits, wait)
+		}
+	})
+	for _, wait := range waits {
+		assert.NoError(t, wait())
+	}
+	ch := testbroker.Channel(t, p.url)
+	for i := range waits {
+		msg, ok, err := ch.Get(p.queue, true)
+		require.NoError(t, err)
+		require.True(t, ok)
+		assert.Equal(t, fmt.Sprint(i), string(msg.Body), "order")
+	}
+}
+
+// Headers fill the frame to the last byte, so that a nonce does not fit.
+func TestAloneWithoutANonce(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	missing := testbroker.Queue(t)
+	// The frame of 131072 bytes: 8 of the frame, 14 before the properties, 4 of the table's length,
+	// 1 of the key's length, 3 of the key, 1 of the type, 4 of the value's length, the value.
+	value := strings.Repeat("x", 131072-8-14-4-1-3-1-4)
+	full := amqp.Publishing{Headers: amqp.Table{"big": value}}
+	require.ErrorIs(t, p.Publish(t.Context(), "", p.queue, full), publisher.ErrNotSent)
+
+	var wg sync.WaitGroup
+	for range 8 { // side by side, each gets its own outcome
+		wg.Go(func() {
+			assert.NoError(t, p.PublishAlone(t.Context(), nil, "", p.queue, &full))
+			isReturned(t, p.PublishAlone(t.Context(), nil, "", missing, &full))
+		})
+	}
+	wg.Wait()
+	for range 8 {
+		require.Equal(t, full.Headers, p.get().Headers)
+	}
+	full.MessageId = "x"
+	err := p.PublishAlone(t.Context(), nil, "", p.queue, &full)
+	require.ErrorIs(t, err, publisher.ErrNotSent)
+}
+
+func TestAloneWhileTheBrokerIsAway(t *testing.T) {
+	t.Parallel()
+	p := behindProxy(t, 500*time.Millisecond)
+	publish := func() error {
+		return p.PublishAlone(t.Context(), nil, "", p.queue, &amqp.Publishing{})
+	}
+	p.proxy.Blackhole(true)
+	for range 3 {
+		within(t, 0, "a publish while the broker is away", func() { require.Error(t, publish()) })
+	}
+	p.proxy.Blackhole(false)
+	await(t, "publishing works again", func() bool { return publish() == nil })
+	p.Close()
+	require.ErrorIs(t, publish(), publisher.ErrClosed)
+}
+
+func TestDoRunsOnItsOwnChannel(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	queue := testbroker.Queue(t)
+	declare := func(durable, autoDelete bool) error {
+		return p.Do(t.Context(), func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare(queue, durable, autoDelete, false, false, nil)
+			return err
+		})
+	}
+	require.NoError(t, declare(true, false))
+	require.NoError(t, p.sayTo(t.Context(), queue, "a"))
+	assert.Error(t, declare(false, true), "a conflict")
+	require.NoError(t, p.sayTo(t.Context(), queue, "b"))
+	places := p.client.published()
+	assert.Equal(t, places[0], places[1], "the channel of the publishes was closed")
+}
+
+func TestDoIsBounded(t *testing.T) {
+	t.Parallel()
+	p := behindProxy(t, 300*time.Millisecond)
+	p.proxy.Blackhole(true)
+	within(t, 300*time.Millisecond, "Do", func() {
+		err := p.Do(t.Context(), func(*amqp.Channel) error { return nil })
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
