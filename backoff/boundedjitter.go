@@ -77,3 +77,15 @@ func (p BoundedJitter) extended(d time.Duration) time.Duration {
 	}
 	return d + time.Duration(extra)
 }
+
+func (p BoundedJitter) about() facts { return p.jitter().about() }
+
+func (p BoundedJitter) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
+}
+
+func (p BoundedJitter) limited(retries int) (Policy, bool) {
+	p.Policy = Limit{Policy: p.Policy, Retries: retries}
+	return p, true
+}

@@ -3,6 +3,7 @@ package backoff
 import (
 	"fmt"
 	"iter"
+	"math"
 	"time"
 )
 
@@ -128,3 +129,14 @@ func (p ByError) policies() iter.Seq2[string, Policy] {
 const defaultName = "Default"
 
 func caseName(index int) string { return fmt.Sprintf("case [%d]", index) }
+
+func (p ByError) about() facts {
+	known := factsOf(p.Default)
+	for _, c := range p.Cases {
+		one := factsOf(c.Policy)
+		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends
+		known.drawn = known.drawn || one.drawn
+	}
+	known.countOnly, known.matches = false, math.MaxInt
+	return known
+}

@@ -60,31 +60,4 @@ func (p Cap) Delays() []time.Duration {
 // Remarks returns those on Policy that hold under Max.
 func (p Cap) Remarks() []string { return Remarks(lower(p.Policy, ceiling(p.Max))) }
 
-// lower returns policy with the Max of the growing series in it set to limit, if
-// it was more or none. The delays up to limit stay what they are. It names types
-// for the reason that countOnly does.
-func lower(policy Policy, limit time.Duration) Policy {
-	switch p := policy.(type) {
-	case Linear:
-		p.Max = min(ceiling(p.Max), limit)
-		return p
-	case Exponential:
-		p.Max = min(ceiling(p.Max), limit)
-		return p
-	case Fibonacci:
-		p.Max = min(ceiling(p.Max), limit)
-		return p
-	case Limit:
-		p.Policy = lower(p.Policy, limit)
-		return p
-	case Unbounded:
-		p.Policy = lower(p.Policy, limit)
-		return p
-	case DecorrelatedJitter:
-		p.Max = min(ceiling(p.Max), limit)
-		return p
-	default:
-		policy, _ = inside(policy, func(inner Policy) Policy { return lower(inner, limit) })
-		return policy
-	}
-}
+func (p Cap) about() facts { return factsOf(p.Policy) }

@@ -43,3 +43,5 @@ func (p Constant) Delays() []time.Duration {
 	}
 	return []time.Duration{p.Interval}
 }
+
+func (p Constant) about() facts { return seriesOf(p.Retries) }

@@ -98,3 +98,19 @@ func (p DecorrelatedJitter) Delays() []time.Duration {
 func (p DecorrelatedJitter) Remarks() []string {
 	return saturation("backoff.DecorrelatedJitter", p.Max, p.Retries, p.bound)
 }
+
+func (p DecorrelatedJitter) about() facts {
+	return facts{retries: p.Retries, ends: p.Retries > 0, drawn: true}
+}
+
+func (p DecorrelatedJitter) lower(limit time.Duration) Policy {
+	p.Max = min(ceiling(p.Max), limit)
+	return p
+}
+
+func (p DecorrelatedJitter) limited(retries int) (Policy, bool) {
+	if p.Retries == 0 || p.Retries > retries {
+		p.Retries = retries
+	}
+	return p, retries > 0
+}

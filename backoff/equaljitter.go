@@ -56,3 +56,15 @@ func (p EqualJitter) jitter() jitter {
 		return d / 2, d
 	}}
 }
+
+func (p EqualJitter) about() facts { return p.jitter().about() }
+
+func (p EqualJitter) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
+}
+
+func (p EqualJitter) limited(retries int) (Policy, bool) {
+	p.Policy = Limit{Policy: p.Policy, Retries: retries}
+	return p, true
+}

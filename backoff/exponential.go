@@ -96,3 +96,10 @@ func saturation(name string, limit time.Duration, retries int, at func(count int
 	}
 	return []string{fmt.Sprintf("%s: with Retries %d its delay grows to ten years (backoff.MaxDelay); set Max to cap it", name, retries)}
 }
+
+func (p Exponential) about() facts { return seriesOf(p.Retries) }
+
+func (p Exponential) lower(limit time.Duration) Policy {
+	p.Max = min(ceiling(p.Max), limit)
+	return p
+}

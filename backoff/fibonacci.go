@@ -67,3 +67,10 @@ func (p Fibonacci) Delays() []time.Duration {
 func (p Fibonacci) Remarks() []string {
 	return saturation("backoff.Fibonacci", p.Max, p.Retries, p.at)
 }
+
+func (p Fibonacci) about() facts { return seriesOf(p.Retries) }
+
+func (p Fibonacci) lower(limit time.Duration) Policy {
+	p.Max = min(ceiling(p.Max), limit)
+	return p
+}

@@ -55,3 +55,15 @@ func (p FullJitter) jitter() jitter {
 		return 0, d
 	}}
 }
+
+func (p FullJitter) about() facts { return p.jitter().about() }
+
+func (p FullJitter) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
+}
+
+func (p FullJitter) limited(retries int) (Policy, bool) {
+	p.Policy = Limit{Policy: p.Policy, Retries: retries}
+	return p, true
+}

@@ -51,6 +51,12 @@ func (j jitter) delays() []time.Duration {
 	return delays
 }
 
+func (j jitter) about() facts {
+	known := factsOf(j.policy)
+	known.countOnly, known.drawn = false, true
+	return known
+}
+
 // draw returns a whole number of milliseconds, rounded up, above low and at most
 // high; each is as likely as another.
 func draw(random *rand.Rand, low, high time.Duration) time.Duration {
@@ -81,45 +87,4 @@ func spread(low, high time.Duration, rungs int) []time.Duration {
 
 func wholeMilliseconds(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
-}
-
-// inside returns a policy that draws around another with that other changed, and
-// false for any other policy. It names types for the reason that countOnly does.
-func inside(policy Policy, change func(Policy) Policy) (Policy, bool) {
-	switch p := policy.(type) {
-	case FullJitter:
-		p.Policy = change(p.Policy)
-		return p, true
-	case EqualJitter:
-		p.Policy = change(p.Policy)
-		return p, true
-	case BoundedJitter:
-		p.Policy = change(p.Policy)
-		return p, true
-	default:
-		return policy, false
-	}
-}
-
-// drawn reports whether p may return delays between those it lists.
-func drawn(policy Policy) bool {
-	switch p := policy.(type) {
-	case FullJitter, EqualJitter, BoundedJitter, DecorrelatedJitter:
-		return true
-	case Cap:
-		return drawn(p.Policy)
-	case Limit:
-		return drawn(p.Policy)
-	case MaxAge:
-		return drawn(p.Policy)
-	case Unbounded:
-		return drawn(p.Policy)
-	case ByError:
-		for _, part := range p.policies() {
-			if drawn(part) {
-				return true
-			}
-		}
-	}
-	return false
 }

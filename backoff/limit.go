@@ -45,11 +45,11 @@ func (p Limit) CheckEnd() error { return nil }
 // it lists none. A jitter lists those that it draws around as if the Limit were
 // in it.
 func (p Limit) Delays() []time.Duration {
-	if jitter, is := p.jitter(); is {
-		delays, _ := Delays(jitter)
+	if within, is := limited(p.Policy, p.Retries); is {
+		delays, _ := Delays(within)
 		return delays
 	}
-	if p.Retries > maxListed || (p.Retries > 0 && !countOnly(p.Policy)) {
+	if p.Retries > maxListed || (p.Retries > 0 && !factsOf(p.Policy).countOnly) {
 		delays, _ := Delays(p.Policy)
 		return delays
 	}
@@ -67,31 +67,17 @@ func (p Limit) Delays() []time.Duration {
 // Remarks returns those on Policy.
 func (p Limit) Remarks() []string { return Remarks(p.Policy) }
 
-// jitter returns the policy with this Limit in it, and false if it is no jitter.
-func (p Limit) jitter() (Policy, bool) {
-	if series, is := p.Policy.(DecorrelatedJitter); is && p.Retries > 0 {
-		if series.Retries == 0 || series.Retries > p.Retries {
-			series.Retries = p.Retries
-		}
-		return series, true
+func (p Limit) about() facts {
+	known := factsOf(p.Policy)
+	if !known.ends {
+		known.retries = p.Retries
 	}
-	return inside(p.Policy, func(inner Policy) Policy { return Limit{Policy: inner, Retries: p.Retries} })
+	known.retries, known.ends = min(known.retries, p.Retries), true
+	known.matches = min(known.matches, p.Retries)
+	return known
 }
 
-// countOnly reports whether the delays of p depend on Failure.Count alone, so
-// that they are known before any failure. It names types, as a method would be
-// inherited by a type that embeds one of them and changes its Delay.
-func countOnly(p Policy) bool {
-	switch p := p.(type) {
-	case List, Constant, Linear, Exponential, Fibonacci, None:
-		return true
-	case Cap:
-		return countOnly(p.Policy)
-	case Limit:
-		return countOnly(p.Policy)
-	case Unbounded:
-		return countOnly(p.Policy)
-	default:
-		return false
-	}
+func (p Limit) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
 }

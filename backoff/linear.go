@@ -73,3 +73,10 @@ func (p Linear) Delays() []time.Duration {
 func (p Linear) Remarks() []string {
 	return saturation("backoff.Linear", p.Max, p.Retries, p.at)
 }
+
+func (p Linear) about() facts { return seriesOf(p.Retries) }
+
+func (p Linear) lower(limit time.Duration) Policy {
+	p.Max = min(ceiling(p.Max), limit)
+	return p
+}

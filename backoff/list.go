@@ -43,3 +43,5 @@ func (p List) CheckEnd() error { return nil }
 func (p List) Delays() []time.Duration {
 	return append([]time.Duration{}, p...)
 }
+
+func (p List) about() facts { return facts{retries: len(p), ends: true, countOnly: true} }

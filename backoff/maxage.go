@@ -67,7 +67,7 @@ func (p MaxAge) Delays() []time.Duration {
 	if !known {
 		return nil
 	}
-	between := drawn(p.Policy)
+	between := factsOf(p.Policy).drawn
 	for _, d := range listed {
 		if d <= p.Age || between {
 			delays = append(delays, min(d, p.Age))
@@ -94,6 +94,12 @@ func (p MaxAge) Remarks() []string {
 		remarks = append([]string{remark}, remarks...)
 	}
 	return remarks
+}
+
+func (p MaxAge) about() facts {
+	known := factsOf(p.Policy)
+	known.countOnly = false
+	return known
 }
 
 // neverRetries reports whether p lists that it has no delay at all.

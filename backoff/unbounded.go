@@ -51,3 +51,10 @@ func (p Unbounded) Remarks() []string {
 	}
 	return append([]string{remark}, Remarks(p.Policy)...)
 }
+
+func (p Unbounded) about() facts { return factsOf(p.Policy) }
+
+func (p Unbounded) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
+}
