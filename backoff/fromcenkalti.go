@@ -25,26 +25,27 @@ func WithMaxAge(limit time.Duration) CenkaltiOption {
 }
 
 // FromCenkalti makes a policy of any BackOff of github.com/cenkalti/backoff/v4,
-// random ones included.
+// also of random ones. The delays cannot be listed.
 //
-// A BackOff counts, a policy must not: each Delay asks factory for a new one,
-// resets it and takes result number Count, or number 10 000 if Count is above.
-// cenkalti's Stop (-1), wherever on the way, is no retry. A result below 1 ms
-// means 1 ms. If factory or BackOff panics, or there is none, there is no retry;
-// [Validate] reports what of this shows at the first call.
+// A BackOff counts, a policy must not. So each Delay calls factory, resets the new
+// BackOff and takes its result number Count, or number 10 000 if Count is above.
+// If one of these results is cenkalti's Stop (-1), there is no retry. A result
+// below 1 ms means 1 ms. If factory or BackOff panics, or returns nil, there is no
+// retry; [Validate] reports the problems that the first call shows.
 //
-// factory is called from many goroutines and must build everything anew, what it
-// wraps as well. Validate reports one that returns the same pointer twice.
+// factory is called from many goroutines. It must build a new BackOff, and the
+// BackOffs it wraps, each time. Validate reports a factory that returns the same
+// pointer twice.
 //
 // A *ExponentialBackOff stops after MaxElapsedTime, 15 minutes unless set. Here
-// that is the age of the message: no retry if First to Now plus the delay is
-// more. Inside a wrapper (WithMaxRetries, WithContext) this limit cannot be
-// seen: give it with [WithMaxAge]. [Remarks] says which applies. Leave WithContext
-// out: once its context is cancelled, at shutdown for instance, every failure is
-// the last.
+// this limits the age of the message: there is no retry if First to Now plus the
+// delay is more. Inside a wrapper (WithMaxRetries, WithContext) the limit cannot be
+// seen: set it with [WithMaxAge]. [Remarks] says which limit applies. Do not use
+// WithContext: when its context is cancelled, at shutdown for instance, no failure
+// is retried any more.
 //
-// [CheckEnd] knows an end only from an age limit, or of a *StopBackOff: put others
-// in a [Limit]. The delays cannot be listed.
+// [CheckEnd] accepts an age limit or a *StopBackOff: put other policies in a
+// [Limit].
 func FromCenkalti(factory func() cenkalti.BackOff, options ...CenkaltiOption) Policy {
 	p := fromCenkalti{factory: factory}
 	for _, option := range options {
@@ -60,6 +61,8 @@ type fromCenkalti struct {
 	maxAge  time.Duration
 	aged    bool // maxAge was given
 }
+
+const cenkaltiName = "backoff.FromCenkalti"
 
 func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
 	b, err := p.build()
@@ -79,7 +82,7 @@ func (p fromCenkalti) Delay(f Failure) (wait time.Duration, retry bool) {
 }
 
 func (p fromCenkalti) Validate() error {
-	found := problems{name: "backoff.FromCenkalti"}
+	found := problems{name: cenkaltiName}
 	if p.aged && p.maxAge <= 0 {
 		found.add("WithMaxAge %s is not positive: leave it out for no limit", p.maxAge)
 	}
@@ -110,7 +113,8 @@ func (p fromCenkalti) CheckEnd() error {
 	if _, stops := b.(*cenkalti.StopBackOff); stops {
 		return nil
 	}
-	return noEnd(fmt.Sprintf("backoff.FromCenkalti (%T)", b), "set an age limit with backoff.WithMaxAge, ")
+	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b),
+		"set an age limit with backoff.WithMaxAge, ")
 }
 
 func (p fromCenkalti) Remarks() []string {
@@ -119,20 +123,26 @@ func (p fromCenkalti) Remarks() []string {
 		return nil
 	}
 	var remarks []string
+	remark := func(format string, args ...any) {
+		remarks = append(remarks, cenkaltiName+": "+fmt.Sprintf(format, args...))
+	}
 	limit, limited := p.ageLimit(b)
 	switch b.(type) {
 	case *cenkalti.ConstantBackOff, *cenkalti.ZeroBackOff, *cenkalti.StopBackOff:
 	case *cenkalti.ExponentialBackOff:
 		if limited && !p.aged {
-			remarks = append(remarks, fmt.Sprintf("backoff.FromCenkalti: the elapsed-time limit of %s is the age of the message, counted from its first failure", limit))
+			remark("the elapsed-time limit of %s is the age of the message, "+
+				"counted from its first failure", limit)
 		}
 	default:
 		if !limited {
-			remarks = append(remarks, fmt.Sprintf("backoff.FromCenkalti: an elapsed-time limit inside the %T has no effect; set it with backoff.WithMaxAge", b))
+			remark("an elapsed-time limit inside the %T has no effect; "+
+				"set it with backoff.WithMaxAge", b)
 		}
 	}
 	if _, ok := b.(cenkalti.BackOffContext); ok {
-		remarks = append(remarks, "backoff.FromCenkalti: once the context given to WithContext is cancelled, failures are not retried any more")
+		remark("once the context given to WithContext is cancelled, " +
+			"failures are not retried any more")
 	}
 	return remarks
 }
@@ -148,15 +158,16 @@ func (p fromCenkalti) ageLimit(b cenkalti.BackOff) (limit time.Duration, limited
 	return 0, false
 }
 
-// build asks the factory for a BackOff. A panic becomes an error.
+// build calls the factory. A panic becomes an error.
 func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
 	if p.factory == nil {
-		return nil, errors.New("backoff.FromCenkalti: factory is nil: give a func that returns a new BackOff")
+		return nil, errors.New(cenkaltiName + ": factory is nil: give a func that returns a new BackOff")
 	}
 	defer recovered("factory", &err)
 	b = p.factory()
 	if isNil(b) {
-		return nil, fmt.Errorf("backoff.FromCenkalti: factory returns %s: return a new BackOff", describeNil(b))
+		return nil, fmt.Errorf("%s: factory returns %s: return a new BackOff",
+			cenkaltiName, describeNil(b))
 	}
 	return b, nil
 }
@@ -165,8 +176,8 @@ func (p fromCenkalti) build() (b cenkalti.BackOff, err error) {
 func replay(b cenkalti.BackOff, count int) (wait time.Duration, err error) {
 	defer recovered("BackOff", &err)
 	if e, ok := b.(*cenkalti.ExponentialBackOff); ok {
-		// A copy, in case the factory shares it after all. Its own clock starts
-		// at Reset, and would measure this loop instead of the message's age.
+		// A copy, because the factory may share it. Its clock starts at Reset, and
+		// would measure this loop instead of the message's age.
 		own := *e
 		own.MaxElapsedTime, own.Clock = 0, cenkalti.SystemClock
 		b = &own
@@ -183,7 +194,7 @@ func replay(b cenkalti.BackOff, count int) (wait time.Duration, err error) {
 // recovered makes a panic an error. It must be deferred itself.
 func recovered(what string, err *error) {
 	if value := recover(); value != nil {
-		*err = fmt.Errorf("backoff.FromCenkalti: %s panics: %v", what, value)
+		*err = fmt.Errorf("%s: %s panics: %v", cenkaltiName, what, value)
 	}
 }
 
