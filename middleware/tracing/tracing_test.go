@@ -229,7 +229,7 @@ func once(t *testing.T, h message.HandlerFunc, delivery middleware.Delivery, opt
 	require.Len(t, spans.GetSpans(), 1)
 	var notes header.RetryState
 	if calls := broker.Calls(); len(calls) > 0 {
-		notes = calls[0].Notes
+		notes = calls[0].State
 	}
 	return notes, spans.GetSpans()[0]
 }
@@ -312,7 +312,7 @@ func TestWithoutAnSDKNothingIsTraced(t *testing.T) {
 	msg.Metadata.Set("traceparent", publisher)
 	_, err = tracer.Middleware(retry.Middleware(failing(errFailed)))(msg)
 	require.NoError(t, err)
-	require.Empty(t, broker.Calls()[0].Notes.Traceparent)
+	require.Empty(t, broker.Calls()[0].State.Traceparent)
 	require.Equal(t, "00f067aa0ba902b7", trace.SpanContextFromContext(msg.Context()).SpanID().String())
 }
 
