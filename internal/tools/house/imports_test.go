@@ -72,7 +72,7 @@ var internals = map[string][]string{
 // version of them is a second small file.
 var alone = []struct{ pkg, imported, file string }{
 	{"topology", wamqp, "watermillamqp.go"},
-	{"backoff", cenkalti4, "cenkalti.go"},
+	{"backoff", cenkalti4, "fromcenkalti.go"},
 	{"middleware", cenkalti4, "cenkalti.go"},
 	{"middleware", cenkalti5, "cenkalti.go"},
 }
