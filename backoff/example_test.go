@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
+// The delays of each series.
 func Example_series() {
 	for _, policy := range []backoff.Policy{
 		backoff.None{},
@@ -138,38 +139,6 @@ func ExampleMaxMatchCount() {
 	// 8
 }
 
-func ExampleNone() {
-	fmt.Println(backoff.None{}.Delay(backoff.Failure{Count: 1}))
-	// Output: 0s false
-}
-
-func ExampleList() {
-	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-	fmt.Println(policy.Delay(backoff.Failure{Count: 3}))
-	fmt.Println(policy.Delay(backoff.Failure{Count: 4}))
-	// Output:
-	// 15s true
-	// 0s false
-}
-
-func ExampleConstant() {
-	policy := backoff.Constant{Interval: 5 * time.Second, Retries: 2}
-	fmt.Println(policy.Delay(backoff.Failure{Count: 2}))
-	fmt.Println(policy.Delay(backoff.Failure{Count: 3}))
-	// Output:
-	// 5s true
-	// 0s false
-}
-
-func ExampleLinear() {
-	policy := backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3}
-	fmt.Println(policy.Delay(backoff.Failure{Count: 3}))
-	fmt.Println(policy.Delay(backoff.Failure{Count: 4}))
-	// Output:
-	// 3s true
-	// 0s false
-}
-
 func ExampleExponential() {
 	policy := backoff.Exponential{
 		Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5,
@@ -183,15 +152,6 @@ func ExampleExponential() {
 	// 1m40s true
 	// 8m20s true
 	// 8m20s true
-	// 0s false
-}
-
-func ExampleFibonacci() {
-	policy := backoff.Fibonacci{Initial: time.Second, Retries: 5}
-	fmt.Println(policy.Delay(backoff.Failure{Count: 5}))
-	fmt.Println(policy.Delay(backoff.Failure{Count: 6}))
-	// Output:
-	// 8s true
 	// 0s false
 }
 

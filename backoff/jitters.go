@@ -266,8 +266,8 @@ type DecorrelatedJitter struct {
 	Retries int
 	// WaitSteps is the number of wait queues over which each step of the growing
 	// bound is spread, evenly: with 4 and an Initial of 1s, a delay up to 3s waits
-	// 1.5s 2s 2.5s or 3s, one up to 9s also 4.5s 6s 7.5s or 9s. It must be from 2
-	// to 100; 0 means 4.
+	// 1.5s 2s 2.5s or 3s. A delay up to 9s also waits 4.5s 6s 7.5s or 9s. It must be
+	// from 2 to 100; 0 means 4.
 	WaitSteps int
 	// Seed makes the delays repeatable in tests: all messages with the same Seed,
 	// Failure.Count and Failure.Last get the same delay. 0 draws at random.

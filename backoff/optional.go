@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// maxListed is the number of distinct delays above which a policy counts as one
-// that cannot list them, because each would be a queue.
+// maxListed is the most distinct delays that a policy can list, because each would be
+// a queue.
 const maxListed = 1000
 
 // Delays returns every delay that p may return, in rising order, each once and

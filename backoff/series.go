@@ -336,8 +336,8 @@ func seriesOf(retries int) facts {
 // retries is 0 the series must be bounded by another field. distinct returns nil
 // if it is not, or if there are more than maxListed values.
 //
-// It jumps from each value to the next greater one, so that a series that stays at
-// its cap for a billion retries costs no more than a short one.
+// It jumps from each value to the next greater value. So a series that stays at its
+// cap for a billion retries costs no more than a short one.
 func distinct(retries int, bounded bool, at func(count int) time.Duration) []time.Duration {
 	delays, last := []time.Duration{}, retries
 	switch {

@@ -126,9 +126,9 @@ func (p Cap) Validate() error {
 func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
 
 // Delays returns the delays of Policy, each at most Max, or nil if Policy lists
-// none. Max also bounds a [Linear], [Exponential] or [Fibonacci] without bounds of
-// its own, alone or in a [Limit], [Unbounded] or jitter, and a
-// [DecorrelatedJitter], so that they are listed.
+// none. Max also bounds a growing series without a Max, so that it is listed:
+// [Linear], [Exponential], [Fibonacci] and [DecorrelatedJitter], alone or in a
+// [Limit], an [Unbounded] or a jitter.
 func (p Cap) Delays() []time.Duration {
 	delays := listed(lower(p.Policy, ceiling(p.Max)))
 	for i, d := range delays {

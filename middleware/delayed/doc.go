@@ -15,8 +15,8 @@
 //	  ▲                                        │ error
 //	  └── delay over ── Pub/Sub ◄── Republisher: the message as it arrived, state, delay
 //
-// A Pub/Sub must honour the delay (Watermill's documentation lists such Pub/Subs),
-// store a message before Publish returns, and give a topic's message to one consumer.
+// A Pub/Sub must honour the delay, store a message before Publish returns, and give a
+// topic's message to one consumer. Watermill's documentation lists such Pub/Subs.
 // If several consumer groups each get a copy, a message published again reaches all of
 // them: name a topic for each group with [WithRetryTopic]. A Pub/Sub that ignores the
 // delay brings messages back at once, which is logged.

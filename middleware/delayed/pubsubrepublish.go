@@ -154,8 +154,8 @@ func (r *Republisher) Republish(
 }
 
 // DeadLetter implements middleware.Republisher. It publishes the message as it arrived
-// to its dead-letter topic, with history, reason and the keys of Watermill's
-// PoisonQueue in the metadata, and returns the error of the publisher. The delay is
+// to its dead-letter topic, and returns the error of the publisher. The metadata gets
+// history, reason and the keys of Watermill's PoisonQueue. The delay is
 // zero, because some publishers refuse a message without a delay.
 //
 // The error is middleware.ErrNotDelivered if msg did not come through the Subscriber of

@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// inspector answers as it is told, and counts how often it is asked.
+// inspector returns the result of answer, and counts the calls.
 type inspector struct {
 	mu     sync.Mutex
 	asked  int

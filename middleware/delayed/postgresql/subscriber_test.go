@@ -13,8 +13,8 @@ import (
 var ackDeadline = 3 * time.Second
 
 // NewSubscriber returns watermill-sql's subscriber for messages that may wait. It reads
-// one message at a time, because if one of a batch takes too long watermill-sql acks
-// all of them, also messages that no handler has seen.
+// one message at a time. If one of a batch takes too long, watermill-sql acks all of
+// them, also messages that no handler has seen.
 func NewSubscriber(db *sql.DB, poll time.Duration) (*wsql.Subscriber, error) {
 	const due = `(metadata->>'%[1]s')::timestamptz < NOW() OR (metadata->>'%[1]s') IS NULL`
 	where := fmt.Sprintf(due, delay.DelayedUntilKey)
