@@ -358,39 +358,33 @@ func TestJitterDelays(t *testing.T) {
 func TestJitterValidate(t *testing.T) {
 	t.Parallel()
 	const (
-		toWrap = "Policy is nil: give it the policy to wrap"
-		finite = " is not positive and finite: use 0.2 for up to a fifth more, " +
+		positive = " is not positive: a delay is at least 1ms"
+		finite   = " is not positive and finite: use 0.2 for up to a fifth more, " +
 			"Policy without backoff.BoundedJitter for no jitter"
 		nothing = "WaitSteps 1 spreads nothing: use at least 2, or 0 for 4"
 	)
+	none := backoff.None{}
 	bounded := func(extra float64) backoff.BoundedJitter {
-		return backoff.BoundedJitter{Policy: backoff.None{}, Extra: extra}
+		return backoff.BoundedJitter{Policy: none, Extra: extra}
 	}
 	testValidate(t, []expected{
 		{"full", full(backoff.List{s}), ""},
-		{"equal", backoff.EqualJitter{Policy: backoff.None{}, WaitSteps: 2}, ""},
-		{"bounded", backoff.BoundedJitter{Policy: backoff.List{s}, Extra: 1e-9, WaitSteps: 100}, ""},
+		{"equal", backoff.EqualJitter{Policy: none, WaitSteps: 2}, ""},
+		{"bounded", backoff.BoundedJitter{Policy: none, Extra: 1e-9, WaitSteps: 100}, ""},
 		{"decorrelated", backoff.DecorrelatedJitter{Initial: s}, ""},
-		{
-			"decorrelated, all fields",
-			backoff.DecorrelatedJitter{Initial: s, Max: s, Retries: 3, WaitSteps: 2, Seed: 1},
-			"",
-		},
-		{
-			"full, everything", full(nil, -1),
-			"backoff.FullJitter: WaitSteps -1 is negative: use 0 for 4\nbackoff.FullJitter: " + toWrap,
-		},
+		{"decorrelated, all fields", backoff.DecorrelatedJitter{s, s, 3, 2, 1}, ""},
+		{"full, everything", full(nil, -1), lines("backoff.FullJitter",
+			"WaitSteps -1 is negative: use 0 for 4", "Policy is nil: give it the policy to wrap")},
 		{
 			"equal, everything",
 			backoff.EqualJitter{WaitSteps: 1, Policy: backoff.List{0}},
-			"backoff.EqualJitter: " + nothing +
-				"\nbackoff.List: entry [0] 0s is not positive: a delay is at least 1ms",
+			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] 0s" + positive,
 		},
 		{
 			"bounded, everything",
-			backoff.BoundedJitter{WaitSteps: 101, Policy: backoff.None{}},
-			"backoff.BoundedJitter: Extra 0" + finite + "\nbackoff.BoundedJitter: " +
-				"WaitSteps 101 would be as many queues for each delay: use at most 100, or 0 for 4",
+			backoff.BoundedJitter{WaitSteps: 101, Policy: none},
+			lines("backoff.BoundedJitter", "Extra 0"+finite, "WaitSteps 101 would be as many queues "+
+				"for each delay: use at most 100, or 0 for 4"),
 		},
 		{"bounded, negative", bounded(-1), "backoff.BoundedJitter: Extra -1" + finite},
 		{"bounded, nan", bounded(math.NaN()), "backoff.BoundedJitter: Extra NaN" + finite},
@@ -399,10 +393,9 @@ func TestJitterValidate(t *testing.T) {
 		{
 			"decorrelated, everything",
 			backoff.DecorrelatedJitter{Max: -1, Retries: -1, WaitSteps: 1},
-			`backoff.DecorrelatedJitter: Initial 0s is not positive: a delay is at least 1ms
-backoff.DecorrelatedJitter: Max -1ns is negative: use 0 for no cap
-backoff.DecorrelatedJitter: Retries -1 is negative: use backoff.None to never retry, 0 for no end
-backoff.DecorrelatedJitter: ` + nothing,
+			lines("backoff.DecorrelatedJitter", "Initial 0s"+positive,
+				"Max -1ns is negative: use 0 for no cap",
+				"Retries -1 is negative: use backoff.None to never retry, 0 for no end", nothing),
 		},
 	}...)
 }
@@ -427,56 +420,46 @@ func TestJitterCheckEnd(t *testing.T) {
 
 func TestJitterRemarks(t *testing.T) {
 	t.Parallel()
+	queues := func(name string, counts string) string {
+		return name + ": topology.PerQueue and topology.Shared need up to " + counts +
+			"; WaitSteps sets the number for each delay"
+	}
 	const (
-		queues = "topology.PerQueue and topology.Shared need up to "
-		sets   = "; WaitSteps sets the number for each delay"
-		years  = ": with Retries 30 its delay grows to ten years (backoff.MaxDelay); set Max to cap it"
+		years = ": with Retries 30 its delay grows to ten years (backoff.MaxDelay); set Max to cap it"
+		seed  = ": Seed 7 draws the same delays for every message; use 0 outside of tests"
+
+		fullJitter, equal, bounded = "backoff.FullJitter", "backoff.EqualJitter", "backoff.BoundedJitter"
+		decorrelated               = "backoff.DecorrelatedJitter"
 	)
-	four := exponential(s, 2, 0, 4)
-	tenYears := exponential(s, 2, 0, 30)
+	four, tenYears := exponential(s, 2, 0, 4), exponential(s, 2, 0, 30)
+	fiveFor4, ten, sixteen := "5 wait queues instead of 4", "10 wait queues instead of 4",
+		"16 wait queues instead of 4"
 	grows := backoff.DecorrelatedJitter{Initial: s, Max: 20 * s}
+	twelve := queues(decorrelated, "12 wait queues instead of 3")
 	for _, test := range []struct {
 		name   string
 		policy backoff.Policy
 		want   []string
 	}{
-		{"full", full(four), []string{
-			"backoff.FullJitter: " + queues + "10 wait queues instead of 4" + sets,
-		}},
-		{"full, fewer", full(four, 2), []string{
-			"backoff.FullJitter: " + queues + "5 wait queues instead of 4" + sets,
-		}},
-		{"equal", backoff.EqualJitter{Policy: four}, []string{
-			"backoff.EqualJitter: " + queues + "16 wait queues instead of 4" + sets,
-		}},
-		{"bounded", backoff.BoundedJitter{Policy: four, Extra: 0.2}, []string{
-			"backoff.BoundedJitter: " + queues + "16 wait queues instead of 4" + sets,
-		}},
-		{"decorrelated", grows, []string{
-			"backoff.DecorrelatedJitter: " + queues + "12 wait queues instead of 3" + sets,
-		}},
-		{"in a limit", limit(full(doubling), 4), []string{
-			"backoff.FullJitter: " + queues + "10 wait queues instead of 4" + sets,
-		}},
-		{"in a limit of none", limit(grows, 0), []string{
-			"backoff.DecorrelatedJitter: " + queues + "12 wait queues instead of 3" + sets,
-		}},
-		{"with a seed", backoff.FullJitter{Policy: backoff.List{ms}, Seed: 7}, []string{
-			"backoff.FullJitter: Seed 7 draws the same delays for every message; use 0 outside of tests",
-		}},
+		{"full", full(four), []string{queues(fullJitter, ten)}},
+		{"full, fewer", full(four, 2), []string{queues(fullJitter, fiveFor4)}},
+		{"equal", backoff.EqualJitter{Policy: four}, []string{queues(equal, sixteen)}},
+		{"bounded", backoff.BoundedJitter{four, 0.2, 0, 0}, []string{queues(bounded, sixteen)}},
+		{"decorrelated", grows, []string{twelve}},
+		{"in a limit", limit(full(doubling), 4), []string{queues(fullJitter, ten)}},
+		{"in a limit of none", limit(grows, 0), []string{twelve}},
+		{"with a seed", backoff.FullJitter{backoff.List{ms}, 0, 7}, []string{fullJitter + seed}},
 		{"of policy", full(tenYears), []string{
-			"backoff.FullJitter: " + queues + "64 wait queues instead of 30" + sets,
-			"backoff.Exponential" + years,
+			queues(fullJitter, "64 wait queues instead of 30"), "backoff.Exponential" + years,
 		}},
 		{"of policy, capped", capped(backoff.EqualJitter{Policy: tenYears}, time.Hour), []string{
-			"backoff.EqualJitter: " + queues + "52 wait queues instead of 13" + sets,
+			queues(equal, "52 wait queues instead of 13"),
 		}},
 		{"decorrelated to ten years", backoff.DecorrelatedJitter{Initial: s, Retries: 30}, []string{
-			"backoff.DecorrelatedJitter: " + queues + "72 wait queues instead of 18" + sets,
-			"backoff.DecorrelatedJitter" + years,
+			queues(decorrelated, "72 wait queues instead of 18"), decorrelated + years,
 		}},
 		{"some delays are short enough", aged(full(backoff.List{time.Hour}), s), []string{
-			"backoff.FullJitter: " + queues + "4 wait queues instead of 1" + sets,
+			queues(fullJitter, "4 wait queues instead of 1"),
 		}},
 		{"without bounds", full(doubling), nil},
 		{"never retries", full(backoff.None{}), nil},

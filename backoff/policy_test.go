@@ -138,6 +138,11 @@ func testValidate(t *testing.T, tests ...expected) {
 	}
 }
 
+// lines are the problems of a policy, each on its own line with the policy's name.
+func lines(name string, problems ...string) string {
+	return name + ": " + strings.Join(problems, "\n"+name+": ")
+}
+
 // requireSeries asserts that p gives exactly these delays, and then stops for good.
 func requireSeries(t *testing.T, p backoff.Policy, want string) {
 	t.Helper()

@@ -203,112 +203,53 @@ func TestSeriesValidate(t *testing.T) {
 	t.Parallel()
 	const (
 		minute, tenYears, tooLong = time.Minute, 87_600 * time.Hour, 87_601 * time.Hour
-		factor                    = " is not a finite number of at least 1: " +
+		positive                  = " is not positive: a delay is at least 1ms"
+		number                    = " is not a finite number of at least 1: " +
 			"use 2 to double each delay, backoff.Constant for equal delays"
-		initial = "Initial 0s is not positive: a delay is at least 1ms\n"
 		retries = "Retries -1 is negative: use backoff.None to never retry, 0 for no end"
-		noCap   = "Max -1ns is negative: use 0 for no cap\n"
-		longest = " is above 87600h0m0s, the longest TTL of a RabbitMQ queue: " +
+		noCap   = "Max -1ns is negative: use 0 for no cap"
+		below   = "Max 1s is below Initial 1m0s: raise Max or lower Initial"
+		long    = " is above 87600h0m0s, the longest TTL of a RabbitMQ queue: " +
 			"use at most backoff.MaxDelay"
 	)
+	nan, inf := math.NaN(), math.Inf(1)
 	testValidate(t, []expected{
 		{"list, empty", backoff.List{}, ""},
 		{"list, nil", backoff.List(nil), ""},
 		{"list", backoff.List{time.Nanosecond, backoff.MaxDelay}, ""},
-		{
-			"list, invalid entries",
-			backoff.List{s, 0, -2 * s, tooLong},
-			"backoff.List: entry [1] 0s is not positive: a delay is at least 1ms\n" +
-				"backoff.List: entry [2] -2s is not positive: a delay is at least 1ms\n" +
-				"backoff.List: entry [3] 87601h0m0s" + longest,
-		},
+		{"list, invalid entries", backoff.List{s, 0, -2 * s, tooLong}, lines("backoff.List",
+			"entry [1] 0s"+positive, "entry [2] -2s"+positive, "entry [3] 87601h0m0s"+long)},
 		{"constant", constantly(s, 0), ""},
 		{"constant, the longest", constantly(backoff.MaxDelay, math.MaxInt), ""},
-		{
-			"constant, everything",
-			constantly(0, -1),
-			"backoff.Constant: Interval 0s is not positive: a delay is at least 1ms\n" +
-				"backoff.Constant: " + retries,
-		},
-		{
-			"constant, too long",
-			constantly(backoff.MaxDelay+1, 0),
-			"…Interval 87600h0m0.000000001s is above 87600h0m0s",
-		},
+		{"constant, everything", constantly(0, -1), lines("backoff.Constant",
+			"Interval 0s"+positive, retries)},
+		{"constant, too long", constantly(backoff.MaxDelay+1, 0), lines("backoff.Constant",
+			"Interval 87600h0m0.000000001s"+long)},
 		{"linear", linear(s, s, s, 0), ""},
 		{"linear, the longest", linear(tenYears, tenYears, tenYears, math.MaxInt), ""},
-		{
-			"linear, everything",
-			linear(0, 0, -1, -1),
-			"backoff.Linear: " + initial + "backoff.Linear: Step 0s is not positive: " +
-				"use backoff.Constant for equal delays\n" +
-				"backoff.Linear: " + noCap + "backoff.Linear: " + retries,
-		},
-		{
-			"linear, step too long",
-			linear(minute, tooLong, s, 0),
-			"backoff.Linear: Step 87601h0m0s" + longest +
-				"\nbackoff.Linear: Max 1s is below Initial 1m0s: raise Max or lower Initial",
-		},
-		{"linear, max too long", linear(s, s, tooLong, 0), "…Max 87601h0m0s is above"},
+		{"linear, everything", linear(0, 0, -1, -1), lines("backoff.Linear", "Initial 0s"+positive,
+			"Step 0s is not positive: use backoff.Constant for equal delays", noCap, retries)},
+		{"linear, step too long", linear(minute, tooLong, s, 0), lines("backoff.Linear",
+			"Step 87601h0m0s"+long, below)},
+		{"linear, max too long", linear(s, s, tooLong, 0), "…Max 87601h0m0s" + long},
 		{"exponential", exponential(s, 1, 0, 0), ""},
 		{"exponential, the longest", exponential(s, 2, s, math.MaxInt), ""},
-		{
-			"exponential, everything",
-			exponential(0, 0, -1, -1),
-			"backoff.Exponential: " + initial + "backoff.Exponential: Factor 0" + factor +
-				"\nbackoff.Exponential: " + noCap + "backoff.Exponential: " + retries,
-		},
-		{"exponential, factor below 1", exponential(s, 0.5, 0, 0), "…Factor 0.5 is not a finite number"},
-		{
-			"exponential, factor NaN",
-			exponential(s, math.NaN(), 0, 0),
-			"…Factor NaN is not a finite number",
-		},
-		{
-			"exponential, factor Inf",
-			exponential(s, math.Inf(1), 0, 0),
-			"…Factor +Inf is not a finite number",
-		},
-		{
-			"exponential, factor -Inf",
-			exponential(s, math.Inf(-1), 0, 0),
-			"…Factor -Inf is not a finite number",
-		},
-		{
-			"exponential, max below initial",
-			exponential(time.Minute, 2, s, 0),
-			"…Max 1s is below Initial 1m0s",
-		},
-		{
-			"exponential, max too long",
-			exponential(time.Minute, 2, math.MaxInt64, 0),
-			"…is above 87600h0m0s",
-		},
-		{
-			"exponential, initial too long",
-			exponential(87_601*time.Hour, 2, 0, 0),
-			"…Initial 87601h0m0s is above 87600h0m0s",
-		},
+		{"exponential, everything", exponential(0, 0, -1, -1), lines("backoff.Exponential",
+			"Initial 0s"+positive, "Factor 0"+number, noCap, retries)},
+		{"exponential, factor below 1", exponential(s, 0.5, 0, 0), "…Factor 0.5" + number},
+		{"exponential, factor NaN", exponential(s, nan, 0, 0), "…Factor NaN" + number},
+		{"exponential, factor Inf", exponential(s, inf, 0, 0), "…Factor +Inf" + number},
+		{"exponential, factor -Inf", exponential(s, -inf, 0, 0), "…Factor -Inf" + number},
+		{"exponential, max below initial", exponential(minute, 2, s, 0), "…" + below},
+		{"exponential, max too long", exponential(minute, 2, math.MaxInt64, 0), "…" + long},
+		{"exponential, initial too long", exponential(tooLong, 2, 0, 0), "…Initial 87601h0m0s" + long},
 		{"fibonacci", fibonacci(s, 0, 0), ""},
 		{"fibonacci, the longest", fibonacci(tenYears, tenYears, math.MaxInt), ""},
-		{
-			"fibonacci, everything",
-			fibonacci(0, -1, -1),
-			"backoff.Fibonacci: " + initial + "backoff.Fibonacci: " + noCap +
-				"backoff.Fibonacci: " + retries,
-		},
-		{
-			"fibonacci, max below initial",
-			fibonacci(minute, s, 0),
-			"backoff.Fibonacci: Max 1s is below Initial 1m0s: raise Max or lower Initial",
-		},
-		{
-			"fibonacci, initial too long",
-			fibonacci(tooLong, 0, 0),
-			"…Initial 87601h0m0s is above 87600h0m0s",
-		},
-		{"fibonacci, max too long", fibonacci(s, math.MaxInt64, 0), "…is above 87600h0m0s"},
+		{"fibonacci, everything", fibonacci(0, -1, -1), lines("backoff.Fibonacci",
+			"Initial 0s"+positive, noCap, retries)},
+		{"fibonacci, max below initial", fibonacci(minute, s, 0), "backoff.Fibonacci: " + below},
+		{"fibonacci, initial too long", fibonacci(tooLong, 0, 0), "…Initial 87601h0m0s" + long},
+		{"fibonacci, max too long", fibonacci(s, math.MaxInt64, 0), "…" + long},
 	}...)
 }
 

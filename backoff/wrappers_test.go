@@ -147,68 +147,48 @@ func TestUnboundedAddsNoRetry(t *testing.T) {
 func TestWrappersValidate(t *testing.T) {
 	t.Parallel()
 	const (
-		toWrap = "Policy is nil: give it the policy to wrap"
-		entry  = "backoff.List: entry [0] 0s is not positive: a delay is at least 1ms"
-		noCap  = " is not positive: use Policy without backoff.Cap for no cap\n"
-		noAge  = " is not positive: use Policy without backoff.MaxAge for no limit, " +
-			"backoff.None to never retry\n"
+		toWrap   = "Policy is nil: give it the policy to wrap"
+		positive = " is not positive: a delay is at least 1ms"
+		entry    = "\nbackoff.List: entry [0] 0s" + positive
+		noCap    = " is not positive: use Policy without backoff.Cap for no cap"
+		noAge    = " is not positive: use Policy without backoff.MaxAge for no limit, " +
+			"backoff.None to never retry"
 	)
+	all := aged(capped(limit(backoff.ByError{
+		Cases:   []backoff.Case{{Policy: fibonacci(0, -1, -1)}},
+		Default: unbounded(capped(nil, 0)),
+	}, -1), 0), -s)
 	testValidate(t, []expected{
 		{"limit", limit(backoff.None{}, 0), ""},
-		{
-			"limit, everything", limit(nil, -1),
-			"backoff.Limit: Retries -1 is negative: use 0 to never retry\nbackoff.Limit: " + toWrap,
-		},
-		{
-			"limit, nil pointer", limit((*backoff.Linear)(nil), 0),
-			"backoff.Limit: Policy is a nil *backoff.Linear: give it the policy to wrap",
-		},
-		{
-			"limit, nil func", limit(backoff.PolicyFunc(nil), 0),
-			"backoff.Limit: Policy is a nil backoff.PolicyFunc: give it the policy to wrap",
-		},
-		{
-			"limit, and its policy", limit(backoff.List{0}, -2),
-			"backoff.Limit: Retries -2 is negative: use 0 to never retry\n" + entry,
-		},
+		{"limit, everything", limit(nil, -1), lines("backoff.Limit",
+			"Retries -1 is negative: use 0 to never retry", toWrap)},
+		{"limit, nil pointer", limit((*backoff.Linear)(nil), 0), lines("backoff.Limit",
+			"Policy is a nil *backoff.Linear: give it the policy to wrap")},
+		{"limit, nil func", limit(backoff.PolicyFunc(nil), 0), lines("backoff.Limit",
+			"Policy is a nil backoff.PolicyFunc: give it the policy to wrap")},
+		{"limit, and its policy", limit(backoff.List{0}, -2), lines("backoff.Limit",
+			"Retries -2 is negative: use 0 to never retry") + entry},
 		{"cap", capped(backoff.List{time.Hour}, time.Nanosecond), ""},
 		{"cap, the longest", capped(backoff.None{}, backoff.MaxDelay), ""},
-		{"cap, everything", capped(nil, 0), "backoff.Cap: Max 0s" + noCap + "backoff.Cap: " + toWrap},
-		{
-			"cap, and its policy", capped(backoff.List{0}, 87_601*time.Hour),
-			"backoff.Cap: Max 87601h0m0s is above 87600h0m0s, the longest TTL of a RabbitMQ queue: " +
-				"use at most backoff.MaxDelay\n" + entry,
-		},
+		{"cap, everything", capped(nil, 0), lines("backoff.Cap", "Max 0s"+noCap, toWrap)},
+		{"cap, and its policy", capped(backoff.List{0}, 87_601*time.Hour), lines("backoff.Cap",
+			"Max 87601h0m0s is above 87600h0m0s, the longest TTL of a RabbitMQ queue: "+
+				"use at most backoff.MaxDelay") + entry},
 		{"max age, the longest", aged(backoff.None{}, math.MaxInt64), ""},
-		{
-			"max age, everything", aged(nil, 0),
-			"backoff.MaxAge: Age 0s" + noAge + "backoff.MaxAge: " + toWrap,
-		},
-		{
-			"max age, and its policy", aged(backoff.List{0}, -s),
-			"backoff.MaxAge: Age -1s" + noAge + entry,
-		},
+		{"max age, everything", aged(nil, 0), lines("backoff.MaxAge", "Age 0s"+noAge, toWrap)},
+		{"max age, and its policy", aged(backoff.List{0}, -s), lines("backoff.MaxAge",
+			"Age -1s"+noAge) + entry},
 		{"unbounded, nil", unbounded(nil), "backoff.Unbounded: " + toWrap},
-		{
-			"unbounded, its policy", unbounded(backoff.Constant{}),
-			"backoff.Constant: Interval 0s is not positive: a delay is at least 1ms",
-		},
-		{
-			"all of them", aged(capped(limit(backoff.ByError{
-				Cases:   []backoff.Case{{Policy: fibonacci(0, -1, -1)}},
-				Default: unbounded(capped(nil, 0)),
-			}, -1), 0), -s),
-			"backoff.MaxAge: Age -1s" + noAge + "backoff.Cap: Max 0s" + noCap +
-				`backoff.Limit: Retries -1 is negative: use 0 to never retry
-backoff.ByError: case [0]: Match is nil: use backoff.Is with an error, backoff.As ` +
-				`or a func of your own
-backoff.ByError: case [0]: backoff.Fibonacci: Initial 0s is not positive: a delay is at least 1ms
-backoff.ByError: case [0]: backoff.Fibonacci: Max -1ns is negative: use 0 for no cap
-backoff.ByError: case [0]: backoff.Fibonacci: Retries -1 is negative: ` +
-				"use backoff.None to never retry, 0 for no end\n" +
-				"backoff.ByError: Default: backoff.Cap: Max 0s" + noCap +
-				"backoff.ByError: Default: backoff.Cap: " + toWrap,
-		},
+		{"unbounded, its policy", unbounded(backoff.Constant{}), lines("backoff.Constant",
+			"Interval 0s"+positive)},
+		{"all of them", all, lines("backoff.MaxAge", "Age -1s"+noAge) + "\n" +
+			lines("backoff.Cap", "Max 0s"+noCap) + "\n" +
+			lines("backoff.Limit", "Retries -1 is negative: use 0 to never retry") + "\n" +
+			lines("backoff.ByError: case [0]", "Match is nil: use backoff.Is with an error, "+
+				"backoff.As or a func of your own", "backoff.Fibonacci: Initial 0s"+positive,
+				"backoff.Fibonacci: Max -1ns is negative: use 0 for no cap", "backoff.Fibonacci: "+
+					"Retries -1 is negative: use backoff.None to never retry, 0 for no end") + "\n" +
+			lines("backoff.ByError: Default: backoff.Cap", "Max 0s"+noCap, toWrap)},
 	}...)
 }
 
