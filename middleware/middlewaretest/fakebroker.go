@@ -64,7 +64,8 @@ type inFlight struct{ confirmed *Call }
 func NewBroker() *Broker { return &Broker{inFlight: map[*message.Message]*inFlight{}} }
 
 // WaitSteps returns a function for Broker.Given that knows wait queues with these
-// delays, in any order, for example the wait queues of topology.PerQueue.
+// delays, in any order. topology.Plan lists the delays of a strategy in WaitSteps,
+// which may be more than the policy has.
 //
 // A message waits on the shortest wait step that is not shorter than the delay asked
 // for. A longer delay than all of them takes several rounds on the longest and a
