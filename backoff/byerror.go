@@ -1,53 +1,55 @@
 package backoff
 
 import (
+	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"time"
 )
 
-// ByError is a policy that leaves it to another, chosen by the error:
+// ByError is a policy that lets the error choose another policy:
 //
 //	backoff.ByError{
 //		Cases: []backoff.Case{
-//			{Match: backoff.As[net.Error](), Policy: backoff.Constant{Interval: time.Second, Retries: 5}},
-//			{Match: backoff.Is(errRateLimited), Policy: backoff.Constant{Interval: time.Minute, Retries: 10}},
-//			{Match: backoff.Is(sql.ErrConnDone), Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 8}},
+//			{Match: backoff.As[net.Error](), Policy: backoff.List{time.Second, time.Second}},
+//			{Match: backoff.Is(errRateLimited), Policy: backoff.List{time.Minute, time.Hour}},
+//			{Match: backoff.Is(errLocked), Policy: backoff.Fibonacci{Initial: time.Second, Retries: 8}},
 //		},
 //		Default: backoff.None{}, // to the dead-letter queue
 //	}
 //
-// The first case that matches wins. Only the last error is looked at, and the
-// policy chosen sees the failure as it is: Count is the message's failures so
-// far, whatever errors they had. A message that has failed three times on the
-// network and then on the database waits the fourth delay of that series, 8s.
+// The first case that matches wins. Only the last error counts. The chosen policy
+// sees the failure unchanged: Count is the number of all failures of the message,
+// of any error. A message that has failed three times on the network, and then with
+// errLocked, waits the fourth delay of that series, 5s.
 //
 // middleware.LastAttempt shows the policy an error of no known kind, so that
-// Default answers: with None there, it is true on every attempt.
+// Default decides: with None there, it is true on every attempt.
 type ByError struct {
-	// Cases are tried in their order. Without any, Default is always taken. The
-	// slice is used as it is: do not change it once it is handed over.
+	// Cases are tried in this order. Without any, Default always decides. Do not
+	// change the slice after handing it over: the ByError uses it itself.
 	Cases []Case
-	// Default is asked where no case matches, and where there is no error. It must
-	// not be nil: use [None] to never retry what no case knows.
+	// Default decides where no case matches, and where there is no error. It must
+	// not be nil: use [None] to never retry an error without a case.
 	Default Policy
 }
 
 // Case is a policy for the errors that match.
 type Case struct {
 	// Match reports whether the case is meant for err, which is not nil but may
-	// wrap others: see [Is] and [As]. It must not be nil; a nil one never matches.
+	// wrap others: see [Is] and [As]. It must not be nil; a nil Match never matches.
 	// It is called from many goroutines at once, and should depend on nothing but
 	// err. Its panics pass through Delay; middleware.DelayedRetry contains them
 	// and waits a minute, so that no message is lost.
 	Match func(err error) bool
-	// Policy is asked where Match is true. It must not be nil: use [None] to never
+	// Policy decides where Match is true. It must not be nil: use [None] to never
 	// retry such errors.
 	Policy Policy
 }
 
-// Delay returns what the policy of the first case does whose Match is true for
-// Err, or else Default.
+// Delay returns the result of the first case whose Match is true for Err, or else
+// of Default.
 func (p ByError) Delay(f Failure) (wait time.Duration, retry bool) {
 	return Next(p.choose(f.Err), f)
 }
@@ -64,13 +66,14 @@ func (p ByError) choose(err error) Policy {
 	return p.Default
 }
 
-// Validate returns an error for everything that is nil, joined with those of
-// every policy, each line with its case by the index from 0. It calls no Match.
+// Validate returns an error for everything that is nil, joined with the errors of
+// every policy. Each line names its case by the index from 0. It calls no Match.
 func (p ByError) Validate() error {
 	found := problems{name: "backoff.ByError"}
 	for i, c := range p.Cases {
 		if c.Match == nil {
-			found.add("%s: Match is nil: use backoff.Is with an error, backoff.As or a func of your own", caseName(i))
+			found.add("%s: Match is nil: use backoff.Is with an error, backoff.As "+
+				"or a func of your own", caseName(i))
 		}
 		found.part(caseName(i), Validate(c.Policy))
 	}
@@ -79,7 +82,7 @@ func (p ByError) Validate() error {
 }
 
 // CheckEnd returns an error that wraps [ErrNoEnd] unless every case and Default
-// ends, joined of theirs, each line with its case.
+// ends. It joins their errors, each line with its case.
 func (p ByError) CheckEnd() error {
 	found := problems{name: "backoff.ByError"}
 	for name, policy := range p.policies() {
@@ -88,21 +91,21 @@ func (p ByError) CheckEnd() error {
 	return found.join()
 }
 
-// Delays returns those of every case and of Default; nil if one of them lists
-// none.
+// Delays returns the delays of every case and of Default, or nil if one of them
+// lists none.
 func (p ByError) Delays() []time.Duration {
 	delays := []time.Duration{}
 	for _, policy := range p.policies() {
-		listed, known := Delays(policy)
+		some, known := Delays(policy)
 		if !known {
 			return nil
 		}
-		delays = append(delays, listed...)
+		delays = append(delays, some...)
 	}
 	return delays
 }
 
-// Remarks returns those on every case and on Default, each with its case.
+// Remarks returns the remarks on every case and on Default, each with its case.
 func (p ByError) Remarks() []string {
 	var remarks []string
 	for name, policy := range p.policies() {
@@ -113,7 +116,19 @@ func (p ByError) Remarks() []string {
 	return remarks
 }
 
-// policies are those of the cases and Default, by name.
+// about counts a ByError without cases like any other.
+func (p ByError) about() facts {
+	known := factsOf(p.Default)
+	for _, c := range p.Cases {
+		one := factsOf(c.Policy)
+		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends
+		known.drawn = known.drawn || one.drawn
+	}
+	known.countOnly, known.matches = false, math.MaxInt
+	return known
+}
+
+// policies are the policies of the cases and Default, by name.
 func (p ByError) policies() iter.Seq2[string, Policy] {
 	return func(yield func(string, Policy) bool) {
 		for i, c := range p.Cases {
@@ -128,3 +143,23 @@ func (p ByError) policies() iter.Seq2[string, Policy] {
 const defaultName = "Default"
 
 func caseName(index int) string { return fmt.Sprintf("case [%d]", index) }
+
+// Is returns a Match for a [Case] that is true for target and for every error that
+// wraps it, in the sense of [errors.Is]. For a nil target, a sentinel that was
+// never set, it returns nil, which [Validate] reports.
+func Is(target error) func(err error) bool {
+	if target == nil {
+		return nil
+	}
+	return func(err error) bool { return errors.Is(err, target) }
+}
+
+// As returns a Match for a [Case] that is true for every error that is a T or
+// wraps a T, in the sense of [errors.As]. T is the type of an error as functions
+// return it, often a pointer, or an interface such as net.Error.
+func As[T error]() func(err error) bool {
+	return func(err error) bool {
+		var target T
+		return errors.As(err, &target)
+	}
+}

@@ -1,8 +1,10 @@
 package backoff_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"testing"
@@ -16,18 +18,22 @@ import (
 
 var errRateLimited = errors.New("rate limited")
 
-// databaseError is an error of a type of its own.
+// databaseError is a pointer when it is returned, valueError a value.
 type databaseError struct{ table string }
 
 func (e *databaseError) Error() string { return "table " + e.table + " is locked" }
+
+type valueError struct{ code int }
+
+func (e valueError) Error() string { return fmt.Sprintf("code %d", e.code) }
 
 // byKind retries network errors after 1s, rate limits after 60s and database
 // errors after 1s 2s 4s 8s; others not at all.
 var byKind = backoff.ByError{
 	Cases: []backoff.Case{
-		{Match: backoff.As[net.Error](), Policy: backoff.Constant{Interval: time.Second, Retries: 3}},
-		{Match: backoff.Is(errRateLimited), Policy: backoff.Constant{Interval: time.Minute, Retries: 5}},
-		{Match: backoff.As[*databaseError](), Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4}},
+		{Match: backoff.As[net.Error](), Policy: constantly(s, 3)},
+		{Match: backoff.Is(errRateLimited), Policy: constantly(60*s, 5)},
+		{Match: backoff.As[*databaseError](), Policy: exponential(s, 2, 0, 4)},
 	},
 	Default: backoff.None{},
 }
@@ -35,43 +41,45 @@ var byKind = backoff.ByError{
 func TestByError(t *testing.T) {
 	t.Parallel()
 	network := &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
+	database := &databaseError{"orders"}
+	wrapped := fmt.Errorf("charge: %w", fmt.Errorf("ask bank: %w", errRateLimited))
 	for _, test := range []struct {
 		name  string
 		count int
 		err   error
-		wait  time.Duration
-		retry bool
+		wait  time.Duration // 0: no retry
 	}{
-		{"network", 1, network, time.Second, true},
-		{"network, the last retry", 3, network, time.Second, true},
-		{"network, no more", 4, network, 0, false},
-		{"rate limit", 1, errRateLimited, 60 * time.Second, true},
-		{"database", 1, &databaseError{"orders"}, time.Second, true},
-		{"database, later", 4, &databaseError{"orders"}, 8 * time.Second, true},
-		{"database, no more", 5, &databaseError{"orders"}, 0, false},
-		{"all failures count: database after three of the network", 4, &databaseError{"orders"}, 8 * time.Second, true},
-		{"all failures count: rate limit after four of the database", 5, errRateLimited, time.Minute, true},
-		{"all failures count: network after four of the database", 5, network, 0, false},
-		{"wrapped", 1, fmt.Errorf("charge: %w", fmt.Errorf("ask bank: %w", errRateLimited)), time.Minute, true},
-		{"joined: the first case wins, not the first error", 2, errors.Join(&databaseError{"orders"}, errRateLimited), time.Minute, true},
-		{"unknown", 1, errors.New("rate limited"), 0, false},
-		{"no error", 1, nil, 0, false},
-		{"count below 1", math.MinInt, &databaseError{"orders"}, time.Second, true},
-		{"forged count", math.MaxInt, errRateLimited, 0, false},
+		{"network", 1, network, s},
+		{"network, the last retry", 3, network, s},
+		{"network, no more", 4, network, 0},
+		{"rate limit", 1, errRateLimited, 60 * s},
+		{"database", 1, database, s},
+		{"database, later", 4, database, 8 * s},
+		{"database, no more", 5, database, 0},
+		{"all failures count: database after three of the network", 4, database, 8 * s},
+		{"all failures count: rate limit after four of the database", 5, errRateLimited, time.Minute},
+		{"all failures count: network after four of the database", 5, network, 0},
+		{"wrapped", 1, wrapped, time.Minute},
+		{
+			"joined: the first case wins, not the first error",
+			2, errors.Join(database, errRateLimited), time.Minute,
+		},
+		{"unknown", 1, errors.New("rate limited"), 0},
+		{"no error", 1, nil, 0},
+		{"count below 1", math.MinInt, database, s},
+		{"forged count", math.MaxInt, errRateLimited, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			wait, retry := byKind.Delay(backoff.Failure{Count: test.count, Err: test.err})
 			assert.Equal(t, test.wait, wait)
-			assert.Equal(t, test.retry, retry)
+			assert.Equal(t, test.wait != 0, retry)
 		})
 	}
 	require.NoError(t, backoff.Validate(byKind))
 	require.NoError(t, backoff.CheckEnd(byKind))
 	assert.Empty(t, backoff.Remarks(byKind))
-	delays, known := backoff.Delays(byKind)
-	assert.True(t, known)
-	assert.Equal(t, []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 60 * time.Second}, delays)
+	requireDelays(t, byKind, "1s 2s 4s 8s 60s")
 }
 
 func TestByErrorMatching(t *testing.T) {
@@ -80,22 +88,29 @@ func TestByErrorMatching(t *testing.T) {
 	never := func(error) bool { return false }
 	panics := func(error) bool { panic("asked without need") }
 	list := func(d time.Duration) backoff.List { return backoff.List{d} }
+	of := func(other backoff.Policy, cases ...backoff.Case) backoff.ByError {
+		return backoff.ByError{Cases: cases, Default: other}
+	}
 	for _, test := range []struct {
 		name   string
 		policy backoff.ByError
 		err    error
 		want   time.Duration // 0: no retry
 	}{
-		{"first match wins", backoff.ByError{Cases: []backoff.Case{{never, list(1 * time.Second)}, {always, list(2 * time.Second)}, {panics, list(3 * time.Second)}}, Default: list(4 * time.Second)}, errBroken, 2 * time.Second},
-		{"no match", backoff.ByError{Cases: []backoff.Case{{never, list(1 * time.Second)}}, Default: list(4 * time.Second)}, errBroken, 4 * time.Second},
-		{"no cases", backoff.ByError{Default: list(4 * time.Second)}, errBroken, 4 * time.Second},
-		{"no error is shown to no match", backoff.ByError{Cases: []backoff.Case{{panics, list(1 * time.Second)}}, Default: list(4 * time.Second)}, nil, 4 * time.Second},
-		{"case that never retries", backoff.ByError{Cases: []backoff.Case{{always, backoff.None{}}}, Default: list(4 * time.Second)}, errBroken, 0},
-		{"nested", backoff.ByError{Cases: []backoff.Case{{always, backoff.ByError{Cases: []backoff.Case{{always, list(1 * time.Second)}}}}}}, errBroken, time.Second},
-		{"bounds a foreign one", backoff.ByError{Default: foreign{wait: -1, retry: true}}, errBroken, time.Millisecond},
-		{"invalid: nil match never matches", backoff.ByError{Cases: []backoff.Case{{nil, list(1 * time.Second)}}, Default: list(4 * time.Second)}, errBroken, 4 * time.Second},
-		{"invalid: nil policy", backoff.ByError{Cases: []backoff.Case{{always, nil}}, Default: list(4 * time.Second)}, errBroken, 0},
-		{"invalid: nil default", backoff.ByError{Cases: []backoff.Case{{never, list(1 * time.Second)}}}, errBroken, 0},
+		{
+			"first match wins",
+			of(list(4*s), []backoff.Case{{never, list(s)}, {always, list(2 * s)}, {panics, list(3 * s)}}...),
+			errBroken, 2 * s,
+		},
+		{"no match", of(list(4*s), backoff.Case{never, list(s)}), errBroken, 4 * s},
+		{"no cases", of(list(4 * s)), errBroken, 4 * s},
+		{"no error is shown to no match", of(list(4*s), backoff.Case{panics, list(s)}), nil, 4 * s},
+		{"case that never retries", of(list(4*s), backoff.Case{always, backoff.None{}}), errBroken, 0},
+		{"nested", of(nil, backoff.Case{always, of(nil, backoff.Case{always, list(s)})}), errBroken, s},
+		{"bounds a foreign one", of(foreign{wait: -1, retry: true}), errBroken, ms},
+		{"invalid: nil match never matches", of(list(4*s), backoff.Case{nil, list(s)}), errBroken, 4 * s},
+		{"invalid: nil policy", of(list(4*s), backoff.Case{always, nil}), errBroken, 0},
+		{"invalid: nil default", of(nil, backoff.Case{never, list(s)}), errBroken, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -106,20 +121,153 @@ func TestByErrorMatching(t *testing.T) {
 	}
 }
 
-// Who calls the policy has to contain it, as middleware.DelayedRetry does.
+// The caller of Delay must contain the panic, as middleware.DelayedRetry does.
 func TestByErrorDoesNotHideAPanic(t *testing.T) {
 	t.Parallel()
 	asked := false
+	match := func(error) bool { asked = true; panic("of mine") }
 	p := backoff.ByError{
-		Cases:   []backoff.Case{{Match: func(error) bool { asked = true; panic("of mine") }, Policy: backoff.List{time.Second}}},
+		Cases:   []backoff.Case{{Match: match, Policy: backoff.List{s}}},
 		Default: backoff.None{},
 	}
 	require.NoError(t, backoff.Validate(p))
 	require.NoError(t, backoff.CheckEnd(p))
 	backoff.Delays(p)
 	backoff.Remarks(p)
+	backoff.MaxRetries(p)
 	assert.False(t, asked, "only Delay asks")
 	assert.PanicsWithValue(t, "of mine", func() { p.Delay(backoff.Failure{Count: 1, Err: errBroken}) })
+}
+
+func TestByErrorValidate(t *testing.T) {
+	t.Parallel()
+	const (
+		noMatch = "Match is nil: use backoff.Is with an error, backoff.As or a func of your own\n"
+		noRetry = ": use backoff.None to never retry\n"
+		atLeast = " is not positive: a delay is at least 1ms\n"
+	)
+	always := func(error) bool { return true }
+	require.NoError(t, backoff.Validate(backoff.ByError{Default: backoff.None{}}))
+	require.EqualError(t, backoff.Validate(backoff.ByError{}),
+		"backoff.ByError: Default: policy is nil: use backoff.None to never retry")
+	err := backoff.Validate(backoff.ByError{
+		Cases: []backoff.Case{
+			{},
+			{Match: always, Policy: backoff.List{0, s, -s}},
+			{Match: backoff.Is(nil), Policy: (*backoff.List)(nil)},
+			{Match: always, Policy: backoff.ByError{
+				Cases: []backoff.Case{{Policy: constantly(0, -1)}},
+			}},
+			{Match: always, Policy: talkative{}},
+		},
+		Default: limit(nil, -1),
+	})
+	require.EqualError(t, err, "backoff.ByError: case [0]: "+noMatch+
+		"backoff.ByError: case [0]: policy is nil"+noRetry+
+		"backoff.ByError: case [1]: backoff.List: entry [0] 0s"+atLeast+
+		"backoff.ByError: case [1]: backoff.List: entry [2] -1s"+atLeast+
+		"backoff.ByError: case [2]: "+noMatch+
+		"backoff.ByError: case [2]: policy is a nil *backoff.List"+noRetry+
+		"backoff.ByError: case [3]: backoff.ByError: case [0]: "+noMatch+
+		"backoff.ByError: case [3]: backoff.ByError: case [0]: backoff.Constant: Interval 0s"+atLeast+
+		"backoff.ByError: case [3]: backoff.ByError: case [0]: backoff.Constant: "+
+		"Retries -1 is negative: use backoff.None to never retry, 0 for no end\n"+
+		"backoff.ByError: case [3]: backoff.ByError: Default: policy is nil"+noRetry+
+		"backoff.ByError: case [4]: talkative\n"+
+		"backoff.ByError: Default: backoff.Limit: Retries -1 is negative: use 0 to never retry\n"+
+		"backoff.ByError: Default: backoff.Limit: Policy is nil: give it the policy to wrap")
+	require.ErrorIs(t, err, errTalkative)
+}
+
+func TestByErrorCheckEnd(t *testing.T) {
+	t.Parallel()
+	endless := constantly(s, 0)
+	err := backoff.CheckEnd(
+		choice(endless, backoff.List{s}, unbounded(endless), talkative{}, nil, foreign{}))
+	require.EqualError(t, err, "backoff.ByError: case [0]: backoff.Constant: "+
+		"policy is not known to stop retrying: set Retries, "+waysOut+
+		"\nbackoff.ByError: case [3]: policy is not known to stop retrying: talkative"+
+		"\nbackoff.ByError: Default: backoff_test.foreign: policy is not known to stop retrying: "+
+		waysOut)
+	require.ErrorIs(t, err, backoff.ErrNoEnd)
+	require.ErrorIs(t, err, errTalkative)
+
+	require.NoError(t, backoff.CheckEnd(backoff.ByError{}), "never retries")
+	require.NoError(t, backoff.CheckEnd(limit(choice(endless), 3)))
+	require.ErrorIs(t, backoff.CheckEnd(choice(endless)), backoff.ErrNoEnd)
+}
+
+func TestByErrorDelays(t *testing.T) {
+	t.Parallel()
+	six := linear(s, s, 0, 600)
+	more := linear(ms, s, 0, 600)
+	testDelays(t, requireListed, []expected{
+		{"all", choice(backoff.List{3 * s, s}, backoff.List{2 * s}, backoff.List{4 * s}), "1s 2s 3s 4s"},
+		{"each once", choice(backoff.List{s, 2 * s}, backoff.List{2 * s, s}), "1s 2s"},
+		{"nested", choice(choice(backoff.List{s}, backoff.List{2 * s}), backoff.List{3 * s}), "1s 2s 3s"},
+		{"default alone", choice(backoff.List{s}), "1s"},
+		{"never retries", choice(backoff.None{}, backoff.List{}), ""},
+		{"a case cannot list", choice(foreign{retry: true}, backoff.List{s}), "?"},
+		{"default cannot list", choice(backoff.List{s}, foreign{retry: true}), "?"},
+		{"an endless series, capped around it", capped(choice(doubling, backoff.None{}), s), "?"},
+		{"nil", backoff.ByError{}, "?"},
+		{"too many together", choice(six, more, backoff.None{}), "?"},
+	}...)
+}
+
+func TestByErrorLeavesTheSlicesAlone(t *testing.T) {
+	t.Parallel()
+	list := backoff.List{3 * s, s}
+	cases := make([]backoff.Case, 1, 2)
+	cases[0] = backoff.Case{Match: backoff.Is(errBroken), Policy: list}
+	p := backoff.ByError{Cases: cases, Default: backoff.List{2 * s}}
+	delays, _ := backoff.Delays(p)
+	delays[0] = time.Hour
+	p.Delays()[0] = time.Hour
+	assert.Equal(t, backoff.List{3 * s, s}, list)
+	assert.Zero(t, cases[:2][1])
+	assert.Equal(t, list, cases[0].Policy)
+}
+
+func TestIs(t *testing.T) {
+	t.Parallel()
+	match := backoff.Is(io.EOF)
+	assert.True(t, match(io.EOF))
+	assert.True(t, match(fmt.Errorf("read: %w", io.EOF)))
+	assert.True(t, match(errors.Join(errBroken, io.EOF)))
+	assert.False(t, match(io.ErrUnexpectedEOF))
+	assert.False(t, match(errors.New("EOF")))
+	assert.False(t, match(nil))
+	assert.Nil(t, backoff.Is(nil), "would match nothing, or no error")
+}
+
+func TestAs(t *testing.T) {
+	t.Parallel()
+	database, orders := backoff.As[*databaseError](), &databaseError{"orders"}
+	for _, test := range []struct {
+		name  string
+		match func(error) bool
+		err   error
+		want  bool
+	}{
+		{"pointer", database, orders, true},
+		{"wrapped", database, fmt.Errorf("save: %w", orders), true},
+		{"joined", database, errors.Join(io.EOF, orders), true},
+		{"value", backoff.As[valueError](), valueError{7}, true},
+		{"pointer, asked for a value", backoff.As[valueError](), &valueError{7}, false},
+		{"value, asked for a pointer", backoff.As[*valueError](), valueError{7}, false},
+		{"interface", backoff.As[net.Error](), &net.DNSError{}, true},
+		{"interface, not implemented", backoff.As[net.Error](), io.EOF, false},
+		{"deadline is a net.Error", backoff.As[net.Error](), context.DeadlineExceeded, true},
+		{"any error", backoff.As[error](), io.EOF, true},
+		{"other type", database, valueError{7}, false},
+		{"nil", backoff.As[error](), nil, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, test.match(test.err))
+		})
+	}
 }
 
 func FuzzByError(f *testing.F) {
@@ -127,17 +275,22 @@ func FuzzByError(f *testing.F) {
 	f.Add(int64(-1), int64(math.MaxInt64), "", "database", math.MaxInt)
 	f.Add(int64(1), int64(0), "database", "else", math.MinInt)
 	f.Fuzz(func(t *testing.T, a, b int64, known, text string, count int) {
+		first, second := time.Duration(a), time.Duration(b)
 		p := backoff.ByError{
 			Cases: []backoff.Case{
-				{Match: func(err error) bool { return err.Error() == known }, Policy: backoff.Constant{Interval: time.Duration(a), Retries: 3}},
-				{Match: backoff.As[*databaseError](), Policy: backoff.Fibonacci{Initial: time.Duration(b), Max: time.Hour}},
+				{
+					Match:  func(err error) bool { return err.Error() == known },
+					Policy: constantly(first, 3),
+				},
+				{Match: backoff.As[*databaseError](), Policy: fibonacci(second, time.Hour, 0)},
 			},
-			Default: backoff.List{time.Duration(b), time.Duration(a)},
+			Default: backoff.List{second, first},
 		}
-		for want, err := range []error{errors.New(known), &databaseError{text}, errors.New(known + "!"), nil} {
+		for want, err := range []error{
+			errors.New(known), &databaseError{text}, errors.New(known + "!"), nil,
+		} {
 			failure := backoff.Failure{Count: count, Err: err}
-			requireBoundsAfter(t, p, failure)
-			requireListedAfter(t, p, failure)
+			requireSound(t, p, failure)
 			chosen := p.Default
 			if want < len(p.Cases) && (want == 0 || err.Error() != known) {
 				chosen = p.Cases[want].Policy
@@ -150,28 +303,4 @@ func FuzzByError(f *testing.F) {
 			require.Equal(t, wantWait, wait)
 		}
 	})
-}
-
-func ExampleByError() {
-	policy := backoff.ByError{
-		Cases: []backoff.Case{
-			{Match: backoff.As[net.Error](), Policy: backoff.Constant{Interval: time.Second, Retries: 5}},
-			{Match: backoff.Is(errRateLimited), Policy: backoff.Constant{Interval: time.Minute, Retries: 10}},
-			{Match: backoff.As[*databaseError](), Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 8}},
-		},
-		Default: backoff.None{}, // to the dead-letter queue
-	}
-	for i, err := range []error{
-		&net.DNSError{Err: "no such host", Name: "bank.example"},
-		fmt.Errorf("charge: %w", errRateLimited),
-		&databaseError{table: "orders"},
-		errors.New("no such order"),
-	} {
-		fmt.Println(policy.Delay(backoff.Failure{Count: i + 1, Err: err}))
-	}
-	// Output:
-	// 1s true
-	// 1m0s true
-	// 4s true
-	// 0s false
 }

@@ -1,21 +1,28 @@
-// Package backoff decides when to try again.
+// Package backoff decides when to try again. It does not wait, and knows neither
+// messages nor brokers.
 //
-// A [Policy] is an immutable value and a pure function: it looks at a
-// [Failure] and answers how long to wait, or that there shall be no retry. It
-// holds no counter, reads no clock and starts no goroutine, so one value may
-// serve every message of every queue at once.
+// A [Policy] is an immutable value with one method. Delay looks at a [Failure] and
+// returns how long to wait, or that there is no retry. A policy holds no counter,
+// reads no clock and starts no goroutine, so that one value serves every message
+// of every queue at once.
 //
 //	failure 1 ──► Delay ──► 1s ──► attempt 2
 //	failure 2 ──► Delay ──► 2s ──► attempt 3
 //	failure 3 ──► Delay ──► no retry
 //
-// Policies are plain values. Some are a series of delays: [List], [Constant],
-// [Linear], [Exponential], [Fibonacci], [None]. Others are made of policies:
-// [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the message,
-// [ByError] chooses by the error, and [Unbounded] says that there shall be no end.
-// [FullJitter], [EqualJitter] and [BoundedJitter] draw at random around the delays of
-// another policy, [DecorrelatedJitter] between the last delay and thrice as long.
-// [PolicyFunc] is any function, [FromCenkalti] any BackOff of cenkalti/backoff.
+// Some policies are a series of delays: [List], [Constant], [Linear],
+// [Exponential], [Fibonacci] and [None].
+//
+// Others wrap a policy: [Limit] bounds the retries, [Cap] the delays, [MaxAge] the
+// age of the message. [ByError] chooses by the error. [Unbounded] says that no end
+// is wanted.
+//
+// Jitters draw at random: [FullJitter], [EqualJitter] and [BoundedJitter] around
+// the delays of another policy, [DecorrelatedJitter] between the first delay and
+// three times the last one. A drawn delay needs several wait queues: see WaitSteps.
+//
+// [PolicyFunc] makes a function a policy, and [FromCenkalti] does so with any
+// BackOff of cenkalti/backoff.
 //
 //	policy := backoff.Exponential{
 //		Initial: time.Second,
@@ -28,12 +35,9 @@
 //	}
 //	wait, retry := backoff.Next(policy, backoff.Failure{Count: 3}) // 100s, true
 //
-// Retries counts retries, not attempts: a policy with five of them allows six
+// Retries counts retries, not attempts: a policy with five retries allows six
 // attempts in all. Every delay lies within 1 ms and [MaxDelay].
 //
-// A policy of your own needs only the one method. It may tell more about
-// itself through optional methods, which [Validate], [CheckEnd], [Delays] and
-// [Remarks] look for.
-//
-// The package does not wait, and knows neither messages nor brokers.
+// A policy of your own needs only Delay. Optional methods tell more about it:
+// [Validate], [CheckEnd], [Delays] and [Remarks] look for them.
 package backoff

@@ -1,7 +1,7 @@
 package backoff_test
 
 import (
-	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -15,61 +15,30 @@ import (
 // each fails at once.
 func TestGoldenSeries(t *testing.T) {
 	t.Parallel()
-	const s = time.Second
 	for _, test := range []struct {
-		name     string
-		policy   backoff.Policy
-		series   []time.Duration
-		listed   []time.Duration
-		attempts []time.Duration
+		policy                   backoff.Policy
+		series, listed, attempts string
 	}{
+		{backoff.List{2 * s, 5 * s, 15 * s}, "2s 5s 15s", "2s 5s 15s", "0s 2s 7s 22s"},
+		{linear(s, s, 0, 3), "1s 2s 3s", "1s 2s 3s", "0s 1s 3s 6s"},
+		{exponential(s, 2, 0, 4), "1s 2s 4s 8s", "1s 2s 4s 8s", "0s 1s 3s 7s 15s"},
 		{
-			"2s 5s 15s", backoff.List{2 * s, 5 * s, 15 * s},
-			[]time.Duration{2 * s, 5 * s, 15 * s},
-			[]time.Duration{2 * s, 5 * s, 15 * s},
-			[]time.Duration{0, 2 * s, 7 * s, 22 * s},
+			exponential(s, 10, 500*s, 5),
+			"1s 10s 100s 500s 500s", "1s 10s 100s 500s", "0s 1s 11s 111s 611s 1111s",
 		},
 		{
-			"1s 2s 3s", backoff.Linear{Initial: s, Step: s, Retries: 3},
-			[]time.Duration{1 * s, 2 * s, 3 * s},
-			[]time.Duration{1 * s, 2 * s, 3 * s},
-			[]time.Duration{0, 1 * s, 3 * s, 6 * s},
+			backoff.List{5 * s, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
+			"5s 120s 1800s 21600s 172800s", "5s 2m 30m 6h 48h", "0s 5s 125s 1925s 23525s 196325s",
 		},
-		{
-			"1s 2s 4s 8s", backoff.Exponential{Initial: s, Factor: 2, Retries: 4},
-			[]time.Duration{1 * s, 2 * s, 4 * s, 8 * s},
-			[]time.Duration{1 * s, 2 * s, 4 * s, 8 * s},
-			[]time.Duration{0, 1 * s, 3 * s, 7 * s, 15 * s},
-		},
-		{
-			"1s 10s 100s 500s 500s", backoff.Exponential{Initial: s, Factor: 10, Max: 500 * s, Retries: 5},
-			[]time.Duration{1 * s, 10 * s, 100 * s, 500 * s, 500 * s},
-			[]time.Duration{1 * s, 10 * s, 100 * s, 500 * s},
-			[]time.Duration{0, 1 * s, 11 * s, 111 * s, 611 * s, 1111 * s},
-		},
-		{
-			"5s 2m 30m 6h 48h", backoff.List{5 * s, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
-			[]time.Duration{5 * s, 120 * s, 1800 * s, 21_600 * s, 172_800 * s},
-			[]time.Duration{5 * s, 120 * s, 1800 * s, 21_600 * s, 172_800 * s},
-			[]time.Duration{0, 5 * s, 125 * s, 1925 * s, 23_525 * s, 196_325 * s},
-		},
-		{
-			"1s 2s 3s 5s 8s", backoff.Fibonacci{Initial: s, Retries: 5},
-			[]time.Duration{1 * s, 2 * s, 3 * s, 5 * s, 8 * s},
-			[]time.Duration{1 * s, 2 * s, 3 * s, 5 * s, 8 * s},
-			[]time.Duration{0, 1 * s, 3 * s, 6 * s, 11 * s, 19 * s},
-		},
+		{fibonacci(s, 0, 5), "1s 2s 3s 5s 8s", "1s 2s 3s 5s 8s", "0s 1s 3s 6s 11s 19s"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(test.series, func(t *testing.T) {
 			t.Parallel()
 			require.NoError(t, backoff.Validate(test.policy))
 			require.NoError(t, backoff.CheckEnd(test.policy))
 			assert.Empty(t, backoff.Remarks(test.policy))
-			requireSeries(t, test.policy, test.series...)
-
-			delays, known := backoff.Delays(test.policy)
-			assert.True(t, known)
-			assert.Equal(t, test.listed, delays)
+			requireSeries(t, test.policy, test.series)
+			requireDelays(t, test.policy, test.listed)
 
 			attempts := []time.Duration{0}
 			for count := 1; ; count++ {
@@ -79,62 +48,326 @@ func TestGoldenSeries(t *testing.T) {
 				}
 				attempts = append(attempts, attempts[count-1]+wait)
 			}
-			assert.Equal(t, test.attempts, attempts)
+			assert.Equal(t, durations(t, test.attempts), attempts)
 		})
 	}
 }
 
-func Example_series() {
-	for _, policy := range []backoff.Policy{
-		backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
-		backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3},
-		backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4},
-		backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5},
-		backoff.List{5 * time.Second, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
-		backoff.Fibonacci{Initial: time.Second, Retries: 5},
+func TestNone(t *testing.T) {
+	t.Parallel()
+	requireSeries(t, backoff.None{}, "")
+	requireDelays(t, backoff.None{}, "")
+	assert.NoError(t, backoff.Validate(backoff.None{}))
+	assert.NoError(t, backoff.CheckEnd(backoff.None{}))
+	assert.Empty(t, backoff.Remarks(backoff.None{}))
+}
+
+func TestListSeries(t *testing.T) {
+	t.Parallel()
+	testSeries(t, []expected{
+		{"2s 5s 15s", backoff.List{2 * s, 5 * s, 15 * s}, "2s 5s 15s"},
+		{
+			"5s 2m 30m 6h 2d",
+			backoff.List{5 * s, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
+			"5s 2m 30m 6h 48h",
+		},
+		{"not sorted", backoff.List{3 * s, s}, "3s 1s"},
+		{"empty", backoff.List{}, ""},
+		{"nil", backoff.List(nil), ""},
+		{"under a millisecond", backoff.List{time.Nanosecond, 999 * us}, "1ms 1ms"},
+		{"invalid", backoff.List{-s, 0, math.MaxInt64}, "1ms 1ms 87600h"},
+	}...)
+}
+
+func TestConstantSeries(t *testing.T) {
+	t.Parallel()
+	testSeries(t, []expected{
+		{"three", constantly(5*s, 3), "5s 5s 5s"},
+		{"one retry", constantly(5*s, 1), "5s"},
+		{"under a millisecond", constantly(us, 1), "1ms"},
+		{"invalid interval", constantly(-s, 1), "1ms"},
+		{"invalid interval, too long", constantly(math.MaxInt64, 1), "87600h"},
+		{"invalid retries", constantly(s, -1), ""},
+	}...)
+}
+
+func TestLinearSeries(t *testing.T) {
+	t.Parallel()
+	testSeries(t, []expected{
+		{"1s 2s 3s", linear(s, s, 0, 3), "1s 2s 3s"},
+		{"other step", linear(5*s, 10*s, 0, 3), "5s 15s 25s"},
+		{"capped between steps", linear(s, 2*s, 4*s, 4), "1s 3s 4s 4s"},
+		{"capped on a step", linear(s, s, 2*s, 3), "1s 2s 2s"},
+		{"one retry", linear(s, s, 0, 1), "1s"},
+		{"under a millisecond", linear(600*us, 600*us, 0, 2), "1ms 1.2ms"},
+		{"saturates", linear(50_000*time.Hour, 37_600*time.Hour, 0, 3), "50000h 87600h 87600h"},
+		{"invalid step", linear(s, -time.Hour, 0, 2), "1s 1s"},
+		{"invalid retries", linear(s, s, 0, -3), ""},
+	}...)
+}
+
+func TestExponentialSeries(t *testing.T) {
+	t.Parallel()
+	testSeries(t, []expected{
+		{"1s 2s 4s 8s", exponential(s, 2, 0, 4), "1s 2s 4s 8s"},
+		{"1s 10s 100s 500s 500s", exponential(s, 10, 500*s, 5), "1s 10s 100s 500s 500s"},
+		{"factor 1.5", exponential(s, 1.5, 0, 4), "1s 1.5s 2.25s 3.375s"},
+		{"factor 1.1 rounds", exponential(s, 1.1, 0, 4), "1s 1.1s 1.21s 1.331s"},
+		{"factor 1.3 rounds", exponential(s, 1.3, 0, 4), "1s 1.3s 1.69s 2.197s"},
+		{"factor 1", exponential(s, 1, 0, 3), "1s 1s 1s"},
+		{"capped on a step", exponential(s, 2, 2*s, 3), "1s 2s 2s"},
+		{"one retry", exponential(s, 2, 0, 1), "1s"},
+		{"under a millisecond", exponential(400*us, 3, 0, 3), "1ms 1.2ms 3.6ms"},
+		{"saturates", exponential(43_800*time.Hour, 2, 0, 4), "43800h 87600h 87600h 87600h"},
+		{"exact above 2^53 ns", exponential(5000*time.Hour+1, 2, 0, 1), "5000h1ns"},
+		{"invalid factor 0", exponential(s, 0, 0, 2), "1s 1s"},
+		{"invalid factor NaN", exponential(s, math.NaN(), 0, 2), "1s 1s"},
+		{"invalid factor Inf", exponential(s, math.Inf(1), 0, 2), "1s 87600h"},
+		{"invalid initial", exponential(-s, 2, 0, 2), "1ms 1ms"},
+		{"invalid retries", exponential(s, 2, 0, math.MinInt), ""},
+	}...)
+}
+
+func TestFibonacciSeries(t *testing.T) {
+	t.Parallel()
+	testSeries(t, []expected{
+		{"1s 2s 3s 5s 8s", fibonacci(s, 0, 5), "1s 2s 3s 5s 8s"},
+		{"ten of them", fibonacci(s, 0, 10), "1s 2s 3s 5s 8s 13s 21s 34s 55s 89s"},
+		{"other initial", fibonacci(1500*ms, 0, 4), "1.5s 3s 4.5s 7.5s"},
+		{"capped between steps", fibonacci(s, 4*s, 5), "1s 2s 3s 4s 4s"},
+		{"capped on a step", fibonacci(s, 3*s, 4), "1s 2s 3s 3s"},
+		{"capped at once", fibonacci(s, s, 2), "1s 1s"},
+		{"one retry", fibonacci(s, 0, 1), "1s"},
+		{"under a millisecond", fibonacci(400*us, 0, 4), "1ms 1ms 1.2ms 2ms"},
+		{"saturates", fibonacci(40_000*time.Hour, 0, 4), "40000h 80000h 87600h 87600h"},
+		{"initial of ten years", fibonacci(87_600*time.Hour, 0, 2), "87600h 87600h"},
+		{"invalid initial", fibonacci(-s, 0, 3), "1ms 1ms 1ms"},
+		{"invalid least initial", fibonacci(math.MinInt64, 0, 3), "1ms 1ms 1ms"},
+		{"invalid initial, too long", fibonacci(math.MaxInt64, 0, 2), "87600h 87600h"},
+		{"invalid max below initial", fibonacci(time.Hour, s, 2), "1s 1s"},
+		{"invalid max", fibonacci(s, -s, 2), "1s 2s"},
+		{"invalid retries", fibonacci(s, 0, -1), ""},
+	}...)
+}
+
+func TestSeriesSaturates(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		policy backoff.Policy
+		want   map[int]time.Duration
+	}{
+		"list": {backoff.List{2 * s, 5 * s}, map[int]time.Duration{-1: 2 * s}},
+		"constant": {constantly(s, 0), map[int]time.Duration{
+			-1: s, 1: s, 1_000_000: s, math.MaxInt: s,
+		}},
+		"linear": {linear(s, s, 0, 0), map[int]time.Duration{
+			-1: s, 1_000_000: 1_000_000 * s, 315_359_999: 315_359_999 * s,
+			315_360_000: 315_360_000 * s, 315_360_001: 315_360_000 * s, math.MaxInt: 315_360_000 * s,
+		}},
+		"linear, capped": {
+			linear(s, math.MaxInt64, time.Minute, 0),
+			map[int]time.Duration{1: s, 2: time.Minute, math.MaxInt: time.Minute},
+		},
+		"exponential": {doubling, map[int]time.Duration{
+			-1: s, 29: 268_435_456 * s, 30: 315_360_000 * s, 64: 315_360_000 * s,
+			1_000_000: 315_360_000 * s, math.MaxInt: 315_360_000 * s,
+		}},
+		"exponential, capped": {
+			exponential(s, math.MaxFloat64, time.Hour, 0),
+			map[int]time.Duration{1: s, 2: time.Hour, math.MaxInt: time.Hour},
+		},
+		"fibonacci": {fibonacci(s, 0, 0), map[int]time.Duration{
+			-1: s, 40: 165_580_141 * s, 41: 267_914_296 * s, 42: 315_360_000 * s,
+			1_000_000: 315_360_000 * s, math.MaxInt: 315_360_000 * s,
+		}},
+		"fibonacci is exact": {fibonacci(time.Hour+1, 0, 0), map[int]time.Duration{
+			20: 10_946*time.Hour + 10_946, 24: 75_025*time.Hour + 75_025, 25: 87_600 * time.Hour,
+		}},
+		"fibonacci of a nanosecond is exact": {fibonacci(1, 0, 0), map[int]time.Duration{
+			1: ms, 40: 165_580_141, 82: 99_194_853_094_755_497, 84: 259_695_496_911_122_585,
+			85: 87_600 * time.Hour,
+		}},
+		"fibonacci, invalid": {backoff.Fibonacci{}, map[int]time.Duration{1: ms, math.MaxInt: ms}},
 	} {
-		var series []time.Duration
-		for count := 1; ; count++ {
-			wait, retry := backoff.Next(policy, backoff.Failure{Count: count})
-			if !retry {
-				break
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireAt(t, test.policy, test.want)
+			if first, below := test.want[-1]; below { // a count below 1 is 1
+				requireAt(t, test.policy, map[int]time.Duration{0: first, math.MinInt: first})
 			}
-			series = append(series, wait)
+		})
+	}
+}
+
+func TestSeriesValidate(t *testing.T) {
+	t.Parallel()
+	const (
+		minute, tenYears, tooLong = time.Minute, 87_600 * time.Hour, 87_601 * time.Hour
+		positive                  = " is not positive: a delay is at least 1ms"
+		number                    = " is not a finite number of at least 1: " +
+			"use 2 to double each delay, backoff.Constant for equal delays"
+		retries = "Retries -1 is negative: use backoff.None to never retry, 0 for no end"
+		noCap   = "Max -1ns is negative: use 0 for no cap"
+		below   = "Max 1s is below Initial 1m0s: raise Max or lower Initial"
+		long    = " is above 87600h0m0s, the longest TTL of a RabbitMQ queue: " +
+			"use at most backoff.MaxDelay"
+	)
+	nan, inf := math.NaN(), math.Inf(1)
+	testValidate(t, []expected{
+		{"list, empty", backoff.List{}, ""},
+		{"list, nil", backoff.List(nil), ""},
+		{"list", backoff.List{time.Nanosecond, backoff.MaxDelay}, ""},
+		{"list, invalid entries", backoff.List{s, 0, -2 * s, tooLong}, lines("backoff.List",
+			"entry [1] 0s"+positive, "entry [2] -2s"+positive, "entry [3] 87601h0m0s"+long)},
+		{"constant", constantly(s, 0), ""},
+		{"constant, the longest", constantly(backoff.MaxDelay, math.MaxInt), ""},
+		{"constant, everything", constantly(0, -1), lines("backoff.Constant",
+			"Interval 0s"+positive, retries)},
+		{"constant, too long", constantly(backoff.MaxDelay+1, 0), lines("backoff.Constant",
+			"Interval 87600h0m0.000000001s"+long)},
+		{"linear", linear(s, s, s, 0), ""},
+		{"linear, the longest", linear(tenYears, tenYears, tenYears, math.MaxInt), ""},
+		{"linear, everything", linear(0, 0, -1, -1), lines("backoff.Linear", "Initial 0s"+positive,
+			"Step 0s is not positive: use backoff.Constant for equal delays", noCap, retries)},
+		{"linear, step too long", linear(minute, tooLong, s, 0), lines("backoff.Linear",
+			"Step 87601h0m0s"+long, below)},
+		{"linear, max too long", linear(s, s, tooLong, 0), "…Max 87601h0m0s" + long},
+		{"exponential", exponential(s, 1, 0, 0), ""},
+		{"exponential, the longest", exponential(s, 2, s, math.MaxInt), ""},
+		{"exponential, everything", exponential(0, 0, -1, -1), lines("backoff.Exponential",
+			"Initial 0s"+positive, "Factor 0"+number, noCap, retries)},
+		{"exponential, factor below 1", exponential(s, 0.5, 0, 0), "…Factor 0.5" + number},
+		{"exponential, factor NaN", exponential(s, nan, 0, 0), "…Factor NaN" + number},
+		{"exponential, factor Inf", exponential(s, inf, 0, 0), "…Factor +Inf" + number},
+		{"exponential, factor -Inf", exponential(s, -inf, 0, 0), "…Factor -Inf" + number},
+		{"exponential, max below initial", exponential(minute, 2, s, 0), "…" + below},
+		{"exponential, max too long", exponential(minute, 2, math.MaxInt64, 0), "…" + long},
+		{"exponential, initial too long", exponential(tooLong, 2, 0, 0), "…Initial 87601h0m0s" + long},
+		{"fibonacci", fibonacci(s, 0, 0), ""},
+		{"fibonacci, the longest", fibonacci(tenYears, tenYears, math.MaxInt), ""},
+		{"fibonacci, everything", fibonacci(0, -1, -1), lines("backoff.Fibonacci",
+			"Initial 0s"+positive, noCap, retries)},
+		{"fibonacci, max below initial", fibonacci(minute, s, 0), "backoff.Fibonacci: " + below},
+		{"fibonacci, initial too long", fibonacci(tooLong, 0, 0), "…Initial 87601h0m0s" + long},
+		{"fibonacci, max too long", fibonacci(s, math.MaxInt64, 0), "…" + long},
+	}...)
+}
+
+func TestConstantDelays(t *testing.T) {
+	t.Parallel()
+	testDelays(t, requireListed, []expected{
+		{"bounded", constantly(5*s, 7), "5s"},
+		{"without end", constantly(5*s, 0), "5s"},
+		{"short", constantly(time.Nanosecond, 0), "1ms"},
+		{"never retries", constantly(s, -1), ""},
+	}...)
+}
+
+func TestLinearDelays(t *testing.T) {
+	t.Parallel()
+	testDelays(t, requireListed, []expected{
+		{"by retries", linear(s, s, 0, 3), "1s 2s 3s"},
+		{"by max", linear(s, 2*s, 4*s, 0), "1s 3s 4s"},
+		{"retries before max", linear(s, 2*s, time.Hour, 2), "1s 3s"},
+		{"max before retries", linear(s, time.Hour, time.Minute, math.MaxInt), "1s 1m"},
+		{"without bounds", linear(s, s, 0, 0), "?"},
+		{"a billion", linear(s, ms, 0, 1_000_000_000), "?"},
+		{"a million to the cap", linear(s, ms, time.Hour, 0), "?"},
+		{"a million under a millisecond", linear(1, 1, ms, 0), "1ms"},
+		{"never retries", linear(s, s, 0, -1), ""},
+	}...)
+}
+
+func TestExponentialDelays(t *testing.T) {
+	t.Parallel()
+	testDelays(t, requireListed, []expected{
+		{"by retries", exponential(s, 2, 0, 4), "1s 2s 4s 8s"},
+		{"by both", exponential(s, 10, 500*s, 5), "1s 10s 100s 500s"},
+		{"by max", exponential(s, 10, 500*s, 0), "1s 10s 100s 500s"},
+		{"without bounds", exponential(s, 2, 0, 0), "?"},
+		{"factor 1", exponential(s, 1, 0, 0), "1s"},
+		{"too many", exponential(s, 1.0001, 0, 1_000_000_000), "?"},
+		{"never retries", exponential(s, 2, 0, -1), ""},
+	}...)
+}
+
+func TestFibonacciDelays(t *testing.T) {
+	t.Parallel()
+	testDelays(t, requireListed, []expected{
+		{"by retries", fibonacci(s, 0, 4), "1s 2s 3s 5s"},
+		{"by max", fibonacci(s, 4*s, 0), "1s 2s 3s 4s"},
+		{"retries before max", fibonacci(s, time.Hour, 2), "1s 2s"},
+		{"max before retries", fibonacci(s, 2*s, math.MaxInt), "1s 2s"},
+		{"to ten years", fibonacci(30_000*time.Hour, 0, math.MaxInt), "30000h 60000h 87600h"},
+		{"without bounds", fibonacci(s, 0, 0), "?"},
+		{"never retries", fibonacci(s, 0, -1), ""},
+	}...)
+}
+
+func TestListDelays(t *testing.T) {
+	t.Parallel()
+	p := backoff.List{5 * s, 2 * s, 5 * s, time.Nanosecond}
+	requireDelays(t, p, "1ms 2s 5s")
+	assert.Equal(t, backoff.List{5 * s, 2 * s, 5 * s, time.Nanosecond}, p, "the caller's list")
+	p.Delays()[0] = time.Hour
+	assert.Equal(t, 5*s, p[0])
+	requireDelays(t, backoff.List{}, "")
+	requireDelays(t, backoff.List(nil), "")
+}
+
+func TestLinearListsAThousand(t *testing.T) {
+	t.Parallel()
+	delays, known := backoff.Delays(linear(s, s, 0, 1000))
+	require.True(t, known)
+	require.Len(t, delays, 1000)
+	assert.Equal(t, s, delays[0])
+	assert.Equal(t, 1000*s, delays[999])
+	requireDelays(t, linear(s, s, 0, 1001), "?")
+}
+
+func TestSeriesOfTenYearsIsRemarked(t *testing.T) {
+	t.Parallel()
+	const year, text = 8760 * time.Hour,
+		" its delay grows to ten years (backoff.MaxDelay); set Max to cap it"
+	for _, test := range []struct {
+		policy backoff.Policy
+		want   string
+	}{
+		{exponential(s, 2, 0, 30), "backoff.Exponential: with Retries 30"},
+		{linear(year, year, 0, 11), "backoff.Linear: with Retries 11"},
+		{fibonacci(s, 0, 42), "backoff.Fibonacci: with Retries 42"},
+		{fibonacci(s, 0, 41), ""},
+		{fibonacci(s, time.Hour, 42), ""},
+		{exponential(s, 2, 0, 29), ""},
+		{exponential(s, 2, time.Hour, 30), ""},
+		{doubling, ""},
+		{linear(s, s, 0, 3), ""},
+	} {
+		var want []string
+		if test.want != "" {
+			want = []string{test.want + text}
 		}
-		fmt.Println(series)
+		assert.Equal(t, want, backoff.Remarks(test.policy), "%#v", test.policy)
 	}
-	// Output:
-	// [2s 5s 15s]
-	// [1s 2s 3s]
-	// [1s 2s 4s 8s]
-	// [1s 10s 1m40s 8m20s 8m20s]
-	// [5s 2m0s 30m0s 6h0m0s 48h0m0s]
-	// [1s 2s 3s 5s 8s]
 }
 
-func ExampleExponential_doubling() {
-	policy := backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4}
-	for count := 1; count <= 5; count++ {
-		fmt.Println(policy.Delay(backoff.Failure{Count: count}))
-	}
-	// Output:
-	// 1s true
-	// 2s true
-	// 4s true
-	// 8s true
-	// 0s false
-}
-
-func ExampleList_days() {
-	policy := backoff.List{5 * time.Second, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour}
-	for count := 1; count <= 6; count++ {
-		fmt.Println(policy.Delay(backoff.Failure{Count: count}))
-	}
-	// Output:
-	// 5s true
-	// 2m0s true
-	// 30m0s true
-	// 6h0m0s true
-	// 48h0m0s true
-	// 0s false
+func FuzzSeries(f *testing.F) {
+	f.Add(int64(1e9), int64(1e9), int64(500e9), 10.0, 5, 4)
+	f.Add(int64(1e9), int64(5e9), int64(15e9), 2.0, 3, 1)
+	f.Add(int64(1), int64(math.MaxInt64), int64(math.MaxInt64), math.Inf(1), 0, math.MaxInt)
+	f.Add(int64(math.MaxInt64), int64(math.MinInt64), int64(0), math.MaxFloat64, 0, 2)
+	f.Add(int64(0), int64(-1), int64(math.MaxInt64), math.MaxFloat64, 0, 3)
+	f.Add(int64(-1), int64(0), int64(-1), math.NaN(), -1, math.MinInt)
+	f.Fuzz(func(t *testing.T, a, b, c int64, factor float64, retries, count int) {
+		initial, step, longest := time.Duration(a), time.Duration(b), time.Duration(c)
+		for _, p := range []backoff.Policy{
+			backoff.List{initial, step, longest},
+			constantly(initial, retries),
+			linear(initial, step, longest, retries),
+			exponential(initial, factor, longest, retries),
+			fibonacci(initial, longest, retries),
+		} {
+			requireSound(t, p, ofCount(count))
+		}
+	})
 }

@@ -35,10 +35,10 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
-			if call.SetAside != test.aside {
-				t.Errorf("set aside: %v, want %v: %+v", call.SetAside, test.aside, call)
+			if call.Snoozed != test.aside {
+				t.Errorf("set aside: %v, want %v: %+v", call.Snoozed, test.aside, call)
 			}
-			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 || call.Notes.FirstSeen.IsZero()) {
+			if test.aside && (call.Dead || call.Delay != time.Minute || call.State.Failures != 0 || call.State.FirstSeen.IsZero()) {
 				t.Errorf("got %+v", call)
 			}
 		})
@@ -83,7 +83,7 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 	if !reflect.DeepEqual(seen, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
 	}
-	if want := "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s"; result.String() != want {
+	if want := "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, snoozed 1m0s 1m0s 1m0s"; result.String() != want {
 		t.Errorf("got %s, want %s", result, want)
 	}
 }
@@ -104,7 +104,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(middleware.Delivery{}))
-			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != header.ReasonExhausted {
+			if len(result.Snoozes) != test.aside || result.Attempts != 3 || result.State.Reason != header.ReasonExhausted {
 				t.Errorf("got %s", result)
 			}
 			if want := []time.Duration{delay, delay}; !reflect.DeepEqual(result.Delays, want) {

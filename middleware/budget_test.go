@@ -62,8 +62,8 @@ func (s *spender) deliverAs(d middleware.Delivery, err error) string {
 	case len(calls) == 0:
 		return "handled"
 	case calls[0].Dead:
-		return string(calls[0].Notes.Reason)
-	case calls[0].SetAside && called == s.handled:
+		return string(calls[0].State.Reason)
+	case calls[0].Snoozed && called == s.handled:
 		return "held back " + calls[0].Delay.String()
 	default:
 		return calls[0].Delay.String()
@@ -135,7 +135,7 @@ func TestBudgetOfRetriesAMinute(t *testing.T) {
 		time.Sleep(time.Minute + time.Second)
 		slow.expect(errBoom, "1s", "1s", "1m0s")
 		dead.expect(errBoom, "1s", "1s", "over_budget")
-		last := dead.broker.DeadLetters()[2].Notes
+		last := dead.broker.DeadLetters()[2].State
 		if last.Failures != 1 || len(last.History) != 1 || last.Error != "boom" {
 			t.Errorf("the dead letter has %+v", last)
 		}
@@ -172,7 +172,7 @@ func TestBudgetHoldsBack(t *testing.T) {
 		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 2})
 		s.expect(errBoom, "1s", "1m0s") // closed
 		s.expect(errBoom, "1m0s", "1m0s", "held back 1m0s", "held back 1m0s")
-		held := s.broker.Calls()[5].Notes
+		held := s.broker.Calls()[5].State
 		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
 			t.Errorf("an attempt was counted: %+v", held)
 		}
@@ -180,7 +180,7 @@ func TestBudgetHoldsBack(t *testing.T) {
 		if got := s.deliverAs(suspect, errBoom); got != "held back 1m0s" {
 			t.Fatal(got)
 		}
-		if calls := s.broker.Calls(); calls[len(calls)-1].Notes.Interruptions != 2 {
+		if calls := s.broker.Calls(); calls[len(calls)-1].State.Interruptions != 2 {
 			t.Error("held back is not handled: the suspicion is still there")
 		}
 		// One held back for long enough is handled all the same.

@@ -45,7 +45,7 @@ func TestClassifiers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := handle(t, failsWith(test.err), test.options...).Notes.Class; got != test.want {
+			if got := handle(t, failsWith(test.err), test.options...).State.Class; got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})

@@ -35,8 +35,8 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
 		t.Errorf("got %+v", dead)
 	}
-	if !reflect.DeepEqual(dead.State, broker.DeadLetters()[0].Notes) {
-		t.Errorf("got %+v, want %+v", dead.State, broker.DeadLetters()[0].Notes)
+	if !reflect.DeepEqual(dead.State, broker.DeadLetters()[0].State) {
+		t.Errorf("got %+v, want %+v", dead.State, broker.DeadLetters()[0].State)
 	}
 	var attempts []int
 	for _, entry := range dead.State.History {
@@ -46,7 +46,7 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 		t.Errorf("attempts %v, %d failures", attempts, dead.State.Failures)
 	}
 	dead.State.History[0].Attempt = 9
-	if broker.DeadLetters()[0].Notes.History[0].Attempt == 9 {
+	if broker.DeadLetters()[0].State.History[0].Attempt == 9 {
 		t.Error("the history is not a copy")
 	}
 }

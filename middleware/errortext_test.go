@@ -42,8 +42,8 @@ func TestErrorTextIsThatOfTheOption(t *testing.T) {
 	if len(told) != 1 || told[0] != "public" {
 		t.Errorf("observers were told %q", told)
 	}
-	if call.Notes.Error != "public" || call.Notes.History[0].Error != "public" {
-		t.Errorf("notes say %q, history %+v", call.Notes.Error, call.Notes.History)
+	if call.State.Error != "public" || call.State.History[0].Error != "public" {
+		t.Errorf("notes say %q, history %+v", call.State.Error, call.State.History)
 	}
 	if text := fmt.Sprint(logger.Captured()); strings.Contains(text, "secret") || !strings.Contains(text, "public") {
 		t.Errorf("logged %s", text)
@@ -53,8 +53,8 @@ func TestErrorTextIsThatOfTheOption(t *testing.T) {
 func TestErrorTextThatPanics(t *testing.T) {
 	t.Parallel()
 	call := handle(t, failsWith(errBoom), middleware.WithErrorText(func(error) string { panic("no text") }))
-	if want := "*errors.errorString whose text is not known"; call.Notes.Error != want {
-		t.Errorf("got %q, want %q", call.Notes.Error, want)
+	if want := "*errors.errorString whose text is not known"; call.State.Error != want {
+		t.Errorf("got %q, want %q", call.State.Error, want)
 	}
 }
 

@@ -29,7 +29,7 @@ func ExampleSnooze() {
 	// delivery 1 attempt 1
 	// delivery 2 attempt 1
 	// delivery 3 attempt 1
-	// handled after 1 attempt, set aside 10m0s 10m0s
+	// handled after 1 attempt, snoozed 10m0s 10m0s
 }
 
 // A circuit breaker that is open says nothing about the message.
@@ -43,14 +43,14 @@ func ExampleWithSnoozeFor() {
 		}
 		return nil
 	}, middleware.WithSnoozeFor(time.Minute, errOpen))
-	// Output: handled after 1 attempt, set aside 1m0s
+	// Output: handled after 1 attempt, snoozed 1m0s
 }
 
 func ExampleWithSnoozeLimit() {
 	run(func(*message.Message) error {
 		return middleware.Snooze(errShopClosed, 20*time.Minute)
 	}, middleware.WithSnoozeLimit(time.Hour), middleware.WithMaxAttempts(2))
-	// Output: dead-lettered (exhausted) after 2 attempts, delays 20m0s, set aside 20m0s 20m0s
+	// Output: dead-lettered (exhausted) after 2 attempts, delays 20m0s, snoozed 20m0s 20m0s
 }
 
 func ExampleFirstSeen() {
@@ -64,7 +64,7 @@ func ExampleFirstSeen() {
 	})
 	// Output:
 	// set aside for 1h0m0s
-	// handled after 1 attempt, set aside 1h0m0s
+	// handled after 1 attempt, snoozed 1h0m0s
 }
 
 func ExampleWithPolicyFor() {

@@ -40,5 +40,5 @@ func ExampleParseRetryAfter() {
 		}
 		return err
 	})
-	// Output: handled after 1 attempt, set aside 1m0s 1m0s 1m0s
+	// Output: handled after 1 attempt, snoozed 1m0s 1m0s 1m0s
 }

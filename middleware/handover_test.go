@@ -134,7 +134,7 @@ func TestHolding(t *testing.T) {
 					t.Errorf("%d tries, want %d", len(calls), test.tries)
 				}
 				for _, call := range calls {
-					if call.Dead || call.Notes.Failures != 1 || !reflect.DeepEqual(call.Notes, calls[0].Notes) {
+					if call.Dead || call.State.Failures != 1 || !reflect.DeepEqual(call.State, calls[0].State) {
 						t.Errorf("tried %+v", call)
 					}
 				}

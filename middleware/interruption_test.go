@@ -100,7 +100,7 @@ func TestTheContextOfEntryCounts(t *testing.T) {
 	if msg.Context().Err() == nil {
 		t.Error("the test is void: the context of the message is not done")
 	}
-	if calls := broker.Calls(); len(calls) != 1 || calls[0].Notes.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
+	if calls := broker.Calls(); len(calls) != 1 || calls[0].State.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
 		t.Errorf("got %+v", calls)
 	}
 }

@@ -42,8 +42,8 @@ func TestWithLaterForSetsAside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := handle(t, failsWith(test.err), append([]middleware.Option{minute}, test.more...)...)
-			if aside := got.Notes.Snoozed > 0; aside != test.aside || got.Delay != test.want || got.Notes.Class != test.class {
-				t.Errorf("set aside %v for %v, class %q; want %v, %v, %q", aside, got.Delay, got.Notes.Class, test.aside, test.want, test.class)
+			if aside := got.State.Snoozed > 0; aside != test.aside || got.Delay != test.want || got.State.Class != test.class {
+				t.Errorf("set aside %v for %v, class %q; want %v, %v, %q", aside, got.Delay, got.State.Class, test.aside, test.want, test.class)
 			}
 		})
 	}

@@ -62,8 +62,8 @@ func TestMarks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
-			if call.Notes.Class != test.class || call.Delay != test.delay {
-				t.Errorf("got %s, delay %v; want %s, %v", call.Notes.Class, call.Delay, test.class, test.delay)
+			if call.State.Class != test.class || call.Delay != test.delay {
+				t.Errorf("got %s, delay %v; want %s, %v", call.State.Class, call.Delay, test.class, test.delay)
 			}
 		})
 	}
@@ -96,7 +96,7 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 		"ours":   {middleware.Permanent(errBoom), permanent},
 		"theirs": {backoff5.Permanent(errBoom), retryable},
 	} {
-		if got := handle(t, retry.Middleware(failsWith(test.err))).Notes.Class; got != test.want {
+		if got := handle(t, retry.Middleware(failsWith(test.err))).State.Class; got != test.want {
 			t.Errorf("%s: got %s, want %s", name, got, test.want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestMarksThroughAPanic(t *testing.T) {
 		"caught here":         panics,
 		"caught by Recoverer": wmiddleware.Recoverer(panics),
 	} {
-		if got := handle(t, h).Notes.Class; got != permanent {
+		if got := handle(t, h).State.Class; got != permanent {
 			t.Errorf("%s: got %s, want permanent", name, got)
 		}
 	}

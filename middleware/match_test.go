@@ -91,7 +91,7 @@ func TestTheFirstMatchWins(t *testing.T) {
 		middleware.RetryableType[*fs.PathError](), // no opinion
 		middleware.PermanentErrors(errBoom),
 		middleware.RetryableIf(func(error) bool { return true }),
-	)).Notes
+	)).State
 	if n.Class != permanent {
 		t.Errorf("got %s", n.Class)
 	}

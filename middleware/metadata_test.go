@@ -54,11 +54,11 @@ func TestMetadataThatIsKept(t *testing.T) {
 			t.Parallel()
 			for _, err := range []error{errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute)} {
 				call := handle(t, setting(test.set, err), test.options...)
-				if !reflect.DeepEqual(call.Notes.Metadata, test.want) {
-					t.Errorf("got %q, want %q", call.Notes.Metadata, test.want)
+				if !reflect.DeepEqual(call.State.Metadata, test.want) {
+					t.Errorf("got %q, want %q", call.State.Metadata, test.want)
 				}
 				for key := range test.want {
-					if _, written := call.Notes.Headers("orders")[key]; written {
+					if _, written := call.State.Headers("orders")[key]; written {
 						t.Errorf("%s is among the notes", key)
 					}
 				}
@@ -83,8 +83,8 @@ func TestMetadataThatCannotBeKeptIsLogged(t *testing.T) {
 			logger := watermill.NewCaptureLogger()
 			call := handle(t, setting(map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom),
 				middleware.WithKeptMetadata("k", "z"), middleware.WithLogger(logger))
-			if want := (map[string]string{correlation: "c-1", "z": "26"}); !reflect.DeepEqual(call.Notes.Metadata, want) {
-				t.Errorf("got %v, want %v", call.Notes.Metadata, want)
+			if want := (map[string]string{correlation: "c-1", "z": "26"}); !reflect.DeepEqual(call.State.Metadata, want) {
+				t.Errorf("got %v, want %v", call.State.Metadata, want)
 			}
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" || lines[0].Fields["key"] != "k" || lines[0].Err.Error() != test.why {
@@ -149,7 +149,7 @@ func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {
 	if _, err := h(newMessage(middleware.Delivery{})); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := broker.Calls()[0].Notes.Metadata, (map[string]string{"a": "1"}); !maps.Equal(got, want) {
+	if got, want := broker.Calls()[0].State.Metadata, (map[string]string{"a": "1"}); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -43,7 +43,7 @@ func TestAPanicIsAFailureWithItsValueOnly(t *testing.T) {
 					return nil, fmt.Errorf("wrapped: %w", err)
 				},
 			} {
-				notes := handle(t, h).Notes
+				notes := handle(t, h).State
 				if notes.Error != test.want || notes.History[0].Error != test.want {
 					t.Errorf("%s: got %q, %q; want %q", by, notes.Error, notes.History[0].Error, test.want)
 				}
@@ -87,8 +87,8 @@ func TestErrorsWhoseMethodsPanicAreContained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
-			if call.Notes.Error != test.want || call.Notes.Class != retryable {
-				t.Errorf("got %q, %s; want %q, retryable", call.Notes.Error, call.Notes.Class, test.want)
+			if call.State.Error != test.want || call.State.Class != retryable {
+				t.Errorf("got %q, %s; want %q, retryable", call.State.Error, call.State.Class, test.want)
 			}
 		})
 	}

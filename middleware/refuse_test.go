@@ -39,10 +39,10 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 		t.Errorf("got %v, %v; want nothing, so that the router acks", produced, err)
 	}
 	dead := broker.DeadLetters()
-	if len(dead) != 1 || dead[0].Message != msg || dead[0].Notes.DeadAt.Before(began) {
+	if len(dead) != 1 || dead[0].Message != msg || dead[0].State.DeadAt.Before(began) {
 		t.Fatalf("got %+v", broker.Calls())
 	}
-	n := dead[0].Notes
+	n := dead[0].State
 	n.DeadAt = time.Time{}
 	want := header.RetryState{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
@@ -93,13 +93,13 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 				called = true
 				return nil, nil
 			}), newMessage(middleware.Delivery{State: test.notes}))
-			if called != (test.want == "") || result.Notes.Reason != test.want {
+			if called != (test.want == "") || result.State.Reason != test.want {
 				t.Errorf("called: %v, %s", called, result)
 			}
 			if attempts := result.Attempts; (attempts == 1) != called {
 				t.Errorf("%d attempts", attempts)
 			}
-			if failures := result.Notes.Failures; failures > 1_000_000 {
+			if failures := result.State.Failures; failures > 1_000_000 {
 				t.Errorf("%d failures", failures)
 			}
 		})
@@ -138,10 +138,10 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 			t.Fatal(err)
 		}
 		call := broker.Calls()[want-1]
-		if call.Notes.Failures != want || call.Dead != (want == 5) {
+		if call.State.Failures != want || call.Dead != (want == 5) {
 			t.Fatalf("failure %d: got %+v", want, call)
 		}
-		headers := call.Notes.Headers("orders")
+		headers := call.State.Headers("orders")
 		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
 	}
 
@@ -166,7 +166,7 @@ func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
 		}
 	}
 	for i, call := range broker.Calls() {
-		if call.Notes.Inner {
+		if call.State.Inner {
 			t.Errorf("delivery %d: taken for an inner one", i+1)
 		}
 	}

@@ -64,7 +64,7 @@ func TestNotesOfAFailure(t *testing.T) {
 	if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg); err != nil {
 		t.Fatal(err)
 	}
-	n := broker.Calls()[0].Notes
+	n := broker.Calls()[0].State
 	if n.Failures != 2 || n.Delay != 10*time.Second || n.Error != "boom" || n.Class != retryable || !n.NotBefore.IsZero() {
 		t.Errorf("got %+v", n)
 	}
@@ -81,7 +81,7 @@ func TestNotesOfAFailure(t *testing.T) {
 
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
-	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).Notes
+	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).State
 	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) || len(n.History[0].Error) > 256 {
 		t.Errorf("%d and %d bytes", len(n.Error), len(n.History[0].Error))
 	}
@@ -151,7 +151,7 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(inherited); err != nil {
 		t.Fatal(err)
 	}
-	if calls := broker.Calls(); calls[0].Notes.Failures != 1 || calls[0].Queue != "" {
+	if calls := broker.Calls(); calls[0].State.Failures != 1 || calls[0].Queue != "" {
 		t.Errorf("got %+v", calls)
 	}
 }

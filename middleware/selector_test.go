@@ -114,7 +114,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	}
 	got := map[string]time.Duration{}
 	for _, call := range broker.Calls() {
-		got[call.Notes.Handler] = call.Delay
+		got[call.State.Handler] = call.Delay
 	}
 	want := map[string]time.Duration{"billing": 2 * time.Second, "mail": 4 * time.Second, "stock": time.Second}
 	if !reflect.DeepEqual(got, want) {

@@ -19,12 +19,14 @@ import (
 func ExampleNewRepublisher() {
 	// A GoChannel does not honour delays; watermill-sql's delayed publisher does.
 	pubSub := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10}, watermill.NopLogger{})
-	republisher, err := delayed.NewRepublisher(pubSub, delayed.WithDeadLetterTopic(func(string) string { return "given-up" }))
+	republisher, err := delayed.NewRepublisher(pubSub,
+		delayed.WithDeadLetterTopic(func(string) string { return "given-up" }))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	retry, err := middleware.NewDelayedRetry(republisher, backoff.List{time.Millisecond, time.Millisecond})
+	policy := backoff.List{time.Millisecond, time.Millisecond}
+	retry, err := middleware.NewDelayedRetry(republisher, policy)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -9,8 +9,11 @@ import (
 // The headers of a dead letter that was moved back once before.
 func ExampleParseDead() {
 	headers := map[string]string{
-		"millpond-dead-queue": "orders", "millpond-dead-reason": "exhausted", "millpond-dead-failures": "4",
-		"millpond-dead-error": "no stock", "millpond-replays": "1",
+		"millpond-dead-queue":    "orders",
+		"millpond-dead-reason":   "exhausted",
+		"millpond-dead-failures": "4",
+		"millpond-dead-error":    "no stock",
+		"millpond-replays":       "1",
 	}
 	get := func(key string) (string, bool) {
 		value, ok := headers[key]
@@ -24,11 +27,13 @@ func ExampleParseDead() {
 	// moved back: 1
 }
 
-// The headers of a message that has failed twice in orders. Elsewhere they count
-// for nothing.
+// The headers of a message that has failed twice in orders. On another queue they
+// do not count.
 func ExampleParse() {
 	headers := map[string]string{
-		"millpond-queue": "orders", "millpond-failures": "2", "millpond-error": "no stock", "tenant": "eu",
+		"millpond-queue":    "orders",
+		"millpond-failures": "2",
+		"millpond-error":    "no stock",
 	}
 	get := func(key string) (string, bool) {
 		value, ok := headers[key]
@@ -37,11 +42,13 @@ func ExampleParse() {
 	state := header.Parse("orders", get)
 	fmt.Println(state.Failures, state.Error)
 	fmt.Println(header.Parse("mail", get).Failures)
-	fmt.Println(header.IsLive("millpond-failures"), header.IsLive("millpond-dead-failures"), header.IsLive("tenant"))
-	fmt.Println(header.IsState("millpond-failures"), header.IsState("millpond-dead-failures"), header.IsState("tenant"))
+	for _, key := range []string{"millpond-failures", "millpond-dead-failures", "tenant"} {
+		fmt.Println(key, header.IsLive(key), header.IsState(key))
+	}
 	// Output:
 	// 2 no stock
 	// 0
-	// true false false
-	// true true false
+	// millpond-failures true true
+	// millpond-dead-failures false true
+	// tenant false false
 }

@@ -20,11 +20,12 @@ type Inspector interface {
 }
 
 // Collector asks the broker at each scrape how many messages are in the queues of
-// some plans: what is ready, in every queue, of AMQP; what is held for a
-// destination that is missing of the management API, where
-// topology.WithManagement names one. It answers from memory as long as
-// WithCacheFor says, and a broker that does not answer costs a scrape no more than
-// WithTimeout. Asking takes a connection of its own for each plan, one after the
+// some plans. AMQP tells the ready messages of every queue. The management API, where
+// topology.WithManagement names one, tells the messages held for a destination that
+// is missing.
+//
+// WithCacheFor keeps an answer for further scrapes, and WithTimeout bounds a scrape
+// while the broker does not answer. Each plan takes its own connection, one after the
 // other, which ends with the answer.
 type Collector struct {
 	client  Inspector
@@ -47,8 +48,8 @@ type answer struct {
 // CollectorOption changes a Collector.
 type CollectorOption func(*Collector) error
 
-// WithTimeout bounds what one scrape asks of the broker, all plans together. It
-// must be positive, and should be below the scrape_timeout of Prometheus.
+// WithTimeout bounds one scrape, all plans together. It must be positive, and should
+// be below the scrape_timeout of Prometheus.
 //
 // Default: 5 s.
 func WithTimeout(d time.Duration) CollectorOption {
@@ -61,8 +62,8 @@ func WithTimeout(d time.Duration) CollectorOption {
 	}
 }
 
-// WithCacheFor sets how long an answer of the broker serves further scrapes; 0
-// asks at each one.
+// WithCacheFor sets how long an answer of the broker serves further scrapes. With 0
+// every scrape asks.
 //
 // Default: 10 s.
 func WithCacheFor(d time.Duration) CollectorOption {
@@ -75,10 +76,12 @@ func WithCacheFor(d time.Duration) CollectorOption {
 	}
 }
 
-// NewCollector returns a Collector of the queues of plans, which Client.Plan
-// returns. The error names a nil client, a plan that is empty or there twice, and
-// options with an invalid value.
-func NewCollector(client Inspector, plans []topology.Plan, opts ...CollectorOption) (*Collector, error) {
+// NewCollector returns a Collector of the queues of plans, which Client.Plan returns.
+// The error names every problem: a nil client, a plan that is empty or there twice,
+// and options with an invalid value.
+func NewCollector(
+	client Inspector, plans []topology.Plan, opts ...CollectorOption,
+) (*Collector, error) {
 	c := &Collector{client: client, timeout: 5 * time.Second, keep: 10 * time.Second}
 	problems := []error{apply(c, opts)}
 	if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
@@ -105,16 +108,24 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("millpond_"+name, help, labels, nil)
 }
 
-// The label queue is the one whose plan it is, name the counted queue's own.
+// The label queue names the queue of the plan, the label name the counted queue.
 var (
-	descReady     = desc("queue_messages_ready", "Messages that could be delivered, or that wait; from AMQP.", "queue", "name", "role")
-	descConsumers = desc("queue_consumers", "Consumers of the queue; from AMQP.", "queue", "name", "role")
-	descTotal     = desc("queue_messages", "All messages of the queue, unacked and held ones too; from the management API.", "queue", "name", "role")
-	descHeld      = desc("queue_messages_held", "Messages whose wait is over and that the broker cannot place; from the management API.", "queue", "name", "role")
-	descMissing   = desc("queue_missing", "1 if the broker has no such queue.", "queue", "name", "role")
-	descUp        = desc("inspect_up", "1 if the broker has said what is in the queues of the plan.", "queue")
-	descAPI       = desc("inspect_management_up", "1 if the management API has answered; absent where none is configured.", "queue")
-	descHealthy   = desc("client_healthy", "1 while retries can be handed over.")
+	ofQueue = []string{"queue", "name", "role"}
+
+	descReady = desc("queue_messages_ready",
+		"Messages that could be delivered, or that wait; from AMQP.", ofQueue...)
+	descConsumers = desc("queue_consumers", "Consumers of the queue; from AMQP.", ofQueue...)
+	descTotal     = desc("queue_messages",
+		"All messages of the queue, unacked and held ones too; from the management API.", ofQueue...)
+	descHeld = desc("queue_messages_held",
+		"Messages whose wait is over and that the broker cannot place; from the management API.",
+		ofQueue...)
+	descMissing = desc("queue_missing", "1 if the broker has no such queue.", ofQueue...)
+	descUp      = desc("inspect_up",
+		"1 if the broker told how many messages are in the queues of the plan.", "queue")
+	descAPI = desc("inspect_management_up",
+		"1 if the management API has answered; absent where none is configured.", "queue")
+	descHealthy = desc("client_healthy", "1 while retries can be handed over.")
 )
 
 // Describe implements prometheus.Collector.
@@ -150,13 +161,18 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			}
 			reported[q.Name] = true
 			labels := []string{c.plans[i].Queue, q.Name, string(q.Role)}
-			if plans[q.Name] > 1 { // that of several plans is no one's
+			if plans[q.Name] > 1 { // a queue of several plans belongs to none of them
 				labels[0] = ""
 			}
 			for _, count := range []struct {
 				desc *prometheus.Desc
 				topology.Count
-			}{{descReady, q.Ready}, {descConsumers, q.Consumers}, {descTotal, q.Total}, {descHeld, q.Held}} {
+			}{
+				{descReady, q.Ready},
+				{descConsumers, q.Consumers},
+				{descTotal, q.Total},
+				{descHeld, q.Held},
+			} {
 				if count.Known() {
 					gauge(count.desc, float64(count.N), labels...)
 				}

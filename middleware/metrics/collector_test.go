@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// inspector answers as it is told, and counts how often it is asked.
+// inspector returns the result of answer, and counts the calls.
 type inspector struct {
 	mu     sync.Mutex
 	asked  int
@@ -42,7 +42,24 @@ func managementCount(n int) topology.Count {
 	return topology.Count{N: n, Source: topology.SourceManagement}
 }
 
-var nobody = topology.Count{N: -1}
+var unknown = topology.Count{N: -1}
+
+// plans are the plans of these queues.
+func plans(queues ...string) (plans []topology.Plan) {
+	for _, queue := range queues {
+		plans = append(plans, topology.Plan{Queue: queue})
+	}
+	return plans
+}
+
+func newCollector(
+	t *testing.T, client metrics.Inspector, plans []topology.Plan, opts ...metrics.CollectorOption,
+) *metrics.Collector {
+	t.Helper()
+	c, err := metrics.NewCollector(client, plans, opts...)
+	require.NoError(t, err)
+	return c
+}
 
 func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
@@ -58,31 +75,41 @@ func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 func TestCollectorReportsWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	shared := topology.QueueReport{
-		Name: "wait.1s", Role: topology.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0), Total: managementCount(8), Held: managementCount(5),
+		Name: "wait.1s", Role: topology.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0),
+		Total: managementCount(8), Held: managementCount(5),
 	}
-	client := &inspector{answer: func(_ context.Context, plan topology.Plan) (topology.Report, error) {
+	orders := topology.QueueReport{
+		Name: "orders", Role: topology.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2),
+		Total: unknown, Held: unknown,
+	}
+	mail := topology.QueueReport{
+		Name: "mail", Role: topology.RoleMain, Missing: true, Ready: unknown, Consumers: unknown,
+		Total: unknown, Held: unknown,
+	}
+	answer := func(_ context.Context, plan topology.Plan) (topology.Report, error) {
 		switch plan.Queue {
 		case "mail":
-			return topology.Report{Queue: "mail", ManagementErr: errors.New("gone"), Queues: []topology.QueueReport{
-				{Name: "mail", Role: topology.RoleMain, Missing: true, Ready: nobody, Consumers: nobody, Total: nobody, Held: nobody}, shared,
-			}}, nil
+			return topology.Report{
+				Queue: "mail", ManagementErr: errors.New("gone"), Queues: []topology.QueueReport{mail, shared},
+			}, nil
 		case "away":
 			return topology.Report{}, errors.New("no connection")
 		}
-		return topology.Report{Queue: "orders", Queues: []topology.QueueReport{
-			{Name: "orders", Role: topology.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2), Total: nobody, Held: nobody}, shared,
-		}}, nil
-	}}
-	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}, {Queue: "away"}})
-	require.NoError(t, err)
+		return topology.Report{Queue: "orders", Queues: []topology.QueueReport{orders, shared}}, nil
+	}
+	c := newCollector(t, &inspector{answer: answer}, plans("orders", "mail", "away"))
 	want := map[string]float64{
-		`client_healthy`: 0, `inspect_up{queue="orders"}`: 1, `inspect_up{queue="mail"}`: 1, `inspect_up{queue="away"}`: 0,
-		`inspect_management_up{queue="orders"}`: 1, `inspect_management_up{queue="mail"}`: 0,
+		`client_healthy`:                                                 0,
+		`inspect_up{queue="orders"}`:                                     1,
+		`inspect_up{queue="mail"}`:                                       1,
+		`inspect_up{queue="away"}`:                                       0,
+		`inspect_management_up{queue="orders"}`:                          1,
+		`inspect_management_up{queue="mail"}`:                            0,
 		`queue_messages_ready{name="orders",queue="orders",role="main"}`: 7,
 		`queue_consumers{name="orders",queue="orders",role="main"}`:      2,
 		`queue_missing{name="orders",queue="orders",role="main"}`:        0,
 		`queue_missing{name="mail",queue="mail",role="main"}`:            1,
-		// The wait queue of both is no one's, and there once.
+		// The wait queue of two plans belongs to neither, and is there once.
 		`queue_messages_ready{name="wait.1s",queue="",role="wait"}`: 3,
 		`queue_consumers{name="wait.1s",queue="",role="wait"}`:      0,
 		`queue_messages{name="wait.1s",queue="",role="wait"}`:       8,
@@ -109,8 +136,7 @@ func TestCollectorRemembersAnAnswer(t *testing.T) {
 			client := &inspector{answer: func(context.Context, topology.Plan) (topology.Report, error) {
 				return topology.Report{}, nil
 			}}
-			c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}}, test.option)
-			require.NoError(t, err)
+			c := newCollector(t, client, plans("orders"), test.option)
 			for range 3 {
 				collect(t, c)
 			}
@@ -125,31 +151,34 @@ func TestCollectorIsBoundedInTime(t *testing.T) {
 		<-ctx.Done()
 		return topology.Report{}, ctx.Err()
 	}}
-	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}}, metrics.WithTimeout(50*time.Millisecond))
-	require.NoError(t, err)
+	c := newCollector(t, client, plans("orders", "mail"), metrics.WithTimeout(50*time.Millisecond))
 	began := time.Now()
 	got := collect(t, c)
 	require.Less(t, time.Since(began), 10*time.Second)
-	require.Equal(t, map[string]float64{`client_healthy`: 0, `inspect_up{queue="orders"}`: 0, `inspect_up{queue="mail"}`: 0}, got)
+	require.Equal(t, map[string]float64{
+		`client_healthy`: 0, `inspect_up{queue="orders"}`: 0, `inspect_up{queue="mail"}`: 0,
+	}, got)
 }
 
 func TestCollectorNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := metrics.NewCollector(nil, []topology.Plan{{}, {Queue: "orders"}, {Queue: "orders"}}, metrics.WithTimeout(0))
+	_, err := metrics.NewCollector(nil, plans("", "orders", "orders"), metrics.WithTimeout(0))
 	require.EqualError(t, err, "new collector: WithTimeout: 0s is not positive\nclient is nil\n"+
 		"plan 1 is empty: use Client.Plan\nplan 3: queue \"orders\" is there twice")
 	_, err = metrics.NewCollector(&inspector{}, nil, metrics.WithCacheFor(-1))
 	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
 }
 
-// What a real broker says, with a management API that does not answer.
+// Given a real broker and a management API that does not answer, when messages wait,
+// then AMQP still counts them.
 func TestCollectorAsksTheBroker(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	away := httptest.NewServer(nil)
 	away.Close()
 	cfg := wamqp.NewDurableQueueConfig(url)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{WaitSteps: []time.Duration{time.Hour}},
+	hour := topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}
+	client, err := topology.Open(t.Context(), cfg.Connection, hour,
 		topology.WithManagement(strings.Replace(away.URL, "http://", "http://user:password@", 1)))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
@@ -165,8 +194,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	for range 3 {
 		publish(t, url, waits, amqp.Publishing{DeliveryMode: amqp.Persistent})
 	}
-	c, err := metrics.NewCollector(client, []topology.Plan{plan}, metrics.WithCacheFor(0))
-	require.NoError(t, err)
+	c := newCollector(t, client, []topology.Plan{plan}, metrics.WithCacheFor(0))
 
 	var got map[string]float64
 	label := func(name, role string) string {
@@ -177,9 +205,12 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 		return got["queue_messages_ready"+label(waits, "wait")] == 3
 	})
 	for sample, want := range map[string]float64{
-		"client_healthy": 1, `inspect_up{queue="` + queue + `"}`: 1, `inspect_management_up{queue="` + queue + `"}`: 0,
-		"queue_messages_ready" + label(queue, "main"): 0, "queue_messages_ready" + label(queue+".dlq", "dead"): 0,
-		"queue_missing" + label(waits, "wait"): 0,
+		"client_healthy":                                     1,
+		`inspect_up{queue="` + queue + `"}`:                  1,
+		`inspect_management_up{queue="` + queue + `"}`:       0,
+		"queue_messages_ready" + label(queue, "main"):        0,
+		"queue_messages_ready" + label(queue+".dlq", "dead"): 0,
+		"queue_missing" + label(waits, "wait"):               0,
 	} {
 		value, ok := got[sample]
 		require.True(t, ok, "%s in %v", sample, got)

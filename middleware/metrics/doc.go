@@ -1,4 +1,4 @@
-// Package metrics has Prometheus metrics of delayed retries.
+// Package metrics provides Prometheus metrics of delayed retries.
 //
 //	m, err := metrics.New()
 //	…
@@ -7,15 +7,15 @@
 //	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
 //	registry.MustRegister(m, depth)
 //
-// [Metrics] counts what becomes of messages, [Collector] asks the broker how many
-// are in each queue. Both are prometheus.Collectors, for any Registerer. All names
-// begin with millpond_, so that they stand beside those of Watermill's
-// components/metrics; for labels of your own use prometheus.WrapRegistererWith.
+// [Metrics] counts the outcomes of messages. [Collector] asks the broker how many
+// messages are in each queue. Both are prometheus.Collectors, for any Registerer. All
+// names begin with millpond_, so that they stand beside the metrics of Watermill's
+// components/metrics. For your own labels use prometheus.WrapRegistererWith.
 //
-// Labels are bounded: handler and queue have as many values as the program has,
-// attempts from ten on share one, and all others are from fixed lists. Nothing
-// that comes from a message is a label.
+// The number of label values is bounded. handler and queue have as many values as the
+// program has, attempts from ten on share one value, and all other labels have values
+// from fixed lists. No label comes from a message.
 //
-// docs/monitoring.md lists the metrics and what to do when one moves. The package
-// is a module of its own: who does not use it does not download Prometheus.
+// docs/monitoring.md lists the metrics and the answer to each that moves. The package is
+// its own module, so that only its users download Prometheus.
 package metrics

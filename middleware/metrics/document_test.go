@@ -43,8 +43,10 @@ func labelsOf(t *testing.T) map[string]string {
 func TestEveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
 	documented := map[string]string{}
-	row := regexp.MustCompile("(?m)^\\| `(millpond_[a-z_]+)` \\| (?:histogram|counter|gauge) \\| ([^|]*) \\|")
-	for _, found := range row.FindAllStringSubmatch(strings.ReplaceAll(read(t, "monitoring.md"), "| |", "|  |"), -1) {
+	row := regexp.MustCompile(
+		"(?m)^\\| `(millpond_[a-z_]+)` \\| (?:histogram|counter|gauge) \\| ([^|]*) \\|")
+	page := strings.ReplaceAll(read(t, "monitoring.md"), "| |", "|  |")
+	for _, found := range row.FindAllStringSubmatch(page, -1) {
 		documented[found[1]] = strings.NewReplacer("`", "", " ", "").Replace(found[2])
 	}
 	require.Equal(t, labelsOf(t), documented)
@@ -53,15 +55,17 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 func TestAlertsAndDashboardKnowTheMetrics(t *testing.T) {
 	t.Parallel()
 	known := labelsOf(t)
-	for _, file := range []string{"monitoring/alerts.yml", "monitoring/alerts_test.yml", "monitoring/dashboard.json"} {
-		named := regexp.MustCompile(`\bmillpond_[a-z_]+`).FindAllString(read(t, file), -1)
+	for _, file := range []string{"alerts.yml", "alerts_test.yml", "dashboard.json"} {
+		text := read(t, "monitoring/"+file)
+		named := regexp.MustCompile(`\bmillpond_[a-z_]+`).FindAllString(text, -1)
 		require.NotEmpty(t, named)
 		for _, name := range named {
 			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")
 			require.Contains(t, known, base, file)
 		}
 	}
-	for _, alert := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(read(t, "monitoring/alerts.yml"), -1) {
+	alerts := regexp.MustCompile(`alert: (\w+)`)
+	for _, alert := range alerts.FindAllStringSubmatch(read(t, "monitoring/alerts.yml"), -1) {
 		require.Contains(t, read(t, "monitoring.md"), "| `"+alert[1]+"`", "what to do when it fires")
 	}
 }

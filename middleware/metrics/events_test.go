@@ -19,7 +19,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -28,55 +27,62 @@ var (
 	errInvalid = errors.New("no such customer")
 )
 
-// What is told, logged and counted of each way a message can take. Failing tries
-// that follow one another are told as often as they happen; here they are one.
-var ways = []struct {
-	id     string
-	events []middleware.EventKind
-	lines  []string
-}{
-	{"fine", kinds("handled"), nil},
-	{"flaky", kinds("retried", "handled"), []string{"info: Message will be retried"}},
-	{"hopeless", kinds("retried", "retried", "dead_lettered"), []string{
-		"info: Message will be retried", "info: Message will be retried", "error: Message dead-lettered",
-	}},
-	{"invalid", kinds("dead_lettered"), []string{"error: Message dead-lettered"}},
-	{"panics", kinds("retried", "handled"), []string{"info: Message will be retried"}},
-	{"later", kinds("snoozed", "handled"), []string{"info: Message set aside"}},
-	{"nacked", kinds("handled", "snoozed", "handled"), nil},
-	{"acked", kinds("self_settled"), []string{"error: Handler failed after its message was acked: it is lost and cannot be retried; leave InstantAck out, and ack in no handler"}},
-	{"oversized", kinds("dead_lettered"), []string{
-		"error: Message cannot be retried, dead-lettering it", "error: Message dead-lettered",
-	}},
-	{"undecodable", kinds("dead_lettered"), []string{"error: Message cannot be decoded, dead-lettering it"}},
-	{"held", kinds("failing", "recovered", "retried", "handled"), []string{
-		"error: Failed message cannot be handed over, holding it", "info: Failed message handed over at last",
-		"info: Message will be retried",
-	}},
-	{"suspect", kinds("crash_round", "handled"), []string{"info: Message was interrupted again and again, setting it aside"}},
-	{"culprit", kinds("dead_lettered"), []string{"error: Message is interrupted each time, dead-lettering it"}},
-	{"late", kinds("requeued"), []string{"info: Handling was interrupted: no attempt is counted"}}, // at shutdown, so the last
-}
+const (
+	retried = "info: Message will be retried"
+	dead    = "error: Message dead-lettered"
+	lost    = "error: Handler failed after its message was acked: it is lost and cannot be retried; " +
+		"leave InstantAck out, and ack in no handler"
+	tooBig     = "error: Message cannot be retried, dead-lettering it"
+	unreadable = "error: Message cannot be decoded, dead-lettering it"
+	holding    = "error: Failed message cannot be handed over, holding it"
+	handedOver = "info: Failed message handed over at last"
+	suspect    = "info: Message was interrupted again and again, setting it aside"
+	culprit    = "error: Message is interrupted each time, dead-lettering it"
+	late       = "info: Handling was interrupted: no attempt is counted"
+)
 
-func kinds(kinds ...middleware.EventKind) []middleware.EventKind { return kinds }
+// ways are the fates of messages, with the events and log lines of each. Failing
+// tries that follow one another are one event here.
+var ways = []struct {
+	id, events string
+	lines      []string
+}{
+	{"fine", "handled", nil},
+	{"flaky", "retried handled", []string{retried}},
+	{"hopeless", "retried retried dead_lettered", []string{retried, retried, dead}},
+	{"invalid", "dead_lettered", []string{dead}},
+	{"panics", "retried handled", []string{retried}},
+	{"later", "snoozed handled", []string{"info: Message set aside"}},
+	{"nacked", "handled snoozed handled", nil},
+	{"acked", "self_settled", []string{lost}},
+	{"oversized", "dead_lettered", []string{tooBig, dead}},
+	{"undecodable", "dead_lettered", []string{unreadable}},
+	{"held", "failing recovered retried handled", []string{holding, handedOver, retried}},
+	{"suspect", "crash_round handled", []string{suspect}},
+	{"culprit", "dead_lettered", []string{culprit}},
+	{"late", "requeued", []string{late}}, // at shutdown, therefore the last
+}
 
 func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	proxy := testbroker.NewProxy(t, url)
-	plan, err := topology.PerQueue{}.Plan(queue, []time.Duration{100 * time.Millisecond, 300 * time.Millisecond})
+	policy := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
+	plan, err := topology.PerQueue{}.Plan(queue, policy)
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
 		testbroker.Delete(t, q.Name)
 	}
 
-	// Two messages that have been interrupted five times, the one for the first
-	// time, the other after it was set aside four times as a suspect.
-	_, err = testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
+	// Two messages were interrupted five times. One of them was set aside four times
+	// before, as a suspect.
+	quorum := amqp.Table{"x-queue-type": "quorum"}
+	_, err = testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, quorum)
 	require.NoError(t, err)
 	send := func(id string, headers amqp.Table) {
 		publish(t, url, queue, amqp.Publishing{
-			MessageId: id, CorrelationId: "corr-" + id, Headers: headers, Body: []byte("secret"), DeliveryMode: amqp.Persistent,
+			MessageId: id, CorrelationId: "corr-" + id, Headers: headers, Body: []byte("secret"),
+			DeliveryMode: amqp.Persistent,
 		})
 	}
 	send("suspect", nil)
@@ -87,24 +93,22 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 
 	var told events
 	logger := newLogs()
-	m, err := metrics.New()
-	require.NoError(t, err)
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(m)
+	m, registry := newMetrics(t)
 
 	cfg := wamqp.NewDurableQueueConfig(url)
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
+	cfg.Queue.Arguments = quorum
 	cfg.Marshaler = picky{}
 	conn := cfg.Connection
 	conn.AmqpURI = proxy.URL()
-	policy := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
 	client, err := topology.Open(t.Context(), conn, topology.PerQueue{}, topology.WithLogger(logger),
 		topology.WithObserver(&told, m), topology.WithConfirmTimeout(2*time.Second))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithDrainTimeout(100*time.Millisecond))
+	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy),
+		topology.WithDrainTimeout(100*time.Millisecond))
 	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(logger), middleware.WithObserver(&told, m),
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(logger),
+		middleware.WithObserver(&told, m),
 		middleware.WithClassifier(middleware.PermanentErrors(errInvalid)))
 	require.NoError(t, err)
 
@@ -120,7 +124,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	router, err := message.NewRouter(message.RouterConfig{}, nil)
 	require.NoError(t, err)
 	router.AddMiddleware(
-		func(h message.HandlerFunc) message.HandlerFunc { // what fails here is nacked
+		func(h message.HandlerFunc) message.HandlerFunc { // a failure here is a nack
 			return func(msg *message.Message) ([]*message.Message, error) {
 				produced, err := h(msg)
 				if id, call := idOf(msg); id == "nacked" && call == 1 {
@@ -141,7 +145,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		case id == "hopeless", id == "oversized", id == "flaky" && first:
 			return errFailed
 		case id == "invalid":
-			return fmt.Errorf("order of nobody: %w", errInvalid)
+			return fmt.Errorf("order 7: %w", errInvalid)
 		case id == "panics" && first:
 			panic(errFailed)
 		case id == "later" && first:
@@ -171,25 +175,28 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		}
 		switch way.id {
 		case "held":
-			testbroker.WaitFor(t, "the message is held", patience, func() bool { return len(told.about("held")) > 0 })
+			testbroker.WaitFor(t, "the message is held", patience, func() bool {
+				return len(told.about("held")) > 0
+			})
 			require.Equal(t, 1.0, value(t, registry, `held_messages{queue="Q"}`, queue))
 			proxy.Blackhole(false)
 		case "late":
 			<-began
 			stop()
 		}
-		last := way.events[len(way.events)-1]
-		var got []middleware.EventKind
+		want := strings.Fields(way.events)
+		var got []string
 		testbroker.WaitFor(t, "the events of "+way.id, patience, func() bool {
 			got = nil
 			for _, e := range told.about(way.id) {
-				if e.Kind != middleware.EventFailing || len(got) == 0 || got[len(got)-1] != e.Kind {
-					got = append(got, e.Kind)
+				kind := string(e.Kind)
+				if e.Kind != middleware.EventFailing || len(got) == 0 || got[len(got)-1] != kind {
+					got = append(got, kind)
 				}
 			}
-			return len(got) >= len(way.events) && got[len(got)-1] == last
+			return len(got) >= len(want) && got[len(got)-1] == want[len(want)-1]
 		})
-		require.Equal(t, way.events, got, way.id)
+		require.Equal(t, want, got, way.id)
 
 		var lines []string
 		for _, line := range logger.about(way.id) {
@@ -209,31 +216,36 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	}
 	requireDelays(t, told.about("hopeless"))
 
-	// Among them those of the scenario row "adr": retry count per queue, rate of dead
-	// letters, processing latency, failure rate per consumer.
+	// With these the retries per queue, the rate of dead letters, the latency and the
+	// failure rate per consumer are known.
 	for sample, want := range map[string]float64{
-		`processing_seconds_count{handler="billing",outcome="success",queue="Q"}`:     8, // fine flaky panics later nacked×2 held suspect
-		`processing_seconds_count{handler="billing",outcome="failure",queue="Q"}`:     9, // flaky hopeless×3 invalid panics acked oversized held
+		// fine flaky panics later nacked×2 held suspect
+		`processing_seconds_count{handler="billing",outcome="success",queue="Q"}`: 8,
+		// flaky hopeless×3 invalid panics acked oversized held
+		`processing_seconds_count{handler="billing",outcome="failure",queue="Q"}`:     9,
 		`processing_seconds_count{handler="billing",outcome="snoozed",queue="Q"}`:     1,
 		`processing_seconds_count{handler="billing",outcome="interrupted",queue="Q"}`: 1,
 		`failures_total{class="permanent",handler="billing",queue="Q"}`:               1,
-		`retries_total{attempt="1",handler="billing",queue="Q"}`:                      4, // flaky hopeless panics held
-		`retries_total{attempt="2",handler="billing",queue="Q"}`:                      1,
-		`retry_delay_asked_seconds_count{handler="billing",queue="Q"}`:                5,
-		`dead_letters_total{handler="billing",queue="Q",reason="exhausted"}`:          1,
-		`dead_letters_total{handler="billing",queue="Q",reason="permanent"}`:          1,
-		`dead_letters_total{handler="billing",queue="Q",reason="oversized"}`:          1,
-		`dead_letters_total{handler="billing",queue="Q",reason="max_age"}`:            0,
-		`dead_letters_total{handler="",queue="Q",reason="undecodable"}`:               1,
-		`dead_letters_total{handler="",queue="Q",reason="crash_loop"}`:                1,
-		`set_aside_total{handler="billing",queue="Q"}`:                                2, // later nacked
-		`requeued_total{handler="billing",queue="Q"}`:                                 1,
-		`crash_rounds_total{queue="Q"}`:                                               1,
-		`held_messages{queue="Q"}`:                                                    0,
-		`attempts_count{handler="billing",queue="Q"}`:                                 8,
-		`attempts_sum{handler="billing",queue="Q"}`:                                   8 + 3, // flaky panics held took two
-		`time_until_success_seconds_count{handler="billing",queue="Q"}`:               3,
-		`retry_lateness_seconds_count{queue="Q"}`:                                     8, // flaky hopeless×2 panics later nacked held suspect
+		// flaky hopeless panics held
+		`retries_total{attempt="1",handler="billing",queue="Q"}`:             4,
+		`retries_total{attempt="2",handler="billing",queue="Q"}`:             1,
+		`retry_delay_asked_seconds_count{handler="billing",queue="Q"}`:       5,
+		`dead_letters_total{handler="billing",queue="Q",reason="exhausted"}`: 1,
+		`dead_letters_total{handler="billing",queue="Q",reason="permanent"}`: 1,
+		`dead_letters_total{handler="billing",queue="Q",reason="oversized"}`: 1,
+		`dead_letters_total{handler="billing",queue="Q",reason="max_age"}`:   0,
+		`dead_letters_total{handler="",queue="Q",reason="undecodable"}`:      1,
+		`dead_letters_total{handler="",queue="Q",reason="crash_loop"}`:       1,
+		`set_aside_total{handler="billing",queue="Q"}`:                       2, // later nacked
+		`requeued_total{handler="billing",queue="Q"}`:                        1,
+		`crash_rounds_total{queue="Q"}`:                                      1,
+		`held_messages{queue="Q"}`:                                           0,
+		`attempts_count{handler="billing",queue="Q"}`:                        8,
+		// flaky panics held took two attempts
+		`attempts_sum{handler="billing",queue="Q"}`:                     8 + 3,
+		`time_until_success_seconds_count{handler="billing",queue="Q"}`: 3,
+		// flaky hopeless×2 panics later nacked held suspect
+		`retry_lateness_seconds_count{queue="Q"}`: 8,
 	} {
 		require.Equal(t, want, value(t, registry, sample, queue), sample)
 	}
@@ -243,7 +255,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	require.Empty(t, problems)
 }
 
-// requireDelays: asked, given and measured, with what a busy machine takes.
+// requireDelays checks the delays asked, given and measured on a busy machine.
 func requireDelays(t *testing.T, e []middleware.Event) {
 	t.Helper()
 	require.Equal(t, 100*time.Millisecond, e[0].DelayAsked)
@@ -258,8 +270,8 @@ func requireDelays(t *testing.T, e []middleware.Event) {
 	require.Equal(t, header.ReasonExhausted, e[2].Reason)
 }
 
-// value returns a sample; Q in its name stands for the queue. It fails the test
-// where there is none.
+// value returns a sample; Q in its name means the queue. It fails the test without
+// such a sample.
 func value(t *testing.T, gatherer prometheus.Gatherer, sample, queue string) float64 {
 	t.Helper()
 	sample = "millpond_" + strings.ReplaceAll(sample, `"Q"`, fmt.Sprintf("%q", queue))
@@ -269,7 +281,7 @@ func value(t *testing.T, gatherer prometheus.Gatherer, sample, queue string) flo
 	return got
 }
 
-// samples returns all that is gathered, as the text format names it.
+// samples returns all samples by their names in the text format.
 func samples(t *testing.T, gatherer prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := gatherer.Gather()

@@ -26,12 +26,15 @@ func ExampleNew() {
 	registry.MustRegister(m)
 
 	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(m))
+	policy := backoff.List{time.Second}
+	retry, err := middleware.NewDelayedRetry(broker, policy, middleware.WithObserver(m))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("no stock")
+	}))
 	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
 
 	n, err := testutil.GatherAndCount(registry, "millpond_retries_total")

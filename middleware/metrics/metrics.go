@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -12,26 +13,17 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Metrics are counted from events: it is a middleware.Observer, to be given both
-// to middleware.WithObserver and to topology.WithObserver, and a
-// prometheus.Collector. One Metrics may observe many handlers and clients, from
-// many goroutines.
+// Metrics counts events. It is a middleware.Observer, for middleware.WithObserver
+// and topology.WithObserver, and a prometheus.Collector. One Metrics may observe many
+// handlers and clients, from many goroutines.
 type Metrics struct {
-	processing   *prometheus.HistogramVec
-	attempts     *prometheus.HistogramVec
-	untilSuccess *prometheus.HistogramVec
-	failures     *prometheus.CounterVec
-	retries      *prometheus.CounterVec
-	delayAsked   *prometheus.HistogramVec
-	lateness     *prometheus.HistogramVec
-	setAside     *prometheus.CounterVec
-	deadLetters  *prometheus.CounterVec
-	returned     *prometheus.CounterVec
-	handOver     *prometheus.CounterVec
-	held         *prometheus.GaugeVec
-	crashRounds  *prometheus.CounterVec
-	budgets      prometheus.Gauge
-	all          []prometheus.Collector
+	processing, attempts, untilSuccess, delayAsked, lateness *prometheus.HistogramVec
+
+	failures, retries, snoozed, deadLetters, requeued, handOver, crashRounds *prometheus.CounterVec
+
+	held    *prometheus.GaugeVec
+	budgets prometheus.Gauge
+	all     []prometheus.Collector
 
 	mu     sync.RWMutex
 	series map[place]*series
@@ -45,14 +37,22 @@ var (
 // place is where a message is handled.
 type place struct{ handler, queue string }
 
-// series are those of one place that a success needs, so that it looks for no
-// labels and allocates nothing.
+// series are the series of one place that a success needs, so that a success looks
+// up no labels and allocates nothing.
 type series struct {
 	succeeded, attempts prometheus.Observer
 }
 
-// delayBuckets are for delays and ages: from a tenth of a second to a day.
-var delayBuckets = []float64{.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21600, 86400}
+var (
+	attemptBuckets = []float64{1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 50}
+	// delayBuckets are for delays and ages: from a tenth of a second to a day.
+	delayBuckets = []float64{
+		.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21600, 86400,
+	}
+	latenessBuckets = []float64{
+		.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300,
+	}
+)
 
 // Option changes Metrics.
 type Option func(*options) error
@@ -78,8 +78,8 @@ func WithProcessingBuckets(bounds ...float64) Option {
 	}
 }
 
-// New returns Metrics that have counted nothing. It registers them nowhere. The
-// error is that of an option.
+// New returns Metrics that have counted nothing, and registers them nowhere. The
+// error names every problem of the options.
 func New(opts ...Option) (*Metrics, error) {
 	o := options{processing: prometheus.DefBuckets}
 	if err := apply(&o, opts); err != nil {
@@ -87,52 +87,79 @@ func New(opts ...Option) (*Metrics, error) {
 	}
 	m := &Metrics{series: make(map[place]*series)}
 	handled := []string{"handler", "queue"}
-	m.processing = m.histogram("processing_seconds", "Time the handler took, by outcome of the attempt: success, failure, snoozed, interrupted.", o.processing, "handler", "queue", "outcome")
-	m.attempts = m.histogram("attempts", "Attempts it took until the handler succeeded.", []float64{1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 50}, handled...)
-	m.untilSuccess = m.histogram("time_until_success_seconds", "Time from the first failure to the success, of messages that have failed before.", delayBuckets, handled...)
-	m.failures = m.counter("failures_total", "Attempts that have failed, by class of the error.", "handler", "queue", "class")
-	m.retries = m.counter("retries_total", "Messages republished to a wait queue after a failure, by the attempt that failed.", "handler", "queue", "attempt")
-	m.delayAsked = m.histogram("retry_delay_asked_seconds", "Delays that were asked for after a failure.", delayBuckets, handled...)
-	m.lateness = m.histogram("retry_lateness_seconds", "Time by which messages came back later than asked: resolution of the wait queue, and time behind others in their own.", []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}, "queue")
-	m.setAside = m.counter("set_aside_total", "Messages held back without a failure: the handler has asked for it, or the router has nacked.", handled...)
-	m.deadLetters = m.counter("dead_letters_total", "Messages dead-lettered, by reason.", "handler", "queue", "reason")
-	m.returned = m.counter("requeued_total", "Messages that went back to their queue, no attempt counted.", handled...)
-	m.handOver = m.counter("hand_over_failures_total", "Tries to hand a message over to the broker that failed.", "queue")
-	m.held = m.gauge("held_messages", "Messages that this process holds because they cannot be handed over.", "queue")
-	m.crashRounds = m.counter("crash_rounds_total", "Messages set aside as suspects of killing the process.", "queue")
-	m.budgets = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "millpond", Name: "budgets_closed", Help: "Retry budgets that are closed."})
+	m.processing = m.histogram("processing_seconds",
+		"Time the handler took, by outcome of the attempt: success, failure, snoozed, interrupted.",
+		o.processing, "handler", "queue", "outcome")
+	m.attempts = m.histogram("attempts", "Attempts it took until the handler succeeded.",
+		attemptBuckets, handled...)
+	m.untilSuccess = m.histogram("time_until_success_seconds",
+		"Time from the first failure to the success, of messages that have failed before.",
+		delayBuckets, handled...)
+	m.failures = m.counter("failures_total", "Attempts that have failed, by class of the error.",
+		"handler", "queue", "class")
+	m.retries = m.counter("retries_total",
+		"Messages republished to a wait queue after a failure, by the attempt that failed.",
+		"handler", "queue", "attempt")
+	m.delayAsked = m.histogram("retry_delay_asked_seconds",
+		"Delays that were asked for after a failure.", delayBuckets, handled...)
+	m.lateness = m.histogram("retry_lateness_seconds",
+		"Time by which messages came back later than asked: resolution of the wait queue, "+
+			"and time behind others in their own.", latenessBuckets, "queue")
+	m.snoozed = m.counter("set_aside_total",
+		"Messages held back without a failure: the handler has asked for it, "+
+			"or the router has nacked.", handled...)
+	m.deadLetters = m.counter("dead_letters_total", "Messages dead-lettered, by reason.",
+		"handler", "queue", "reason")
+	m.requeued = m.counter("requeued_total",
+		"Messages that went back to their queue, no attempt counted.", handled...)
+	m.handOver = m.counter("hand_over_failures_total",
+		"Tries to hand a message over to the broker that failed.", "queue")
+	m.held = newVec(m, prometheus.NewGaugeVec, prometheus.GaugeOpts{
+		Namespace: "millpond", Name: "held_messages",
+		Help: "Messages that this process holds because they cannot be handed over.",
+	}, "queue")
+	m.crashRounds = m.counter("crash_rounds_total",
+		"Messages set aside as suspects of killing the process.", "queue")
+	m.budgets = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "millpond", Name: "budgets_closed", Help: "Retry budgets that are closed.",
+	})
 	m.all = append(m.all, m.budgets)
 	return m, nil
 }
 
+// apply applies every option and joins the problems.
 func apply[O any, F ~func(*O) error](o *O, opts []F) error {
+	var problems []error
 	for i, option := range opts {
 		if option == nil {
-			return fmt.Errorf("option %d is nil", i+1)
+			problems = append(problems, fmt.Errorf("option %d is nil", i+1))
+			continue
 		}
-		if err := option(o); err != nil {
-			return err
-		}
+		problems = append(problems, option(o))
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
-func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "millpond", Name: name, Help: help, Buckets: buckets}, labels)
+// newVec makes a metric with labels that m collects.
+func newVec[O any, V prometheus.Collector](
+	m *Metrics, build func(O, []string) V, opts O, labels ...string,
+) V {
+	v := build(opts, labels)
 	m.all = append(m.all, v)
 	return v
+}
+
+func (m *Metrics) histogram(
+	name, help string, buckets []float64, labels ...string,
+) *prometheus.HistogramVec {
+	return newVec(m, prometheus.NewHistogramVec, prometheus.HistogramOpts{
+		Namespace: "millpond", Name: name, Help: help, Buckets: buckets,
+	}, labels...)
 }
 
 func (m *Metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "millpond", Name: name, Help: help}, labels)
-	m.all = append(m.all, v)
-	return v
-}
-
-func (m *Metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "millpond", Name: name, Help: help}, labels)
-	m.all = append(m.all, v)
-	return v
+	return newVec(m, prometheus.NewCounterVec,
+		prometheus.CounterOpts{Namespace: "millpond", Name: name, Help: help}, labels...)
 }
 
 // Describe implements prometheus.Collector.
@@ -153,7 +180,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 const (
 	outcomeSuccess     = "success"
 	outcomeFailure     = "failure"
-	outcomeSetAside    = "snoozed"
+	outcomeSnoozed     = "snoozed"
 	outcomeInterrupted = "interrupted"
 )
 
@@ -180,11 +207,11 @@ func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	case middleware.EventSelfSettled:
 		m.failed(e)
 	case middleware.EventSnoozed:
-		m.took(e, outcomeSetAside)
-		m.setAside.WithLabelValues(e.Handler, e.Queue).Inc()
+		m.took(e, outcomeSnoozed)
+		m.snoozed.WithLabelValues(e.Handler, e.Queue).Inc()
 	case middleware.EventRequeued:
 		m.took(e, outcomeInterrupted)
-		m.returned.WithLabelValues(e.Handler, e.Queue).Inc()
+		m.requeued.WithLabelValues(e.Handler, e.Queue).Inc()
 		if e.Tries > 0 {
 			m.held.WithLabelValues(e.Queue).Dec()
 		}
@@ -198,7 +225,7 @@ func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	case middleware.EventCrashRound:
 		m.crashRounds.WithLabelValues(e.Queue).Inc()
 	case middleware.EventBudgetClosed:
-		m.budgets.Inc() // one budget may be that of several queues
+		m.budgets.Inc() // several queues may share a budget
 	case middleware.EventBudgetOpened:
 		m.budgets.Dec()
 	}
@@ -241,9 +268,8 @@ func attemptLabel(attempt int) string {
 var (
 	reasons = []header.Reason{
 		header.ReasonPermanent, header.ReasonExhausted, header.ReasonMaxAge, header.ReasonDeadline,
-		header.ReasonOverBudget,
-		header.ReasonUndecodable, header.ReasonCrashLoop, header.ReasonOversized,
-		header.ReasonMisdirected,
+		header.ReasonOverBudget, header.ReasonUndecodable, header.ReasonCrashLoop,
+		header.ReasonOversized, header.ReasonMisdirected,
 	}
 	classes = []header.Class{header.ClassRetryable, header.ClassPermanent}
 )
@@ -257,9 +283,8 @@ func oneOf[S ~string](s S, known []S) string {
 	return "other"
 }
 
-// at returns the series of a place. What may ever be counted there begins at zero
-// when the place is first seen: a counter that appears with its first increment
-// has no rate.
+// at returns the series of a place. Each counter begins at zero when the place is
+// first seen, because a counter that appears with its first increment has no rate.
 func (m *Metrics) at(p place) *series {
 	m.mu.RLock()
 	s, ok := m.series[p]
@@ -280,8 +305,8 @@ func (m *Metrics) at(p place) *series {
 	for _, reason := range reasons {
 		m.deadLetters.WithLabelValues(p.handler, p.queue, string(reason))
 	}
-	m.setAside.WithLabelValues(p.handler, p.queue)
-	m.returned.WithLabelValues(p.handler, p.queue)
+	m.snoozed.WithLabelValues(p.handler, p.queue)
+	m.requeued.WithLabelValues(p.handler, p.queue)
 	if p.handler != "" {
 		for _, class := range classes {
 			m.failures.WithLabelValues(p.handler, p.queue, string(class))

@@ -18,6 +18,8 @@ import (
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
+var second = backoff.List{time.Second}
+
 func newMetrics(tb testing.TB, opts ...metrics.Option) (*metrics.Metrics, *prometheus.Registry) {
 	tb.Helper()
 	m, err := metrics.New(opts...)
@@ -27,15 +29,18 @@ func newMetrics(tb testing.TB, opts ...metrics.Option) (*metrics.Metrics, *prome
 	return m, registry
 }
 
-// A forged counter, or a policy of a thousand retries, makes no label of its own;
-// nor does a reason that nobody knows.
+// A forged count, a policy of a thousand retries, or an unknown reason adds no label
+// values.
 func TestLabelsAreBounded(t *testing.T) {
 	t.Parallel()
 	m, registry := newMetrics(t)
-	for attempt := 1; attempt <= 1000; attempt++ {
-		m.Observe(t.Context(), middleware.Event{Kind: middleware.EventRetried, Handler: "billing", Queue: "orders", Attempt: attempt})
+	event := middleware.Event{Kind: middleware.EventRetried, Handler: "billing", Queue: "orders"}
+	for event.Attempt = 1; event.Attempt <= 1000; event.Attempt++ {
+		m.Observe(t.Context(), event)
 	}
-	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventDeadLettered, Handler: "billing", Queue: "orders", Reason: "novel", Class: "novel", Called: true})
+	event.Kind, event.Reason, event.Class = middleware.EventDeadLettered, "novel", "novel"
+	event.Called = true
+	m.Observe(t.Context(), event)
 	all := samples(t, registry)
 	retries := 0
 	for name := range all {
@@ -44,21 +49,29 @@ func TestLabelsAreBounded(t *testing.T) {
 		}
 	}
 	require.Equal(t, 10, retries)
-	require.Equal(t, 991.0, all[`millpond_retries_total{attempt="10+",handler="billing",queue="orders"}`])
-	require.Equal(t, 1.0, all[`millpond_retries_total{attempt="9",handler="billing",queue="orders"}`])
-	require.Equal(t, 1.0, all[`millpond_dead_letters_total{handler="billing",queue="orders",reason="other"}`])
-	require.Equal(t, 1.0, all[`millpond_failures_total{class="other",handler="billing",queue="orders"}`])
+	for sample, want := range map[string]float64{
+		`retries_total{attempt="10+",handler="billing",queue="Q"}`:       991,
+		`retries_total{attempt="9",handler="billing",queue="Q"}`:         1,
+		`dead_letters_total{handler="billing",queue="Q",reason="other"}`: 1,
+		`failures_total{class="other",handler="billing",queue="Q"}`:      1,
+	} {
+		require.Equal(t, want, value(t, registry, sample, "orders"), sample)
+	}
 }
 
 // A counter that appears with its first increment has no rate.
 func TestCountersBeginAtZero(t *testing.T) {
 	t.Parallel()
 	m, registry := newMetrics(t)
-	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Handler: "billing", Queue: "orders", Attempt: 1, Called: true})
+	m.Observe(t.Context(), middleware.Event{
+		Kind: middleware.EventHandled, Handler: "billing", Queue: "orders", Attempt: 1, Called: true,
+	})
 	for _, sample := range []string{
-		`retries_total{attempt="1",handler="billing",queue="Q"}`, `failures_total{class="permanent",handler="billing",queue="Q"}`,
-		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`, `requeued_total{handler="billing",queue="Q"}`,
-		`hand_over_failures_total{queue="Q"}`, `crash_rounds_total{queue="Q"}`, `budgets_closed`, `held_messages{queue="Q"}`,
+		`retries_total{attempt="1",handler="billing",queue="Q"}`,
+		`failures_total{class="permanent",handler="billing",queue="Q"}`,
+		`dead_letters_total{handler="billing",queue="Q",reason="deadline"}`,
+		`requeued_total{handler="billing",queue="Q"}`, `hand_over_failures_total{queue="Q"}`,
+		`crash_rounds_total{queue="Q"}`, `budgets_closed`, `held_messages{queue="Q"}`,
 	} {
 		require.Zero(t, value(t, registry, sample, "orders"))
 	}
@@ -86,50 +99,59 @@ func TestHeldMessagesAndTheBudgetAreGauges(t *testing.T) {
 	require.Zero(t, value(t, registry, `budgets_closed`, ""))
 }
 
-// Both in one registry, on one handler.
+// One registry and one handler have both metrics.
 func TestBesideWatermillsMetrics(t *testing.T) {
 	t.Parallel()
 	m, registry := newMetrics(t)
 	theirs := wmetrics.NewPrometheusMetricsBuilder(registry, "", "").NewRouterMiddleware()
 	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(m))
+	retry, err := middleware.NewDelayedRetry(broker, second, middleware.WithObserver(m))
 	require.NoError(t, err)
-	result := broker.Run(theirs.Middleware(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
 		return errFailed
-	}))), middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	}))
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
+	result := broker.Run(theirs.Middleware(handler), msg)
 	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
-	ours, others := 0, 0
+	millpond, others := 0, 0
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	for _, family := range families {
 		if strings.HasPrefix(family.GetName(), "millpond_") {
-			ours++
+			millpond++
 		} else {
 			others++
 		}
 	}
-	require.Positive(t, ours)
+	require.Positive(t, millpond)
 	require.Positive(t, others)
 }
 
 func TestOptionsThatAreWrong(t *testing.T) {
 	t.Parallel()
+	buckets := metrics.WithProcessingBuckets
 	for want, option := range map[string]metrics.Option{
-		"new metrics: option 1 is nil":                                            nil,
-		"new metrics: WithProcessingBuckets: there are no bounds":                 metrics.WithProcessingBuckets(),
-		"new metrics: WithProcessingBuckets: bound 3 is not above the one before": metrics.WithProcessingBuckets(1, 2, 2),
+		"option 1 is nil": nil,
+		"WithProcessingBuckets: there are no bounds":                 buckets(),
+		"WithProcessingBuckets: bound 3 is not above the one before": buckets(1, 2, 2),
 	} {
 		_, err := metrics.New(option)
-		require.EqualError(t, err, want)
+		require.EqualError(t, err, "new metrics: "+want)
 	}
+	_, err := metrics.New(nil, metrics.WithProcessingBuckets())
+	require.ErrorContains(t, err, "option 1 is nil\nWithProcessingBuckets: there are no bounds")
 }
 
 func TestProcessingBucketsAreUsed(t *testing.T) {
 	t.Parallel()
 	m, registry := newMetrics(t, metrics.WithProcessingBuckets(60, 600))
-	m.Observe(t.Context(), middleware.Event{Kind: middleware.EventHandled, Queue: "orders", Attempt: 1, Called: true, Duration: 2 * time.Minute})
+	m.Observe(t.Context(), middleware.Event{
+		Kind: middleware.EventHandled, Queue: "orders", Attempt: 1, Called: true,
+		Duration: 2 * time.Minute,
+	})
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP millpond_processing_seconds Time the handler took, by outcome of the attempt: success, failure, snoozed, interrupted.
+# HELP millpond_processing_seconds Time the handler took, by outcome of the attempt: `+
+		`success, failure, snoozed, interrupted.
 # TYPE millpond_processing_seconds histogram
 millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="60"} 0
 millpond_processing_seconds_bucket{handler="",outcome="success",queue="orders",le="600"} 1
@@ -156,7 +178,7 @@ func delivered(tb testing.TB) *message.Message {
 
 func succeeding(tb testing.TB, options ...middleware.Option) message.HandlerFunc {
 	tb.Helper()
-	retry, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, options...)
+	retry, err := middleware.NewDelayedRetry(unused{}, second, options...)
 	require.NoError(tb, err)
 	return retry.Middleware(func(*message.Message) ([]*message.Message, error) { return nil, nil })
 }

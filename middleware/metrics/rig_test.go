@@ -42,13 +42,13 @@ func (o *events) about(id string) []middleware.Event {
 	return slices.Clone(o.byID[id])
 }
 
-// line is one that was logged at info or error.
+// line is a log line at level info or error.
 type line struct {
 	level, msg string
 	fields     watermill.LogFields
 }
 
-// logs keeps what is logged about a message.
+// logs keeps the log lines about a message.
 type logs struct {
 	shared *struct {
 		mu    sync.Mutex

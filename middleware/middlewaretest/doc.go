@@ -1,11 +1,10 @@
 // Package middlewaretest tests handlers and retry policies without a broker and
 // without waiting.
 //
-// A [Broker] stands in for the client. It records what the middleware hands
-// over, and its Run carries one message through all of its retries: each delay
-// passes at once, and the message is delivered again with its notes, until it is
-// handled, dead-lettered or nacked. One that is set aside comes back in the same
-// way.
+// A [Broker] takes the place of the client. It records the calls of the middleware,
+// and its Run carries one message through all of its retries. Each delay passes at
+// once, and the message is delivered again with its state, until it is handled,
+// dead-lettered or nacked. A snoozed message comes back in the same way.
 //
 //	broker := middlewaretest.NewBroker()
 //	retry, err := middleware.NewDelayedRetry(broker, policy)
@@ -14,9 +13,15 @@
 //	result := broker.Run(retry.Middleware(handler), msg)
 //	fmt.Println(result) // dead-lettered (exhausted) after 3 attempts, delays 1s 10s
 //
-// The age of a message is as real as the delays are not: whatever the middleware
-// asks of the clock, WithMaxAge for one, sees each delay as passed.
+// On a broker a message waits on the next longer wait step. With [WaitSteps] the
+// Broker gives these delays, and the Result shows them beside the asked ones:
 //
-// It is no broker: wait queues, wait steps, confirms and what becomes of a nacked
-// message are not imitated.
+//	broker.Given = middlewaretest.WaitSteps(5*time.Second, time.Minute)
+//	…
+//	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 1m0s
+//
+// The message grows older by each delay given, for WithMaxAge and every other use
+// of the clock in the middleware.
+//
+// A Broker does not imitate queues, confirms, or the redelivery of a nacked message.
 package middlewaretest

@@ -35,7 +35,7 @@ func ExampleBroker_Run() {
 	msg = middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 8"))
 	result = broker.Run(handler, msg)
 	fmt.Println(result)
-	fmt.Println(result.Notes.Reason, result.Notes.Error)
+	fmt.Println(result.State.Reason, result.State.Error)
 	// Output:
 	// handled 3 [1s 10s]
 	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
@@ -45,29 +45,53 @@ func ExampleBroker_Run() {
 func ExampleBroker_Calls() {
 	broker := middlewaretest.NewBroker()
 	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("no stock")
+	}))
 
 	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
 	for _, call := range broker.Calls() {
-		fmt.Println(call.Queue, "dead:", call.Dead, "delay:", call.Delay, "failures:", call.Notes.Failures)
+		fmt.Println(call.Queue, "dead:", call.Dead, "delay:", call.Delay,
+			"failures:", call.State.Failures)
 	}
 	// Output:
 	// orders dead: false delay: 1s failures: 1
 	// orders dead: true delay: 0s failures: 2
 }
 
-// While the hand-over fails, the middleware neither acks nor dead-letters: it
-// holds the message, here until the Subscriber closes.
+// A message waits on the next longer wait step, so that the real delays are longer
+// than the delays of the policy.
+func ExampleWaitSteps() {
+	broker := middlewaretest.NewBroker()
+	broker.Given = middlewaretest.WaitSteps(5*time.Second, time.Minute)
+	policy := backoff.Exponential{Initial: time.Second, Factor: 7, Retries: 3}
+	retry, _ := middleware.NewDelayedRetry(broker, policy)
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("no stock")
+	}))
+
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
+	result := broker.Run(handler, msg)
+	fmt.Println(result.Delays, result.Given, result.Elapsed())
+	// Output: [1s 7s 49s] [5s 1m0s 1m0s] 2m5s
+}
+
+// While the hand-over fails, the middleware neither acks nor dead-letters. It holds
+// the message, here until the Subscriber closes.
 func ExampleErrRefused() {
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, nil)
 	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("no stock")
+	}))
 	closing := make(chan struct{})
 	close(closing)
 
-	result := broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil))
-	fmt.Println(result.Outcome, errors.Is(result.Err, middlewaretest.ErrRefused), len(broker.DeadLetters()))
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil)
+	result := broker.Run(handler, msg)
+	refused := errors.Is(result.Err, middlewaretest.ErrRefused)
+	fmt.Println(result.Outcome, refused, len(broker.DeadLetters()))
 	// Output:
 	// nacked true 0
 }

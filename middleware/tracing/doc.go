@@ -7,19 +7,20 @@
 //	publish orders ◄──parent── process orders ◄──link── process orders ◄──link── process orders
 //	                           attempt 1                attempt 2                attempt 3
 //
-// The publisher's trace context arrives in the metadata (traceparent, tracestate)
-// and stays there, as all that a message arrived with does: every attempt is a
-// child of the publisher's span, however long it has waited. The span of the
-// attempt before travels beside it, in the note millpond-traceparent, and each
-// attempt links to it. Where the publisher does not trace, each attempt is a child
-// of the one before as well, so that all are one trace.
+// The publisher's trace context arrives in the metadata (traceparent, tracestate) and
+// stays there, like everything that a message arrived with. So every attempt is a
+// child of the publisher's span, however long the message has waited.
 //
-// What becomes of the attempt is an event of its span: millpond.retried,
-// millpond.snoozed, millpond.dead_lettered, millpond.requeued, and
-// millpond.failing and millpond.recovered of the machinery; that of a failure has
-// the status error and an event exception. No event holds a payload or a stack.
+// The span of the last attempt travels in the header millpond-traceparent, and each
+// attempt links to it. If the publisher does not trace, each attempt is also a child
+// of the attempt before, so that all attempts are one trace.
 //
-// Only the API is used: without an SDK nothing is traced, and nothing noted. The
-// package is a module of its own: who does not use it does not download
-// OpenTelemetry.
+// The outcome of the attempt is an event of its span: millpond.retried,
+// millpond.snoozed, millpond.dead_lettered or millpond.requeued. While the message
+// cannot be handed over there are millpond.failing and millpond.recovered. The span of
+// a failure has the status error and an event exception. No event holds a payload or a
+// stack.
+//
+// The package uses only the API: without an SDK it traces nothing and writes no
+// header. It is its own module, so that only its users download OpenTelemetry.
 package tracing

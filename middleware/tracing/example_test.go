@@ -23,13 +23,17 @@ func ExampleNew() {
 	t := tracing.New(tracing.WithTracerProvider(provider))
 
 	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(t))
+	policy := backoff.List{time.Second}
+	retry, err := middleware.NewDelayedRetry(broker, policy, middleware.WithObserver(t))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	handler := t.Middleware(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") })))
-	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		return errors.New("no stock")
+	}))
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
+	broker.Run(t.Middleware(handler), msg)
 	for _, span := range exporter.GetSpans() {
 		fmt.Println(span.Name, len(span.Links), span.Events[1].Name)
 	}

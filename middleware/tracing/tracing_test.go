@@ -29,9 +29,15 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-const patience = 60 * time.Second
+const (
+	patience = 60 * time.Second
+	foreign  = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" // a publisher's span
+)
 
-var errFailed = errors.New("no stock")
+var (
+	errFailed = errors.New("no stock")
+	second    = backoff.List{time.Second}
+)
 
 // recorder keeps the spans that have ended.
 func recorder(t *testing.T) (*tracetest.InMemoryExporter, trace.TracerProvider) {
@@ -48,13 +54,17 @@ type service struct {
 	provider   trace.TracerProvider
 }
 
-func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, outer ...message.HandlerMiddleware) *service {
+func serve(
+	t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc,
+	outer ...message.HandlerMiddleware,
+) *service {
 	t.Helper()
 	s := &service{url: testbroker.URL(t), queue: testbroker.Queue(t)}
 	s.spans, s.provider = recorder(t)
 	tracer := tracing.New(tracing.WithTracerProvider(s.provider))
 	cfg := wamqp.NewDurableQueueConfig(s.url)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithObserver(tracer))
+	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{},
+		topology.WithObserver(tracer))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	plan, err := client.Plan(s.queue, topology.ForPolicy(policy))
@@ -87,10 +97,11 @@ func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, ou
 
 func (s *service) publish(t *testing.T, headers amqp.Table) {
 	t.Helper()
-	err := testbroker.Channel(t, s.url).PublishWithContext(t.Context(), "", s.queue, true, false, amqp.Publishing{
+	msg := amqp.Publishing{
 		MessageId: "m-1", CorrelationId: "c-1", Headers: headers, Body: []byte("secret"),
-	})
-	require.NoError(t, err)
+	}
+	ch := testbroker.Channel(t, s.url)
+	require.NoError(t, ch.PublishWithContext(t.Context(), "", s.queue, true, false, msg))
 }
 
 // ended waits for n spans.
@@ -100,21 +111,33 @@ func (s *service) ended(t *testing.T, n int) tracetest.SpanStubs {
 	return s.spans.GetSpans()
 }
 
-// Three attempts through two real wait queues: children of the publisher's span,
-// each linked to the one before. What the publisher wrote arrives each time.
+// requireLink asserts that one span links to another.
+func requireLink(t *testing.T, from, to tracetest.SpanStub) {
+	t.Helper()
+	require.Len(t, from.Links, 1)
+	require.Equal(t, to.SpanContext.SpanID(), from.Links[0].SpanContext.SpanID())
+	require.Equal(t, to.SpanContext.TraceID(), from.Links[0].SpanContext.TraceID())
+}
+
+// Given a publisher that traces, when three attempts pass two real wait queues, then
+// they are children of the publisher's span, each linked to the attempt before. The
+// publisher's headers arrive each time.
 func TestAttemptsAreOneChain(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
 	type arrived struct{ parent, state, handlerSpan string }
 	seen := make(chan arrived, 3)
-	s := serve(t, backoff.List{100 * time.Millisecond, 300 * time.Millisecond}, func(msg *message.Message) error {
-		seen <- arrived{msg.Metadata["traceparent"], msg.Metadata["tracestate"], trace.SpanContextFromContext(msg.Context()).SpanID().String()}
+	policy := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
+	s := serve(t, policy, func(msg *message.Message) error {
+		own := trace.SpanContextFromContext(msg.Context()).SpanID().String()
+		seen <- arrived{msg.Metadata["traceparent"], msg.Metadata["tracestate"], own}
 		if calls.Add(1) < 3 {
 			return errFailed
 		}
 		return nil
 	})
-	publishing, span := s.provider.Tracer("shop").Start(t.Context(), "publish orders", trace.WithSpanKind(trace.SpanKindProducer))
+	publishing, span := s.provider.Tracer("shop").Start(t.Context(), "publish orders",
+		trace.WithSpanKind(trace.SpanKindProducer))
 	span.End()
 	headers := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(publishing, headers)
@@ -130,18 +153,18 @@ func TestAttemptsAreOneChain(t *testing.T) {
 		if i == 0 {
 			require.Empty(t, got.Links)
 		} else {
-			require.Len(t, got.Links, 1, "attempt %d", i+1)
-			require.Equal(t, spans[i-1].SpanContext.SpanID(), got.Links[0].SpanContext.SpanID())
-			require.Equal(t, spans[i-1].SpanContext.TraceID(), got.Links[0].SpanContext.TraceID())
+			requireLink(t, got, spans[i-1])
 		}
-		require.Equal(t, arrived{headers["traceparent"], "shop=1", got.SpanContext.SpanID().String()}, <-seen)
+		own := got.SpanContext.SpanID().String()
+		require.Equal(t, arrived{headers["traceparent"], "shop=1", own}, <-seen)
 
 		a := values(got.Attributes)
 		require.GreaterOrEqual(t, len(a), 8)
 		for key, want := range map[attribute.Key]any{
-			"messaging.system": "rabbitmq", "messaging.operation.type": "process", "messaging.operation.name": "process",
-			"messaging.destination.name": s.queue, "messaging.rabbitmq.destination.routing_key": s.queue,
-			"messaging.message.id": "m-1", "messaging.message.conversation_id": "c-1", "messaging.message.body.size": int64(6),
+			"messaging.system": "rabbitmq", "messaging.operation.type": "process",
+			"messaging.operation.name": "process", "messaging.destination.name": s.queue,
+			"messaging.rabbitmq.destination.routing_key": s.queue, "messaging.message.id": "m-1",
+			"messaging.message.conversation_id": "c-1", "messaging.message.body.size": int64(6),
 			"millpond.attempt": int64(i + 1), "millpond.handler": "billing",
 		} {
 			require.Equal(t, want, a[key], key)
@@ -160,26 +183,26 @@ func TestAttemptsAreOneChain(t *testing.T) {
 	}
 }
 
-// Without a publisher that traces, the attempts are one trace all the same; the
-// last one says that the message was dead-lettered.
+// Given a publisher that does not trace, when a message fails, then its attempts are
+// one trace. The last span says that the message was dead-lettered.
 func TestAttemptsAreOneTraceWithoutAPublisher(t *testing.T) {
 	t.Parallel()
-	s := serve(t, backoff.List{100 * time.Millisecond}, func(*message.Message) error { return errFailed })
+	policy := backoff.List{100 * time.Millisecond}
+	s := serve(t, policy, func(*message.Message) error { return errFailed })
 	s.publish(t, nil)
 	spans := s.ended(t, 2)
 	first, second := spans[0], spans[1]
 	require.False(t, first.Parent.IsValid())
 	require.Equal(t, first.SpanContext.TraceID(), second.SpanContext.TraceID())
 	require.Equal(t, first.SpanContext.SpanID(), second.Parent.SpanID())
-	require.Len(t, second.Links, 1)
-	require.Equal(t, first.SpanContext.SpanID(), second.Links[0].SpanContext.SpanID())
+	requireLink(t, second, first)
 	require.Equal(t, []string{"exception", "millpond.dead_lettered"}, names(second.Events))
 	require.Equal(t, "exhausted", values(second.Events[1].Attributes)["millpond.reason"])
 	require.Equal(t, int64(2), values(second.Events[1].Attributes)["millpond.failures"])
 }
 
-// The router nacks after the attempt has ended well: the Subscriber sets the
-// message aside, and its next attempt links to that one.
+// Given a successful attempt, when the router nacks the message, then the Subscriber
+// sets it aside, and the next attempt links to the first.
 func TestAMessageThatIsNackedStaysInTheChain(t *testing.T) {
 	t.Parallel()
 	var nacks atomic.Int32
@@ -195,8 +218,7 @@ func TestAMessageThatIsNackedStaysInTheChain(t *testing.T) {
 		})
 	s.publish(t, nil)
 	spans := s.ended(t, 2)
-	require.Len(t, spans[1].Links, 1)
-	require.Equal(t, spans[0].SpanContext.SpanID(), spans[1].Links[0].SpanContext.SpanID())
+	requireLink(t, spans[1], spans[0])
 }
 
 func values(attributes []attribute.KeyValue) map[attribute.Key]any {
@@ -215,23 +237,24 @@ func names(events []sdktrace.Event) []string {
 	return found
 }
 
-// once lets one delivery through, and returns its notes and its span.
-func once(t *testing.T, h message.HandlerFunc, delivery middleware.Delivery, opts ...tracing.Option) (header.RetryState, tracetest.SpanStub) {
+// once handles one delivery, and returns its state and its span.
+func once(
+	t *testing.T, h message.HandlerFunc, delivery middleware.Delivery,
+) (state header.RetryState, span tracetest.SpanStub) {
 	t.Helper()
 	spans, provider := recorder(t)
-	tracer := tracing.New(append([]tracing.Option{tracing.WithTracerProvider(provider)}, opts...)...)
+	tracer := tracing.New(tracing.WithTracerProvider(provider))
 	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(tracer))
+	retry, err := middleware.NewDelayedRetry(broker, second, middleware.WithObserver(tracer))
 	require.NoError(t, err)
 	delivery.Queue = "orders"
 	msg := middlewaretest.NewMessage(delivery, []byte("secret"))
 	_, _ = tracer.Middleware(retry.Middleware(h))(msg)
 	require.Len(t, spans.GetSpans(), 1)
-	var notes header.RetryState
 	if calls := broker.Calls(); len(calls) > 0 {
-		notes = calls[0].Notes
+		state = calls[0].State
 	}
-	return notes, spans.GetSpans()[0]
+	return state, spans.GetSpans()[0]
 }
 
 func failing(err error) message.HandlerFunc {
@@ -240,23 +263,29 @@ func failing(err error) message.HandlerFunc {
 
 func TestForgedTraceparentIsNoLink(t *testing.T) {
 	t.Parallel()
-	for _, forged := range []string{"x", "00-00000000000000000000000000000000-0000000000000000-01", "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"} {
-		notes, span := once(t, failing(errFailed), middleware.Delivery{State: header.RetryState{Traceparent: forged}})
+	for _, forged := range []string{
+		"x", "00-00000000000000000000000000000000-0000000000000000-01", "ff" + foreign[2:],
+	} {
+		state, span := once(t, failing(errFailed),
+			middleware.Delivery{State: header.RetryState{Traceparent: forged}})
 		require.Empty(t, span.Links)
-		require.Contains(t, notes.Traceparent, span.SpanContext.SpanID().String())
+		require.Contains(t, state.Traceparent, span.SpanContext.SpanID().String())
 	}
 }
 
-func TestSettingAsideIsNoError(t *testing.T) {
+func TestSnoozeIsNoError(t *testing.T) {
 	t.Parallel()
-	_, span := once(t, failing(middleware.Snooze(errFailed, time.Minute)), middleware.Delivery{})
+	snooze := middleware.Snooze(errFailed, time.Minute)
+	_, span := once(t, failing(snooze), middleware.Delivery{})
 	require.Equal(t, []string{"millpond.snoozed"}, names(span.Events))
 	require.Equal(t, codes.Unset, span.Status.Code)
 }
 
 func TestPanicIsTracedWithoutItsStack(t *testing.T) {
 	t.Parallel()
-	_, span := once(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") }, middleware.Delivery{})
+	_, span := once(t, middlewaretest.Consumer(func(*message.Message) error {
+		panic("no stock")
+	}), middleware.Delivery{})
 	require.Equal(t, "panic: no stock", span.Status.Description)
 	require.Equal(t, map[attribute.Key]any{
 		"exception.type": "*middleware.PanicError", "exception.message": "panic: no stock",
@@ -266,20 +295,22 @@ func TestPanicIsTracedWithoutItsStack(t *testing.T) {
 func TestInterruptionIsAnError(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
-	notes, span := once(t, middlewaretest.Consumer(func(*message.Message) error { close(gone); return errFailed }),
-		middleware.Delivery{Gone: gone})
-	require.Empty(t, notes)
+	state, span := once(t, middlewaretest.Consumer(func(*message.Message) error {
+		close(gone)
+		return errFailed
+	}), middleware.Delivery{Gone: gone})
+	require.Empty(t, state)
 	require.Equal(t, []string{"exception", "millpond.requeued"}, names(span.Events))
 	require.Equal(t, codes.Error, span.Status.Code)
 }
 
-// A span that somebody outside has made of the message is the parent.
+// Given a span that a middleware outside made of the message, then it is the parent.
 func TestSpanFromOutsideIsTheParent(t *testing.T) {
 	t.Parallel()
 	spans, provider := recorder(t)
 	tracer := tracing.New(tracing.WithTracerProvider(provider))
 	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
-	msg.Metadata.Set("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	msg.Metadata.Set("traceparent", foreign)
 	ctx, outside := provider.Tracer("other").Start(msg.Context(), "receive")
 	msg.SetContext(ctx)
 	_, err := tracer.Middleware(failing(errFailed))(msg)
@@ -289,31 +320,31 @@ func TestSpanFromOutsideIsTheParent(t *testing.T) {
 	require.Equal(t, codes.Error, spans.GetSpans()[0].Status.Code)
 }
 
-// What the handler produces carries the span on, unless it has one.
+// Produced messages carry the span on, unless they have one.
 func TestProducedMessagesAreTraced(t *testing.T) {
 	t.Parallel()
-	const own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	out := []*message.Message{message.NewMessage("1", nil), message.NewMessage("2", nil), nil}
-	out[1].Metadata.Set("traceparent", own)
-	_, span := once(t, func(*message.Message) ([]*message.Message, error) { return out, nil }, middleware.Delivery{})
+	out[1].Metadata.Set("traceparent", foreign)
+	produce := func(*message.Message) ([]*message.Message, error) { return out, nil }
+	_, span := once(t, produce, middleware.Delivery{})
 	require.Contains(t, out[0].Metadata["traceparent"], span.SpanContext.SpanID().String())
-	require.Equal(t, own, out[1].Metadata["traceparent"])
+	require.Equal(t, foreign, out[1].Metadata["traceparent"])
 }
 
-// Without an SDK nothing is noted, and the publisher's context reaches the handler.
+// Without an SDK no header is written, and the publisher's context reaches the handler.
 func TestWithoutAnSDKNothingIsTraced(t *testing.T) {
 	t.Parallel()
-	const publisher = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	tracer := tracing.New()
 	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second}, middleware.WithObserver(tracer))
+	retry, err := middleware.NewDelayedRetry(broker, second, middleware.WithObserver(tracer))
 	require.NoError(t, err)
 	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
-	msg.Metadata.Set("traceparent", publisher)
+	msg.Metadata.Set("traceparent", foreign)
 	_, err = tracer.Middleware(retry.Middleware(failing(errFailed)))(msg)
 	require.NoError(t, err)
-	require.Empty(t, broker.Calls()[0].Notes.Traceparent)
-	require.Equal(t, "00f067aa0ba902b7", trace.SpanContextFromContext(msg.Context()).SpanID().String())
+	require.Empty(t, broker.Calls()[0].State.Traceparent)
+	span := trace.SpanContextFromContext(msg.Context()).SpanID().String()
+	require.Equal(t, "00f067aa0ba902b7", span)
 }
 
 // A message of another Pub/Sub, which has no delivery.

@@ -70,7 +70,7 @@ var internals = map[string][]string{
 // only a second small file.
 var alone = []struct{ pkg, imported, file string }{
 	{"topology", wamqp, "watermillamqp.go"},
-	{"backoff", cenkalti4, "cenkalti.go"},
+	{"backoff", cenkalti4, "fromcenkalti.go"},
 	{"middleware", cenkalti4, "cenkalti.go"},
 	{"middleware", cenkalti5, "cenkalti.go"},
 }

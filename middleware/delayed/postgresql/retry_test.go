@@ -18,6 +18,8 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
+var soon = backoff.Constant{Interval: time.Millisecond, Retries: 1}
+
 type call struct {
 	attempt  int
 	at       time.Time
@@ -29,14 +31,16 @@ type call struct {
 func TestMessageIsRetriedAfterItsDelay(t *testing.T) {
 	t.Parallel()
 	calls := make(chan call, 10)
-	r := newRig(t, backoff.List{300 * time.Millisecond, 2 * time.Second, time.Second}, func(msg *message.Message) error {
-		calls <- call{middleware.Attempt(msg.Context()), time.Now(), msg.UUID, string(msg.Payload), msg.Metadata["customer"]}
+	policy := backoff.List{300 * time.Millisecond, 2 * time.Second, time.Second}
+	r := newRig(t, policy, func(msg *message.Message) error {
+		attempt, customer := middleware.Attempt(msg.Context()), msg.Metadata["customer"]
+		calls <- call{attempt, time.Now(), msg.UUID, string(msg.Payload), customer}
 		msg.Metadata["customer"], msg.Payload[0] = "changed", '?'
 		return errFailed
 	})
 	sent := r.publish(`{"order":1}`)
 	var last time.Time
-	for i, asked := range []time.Duration{0, 300 * time.Millisecond, 2 * time.Second, time.Second} {
+	for i, asked := range append([]time.Duration{0}, policy...) {
 		select {
 		case c := <-calls:
 			require.Equal(t, i+1, c.attempt)
@@ -59,17 +63,18 @@ func TestMessageIsRetriedAfterItsDelay(t *testing.T) {
 	require.Equal(t, "exhausted", dead.metadata[header.DeadReason])
 	require.Equal(t, "4", dead.metadata[header.DeadFailures])
 	require.Equal(t, r.topic, dead.metadata[wmiddleware.PoisonedTopicKey])
-	testbroker.WaitFor(t, "what was handed over to be acked", patience, func() bool { return len(r.rows(r.topic)) == 0 })
+	testbroker.WaitFor(t, "the acks", patience, func() bool { return len(r.rows(r.topic)) == 0 })
 	r.stop()
 	require.Empty(t, calls, "no fifth attempt")
 }
 
-// Set aside, no attempt is spent; permanent, at once in the dead letters.
+// A snoozed message spends no attempt. A permanent error dead-letters it at once.
 func TestMarksWorkAsOnRabbitMQ(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
 	var n atomic.Int32
-	r := newRig(t, backoff.Constant{Interval: time.Hour, Retries: 3}, func(msg *message.Message) error {
+	hourly := backoff.Constant{Interval: time.Hour, Retries: 3}
+	r := newRig(t, hourly, func(msg *message.Message) error {
 		attempts <- middleware.Attempt(msg.Context())
 		if n.Add(1) == 1 {
 			return middleware.Snooze(errFailed, 10*time.Millisecond)
@@ -86,7 +91,7 @@ func TestMarksWorkAsOnRabbitMQ(t *testing.T) {
 func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
-	r := newRig(t, backoff.Constant{Interval: time.Millisecond, Retries: 1}, func(msg *message.Message) error {
+	r := newRig(t, soon, func(msg *message.Message) error {
 		wmiddleware.SetCorrelationID("cor\x00related", msg)
 		calls.Add(1)
 		return errors.New("half\x00read")
@@ -96,19 +101,21 @@ func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 	require.EqualValues(t, 2, calls.Load())
 }
 
-// The dead letters of a topic are a topic: a subscriber that takes only messages
-// with a delay gets them too, and what is moved back starts at attempt 1.
+// The dead letters of a topic are a topic. A subscriber that takes only messages with a
+// delay gets them, too, and a message that is moved back starts at attempt 1.
 func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
 	type seen struct{ attempt, past int }
 	calls := make(chan seen, 10)
-	r := newRig(t, backoff.Constant{Interval: time.Millisecond, Retries: 1}, func(msg *message.Message) error {
-		calls <- seen{middleware.Attempt(msg.Context()), len(middleware.PastAttempts(msg.Context()))}
+	r := newRig(t, soon, func(msg *message.Message) error {
+		ctx := msg.Context()
+		calls <- seen{middleware.Attempt(ctx), len(middleware.PastAttempts(ctx))}
 		return errFailed
 	})
 	r.publish(`{}`)
 	r.dead()
-	sub, err := wsql.NewDelayedPostgreSQLSubscriber(wsql.BeginnerFromStdSQL(r.db), wsql.DelayedPostgreSQLSubscriberConfig{DeleteOnAck: true})
+	sub, err := wsql.NewDelayedPostgreSQLSubscriber(wsql.BeginnerFromStdSQL(r.db),
+		wsql.DelayedPostgreSQLSubscriberConfig{DeleteOnAck: true})
 	require.NoError(t, err)
 	defer sub.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -117,7 +124,8 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	require.NoError(t, err)
 	letter, ok := <-letters
 	require.True(t, ok, "waited %s for the dead letter", patience)
-	require.NoError(t, r.pub.Publish(r.topic, message.NewMessage(letter.UUID, letter.Payload)), "without metadata")
+	bare := message.NewMessage(letter.UUID, letter.Payload)
+	require.NoError(t, r.pub.Publish(r.topic, bare), "without metadata")
 	again := message.NewMessage(letter.UUID, letter.Payload)
 	again.Metadata = letter.Metadata
 	letter.Ack()
@@ -130,15 +138,16 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	}
 }
 
-// A handler that takes longer than watermill-sql's AckDeadline is interrupted: no
-// attempt is counted, and the messages read with it are not lost.
+// Given a handler that takes longer than watermill-sql's AckDeadline, then it is
+// interrupted, no attempt is counted, and the messages read with it are not lost.
 func TestMessagesAfterASlowOneWereLost(t *testing.T) {
 	t.Parallel()
 	const messages = 6
 	handled := make(chan string, 100)
 	published := make(chan struct{})
 	var n atomic.Int32
-	r := newRig(t, backoff.Constant{Interval: time.Hour, Retries: 1}, func(msg *message.Message) error {
+	hourly := backoff.Constant{Interval: time.Hour, Retries: 1}
+	r := newRig(t, hourly, func(msg *message.Message) error {
 		switch n.Add(1) {
 		case 1: // so that the others are read together, where they are read in batches
 			<-published
@@ -163,7 +172,8 @@ func TestMessagesAfterASlowOneWereLost(t *testing.T) {
 		case uuid := <-handled:
 			delete(missing, uuid)
 		case <-limit:
-			t.Fatalf("waited %s for %d messages that are not in the table any more: %v", patience, len(missing), r.rows(r.topic))
+			t.Fatalf("waited %s for %d messages that are not in the table any more: %v",
+				patience, len(missing), r.rows(r.topic))
 		}
 	}
 }

@@ -32,7 +32,7 @@ const (
 
 var errFailed = errors.New("the shop is closed")
 
-// server is shared by the tests of this package, each of which has topics of its own.
+// server is shared by the tests of this package, which have their own topics.
 var server struct {
 	sync.Mutex
 	postgres *testbroker.Postgres
@@ -76,19 +76,22 @@ type rig struct {
 	stop  func()
 }
 
-func newRig(t *testing.T, policy backoff.Policy, handler message.NoPublishHandlerFunc, middlewares ...message.HandlerMiddleware) *rig {
+func newRig(
+	t *testing.T, policy backoff.Policy, handler message.NoPublishHandlerFunc,
+) *rig {
 	t.Helper()
 	r := &rig{t: t, db: open(t), topic: "orders-" + watermill.NewShortUUID()}
 	logger := watermill.NopLogger{}
 	var err error
-	r.pub, err = wsql.NewDelayedPostgreSQLPublisher(wsql.BeginnerFromStdSQL(r.db), wsql.DelayedPostgreSQLPublisherConfig{
-		DelayPublisherConfig: delay.PublisherConfig{AllowNoDelay: true},
-	})
+	config := wsql.DelayedPostgreSQLPublisherConfig{}
+	config.DelayPublisherConfig = delay.PublisherConfig{AllowNoDelay: true}
+	db := wsql.BeginnerFromStdSQL(r.db)
+	r.pub, err = wsql.NewDelayedPostgreSQLPublisher(db, config)
 	require.NoError(t, err)
 	sub, err := NewSubscriber(r.db, 20*time.Millisecond)
 	require.NoError(t, err)
-	// As watermill-sql makes it: a message without a delay, a dead letter for example, is refused.
-	strict, err := wsql.NewDelayedPostgreSQLPublisher(wsql.BeginnerFromStdSQL(r.db), wsql.DelayedPostgreSQLPublisherConfig{})
+	// By default watermill-sql refuses a message without a delay, even a dead letter.
+	strict, err := wsql.NewDelayedPostgreSQLPublisher(db, wsql.DelayedPostgreSQLPublisherConfig{})
 	require.NoError(t, err)
 	republisher, err := delayed.NewRepublisher(strict)
 	require.NoError(t, err)
@@ -98,7 +101,6 @@ func newRig(t *testing.T, policy backoff.Policy, handler message.NoPublishHandle
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, logger)
 	require.NoError(t, err)
 	router.AddSubscriberDecorators(republisher.Subscriber)
-	router.AddMiddleware(middlewares...)
 	router.AddMiddleware(retry.Middleware)
 	router.AddConsumerHandler("billing", r.topic, sub, handler)
 	ended := make(chan error, 1)
@@ -130,16 +132,18 @@ type stored struct {
 	metadata      map[string]string
 }
 
-// rows are those of a topic that are not acked; none where nobody has published to it.
+// rows are the rows of a topic that are not acked, none without a table.
 func (r *rig) rows(topic string) []stored {
 	r.t.Helper()
 	table := fmt.Sprintf(`"watermill_%s"`, topic)
 	var exists bool
-	require.NoError(r.t, r.db.QueryRowContext(r.t.Context(), `SELECT to_regclass($1) IS NOT NULL`, table).Scan(&exists))
+	row := r.db.QueryRowContext(r.t.Context(), `SELECT to_regclass($1) IS NOT NULL`, table)
+	require.NoError(r.t, row.Scan(&exists))
 	if !exists {
 		return nil
 	}
-	rows, err := r.db.QueryContext(r.t.Context(), `SELECT uuid, payload::text, metadata::text FROM `+table+` WHERE NOT acked ORDER BY "offset"`)
+	rows, err := r.db.QueryContext(r.t.Context(), `SELECT uuid, payload::text, metadata::text FROM `+
+		table+` WHERE NOT acked ORDER BY "offset"`)
 	require.NoError(r.t, err)
 	defer rows.Close()
 	var found []stored

@@ -12,11 +12,12 @@ import (
 // ackDeadline is how long a handler may take.
 var ackDeadline = 3 * time.Second
 
-// NewSubscriber returns watermill-sql's subscriber for messages that may wait,
-// with one message at a time: of a batch in which one takes too long it would ack
-// also what no handler has seen.
+// NewSubscriber returns watermill-sql's subscriber for messages that may wait. It reads
+// one message at a time. If one of a batch takes too long, watermill-sql acks all of
+// them, also messages that no handler has seen.
 func NewSubscriber(db *sql.DB, poll time.Duration) (*wsql.Subscriber, error) {
-	where := fmt.Sprintf(`(metadata->>'%[1]s')::timestamptz < NOW() OR (metadata->>'%[1]s') IS NULL`, delay.DelayedUntilKey)
+	const due = `(metadata->>'%[1]s')::timestamptz < NOW() OR (metadata->>'%[1]s') IS NULL`
+	where := fmt.Sprintf(due, delay.DelayedUntilKey)
 	return wsql.NewSubscriber(wsql.BeginnerFromStdSQL(db), wsql.SubscriberConfig{
 		SchemaAdapter: wsql.PostgreSQLQueueSchema{
 			SubscribeBatchSize:  1,

@@ -1,0 +1,526 @@
+package backoff_test
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+)
+
+func full(p backoff.Policy, waitSteps ...int) backoff.FullJitter {
+	if len(waitSteps) > 0 {
+		return backoff.FullJitter{Policy: p, WaitSteps: waitSteps[0]}
+	}
+	return backoff.FullJitter{Policy: p}
+}
+
+// requireUnderSteps asserts that a drawn delay has a wait step to be rounded up to.
+func requireUnderSteps(t *testing.T, p backoff.Policy, f backoff.Failure) {
+	t.Helper()
+	wait, retry := p.Delay(f)
+	if waitSteps, known := backoff.Delays(p); known && retry {
+		require.NotEmpty(t, waitSteps)
+		require.LessOrEqual(t, wait, waitSteps[len(waitSteps)-1])
+	}
+}
+
+// Ten thousand draws each: within their bounds, as likely in one tenth of them as
+// in another, and on the wait steps listed before, each with its share.
+func TestJitterDistribution(t *testing.T) {
+	t.Parallel()
+	const draws = 10_000
+	ten := constantly(10*s, 1)
+	seeded := func(i int) backoff.Policy {
+		return backoff.FullJitter{Policy: ten, Seed: uint64(i) + 1}
+	}
+	same := func(p backoff.Policy) func(int) backoff.Policy {
+		return func(int) backoff.Policy { return p }
+	}
+	for name, test := range map[string]struct {
+		policy    func(draw int) backoff.Policy
+		failure   backoff.Failure
+		low, high time.Duration
+		steps     string // equally likely
+	}{
+		"full":        {same(full(ten)), ofCount(1), 0, 10 * s, "2.5s 5s 7.5s 10s"},
+		"full, seeds": {seeded, ofCount(1), 0, 10 * s, "2.5s 5s 7.5s 10s"},
+		"full on ten steps": {
+			same(full(ten, 10)), ofCount(1), 0, 10 * s, "1s 2s 3s 4s 5s 6s 7s 8s 9s 10s",
+		},
+		"equal": {
+			same(backoff.EqualJitter{Policy: ten, WaitSteps: 2}), ofCount(1), 5 * s, 10 * s, "7.5s 10s",
+		},
+		"bounded": {
+			same(backoff.BoundedJitter{Policy: ten, Extra: 0.2}), ofCount(1), 10 * s, 12 * s,
+			"10.5s 11s 11.5s 12s",
+		},
+		"decorrelated, first": {
+			same(backoff.DecorrelatedJitter{Initial: 2 * s, Retries: 1, WaitSteps: 2}), ofCount(1),
+			2 * s, 6 * s, "4s 6s",
+		},
+		"decorrelated, after 4s": {
+			same(backoff.DecorrelatedJitter{Initial: 2 * s, Max: 10 * s, WaitSteps: 2}),
+			backoff.Failure{Count: 9, Last: 4 * s},
+			2 * s, 10 * s, "4s 6s 8s 10s",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			waitSteps := durations(t, test.steps)
+			requireDelays(t, test.policy(0), test.steps)
+
+			var tenths [10]int
+			onStep := make([]int, len(waitSteps))
+			var sum time.Duration
+			for i := range draws {
+				wait, retry := test.policy(i).Delay(test.failure)
+				require.True(t, retry)
+				require.Greater(t, wait, test.low)
+				require.LessOrEqual(t, wait, test.high)
+				require.Zero(t, wait%ms)
+				sum += wait
+				tenths[(wait-test.low-1)*10/(test.high-test.low)]++
+				at, _ := slices.BinarySearch(waitSteps, wait)
+				onStep[at]++
+			}
+			t.Logf("mean %v, by tenths of %v to %v: %v, by steps %v: %v",
+				sum/draws, test.low, test.high, tenths, waitSteps, onStep)
+			for i, n := range tenths {
+				assert.InDelta(t, draws/10, n, draws/40, "tenth %d", i+1)
+			}
+			for i, n := range onStep {
+				assert.InDelta(t, draws/len(onStep), n, draws/40, "step %v", waitSteps[i])
+			}
+			mean, spread := (test.low+test.high).Seconds()/2, (test.high - test.low).Seconds()
+			assert.InDelta(t, mean, (sum / draws).Seconds(), spread/50)
+			requireDelays(t, test.policy(0), test.steps)
+		})
+	}
+}
+
+// The same Seed draws the same delays, in every process: these.
+func TestJitterGoldenSeries(t *testing.T) {
+	t.Parallel()
+	four := exponential(s, 2, 0, 4)
+	grows := backoff.DecorrelatedJitter{Initial: s, Max: 20 * s, Retries: 4, Seed: 7}
+	for _, test := range []expected{
+		{"full", backoff.FullJitter{Policy: four, Seed: 7}, "618ms 1.253s 3.213s 6.087s"},
+		{"full, another seed", backoff.FullJitter{Policy: four, Seed: 8}, "272ms 1.623s 2.36s 2.061s"},
+		{"equal", backoff.EqualJitter{Policy: four, Seed: 7}, "809ms 1.627s 3.607s 7.044s"},
+		{"bounded", backoff.BoundedJitter{four, 0.2, 0, 7}, "1.124s 2.251s 4.643s 9.218s"},
+		{"decorrelated", grows, "2.236s 4.574s 11.218s 15.457s"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			require.NoError(t, backoff.Validate(test.policy))
+			require.NoError(t, backoff.CheckEnd(test.policy))
+			for range 2 {
+				var got []time.Duration
+				var last time.Duration
+				for count := 1; ; count++ {
+					failure := backoff.Failure{Count: count, Last: last}
+					wait, retry := backoff.Next(test.policy, failure)
+					if !retry {
+						break
+					}
+					requireUnderSteps(t, test.policy, failure)
+					got, last = append(got, wait), wait
+				}
+				assert.Equal(t, durations(t, test.want), got)
+			}
+		})
+	}
+}
+
+// Seeded policies are comparable values, like all policies without a slice or func.
+func TestSeededJittersAreComparable(t *testing.T) {
+	t.Parallel()
+	ten := constantly(10*s, 1)
+	p, q := backoff.FullJitter{Policy: ten, Seed: 7}, backoff.FullJitter{Policy: ten, Seed: 7}
+	assert.True(t, backoff.Policy(p) == backoff.Policy(q))
+	q.Seed = 8
+	assert.False(t, backoff.Policy(p) == backoff.Policy(q))
+}
+
+func TestJitterAtTheEdges(t *testing.T) {
+	t.Parallel()
+	const longest = backoff.MaxDelay
+	constant := func(d time.Duration) backoff.Constant { return constantly(d, 0) }
+	equal := func(p backoff.Policy) backoff.EqualJitter { return backoff.EqualJitter{Policy: p} }
+	bounded := func(p backoff.Policy, extra float64) backoff.BoundedJitter {
+		return backoff.BoundedJitter{Policy: p, Extra: extra}
+	}
+	drawn := backoff.DecorrelatedJitter{Initial: 2 * ms}
+	invalid := backoff.DecorrelatedJitter{Initial: -ms}
+	until := func(most time.Duration) backoff.DecorrelatedJitter {
+		return backoff.DecorrelatedJitter{Initial: 2 * ms, Max: most}
+	}
+	after := func(count int, last time.Duration) backoff.Failure {
+		return backoff.Failure{Count: count, Last: last}
+	}
+	long, least := foreign{wait: math.MaxInt64, retry: true}, foreign{wait: math.MinInt64, retry: true}
+	million := exponential(1, 2, 0, 0)
+	for name, test := range map[string]struct {
+		policy    backoff.Policy
+		failure   backoff.Failure
+		low, high time.Duration
+	}{
+		"full of a millisecond":           {full(constant(ms)), ofCount(1), ms, ms},
+		"full of less":                    {full(constant(1)), ofCount(1), ms, ms},
+		"full of two":                     {full(constant(2 * ms)), ofCount(1), ms, 2 * ms},
+		"full of no whole milliseconds":   {full(constant(5 * ms / 2)), ofCount(1), ms, 5 * ms / 2},
+		"full of ten years":               {full(long), ofCount(1), ms, longest},
+		"full of a negative":              {full(least), ofCount(1), ms, ms},
+		"full, attempt 0":                 {full(backoff.List{4 * ms}), ofCount(0), ms, 4 * ms},
+		"full, attempt -1":                {full(backoff.List{4 * ms}), ofCount(-1), ms, 4 * ms},
+		"full, attempt 10^6":              {full(million), ofCount(1_000_000), ms, longest},
+		"full, invalid steps":             {full(backoff.List{4 * ms}, -1), ofCount(1), ms, 4 * ms},
+		"equal of a millisecond":          {equal(constant(ms)), ofCount(1), ms, ms},
+		"equal of ten years":              {equal(long), ofCount(1), longest / 2, longest},
+		"equal, attempt -1":               {equal(backoff.List{4 * ms}), ofCount(-1), 3 * ms, 4 * ms},
+		"bounded of a millisecond":        {bounded(constant(ms), 1), ofCount(1), 2 * ms, 2 * ms},
+		"bounded of ten years":            {bounded(long, 1), ofCount(1), longest, longest},
+		"bounded overflows":               {bounded(constant(s), 1e308), ofCount(1), s, longest},
+		"bounded, nearly nothing":         {bounded(constant(s), 1e-12), ofCount(1), s, s},
+		"bounded, invalid extra 0":        {bounded(constant(s), 0), ofCount(1), s, s},
+		"bounded, invalid extra below":    {bounded(constant(s), -1), ofCount(1), s, s},
+		"bounded, invalid extra nan":      {bounded(constant(s), math.NaN()), ofCount(1), s, s},
+		"bounded, invalid extra infinite": {bounded(constant(s), math.Inf(1)), ofCount(1), s, longest},
+		"decorrelated, attempt 0":         {drawn, ofCount(0), 3 * ms, 6 * ms},
+		"decorrelated, attempt min":       {drawn, ofCount(math.MinInt), 3 * ms, 6 * ms},
+		"decorrelated, attempt max":       {drawn, after(math.MaxInt, math.MaxInt64), 3 * ms, longest},
+		"decorrelated, no last":           {drawn, ofCount(100), 3 * ms, 6 * ms},
+
+		"decorrelated, a last below initial":      {drawn, after(7, math.MinInt64), 3 * ms, 6 * ms},
+		"decorrelated, a last that was asked for": {drawn, after(2, time.Hour), 3 * ms, 18 * ms},
+		"decorrelated, at max":                    {until(4 * ms), after(5, 4*ms), 3 * ms, 4 * ms},
+		"decorrelated, max is initial":            {until(2 * ms), after(5, 4*ms), 2 * ms, 2 * ms},
+		"decorrelated, invalid initial":           {invalid, ofCount(1), ms, ms},
+		"decorrelated, invalid max":               {until(ms), ofCount(1), ms, ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			least, most := longest, time.Duration(0)
+			for range 1000 {
+				wait, retry := test.policy.Delay(test.failure)
+				require.True(t, retry)
+				require.GreaterOrEqual(t, wait, test.low)
+				require.LessOrEqual(t, wait, test.high)
+				least, most = min(least, wait), max(most, wait)
+			}
+			if waitSteps, known := backoff.Delays(test.policy); known {
+				require.LessOrEqual(t, most, waitSteps[len(waitSteps)-1])
+			}
+			if test.high-test.low < 10*ms {
+				assert.Equal(t, test.low, least)
+				assert.Equal(t, test.high, most)
+			}
+		})
+	}
+}
+
+func TestJitterAddsNoRetry(t *testing.T) {
+	t.Parallel()
+	for name, p := range map[string]backoff.Policy{
+		"full":         full(backoff.List{}),
+		"full, nil":    full(nil),
+		"equal":        backoff.EqualJitter{Policy: backoff.None{}},
+		"bounded":      backoff.BoundedJitter{Policy: backoff.None{}, Extra: 1},
+		"bounded, nil": backoff.BoundedJitter{Policy: (*backoff.List)(nil), Extra: 1},
+		"decorrelated": limit(backoff.DecorrelatedJitter{Initial: s}, 0),
+		"invalid":      backoff.DecorrelatedJitter{Initial: s, Retries: -1},
+	} {
+		requireSeries(t, p, "")
+		if delays, known := backoff.Delays(p); known {
+			assert.Empty(t, delays, name)
+		}
+	}
+	for _, p := range []backoff.Policy{
+		full(backoff.List{time.Hour}), backoff.DecorrelatedJitter{Initial: s, Retries: 1},
+	} {
+		_, retry := p.Delay(ofCount(2))
+		assert.False(t, retry)
+	}
+}
+
+// Many handlers draw at once the retries of messages that failed together.
+func TestJitterIsSharedByManyGoroutines(t *testing.T) {
+	t.Parallel()
+	minute := constantly(time.Minute, 1)
+	for name, p := range map[string]backoff.Policy{
+		"full":         full(minute),
+		"equal":        backoff.EqualJitter{Policy: minute},
+		"bounded":      backoff.BoundedJitter{Policy: minute, Extra: 0.5},
+		"decorrelated": backoff.DecorrelatedJitter{Initial: time.Minute, Retries: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const goroutines, draws = 16, 200
+			var wg sync.WaitGroup
+			waits := make([][]time.Duration, goroutines)
+			for i := range goroutines {
+				wg.Go(func() {
+					for range draws {
+						wait, _ := p.Delay(ofCount(1))
+						waits[i] = append(waits[i], wait)
+						backoff.Delays(p)
+					}
+				})
+			}
+			wg.Wait()
+			all := slices.Concat(waits...)
+			slices.Sort(all)
+			assert.Greater(t, len(slices.Compact(all)), goroutines*draws/2, "different delays")
+		})
+	}
+}
+
+func TestJitterDelays(t *testing.T) {
+	t.Parallel()
+	testDelays(t, requireUnderSteps, []expected{
+		{"full", full(backoff.List{s, 2 * s}), "250ms 500ms 750ms 1s 1.5s 2s"},
+		{"full, no whole milliseconds", full(backoff.List{s}, 3), "334ms 667ms 1s"},
+		{"full, few milliseconds", full(backoff.List{2 * ms}), "1ms 2ms"},
+		{"full, invalid steps", full(backoff.List{s}, -7), "250ms 500ms 750ms 1s"},
+		{
+			"equal",
+			backoff.EqualJitter{Policy: backoff.List{s, 2 * s}},
+			"625ms 750ms 875ms 1s 1.25s 1.5s 1.75s 2s",
+		},
+		{
+			"bounded",
+			backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 0.2, WaitSteps: 2},
+			"1.1s 1.2s 2.2s 2.4s",
+		},
+		{
+			"decorrelated",
+			backoff.DecorrelatedJitter{Initial: s, Retries: 2},
+			"1.5s 2s 2.5s 3s 4.5s 6s 7.5s 9s",
+		},
+		{
+			"decorrelated, capped",
+			backoff.DecorrelatedJitter{Initial: s, Max: 5 * s, WaitSteps: 2},
+			"2s 3s 4s 5s",
+		},
+		{"decorrelated, capped at once", backoff.DecorrelatedJitter{Initial: s, Max: s}, "1s"},
+		{"decorrelated without bounds", backoff.DecorrelatedJitter{Initial: s}, "?"},
+		{"of a series without bounds", full(doubling), "?"},
+		{"of a policy that cannot list", backoff.EqualJitter{Policy: foreign{retry: true}}, "?"},
+		{"of nil", backoff.BoundedJitter{Extra: 1}, "?"},
+		{"of a policy that never retries", full(backoff.None{}), ""},
+		{"too many", full(linear(s, s, 0, 300), 100), "?"},
+		{
+			"of a jitter", full(backoff.BoundedJitter{Policy: backoff.List{s}, Extra: 1, WaitSteps: 2}, 2),
+			"750ms 1s 1.5s 2s",
+		},
+		{"in a limit", limit(full(doubling, 2), 3), "500ms 1s 2s 4s"},
+		{"in a limit of none", limit(full(doubling), 0), ""},
+		{"in a long limit", limit(full(capped(doubling, s), 2), math.MaxInt), "500ms 1s"},
+		{
+			"decorrelated in a limit", limit(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2}, 1),
+			"2s 3s",
+		},
+		{
+			"decorrelated in a longer limit",
+			limit(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2, Retries: 1}, 9), "2s 3s",
+		},
+		{"decorrelated in a limit of none", limit(backoff.DecorrelatedJitter{Initial: s}, 0), ""},
+		{"in a cap", capped(full(doubling, 2), 3*s), "500ms 1s 1.5s 2s 3s"},
+		{
+			"extended in a cap",
+			capped(backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 1, WaitSteps: 2}, 3*s),
+			"1.5s 2s 3s",
+		},
+		{
+			"decorrelated in a cap", capped(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2}, 5*s),
+			"2s 3s 4s 5s",
+		},
+		{"a cap and a limit", limit(capped(full(doubling, 2), 2*s), 9), "500ms 1s 2s"},
+		{"in unbounded", unbounded(full(constantly(s, 0), 2)), "500ms 1s"},
+		{"in a max age", aged(full(backoff.List{s, 4 * s}, 2), 3*s), "500ms 1s 2s 3s"},
+		{
+			"in a max age, of longer ones only",
+			aged(capped(full(backoff.List{time.Hour}), time.Minute), s), "1s",
+		},
+		{"in a max age, not drawn", aged(limit(unbounded(backoff.List{s, 4 * s}), 2), 3*s), "1s"},
+		{
+			"in a choice",
+			aged(aged(choice(backoff.List{s}, full(backoff.List{4 * s}, 2)), 3*s), time.Hour),
+			"1s 2s 3s",
+		},
+	}...)
+}
+
+func TestJitterValidate(t *testing.T) {
+	t.Parallel()
+	const (
+		positive = " is not positive: a delay is at least 1ms"
+		finite   = " is not positive and finite: use 0.2 for up to a fifth more, " +
+			"Policy without backoff.BoundedJitter for no jitter"
+		nothing = "WaitSteps 1 spreads nothing: use at least 2, or 0 for 4"
+	)
+	none := backoff.None{}
+	bounded := func(extra float64) backoff.BoundedJitter {
+		return backoff.BoundedJitter{Policy: none, Extra: extra}
+	}
+	testValidate(t, []expected{
+		{"full", full(backoff.List{s}), ""},
+		{"equal", backoff.EqualJitter{Policy: none, WaitSteps: 2}, ""},
+		{"bounded", backoff.BoundedJitter{Policy: none, Extra: 1e-9, WaitSteps: 100}, ""},
+		{"decorrelated", backoff.DecorrelatedJitter{Initial: s}, ""},
+		{"decorrelated, all fields", backoff.DecorrelatedJitter{s, s, 3, 2, 1}, ""},
+		{"full, everything", full(nil, -1), lines("backoff.FullJitter",
+			"WaitSteps -1 is negative: use 0 for 4", "Policy is nil: give it the policy to wrap")},
+		{
+			"equal, everything",
+			backoff.EqualJitter{WaitSteps: 1, Policy: backoff.List{0}},
+			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] 0s" + positive,
+		},
+		{
+			"bounded, everything",
+			backoff.BoundedJitter{WaitSteps: 101, Policy: none},
+			lines("backoff.BoundedJitter", "Extra 0"+finite, "WaitSteps 101 would be as many queues "+
+				"for each delay: use at most 100, or 0 for 4"),
+		},
+		{"bounded, negative", bounded(-1), "backoff.BoundedJitter: Extra -1" + finite},
+		{"bounded, nan", bounded(math.NaN()), "backoff.BoundedJitter: Extra NaN" + finite},
+		{"bounded, infinite", bounded(math.Inf(1)), "backoff.BoundedJitter: Extra +Inf" + finite},
+		{"bounded, -infinite", bounded(math.Inf(-1)), "backoff.BoundedJitter: Extra -Inf" + finite},
+		{
+			"decorrelated, everything",
+			backoff.DecorrelatedJitter{Max: -1, Retries: -1, WaitSteps: 1},
+			lines("backoff.DecorrelatedJitter", "Initial 0s"+positive,
+				"Max -1ns is negative: use 0 for no cap",
+				"Retries -1 is negative: use backoff.None to never retry, 0 for no end", nothing),
+		},
+	}...)
+}
+
+func TestJitterCheckEnd(t *testing.T) {
+	t.Parallel()
+	endless := constantly(s, 0)
+	for _, p := range []backoff.Policy{
+		full(endless),
+		backoff.EqualJitter{Policy: endless},
+		backoff.BoundedJitter{Policy: endless, Extra: 1},
+	} {
+		require.Equal(t, backoff.CheckEnd(endless), backoff.CheckEnd(p))
+	}
+	require.NoError(t, backoff.CheckEnd(full(unbounded(endless))))
+	require.NoError(t, backoff.CheckEnd(backoff.EqualJitter{Policy: backoff.List{s}}))
+	require.NoError(t, backoff.CheckEnd(backoff.BoundedJitter{}), "never retries")
+	require.NoError(t, backoff.CheckEnd(backoff.DecorrelatedJitter{Initial: s, Retries: 1}))
+	require.ErrorContains(t, backoff.CheckEnd(backoff.DecorrelatedJitter{Initial: s}),
+		"backoff.DecorrelatedJitter: policy is not known to stop retrying: set Retries, wrap it in")
+}
+
+func TestJitterRemarks(t *testing.T) {
+	t.Parallel()
+	queues := func(name string, counts string) string {
+		return name + ": topology.PerQueue and topology.Shared need up to " + counts +
+			"; WaitSteps sets the number for each delay"
+	}
+	const (
+		years = ": with Retries 30 its delay grows to ten years (backoff.MaxDelay); set Max to cap it"
+		seed  = ": Seed 7 draws the same delays for every message; use 0 outside of tests"
+
+		fullJitter, equal, bounded = "backoff.FullJitter", "backoff.EqualJitter", "backoff.BoundedJitter"
+		decorrelated               = "backoff.DecorrelatedJitter"
+	)
+	four, tenYears := exponential(s, 2, 0, 4), exponential(s, 2, 0, 30)
+	fiveFor4, ten, sixteen := "5 wait queues instead of 4", "10 wait queues instead of 4",
+		"16 wait queues instead of 4"
+	grows := backoff.DecorrelatedJitter{Initial: s, Max: 20 * s}
+	twelve := queues(decorrelated, "12 wait queues instead of 3")
+	for _, test := range []struct {
+		name   string
+		policy backoff.Policy
+		want   []string
+	}{
+		{"full", full(four), []string{queues(fullJitter, ten)}},
+		{"full, fewer", full(four, 2), []string{queues(fullJitter, fiveFor4)}},
+		{"equal", backoff.EqualJitter{Policy: four}, []string{queues(equal, sixteen)}},
+		{"bounded", backoff.BoundedJitter{four, 0.2, 0, 0}, []string{queues(bounded, sixteen)}},
+		{"decorrelated", grows, []string{twelve}},
+		{"in a limit", limit(full(doubling), 4), []string{queues(fullJitter, ten)}},
+		{"in a limit of none", limit(grows, 0), []string{twelve}},
+		{"with a seed", backoff.FullJitter{backoff.List{ms}, 0, 7}, []string{fullJitter + seed}},
+		{"of policy", full(tenYears), []string{
+			queues(fullJitter, "64 wait queues instead of 30"), "backoff.Exponential" + years,
+		}},
+		{"of policy, capped", capped(backoff.EqualJitter{Policy: tenYears}, time.Hour), []string{
+			queues(equal, "52 wait queues instead of 13"),
+		}},
+		{"decorrelated to ten years", backoff.DecorrelatedJitter{Initial: s, Retries: 30}, []string{
+			queues(decorrelated, "72 wait queues instead of 18"), decorrelated + years,
+		}},
+		{"some delays are short enough", aged(full(backoff.List{time.Hour}), s), []string{
+			queues(fullJitter, "4 wait queues instead of 1"),
+		}},
+		{"without bounds", full(doubling), nil},
+		{"never retries", full(backoff.None{}), nil},
+		{"nil", full(nil), nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, backoff.Remarks(test.policy))
+		})
+	}
+}
+
+func FuzzJitter(f *testing.F) {
+	f.Add(int64(1e9), int64(5e9), int64(0), 0.2, 0, 3, 3, uint64(0))
+	f.Add(int64(math.MaxInt64), int64(math.MinInt64), int64(math.MaxInt64), math.Inf(1), 100,
+		math.MaxInt, 0, uint64(7))
+	f.Add(int64(0), int64(-1), int64(-1), math.NaN(), -1, math.MinInt, -1, uint64(math.MaxUint64))
+	f.Fuzz(func(
+		t *testing.T, a, b, last int64, extra float64, waitSteps, count, retries int, seed uint64,
+	) {
+		first, second := time.Duration(a), time.Duration(b)
+		failure := backoff.Failure{Count: count, Last: time.Duration(last)}
+		for _, policy := range []backoff.Policy{
+			backoff.List{first, second},
+			capped(exponential(first, 2, 0, retries), second),
+			foreign{wait: first, retry: true},
+		} {
+			whole, retried := backoff.Next(policy, failure)
+			longest := time.Duration(math.MaxInt64)
+			if extra < 1 {
+				longest = 2 * whole
+			}
+			for _, test := range []struct {
+				policy    backoff.Policy
+				low, high time.Duration
+			}{
+				{backoff.FullJitter{policy, waitSteps, seed}, 0, whole},
+				{backoff.EqualJitter{policy, waitSteps, seed}, whole / 2, whole},
+				{backoff.BoundedJitter{policy, extra, waitSteps, seed}, whole, longest},
+			} {
+				requireBounds(t, test.policy, failure)
+				requireUnderSteps(t, test.policy, failure)
+				wait, retry := test.policy.Delay(failure)
+				require.Equal(t, retried, retry)
+				if retry {
+					require.GreaterOrEqual(t, wait, test.low)
+					require.LessOrEqual(t, wait, test.high)
+				}
+			}
+		}
+		p := backoff.DecorrelatedJitter{first, second, retries, waitSteps, seed}
+		requireBounds(t, p, failure)
+		requireUnderSteps(t, p, failure)
+		wait, retry := p.Delay(failure)
+		require.Equal(t, retries == 0 || max(count, 1) <= retries, retry)
+		if retry && backoff.Validate(p) == nil {
+			require.GreaterOrEqual(t, wait, min(p.Initial, wait+ms))
+			tripled := 3 * min(max(failure.Last, p.Initial), backoff.MaxDelay)
+			require.LessOrEqual(t, wait, max(tripled, ms))
+		}
+	})
+}

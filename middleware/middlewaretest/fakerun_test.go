@@ -1,0 +1,373 @@
+package middlewaretest_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+var errBoom = errors.New("boom")
+
+type middlewareOf func(message.HandlerFunc) message.HandlerFunc
+
+func retrying(
+	t *testing.T, b *middlewaretest.Broker, policy backoff.Policy, options ...middleware.Option,
+) middlewareOf {
+	t.Helper()
+	retry, err := middleware.NewDelayedRetry(b, policy, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return retry.Middleware
+}
+
+func order() *message.Message {
+	return middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, []byte("order 7"))
+}
+
+var oneAndTen = backoff.List{time.Second, 10 * time.Second}
+
+// requireResult compares the line that the result prints.
+func requireResult(t *testing.T, got middlewaretest.Result, want string) {
+	t.Helper()
+	if got.String() != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// failing fails so many attempts, all if negative.
+func failing(attempts int) message.HandlerFunc {
+	return middlewaretest.Consumer(func(msg *message.Message) error {
+		if attempts < 0 || middleware.Attempt(msg.Context()) <= attempts {
+			return errBoom
+		}
+		return nil
+	})
+}
+
+func TestRun(t *testing.T) {
+	t.Parallel()
+	endless := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Hour}}
+	for name, test := range map[string]struct {
+		policy  backoff.Policy
+		options []middleware.Option
+		handler message.HandlerFunc
+		want    string
+		elapsed time.Duration
+	}{
+		"succeeds at once": {oneAndTen, nil, failing(0), "handled after 1 attempt", 0},
+		"succeeds at last": {
+			oneAndTen, nil, failing(2), "handled after 3 attempts, delays 1s 10s", 11 * time.Second,
+		},
+		"never succeeds": {
+			oneAndTen, nil, failing(-1),
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s", 11 * time.Second,
+		},
+		"the age is the sum of the delays": {
+			endless,
+			[]middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)},
+			failing(20),
+			"handled after 21 attempts, delays" + strings.Repeat(" 1h0m0s", 20), 20 * time.Hour,
+		},
+		"the age is reached": {
+			endless,
+			[]middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)},
+			failing(-1),
+			"dead-lettered (max_age) after 3 attempts, delays 1h0m0s 1h0m0s", 2 * time.Hour,
+		},
+		"nacked by the handler, with an error": {
+			oneAndTen, nil, middlewaretest.Consumer(func(msg *message.Message) error {
+				msg.Nack()
+				return errBoom
+			}), "nacked after 1 attempt: boom", 0,
+		},
+		"nacked by the handler": {
+			oneAndTen, nil, middlewaretest.Consumer(func(msg *message.Message) error {
+				msg.Nack()
+				return nil
+			}), "nacked after 1 attempt", 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := middlewaretest.NewBroker()
+			got := broker.Run(retrying(t, broker, test.policy, test.options...)(test.handler), order())
+			requireResult(t, got, test.want)
+			if got.Elapsed() != test.elapsed {
+				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
+			}
+		})
+	}
+}
+
+func TestRunEndsWhereThePolicyDoesNot(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Hour}}
+	got := broker.Run(retrying(t, broker, policy)(failing(-1)), order())
+	if got.Outcome != middlewaretest.Waiting || got.Attempts != 250 || got.State.Failures != 250 {
+		t.Errorf("%s after %d attempts, %d failures", got.Outcome, got.Attempts, got.State.Failures)
+	}
+}
+
+func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	broker := middlewaretest.NewBroker()
+	msg := order()
+	msg.Metadata.Set("tenant", "7")
+	msg.SetContext(context.WithValue(msg.Context(), key{}, "database"))
+	seen := map[*message.Message]bool{}
+	handler := middlewaretest.Consumer(func(got *message.Message) error {
+		seen[got] = true
+		if string(got.Payload) != "order 7" || got.Metadata["tenant"] != "7" || got.UUID != msg.UUID {
+			t.Errorf("got %q, %v", got.Payload, got.Metadata)
+		}
+		ctx := got.Context()
+		if ctx.Value(key{}) != "database" || middleware.DeliveryOf(ctx, got).Queue != "orders" {
+			t.Error("context or delivery is lost")
+		}
+		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[header.Failures] != "") {
+			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
+		}
+		got.Payload[0], got.Metadata["tenant"] = 'X', "8"
+		got.SetContext(context.Background())
+		return errBoom
+	})
+	result := broker.Run(retrying(t, broker, oneAndTen)(handler), msg)
+	if len(seen) != 3 || result.Attempts != 3 {
+		t.Errorf("%d messages, %s", len(seen), result)
+	}
+}
+
+func TestAMessageWithoutADelivery(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	got := broker.Run(retrying(t, broker, oneAndTen)(failing(2)), message.NewMessage("plain", nil))
+	requireResult(t, got, "handled after 3 attempts, delays 1s 10s")
+}
+
+func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	msg := middlewaretest.NewMessage(middleware.Delivery{
+		Queue: "orders", State: header.RetryState{Failures: 2, FirstFailure: time.Now().Add(-time.Hour)},
+	}, nil)
+	attempt := middleware.Attempt(msg.Context())
+	if attempt != 3 || msg.Metadata[header.Failures] != "2" {
+		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
+	}
+	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
+	requireResult(t, got, "dead-lettered (exhausted) after 1 attempt")
+}
+
+func TestFailuresOfTheMachinery(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := middlewaretest.NewBroker()
+		errUnroutable := errors.New("unroutable")
+		broker.FailNext(1, nil)
+		broker.FailNext(2, errUnroutable)
+		got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), order())
+		requireResult(t, got, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+		var answers []error
+		for _, call := range broker.Calls() {
+			answers = append(answers, call.Err)
+		}
+		want := []error{middlewaretest.ErrRefused, errUnroutable, errUnroutable, nil, nil, nil}
+		if !reflect.DeepEqual(answers, want) {
+			t.Errorf("answered %v, want %v", answers, want)
+		}
+		dead := broker.DeadLetters()
+		if len(dead) != 1 || dead[0].State.Reason != "exhausted" || dead[0].Queue != "orders" {
+			t.Errorf("dead letters: %+v", dead)
+		}
+	})
+}
+
+func TestManyMessagesAtOnce(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	h := retrying(t, broker, oneAndTen)(failing(-1))
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			requireResult(t, broker.Run(h, order()),
+				"dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+			broker.Calls()
+		})
+	}
+	wg.Wait()
+	if got := len(broker.DeadLetters()); got != 50 {
+		t.Errorf("%d dead letters, want 50", got)
+	}
+}
+
+func TestRunOfASnoozedMessage(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	calls := 0
+	handler := middlewaretest.Consumer(func(msg *message.Message) error {
+		calls++
+		_, seen := middleware.FirstSeen(msg.Context())
+		if inMetadata := msg.Metadata[header.FirstSeen] != ""; seen != (calls > 1) || inMetadata != seen {
+			t.Errorf("delivery %d: seen %v, metadata %v", calls, seen, msg.Metadata)
+		}
+		switch calls {
+		case 1, 3:
+			return middleware.Snooze(errBoom, time.Minute)
+		case 2:
+			return errBoom
+		default:
+			return nil
+		}
+	})
+	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
+	requireResult(t, got, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s")
+	if got.Elapsed() != 2*time.Minute+time.Second {
+		t.Errorf("elapsed %v", got.Elapsed())
+	}
+	var snoozed []bool
+	for _, call := range broker.Calls() {
+		snoozed = append(snoozed, call.Snoozed)
+	}
+	if !slices.Equal(snoozed, []bool{true, false, true}) {
+		t.Errorf("snoozed: %v", snoozed)
+	}
+}
+
+// A snooze of a minute counts as a failure only after 1440 snoozes.
+func TestRunEndsWhereAMessageIsAlwaysSnoozed(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	handler := middlewaretest.Consumer(func(*message.Message) error {
+		return middleware.Snooze(errBoom, time.Minute)
+	})
+	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
+	if got.Outcome != middlewaretest.Waiting || got.Attempts != 0 || len(got.Snoozes) != 250 {
+		t.Errorf("%s after %d attempts, snoozed %d times", got.Outcome, got.Attempts, len(got.Snoozes))
+	}
+}
+
+func TestRunOfAMessageThatIsNotHandledAnyMore(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	delivery := middleware.Delivery{Queue: "orders", State: header.RetryState{Failures: 9}}
+	msg := middlewaretest.NewMessage(delivery, nil)
+	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
+	requireResult(t, got, "dead-lettered (exhausted) after 0 attempts")
+}
+
+func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	var seen []string
+	handler := middlewaretest.Consumer(func(msg *message.Message) error {
+		seen = append(seen, msg.Metadata["step"])
+		if len(seen) == 1 {
+			msg.Metadata["step"], msg.Metadata["other"] = "paid", "lost"
+		} else if delete(msg.Metadata, "step"); msg.Metadata["other"] != "" {
+			t.Error("other metadata is kept, too")
+		}
+		return errBoom
+	})
+	keeping := retrying(t, broker, oneAndTen, middleware.WithKeptMetadata("step"))
+	got := broker.Run(keeping(handler), order())
+	if !slices.Equal(seen, []string{"", "paid", "paid"}) {
+		t.Errorf("got %q", seen)
+	}
+	if calls := broker.Calls(); calls[0].State.Metadata["step"] != "paid" || got.Attempts != 3 {
+		t.Errorf("got %s, %v", got, calls[0].State.Metadata)
+	}
+}
+
+// Given wait queues with some delays, when the middleware asks for others, then the
+// message waits on the next longer one, and grows older by that delay.
+func TestRunWaitsOnTheWaitSteps(t *testing.T) {
+	t.Parallel()
+	tenMinutes := middleware.WithMaxAge(10 * time.Minute)
+	for name, test := range map[string]struct {
+		policy  backoff.Policy
+		given   func(time.Duration) time.Duration
+		options []middleware.Option
+		msg     *message.Message
+		want    string
+		elapsed time.Duration
+	}{
+		"rounded up": {
+			oneAndTen, middlewaretest.WaitSteps(time.Minute, 5*time.Second), nil, order(),
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 1m0s", 65 * time.Second,
+		},
+		"exactly": {
+			oneAndTen, middlewaretest.WaitSteps(oneAndTen...), nil, order(),
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s", 11 * time.Second,
+		},
+		"never shorter than asked": {
+			oneAndTen, func(time.Duration) time.Duration { return 5 * time.Second }, nil, order(),
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 10s", 15 * time.Second,
+		},
+		"the age is the sum of the delays given": {
+			backoff.Constant{Interval: time.Second, Retries: 9},
+			middlewaretest.WaitSteps(4 * time.Minute),
+			[]middleware.Option{tenMinutes},
+			order(),
+			"dead-lettered (max_age) after 3 attempts, delays 1s 1s, given 4m0s 4m0s", 8 * time.Minute,
+		},
+		"a message without a delivery": {
+			oneAndTen, middlewaretest.WaitSteps(time.Minute), nil, message.NewMessage("plain", nil),
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 1m0s 1m0s", 2 * time.Minute,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := middlewaretest.NewBroker()
+			broker.Given = test.given
+			h := retrying(t, broker, test.policy, test.options...)(failing(-1))
+			got := broker.Run(h, test.msg)
+			requireResult(t, got, test.want)
+			if got.Elapsed() != test.elapsed {
+				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
+			}
+			if call := broker.Calls()[0]; call.Delay != time.Second || call.Given != got.Given[0] {
+				t.Errorf("asked %v, given %v", call.Delay, call.Given)
+			}
+		})
+	}
+}
+
+// These are the delays of topology.Plan for the same wait steps.
+func TestWaitSteps(t *testing.T) {
+	t.Parallel()
+	steps := middlewaretest.WaitSteps(time.Hour, time.Minute, 5*time.Second)
+	none := middlewaretest.WaitSteps()
+	for asked, want := range map[time.Duration]time.Duration{
+		time.Millisecond:              5 * time.Second,
+		5 * time.Second:               5 * time.Second,
+		5*time.Second + 1:             time.Minute,
+		time.Minute + 1:               time.Hour,
+		time.Hour:                     time.Hour,
+		time.Hour + 30*time.Second:    time.Hour + 30*time.Second, // not worth another round
+		2*time.Hour + 2*time.Minute:   3 * time.Hour,
+		25*time.Hour + 50*time.Second: 25*time.Hour + 50*time.Second,
+	} {
+		if got := steps(asked); got != want {
+			t.Errorf("asked %v, given %v, want %v", asked, got, want)
+		}
+		if got := none(asked); got != asked {
+			t.Errorf("without steps asked %v, given %v", asked, got)
+		}
+	}
+}
