@@ -168,7 +168,7 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	for i, r := range runs {
 		t.Run(fmt.Sprint(r), func(t *testing.T) {
 			t.Parallel()
-			defer cell()()
+			defer rig.Place()()
 			g := r.run(t, broker, fmt.Sprintf("cell-%d", i), long)
 			table.add(r, g)
 			for _, s := range g.services {

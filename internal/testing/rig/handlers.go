@@ -78,6 +78,15 @@ func Await[T any](t testing.TB, values <-chan T) T {
 	}
 }
 
+// places bound the scenarios with up to a hundred handlers that run at once.
+var places = make(chan struct{}, 4)
+
+// Place waits until one of the four places for heavy scenarios is free; leave frees it again.
+func Place() (leave func()) {
+	places <- struct{}{}
+	return func() { <-places }
+}
+
 // Timeline records the calls of a handler.
 type Timeline struct {
 	mu    sync.Mutex
