@@ -11,7 +11,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -30,21 +29,21 @@ func TestBrokersAreTriedInTurn(t *testing.T) {
 		URL: first.URL(), AdminURL: url,
 		ClientOptions: []topology.Option{topology.WithBrokers("amqp://guest:guest@127.0.0.1:1/", second.URL())},
 		Policy:        backoff.List{time.Second},
-		Handler: func(*message.Message) ([]*message.Message, error) {
+		Handle: func(*message.Message) error {
 			if calls.Add()%2 == 1 {
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
-			return nil, nil
+			return nil
 		},
 	})
-	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("over the second")})
+	rig.Publish(t, url, "", r.Queue, rig.Message("over the second"))
 	rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 2 })
 	require.Positive(t, second.Connections())
 
 	first.Refuse(false)
 	second.Refuse(true)
 	second.Cut()
-	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("over the first")})
+	rig.Publish(t, url, "", r.Queue, rig.Message("over the first"))
 	rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 4 })
 	require.NoError(t, r.Client.Healthy())
 }
@@ -78,9 +77,9 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 			}),
 		},
 		Policy: backoff.List{time.Second},
-		Handler: func(*message.Message) ([]*message.Message, error) {
+		Handle: func(*message.Message) error {
 			calls.Add()
-			return nil, nil
+			return nil
 		},
 	})
 	names := node.Ctl(t, "list_connections", "client_properties")
@@ -91,7 +90,7 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	node.Ctl(t, "change_password", "shop", "second")
 	before := asked.Load()
 	node.Ctl(t, "close_all_connections", "rotated")
-	rig.Publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("after the change")})
+	rig.Publish(t, node.URL(), "", "orders", rig.Message("after the change"))
 	rig.WaitFor(t, "it is handled", func() bool { return calls.Count() == 1 })
 	require.Greater(t, asked.Load(), before)
 	r.Stop()

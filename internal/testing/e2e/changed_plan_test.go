@@ -31,13 +31,13 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 	release := func(strategy topology.PerQueue, policy backoff.List, failOn string) *rig.Service {
 		return rig.Start(t, rig.Config{
 			URL: url, Queue: queue, Strategy: strategy, Policy: policy,
-			Handler: func(msg *message.Message) ([]*message.Message, error) {
+			Handle: func(msg *message.Message) error {
 				c := call{string(msg.Payload), middleware.Attempt(msg.Context())}
 				calls <- c
 				if c.body == failOn && c.attempt == 1 {
-					return nil, rig.ErrFailed
+					return rig.ErrFailed
 				}
-				return nil, nil
+				return nil
 			},
 		})
 	}
@@ -54,7 +54,7 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 	}
 	deploy := func(strategy topology.PerQueue, policy backoff.List, body string) *rig.Service {
 		r := release(strategy, policy, body)
-		r.Publish(amqp.Publishing{Body: []byte(body)})
+		r.Send(body)
 		for c := next(); c != (call{body, 1}); c = next() {
 			require.Equal(t, 2, c.attempt, c.body)
 			returned[c] = true

@@ -44,7 +44,7 @@ func TestDeduplicatorSwallowsTheRetries(t *testing.T) {
 		}
 		return produced, err
 	}})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1)
 	rig.AwaitAttempts(t, swallowed, 2)
 	r.RequireNothingLeft(0)
@@ -63,15 +63,15 @@ func TestComposedWithDeduplicator(t *testing.T) {
 			t.Parallel()
 			var calls rig.Timeline
 			attempts := make(chan int, 10)
-			rc := rig.Config{Policy: rig.Quickly(1), Handler: func(msg *message.Message) ([]*message.Message, error) {
+			rc := rig.Config{Policy: rig.Quickly(1), Handle: func(msg *message.Message) error {
 				attempts <- middleware.Attempt(msg.Context())
 				switch calls.Add() {
 				case 1:
-					return nil, middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
+					return middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
 				case 2, 3, 4:
-					return nil, rig.ErrFailed
+					return rig.ErrFailed
 				}
-				return nil, nil
+				return nil
 			}}
 			place(&rc, deduplicator(middleware.DeduplicationKey))
 			r := rig.Start(t, rc)

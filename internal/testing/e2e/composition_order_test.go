@@ -56,7 +56,7 @@ func TestComposedWithPoisonQueue(t *testing.T) {
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
 	r := rig.Start(t, rig.Config{URL: url, Policy: rig.Quickly(1), Handler: rig.FailUntil(10, attempts), Outer: []message.HandlerMiddleware{m}})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2)
 	rig.WaitFor(t, "the dead letter", func() bool { return testbroker.Depth(t, url, r.Queue+".dlq") == 1 })
 	r.RequireNothingLeft(1)
@@ -81,7 +81,7 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 			return h(msg)
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	taken := rig.Take(t, url, queue)
 	rig.AwaitAttempts(t, attempts, 1)
 	require.Contains(t, taken.Headers[wmiddleware.ReasonForPoisonedKey], middleware.ErrNotHandedOver.Error())
@@ -109,17 +109,17 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 		}},
 		ClientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
 		RetryOptions:  []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
 			if first {
 				first = false
 				proxy.Blackhole(true)
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
-			return nil, nil
+			return nil
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.WaitFor(t, "the line in the log", func() bool {
 		return r.Logs.Said("Message was acked though DelayedRetry could not settle it") == 1
 	})
@@ -152,7 +152,7 @@ func TestInstantAckIsNamed(t *testing.T) {
 			place(&rc)
 			r := rig.Start(t, rc)
 			for i := range messages {
-				r.Publish(amqp.Publishing{Body: []byte(fmt.Sprint("order ", i))})
+				r.Publish(rig.Message(fmt.Sprint("order ", i)))
 			}
 			for range messages {
 				rig.AwaitAttempts(t, attempts, 1)
@@ -172,7 +172,7 @@ func TestDuplicatorOutsideIsNamed(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 100)
 	r := rig.Start(t, rig.Config{Policy: rig.Quickly(3), Handler: rig.FailUntil(100, attempts), Outer: []message.HandlerMiddleware{wmiddleware.Duplicator}})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
 	rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") > 0 })
 	r.RequireNothingLeft(1)
@@ -185,7 +185,7 @@ func TestComposedWithDuplicator(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 100)
 	r := rig.Start(t, rig.Config{Policy: rig.Quickly(3), Handler: rig.Inside(rig.FailUntil(3, attempts), wmiddleware.Duplicator)})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2, 3, 3)
 	r.RequireNothingLeft(0)
 }
@@ -201,7 +201,7 @@ func TestDelayOnErrorInsideIsNamed(t *testing.T) {
 		seen <- msg.Metadata.Get(delay.DelayedForKey)
 		return h(msg)
 	}, onError.Middleware)})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2, 3)
 	for range 3 {
 		require.Empty(t, <-seen)
@@ -219,7 +219,7 @@ func TestComposedWithIgnoreErrors(t *testing.T) {
 		return nil, errs[string(msg.Payload)]
 	}, wmiddleware.NewIgnoreErrors([]error{rig.ErrFailed}).Middleware)})
 	for _, body := range []string{"ignored", "marked", "wrapped"} {
-		r.Publish(amqp.Publishing{Body: []byte(body)})
+		r.Send(body)
 	}
 	require.Equal(t, "wrapped", string(r.DeadLetter().Body))
 	r.RequireNothingLeft(0)
@@ -234,7 +234,7 @@ func TestComposedWithRandomFail(t *testing.T) {
 		t.Run(name+" inside", func(t *testing.T) {
 			t.Parallel()
 			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: rig.Inside(succeeds, m)})
-			r.Publish(amqp.Publishing{Body: []byte("order")})
+			r.Send("order")
 			dead := r.DeadLetter()
 			require.Equal(t, "2", dead.Headers[header.DeadFailures])
 			require.Contains(t, dead.Headers[header.DeadError], "random "+map[string]string{"error": "fail", "panic": "panic"}[name]+" occurred")
@@ -242,7 +242,7 @@ func TestComposedWithRandomFail(t *testing.T) {
 		t.Run(name+" outside", func(t *testing.T) {
 			t.Parallel()
 			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: succeeds, Outer: []message.HandlerMiddleware{m}})
-			r.Publish(amqp.Publishing{Body: []byte("order")})
+			r.Send("order")
 			waiting := rig.Take(t, r.URL, r.Queue+".wait.1s")
 			require.NotContains(t, waiting.Headers, header.Failures)
 			require.Contains(t, waiting.Headers, header.FirstSeen)

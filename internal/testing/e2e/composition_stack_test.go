@@ -24,16 +24,16 @@ func TestComposedWithThrottle(t *testing.T) {
 	var calls rig.Timeline
 	r := rig.Start(t, rig.Config{
 		Policy: rig.Quickly(1), Outer: []message.HandlerMiddleware{wmiddleware.NewThrottle(10, time.Second).Middleware},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			calls.Add()
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
-			return nil, nil
+			return nil
 		},
 	})
 	for range 5 {
-		r.Publish(amqp.Publishing{Body: []byte("order")})
+		r.Send("order")
 	}
 	rig.WaitFor(t, "ten calls", func() bool { return calls.Count() == 10 })
 	// The first may find a tick waiting.
@@ -62,7 +62,7 @@ func TestComposedWithCircuitBreaker(t *testing.T) {
 			})
 			attempts := make(chan int, 10)
 			r := rig.Start(t, rig.Config{Policy: rig.Quickly(2), RetryOptions: c.options, Handler: rig.Inside(rig.FailUntil(3, attempts), breaker.Middleware)})
-			r.Publish(amqp.Publishing{Body: []byte("order")})
+			r.Send("order")
 			rig.AwaitAttempts(t, attempts, c.calls...)
 			if c.dead == 1 {
 				rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") == 1 })

@@ -12,7 +12,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	cenkalti "github.com/cenkalti/backoff/v5"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -32,7 +31,7 @@ func TestComposedWithRecoverer(t *testing.T) {
 			t.Parallel()
 			rc.Policy = rig.Quickly(1)
 			r := rig.Start(t, rc)
-			r.Publish(amqp.Publishing{Body: []byte("order")})
+			r.Send("order")
 			dead := r.DeadLetter()
 			require.Equal(t, "2", dead.Headers[header.DeadFailures])
 			require.Contains(t, dead.Headers[header.DeadError], "no stock")
@@ -55,7 +54,7 @@ func TestComposedWithTimeout(t *testing.T) {
 		Policy: rig.Quickly(1), Handler: rig.Inside(slow, wmiddleware.Timeout(50*time.Millisecond)),
 		RetryOptions: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	dead := r.DeadLetter()
 	rig.AwaitAttempts(t, attempts, 1, 2)
 	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
@@ -69,16 +68,16 @@ func TestTimeoutOutsideIsNamed(t *testing.T) {
 	var calls atomic.Int32
 	r := rig.Start(t, rig.Config{
 		Policy: rig.Quickly(1), Outer: []message.HandlerMiddleware{wmiddleware.Timeout(50 * time.Millisecond)},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
 			if calls.Add(1) < 3 {
 				<-msg.Context().Done()
-				return nil, msg.Context().Err()
+				return msg.Context().Err()
 			}
-			return nil, nil
+			return nil
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 1, 1)
 	require.Contains(t, r.Logs.Text(), "a Timeout middleware belongs inside DelayedRetry, not around it")
 	r.RequireNothingLeft(0)
@@ -103,7 +102,7 @@ func TestComposedWithCorrelationID(t *testing.T) {
 			return []*message.Message{message.NewMessage(watermill.NewUUID(), []byte("produced"))}, nil
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("order")})
+	r.Send("order")
 	produced := rig.Take(t, url, out)
 	require.Equal(t, "made at attempt 1", produced.Headers[wmiddleware.CorrelationIDMetadataKey])
 }
@@ -131,7 +130,7 @@ func TestComposedWithRetry(t *testing.T) {
 				calls.Add(1)
 				return nil, c.err
 			}, quick)})
-			r.Publish(amqp.Publishing{Body: []byte("order")})
+			r.Send("order")
 			dead := r.DeadLetter()
 			require.Equal(t, c.failures, dead.Headers[header.DeadFailures])
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])

@@ -46,17 +46,17 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		Strategy:     topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: exchange} }}},
 		Configure:    func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
 		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(5)},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			mu.Lock()
 			defer mu.Unlock()
 			runs[string(msg.Payload)]++
 			if string(msg.Payload) == "dead" {
-				return nil, middleware.Permanent(rig.ErrFailed)
+				return middleware.Permanent(rig.ErrFailed)
 			}
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
-			return nil, nil
+			return nil
 		},
 	})
 	r.Publish(amqp.Publishing{Body: []byte("dead"), MessageId: "dead", DeliveryMode: amqp.Persistent})

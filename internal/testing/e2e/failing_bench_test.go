@@ -53,7 +53,7 @@ func newLane(b testing.TB, inFlight int, configs ...func(*wamqp.Config)) *lane {
 		},
 		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(inFlight)},
 		Outer:             []message.HandlerMiddleware{count},
-		Handler:           func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
+		Handle:            func(*message.Message) error { return rig.ErrFailed },
 	})
 	return l
 }

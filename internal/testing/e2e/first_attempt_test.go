@@ -29,14 +29,14 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	rig.Start(t, rig.Config{
 		URL: url, Queue: second,
 		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			for key := range msg.Metadata {
 				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
 					t.Errorf("note %s of another queue is visible", key)
 				}
 			}
 			attempts <- middleware.Attempt(msg.Context())
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		},
 	})
 
@@ -54,7 +54,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 			return []*message.Message{msg}, nil
 		},
 	})
-	first.Publish(amqp.Publishing{Body: []byte("forwarded")})
+	first.Send("forwarded")
 	dead := rig.Take(t, url, second+".dlq")
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 2, <-attempts)
@@ -70,10 +70,10 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	past := make(chan int, 10)
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
 			past <- len(middleware.PastAttempts(msg.Context()))
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		},
 	})
 	r.Publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
@@ -109,20 +109,20 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	}
 	policy := backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3}
 	var failing, fine rig.Timeline
-	rig.Start(t, rig.Config{URL: url, Queue: queues[1], Configure: topic, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+	rig.Start(t, rig.Config{URL: url, Queue: queues[1], Configure: topic, Policy: policy, Handle: func(*message.Message) error {
 		fine.Add()
-		return nil, nil
+		return nil
 	}})
 	keys := make(chan string, 10)
-	rig.Start(t, rig.Config{URL: url, Queue: queues[0], Configure: topic, Policy: policy, Handler: func(msg *message.Message) ([]*message.Message, error) {
+	rig.Start(t, rig.Config{URL: url, Queue: queues[0], Configure: topic, Policy: policy, Handle: func(msg *message.Message) error {
 		exchange, key, _ := middleware.Origin(msg.Context())
 		keys <- exchange + " " + key
 		if failing.Add() < 4 {
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		}
-		return nil, nil
+		return nil
 	}})
-	rig.Publish(t, url, base, "order.created.eu", amqp.Publishing{Body: []byte("both")})
+	rig.Publish(t, url, base, "order.created.eu", rig.Message("both"))
 	rig.WaitFor(t, "the fourth attempt", func() bool { return failing.Count() == 4 })
 	for range 4 {
 		require.Equal(t, base+" order.created.eu", <-keys)

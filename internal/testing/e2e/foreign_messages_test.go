@@ -271,20 +271,20 @@ func newForeignRig(t *testing.T) *foreignRig {
 	f := &foreignRig{node: node, attempts: map[string][]amqp.Delivery{}, third: map[string]int{}}
 	f.Service = rig.Start(t, rig.Config{
 		URL: node.URL(), Configure: rig.QuorumQueue, Policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
 			name := caseOf(&raw)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.attempts[name] = append(f.attempts[name], raw)
 			if middleware.Attempt(msg.Context()) < 3 {
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
 			if f.third[name]++; f.third[name] == 1 {
 				f.succeeded++
-				return nil, nil
+				return nil
 			}
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		},
 	})
 	ch := testbroker.Channel(t, f.URL)

@@ -136,19 +136,19 @@ func TestHostileMessages(t *testing.T) {
 			r := rig.Start(t, rig.Config{
 				URL: url, Queue: queue, Strategy: strategy(t), Configure: rig.Prefetch(10),
 				Policy: backoff.List{100 * time.Millisecond},
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Handle: func(msg *message.Message) error {
 					raw, _ := topology.Received(msg.Context())
 					mu.Lock()
 					defer mu.Unlock()
 					if raw.MessageId == "normal" {
 						normal++
-						return nil, nil
+						return nil
 					}
 					attempts[raw.MessageId]++
 					if middleware.Attempt(msg.Context()) == 2 && attempts[raw.MessageId] == 2 {
 						deaths[raw.MessageId] = raw.Headers["x-death"]
 					}
-					return nil, rig.ErrFailed
+					return rig.ErrFailed
 				},
 			})
 			require.NoError(t, ch.Confirm(false))
@@ -258,11 +258,11 @@ func TestForeignUserIDIsRetried(t *testing.T) {
 	var attempts rig.Timeline
 	r := rig.Start(t, rig.Config{
 		URL: node.URL(), Policy: backoff.List{100 * time.Millisecond},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			if raw, _ := topology.Received(msg.Context()); attempts.Add() == 1 && raw.UserId != "producer" {
 				t.Errorf("the first attempt has user id %q", raw.UserId)
 			}
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		},
 	})
 	rig.Publish(t, node.URLOf("producer"), "", r.Queue, amqp.Publishing{UserId: "producer"})

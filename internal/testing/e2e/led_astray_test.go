@@ -101,19 +101,19 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 				var calls rig.Timeline
 				r := rig.Start(t, rig.Config{
 					URL: url, Queue: queue, Strategy: strategy, Policy: backoff.List{time.Second},
-					Handler: func(*message.Message) ([]*message.Message, error) {
+					Handle: func(*message.Message) error {
 						if calls.Add() > 1 {
-							return nil, nil
+							return nil
 						}
 						for _, q := range plan.Queues {
 							if _, err := own.QueueDelete(q.Name, false, false, false); err != nil {
 								t.Error(err)
 							}
 						}
-						return nil, rig.ErrFailed
+						return rig.ErrFailed
 					},
 				})
-				r.Publish(amqp.Publishing{Body: []byte("here")})
+				r.Send("here")
 				rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
 				lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
 				require.Len(t, lines, 1)
@@ -198,15 +198,15 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	var wrong rig.Timeline
 	victim := rig.Start(t, rig.Config{
 		URL: url, Queue: other, Strategy: strategy, Policy: policy,
-		Handler: func(*message.Message) ([]*message.Message, error) {
+		Handle: func(*message.Message) error {
 			wrong.Add()
-			return nil, nil
+			return nil
 		},
 	})
-	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, rig.ErrFailed
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handle: func(*message.Message) error {
+		return rig.ErrFailed
 	}})
-	r.Publish(amqp.Publishing{Body: []byte("homeless")})
+	r.Send("homeless")
 	rig.WaitFor(t, "the message to wait", func() bool { return strings.Contains(r.Logs.Text(), "Message will be retried") })
 	r.Stop()
 	_, err := testbroker.Channel(t, url).QueueDelete(home, false, false, false)
@@ -226,8 +226,8 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	const home, other, vhost = "home", "other", "stuck"
 	url := ruledBy(t, vhost)
 	strategy, policy := rig.Shared(t, topology.Quorum), backoff.List{time.Second}
-	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, rig.ErrFailed
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handle: func(*message.Message) error {
+		return rig.ErrFailed
 	}})
 	client, sub := rig.OpenSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
@@ -239,9 +239,9 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	victim := rig.Start(t, rig.Config{
 		URL: node.URLOf(vhost) + vhost, AdminURL: url, Queue: other, Strategy: strategy, Policy: policy,
 		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
-		Handler: func(*message.Message) ([]*message.Message, error) {
+		Handle: func(*message.Message) error {
 			wrong.Add()
-			return nil, nil
+			return nil
 		},
 	})
 	r.Publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
@@ -261,12 +261,12 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	const home, other = "home", "other"
 	url := ruledBy(t, "full")
 	strategy, policy := rig.Shared(t, topology.Quorum), backoff.List{time.Second}
-	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, rig.ErrFailed
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handle: func(*message.Message) error {
+		return rig.ErrFailed
 	}})
 	_, sub := rig.OpenSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
-	r.Publish(amqp.Publishing{Body: []byte("refused")})
+	r.Send("refused")
 	rig.WaitFor(t, "the message to wait", func() bool { return strings.Contains(r.Logs.Text(), "Message will be retried") })
 	r.Stop()
 	ch := testbroker.Channel(t, url)
@@ -279,9 +279,9 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	victim := rig.Start(t, rig.Config{
 		URL: url, Queue: other, Strategy: strategy, Policy: policy,
 		SubscriberOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)}, // held for two
-		Handler: func(*message.Message) ([]*message.Message, error) {
+		Handle: func(*message.Message) error {
 			wrong.Add()
-			return nil, nil
+			return nil
 		},
 	})
 	dead := rig.Take(t, url, other+".dlq")
@@ -350,7 +350,7 @@ func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 			r := rig.Start(t, rig.Config{
 				URL: url, Strategy: strategy, Policy: backoff.List{200 * time.Millisecond},
 
-				Handler: func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
+				Handle: func(*message.Message) error { return rig.ErrFailed },
 			})
 			for range messages {
 				r.Publish(amqp.Publishing{})

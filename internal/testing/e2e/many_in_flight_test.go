@@ -28,18 +28,18 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		Policy:            backoff.List{30 * time.Second},
 		SubscriberOptions: append(rig.InFlight(n), topology.WithDrainTimeout(500*time.Millisecond)),
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			defer handlers.Enter(string(msg.Payload))()
 			if string(msg.Payload) == "blocked" {
 				<-msg.Context().Done()
-				return nil, msg.Context().Err()
+				return msg.Context().Err()
 			}
 			select {
 			case <-together:
 			case <-time.After(rig.Patience):
 				t.Error("never all at once")
 			}
-			return nil, nil
+			return nil
 		},
 	})
 	r.Send("blocked")
@@ -70,10 +70,10 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 			handlers, free := rig.NewBusy(), make(chan struct{})
 			r := rig.Start(t, rig.Config{
 				Policy: backoff.List{time.Second}, Configure: rig.Prefetch(c.prefetch), SubscriberOptions: rig.InFlight(c.concurrency),
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Handle: func(msg *message.Message) error {
 					defer handlers.Enter(string(msg.Payload))()
 					<-free
-					return nil, nil
+					return nil
 				},
 			})
 			rig.Fill(t, r.URL, r.Queue, messages)
@@ -98,15 +98,15 @@ func TestFailuresInFlightAreRetriedOnce(t *testing.T) {
 			handlers, done, together := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
 			r := rig.Start(t, rig.Config{
 				Strategy: strategy(t), Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(n), Configure: rig.QuorumQueue,
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Handle: func(msg *message.Message) error {
 					body := string(msg.Payload)
 					defer handlers.Enter(body)()
 					if middleware.Attempt(msg.Context()) == 1 {
 						<-together
-						return nil, rig.ErrFailed
+						return rig.ErrFailed
 					}
 					done.Handle(body)
-					return nil, nil
+					return nil
 				},
 			})
 			rig.Fill(t, r.URL, r.Queue, messages)
@@ -143,15 +143,15 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 			}
 		},
 		Policy: backoff.List{500 * time.Millisecond, 500 * time.Millisecond},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			body := string(msg.Payload)
 			defer handlers.Enter(body)()
 			<-free
 			if done.FailOnce(body) {
-				return nil, rig.ErrFailed
+				return rig.ErrFailed
 			}
 			done.Handle(body)
-			return nil, nil
+			return nil
 		},
 	})
 	consuming := func() int { return strings.Count(r.Logs.Text(), "Consuming") }

@@ -49,13 +49,13 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 		s.Service = rig.Start(t, rig.Config{
 			URL: url, Policy: policy, Configure: rig.Prefetch(50), RetryOptions: options,
 			SubscriberOptions: []topology.SubscriberOption{topology.ForPolicy(backoff.List{slow}), topology.WithConcurrency(concurrency)},
-			Handler: func(*message.Message) ([]*message.Message, error) {
+			Handle: func(*message.Message) error {
 				if out.Load() {
 					s.calls.Add(1)
-					return nil, rig.ErrFailed
+					return rig.ErrFailed
 				}
 				s.handled.Add(1)
-				return nil, nil
+				return nil
 			},
 		})
 		testbroker.Delete(t, s.Queue+".wait.4s")

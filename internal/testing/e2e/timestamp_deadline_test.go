@@ -34,12 +34,12 @@ func handleStamped(t *testing.T, messages map[string]stamped, options ...topolog
 	attempts := map[string]int{}
 	r := rig.Start(t, rig.Config{
 		URL: url, Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour}, SubscriberOptions: options,
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
 			mu.Lock()
 			defer mu.Unlock()
 			attempts[raw.MessageId]++
-			return nil, rig.ErrFailed
+			return rig.ErrFailed
 		},
 	})
 	for id, m := range messages {
@@ -139,8 +139,8 @@ func TestTimestampWindowIsWhatTheOptionSays(t *testing.T) {
 // before, and nothing is invented about it.
 func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 	t.Parallel()
-	r := rig.Start(t, rig.Config{Policy: backoff.List{100 * time.Millisecond, time.Hour}, Handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, rig.ErrFailed
+	r := rig.Start(t, rig.Config{Policy: backoff.List{100 * time.Millisecond, time.Hour}, Handle: func(*message.Message) error {
+		return rig.ErrFailed
 	}})
 	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
 	r.Publish(notes(r.Queue, "millpond-failures", "1", "millpond-deadline", end))

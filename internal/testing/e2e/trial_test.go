@@ -102,7 +102,7 @@ func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, pu
 		URL: sub.URL(), PublisherURL: pub.URL(), Queue: queue, Keep: true, Strategy: strategy, Policy: backoff.List{200 * time.Millisecond},
 		Configure:     func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
 		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
-		Handler:       func(msg *message.Message) ([]*message.Message, error) { return nil, c.handle(msg) },
+		Handle:        func(msg *message.Message) error { return c.handle(msg) },
 	})
 	if l.side == consuming {
 		c.arm()

@@ -215,6 +215,12 @@ func (s *Service) Depth(suffix string) int {
 	return testbroker.Depth(s.T, s.URL, s.Queue+suffix)
 }
 
+// Waiting counts the messages in the wait queues of the service's plan.
+func (s *Service) Waiting() int {
+	s.T.Helper()
+	return Waiting(s.T, s.URL, s.Plan)
+}
+
 // RequireNothingLeft stops the service and requires an empty queue and so many dead letters.
 func (s *Service) RequireNothingLeft(dead int) {
 	s.T.Helper()
