@@ -51,7 +51,8 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	const limited, doomed, limit, ms = 10, 50, time.Minute, time.Millisecond
 	linear := backoff.Linear{Initial: 100 * ms, Step: 100 * ms, Retries: 3}
 	errs := map[string]error{"network": &net.OpError{Op: "dial", Err: errors.New("refused")}}
-	for _, body := range strings.Fields("linear exponential custom limited database unknown boundary") {
+	others := "linear exponential custom limited database unknown boundary"
+	for _, body := range strings.Fields(others) {
 		errs[body] = errors.New(body)
 	}
 	of := func(body string, p backoff.Policy) backoff.Case {

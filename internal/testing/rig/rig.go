@@ -58,6 +58,7 @@ type Config struct {
 	PublishTopic string
 	RouterConfig message.RouterConfig
 	Outer        []message.HandlerMiddleware // outside DelayedRetry, the first outermost
+	Inner        []message.HandlerMiddleware // inside DelayedRetry, the first outermost
 	Verbose      bool                        // keep debug and trace lines of the log, too
 }
 
@@ -82,6 +83,7 @@ func (c Config) withDefaults(t testing.TB) Config {
 	if handle := c.Handle; handle != nil {
 		c.Handler = func(msg *message.Message) ([]*message.Message, error) { return nil, handle(msg) }
 	}
+	c.Handler = Inside(c.Handler, c.Inner...)
 	return c
 }
 
