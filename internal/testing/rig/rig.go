@@ -173,9 +173,15 @@ func (s *Service) run() {
 	})
 }
 
+// Runner is a router, or a component that has a router inside.
+type Runner interface {
+	Run(ctx context.Context) error
+	Running() chan struct{}
+}
+
 // Run runs a router, waits until its handlers consume, and returns a channel that gets the
 // router's error when it ends.
-func Run(t testing.TB, router *message.Router) (ended <-chan error) {
+func Run(t testing.TB, router Runner) (ended <-chan error) {
 	t.Helper()
 	over := make(chan error, 1)
 	go func() { over <- router.Run(context.Background()) }()
