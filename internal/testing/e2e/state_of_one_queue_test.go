@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -13,26 +11,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// A handler returns the very message it received: the notes of its first queue
-// do not count on the next.
+// Given a handler that passes on the message that it received, when the message fails on the next
+// queue, then its attempts count from one there. The retry state of the first queue is invisible.
 func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
-	url := testbroker.URL(t)
-	second := testbroker.Queue(t)
-	var calls rig.Timeline
-	attempts := make(chan int, 10)
-	rig.Start(t, rig.Config{
-		URL: url, Queue: second,
-		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+	url, attempts := testbroker.URL(t), make(chan int, 10)
+	second := rig.Start(t, rig.Config{
+		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		Handle: func(msg *message.Message) error {
 			for key := range msg.Metadata {
 				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
-					t.Errorf("note %s of another queue is visible", key)
+					t.Errorf("header %s of another queue is visible", key)
 				}
 			}
 			attempts <- middleware.Attempt(msg.Context())
@@ -40,13 +35,12 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 		},
 	})
 
-	pub, err := wamqp.NewPublisher(wamqp.NewDurableQueueConfig(url), watermill.NopLogger{})
+	pub, err := wamqp.NewPublisher(rig.QueueConfig(url), watermill.NopLogger{})
 	require.NoError(t, err)
+	var calls rig.Timeline
 	first := rig.Start(t, rig.Config{
-		URL:          url,
-		Policy:       backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
-		Publisher:    pub,
-		PublishTopic: second,
+		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
+		Publisher: pub, PublishTopic: second.Queue,
 		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if calls.Add() < 3 {
 				return nil, rig.ErrFailed
@@ -55,19 +49,17 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 		},
 	})
 	first.Send("forwarded")
-	dead := rig.Take(t, url, second+".dlq")
-	require.Equal(t, 1, <-attempts)
-	require.Equal(t, 2, <-attempts)
+	dead := second.DeadLetter()
+	rig.AwaitAttempts(t, attempts, 1, 2)
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
-	require.Equal(t, second, dead.Headers[header.DeadQueue])
+	require.Equal(t, second.Queue, dead.Headers[header.DeadQueue])
 }
 
-// A dead letter moved back with a plain get and publish of all its headers
-// starts at attempt 1, with its history.
+// Given a dead letter, when a plain get and publish moves it back with all its headers, then it
+// starts at attempt one, with its history.
 func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
-	attempts := make(chan int, 10)
-	past := make(chan int, 10)
+	attempts, past := make(chan int, 10), make(chan int, 10)
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		Handle: func(msg *message.Message) error {
@@ -93,39 +85,34 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	}
 }
 
-// Two queues on one topic exchange: only the one that failed sees the retry, and
-// the original routing key is readable on every attempt (T3).
+// Given two queues on one topic exchange, when a message of one fails, then only that queue sees
+// the retries. The original exchange and routing key are readable on every attempt (T3).
 func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	t.Parallel()
-	url, base := testbroker.URL(t), testbroker.Queue(t)
-	topic := func(cfg *wamqp.Config) {
-		cfg.Exchange = wamqp.ExchangeConfig{GenerateName: func(string) string { return base }, Type: "topic", Durable: true}
-		cfg.QueueBind.GenerateRoutingKey = func(string) string { return "order.#" }
-	}
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(base, false, false) })
-	queues := []string{base + ".failing", base + ".fine"}
-	for _, q := range queues {
-		testbroker.Delete(t, q, q+".dlq", q+".wait.100ms", q+".wait.1s")
-	}
-	policy := backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3}
+	url, exchange := testbroker.URL(t), rig.TopicExchange(t)
 	var failing, fine rig.Timeline
-	rig.Start(t, rig.Config{URL: url, Queue: queues[1], Configure: topic, Policy: policy, Handle: func(*message.Message) error {
-		fine.Add()
-		return nil
-	}})
+	config := rig.Config{
+		URL: url, Configure: rig.OnTopic(exchange, "order.#"), Policy: rig.Quickly(3),
+		Handle: func(*message.Message) error {
+			fine.Add()
+			return nil
+		},
+	}
+	rig.Start(t, config)
 	keys := make(chan string, 10)
-	rig.Start(t, rig.Config{URL: url, Queue: queues[0], Configure: topic, Policy: policy, Handle: func(msg *message.Message) error {
+	config.Handle = func(msg *message.Message) error {
 		exchange, key, _ := middleware.Origin(msg.Context())
 		keys <- exchange + " " + key
 		if failing.Add() < 4 {
 			return rig.ErrFailed
 		}
 		return nil
-	}})
-	rig.Publish(t, url, base, "order.created.eu", rig.Message("both"))
+	}
+	rig.Start(t, config)
+	rig.Publish(t, url, exchange, "order.created.eu", rig.Message("both"))
 	rig.WaitFor(t, "the fourth attempt", func() bool { return failing.Count() == 4 })
 	for range 4 {
-		require.Equal(t, base+" order.created.eu", <-keys)
+		require.Equal(t, exchange+" order.created.eu", <-keys)
 	}
 	require.Equal(t, 1, fine.Count())
 }
