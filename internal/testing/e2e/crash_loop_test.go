@@ -4,15 +4,16 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -20,25 +21,26 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// crashQueue tells this test binary to be the service of TestCrashLoopEnds.
-const crashQueue = "MILLPOND_TEST_CRASH_QUEUE"
+const (
+	// crashQueueVar tells this test binary to be the service of TestCrashLoopEnds on a queue.
+	crashQueueVar = "MILLPOND_TEST_CRASH_QUEUE"
+	// crashInFlightVar tells the service its concurrency.
+	crashInFlightVar = "MILLPOND_TEST_CRASH_IN_FLIGHT"
+)
 
-// crashInFlight tells it how many messages it has in progress.
-const crashInFlight = "MILLPOND_TEST_CRASH_IN_FLIGHT"
-
-// One message kills the process (-9) that handles it, with 49 innocent ones
-// behind it that were prefetched; the service is started again at once. Within 15
-// restarts the poison alone is in the DLQ, the others are handled, and none has
-// lost an attempt (C10). The queue is a quorum queue with its default limit. With
-// all 50 in progress at once the poison is faster than any of the others.
+// Given a quorum queue with its default limit and 49 innocent messages, when one message kills
+// each process (-9) that handles it, then it is alone in the DLQ within 15 restarts. The others
+// are handled, and none has lost an attempt (C10). With all 50 in progress at once, the poison is
+// faster than each of the others.
 func TestCrashLoopEnds(t *testing.T) {
-	if queue := os.Getenv(crashQueue); queue != "" {
+	if queue := os.Getenv(crashQueueVar); queue != "" {
 		crash(t, os.Getenv("AMQP_URL"), queue)
 		return
 	}
@@ -49,8 +51,7 @@ func TestCrashLoopEnds(t *testing.T) {
 			const messages, maxRestarts = 50, 15
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			rig.RemovePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
-			_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-			require.NoError(t, err)
+			rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
 			for i := range messages {
 				body := fmt.Sprint("innocent ", i)
 				if i == c.position {
@@ -70,7 +71,8 @@ func TestCrashLoopEnds(t *testing.T) {
 			t.Logf("%d restarts", restarts)
 			for i := range messages {
 				if i != c.position {
-					require.Positive(t, handled[fmt.Sprint("innocent ", i, " attempt 1")], "innocent %d: %v", i, handled)
+					body := fmt.Sprint("innocent ", i, " attempt 1")
+					require.Positive(t, handled[body], "%s: %v", body, handled)
 				}
 			}
 			dead := rig.Take(t, url, queue+".dlq")
@@ -83,12 +85,13 @@ func TestCrashLoopEnds(t *testing.T) {
 	}
 }
 
-// runUntilItDies runs the service until the poison kills it, or until the poison
-// is dead-lettered and nothing is left; it counts what was handled.
+// runUntilItDies runs the service until the poison kills it, or until the poison is a dead letter
+// and nothing is left. It counts the handled messages.
 func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[string]int) {
 	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestCrashLoopEnds$")
-	child.Env = append(os.Environ(), crashQueue+"="+queue, crashInFlight+"="+strconv.Itoa(inFlight), "AMQP_URL="+url)
+	child.Env = append(os.Environ(), "AMQP_URL="+url,
+		crashQueueVar+"="+queue, crashInFlightVar+"="+strconv.Itoa(inFlight))
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
@@ -96,13 +99,13 @@ func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[s
 	go func() {
 		defer close(died)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if what, ok := strings.CutPrefix(lines.Text(), "handled "); ok {
-				handled[what]++
+			if body, ok := strings.CutPrefix(lines.Text(), "handled "); ok {
+				handled[body]++
 			}
 		}
 		_ = child.Wait() // killed
 	}()
-	rig.WaitFor(t, "the service dies or the poison is dead-lettered", func() bool {
+	rig.WaitFor(t, "the service to die or the poison to be a dead letter", func() bool {
 		select {
 		case <-died:
 			return true
@@ -115,7 +118,7 @@ func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[s
 	<-died
 }
 
-// crash is a service whose handler kills its process over one message.
+// crash is the service. Its handler kills the process over one message.
 func crash(t *testing.T, url, queue string) {
 	cfg := rig.QueueConfig(url)
 	cfg.Consume.Qos.PrefetchCount = 50
@@ -123,9 +126,10 @@ func crash(t *testing.T, url, queue string) {
 	policy := backoff.List{time.Second}
 	client, err := topology.Open(context.Background(), cfg.Connection, topology.PerQueue{})
 	require.NoError(t, err)
-	inFlight, err := strconv.Atoi(os.Getenv(crashInFlight))
+	inFlight, err := strconv.Atoi(os.Getenv(crashInFlightVar))
 	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithConcurrency(inFlight))
+	options := append(rig.InFlight(inFlight), topology.ForPolicy(policy))
+	sub, err := client.NewSubscriber(cfg, options...)
 	require.NoError(t, err)
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	require.NoError(t, err)
@@ -144,4 +148,347 @@ func crash(t *testing.T, url, queue string) {
 		return nil
 	})
 	require.NoError(t, router.Run(context.Background()))
+}
+
+const (
+	// waitingBehind is the number of prefetched deliveries beyond the concurrency.
+	waitingBehind = 10
+	// helpless is the time that a process may take to put a message out of danger. Then it dies all
+	// the same.
+	helpless = 10 * time.Second
+)
+
+// crashQueue is a queue. Its consumers die one after the other.
+type crashQueue struct {
+	t           *testing.T
+	url, queue  string
+	args        amqp.Table
+	limit       int64
+	concurrency int
+	moments     *rand.Rand
+	handle      func(m *rig.Mortal, body string) error
+
+	mu        sync.Mutex
+	look      *amqp.Channel // of the test itself
+	published map[string]bool
+	handled   map[string]int
+	reasons   map[string]string // of dead letters
+	nearEnd   []string          // will be dropped if one more consumer dies with them
+	patience  time.Duration     // for a process that has messages near their end
+	late      int               // deaths that came to messages near their end
+}
+
+func newCrashQueue(
+	t *testing.T, conn *amqp.Connection, url string, concurrency int, declared string,
+) *crashQueue {
+	t.Helper()
+	version, _ := conn.Properties["version"].(string)
+	args, limit := rig.DeliveryLimit(t, declared, version)
+	look, err := conn.Channel()
+	require.NoError(t, err)
+	require.NoError(t, look.Confirm(false))
+	m := &crashQueue{
+		t: t, url: url, queue: testbroker.Queue(t), args: args, limit: limit, look: look,
+		concurrency: concurrency, patience: helpless,
+		moments:   rand.New(rand.NewPCG(uint64(concurrency), uint64(limit))),
+		published: map[string]bool{}, handled: map[string]int{}, reasons: map[string]string{},
+	}
+	rig.RemovePlan(t, url, topology.PerQueue{}, m.queue, []time.Duration{time.Second})
+	_, err = look.QueueDeclare(m.queue, true, false, false, false, args)
+	require.NoError(t, err)
+	return m
+}
+
+// fill publishes until n messages are neither handled nor dead.
+func (q *crashQueue) fill(n int) {
+	q.t.Helper()
+	n -= len(q.open())
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var last *amqp.DeferredConfirmation
+	for range n {
+		body := fmt.Sprintf("message %d", len(q.published))
+		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false,
+			rig.Message(body))
+		require.NoError(q.t, err)
+		q.published[body] = true
+		last = confirm
+	}
+	if last != nil {
+		require.True(q.t, last.Wait())
+	}
+}
+
+// open returns the messages that are neither handled nor dead.
+func (q *crashQueue) open() []string {
+	q.t.Helper()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.depth(q.queue+".dlq") > 0 {
+		dead, ok, err := q.look.Get(q.queue+".dlq", true)
+		require.NoError(q.t, err)
+		if ok {
+			q.reasons[string(dead.Body)], _ = dead.Headers[header.DeadReason].(string)
+		}
+	}
+	var found []string
+	for body := range q.published {
+		if _, dead := q.reasons[body]; !dead && q.handled[body] == 0 {
+			found = append(found, body)
+		}
+	}
+	return found
+}
+
+// depth returns the number of ready messages, 0 if there is no such queue yet. q.mu is held.
+func (q *crashQueue) depth(name string) int {
+	if len(q.published) == 0 { // nothing was declared yet
+		return 0
+	}
+	return rig.Ready(q.t, q.look, name)
+}
+
+// begin starts a process on the queue.
+func (q *crashQueue) begin() *rig.Mortal {
+	q.t.Helper()
+	cfg := rig.QueueConfig(q.url)
+	cfg.Queue.Arguments = q.args
+	cfg.Consume.Qos.PrefetchCount = q.concurrency + waitingBehind
+	handle := func(m *rig.Mortal, msg *message.Message) error {
+		return q.handle(m, string(msg.Payload))
+	}
+	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, handle)
+}
+
+// done notes that a message was handled, unless the process is dead.
+func (q *crashQueue) done(m *rig.Mortal, body string) error {
+	if !m.Alive(func() { q.mu.Lock(); defer q.mu.Unlock(); q.handled[body]++ }) {
+		return rig.ErrDead
+	}
+	return nil
+}
+
+// atRisk reports whether a death now may make the broker drop a message: a message that has come
+// as often as the limit allows is here, or may be on its way. Nothing is on its way when the
+// number of unacked messages is the largest possible. Nothing is on its way either when the queue
+// is empty and all messages near their end have arrived.
+func (q *crashQueue) atRisk(m *rig.Mortal) bool {
+	unacked, nearEnd := m.Deliveries.InHand(q.limit)
+	if len(nearEnd) > 0 {
+		return true
+	}
+	if unacked >= q.concurrency+waitingBehind {
+		return false
+	}
+	q.mu.Lock()
+	ready := q.depth(q.queue)
+	expected := q.nearEnd
+	q.mu.Unlock()
+	_, nearEnd = m.Deliveries.InHand(q.limit)
+	return ready > 0 || !m.Deliveries.HaveSeen(expected) || len(nearEnd) > 0
+}
+
+// kill ends a process as soon as it has had the chance to put out of danger the messages that one
+// more death would drop. No implementation can help a process that dies earlier. The first time
+// the process has the time of helpless. Afterwards it has proved that it does not use the chance.
+func (q *crashQueue) kill(m *rig.Mortal) {
+	q.mu.Lock()
+	limit := q.patience
+	q.mu.Unlock()
+	ended := time.NewTimer(limit)
+	defer ended.Stop()
+	ticker := time.NewTicker(2 * time.Millisecond)
+	defer ticker.Stop()
+	for q.atRisk(m) {
+		select {
+		case <-ticker.C:
+			continue
+		case <-m.Dead:
+			return
+		case <-ended.C:
+		}
+		q.mu.Lock()
+		q.patience, q.late = 0, q.late+1
+		q.mu.Unlock()
+		break
+	}
+	m.Die()
+	_, next := m.Deliveries.InHand(q.limit - 1)
+	q.mu.Lock()
+	q.nearEnd = next
+	q.mu.Unlock()
+}
+
+// outlives reports whether the process lives until no message is open, or until no message is
+// anywhere because the open ones are lost.
+func (q *crashQueue) outlives(m *rig.Mortal) bool {
+	q.t.Helper()
+	var still rig.Stillness
+	over := false
+	rig.WaitFor(q.t, "the process to die, or to handle everything", func() bool {
+		select {
+		case <-m.Dead:
+			return true
+		default:
+		}
+		over = len(q.open()) == 0 || still.Look(q.left(m) > 0)
+		return over
+	})
+	return over
+}
+
+// left counts the messages that are ready, unacked or waiting.
+func (q *crashQueue) left(m *rig.Mortal) int {
+	unacked, _ := m.Deliveries.InHand(0)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return unacked + q.depth(q.queue) + q.depth(q.queue+".wait.1s")
+}
+
+// requireNothingLost fails the test for messages that are neither handled nor dead.
+func (q *crashQueue) requireNothingLost() {
+	q.t.Helper()
+	lost := q.open()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.t.Logf("lost %d of %d, %d handled, %d dead letters %v, %d deaths with messages at their limit",
+		len(lost), len(q.published), len(q.handled), len(q.reasons), counted(q.reasons), q.late)
+	require.Zero(q.t, len(lost), "lost")
+}
+
+func counted(reasons map[string]string) map[string]int {
+	n := map[string]int{}
+	for _, reason := range reasons {
+		n[reason]++
+	}
+	return n
+}
+
+// Given any delivery limit, when process after process dies with its messages in hand, at random
+// moments and at once, and then one lives on, then every message is handled or a dead letter.
+//
+// A death waits until the process has put out of danger the messages that the broker would drop
+// with it; see crashQueue.kill.
+func TestManyDeathsLoseNothing(t *testing.T) {
+	t.Parallel()
+	deaths := 24 // more than the default limit
+	if os.Getenv("MILLPOND_LONG") != "" {
+		deaths = 40
+	}
+	url := testbroker.URL(t)
+	conn := testbroker.Dial(t, url)
+	var all sync.WaitGroup
+	for _, concurrency := range []int{1, 10, 40, 100} {
+		for _, declared := range rig.DeliveryLimits {
+			for _, life := range []string{"longer", "shorter"} {
+				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler",
+					concurrency, declared, life)
+				all.Go(func() {
+					defer rig.Place()()
+					t.Run(name, func(t *testing.T) {
+						q := newCrashQueue(t, conn, url, concurrency, declared)
+						q.dieOften(life == "longer", deaths)
+					})
+				})
+			}
+		}
+	}
+	all.Wait()
+}
+
+// dieOften lets processes die and one live on. They live longer or shorter than a handler runs.
+func (q *crashQueue) dieOften(longer bool, deaths int) {
+	q.t.Helper()
+	var last atomic.Bool
+	q.handle = func(m *rig.Mortal, body string) error {
+		if !longer && !last.Load() {
+			<-m.Dead
+			return rig.ErrDead
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+			return q.done(m, body)
+		case <-m.Dead:
+			return rig.ErrDead
+		}
+	}
+	for range deaths {
+		m := q.begin()
+		q.fill(q.concurrency + 2*waitingBehind)
+		if !q.delivered(m) {
+			break
+		}
+		if q.moments.IntN(5) > 0 { // else it dies at once
+			<-time.After(time.Duration(q.moments.IntN(60)) * time.Millisecond)
+		}
+		q.kill(m)
+	}
+	last.Store(true)
+	require.True(q.t, q.outlives(q.begin()))
+	q.requireNothingLost()
+}
+
+// delivered waits for the first delivery. It reports false if all messages are lost.
+func (q *crashQueue) delivered(m *rig.Mortal) bool {
+	q.t.Helper()
+	var still rig.Stillness
+	found := false
+	rig.WaitFor(q.t, "a delivery", func() bool {
+		select {
+		case <-m.Deliveries.First:
+			found = true
+			return true
+		default:
+			return still.Look(q.left(m) > 0)
+		}
+	})
+	return found
+}
+
+// Given any delivery limit, when one message kills each process faster than the messages beside it
+// are handled, then it alone is a dead letter, and the others are handled.
+func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	const maxDeaths = 60
+	url := testbroker.URL(t)
+	conn := testbroker.Dial(t, url)
+	var all sync.WaitGroup
+	for _, concurrency := range []int{1, 10, 40, 100} {
+		for _, declared := range rig.DeliveryLimits {
+			all.Go(func() {
+				defer rig.Place()()
+				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
+					q := newCrashQueue(t, conn, url, concurrency, declared)
+					messages := concurrency + 2*waitingBehind
+					poison := fmt.Sprintf("message %d", q.moments.IntN(messages))
+					q.handle = func(m *rig.Mortal, body string) error {
+						if body == poison {
+							q.kill(m)
+						}
+						select {
+						case <-time.After(20 * time.Millisecond):
+							return q.done(m, body)
+						case <-m.Dead:
+							return rig.ErrDead
+						}
+					}
+					deaths := -1
+					for over := false; !over; {
+						deaths++
+						require.LessOrEqual(t, deaths, maxDeaths, "deaths")
+						m := q.begin()
+						if deaths == 0 {
+							q.fill(messages)
+						}
+						over = q.outlives(m)
+					}
+					t.Logf("%d deaths", deaths)
+					q.requireNothingLost()
+					want := map[string]string{poison: string(header.ReasonCrashLoop)}
+					require.Equal(t, want, q.reasons, "dead letters")
+				})
+			})
+		}
+	}
+	all.Wait()
 }
