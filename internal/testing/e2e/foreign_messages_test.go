@@ -14,14 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -42,8 +41,8 @@ func recording(t testing.TB, name string) [][]byte {
 	return lines
 }
 
-// plain is a TCP connection that speaks AMQP 0-9-1 by hand, on channel 1, so that it
-// sends and sees the bytes of properties.
+// plain is a TCP connection that speaks AMQP 0-9-1 by hand, on channel 1. It sends and sees the
+// bytes of properties.
 type plain struct {
 	t    testing.TB
 	conn net.Conn
@@ -101,8 +100,8 @@ func (p *plain) await(want frame.Method) frame.Frame {
 
 // got is a message as the broker sends it.
 type got struct {
-	properties map[string][]byte // those that are there, without the headers
-	name       string            // as caseOf has it
+	properties map[string][]byte // the properties that are there, without the headers
+	name       string            // see caseOf
 	body       []byte
 }
 
@@ -132,8 +131,8 @@ func (p *plain) get(queue string) got {
 
 // The properties in the order in which they are sent.
 var propertyNames = []string{
-	"content type", "content encoding", "headers", "delivery mode", "priority", "correlation id", "reply to", "expiration",
-	"message id", "timestamp", "type", "user id", "app id", "cluster id",
+	"content type", "content encoding", "headers", "delivery mode", "priority", "correlation id",
+	"reply to", "expiration", "message id", "timestamp", "type", "user id", "app id", "cluster id",
 }
 
 func propertiesOf(header []byte) map[string][]byte {
@@ -158,7 +157,7 @@ func propertiesOf(header []byte) map[string][]byte {
 	return found
 }
 
-// replay091 publishes recorded messages, confirmed, and returns how many they are.
+// replay091 publishes recorded messages, confirmed, and returns their number.
 func replay091(t testing.TB, url string, lines [][]byte) int {
 	t.Helper()
 	p := dialPlain(t, url)
@@ -169,8 +168,8 @@ func replay091(t testing.TB, url string, lines [][]byte) int {
 	return len(lines)
 }
 
-// replay10 sends a recorded session of AMQP 1.0 and returns how many messages it has.
-// The first frames wait for the broker's answers, as those of the client did.
+// replay10 sends a recorded session of AMQP 1.0 and returns the number of its messages. The first
+// frames wait for the answers of the broker, as the recorded client did.
 func replay10(t testing.TB, url string, lines [][]byte) int {
 	t.Helper()
 	const outcome, flow, transfer, end = 0x44, 0x13, 0x14, 0x18
@@ -193,7 +192,8 @@ func replay10(t testing.TB, url string, lines [][]byte) int {
 			if len(rest) > 2 && rest[2] == performative {
 				return
 			}
-			require.NotContains(t, []byte{0x16, 0x17, 0x18}, append(rest, 0, 0, 0)[2], "the broker ends the session: %q", rest)
+			got := append(rest, 0, 0, 0)[2]
+			require.NotContains(t, []byte{0x16, 0x17, 0x18}, got, "the broker ends the session: %q", rest)
 		}
 	}
 	protocol(lines[0])
@@ -213,7 +213,7 @@ func replay10(t testing.TB, url string, lines [][]byte) int {
 	return n
 }
 
-// caseOf is what a recorded message calls itself.
+// caseOf returns the name of a recorded message.
 func caseOf(d *amqp.Delivery) string {
 	if name, ok := d.Headers["case"].(string); ok {
 		return name
@@ -227,13 +227,14 @@ func caseOf(d *amqp.Delivery) string {
 	return d.MessageId
 }
 
-// own returns the headers that are neither the library's nor the broker's.
+// own returns the headers of the producer, without the headers of millpond and of the broker.
 func own(headers amqp.Table) amqp.Table {
 	left := amqp.Table{}
 	for key, value := range headers {
 		switch {
-		case strings.HasPrefix(key, "millpond-"), strings.HasSuffix(key, "_poisoned"), strings.HasPrefix(key, "x-death"),
-			strings.HasPrefix(key, "x-first-death"), strings.HasPrefix(key, "x-last-death"), key == "x-delivery-count", key == "x-acquired-count",
+		case strings.HasPrefix(key, "millpond-"), strings.HasSuffix(key, "_poisoned"),
+			strings.HasPrefix(key, "x-death"), strings.HasPrefix(key, "x-first-death"),
+			strings.HasPrefix(key, "x-last-death"), key == "x-delivery-count", key == "x-acquired-count",
 			key == "CC", key == "BCC":
 		default:
 			left[key] = value
@@ -245,14 +246,14 @@ func own(headers amqp.Table) amqp.Table {
 // kept are the properties that every copy has.
 func kept(d *amqp.Delivery) []any {
 	return []any{
-		d.ContentType, d.ContentEncoding, d.Priority, d.CorrelationId, d.ReplyTo, d.MessageId, d.Timestamp, d.Type, d.AppId,
-		string(d.Body), own(d.Headers),
+		d.ContentType, d.ContentEncoding, d.Priority, d.CorrelationId, d.ReplyTo, d.MessageId,
+		d.Timestamp, d.Type, d.AppId, string(d.Body), own(d.Headers),
 	}
 }
 
-// foreignRig is a service whose queue and a witness are bound to the exchange of the
-// recordings. Every message fails twice; of two with one name the first succeeds then and
-// the second dies.
+// foreignRig is a service. Its queue and a witness are bound to the exchange of the recordings.
+// Every message fails twice. Of two messages with one name, the first then succeeds and the second
+// dies.
 type foreignRig struct {
 	*rig.Service
 	node      *testbroker.Node
@@ -270,7 +271,8 @@ func newForeignRig(t *testing.T) *foreignRig {
 	}
 	f := &foreignRig{node: node, attempts: map[string][]amqp.Delivery{}, third: map[string]int{}}
 	f.Service = rig.Start(t, rig.Config{
-		URL: node.URL(), Configure: rig.QuorumQueue, Policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond},
+		URL: node.URL(), Configure: rig.QuorumQueue,
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
 			name := caseOf(&raw)
@@ -289,8 +291,7 @@ func newForeignRig(t *testing.T) *foreignRig {
 	})
 	ch := testbroker.Channel(t, f.URL)
 	require.NoError(t, ch.ExchangeDeclare("recorded", "fanout", true, false, false, false, nil))
-	_, err := ch.QueueDeclare("witness", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
+	rig.DeclareQueue(t, f.URL, "witness", amqp.Table{"x-queue-type": "quorum"})
 	for _, queue := range []string{"witness", f.Queue} {
 		require.NoError(t, ch.QueueBind(queue, "", "recorded", false, nil))
 	}
@@ -306,7 +307,9 @@ type letter struct {
 }
 
 // replayed replays a recording twice and returns the letters by their names.
-func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]byte) int, file string) map[string]*letter {
+func (f *foreignRig) replayed(
+	t *testing.T, replay func(testing.TB, string, [][]byte) int, file string,
+) map[string]*letter {
 	t.Helper()
 	lines, dlq := recording(t, file), f.Queue+".dlq"
 	f.mu.Lock()
@@ -332,7 +335,10 @@ func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]
 		}
 		return letters[name]
 	}
-	f.taken("witness", 2*n, func(d amqp.Delivery, as got) { l := named(&d); l.arrived, l.arrivedAs = d, as })
+	f.taken("witness", 2*n, func(d amqp.Delivery, as got) {
+		l := named(&d)
+		l.arrived, l.arrivedAs = d, as
+	})
 	f.taken(dlq, n, func(d amqp.Delivery, as got) {
 		l := named(&d)
 		require.False(t, l.deadOnce, "%q died twice", caseOf(&d))
@@ -342,8 +348,8 @@ func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]
 	return letters
 }
 
-// taken empties a queue, each message as amqp091-go reads it and as it is sent. The
-// messages go back in between, and not every version keeps their order.
+// taken empties a queue and yields each message as amqp091-go reads it and as the broker sends it.
+// The messages go back in between, and not every version keeps their order.
 func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) {
 	f.T.Helper()
 	p := dialPlain(f.T, f.URL)
@@ -353,7 +359,9 @@ func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) 
 		sent[g.name] = g
 	}
 	require.NoError(f.T, p.conn.Close())
-	rig.WaitFor(f.T, "the messages to be back", func() bool { return testbroker.Depth(f.T, f.URL, queue) == n })
+	rig.WaitFor(f.T, "the messages to be back", func() bool {
+		return testbroker.Depth(f.T, f.URL, queue) == n
+	})
 	ch := testbroker.Channel(f.T, f.URL)
 	for range n {
 		rig.WaitFor(f.T, "a message in "+queue, func() bool {
@@ -367,8 +375,8 @@ func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) 
 	}
 }
 
-// requireAsArrived asserts that attempts and dead letter have what arrived first, but for
-// what docs/compatibility.md names.
+// requireAsArrived requires that attempts and dead letter are equal to the message as it arrived,
+// except for the differences that docs/compatibility.md names.
 func requireAsArrived(t *testing.T, name string, l *letter) {
 	t.Helper()
 	require.Len(t, l.attempts, 6, "%q: three attempts of each of the two", name)
@@ -386,15 +394,15 @@ func requireAsArrived(t *testing.T, name string, l *letter) {
 			continue
 		}
 		if property != "timestamp" && bytes.Equal(value, []byte{0}) {
-			continue // an empty text and priority 0 are as if they were not there
+			continue // an empty text and priority 0 count as missing
 		}
 		want[property] = value
 	}
 	require.Equal(t, want, l.deadAs.properties, name)
 }
 
-// What pika, amqplib and an AMQP 1.0 client have sent is retried and dead-lettered as it
-// arrived.
+// Given recorded messages of pika, amqplib and an AMQP 1.0 client, when they fail, then each is
+// retried and dead-lettered as it arrived.
 func TestForeignMessagesAsRecorded(t *testing.T) {
 	t.Parallel()
 	f := newForeignRig(t)
@@ -412,7 +420,7 @@ func TestForeignMessagesAsRecorded(t *testing.T) {
 	requireConverted(t, letters, old)
 }
 
-// requireConverted asserts what docs/compatibility.md says of AMQP 1.0.
+// requireConverted requires the facts of docs/compatibility.md about AMQP 1.0.
 func requireConverted(t *testing.T, letters map[string]*letter, old bool) {
 	t.Helper()
 	dead := func(name string) amqp.Delivery { return letters[name].dead }
@@ -423,10 +431,12 @@ func requireConverted(t *testing.T, letters map[string]*letter, old bool) {
 	require.NotEmpty(t, dead("ttl").Headers[header.OriginExchange])
 	require.Empty(t, dead("ttl").Expiration)
 	p := dead("properties")
-	require.Equal(t, []any{"id-1", "corr", "application/json", "utf-8", uint8(7)}, []any{p.MessageId, p.CorrelationId, p.ContentType, p.ContentEncoding, p.Priority})
+	require.Equal(t, []any{"id-1", "corr", "application/json", "utf-8", uint8(7)},
+		[]any{p.MessageId, p.CorrelationId, p.ContentType, p.ContentEncoding, p.Priority})
 	require.Empty(t, p.UserId)
 	if old {
-		require.Equal(t, "\x00Su\xa0\x05three\x00Su\xa0\x04two,\x00Su\xa0\x04one,", string(dead("several data").Body))
+		several := "\x00Su\xa0\x05three\x00Su\xa0\x04two,\x00Su\xa0\x04one,"
+		require.Equal(t, several, string(dead("several data").Body))
 		require.Equal(t, "binary", dead("data").Type)
 		require.Equal(t, int64(1790000000123), p.Timestamp.Unix())
 		for _, text := range []string{"somewhere", "order.created", "group", "answers"} {
@@ -437,13 +447,18 @@ func requireConverted(t *testing.T, letters map[string]*letter, old bool) {
 	}
 	require.Equal(t, "one,two,three", string(dead("several data").Body))
 	require.Equal(t, []any{"group", int64(1790000000)}, []any{p.AppId, p.Timestamp.Unix()})
-	require.Equal(t, amqp.Table{"case": "properties"}, own(p.Headers), "to, subject, absolute expiry and group sequence are gone")
+	require.Equal(t, amqp.Table{"case": "properties"}, own(p.Headers),
+		"to, subject, absolute expiry and group sequence are gone")
 	require.Equal(t, "urn:uuid:00112233-4455-6677-8899-aabbccddeeff", dead("id of uuid").MessageId)
 	require.Equal(t, []byte{0, 255}, dead("id of binary").Headers["x-message-id"])
-	require.Equal(t, amqp.Table{"case": "annotations", "x-opt-mine": "kept", "x-own": int32(7), "x-list": []any{int32(1), "two"}}, own(dead("annotations").Headers))
 	require.Equal(t, amqp.Table{
-		"case": "application properties", "boolean": true, "ubyte": uint8(200), "ushort": uint16(60000), "uint": uint32(4000000000), "ulong": int64(1 << 40),
-		"byte": int8(-7), "short": int16(-300), "int": int32(-70000), "long": int64(-1 << 40), "float": float32(0.25), "double": 0.1,
-		"timestamp": time.Unix(1772368245, 0), "binary": "\x00\xff", "string": "text", "empty": "", "symbol": "word", "null": nil,
+		"case": "annotations", "x-opt-mine": "kept", "x-own": int32(7), "x-list": []any{int32(1), "two"},
+	}, own(dead("annotations").Headers))
+	require.Equal(t, amqp.Table{
+		"case": "application properties", "boolean": true, "ubyte": uint8(200), "ushort": uint16(60000),
+		"uint": uint32(4000000000), "ulong": int64(1 << 40), "byte": int8(-7), "short": int16(-300),
+		"int": int32(-70000), "long": int64(-1 << 40), "float": float32(0.25), "double": 0.1,
+		"timestamp": time.Unix(1772368245, 0), "binary": "\x00\xff", "string": "text", "empty": "",
+		"symbol": "word", "null": nil,
 	}, own(dead("application properties").Headers))
 }
