@@ -36,7 +36,7 @@ INNER      := $(patsubst ./%/go.mod,%,$(sort $(shell find . -mindepth 2 -name '.
 POSTGRES   := middleware/delayed/postgresql examples/outbox
 TESTED     := $(filter-out $(POSTGRES),$(INNER))
 # The package that takes longest begins first, beside all the others.
-ORDERED    := $(if $(filter ./...,$(PKG)),./topology) $(PKG)
+ORDERED    := $(if $(filter ./...,$(PKG)),./internal/testing/e2e) $(PKG)
 # $(call each,command,arguments) goes on to the inner modules where PKG is everything, and fails if one of them did. -C
 # comes first. The one that takes longest runs beside the others.
 LONGEST    := topology/amqpv3

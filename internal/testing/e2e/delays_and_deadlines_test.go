@@ -352,7 +352,7 @@ func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 		Handle: func(*message.Message) error { return rig.ErrFailed },
 	})
 	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
-	r.Publish(notes(r.Queue, "millpond-failures", "1", "millpond-deadline", end))
+	r.Publish(forged(r.Queue, "millpond-failures", "1", "millpond-deadline", end))
 	dead := r.DeadLetter()
 	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
 	require.Equal(t, end, dead.Headers["millpond-dead-deadline"])

@@ -7,36 +7,42 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// hostile is what a producer may send to a queue, and what becomes of it with one
-// retry where every attempt fails.
+// hostile is a message of a producer, and its fate with one retry if every attempt fails.
 type hostile struct {
 	msg      amqp.Publishing
 	attempts int
 	reason   string            // of the dead letter; "" means exhausted
-	dead     map[string]string // headers it must have
+	dead     map[string]string // headers that the dead letter must have
 }
 
-// notes are headers forged as if the queue had written them.
-func notes(queue string, pairs ...any) amqp.Publishing {
-	headers := amqp.Table{header.Queue: queue}
+// withHeaders returns a message with these headers, given as name and value in turn.
+func withHeaders(pairs ...any) amqp.Publishing {
+	headers := amqp.Table{}
 	for i := 0; i < len(pairs); i += 2 {
 		headers[pairs[i].(string)] = pairs[i+1]
 	}
 	return amqp.Publishing{Headers: headers}
 }
+
+// forged returns a message with headers as if the queue had written them.
+func forged(queue string, pairs ...any) amqp.Publishing {
+	return withHeaders(append(pairs, header.Queue, queue)...)
+}
+
+// twice expects two attempts, and then a dead letter with the reason exhausted.
+func twice(msg amqp.Publishing) hostile { return hostile{msg: msg, attempts: 2} }
 
 func nestedDeep(depth int) (v any) {
 	v = "bottom"
@@ -58,65 +64,111 @@ func manyHeaders(n int) amqp.Table {
 	return t
 }
 
-// hostiles are the messages; those in forge want to reach the victim.
+// hostiles returns the hostile messages. Forged messages want to reach the victim.
 func hostiles(queue, victim string) map[string]hostile {
-	long, far, past := strings.Repeat("x", 255), "9999-12-31T23:59:59Z", "2020-01-01T00:00:00Z"
-	death := amqp.Table{"count": int64(1 << 40), "queue": queue + ".wait.100ms", "reason": "expired", "exchange": "", "time": time.Unix(1, 0), "routing-keys": []any{victim}}
+	const far, past = "9999-12-31T23:59:59Z", "2020-01-01T00:00:00Z"
+	long, digits := strings.Repeat("x", 255), strings.Repeat("9", 500)
 	history := `[{"attempt":-5,"at":"` + far + `","error":"\u0000"}]`
-	return map[string]hostile{
-		"nothing at all":              {msg: amqp.Publishing{}, attempts: 2},
-		"failures negative":           {msg: notes(queue, header.Failures, "-3"), attempts: 2},
-		"failures garbage":            {msg: notes(queue, header.Failures, "\x00two"), attempts: 2},
-		"failures huge":               {msg: notes(queue, header.Failures, strings.Repeat("9", 500)), attempts: 0, dead: map[string]string{header.DeadFailures: "1000000"}},
-		"failures not a string":       {msg: notes(queue, header.Failures, int64(7)), attempts: 2},
-		"failures, one to go":         {msg: notes(queue, header.Failures, "1"), attempts: 1},
-		"queue not a string":          {msg: amqp.Publishing{Headers: amqp.Table{header.Queue: []byte(queue), header.Failures: "9"}}, attempts: 2},
-		"notes of another queue":      {msg: notes(victim, header.Failures, "9", header.OriginRoutingKey, victim), attempts: 2},
-		"origin is the victim":        {msg: notes(queue, header.Failures, "1", header.OriginExchange, "", header.OriginRoutingKey, victim), attempts: 1, dead: map[string]string{header.OriginRoutingKey: victim}},
-		"origin is an exchange":       {msg: notes(queue, header.OriginExchange, "amq.fanout", header.OriginRoutingKey, victim), attempts: 2},
-		"origin too long":             {msg: notes(queue, header.OriginRoutingKey, strings.Repeat(victim, 400)), attempts: 2, dead: map[string]string{header.OriginRoutingKey: queue}},
-		"dead letter of this queue":   {msg: amqp.Publishing{Headers: amqp.Table{header.DeadQueue: queue, header.DeadFailures: "9", header.OriginRoutingKey: victim, header.DeadHistory: history}}, attempts: 2},
-		"deadline past":               {msg: notes(queue, header.Deadline, past), attempts: 1, reason: "deadline"},
-		"deadline past, seen before":  {msg: notes(queue, header.Deadline, past, header.FirstSeen, past), attempts: 0, reason: "deadline"},
-		"deadline garbage":            {msg: notes(queue, header.Deadline, "\xff"), attempts: 2},
-		"first failure in the future": {msg: notes(queue, header.FirstFailure, far, header.FirstSeen, far), attempts: 2},
-		"not before, without a delay": {msg: notes(queue, header.NotBefore, far), attempts: 2},
-		"not before, a short delay":   {msg: notes(queue, header.NotBefore, far, header.Delay, "100ms"), attempts: 2},
-		"not before, garbage":         {msg: notes(queue, header.NotBefore, "soon", header.Delay, "-1h", header.Snoozed, "x"), attempts: 2},
-		"interruptions huge":          {msg: notes(queue, header.Interruptions, "99999999999999999999", "x-delivery-count", int64(99), "x-acquired-count", int64(99)), attempts: 2},
-		"nonce":                       {msg: notes(queue, header.Publish, "0000000000000000-1"), attempts: 2},
-		"nonce not a string":          {msg: notes(queue, header.Publish, amqp.Table{"a": int32(1)}), attempts: 2},
-		"history garbage":             {msg: notes(queue, header.History, strings.Repeat("[", 9000)), attempts: 2},
-		"history of a liar":           {msg: notes(queue, header.History, history), attempts: 2},
-		"class and error":             {msg: notes(queue, header.ErrorClass, "permanent", header.Error, strings.Repeat("\xff", 50_000), header.Inner, "true"), attempts: 2},
-		"x-death, a list of strings":  {msg: amqp.Publishing{Headers: amqp.Table{"x-death": []any{"a", "b"}}}, attempts: 2},
-		"x-death, a string":           {msg: amqp.Publishing{Headers: amqp.Table{"x-death": "a", "x-first-death-queue": victim, "x-first-death-exchange": int64(1), "x-last-death-reason": nil}}, attempts: 2},
-		"x-death, a table":            {msg: amqp.Publishing{Headers: amqp.Table{"x-death": amqp.Table{"count": "a"}}}, attempts: 2},
-		"x-death, well formed":        {msg: amqp.Publishing{Headers: amqp.Table{"x-death": []any{death, death}}}, attempts: 2},
-		"x-death, not quite":          {msg: amqp.Publishing{Headers: amqp.Table{"x-death": []any{amqp.Table{"count": "no", "queue": int64(5), "time": "noon"}}}}, attempts: 2},
-		"CC":                          {msg: amqp.Publishing{Headers: amqp.Table{"CC": []any{victim}}}, attempts: 2},
-		"BCC":                         {msg: amqp.Publishing{Headers: amqp.Table{"BCC": []any{victim}}}, attempts: 2},
-		"own expiration":              {msg: amqp.Publishing{Expiration: "600000"}, attempts: 2},
-		"own expiration, long ago":    {msg: amqp.Publishing{Expiration: "600000", Timestamp: time.Unix(1, 0)}, attempts: 2},
-		"timestamp before all time":   {msg: amqp.Publishing{Expiration: "600000", Timestamp: time.Unix(-1<<62, 0), Headers: amqp.Table{"t": time.Unix(1<<62, 0)}}, attempts: 2},
-		"8000 headers":                {msg: amqp.Publishing{Headers: manyHeaders(8000)}, attempts: 2},
-		"as many headers as are read": {msg: amqp.Publishing{Headers: manyHeaders(8190)}, attempts: 1, reason: "-"},
-		"headers of 120 KiB":          {msg: amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("v", 120<<10)}}, attempts: 2},
-		"headers of a whole frame":    {msg: amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("v", 130_000)}}, attempts: 1, reason: "oversized"},
-		"not UTF-8":                   {msg: amqp.Publishing{Headers: amqp.Table{"\xff\xfe": "\xff", "v": "\xc3\x28", "correlation_id": "\xff", "_watermill_message_uuid": "\xff"}, CorrelationId: "\xff", Type: "\xff"}, attempts: 2},
-		"ids that are tables":         {msg: amqp.Publishing{Headers: amqp.Table{"correlation_id": amqp.Table{"a": nil}, "_watermill_message_uuid": []any{int64(1)}}}, attempts: 2},
-		"names of 255 bytes":          {msg: amqp.Publishing{Headers: amqp.Table{long: long}, ContentType: long, ContentEncoding: long, CorrelationId: long, ReplyTo: long, Type: long, AppId: long}, attempts: 2},
-		"empty name":                  {msg: amqp.Publishing{Headers: amqp.Table{"": ""}}, attempts: 2},
-		"nested as deep as is read":   {msg: amqp.Publishing{Headers: amqp.Table{"deep": nestedDeep(32)}}, attempts: 2},
-		"1 MiB":                       {msg: amqp.Publishing{Body: make([]byte, 1<<20)}, attempts: 2},
-		"priority and transient":      {msg: amqp.Publishing{Priority: 255, DeliveryMode: amqp.Transient}, attempts: 2},
-		"poison keys":                 {msg: amqp.Publishing{Headers: amqp.Table{"reason_poisoned": int64(1), "topic_poisoned": victim}}, attempts: 2},
+	death := amqp.Table{
+		"count": int64(1 << 40), "queue": queue + ".wait.100ms", "reason": "expired", "exchange": "",
+		"time": time.Unix(1, 0), "routing-keys": []any{victim},
 	}
+	odd := amqp.Table{"count": "no", "queue": int64(5), "time": "noon"}
+	old := amqp.Publishing{Expiration: "600000", Timestamp: time.Unix(1, 0)}
+	ancient := withHeaders("t", time.Unix(1<<62, 0))
+	ancient.Expiration, ancient.Timestamp = "600000", time.Unix(-1<<62, 0)
+	notUTF8 := withHeaders("\xff\xfe", "\xff", "v", "\xc3\x28", "correlation_id", "\xff",
+		"_watermill_message_uuid", "\xff")
+	notUTF8.CorrelationId, notUTF8.Type = "\xff", "\xff"
+	longNames := amqp.Publishing{
+		Headers: amqp.Table{long: long}, ContentType: long, ContentEncoding: long, CorrelationId: long,
+		ReplyTo: long, Type: long, AppId: long,
+	}
+	all := map[string]hostile{
+		"failures huge": {
+			msg:  forged(queue, header.Failures, digits),
+			dead: map[string]string{header.DeadFailures: "1000000"},
+		},
+		"failures, one to go": {msg: forged(queue, header.Failures, "1"), attempts: 1},
+		"origin is the victim": {
+			msg: forged(queue, header.Failures, "1", header.OriginExchange, "",
+				header.OriginRoutingKey, victim),
+			attempts: 1, dead: map[string]string{header.OriginRoutingKey: victim},
+		},
+		"origin too long": {
+			msg:      forged(queue, header.OriginRoutingKey, strings.Repeat(victim, 400)),
+			attempts: 2, dead: map[string]string{header.OriginRoutingKey: queue},
+		},
+		"deadline past": {
+			msg: forged(queue, header.Deadline, past), attempts: 1, reason: "deadline",
+		},
+		"deadline past, seen before": {
+			msg: forged(queue, header.Deadline, past, header.FirstSeen, past), reason: "deadline",
+		},
+		"as many headers as are read": {
+			msg: amqp.Publishing{Headers: manyHeaders(8190)}, attempts: 1, reason: "-",
+		},
+		"headers of a whole frame": {
+			msg: withHeaders("big", strings.Repeat("v", 130_000)), attempts: 1, reason: "oversized",
+		},
+	}
+	for id, msg := range map[string]amqp.Publishing{
+		"nothing at all":        {},
+		"failures negative":     forged(queue, header.Failures, "-3"),
+		"failures garbage":      forged(queue, header.Failures, "\x00two"),
+		"failures not a string": forged(queue, header.Failures, int64(7)),
+		"queue not a string":    withHeaders(header.Queue, []byte(queue), header.Failures, "9"),
+		"notes of another queue": forged(victim, header.Failures, "9",
+			header.OriginRoutingKey, victim),
+		"origin is an exchange": forged(queue, header.OriginExchange, "amq.fanout",
+			header.OriginRoutingKey, victim),
+		"dead letter of this queue": withHeaders(header.DeadQueue, queue, header.DeadFailures, "9",
+			header.OriginRoutingKey, victim, header.DeadHistory, history),
+		"deadline garbage":            forged(queue, header.Deadline, "\xff"),
+		"first failure in the future": forged(queue, header.FirstFailure, far, header.FirstSeen, far),
+		"not before, without a delay": forged(queue, header.NotBefore, far),
+		"not before, a short delay":   forged(queue, header.NotBefore, far, header.Delay, "100ms"),
+		"not before, garbage": forged(queue, header.NotBefore, "soon", header.Delay, "-1h",
+			header.Snoozed, "x"),
+		"interruptions huge": forged(queue, header.Interruptions, "99999999999999999999",
+			"x-delivery-count", int64(99), "x-acquired-count", int64(99)),
+		"nonce":              forged(queue, header.Publish, "0000000000000000-1"),
+		"nonce not a string": forged(queue, header.Publish, amqp.Table{"a": int32(1)}),
+		"history garbage":    forged(queue, header.History, strings.Repeat("[", 9000)),
+		"history of a liar":  forged(queue, header.History, history),
+		"class and error": forged(queue, header.ErrorClass, "permanent",
+			header.Error, strings.Repeat("\xff", 50_000), header.Inner, "true"),
+		"x-death, a list of strings": withHeaders("x-death", []any{"a", "b"}),
+		"x-death, a string": withHeaders("x-death", "a", "x-first-death-queue", victim,
+			"x-first-death-exchange", int64(1), "x-last-death-reason", nil),
+		"x-death, a table":          withHeaders("x-death", amqp.Table{"count": "a"}),
+		"x-death, well formed":      withHeaders("x-death", []any{death, death}),
+		"x-death, not quite":        withHeaders("x-death", []any{odd}),
+		"CC":                        withHeaders("CC", []any{victim}),
+		"BCC":                       withHeaders("BCC", []any{victim}),
+		"own expiration":            {Expiration: "600000"},
+		"own expiration, long ago":  old,
+		"timestamp before all time": ancient,
+		"8000 headers":              {Headers: manyHeaders(8000)},
+		"headers of 120 KiB":        withHeaders("big", strings.Repeat("v", 120<<10)),
+		"not UTF-8":                 notUTF8,
+		"ids that are tables": withHeaders("correlation_id", amqp.Table{"a": nil},
+			"_watermill_message_uuid", []any{int64(1)}),
+		"names of 255 bytes":        longNames,
+		"empty name":                withHeaders("", ""),
+		"nested as deep as is read": withHeaders("deep", nestedDeep(32)),
+		"1 MiB":                     {Body: make([]byte, 1<<20)},
+		"priority and transient":    {Priority: 255, DeliveryMode: amqp.Transient},
+		"poison keys":               withHeaders("reason_poisoned", int64(1), "topic_poisoned", victim),
+	} {
+		all[id] = twice(msg)
+	}
+	return all
 }
 
-// A producer can do what it likes: its message is handled and ends in the
-// dead-letter queue of its own queue, nobody else's queue sees anything of it,
-// no connection is lost, and the messages around it are served.
+// Given any message that a producer can send, when every attempt fails, then it ends in the
+// dead-letter queue of its queue. No other queue sees a copy, no connection is lost, and the
+// messages around it are handled.
 func TestHostileMessages(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range rig.Strategies {
@@ -125,8 +177,7 @@ func TestHostileMessages(t *testing.T) {
 			url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
 			testbroker.Delete(t, victim)
 			ch := testbroker.Channel(t, url)
-			_, err := ch.QueueDeclare(victim, true, false, false, false, nil)
-			require.NoError(t, err)
+			rig.DeclareQueue(t, url, victim, nil)
 			require.NoError(t, ch.QueueBind(victim, "", "amq.fanout", false, nil))
 
 			cases := hostiles(queue, victim)
@@ -162,8 +213,8 @@ func TestHostileMessages(t *testing.T) {
 				send(c.msg)
 				send(amqp.Publishing{MessageId: "normal"})
 			}
-			// One that asks to wait for ten years waits, in rounds, and harms nobody.
-			forever := notes(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
+			// A message that asks to wait for ten years waits, in rounds, and harms no other.
+			forever := forged(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
 			forever.MessageId = "forever"
 			send(forever)
 
@@ -177,7 +228,7 @@ func TestHostileMessages(t *testing.T) {
 				}
 				return len(dead) == len(cases)
 			})
-			rig.WaitFor(t, "the messages around them are handled", func() bool {
+			rig.WaitFor(t, "the messages around them to be handled", func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return normal == len(cases)
@@ -188,7 +239,7 @@ func TestHostileMessages(t *testing.T) {
 				require.Equal(t, c.attempts, attempts[id], "attempts of %q", id)
 				requireDead(t, id, c, d)
 				if deaths[id] != nil {
-					// The broker's own account of one wait, nothing of the producer's.
+					// The broker's account of one wait, without the entries of the producer.
 					require.Len(t, deaths[id], 1, id)
 					entry := deaths[id].([]any)[0].(amqp.Table)
 					require.Equal(t, int64(1), entry["count"], id)
@@ -196,42 +247,32 @@ func TestHostileMessages(t *testing.T) {
 				}
 			}
 			require.Contains(t, deaths, "x-death, a list of strings")
-			// The copies that the producer's own publishes made, none of a retry's.
+			// The copies of the producer's publishes, and none of a retry.
 			require.Equal(t, 2, testbroker.Depth(t, url, victim))
 			require.NotContains(t, attempts, "forever")
 			r.RequireOneConnection()
 
 			r.Stop()
-			if r.Plan.Levels != nil { // waits for all of it at once
-				rig.WaitFor(t, "the one that waits for ten years to be counted", func() bool {
-					waiting := 0
-					for _, q := range r.Plan.Queues {
-						if q.Delay > 0 {
-							waiting += testbroker.Depth(t, url, q.Name)
-						}
-					}
-					return waiting == 1
-				})
+			if r.Plan.Levels != nil { // it waits for all ten years at once
+				rig.WaitFor(t, "the message of ten years to wait", func() bool { return r.Waiting() == 1 })
 				return
 			}
-			rig.WaitFor(t, "the one that waits for ten years to be back", func() bool {
-				return testbroker.Depth(t, url, queue) == 1
-			})
+			rig.WaitFor(t, "the message of ten years to be back", func() bool { return r.Depth("") == 1 })
 			require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
 		})
 	}
 }
 
-// requireDead asserts what a dead letter says and keeps.
+// requireDead requires the reason and the kept properties of a dead letter.
 func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	t.Helper()
 	reason := c.reason
 	switch reason {
 	case "":
 		reason = "exhausted"
-	case "-": // its own headers leave no room for any of ours
+	case "-": // its own headers leave no room for more
 		require.NotContains(t, d.Headers, header.DeadReason, id)
-		delete(d.Headers, "x-delivery-count") // of 3.10, on what is got
+		delete(d.Headers, "x-delivery-count") // 3.10 adds it at basic.get
 		require.Len(t, d.Headers, len(c.msg.Headers), "%s: its own, and not even the nonce", id)
 		return
 	}
@@ -243,14 +284,16 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	require.Equal(t, len(c.msg.Body), len(d.Body), id)
 	require.Equal(t, c.msg.CorrelationId, d.CorrelationId, id)
 	require.Equal(t, c.msg.Priority, d.Priority, id)
-	for _, key := range []string{"x-death", "x-first-death-queue", "x-acquired-count", "CC", "BCC", header.Queue} {
+	for _, key := range []string{
+		"x-death", "x-first-death-queue", "x-acquired-count", "CC", "BCC", header.Queue,
+	} {
 		require.NotContains(t, d.Headers, key, id)
 	}
 	require.NotEqual(t, int64(99), d.Headers["x-delivery-count"], id)
 }
 
-// A user id is checked against who publishes (F15): that of the producer would
-// have every retry refused.
+// Given a message with the user id of its producer, when it fails, then its copies have no user id.
+// The broker compares the id with the publisher (F15) and would refuse every retry.
 func TestForeignUserIDIsRetried(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
@@ -259,7 +302,8 @@ func TestForeignUserIDIsRetried(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		URL: node.URL(), Policy: backoff.List{100 * time.Millisecond},
 		Handle: func(msg *message.Message) error {
-			if raw, _ := topology.Received(msg.Context()); attempts.Add() == 1 && raw.UserId != "producer" {
+			raw, _ := topology.Received(msg.Context())
+			if attempts.Add() == 1 && raw.UserId != "producer" {
 				t.Errorf("the first attempt has user id %q", raw.UserId)
 			}
 			return rig.ErrFailed
