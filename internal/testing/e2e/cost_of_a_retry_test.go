@@ -143,7 +143,7 @@ func newLane(b testing.TB, inFlight int, configs ...func(*wamqp.Config)) *lane {
 		},
 		SubscriberOptions: rig.InFlight(inFlight),
 		Outer:             []message.HandlerMiddleware{count},
-		Handle:            func(*message.Message) error { return rig.ErrFailed },
+		Handle:            rig.Fail,
 	})
 	return l
 }

@@ -204,7 +204,7 @@ func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	require.Equal(t, -1, testbroker.Depth(t, url, missing+".wait.1s"), "nothing was declared")
 
 	r := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.List{time.Second}, Handle: func(*message.Message) error { return nil },
+		URL: url, Policy: backoff.List{time.Second}, Handle: rig.Succeed,
 	})
 	garbage, wide := plain(), rig.DelayedBy(time.Second)
 	garbage.Metadata.Set(delay.DelayedForKey, "soon")
@@ -349,7 +349,7 @@ func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 	t.Parallel()
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.List{100 * time.Millisecond, time.Hour},
-		Handle: func(*message.Message) error { return rig.ErrFailed },
+		Handle: rig.Fail,
 	})
 	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
 	r.Publish(forged(r.Queue, "millpond-failures", "1", "millpond-deadline", end))

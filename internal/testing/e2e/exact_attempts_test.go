@@ -183,10 +183,7 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		URL: url, Queue: queue, Strategy: strategy, Policy: rig.Quickly(3),
 		SubscriberOptions: rig.InFlight(50),
-		Handle: func(*message.Message) error {
-			calls.Add()
-			return rig.ErrFailed
-		},
+		Handle:            calls.Fail,
 	})
 	rig.Fill(t, url, queue, messages)
 	rig.WaitFor(t, "every message in the DLQ", func() bool {
@@ -210,10 +207,7 @@ func TestOutboxExhausted(t *testing.T) {
 			var calls rig.Timeline
 			r := rig.Start(t, rig.Config{
 				Strategy: strategy(t), Policy: delays,
-				Handle: func(*message.Message) error {
-					calls.Add()
-					return rig.ErrFailed
-				},
+				Handle: calls.Fail,
 			})
 			r.Send("order 1")
 			dead := r.DeadLetter()

@@ -84,14 +84,9 @@ func ruledBy(t testing.TB, vhost string) string {
 func serveWrong(t *testing.T, c rig.Config) (*rig.Service, *rig.Timeline) {
 	t.Helper()
 	var wrong rig.Timeline
-	c.Handle = func(*message.Message) error {
-		wrong.Add()
-		return nil
-	}
+	c.Handle = wrong.Succeed
 	return rig.Start(t, c), &wrong
 }
-
-func fails(*message.Message) error { return rig.ErrFailed }
 
 const (
 	home  = "home"  // the queue that a retry belongs to
@@ -231,7 +226,7 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 // waits.
 func sendAndStop(t *testing.T, c rig.Config, body string) {
 	t.Helper()
-	c.Queue, c.Handle = home, fails
+	c.Queue, c.Handle = home, rig.Fail
 	r := rig.Start(t, c)
 	r.Send(body)
 	rig.WaitFor(t, "the message to wait", func() bool {
@@ -260,7 +255,7 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	const vhost = "stuck"
 	url := ruledBy(t, vhost)
 	strategy, policy := rig.Shared(t, topology.Quorum), backoff.List{time.Second}
-	config := rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handle: fails}
+	config := rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handle: rig.Fail}
 	r := rig.Start(t, config)
 	_, sub := rig.OpenSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
@@ -351,7 +346,7 @@ func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 			t.Parallel()
 			r := rig.Start(t, rig.Config{
 				URL: ruledBy(t, "nowhere"), Strategy: rig.Strategies[name](t),
-				Policy: backoff.List{200 * time.Millisecond}, Handle: fails,
+				Policy: backoff.List{200 * time.Millisecond}, Handle: rig.Fail,
 			})
 			for range messages {
 				r.Publish(amqp.Publishing{})

@@ -93,10 +93,7 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	var failing, fine rig.Timeline
 	config := rig.Config{
 		URL: url, Configure: rig.OnTopic(exchange, "order.#"), Policy: rig.Quickly(3),
-		Handle: func(*message.Message) error {
-			fine.Add()
-			return nil
-		},
+		Handle: fine.Succeed,
 	}
 	rig.Start(t, config)
 	keys := make(chan string, 10)

@@ -65,8 +65,7 @@ func Collect(arrivals chan Arrival) message.HandlerFunc {
 	}
 }
 
-// Await returns the next value of a channel, for instance an Arrival, and fails the test if none
-// comes.
+// Await returns the next value of a channel, and fails the test if none comes.
 func Await[T any](t testing.TB, values <-chan T) T {
 	t.Helper()
 	select {
@@ -114,6 +113,12 @@ func (l *Timeline) All() []time.Duration {
 
 // Count returns the number of calls.
 func (l *Timeline) Count() int { return len(l.All()) }
+
+// Succeed is a Config.Handle that records the call and handles the message.
+func (l *Timeline) Succeed(*message.Message) error {
+	l.Add()
+	return nil
+}
 
 // RequireGaps requires these delays between the calls. No gap is shorter by more than Grace or
 // longer by more than Ceiling.
