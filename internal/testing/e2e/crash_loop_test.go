@@ -131,11 +131,7 @@ func crash(t *testing.T, url, queue string) {
 	options := append(rig.InFlight(inFlight), topology.ForPolicy(policy))
 	sub, err := client.NewSubscriber(cfg, options...)
 	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
+	router := rig.Router(t, client, policy, message.RouterConfig{}, watermill.NopLogger{}, nil)
 	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
 		if string(msg.Payload) == "poison" {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

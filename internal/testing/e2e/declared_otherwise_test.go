@@ -105,14 +105,12 @@ func TestConflictingExchangeIsNamed(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	testbroker.Delete(t, queue+".retry.1.1s")
 	exchange := queue + ".retry"
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	rig.DeclareExchange(t, url, exchange, "direct")
 	_, sub := rig.OpenSubscriber(t, url, topology.PerAttempt{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), queue)
 	requireConflict(t, err, "exchange "+exchange, "alternate-exchange",
 		"stop all services that use it, delete it, and start them again")
-	require.NoError(t, ch.ExchangeDelete(exchange, false, false))
+	require.NoError(t, testbroker.Channel(t, url).ExchangeDelete(exchange, false, false))
 	_, err = sub.Subscribe(t.Context(), queue)
 	require.NoError(t, err)
 }
@@ -160,9 +158,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 	}
 
 	exchange := testbroker.Queue(t)
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	rig.DeclareExchange(t, url, exchange, "direct")
 	testbroker.Delete(t, exchange+"_shipping")
 	suffix := wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")
 	err := rig.SubscribeError(t, client, wamqp.NewDurablePubSubConfig(url, suffix), exchange, policy)
@@ -198,7 +194,7 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 	exchange, dead := queue+".missing", testbroker.Queue(t)
 	proxy := testbroker.NewProxy(t, url)
 	var mu sync.Mutex
-	declared, total, runs := 0, 0, map[string]int{}
+	declared, runs := 0, rig.NewBusy()
 	proxy.Tap(func(s testbroker.Seen) testbroker.Fault {
 		mu.Lock()
 		defer mu.Unlock()
@@ -216,10 +212,7 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		RetryOptions:      []middleware.Option{middleware.WithObserver(&told)},
 		SubscriberOptions: rig.InFlight(5),
 		Handle: func(msg *message.Message) error {
-			mu.Lock()
-			defer mu.Unlock()
-			total++
-			runs[string(msg.Payload)]++
+			defer runs.Enter(string(msg.Payload))()
 			if string(msg.Payload) == "dead" {
 				return middleware.Permanent(rig.ErrFailed)
 			}
@@ -242,23 +235,19 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		fmt.Sprintf("exchange %q may be missing, and the plan does not declare it", exchange))
 	assert.NotContains(t, r.Logs.Text(), "was declared again")
 
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
-	defer func() { require.NoError(t, ch.ExchangeDelete(exchange, false, false)) }()
-	rig.DeclareQueue(t, url, dead, nil)
-	require.NoError(t, ch.QueueBind(dead, "", exchange, false, nil))
+	rig.DeclareExchange(t, url, exchange, "fanout")
+	rig.BindQueue(t, url, dead, exchange, "")
 	assert.Equal(t, "dead", string(rig.Take(t, url, dead).Body))
 	rig.WaitFor(t, "the second runs", func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return total > 2*others && told.Succeeded() == others+1
+		return runs.Total() > 2*others && told.Succeeded() == others+1
 	})
 	r.Stop()
 	assert.Zero(t, testbroker.Depth(t, url, dead), "a second dead letter")
+	assert.Equal(t, 1, runs.Of("dead"))
+	for i := range others {
+		assert.Equal(t, 2, runs.Of(fmt.Sprint(i)), "runs of %d", i)
+	}
 	mu.Lock()
 	defer mu.Unlock()
-	for body, n := range runs {
-		assert.Equal(t, map[bool]int{true: 1, false: 2}[body == "dead"], n, "runs of %s", body)
-	}
 	assert.Zero(t, declared, "declared on the publishing connection")
 }

@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -253,15 +252,12 @@ func requireDeadlines(
 ) {
 	t.Helper()
 	began := time.Now()
-	var mu sync.Mutex
-	attempts := map[string]int{}
+	calls := rig.NewBusy()
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour}, SubscriberOptions: options,
 		Handle: func(msg *message.Message) error {
 			raw, _ := topology.Received(msg.Context())
-			mu.Lock()
-			defer mu.Unlock()
-			attempts[raw.MessageId]++
+			defer calls.Enter(raw.MessageId)()
 			return rig.ErrFailed
 		},
 	})
@@ -273,10 +269,7 @@ func requireDeadlines(
 		dead := r.DeadLetter()
 		id := dead.MessageId
 		m := messages[id]
-		mu.Lock()
-		calls := attempts[id]
-		mu.Unlock()
-		require.Equal(t, 2, calls, "attempts of %q: %v", id, dead.Headers[header.DeadReason])
+		require.Equal(t, 2, calls.Of(id), "attempts of %q: %v", id, dead.Headers[header.DeadReason])
 		require.Equal(t, "deadline", dead.Headers[header.DeadReason], id)
 		require.Equal(t, m.from, dead.Headers["millpond-dead-deadline-from"], id)
 		text, _ := dead.Headers["millpond-dead-deadline"].(string)

@@ -290,7 +290,7 @@ func newForeignRig(t *testing.T) *foreignRig {
 		},
 	})
 	ch := testbroker.Channel(t, f.URL)
-	require.NoError(t, ch.ExchangeDeclare("recorded", "fanout", true, false, false, false, nil))
+	rig.DeclareExchange(t, f.URL, "recorded", "fanout")
 	rig.DeclareQueue(t, f.URL, "witness", amqp.Table{"x-queue-type": "quorum"})
 	for _, queue := range []string{"witness", f.Queue} {
 		require.NoError(t, ch.QueueBind(queue, "", "recorded", false, nil))

@@ -98,10 +98,8 @@ const (
 func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 	t.Parallel()
 	url := ruledBy(t, "alternate")
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare("sink", "fanout", true, false, false, false, nil))
-	rig.DeclareQueue(t, url, "sink", nil)
-	require.NoError(t, ch.QueueBind("sink", "", "sink", false, nil))
+	rig.DeclareExchange(t, url, "sink", "fanout")
+	rig.BindQueue(t, url, "sink", "sink", "")
 	t.Run("strategies", func(t *testing.T) {
 		for _, name := range []string{
 			"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum",

@@ -163,6 +163,17 @@ func (b *Busy) Peak() int { b.mu.Lock(); defer b.mu.Unlock(); return b.most }
 // Of returns the number of calls for a message.
 func (b *Busy) Of(body string) int { b.mu.Lock(); defer b.mu.Unlock(); return b.calls[body] }
 
+// Total returns the number of all calls.
+func (b *Busy) Total() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	total := 0
+	for _, n := range b.calls {
+		total += n
+	}
+	return total
+}
+
 // Distinct returns the number of messages that had a call.
 func (b *Busy) Distinct() int { b.mu.Lock(); defer b.mu.Unlock(); return len(b.calls) }
 

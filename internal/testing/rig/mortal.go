@@ -14,11 +14,9 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
-	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/frame"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -36,46 +34,6 @@ type Mortal struct {
 	over    bool
 	sockets []net.Conn
 	bury    func()
-}
-
-func (m *Mortal) dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, 10*time.Second)
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.over {
-		_ = conn.Close()
-		return nil, ErrDead
-	}
-	m.sockets = append(m.sockets, conn)
-	return conn, nil
-}
-
-// Die closes the sockets. The rest of the service ends while the test goes on.
-func (m *Mortal) Die() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.over {
-		return
-	}
-	m.over = true
-	for _, conn := range m.sockets {
-		_ = conn.Close()
-	}
-	close(m.Dead)
-	go m.bury()
-}
-
-// Alive calls effect unless the process is dead, and reports whether it was called.
-func (m *Mortal) Alive(effect func()) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.over {
-		effect()
-	}
-	return !m.over
 }
 
 // StartMortal starts a service that can die. Its handlers must return when Dead is closed.
@@ -102,12 +60,8 @@ func StartMortal(
 		return client.NewSubscriber(cfg, topology.ForPolicy(policy),
 			topology.WithConcurrency(concurrency), topology.WithDrainTimeout(0))
 	})
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	require.NoError(t, err)
 	config := message.RouterConfig{CloseTimeout: time.Second}
-	router, err := message.NewRouter(config, watermill.NopLogger{})
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
+	router := Router(t, client, policy, config, watermill.NopLogger{}, nil)
 	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
 		return handle(m, msg)
 	})
@@ -124,10 +78,44 @@ func StartMortal(
 	return m
 }
 
-// place is a channel of a connection.
-type place struct {
-	connection int
-	channel    uint16
+func (m *Mortal) dial(network, address string) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		_ = conn.Close()
+		return nil, ErrDead
+	}
+	m.sockets = append(m.sockets, conn)
+	return conn, nil
+}
+
+// Alive calls effect unless the process is dead, and reports whether it was called.
+func (m *Mortal) Alive(effect func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.over {
+		effect()
+	}
+	return !m.over
+}
+
+// Die closes the sockets. The rest of the service ends while the test goes on.
+func (m *Mortal) Die() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return
+	}
+	m.over = true
+	for _, conn := range m.sockets {
+		_ = conn.Close()
+	}
+	close(m.Dead)
+	go m.bury()
 }
 
 // Deliveries are the deliveries that the broker sent over the consuming connections of one process.
@@ -142,6 +130,33 @@ type Deliveries struct {
 	objections  []string      // the channels and consumers that the broker ended
 }
 
+// place is a channel of a connection.
+type place struct {
+	connection int
+	channel    uint16
+}
+
+type tagged struct {
+	place
+	tag uint64
+}
+
+// arrived is a delivery: the body of its message and its x-delivery-count.
+type arrived struct {
+	tag         uint64
+	redelivered bool
+	count       int64
+	body        string
+}
+
+// NewDeliveries returns Deliveries that have seen nothing.
+func NewDeliveries() *Deliveries {
+	return &Deliveries{
+		arriving: map[place]*arrived{}, unacked: map[tagged]arrived{}, seen: map[string]bool{},
+		First: make(chan struct{}),
+	}
+}
+
 // Watch returns conn, which shows its frames to d.
 func (d *Deliveries) Watch(conn net.Conn) net.Conn {
 	d.mu.Lock()
@@ -149,6 +164,80 @@ func (d *Deliveries) Watch(conn net.Conn) net.Conn {
 	d.connections++
 	return &watchedConn{Conn: conn, number: d.connections, deliveries: d}
 }
+
+// InHand returns the number of unacked deliveries. It also returns the bodies of the deliveries
+// among them that were delivered count times before, or more often.
+func (d *Deliveries) InHand(count int64) (unacked int, often []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, one := range d.unacked {
+		if one.count >= count {
+			often = append(often, one.body)
+		}
+	}
+	return len(d.unacked), often
+}
+
+// HaveSeen reports whether all of the bodies have arrived.
+func (d *Deliveries) HaveSeen(bodies []string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, body := range bodies {
+		if !d.seen[body] {
+			return false
+		}
+	}
+	return true
+}
+
+// HighestCount returns the largest x-delivery-count that has arrived.
+func (d *Deliveries) HighestCount() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.highest
+}
+
+// Objected returns the channels and consumers that the broker ended.
+func (d *Deliveries) Objected() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]string(nil), d.objections...)
+}
+
+type watchedConn struct {
+	net.Conn
+	number     int
+	deliveries *Deliveries
+	up, down   []byte // the part of a frame that has arrived
+}
+
+func (c *watchedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.down = c.look(append(c.down, b[:n]...), c.deliveries.received)
+	return n, err
+}
+
+func (c *watchedConn) Write(b []byte) (int, error) {
+	c.up = c.look(append(c.up, b...), c.deliveries.sent)
+	return c.Conn.Write(b)
+}
+
+func (c *watchedConn) look(data []byte, show func(place, frame.Frame)) (rest []byte) {
+	for {
+		whole, rest, isFrame := frame.Next(data)
+		if whole == nil {
+			return rest
+		}
+		if isFrame {
+			f := frame.Frame(whole)
+			show(place{c.number, f.Channel()}, f)
+		}
+		data = rest
+	}
+}
+
+// basicCancel is the method with which the broker ends a consumer.
+const basicCancel = frame.Method(60<<16 | 30)
 
 func (d *Deliveries) received(at place, f frame.Frame) {
 	d.mu.Lock()
@@ -200,101 +289,6 @@ func (d *Deliveries) settle(at place, tag uint64, multiple bool) {
 		}
 	}
 }
-
-// InHand returns the number of unacked deliveries. It also returns the bodies of the deliveries
-// among them that were delivered count times before, or more often.
-func (d *Deliveries) InHand(count int64) (unacked int, often []string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, one := range d.unacked {
-		if one.count >= count {
-			often = append(often, one.body)
-		}
-	}
-	return len(d.unacked), often
-}
-
-// HaveSeen reports whether all of the bodies have arrived.
-func (d *Deliveries) HaveSeen(bodies []string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, body := range bodies {
-		if !d.seen[body] {
-			return false
-		}
-	}
-	return true
-}
-
-// HighestCount returns the largest x-delivery-count that has arrived.
-func (d *Deliveries) HighestCount() int64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.highest
-}
-
-// Objected returns the channels and consumers that the broker ended.
-func (d *Deliveries) Objected() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return append([]string(nil), d.objections...)
-}
-
-// NewDeliveries returns Deliveries that have seen nothing.
-func NewDeliveries() *Deliveries {
-	return &Deliveries{
-		arriving: map[place]*arrived{}, unacked: map[tagged]arrived{}, seen: map[string]bool{},
-		First: make(chan struct{}),
-	}
-}
-
-type tagged struct {
-	place
-	tag uint64
-}
-
-// arrived is a delivery: the body of its message and its x-delivery-count.
-type arrived struct {
-	tag         uint64
-	redelivered bool
-	count       int64
-	body        string
-}
-
-type watchedConn struct {
-	net.Conn
-	number     int
-	deliveries *Deliveries
-	up, down   []byte // the part of a frame that has arrived
-}
-
-func (c *watchedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.down = c.look(append(c.down, b[:n]...), c.deliveries.received)
-	return n, err
-}
-
-func (c *watchedConn) Write(b []byte) (int, error) {
-	c.up = c.look(append(c.up, b...), c.deliveries.sent)
-	return c.Conn.Write(b)
-}
-
-func (c *watchedConn) look(data []byte, show func(place, frame.Frame)) (rest []byte) {
-	for {
-		whole, rest, isFrame := frame.Next(data)
-		if whole == nil {
-			return rest
-		}
-		if isFrame {
-			f := frame.Frame(whole)
-			show(place{c.number, f.Channel()}, f)
-		}
-		data = rest
-	}
-}
-
-// basicCancel is the method with which the broker ends a consumer.
-const basicCancel = frame.Method(60<<16 | 30)
 
 // countIn finds the delivery count in the payload of a header frame.
 func countIn(payload []byte) int64 {

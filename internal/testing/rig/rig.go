@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -137,13 +138,7 @@ func Start(t testing.TB, c Config) *Service {
 	s.Subscriber = Connect(t, func() (*topology.Subscriber, error) {
 		return s.Client.NewSubscriber(cfg, subscriberOptions...)
 	})
-	retryOptions := append(c.RetryOptions, middleware.WithLogger(s.Logs))
-	retry, err := middleware.NewDelayedRetry(s.Client, c.Policy, retryOptions...)
-	require.NoError(t, err)
-	s.router, err = message.NewRouter(c.RouterConfig, s.Logs)
-	require.NoError(t, err)
-	s.router.AddMiddleware(c.Outer...)
-	s.router.AddMiddleware(retry.Middleware)
+	s.router = Router(t, s.Client, c.Policy, c.RouterConfig, s.Logs, c.RetryOptions, c.Outer...)
 	if c.Publisher != nil {
 		s.router.AddHandler("handler", c.Queue, s.Subscriber, c.PublishTopic, c.Publisher, c.Handler)
 	} else {
@@ -171,6 +166,22 @@ func (s *Service) run() {
 			s.Logs.Dump(s.T)
 		}
 	})
+}
+
+// Router makes a router with DelayedRetry, and with other middlewares outside it.
+func Router(
+	t testing.TB, client *topology.Client, policy backoff.Policy, config message.RouterConfig,
+	logger watermill.LoggerAdapter, options []middleware.Option, outer ...message.HandlerMiddleware,
+) *message.Router {
+	t.Helper()
+	options = append(options, middleware.WithLogger(logger))
+	retry, err := middleware.NewDelayedRetry(client, policy, options...)
+	require.NoError(t, err)
+	router, err := message.NewRouter(config, logger)
+	require.NoError(t, err)
+	router.AddMiddleware(outer...)
+	router.AddMiddleware(retry.Middleware)
+	return router
 }
 
 // Runner is a router, or a component that has a router inside.

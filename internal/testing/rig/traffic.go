@@ -131,28 +131,35 @@ func DeclareQueue(t testing.TB, url, queue string, args amqp.Table) {
 	require.NoError(t, err)
 }
 
+// DeclareExchange declares a durable exchange and deletes it at the end of the test.
+func DeclareExchange(t testing.TB, url, exchange, kind string) {
+	t.Helper()
+	ch := testbroker.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare(exchange, kind, true, false, false, false, nil))
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+}
+
 // TopicExchange declares a topic exchange of the test's own and returns its name.
 func TopicExchange(t testing.TB) string {
 	t.Helper()
 	name := testbroker.Queue(t)
-	declareTopic(t, testbroker.URL(t), name)
+	DeclareExchange(t, testbroker.URL(t), name, "topic")
 	return name
 }
 
-func declareTopic(t testing.TB, url, exchange string) {
+// BindQueue declares a queue that keeps the messages of an exchange with this key.
+func BindQueue(t testing.TB, url, queue, exchange, key string) {
 	t.Helper()
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+	DeclareQueue(t, url, queue, nil)
+	require.NoError(t, testbroker.Channel(t, url).QueueBind(queue, key, exchange, false, nil))
 }
 
 // BesideOn declares a queue that keeps the messages of a topic exchange with this key.
 func BesideOn(t testing.TB, url, exchange, key string) string {
 	t.Helper()
-	declareTopic(t, url, exchange)
+	DeclareExchange(t, url, exchange, "topic")
 	name := testbroker.Queue(t)
-	DeclareQueue(t, url, name, nil)
-	require.NoError(t, testbroker.Channel(t, url).QueueBind(name, key, exchange, false, nil))
+	BindQueue(t, url, name, exchange, key)
 	return name
 }
 
