@@ -198,7 +198,7 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 
 // Given three retries, when the last attempt fails, too, then the message is in the DLQ and is not
 // tried again.
-func TestOutboxExhausted(t *testing.T) {
+func TestExhaustedMessageIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	delays := backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}
 	for name, strategy := range rig.Strategies {
@@ -223,7 +223,7 @@ func TestOutboxExhausted(t *testing.T) {
 
 // Given no retry or a permanent error, when the handler fails once, then the message goes straight
 // to the DLQ.
-func TestOutboxStraightToTheDLQ(t *testing.T) {
+func TestMessageWithoutRetriesIsDeadLetteredAtOnce(t *testing.T) {
 	t.Parallel()
 	also, one := errors.New("also"), backoff.List{time.Second}
 	for name, c := range map[string]struct {

@@ -168,7 +168,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 
 // Given a long name, when the broker cuts its text at 255 bytes, then a conflict is a conflict all
 // the same, and a dead-letter queue that exists is adopted. A bug once missed the conflict.
-func TestConflictWithALongNameWasNotRecognised(t *testing.T) {
+func TestConflictWithALongNameIsRecognised(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)+strings.Repeat("-long", 24)
 	testbroker.Delete(t, queue, queue+".dlq", queue+".wait.1s", queue+".wait.2s")

@@ -192,7 +192,7 @@ func publishingAs(change func(*amqp.Publishing)) wamqp.Marshaler {
 
 // Given a publisher, when the broker cannot take a message or the message cannot keep its promise,
 // then Publish returns an error and declares nothing.
-func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
+func TestPublisherReportsUntakenMessages(t *testing.T) {
 	t.Parallel()
 	url, missing := testbroker.URL(t), testbroker.Queue(t)
 	client := rig.OpenClient(t, url, topology.PerQueue{})
@@ -286,7 +286,7 @@ func requireDeadlines(
 
 // Given a timestamp that is not the time of publishing, when the message fails, then the timestamp
 // neither ends it at its first failure nor keeps it alive beyond its expiration.
-func TestATimestampThatIsNotThatOfPublishingDecidesNothing(t *testing.T) {
+func TestWrongTimestampDecidesNothing(t *testing.T) {
 	t.Parallel()
 	const tenMinutes, day = 10 * time.Minute, 24 * time.Hour
 	now := time.Now().Truncate(time.Second)
@@ -306,7 +306,7 @@ func TestATimestampThatIsNotThatOfPublishingDecidesNothing(t *testing.T) {
 }
 
 // Given a timestamp window, when a timestamp is outside, then the expiration counts from arrival.
-func TestTimestampWindowIsWhatTheOptionSays(t *testing.T) {
+func TestTimestampOutsideTheWindowIsIgnored(t *testing.T) {
 	t.Parallel()
 	const tenMinutes, day = 10 * time.Minute, 24 * time.Hour
 	now := time.Now().Truncate(time.Second)

@@ -23,8 +23,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// ways are the strategies of TestRows in the order of its table. "Via" brings messages back
-// through an exchange.
+// ways are the strategies of TestFiveDesignsOnEveryStrategy in the order of its table. "Via" brings
+// messages back through an exchange.
 var ways = []string{
 	"PerQueue quorum", "PerQueue classic", "PerAttempt quorum", "PerAttempt classic",
 	"Shared quorum", "Shared classic", "Levels quorum", "Levels classic",
@@ -84,7 +84,7 @@ var designs = []struct {
 
 // Given five retry designs of real services, when each runs on every strategy that can express
 // it, then each behaves as its service needs. The log ends with a table of the results.
-func TestRows(t *testing.T) {
+func TestFiveDesignsOnEveryStrategy(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	results := map[string]string{}

@@ -30,7 +30,7 @@ func requireTexts(t *testing.T, err error, texts ...string) {
 
 // Given a wrong URL, strategy or option, when a client is opened, then the error names each
 // problem, and no password.
-func TestOpenNamesWhatIsWrong(t *testing.T) {
+func TestOpenNamesEveryProblem(t *testing.T) {
 	t.Parallel()
 	const secret, local = "s3cr3t", "amqp://127.0.0.1:1/"
 	good := topology.PerQueue{}
@@ -80,7 +80,7 @@ func TestOpenWithWrongCredentials(t *testing.T) {
 
 // Given a configuration that loses messages, when a subscriber is made, then the error lists every
 // problem.
-func TestNewSubscriberRefusesWhatLosesMessages(t *testing.T) {
+func TestNewSubscriberRefusesLossyConfiguration(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	client := rig.OpenClient(t, url, topology.PerQueue{})

@@ -176,7 +176,7 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 // Given a budget, when a downstream is out while messages keep coming, then it is called no more
 // often than the budget's probes allow. Every message is handled afterwards. With MILLPOND_LONG
 // the outage lasts a minute at 200 messages a second, and there is a tenth of the calls at most.
-func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
+func TestBudgetSparesAFailingDownstream(t *testing.T) {
 	t.Parallel()
 	rate, outage, long := 100, 6*time.Second, os.Getenv("MILLPOND_LONG") != ""
 	if long {

@@ -258,7 +258,7 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 
 // Given a middleware outside that swallows every error, when no copy is confirmed, then the message
 // comes again. A bug once acked it, and the message was gone.
-func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
+func TestSwallowedUnsettledMessageComesAgain(t *testing.T) {
 	t.Parallel()
 	swallow := func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
