@@ -77,8 +77,7 @@ func TestCrashLoopEnds(t *testing.T) {
 			}
 			dead := rig.Take(t, url, queue+".dlq")
 			require.Equal(t, "poison", string(dead.Body))
-			require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
-			require.Equal(t, "0", dead.Headers[header.DeadFailures])
+			rig.RequireDead(t, dead, "crash_loop", "0")
 			require.Zero(t, testbroker.Depth(t, url, queue))
 			require.Zero(t, testbroker.Depth(t, url, queue+".wait.1s"))
 		})

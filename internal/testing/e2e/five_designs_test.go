@@ -277,8 +277,7 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 		d := dead[id]
 		require.Equal(t, "corr-"+id, d.CorrelationId)
 		require.Equal(t, "order "+id, string(d.Body))
-		require.Equal(t, want.reason, d.Headers[header.DeadReason])
-		require.Equal(t, want.failures, d.Headers[header.DeadFailures])
+		rig.RequireDead(t, d, want.reason, want.failures)
 		require.Equal(t, want.text, d.Headers[header.DeadError])
 		require.Equal(t, want.class, d.Headers[header.DeadClass])
 	}

@@ -218,8 +218,7 @@ func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
 	require.NoError(t, a.publisher().Publish(a.queue, msg))
 	dead := rig.Take(t, a.url, a.queue+".dlq")
-	require.Equal(t, "permanent", dead.Headers[header.DeadReason])
-	require.Equal(t, "1", dead.Headers[header.DeadFailures])
+	rig.RequireDead(t, dead, "permanent", "1")
 	require.Equal(t, "place", dead.Headers[header.DeadHandler])
 }
 

@@ -165,9 +165,7 @@ func TestComposedWithRetry(t *testing.T) {
 				},
 			})
 			r.Send("order")
-			dead := r.DeadLetter()
-			require.Equal(t, c.failures, dead.Headers[header.DeadFailures])
-			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
+			rig.RequireDead(t, r.DeadLetter(), c.reason, c.failures)
 			require.Equal(t, c.calls, calls.Count())
 		})
 	}

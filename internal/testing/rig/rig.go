@@ -22,6 +22,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -225,6 +226,13 @@ func (s *Service) Send(bodies ...string) {
 func (s *Service) DeadLetter() amqp.Delivery {
 	s.T.Helper()
 	return Take(s.T, s.URL, s.Queue+".dlq")
+}
+
+// RequireDead requires the reason and the number of failures of a dead letter.
+func RequireDead(t testing.TB, dead amqp.Delivery, reason, failures string) {
+	t.Helper()
+	require.Equal(t, reason, dead.Headers[header.DeadReason])
+	require.Equal(t, failures, dead.Headers[header.DeadFailures])
 }
 
 // Depth counts the ready messages of the queue with the service's queue name and a suffix.
