@@ -67,9 +67,8 @@ func StartMortal(
 	})
 	ended := Run(t, router)
 	m.bury = sync.OnceFunc(func() {
-		_ = router.Close() // its handlers may take longer than it waits
-		_ = client.Close()
-		<-ended
+		// In this order. The handlers may take longer than the router waits.
+		_ = errors.Join(router.Close(), client.Close(), <-ended)
 	})
 	t.Cleanup(func() {
 		m.Die()

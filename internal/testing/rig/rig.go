@@ -108,12 +108,9 @@ func Start(t testing.TB, c Config) *Service {
 	t.Helper()
 	c = c.withDefaults(t)
 	delays, _ := backoff.Delays(c.Policy)
-	subscriberOptions := c.SubscriberOptions
+	forPolicy := []topology.SubscriberOption{topology.ForPolicy(c.Policy)}
 	if c.UnknownPolicy {
-		delays = nil
-	} else {
-		forPolicy := []topology.SubscriberOption{topology.ForPolicy(c.Policy)}
-		subscriberOptions = append(forPolicy, subscriberOptions...)
+		delays, forPolicy = nil, nil
 	}
 	s := &Service{T: t, URL: c.URL, Queue: c.Queue, Logs: &Logs{verbose: c.Verbose}}
 	if !c.Keep {
@@ -132,12 +129,12 @@ func Start(t testing.TB, c Config) *Service {
 
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
+	logger := topology.WithLogger(s.Logs)
 	s.Client = Connect(t, func() (*topology.Client, error) {
-		options := append(c.ClientOptions, topology.WithLogger(s.Logs))
-		return topology.Open(ctx, conn, c.Strategy, options...)
+		return topology.Open(ctx, conn, c.Strategy, append(c.ClientOptions, logger)...)
 	})
 	s.Subscriber = Connect(t, func() (*topology.Subscriber, error) {
-		return s.Client.NewSubscriber(cfg, subscriberOptions...)
+		return s.Client.NewSubscriber(cfg, append(forPolicy, c.SubscriberOptions...)...)
 	})
 	s.router = Router(t, s.Client, c.Policy, c.RouterConfig, s.Logs, c.RetryOptions, c.Outer...)
 	if c.Publisher != nil {
