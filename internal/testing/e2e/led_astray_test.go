@@ -324,7 +324,7 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 		require.Equal(t, attempt+1, got.Attempt)
 		require.Equal(t, "order.created", got.Raw.RoutingKey)
 	}
-	const said = "A retry returned through the exchange with another routing key"
+	const said = "through the exchange with another routing key"
 	rig.WaitFor(t, "the sibling to say so", func() bool { return len(sibling.Logs.Saying(said)) == 1 })
 	rig.WaitFor(t, "empty queues", func() bool { return sibling.Depth("")+r.Depth("") == 0 })
 	r.Stop()
