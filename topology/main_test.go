@@ -9,5 +9,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testbroker.Main(m, endRuledNode, func() error { return goleak.Find() })
+	testbroker.Main(m, func() error { return goleak.Find() })
 }

@@ -1,0 +1,356 @@
+package e2e_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// goqueueNames gives a PerAttempt the names of the design goqueue, and a dead-letter exchange that
+// exists, with the queue graveyard behind it.
+func goqueueNames(
+	t testing.TB, url, queue string, s topology.PerAttempt,
+) (named topology.PerAttempt, graveyard string) {
+	t.Helper()
+	dlx, graveyard := queue+"__dlx", queue+"__dlq"
+	testbroker.Delete(t, graveyard)
+	rig.DeclareExchange(t, url, dlx, "fanout")
+	rig.BindQueue(t, url, graveyard, dlx, "")
+	s.WaitName = func(queue string, attempt int, _ time.Duration) string {
+		return fmt.Sprintf("%s__retry.%d", queue, attempt)
+	}
+	s.ExchangeName = func(queue string) string { return queue + "__retry_exchange" }
+	s.Dead = topology.DeadLetters{
+		Target: func(queue string) topology.Route { return topology.Route{Exchange: queue + "__dlx"} },
+	}
+	return s, graveyard
+}
+
+// goqueueRow: given a policy for each error (linear, exponential, custom; ten times as fast), when
+// messages fail, then each has exactly its retries and then is a dead letter. A message with a
+// rate limit waits for a minute in its own wait queue. A budget sends the excess to the DLQ.
+func goqueueRow(t *testing.T, strategy topology.Strategy) {
+	const limited, doomed, limit, ms = 10, 50, time.Minute, time.Millisecond
+	linear := backoff.Linear{Initial: 100 * ms, Step: 100 * ms, Retries: 3}
+	errs := map[string]error{"network": &net.OpError{Op: "dial", Err: errors.New("refused")}}
+	others := "linear exponential custom limited database unknown boundary"
+	for _, body := range strings.Fields(others) {
+		errs[body] = errors.New(body)
+	}
+	of := func(body string, p backoff.Policy) backoff.Case {
+		return backoff.Case{Match: backoff.Is(errs[body]), Policy: p}
+	}
+	policy := backoff.ByError{Default: backoff.None{}, Cases: []backoff.Case{
+		of("linear", linear),
+		of("exponential", backoff.Exponential{Initial: 100 * ms, Factor: 2, Retries: 4}),
+		of("custom", backoff.List{300 * ms, 100 * ms, 400 * ms}),
+		{Match: backoff.As[*net.OpError](), Policy: backoff.Constant{Interval: 100 * ms, Retries: 2}},
+		of("limited", backoff.Constant{Interval: limit, Retries: 1}),
+		of("database", backoff.Exponential{Initial: 100 * ms, Factor: 4, Retries: 2}),
+		of("boundary", backoff.List{200 * ms, 200 * ms}),
+	}}
+	want := map[string][]time.Duration{
+		"linear": {100 * ms, 200 * ms, 300 * ms}, "exponential": {100 * ms, 200 * ms, 400 * ms, 800 * ms},
+		"custom": {300 * ms, 100 * ms, 400 * ms}, "network": {100 * ms, 100 * ms},
+		"database": {100 * ms, 400 * ms}, "unknown": {},
+	}
+
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	graveyard := queue + ".dlq"
+	perAttempt, named := strategy.(topology.PerAttempt)
+	if named {
+		perAttempt.Delays, _ = backoff.Delays(linear)
+		strategy, graveyard = goqueueNames(t, url, queue, perAttempt)
+	}
+	calls := map[string]*rig.Timeline{"boundary": {}, "limited": {}}
+	for body := range want {
+		calls[body] = &rig.Timeline{}
+	}
+	var mu sync.Mutex
+	var waitedIn []string // the wait queues of the message "linear"
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
+		Handle: func(msg *message.Message) error {
+			body := string(msg.Payload)
+			if n := calls[body].Add(); body == "linear" && n > 1 {
+				raw, _ := topology.Received(msg.Context())
+				mu.Lock()
+				defer mu.Unlock()
+				waitedIn = append(waitedIn, raw.Headers["x-first-death-queue"].(string))
+			}
+			return errs[body]
+		},
+	})
+	for body := range want {
+		r.Send(body)
+	}
+	r.Send(slices.Repeat([]string{"boundary"}, doomed)...)
+	dead := map[string]int{}
+	for range len(want) + doomed {
+		d := rig.Take(t, url, graveyard)
+		dead[string(d.Body)]++
+		require.Equal(t, "exhausted", d.Headers[header.DeadReason], "%s", d.Body)
+	}
+	for body, delays := range want {
+		calls[body].RequireGaps(t, delays...)
+		require.Equal(t, 1, dead[body], body)
+	}
+	require.Equal(t, 3*doomed, calls["boundary"].Count(), "three attempts each, and no fourth")
+	require.Equal(t, doomed, dead["boundary"])
+	if named {
+		want := []string{queue + "__retry.1", queue + "__retry.2", queue + "__retry.3"}
+		require.Equal(t, want, waitedIn, "a queue for each attempt")
+		for _, q := range r.Plan.Queues {
+			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
+		}
+		if perAttempt.Via == "" {
+			require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
+		}
+	}
+
+	r.Send(slices.Repeat([]string{"limited"}, limited)...)
+	rig.WaitFor(t, "all messages of the rate limit to wait", func() bool {
+		return r.Depth("") == 0 && r.Waiting() == limited
+	})
+	if r.Plan.Levels == nil {
+		route, err := r.Plan.Route(topology.Retry{Delay: limit, Attempt: 1})
+		require.NoError(t, err)
+		i := slices.Index(r.Plan.WaitSteps, route)
+		waiting := testbroker.Depth(t, url, r.Plan.Queues[i].Name)
+		require.Equal(t, limited, waiting, "in the queue of the rate limit")
+	}
+	r.Stop()
+	require.Equal(t, 0, r.Depth(""))
+	require.Equal(t, 0, testbroker.Depth(t, url, graveyard))
+	requireBudget(t, strategy)
+}
+
+// requireBudget requires that a budget grants its retries and sends the excess to the DLQ.
+func requireBudget(t *testing.T, strategy topology.Strategy) {
+	t.Helper()
+	const granted, messages = 5, 8
+	budget, err := middleware.NewBudget(
+		middleware.BudgetConfig{Window: time.Minute, Retries: granted, DeadLetter: true})
+	require.NoError(t, err)
+	var handled rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Strategy:     rig.WithDeadLetters(strategy, topology.DeadLetters{}),
+		Policy:       backoff.List{100 * time.Millisecond},
+		RetryOptions: []middleware.Option{middleware.WithBudget(budget)},
+		Handle: func(msg *message.Message) error {
+			if middleware.Attempt(msg.Context()) == 1 {
+				return rig.ErrFailed
+			}
+			handled.Add()
+			return nil
+		},
+	})
+	rig.Fill(t, r.URL, r.Queue, messages)
+	for range messages - granted {
+		require.Equal(t, "over_budget", r.DeadLetter().Headers[header.DeadReason])
+	}
+	rig.WaitFor(t, "the others to be handled", func() bool { return handled.Count() == granted })
+	r.RequireNothingLeft(0)
+}
+
+// Given a thousand messages that always fail, when each has had its last attempt, then each is in
+// the DLQ after exactly as many attempts. No attempt misses its queue.
+func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	const messages, delay = 1000, 100 * time.Millisecond
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	strategy, graveyard := goqueueNames(t, url, queue,
+		topology.PerAttempt{Delays: []time.Duration{delay, delay, delay}})
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Strategy: strategy, Policy: rig.Quickly(3),
+		SubscriberOptions: rig.InFlight(50),
+		Handle:            calls.Fail,
+	})
+	rig.Fill(t, url, queue, messages)
+	rig.WaitFor(t, "every message in the DLQ", func() bool {
+		return testbroker.Depth(t, url, graveyard) == messages
+	})
+	r.Stop()
+	require.Equal(t, 4*messages, calls.Count())
+	require.Equal(t, 0, r.Depth(""))
+	require.Equal(t, 0, r.Waiting())
+	require.Equal(t, -1, r.Depth("__retry.4"), "no queue for a fourth retry")
+}
+
+// Given three retries, when the last attempt fails, too, then the message is in the DLQ and is not
+// tried again.
+func TestExhaustedMessageIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	delays := backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}
+	for name, strategy := range rig.Strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: delays,
+				Handle: calls.Fail,
+			})
+			r.Send("order 1")
+			dead := r.DeadLetter()
+			require.Equal(t, "order 1", string(dead.Body))
+			rig.RequireDead(t, dead, "exhausted", "4")
+			calls.RequireGaps(t, delays...)
+			r.RequireNothingLeft(0)
+			require.Equal(t, 4, calls.Count(), "no fifth attempt")
+		})
+	}
+}
+
+// Given no retry or a permanent error, when the handler fails once, then the message goes straight
+// to the DLQ.
+func TestMessageWithoutRetriesIsDeadLetteredAtOnce(t *testing.T) {
+	t.Parallel()
+	also, one := errors.New("also"), backoff.List{time.Second}
+	for name, c := range map[string]struct {
+		policy backoff.Policy
+		err    error
+		reason string
+	}{
+		"empty list": {backoff.List{}, rig.ErrFailed, "exhausted"},
+		"no retries": {backoff.None{}, rig.ErrFailed, "exhausted"},
+		"marked":     {one, fmt.Errorf("refuse: %w", middleware.Permanent(rig.ErrFailed)), "permanent"},
+		"classified": {one, errors.Join(also, rig.ErrFailed), "permanent"},
+		"first of a join": {
+			one, errors.Join(also, middleware.Permanent(errors.New("never"))), "permanent",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls rig.Timeline
+			config := rig.Config{Policy: c.policy, Handle: func(*message.Message) error {
+				calls.Add()
+				return c.err
+			}}
+			if name == "classified" {
+				permanent := middleware.PermanentErrors(rig.ErrFailed)
+				config.RetryOptions = []middleware.Option{middleware.WithClassifier(permanent)}
+			}
+			r := rig.Start(t, config)
+			r.Send("order 1")
+			rig.RequireDead(t, r.DeadLetter(), c.reason, "1")
+			r.Stop()
+			require.Equal(t, 1, calls.Count())
+		})
+	}
+}
+
+// Given a handler that passes on the message that it received, when the message fails on the next
+// queue, then its attempts count from one there. The retry state of the first queue is invisible.
+func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
+	t.Parallel()
+	url, attempts := testbroker.URL(t), make(chan int, 10)
+	second := rig.Start(t, rig.Config{
+		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		Handle: func(msg *message.Message) error {
+			for key := range msg.Metadata {
+				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
+					t.Errorf("header %s of another queue is visible", key)
+				}
+			}
+			attempts <- middleware.Attempt(msg.Context())
+			return rig.ErrFailed
+		},
+	})
+
+	pub, err := wamqp.NewPublisher(rig.QueueConfig(url), watermill.NopLogger{})
+	require.NoError(t, err)
+	var calls rig.Timeline
+	first := rig.Start(t, rig.Config{
+		URL: url, Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
+		Publisher: pub, PublishTopic: second.Queue,
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if calls.Add() < 3 {
+				return nil, rig.ErrFailed
+			}
+			return []*message.Message{msg}, nil
+		},
+	})
+	first.Send("forwarded")
+	dead := second.DeadLetter()
+	rig.AwaitAttempts(t, attempts, 1, 2)
+	require.Equal(t, "2", dead.Headers[header.DeadFailures])
+	require.Equal(t, second.Queue, dead.Headers[header.DeadQueue])
+}
+
+// Given a dead letter, when a plain get and publish moves it back with all its headers, then it
+// starts at attempt one, with its history.
+func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
+	t.Parallel()
+	attempts, past := make(chan int, 10), make(chan int, 10)
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		Handle: func(msg *message.Message) error {
+			attempts <- middleware.Attempt(msg.Context())
+			past <- len(middleware.PastAttempts(msg.Context()))
+			return rig.ErrFailed
+		},
+	})
+	r.Publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
+	for round := range 2 {
+		dead := r.DeadLetter()
+		require.Equal(t, "2", dead.Headers[header.DeadFailures])
+		for attempt := 1; attempt <= 2; attempt++ {
+			require.Equal(t, attempt, <-attempts)
+			require.Equal(t, 2*round+attempt-1, <-past)
+		}
+		if round == 0 {
+			r.Publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
+		} else {
+			require.Contains(t, dead.Headers[header.DeadHistory], `"reason":"exhausted"`)
+			require.Equal(t, r.Queue, dead.Headers[header.OriginRoutingKey])
+		}
+	}
+}
+
+// Given two queues on one topic exchange, when a message of one fails, then only that queue sees
+// the retries. The original exchange and routing key are readable on every attempt (T3).
+func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
+	t.Parallel()
+	url, exchange := testbroker.URL(t), rig.TopicExchange(t)
+	var failing, fine rig.Timeline
+	config := rig.Config{
+		URL: url, Configure: rig.OnTopic(exchange, "order.#"), Policy: rig.Quickly(3),
+		Handle: fine.Succeed,
+	}
+	rig.Start(t, config)
+	keys := make(chan string, 10)
+	config.Handle = func(msg *message.Message) error {
+		exchange, key, _ := middleware.Origin(msg.Context())
+		keys <- exchange + " " + key
+		if failing.Add() < 4 {
+			return rig.ErrFailed
+		}
+		return nil
+	}
+	rig.Start(t, config)
+	rig.Publish(t, url, exchange, "order.created.eu", rig.Message("both"))
+	rig.WaitFor(t, "the fourth attempt", func() bool { return failing.Count() == 4 })
+	for range 4 {
+		require.Equal(t, exchange+" order.created.eu", <-keys)
+	}
+	require.Equal(t, 1, fine.Count())
+}

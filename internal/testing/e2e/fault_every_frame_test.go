@@ -1,0 +1,357 @@
+package e2e_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Given a failed message on its way, when its connection is closed, reset or frozen at any place
+// between two frames and heals, or when a peer answers its hand-over in any odd way, then nothing
+// is acked before its copy is confirmed. Nothing is lost, and no attempt is burned. There is a
+// second copy only if the outcome of the first copy was unknown.
+func TestFaultsAtEveryFrame(t *testing.T) {
+	t.Parallel()
+	// A broker of the test alone: a busy broker may hold messages for three minutes (F23).
+	trials := newTrials(testbroker.Private(t, rig.QuickDeadLettering).URL())
+	faults := oddFaults(trials)
+	faults = append(faults, frameFaults(t, trials)...)
+	require.Greater(t, len(faults), 200)
+
+	var mu sync.Mutex
+	rows := make([]string, len(faults))
+	lost, duplicates, ended := 0, 0, 0
+	trials.all(len(faults), func(i int, queue string) {
+		f := faults[i]
+		row := fmt.Sprintf("%-32s %-34s", f.leg.name, f.name)
+		rows[i] = row + " did not end"
+		t.Run(f.leg.name+" "+f.name, func(t *testing.T) {
+			done := f.run(t, queue)
+			mu.Lock()
+			lost += done.lost()
+			duplicates += done.duplicates()
+			ended++
+			rows[i] = fmt.Sprintf("%s lost %d, duplicates %d (%s)",
+				row, done.lost(), done.duplicates(), f.allowed())
+			mu.Unlock()
+			require.Zero(t, done.lost(), "lost")
+			require.GreaterOrEqual(t, done.duplicates(), f.atLeast, "duplicates")
+			most := f.atMost + done.alsoUnknown(f.leg)
+			require.LessOrEqual(t, done.duplicates(), most, "duplicates")
+		})
+	})
+	slices.Sort(rows)
+	t.Logf("every fault point:\n%s", strings.Join(rows, "\n"))
+	t.Logf("%d fault points: lost %d, duplicates %d, without an end %d",
+		len(faults), lost, duplicates, len(faults)-ended)
+}
+
+// fault is a fault on a leg, and the duplicates that it may cause.
+type fault struct {
+	leg  leg
+	name string
+	copies
+	run func(t *testing.T, queue string) ending
+}
+
+// frameFaults returns the faults at all places between two frames. It first records the frames of
+// messages without a fault.
+func frameFaults(t *testing.T, trials *trials) []fault {
+	t.Helper()
+	recorded := make([][]testbroker.Seen, len(legs))
+	trials.all(len(legs), func(i int, queue string) {
+		t.Run(legs[i].name, func(t *testing.T) {
+			done := trials.run(t, queue, legs[i], nil)
+			require.LessOrEqual(t, done.duplicates(), done.unanswered, "duplicates without a fault")
+			recorded[i] = done.frames
+			t.Logf("%v", done.frames)
+		})
+	})
+	require.False(t, t.Failed(), "nothing to inject faults into")
+	var frozen, quick []fault
+	for i, leg := range legs {
+		for _, p := range leg.points(recorded[i]) {
+			run := func(t *testing.T, queue string) ending { return trials.run(t, queue, leg, &p) }
+			f := fault{leg, p.String(), p.copies, run}
+			if p.kind == testbroker.Frozen {
+				frozen = append(frozen, f)
+			} else {
+				quick = append(quick, f)
+			}
+		}
+	}
+	return append(frozen, quick...) // the slow ones begin first
+}
+
+// oddFaults returns the answers of a peer to a hand-over that never mean success.
+func oddFaults(trials *trials) []fault {
+	returned := func(p *peer.Publish) {
+		p.Return()
+		p.Ack(p.Tag, false)
+	}
+	var faults []fault
+	for name, odd := range map[string]func(*peer.Publish){
+		"nack":                       func(p *peer.Publish) { p.Nack(p.Tag, false) },
+		"nack with multiple":         func(p *peer.Publish) { p.Nack(p.Tag, true) },
+		"return, then ack":           returned,
+		"return and nothing else":    func(p *peer.Publish) { p.Return() },
+		"ack of a tag never sent":    func(p *peer.Publish) { p.Ack(p.Tag+98, false) },
+		"ack of tag 0 with multiple": func(p *peer.Publish) { p.Ack(0, true) },
+		"silence":                    func(*peer.Publish) {},
+		"blocked, and no answer":     func(p *peer.Publish) { p.Blocked(true) },
+		"channel.close":              func(p *peer.Publish) { p.CloseChannel(406, "PRECONDITION") },
+		"connection.close":           func(p *peer.Publish) { p.CloseConnection(541, "INTERNAL") },
+		"half a confirm":             func(p *peer.Publish) { p.Half() },
+		"a confirm without its end":  func(p *peer.Publish) { p.Garbage() },
+		"a reset":                    func(p *peer.Publish) { p.Cut(true) },
+	} {
+		for _, leg := range legs[:2] {
+			run := func(t *testing.T, queue string) ending { return trials.runOdd(t, queue, leg, odd) }
+			faults = append(faults, fault{leg: leg, name: "peer: " + name, run: run})
+		}
+	}
+	return faults
+}
+
+// trialsAtOnce is the number of services at a time. They wait for the broker more than for the
+// processor.
+const trialsAtOnce = 24
+
+// trials run one service after another on each of a few sets of queues, because a broker is slow
+// to declare hundreds of quorum queues.
+type trials struct {
+	url    string
+	queues chan string
+}
+
+func newTrials(url string) *trials {
+	tr := &trials{url: url, queues: make(chan string, trialsAtOnce)}
+	for i := range cap(tr.queues) {
+		tr.queues <- fmt.Sprintf("orders-%d", i)
+	}
+	return tr
+}
+
+// all calls f for each i with a queue that no other call uses meanwhile, and returns when all calls
+// have returned. Subtests made in f run at once.
+func (tr *trials) all(n int, f func(i int, queue string)) {
+	var wg sync.WaitGroup
+	for i := range n {
+		queue := <-tr.queues
+		wg.Go(func() {
+			defer func() { tr.queues <- queue }()
+			f(i, queue)
+		})
+	}
+	wg.Wait()
+}
+
+// ending is the fate of a trial's one message.
+type ending struct {
+	report
+	copies int // handled, dead, or still in a queue
+}
+
+func (e ending) lost() int       { return max(1-e.copies, 0) }
+func (e ending) duplicates() int { return max(e.copies-1, 0) }
+
+// alsoUnknown counts the publishes that were given up because the machine was busy, beside the
+// publish that the fault may have hit.
+func (e ending) alsoUnknown(l leg) int {
+	if l.side == publishing {
+		return max(e.unanswered-1, 0)
+	}
+	return e.unanswered
+}
+
+// trial is one service with one message, which fails once.
+type trial struct {
+	*testing.T
+	*journal
+	body   string
+	queue  string
+	target string // the queue to which the failed message goes
+	look   *amqp.Channel
+}
+
+// run sends one message on its way, with or without a fault.
+func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) ending {
+	t.Helper()
+	c, r := tr.begin(t, queue, l, point, tr.url)
+	want := 1
+	if point != nil {
+		want += point.atLeast
+		rig.WaitFor(t, "the fault", func() bool { return c.report().fired })
+		if point.kind == testbroker.Frozen {
+			c.thaw(r.Logs)
+		}
+	}
+	return c.settle(r, want)
+}
+
+// runOdd sends one message on its way. A peer answers its hand-overs with odd until one has failed.
+// Then the broker is there.
+func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publish)) ending {
+	t.Helper()
+	c, r := tr.begin(t, queue, l, nil, peer.Start(t, odd).URL())
+	rig.WaitFor(t, "the failure of the hand-over", func() bool {
+		return c.report().acks > 0 || strings.Contains(r.Logs.Text(), "holding it")
+	})
+	require.Zero(t, c.report().acks, "acked though nothing was stored")
+	c.proxies[publishing].Retarget(t, tr.url)
+	c.proxies[publishing].Cut()
+	c.forget()
+	return c.settle(r, 1)
+}
+
+// begin starts the service and publishes its message.
+func (tr *trials) begin(
+	t *testing.T, queue string, l leg, point *faultPoint, publisher string,
+) (*trial, *rig.Service) {
+	t.Helper()
+	c := &trial{
+		t, &journal{leg: l, point: point}, t.Name(), queue, queue + ".wait.200ms",
+		testbroker.Channel(t, tr.url),
+	}
+	var strategy topology.PerQueue
+	switch {
+	case l.dead:
+		c.target = queue + ".dlq"
+	case l.classic:
+		strategy.Type = topology.Classic
+		c.target += ".classic"
+	}
+	confirmTimeout := 20 * time.Second // no busy machine takes that long
+	if publisher != tr.url || l.side == publishing && point != nil && point.kind == testbroker.Frozen {
+		confirmTimeout = 2 * time.Second
+	}
+	pub, sub := testbroker.NewProxy(t, publisher), testbroker.NewProxy(t, tr.url)
+	c.watch(publishing, pub)
+	c.watch(consuming, sub)
+	r := rig.Start(t, rig.Config{
+		URL: sub.URL(), PublisherURL: pub.URL(), Queue: queue, Keep: true, Strategy: strategy,
+		Policy:        backoff.List{200 * time.Millisecond},
+		Configure:     func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
+		Handle:        c.handle,
+	})
+	if l.side == consuming {
+		c.arm()
+	}
+	rig.Publish(t, tr.url, "", queue, rig.Message(c.body))
+	return c, r
+}
+
+// settle waits until all copies have come to their end, stops the service, and counts them.
+func (c *trial) settle(r *rig.Service, want int) ending {
+	c.Helper()
+	rig.WaitFor(c, "the message at its end", func() bool { return c.arrived() >= want })
+	rig.WaitFor(c, "everything to be settled", func() bool {
+		if c.leg.dead {
+			return c.report().acks >= 1 && c.depth(c.queue) == 0
+		}
+		return c.report().acks >= 2 && c.depth(c.queue) == 0 && c.depth(c.target) == 0
+	})
+	way := c.report().frames
+	r.Stop()
+	rig.WaitFor(c, "the end of all connections", func() bool {
+		return c.proxies[publishing].Live()+c.proxies[consuming].Live() == 0
+	})
+	return c.end(way)
+}
+
+// handle fails at the first attempt.
+func (c *trial) handle(msg *message.Message) error {
+	if string(msg.Payload) != c.body {
+		c.excuse() // a late copy of the trial before
+		return nil
+	}
+	attempt := middleware.Attempt(msg.Context())
+	assert.LessOrEqual(c, attempt, 2, "attempts are burned")
+	if attempt > 1 {
+		c.success()
+		return nil
+	}
+	if c.leg.vanished && len(c.report().frames) == 0 {
+		_, err := c.look.QueueDelete(c.target, false, false, false)
+		assert.NoError(c, err)
+	}
+	c.arm()
+	if c.leg.dead {
+		return middleware.Permanent(rig.ErrFailed)
+	}
+	return rig.ErrFailed
+}
+
+// thaw ends a freeze when the service has noticed it, or has nothing to notice.
+func (c *trial) thaw(logs *rig.Logs) {
+	c.Helper()
+	if c.leg.side == consuming {
+		<-time.After(200 * time.Millisecond) // only heartbeats would tell
+	} else {
+		rig.WaitFor(c, "the freeze to be noticed", func() bool {
+			return c.report().acks > 0 || strings.Contains(logs.Text(), "holding it")
+		})
+	}
+	c.heal()
+}
+
+// arrived counts the copies that have come to the end of their way.
+func (c *trial) arrived() int {
+	switch now := c.report(); {
+	case !c.leg.dead:
+		return now.handled
+	case now.confirms == 0: // before that there may be no queue
+		return 0
+	}
+	return c.depth(c.target)
+}
+
+func (c *trial) depth(queue string) int {
+	c.Helper()
+	q, err := c.look.QueueDeclarePassive(queue, true, false, false, false, nil)
+	require.NoError(c, err)
+	return q.Messages
+}
+
+// end counts the copies in the queues and leaves the queues empty.
+func (c *trial) end(way []testbroker.Seen) ending {
+	c.Helper()
+	done := ending{report: c.report()}
+	done.frames = way
+	done.copies = done.handled
+	for _, queue := range []string{c.queue, c.target, c.queue + ".dlq"} {
+		for {
+			msg, ok, err := c.look.Get(queue, true)
+			require.NoError(c, err)
+			if !ok {
+				break
+			}
+			if string(msg.Body) == c.body {
+				done.copies++
+				assert.Equal(c, c.leg.dead, queue == c.queue+".dlq", "a copy in %s", queue)
+				assert.Contains(c, []any{"1", nil}, msg.Headers[header.DeadFailures], "attempts are burned")
+			}
+		}
+	}
+	require.Empty(c, done.early, "acked before the confirm")
+	require.Positive(c, done.confirms)
+	return done
+}

@@ -1,0 +1,440 @@
+package e2e_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// ways are the strategies of TestFiveDesignsOnEveryStrategy in the order of its table. "Via" brings
+// messages back through an exchange.
+var ways = []string{
+	"PerQueue quorum", "PerQueue classic", "PerAttempt quorum", "PerAttempt classic",
+	"Shared quorum", "Shared classic", "Levels quorum", "Levels classic",
+	"PerQueue Via quorum", "PerAttempt Via quorum", "Shared Via quorum", "Shared Via classic",
+}
+
+func strategyOf(t testing.TB, way string) topology.Strategy {
+	t.Helper()
+	words := strings.Fields(way)
+	kind, via, prefix := topology.QueueType(words[len(words)-1]), "", ""
+	if words[1] == "Via" {
+		via, prefix = rig.TopicExchange(t), testbroker.Queue(t)
+	}
+	switch words[0] {
+	case "PerQueue":
+		return topology.PerQueue{Type: kind, Via: via, Prefix: prefix}
+	case "PerAttempt":
+		return topology.PerAttempt{Type: kind, Via: via, Prefix: prefix}
+	case "Shared":
+		s := rig.Shared(t, kind)
+		s.Via = via
+		return s
+	}
+	return rig.Levels(t, kind)
+}
+
+// designs are five retry designs of real services. cannot says why a strategy cannot express one.
+var designs = []struct {
+	name   string
+	run    func(*testing.T, topology.Strategy)
+	cannot func(way string) string
+}{
+	{"outbox", outboxRow, func(way string) string {
+		if strings.Contains(way, "Via") {
+			return "siblings on the exchange get each retry"
+		}
+		return ""
+	}},
+	{"goqueue", goqueueRow, func(string) string { return "" }},
+	{"shared", sharedRow, func(way string) string {
+		if strings.HasPrefix(way, "Per") {
+			return "no wait queue is shared"
+		}
+		return ""
+	}},
+	{"adr", adrRow, func(string) string { return "" }},
+	{"block", blockRow, func(way string) string {
+		switch {
+		case strings.HasPrefix(way, "Levels"):
+			return "the routing key carries the delay"
+		case !strings.Contains(way, "Via"):
+			return "returns to the one queue that failed"
+		}
+		return ""
+	}},
+}
+
+// Given five retry designs of real services, when each runs on every strategy that can express
+// it, then each behaves as its service needs. The log ends with a table of the results.
+func TestFiveDesignsOnEveryStrategy(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	results := map[string]string{}
+	t.Cleanup(func() {
+		var table strings.Builder
+		w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+		for _, way := range append([]string{"strategy"}, ways...) {
+			fmt.Fprint(w, "\n", way)
+			for _, design := range designs {
+				if way == "strategy" {
+					results[design.name+way] = design.name
+				}
+				fmt.Fprint(w, "\t", results[design.name+way])
+			}
+		}
+		_ = w.Flush()
+		t.Logf("the designs on every strategy:%s", table.String())
+	})
+	for _, design := range designs {
+		for _, way := range ways {
+			key := design.name + way
+			if reason := design.cannot(way); reason != "" {
+				results[key] = "not expressible: " + reason
+				continue
+			}
+			results[key] = "not run"
+			t.Run(design.name+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				t.Cleanup(func() {
+					mu.Lock()
+					defer mu.Unlock()
+					results[key] = "pass"
+					if t.Failed() {
+						results[key] = "FAIL"
+					}
+				})
+				design.run(t, strategyOf(t, way))
+			})
+		}
+	}
+}
+
+// outboxRow: given two queues on a topic exchange, when a message of one fails three times, then
+// it comes back after 2 s, 5 s and 15 s, and the sibling sees it once. The waits are in full on
+// quorum PerQueue and with MILLPOND_LONG, and ten times as fast otherwise.
+func outboxRow(t *testing.T, strategy topology.Strategy) {
+	delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
+	s, named := strategy.(topology.PerQueue)
+	if named = named && s.Type != topology.Classic; named {
+		s.WaitName = func(queue string, delay time.Duration) string {
+			return fmt.Sprintf("%s.delay_%ds", queue, delay/time.Second)
+		}
+		strategy = s
+	} else if os.Getenv("MILLPOND_LONG") == "" {
+		for i := range delays {
+			delays[i] /= 10
+		}
+	}
+	url, exchange := testbroker.URL(t), testbroker.Queue(t)
+	sibling := rig.BesideOn(t, url, exchange, "order.#")
+	var calls rig.Timeline
+	keys := make(chan string, 10)
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: delays, Configure: rig.OnTopic(exchange, "order.#"),
+		Handle: func(msg *message.Message) error {
+			_, key, _ := middleware.Origin(msg.Context())
+			keys <- key
+			if calls.Add() < 4 {
+				return rig.ErrFailed
+			}
+			return nil
+		},
+	})
+	rig.Publish(t, url, exchange, "order.created.eu", rig.Message("order 1"))
+	if named {
+		rig.WaitFor(t, "the message to wait", func() bool { return r.Waiting() == 1 })
+		require.Equal(t, r.Queue+".delay_2s", r.Plan.Queues[0].Name, "the names of the design")
+	}
+	rig.WaitFor(t, "the fourth attempt", func() bool { return calls.Count() == 4 })
+	calls.RequireGaps(t, delays...)
+	for range 4 {
+		require.Equal(t, "order.created.eu", <-keys)
+	}
+	r.RequireNothingLeft(0)
+	require.Equal(t, 1, testbroker.Depth(t, url, sibling), "only the queue that failed sees the retry")
+}
+
+// sharedRow: given two queues with policies of their own on one set of wait queues, when marked
+// errors pass the limit, then the messages reach the dead-letter exchange. Only errors marked
+// retryable are retried. The delays 1/10/100/500/500 s are 500 times as fast.
+func sharedRow(t *testing.T, strategy topology.Strategy) {
+	url := testbroker.URL(t)
+	dlx := testbroker.Queue(t) + ".dlx"
+	graveyard := rig.BesideOn(t, url, dlx, "dead.#")
+	target := func(queue string) topology.Route {
+		return topology.Route{Exchange: dlx, RoutingKey: "dead." + queue}
+	}
+	strategy = rig.WithDeadLetters(strategy, topology.DeadLetters{Target: target})
+	const ms = time.Millisecond
+	long := backoff.Exponential{Initial: 2 * ms, Factor: 10, Max: time.Second, Retries: 5}
+	short := backoff.List{200 * ms, time.Second}
+	first, err := topology.PlanFor(strategy, "a", long)
+	require.NoError(t, err)
+	second, err := topology.PlanFor(strategy, "b", short)
+	require.NoError(t, err)
+	require.Subset(t, rig.QueueNames(first), rig.QueueNames(second), "a queue needs only its policy")
+
+	var longCalls, shortCalls, unmarked rig.Timeline
+	serve := func(policy backoff.Policy, calls *rig.Timeline) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Strategy: strategy, Policy: policy,
+			RetryOptions: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent)},
+			Handle: func(msg *message.Message) error {
+				if string(msg.Payload) == "unmarked" {
+					unmarked.Add()
+					return rig.ErrFailed
+				}
+				calls.Add()
+				return fmt.Errorf("try again: %w", middleware.Retryable(rig.ErrFailed))
+			},
+		})
+	}
+	a, b := serve(long, &longCalls), serve(short, &shortCalls)
+	a.Send("long")
+	b.Send("short", "unmarked")
+
+	reasons := map[string]any{}
+	for range 3 {
+		d := rig.Take(t, url, graveyard)
+		reasons[string(d.Body)] = d.Headers[header.DeadReason]
+		if string(d.Body) == "long" {
+			require.Equal(t, "dead."+a.Queue, d.RoutingKey)
+		}
+	}
+	want := map[string]any{"long": "exhausted", "short": "exhausted", "unmarked": "permanent"}
+	require.Equal(t, want, reasons)
+	longCalls.RequireGaps(t, 2*ms, 20*ms, 200*ms, time.Second, time.Second)
+	shortCalls.RequireGaps(t, 200*ms, time.Second)
+	require.Equal(t, 1, unmarked.Count())
+}
+
+// adrRow: given classified errors and bounded retries, when messages fail, then the dead-letter
+// queue and the log have ids, count and reason. When the broker is cut off, the failed message is
+// held and later retried. The producer is a plain AMQP client with ids in the properties.
+func adrRow(t *testing.T, strategy topology.Strategy) {
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	errInvalid := errors.New("no such customer")
+	classify := middleware.WithClassifier(middleware.PermanentErrors(errInvalid))
+	var mu sync.Mutex
+	attempts, handled := map[string]int{}, map[string]bool{}
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Strategy: strategy, Configure: rig.QuorumQueue,
+		Policy:        backoff.List{100 * time.Millisecond, 300 * time.Millisecond},
+		RetryOptions:  []middleware.Option{classify},
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
+		Handle: func(msg *message.Message) error {
+			raw, _ := topology.Received(msg.Context())
+			mu.Lock()
+			defer mu.Unlock()
+			attempts[raw.MessageId]++
+			switch {
+			case raw.MessageId == "invalid":
+				return fmt.Errorf("order without a customer: %w", errInvalid)
+			case raw.MessageId == "held" && attempts["held"] == 1:
+				proxy.Blackhole(true) // this failure cannot be handed over
+			case raw.MessageId == "held" && attempts["held"] == 3:
+				handled["held"] = true
+				return nil
+			}
+			return rig.ErrFailed
+		},
+	})
+	send := func(id string) {
+		msg := rig.Message("order " + id)
+		msg.MessageId, msg.CorrelationId = id, "corr-"+id
+		r.Publish(msg)
+	}
+	send("invalid")
+	send("hopeless")
+	dead := map[string]amqp.Delivery{}
+	for range 2 {
+		d := rig.Take(t, url, r.Plan.Dead.RoutingKey)
+		dead[d.MessageId] = d
+	}
+	for id, want := range map[string]struct{ reason, class, failures, text string }{
+		"invalid":  {"permanent", "permanent", "1", "order without a customer: no such customer"},
+		"hopeless": {"exhausted", "retryable", "3", rig.ErrFailed.Error()},
+	} {
+		d := dead[id]
+		require.Equal(t, "corr-"+id, d.CorrelationId)
+		require.Equal(t, "order "+id, string(d.Body))
+		rig.RequireDead(t, d, want.reason, want.failures)
+		require.Equal(t, want.text, d.Headers[header.DeadError])
+		require.Equal(t, want.class, d.Headers[header.DeadClass])
+	}
+
+	send("held")
+	rig.WaitFor(t, "the message to be held", func() bool { return len(r.Logs.About("held")) > 0 })
+	require.Equal(t, "Failed message cannot be handed over, holding it", r.Logs.About("held")[0].Msg)
+	require.Equal(t, 0, testbroker.Depth(t, url, r.Plan.Dead.RoutingKey))
+	proxy.Blackhole(false)
+	rig.WaitFor(t, "the held message to be handled", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return handled["held"]
+	})
+
+	for id, want := range map[string][]map[string]any{
+		"invalid": {{"attempt": 1, "class": "permanent", "reason": "permanent"}},
+		"hopeless": {
+			{"attempt": 1, "class": "retryable", "delay": 100 * time.Millisecond},
+			{"attempt": 2, "class": "retryable", "delay": 300 * time.Millisecond},
+			{"attempt": 3, "class": "retryable", "reason": "exhausted"},
+		},
+	} {
+		lines := r.Logs.About(id)
+		require.Len(t, lines, len(want), "lines about %s", id)
+		for i, line := range lines {
+			require.Equal(t, "corr-"+id, line.Fields["correlation_id"])
+			require.Equal(t, "handler", line.Fields["handler"])
+			require.Equal(t, r.Queue, line.Fields["queue"])
+			for key, value := range want[i] {
+				require.Equal(t, value, line.Fields[key], "line %d about %s: %s", i+1, id, key)
+			}
+		}
+	}
+	require.NotContains(t, r.Logs.Text(), "order hopeless", "no payload is logged")
+}
+
+// blockRow: given queues on one exchange and five delays (5 s to 2 days, here much faster), when a
+// message fails, then it comes back through the exchange with its routing key. A message without
+// a way back ends in a visible queue with its first exchange, key and queue.
+func blockRow(t *testing.T, strategy topology.Strategy) {
+	const ms = time.Millisecond
+	delays := backoff.List{50 * ms, 120 * ms, 300 * ms, 600 * ms, time.Second}
+	const key, enough = "order.created.eu", 6 * time.Second // to end a service and delete its queue
+	errVanishes := errors.New("about to vanish")
+	vanishes := backoff.List{50 * ms, enough}
+	policy := backoff.ByError{
+		Cases: []backoff.Case{{Match: backoff.Is(errVanishes), Policy: vanishes}}, Default: delays,
+	}
+	url := testbroker.URL(t)
+	plan, err := topology.PlanFor(strategy, "any", policy)
+	require.NoError(t, err)
+	exchange := plan.Via.Exchange
+	sibling := rig.BesideOn(t, url, exchange, "order.#")
+
+	type call struct {
+		exchange, key, originExchange, originKey string
+		attempt                                  int
+	}
+	var times rig.Timeline
+	var calls []call
+	vanishing := 0
+	ch := testbroker.Channel(t, url)
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: policy,
+		Configure: func(cfg *wamqp.Config) {
+			rig.OnTopic(exchange, "order.#")(cfg)
+			rig.Picky(cfg)
+		},
+		Handle: func(msg *message.Message) error {
+			raw, _ := topology.Received(msg.Context())
+			if string(msg.Payload) == "vanishes" {
+				if vanishing++; vanishing == 1 {
+					if err := ch.ExchangeDelete(exchange, false, false); err != nil {
+						t.Error(err)
+					}
+				}
+				return errVanishes
+			}
+			exchange, key, _ := middleware.Origin(msg.Context())
+			attempt := middleware.Attempt(msg.Context())
+			calls = append(calls, call{raw.Exchange, raw.RoutingKey, exchange, key, attempt})
+			if times.Add() < 6 {
+				return rig.ErrFailed
+			}
+			return nil
+		},
+	})
+	other := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: policy, Configure: rig.OnTopic(exchange, "invoice.#"),
+		Handle: rig.Succeed,
+	})
+	if _, ok := strategy.(topology.Shared); ok {
+		first, second := r.Plan.WaitSteps[0], other.Plan.WaitSteps[0]
+		require.Equal(t, first.Exchange, second.Exchange, "one block for many queues")
+	}
+	send := func(body string) { rig.Publish(t, url, exchange, key, rig.Message(body)) }
+
+	send("order 1")
+	rig.WaitFor(t, "the sixth attempt", func() bool { return times.Count() == 6 })
+	times.RequireGaps(t, delays...)
+	for i, c := range calls {
+		through := exchange
+		if i > 0 {
+			through = r.Plan.Via.Through
+		}
+		require.Equal(t, call{through, key, exchange, key, i + 1}, c)
+	}
+	for range 6 { // the fan-out that the option warns of
+		copied := rig.Take(t, url, sibling)
+		require.Equal(t, "order 1", string(copied.Body))
+		require.Equal(t, key, copied.RoutingKey)
+	}
+	require.Contains(t, r.Logs.Text(), "bound there")
+	require.Equal(t, 0, other.Depth(".dlq"))
+
+	requireOrigin := func(d amqp.Delivery, queueKey string) {
+		require.Equal(t, exchange, d.Headers[header.OriginExchange])
+		require.Equal(t, key, d.Headers[header.OriginRoutingKey])
+		require.Equal(t, r.Queue, d.Headers[queueKey])
+	}
+	send("refuse") // the marshaler refuses it
+	requireOrigin(r.DeadLetter(), header.DeadQueue)
+
+	// The exchange vanishes while a message waits, and its queue gets the message all the same.
+	// Then the queue vanishes, too.
+	send("vanishes")
+	rig.WaitFor(t, "the message to wait for the second time", func() bool {
+		return r.Logs.Said("delay:"+enough.String()) > 0 && r.Waiting() == 1
+	})
+	r.Stop()
+	_, err = testbroker.Channel(t, url).QueueDelete(r.Queue, false, false, false)
+	require.NoError(t, err)
+	requireOrigin(rig.Take(t, url, r.Plan.Exchanges[0].Name), header.Queue) // the stranded queue
+	rig.WaitFor(t, "nothing to wait", func() bool { return r.Waiting() == 0 })
+	requireUnpublishedStays(t, strategy, delays)
+}
+
+// requireUnpublishedStays requires that a message whose copy cannot be published stays in its
+// own queue.
+func requireUnpublishedStays(t *testing.T, strategy topology.Strategy, delays backoff.List) {
+	t.Helper()
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Strategy: strategy, Policy: delays,
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(time.Second)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
+		Handle: func(*message.Message) error {
+			proxy.Blackhole(true)
+			return rig.ErrFailed
+		},
+	})
+	r.Send("kept")
+	rig.WaitFor(t, "the message to be held", func() bool { return r.Logs.Said("holding it") > 0 })
+	r.Stop()
+	require.Equal(t, "kept", string(rig.Take(t, url, r.Queue).Body))
+	require.Equal(t, 0, r.Depth(".dlq"))
+	require.Equal(t, 0, r.Waiting())
+}

@@ -1,0 +1,316 @@
+package e2e_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// hostile is a message of a producer, and its fate with one retry if every attempt fails.
+type hostile struct {
+	msg      amqp.Publishing
+	attempts int
+	reason   string            // of the dead letter; "" means exhausted
+	dead     map[string]string // headers that the dead letter must have
+}
+
+// withHeaders returns a message with these headers, given as name and value in turn.
+func withHeaders(pairs ...any) amqp.Publishing {
+	headers := amqp.Table{}
+	for i := 0; i < len(pairs); i += 2 {
+		headers[pairs[i].(string)] = pairs[i+1]
+	}
+	return amqp.Publishing{Headers: headers}
+}
+
+// forged returns a message with headers as if the queue had written them.
+func forged(queue string, pairs ...any) amqp.Publishing {
+	return withHeaders(append(pairs, header.Queue, queue)...)
+}
+
+// twice expects two attempts, and then a dead letter with the reason exhausted.
+func twice(msg amqp.Publishing) hostile { return hostile{msg: msg, attempts: 2} }
+
+func nestedDeep(depth int) (v any) {
+	v = "bottom"
+	for i := range depth {
+		if i%2 == 0 {
+			v = []any{v}
+		} else {
+			v = amqp.Table{"k": v}
+		}
+	}
+	return v
+}
+
+func manyHeaders(n int) amqp.Table {
+	t := make(amqp.Table, n)
+	for i := range n {
+		t[fmt.Sprintf("%04x", i)] = nil
+	}
+	return t
+}
+
+// hostiles returns the hostile messages. Forged messages want to reach the victim.
+func hostiles(queue, victim string) map[string]hostile {
+	const far, past = "9999-12-31T23:59:59Z", "2020-01-01T00:00:00Z"
+	long, digits := strings.Repeat("x", 255), strings.Repeat("9", 500)
+	history := `[{"attempt":-5,"at":"` + far + `","error":"\u0000"}]`
+	death := amqp.Table{
+		"count": int64(1 << 40), "queue": queue + ".wait.100ms", "reason": "expired", "exchange": "",
+		"time": time.Unix(1, 0), "routing-keys": []any{victim},
+	}
+	odd := amqp.Table{"count": "no", "queue": int64(5), "time": "noon"}
+	old := amqp.Publishing{Expiration: "600000", Timestamp: time.Unix(1, 0)}
+	ancient := withHeaders("t", time.Unix(1<<62, 0))
+	ancient.Expiration, ancient.Timestamp = "600000", time.Unix(-1<<62, 0)
+	notUTF8 := withHeaders("\xff\xfe", "\xff", "v", "\xc3\x28", "correlation_id", "\xff",
+		"_watermill_message_uuid", "\xff")
+	notUTF8.CorrelationId, notUTF8.Type = "\xff", "\xff"
+	longNames := amqp.Publishing{
+		Headers: amqp.Table{long: long}, ContentType: long, ContentEncoding: long, CorrelationId: long,
+		ReplyTo: long, Type: long, AppId: long,
+	}
+	all := map[string]hostile{
+		"failures huge": {
+			msg:  forged(queue, header.Failures, digits),
+			dead: map[string]string{header.DeadFailures: "1000000"},
+		},
+		"failures, one to go": {msg: forged(queue, header.Failures, "1"), attempts: 1},
+		"origin is the victim": {
+			msg: forged(queue, header.Failures, "1", header.OriginExchange, "",
+				header.OriginRoutingKey, victim),
+			attempts: 1, dead: map[string]string{header.OriginRoutingKey: victim},
+		},
+		"origin too long": {
+			msg:      forged(queue, header.OriginRoutingKey, strings.Repeat(victim, 400)),
+			attempts: 2, dead: map[string]string{header.OriginRoutingKey: queue},
+		},
+		"deadline past": {
+			msg: forged(queue, header.Deadline, past), attempts: 1, reason: "deadline",
+		},
+		"deadline past, seen before": {
+			msg: forged(queue, header.Deadline, past, header.FirstSeen, past), reason: "deadline",
+		},
+		"as many headers as are read": {
+			msg: amqp.Publishing{Headers: manyHeaders(8190)}, attempts: 1, reason: "-",
+		},
+		"headers of a whole frame": {
+			msg: withHeaders("big", strings.Repeat("v", 130_000)), attempts: 1, reason: "oversized",
+		},
+	}
+	for id, msg := range map[string]amqp.Publishing{
+		"nothing at all":        {},
+		"failures negative":     forged(queue, header.Failures, "-3"),
+		"failures garbage":      forged(queue, header.Failures, "\x00two"),
+		"failures not a string": forged(queue, header.Failures, int64(7)),
+		"queue not a string":    withHeaders(header.Queue, []byte(queue), header.Failures, "9"),
+		"notes of another queue": forged(victim, header.Failures, "9",
+			header.OriginRoutingKey, victim),
+		"origin is an exchange": forged(queue, header.OriginExchange, "amq.fanout",
+			header.OriginRoutingKey, victim),
+		"dead letter of this queue": withHeaders(header.DeadQueue, queue, header.DeadFailures, "9",
+			header.OriginRoutingKey, victim, header.DeadHistory, history),
+		"deadline garbage":            forged(queue, header.Deadline, "\xff"),
+		"first failure in the future": forged(queue, header.FirstFailure, far, header.FirstSeen, far),
+		"not before, without a delay": forged(queue, header.NotBefore, far),
+		"not before, a short delay":   forged(queue, header.NotBefore, far, header.Delay, "100ms"),
+		"not before, garbage": forged(queue, header.NotBefore, "soon", header.Delay, "-1h",
+			header.Snoozed, "x"),
+		"interruptions huge": forged(queue, header.Interruptions, "99999999999999999999",
+			"x-delivery-count", int64(99), "x-acquired-count", int64(99)),
+		"nonce":              forged(queue, header.Publish, "0000000000000000-1"),
+		"nonce not a string": forged(queue, header.Publish, amqp.Table{"a": int32(1)}),
+		"history garbage":    forged(queue, header.History, strings.Repeat("[", 9000)),
+		"history of a liar":  forged(queue, header.History, history),
+		"class and error": forged(queue, header.ErrorClass, "permanent",
+			header.Error, strings.Repeat("\xff", 50_000), header.Inner, "true"),
+		"x-death, a list of strings": withHeaders("x-death", []any{"a", "b"}),
+		"x-death, a string": withHeaders("x-death", "a", "x-first-death-queue", victim,
+			"x-first-death-exchange", int64(1), "x-last-death-reason", nil),
+		"x-death, a table":          withHeaders("x-death", amqp.Table{"count": "a"}),
+		"x-death, well formed":      withHeaders("x-death", []any{death, death}),
+		"x-death, not quite":        withHeaders("x-death", []any{odd}),
+		"CC":                        withHeaders("CC", []any{victim}),
+		"BCC":                       withHeaders("BCC", []any{victim}),
+		"own expiration":            {Expiration: "600000"},
+		"own expiration, long ago":  old,
+		"timestamp before all time": ancient,
+		"8000 headers":              {Headers: manyHeaders(8000)},
+		"headers of 120 KiB":        withHeaders("big", strings.Repeat("v", 120<<10)),
+		"not UTF-8":                 notUTF8,
+		"ids that are tables": withHeaders("correlation_id", amqp.Table{"a": nil},
+			"_watermill_message_uuid", []any{int64(1)}),
+		"names of 255 bytes":        longNames,
+		"empty name":                withHeaders("", ""),
+		"nested as deep as is read": withHeaders("deep", nestedDeep(32)),
+		"1 MiB":                     {Body: make([]byte, 1<<20)},
+		"priority and transient":    {Priority: 255, DeliveryMode: amqp.Transient},
+		"poison keys":               withHeaders("reason_poisoned", int64(1), "topic_poisoned", victim),
+	} {
+		all[id] = twice(msg)
+	}
+	return all
+}
+
+// Given any message that a producer can send, when every attempt fails, then it ends in the
+// dead-letter queue of its queue. No other queue sees a copy, no connection is lost, and the
+// messages around it are handled.
+func TestHostileMessages(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range rig.Strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
+			testbroker.Delete(t, victim)
+			ch := testbroker.Channel(t, url)
+			rig.DeclareQueue(t, url, victim, nil)
+			require.NoError(t, ch.QueueBind(victim, "", "amq.fanout", false, nil))
+
+			cases := hostiles(queue, victim)
+			var mu sync.Mutex
+			attempts, normal := map[string]int{}, 0
+			deaths := map[string]any{}
+			r := rig.Start(t, rig.Config{
+				URL: url, Queue: queue, Strategy: strategy(t), Configure: rig.Prefetch(10),
+				Policy: backoff.List{100 * time.Millisecond},
+				Handle: func(msg *message.Message) error {
+					raw, _ := topology.Received(msg.Context())
+					mu.Lock()
+					defer mu.Unlock()
+					if raw.MessageId == "normal" {
+						normal++
+						return nil
+					}
+					attempts[raw.MessageId]++
+					if middleware.Attempt(msg.Context()) == 2 && attempts[raw.MessageId] == 2 {
+						deaths[raw.MessageId] = raw.Headers["x-death"]
+					}
+					return rig.ErrFailed
+				},
+			})
+			require.NoError(t, ch.Confirm(false))
+			send := func(msg amqp.Publishing) {
+				confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
+				require.NoError(t, err)
+				require.True(t, confirm.Wait())
+			}
+			for id, c := range cases {
+				c.msg.MessageId = id
+				send(c.msg)
+				send(amqp.Publishing{MessageId: "normal"})
+			}
+			// A message that asks to wait for ten years waits, in rounds, and harms no other.
+			forever := forged(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
+			forever.MessageId = "forever"
+			send(forever)
+
+			dead := map[string]amqp.Delivery{}
+			rig.WaitFor(t, "all in the dead-letter queue", func() bool {
+				d, ok, err := ch.Get(queue+".dlq", true)
+				require.NoError(t, err)
+				if ok {
+					require.NotContains(t, dead, d.MessageId)
+					dead[d.MessageId] = d
+				}
+				return len(dead) == len(cases)
+			})
+			rig.WaitFor(t, "the messages around them to be handled", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return normal == len(cases)
+			})
+			for id, c := range cases {
+				d, there := dead[id]
+				require.True(t, there, "%s is in the dead-letter queue", id)
+				require.Equal(t, c.attempts, attempts[id], "attempts of %q", id)
+				requireDead(t, id, c, d)
+				if deaths[id] != nil {
+					// The broker's account of one wait, without the entries of the producer.
+					require.Len(t, deaths[id], 1, id)
+					entry := deaths[id].([]any)[0].(amqp.Table)
+					require.Equal(t, int64(1), entry["count"], id)
+					require.Equal(t, r.Plan.Queues[0].Name, entry["queue"], id)
+				}
+			}
+			require.Contains(t, deaths, "x-death, a list of strings")
+			// The copies of the producer's publishes, and none of a retry.
+			require.Equal(t, 2, testbroker.Depth(t, url, victim))
+			require.NotContains(t, attempts, "forever")
+			r.RequireOneConnection()
+
+			r.Stop()
+			if r.Plan.Levels != nil { // it waits for all ten years at once
+				rig.WaitFor(t, "the message of ten years to wait", func() bool { return r.Waiting() == 1 })
+				return
+			}
+			rig.WaitFor(t, "the message of ten years to be back", func() bool { return r.Depth("") == 1 })
+			require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
+		})
+	}
+}
+
+// requireDead requires the reason and the kept properties of a dead letter.
+func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
+	t.Helper()
+	reason := c.reason
+	switch reason {
+	case "":
+		reason = "exhausted"
+	case "-": // its own headers leave no room for more
+		require.NotContains(t, d.Headers, header.DeadReason, id)
+		delete(d.Headers, "x-delivery-count") // 3.10 adds it at basic.get
+		require.Len(t, d.Headers, len(c.msg.Headers), "%s: its own, and not even the nonce", id)
+		return
+	}
+	require.Equal(t, reason, d.Headers[header.DeadReason], id)
+	for key, value := range c.dead {
+		require.Equal(t, value, d.Headers[key], "%s: %s", id, key)
+	}
+	require.Equal(t, amqp.Persistent, d.DeliveryMode, id)
+	require.Equal(t, len(c.msg.Body), len(d.Body), id)
+	require.Equal(t, c.msg.CorrelationId, d.CorrelationId, id)
+	require.Equal(t, c.msg.Priority, d.Priority, id)
+	for _, key := range []string{
+		"x-death", "x-first-death-queue", "x-acquired-count", "CC", "BCC", header.Queue,
+	} {
+		require.NotContains(t, d.Headers, key, id)
+	}
+	require.NotEqual(t, int64(99), d.Headers["x-delivery-count"], id)
+}
+
+// Given a message with the user id of its producer, when it fails, then its copies have no user id.
+// The broker compares the id with the publisher (F15) and would refuse every retry.
+func TestForeignUserIDIsRetried(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	node.Grant(t, testbroker.Everything("/", "producer"))
+	var attempts rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Policy: backoff.List{100 * time.Millisecond},
+		Handle: func(msg *message.Message) error {
+			raw, _ := topology.Received(msg.Context())
+			if attempts.Add() == 1 && raw.UserId != "producer" {
+				t.Errorf("the first attempt has user id %q", raw.UserId)
+			}
+			return rig.ErrFailed
+		},
+	})
+	rig.Publish(t, node.URLOf("producer"), "", r.Queue, amqp.Publishing{UserId: "producer"})
+	require.Empty(t, r.DeadLetter().UserId)
+	require.Equal(t, 2, attempts.Count())
+	r.RequireOneConnection()
+}

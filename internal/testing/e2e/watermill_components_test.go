@@ -1,0 +1,480 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/components/cqrs"
+	"github.com/ThreeDotsLabs/watermill/components/fanin"
+	"github.com/ThreeDotsLabs/watermill/components/forwarder"
+	"github.com/ThreeDotsLabs/watermill/components/requestreply"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+type (
+	placeOrder   struct{ ID string }
+	orderPlaced  struct{ ID string }
+	orderShipped struct{ ID string }
+)
+
+// Short names for parameters that the app ignores.
+type (
+	commandTopic = cqrs.CommandProcessorGenerateSubscribeTopicParams
+	commandSub   = cqrs.CommandProcessorSubscriberConstructorParams
+	eventTopic   = cqrs.EventProcessorGenerateSubscribeTopicParams
+	eventSub     = cqrs.EventProcessorSubscriberConstructorParams
+	groupTopic   = cqrs.EventGroupProcessorGenerateSubscribeTopicParams
+	groupSub     = cqrs.EventGroupProcessorSubscriberConstructorParams
+	replySub     = requestreply.PubSubBackendSubscribeParams
+	replyPub     = requestreply.PubSubBackendPublishParams
+)
+
+var jsonNames = cqrs.JSONMarshaler{GenerateName: cqrs.StructName}
+
+// app is a router with a client and a queue, to which a test adds its handlers.
+type app struct {
+	t          *testing.T
+	url, queue string
+	policy     backoff.Policy
+	client     *topology.Client
+	router     *message.Router
+	logs       *rig.Logs
+}
+
+func newApp(t *testing.T, policy backoff.Policy) *app {
+	t.Helper()
+	a := &app{
+		t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), policy: policy, logs: &rig.Logs{},
+	}
+	a.client = rig.OpenClient(t, a.url, topology.PerQueue{}, topology.WithLogger(a.logs))
+	var err error
+	a.router, err = message.NewRouter(message.RouterConfig{}, a.logs)
+	require.NoError(t, err)
+	return a
+}
+
+func (a *app) subscriber() (message.Subscriber, error) {
+	return a.client.NewSubscriber(rig.QueueConfig(a.url), topology.ForPolicy(a.policy))
+}
+
+func (a *app) publisher() *topology.Publisher { return rig.NewPublisher(a.t, a.client, a.url) }
+
+func (a *app) retry(policy backoff.Policy, options ...middleware.Option) message.HandlerMiddleware {
+	a.t.Helper()
+	options = append(options, middleware.WithLogger(a.logs))
+	retry, err := middleware.NewDelayedRetry(a.client, policy, options...)
+	require.NoError(a.t, err)
+	return retry.Middleware
+}
+
+// retryAll retries the failures of all handlers by the app's policy.
+func (a *app) retryAll(options ...middleware.Option) {
+	a.t.Helper()
+	a.router.AddMiddleware(a.retry(a.policy, options...))
+}
+
+// run runs a router, or a component with a router inside, until stop is called or the test ends.
+func (a *app) run(service interface {
+	rig.Runner
+	Close() error
+},
+) (stop func()) {
+	a.t.Helper()
+	ended := rig.Run(a.t, service)
+	stop = sync.OnceFunc(func() {
+		require.NoError(a.t, service.Close())
+		require.NoError(a.t, a.client.Close())
+		require.NoError(a.t, <-ended)
+		if a.t.Failed() {
+			a.logs.Dump(a.t)
+		}
+	})
+	a.t.Cleanup(stop)
+	return stop
+}
+
+// requireNothingLeft requires that queues and their dead-letter queues are empty.
+func (a *app) requireNothingLeft(queues ...string) {
+	a.t.Helper()
+	for _, queue := range queues {
+		require.Zero(a.t, testbroker.Depth(a.t, a.url, queue))
+		require.Zero(a.t, testbroker.Depth(a.t, a.url, queue+".dlq"), "dead letters")
+	}
+}
+
+// commands adds the handler of a command that a queue brings.
+func (a *app) commands(queue string, ackErrors bool, handler cqrs.CommandHandler) *message.Handler {
+	a.t.Helper()
+	p, err := cqrs.NewCommandProcessorWithConfig(a.router, cqrs.CommandProcessorConfig{
+		GenerateSubscribeTopic: func(commandTopic) (string, error) { return queue, nil },
+		SubscriberConstructor:  func(commandSub) (message.Subscriber, error) { return a.subscriber() },
+		Marshaler:              jsonNames, Logger: a.logs, AckCommandHandlingErrors: ackErrors,
+	})
+	require.NoError(a.t, err)
+	h, err := p.AddHandler(handler)
+	require.NoError(a.t, err)
+	return h
+}
+
+func (a *app) commandBus(queue string) *cqrs.CommandBus {
+	a.t.Helper()
+	bus, err := cqrs.NewCommandBusWithConfig(a.publisher(), cqrs.CommandBusConfig{
+		GeneratePublishTopic: func(cqrs.CommandBusGeneratePublishTopicParams) (string, error) {
+			return queue, nil
+		},
+		Marshaler: jsonNames,
+	})
+	require.NoError(a.t, err)
+	return bus
+}
+
+func (a *app) eventBus() *cqrs.EventBus {
+	a.t.Helper()
+	bus, err := cqrs.NewEventBusWithConfig(a.publisher(), cqrs.EventBusConfig{
+		GeneratePublishTopic: func(cqrs.GenerateEventPublishTopicParams) (string, error) {
+			return a.queue, nil
+		},
+		Marshaler: jsonNames,
+	})
+	require.NoError(a.t, err)
+	return bus
+}
+
+func (a *app) event(ackUnknown bool, handler cqrs.EventHandler) *message.Handler {
+	a.t.Helper()
+	p, err := cqrs.NewEventProcessorWithConfig(a.router, cqrs.EventProcessorConfig{
+		GenerateSubscribeTopic: func(eventTopic) (string, error) { return a.queue, nil },
+		SubscriberConstructor:  func(eventSub) (message.Subscriber, error) { return a.subscriber() },
+		Marshaler:              jsonNames, Logger: a.logs, AckOnUnknownEvent: ackUnknown,
+	})
+	require.NoError(a.t, err)
+	h, err := p.AddHandler(handler)
+	require.NoError(a.t, err)
+	return h
+}
+
+func (a *app) eventGroup(ackUnknown bool, name string, handlers ...cqrs.GroupEventHandler) {
+	a.t.Helper()
+	p, err := cqrs.NewEventGroupProcessorWithConfig(a.router, cqrs.EventGroupProcessorConfig{
+		GenerateSubscribeTopic: func(groupTopic) (string, error) { return a.queue, nil },
+		SubscriberConstructor:  func(groupSub) (message.Subscriber, error) { return a.subscriber() },
+		Marshaler:              jsonNames, Logger: a.logs, AckOnUnknownEvent: ackUnknown,
+	})
+	require.NoError(a.t, err)
+	require.NoError(a.t, p.AddHandlersGroup(name, handlers...))
+}
+
+// Given a command handler that fails, when a command comes, then it is retried, and the context of
+// the handler knows the attempt.
+func TestCommandIsRetried(t *testing.T) {
+	t.Parallel()
+	attempts, ids := make(chan int, 10), make(chan string, 10)
+	a := newApp(t, rig.Quickly(2))
+	a.retryAll()
+	place := func(ctx context.Context, cmd *placeOrder) error {
+		attempts <- middleware.Attempt(ctx)
+		ids <- cmd.ID
+		if middleware.LastAttempt(ctx) {
+			return nil
+		}
+		return rig.ErrFailed
+	}
+	a.commands(a.queue, false, cqrs.NewCommandHandler("place", place))
+	stop := a.run(a.router)
+	require.NoError(t, a.commandBus(a.queue).Send(t.Context(), &placeOrder{ID: "7"}))
+	rig.AwaitAttempts(t, attempts, 1, 2, 3)
+	for range 3 {
+		require.Equal(t, "7", <-ids)
+	}
+	stop()
+	a.requireNothingLeft(a.queue)
+}
+
+// Given a classifier for syntax errors, when a command cannot be unmarshalled, then it is dead at
+// once. Unmarshalling fails inside DelayedRetry.
+func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, rig.Quickly(2))
+	a.retryAll(middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]()))
+	place := func(context.Context, *placeOrder) error {
+		t.Error("the handler was called")
+		return nil
+	}
+	a.commands(a.queue, false, cqrs.NewCommandHandler("place", place))
+	a.run(a.router)
+	msg := message.NewMessage("id-1", []byte("{"))
+	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
+	require.NoError(t, a.publisher().Publish(a.queue, msg))
+	dead := rig.Take(t, a.url, a.queue+".dlq")
+	rig.RequireDead(t, dead, "permanent", "1")
+	require.Equal(t, "place", dead.Headers[header.DeadHandler])
+}
+
+// Given AckCommandHandlingErrors, when a handler fails, then the error is taken away inside
+// DelayedRetry. Nothing is retried or dead-lettered.
+func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	a := newApp(t, rig.Quickly(2))
+	a.retryAll()
+	place := func(ctx context.Context, _ *placeOrder) error {
+		attempts <- middleware.Attempt(ctx)
+		return rig.ErrFailed
+	}
+	a.commands(a.queue, true, cqrs.NewCommandHandler("place", place))
+	stop := a.run(a.router)
+	bus := a.commandBus(a.queue)
+	for range 2 {
+		require.NoError(t, bus.Send(t.Context(), &placeOrder{}))
+	}
+	rig.AwaitAttempts(t, attempts, 1, 1)
+	stop()
+	a.requireNothingLeft(a.queue)
+	require.Zero(t, testbroker.Depth(t, a.url, a.queue+".wait.100ms"))
+}
+
+// Given a policy for each handler, when both fail, then each command has the attempts of its
+// handler's policy.
+func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, rig.Quickly(2))
+	retries := map[string]int{testbroker.Queue(t): 0, testbroker.Queue(t): 2}
+	for queue, n := range retries {
+		place := func(context.Context, *placeOrder) error { return rig.ErrFailed }
+		h := a.commands(queue, false, cqrs.NewCommandHandler(queue, place))
+		h.AddMiddleware(a.retry(backoff.Limit{Policy: rig.Quickly(100), Retries: n}))
+	}
+	a.run(a.router)
+	for queue, n := range retries {
+		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{}))
+		dead := rig.Take(t, a.url, queue+".dlq")
+		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[header.DeadFailures])
+	}
+}
+
+// Given an event without a handler, when it comes, then that is a failure, unless AckOnUnknownEvent
+// acks it.
+func TestUnknownEvents(t *testing.T) {
+	t.Parallel()
+	type handle = func(context.Context, *orderPlaced) error
+	for name, ackUnknown := range map[string]bool{"failure": false, "acked": true} {
+		for kind, add := range map[string]func(*app, handle){
+			"processor": func(a *app, h handle) {
+				handler := a.event(ackUnknown, cqrs.NewEventHandler("placed", h))
+				handler.AddMiddleware(a.retry(rig.Quickly(1)))
+			},
+			// A group gives no handler to add a middleware to.
+			"group": func(a *app, h handle) {
+				placed := middleware.WithPolicyFor(middleware.Selector{Handler: "placed"}, rig.Quickly(1))
+				a.router.AddMiddleware(a.retry(backoff.None{}, placed))
+				a.eventGroup(ackUnknown, "placed", cqrs.NewGroupEventHandler(h))
+			},
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) {
+				t.Parallel()
+				attempts := make(chan int, 10)
+				a := newApp(t, rig.Quickly(1))
+				add(a, func(ctx context.Context, _ *orderPlaced) error {
+					attempts <- middleware.Attempt(ctx)
+					if middleware.Attempt(ctx) == 1 {
+						return rig.ErrFailed
+					}
+					return nil
+				})
+				stop := a.run(a.router)
+				bus := a.eventBus()
+				require.NoError(t, bus.Publish(t.Context(), &orderShipped{}))
+				require.NoError(t, bus.Publish(t.Context(), &orderPlaced{}))
+				rig.AwaitAttempts(t, attempts, 1, 2)
+				if !ackUnknown {
+					dead := rig.Take(t, a.url, a.queue+".dlq")
+					require.Equal(t, "2", dead.Headers[header.DeadFailures])
+					require.Equal(t, "placed", dead.Headers[header.DeadHandler])
+				}
+				stop()
+				a.requireNothingLeft(a.queue)
+			})
+		}
+	}
+}
+
+// Given a group of handlers, when one fails, then the handlers before it are called again, because
+// all of them share one message. All see its attempt.
+func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
+	t.Parallel()
+	calls := make(chan string, 10)
+	handler := func(name string, fails bool) cqrs.GroupEventHandler {
+		return cqrs.NewGroupEventHandler(func(ctx context.Context, _ *orderPlaced) error {
+			attempt := middleware.Attempt(ctx)
+			calls <- fmt.Sprintf("attempt %d: %s", attempt, name)
+			if fails && attempt == 1 {
+				return rig.ErrFailed
+			}
+			return nil
+		})
+	}
+	a := newApp(t, rig.Quickly(1))
+	a.retryAll()
+	bill, ship, thank := handler("bill", false), handler("ship", true), handler("thank", false)
+	a.eventGroup(false, "group", bill, ship, thank)
+	stop := a.run(a.router)
+	require.NoError(t, a.eventBus().Publish(t.Context(), &orderPlaced{}))
+	for _, want := range []string{
+		"attempt 1: bill", "attempt 1: ship", "attempt 2: bill", "attempt 2: ship", "attempt 2: thank",
+	} {
+		require.Equal(t, want, <-calls)
+	}
+	stop()
+	require.Empty(t, calls)
+	a.requireNothingLeft(a.queue)
+}
+
+// Given a caller that waits for replies, when the first attempt fails, then its reply is a failure
+// that is retried, because each attempt sends a reply. AckCommandErrors takes the error away.
+func TestRequestReply(t *testing.T) {
+	t.Parallel()
+	for name, ackErrors := range map[string]bool{"retried": false, "AckCommandErrors": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			replies := testbroker.Queue(t)
+			a := newApp(t, rig.Quickly(1))
+			a.retryAll()
+			noRetry := topology.ForPolicy(backoff.None{})
+			listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
+			require.NoError(t, err)
+			backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
+				Publisher:              a.publisher(),
+				SubscriberConstructor:  func(replySub) (message.Subscriber, error) { return listening, nil },
+				GeneratePublishTopic:   func(replyPub) (string, error) { return replies, nil },
+				GenerateSubscribeTopic: func(replySub) (string, error) { return replies, nil },
+				AckCommandErrors:       ackErrors,
+			}, requestreply.BackendPubsubJSONMarshaler[string]{})
+			require.NoError(t, err)
+			attempts := make(chan int, 10)
+			place := func(ctx context.Context, cmd *placeOrder) (string, error) {
+				attempts <- middleware.Attempt(ctx)
+				if middleware.Attempt(ctx) == 1 {
+					return "", rig.ErrFailed
+				}
+				return "placed " + cmd.ID, nil
+			}
+			a.commands(a.queue, false, requestreply.NewCommandHandlerWithResult("place", backend, place))
+			stop := a.run(a.router)
+			ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
+			defer cancel()
+			bus := a.commandBus(a.queue)
+			got, done, err := requestreply.SendWithReplies(ctx, bus, backend, &placeOrder{ID: "7"})
+			require.NoError(t, err)
+			defer done()
+			require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
+			if ackErrors {
+				rig.AwaitAttempts(t, attempts, 1)
+			} else {
+				reply := <-got
+				require.NoError(t, reply.Error)
+				require.Equal(t, "placed 7", reply.HandlerResult)
+				rig.AwaitAttempts(t, attempts, 1, 2)
+			}
+			done()
+			stop()
+			require.Empty(t, attempts)
+			a.requireNothingLeft(a.queue)
+		})
+	}
+}
+
+// Given a Forwarder without its destination, when a message comes, then it waits until the
+// destination is there.
+func TestForwarderRetries(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, backoff.Constant{Interval: 500 * time.Millisecond, Retries: 100})
+	destination := testbroker.Queue(t)
+	sub, err := a.subscriber()
+	require.NoError(t, err)
+	f, err := forwarder.NewForwarder(sub, a.publisher(), a.logs, forwarder.Config{
+		ForwarderTopic: a.queue, Middlewares: []message.HandlerMiddleware{a.retry(a.policy)},
+	})
+	require.NoError(t, err)
+	stop := a.run(f)
+	msg := message.NewMessage("id-1", []byte("order"))
+	msg.Metadata.Set("kind", "order")
+	pub := forwarder.NewPublisher(a.publisher(), forwarder.PublisherConfig{ForwarderTopic: a.queue})
+	require.NoError(t, pub.Publish(destination, msg))
+	rig.WaitFor(t, "a retry", func() bool { return a.logs.Said("Message will be retried") > 0 })
+	rig.DeclareQueue(t, a.url, destination, nil)
+	arrived := rig.Take(t, a.url, destination)
+	require.Equal(t, "order", string(arrived.Body))
+	require.Equal(t, "order", arrived.Headers["kind"])
+	stop()
+	a.requireNothingLeft(a.queue)
+}
+
+// Given a FanIn without its target, when messages come, then each is set aside for a second, again
+// and again, and none is lost. FanIn takes no middleware and publishes outside all of them.
+func TestFanInSetsAside(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, backoff.None{})
+	target, sources := testbroker.Queue(t), []string{a.queue, testbroker.Queue(t)}
+	sub, err := a.subscriber()
+	require.NoError(t, err)
+	config := fanin.Config{SourceTopics: sources, TargetTopic: target}
+	f, err := fanin.NewFanIn(sub, a.publisher(), config, a.logs)
+	require.NoError(t, err)
+	stop := a.run(f)
+	for _, source := range sources {
+		msg := message.NewMessage("of "+source, []byte(source))
+		require.NoError(t, a.publisher().Publish(source, msg))
+	}
+	const failing = "Publishing produced messages failed"
+	rig.WaitFor(t, "three failures", func() bool { return a.logs.Said(failing) >= 3 })
+	rig.DeclareQueue(t, a.url, target, nil)
+	first, second := rig.Take(t, a.url, target), rig.Take(t, a.url, target)
+	require.ElementsMatch(t, sources, []string{string(first.Body), string(second.Body)})
+	stop()
+	a.requireNothingLeft(sources...)
+	require.LessOrEqual(t, a.logs.Said(failing), 100, "it spins")
+}
+
+// Given a handler that produces messages, when an attempt fails, then its messages are dropped.
+// When publishing fails, then no attempt is counted, and the handler is called again.
+func TestHandlerThatPublishes(t *testing.T) {
+	t.Parallel()
+	a := newApp(t, rig.Quickly(1))
+	out, attempts := testbroker.Queue(t), make(chan int, 1000)
+	a.retryAll()
+	sub, err := a.subscriber()
+	require.NoError(t, err)
+	produce := func(msg *message.Message) ([]*message.Message, error) {
+		attempt := middleware.Attempt(msg.Context())
+		attempts <- attempt
+		produced := message.Messages{message.NewMessage(msg.UUID, fmt.Append(nil, attempt))}
+		if attempt == 1 {
+			return produced, rig.ErrFailed
+		}
+		return produced, nil
+	}
+	a.router.AddHandler("handler", a.queue, sub, out, a.publisher(), produce)
+	stop := a.run(a.router)
+	require.NoError(t, a.publisher().Publish(a.queue, message.NewMessage("id-1", nil)))
+	rig.AwaitAttempts(t, attempts, 1, 2, 2, 2)
+	rig.DeclareQueue(t, a.url, out, nil)
+	require.Equal(t, "2", string(rig.Take(t, a.url, out).Body))
+	stop()
+	require.Zero(t, testbroker.Depth(t, a.url, out), "one message is produced")
+	a.requireNothingLeft(a.queue)
+	for len(attempts) > 0 {
+		require.Equal(t, 2, <-attempts)
+	}
+}
