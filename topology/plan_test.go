@@ -1,10 +1,15 @@
 package topology_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -14,7 +19,8 @@ import (
 )
 
 func ExamplePerQueue() {
-	plan, err := topology.PerQueue{}.Plan("orders", []time.Duration{5 * time.Second, 2 * time.Minute})
+	delays := []time.Duration{5 * time.Second, 2 * time.Minute}
+	plan, err := topology.PerQueue{}.Plan("orders", delays)
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -28,7 +34,8 @@ func ExamplePerQueue() {
 }
 
 func ExamplePlan_Route() {
-	plan, err := topology.PerQueue{}.Plan("orders", []time.Duration{time.Second, 10 * time.Second, time.Minute})
+	delays := []time.Duration{time.Second, 10 * time.Second, time.Minute}
+	plan, err := topology.PerQueue{}.Plan("orders", delays)
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -43,8 +50,8 @@ func ExamplePlan_Route() {
 	// 1h0m0s waits in orders.wait.1m
 }
 
-// A policy cannot name an alternate exchange for an exchange of a plan: each has the
-// argument, and the stranded exchange is the end of the way.
+// Each exchange of a plan has the argument, so that a broker policy cannot name another
+// alternate exchange. The stranded exchange is the last.
 func TestEveryExchangeNamesItsAlternate(t *testing.T) {
 	t.Parallel()
 	for name, plan := range planned(t) {
@@ -57,31 +64,45 @@ func TestEveryExchangeNamesItsAlternate(t *testing.T) {
 
 func TestPerQueuePlan(t *testing.T) {
 	t.Parallel()
-	own := topology.PerQueue{
-		WaitName: func(queue string, d time.Duration) string { return "demo." + queue + ".delay_" + d.String() },
-		Dead:     topology.DeadLetters{Name: func(queue string) string { return "demo." + queue + ".dead" }},
+	const ms, s, m = time.Millisecond, time.Second, time.Minute
+	named := topology.PerQueue{
+		WaitName: func(q string, d time.Duration) string { return "demo." + q + ".delay_" + d.String() },
+		Dead:     topology.DeadLetters{Name: func(q string) string { return "demo." + q + ".dead" }},
 	}
-	cases := map[string]struct {
+	for name, c := range map[string]struct {
 		strategy topology.PerQueue
 		delays   []time.Duration
-		want     []string
+		want     string
 	}{
 		"sorted, distinct, rounded up": {
-			topology.PerQueue{},
-			[]time.Duration{5 * time.Second, time.Second, 5 * time.Second, time.Second + time.Microsecond, 1},
-			[]string{"q.wait.1ms", "q.wait.1s", "q.wait.1.001s", "q.wait.5s", "q.dlq"},
+			topology.PerQueue{}, []time.Duration{5 * s, s, 5 * s, s + time.Microsecond, 1},
+			"q.wait.1ms q.wait.1s q.wait.1.001s q.wait.5s q.dlq",
 		},
-		"a rung of a second for nacks": {topology.PerQueue{}, []time.Duration{100 * time.Millisecond}, []string{"q.wait.100ms", "q.wait.1s", "q.dlq"}},
-		"five seconds are short":       {topology.PerQueue{}, []time.Duration{5 * time.Second}, []string{"q.wait.5s", "q.dlq"}},
-		"more are not":                 {topology.PerQueue{}, []time.Duration{200 * time.Millisecond, 5001 * time.Millisecond}, []string{"q.wait.200ms", "q.wait.1s", "q.wait.5.001s", "q.dlq"}},
-		"no retries":                   {topology.PerQueue{}, []time.Duration{}, []string{"q.wait.1s", "q.dlq"}},
-		"not known: the ladder":        {topology.PerQueue{}, nil, []string{"q.wait.1s", "q.wait.5s", "q.wait.30s", "q.wait.2m", "q.wait.10m", "q.wait.1h", "q.dlq"}},
-		"not known: its own ladder":    {topology.PerQueue{WaitSteps: []time.Duration{90 * time.Minute}}, nil, []string{"q.wait.1s", "q.wait.1h30m", "q.dlq"}},
-		"classic":                      {topology.PerQueue{Type: topology.Classic}, []time.Duration{48 * time.Hour}, []string{"q.wait.1s.classic", "q.wait.48h.classic", "q.dlq"}},
-		"names of its own":             {own, []time.Duration{2 * time.Second}, []string{"demo.q.delay_2s", "demo.q.dead"}},
-		"ten years":                    {topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, []string{"q.wait.1s", "q.wait.87600h", "q.dlq"}},
-	}
-	for name, c := range cases {
+		"a wait step of a second for nacks": {
+			topology.PerQueue{}, []time.Duration{100 * ms}, "q.wait.100ms q.wait.1s q.dlq",
+		},
+		"five seconds are short": {topology.PerQueue{}, []time.Duration{5 * s}, "q.wait.5s q.dlq"},
+		"more are not": {
+			topology.PerQueue{}, []time.Duration{200 * ms, 5001 * ms},
+			"q.wait.200ms q.wait.1s q.wait.5.001s q.dlq",
+		},
+		"no retries": {topology.PerQueue{}, []time.Duration{}, "q.wait.1s q.dlq"},
+		"unknown delays: the default steps": {
+			topology.PerQueue{}, nil,
+			"q.wait.1s q.wait.5s q.wait.30s q.wait.2m q.wait.10m q.wait.1h q.dlq",
+		},
+		"unknown delays: the named steps": {
+			topology.PerQueue{WaitSteps: []time.Duration{90 * m}}, nil, "q.wait.1s q.wait.1h30m q.dlq",
+		},
+		"classic": {
+			topology.PerQueue{Type: topology.Classic}, []time.Duration{48 * time.Hour},
+			"q.wait.1s.classic q.wait.48h.classic q.dlq",
+		},
+		"other names": {named, []time.Duration{2 * s}, "demo.q.delay_2s demo.q.dead"},
+		"ten years": {
+			topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, "q.wait.1s q.wait.87600h q.dlq",
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			plan, err := c.strategy.Plan("q", c.delays)
@@ -90,8 +111,8 @@ func TestPerQueuePlan(t *testing.T) {
 			for _, q := range plan.Queues {
 				names = append(names, q.Name)
 			}
-			require.Equal(t, c.want, names)
-			require.Equal(t, c.want[len(c.want)-1], plan.Dead.RoutingKey)
+			require.Equal(t, strings.Fields(c.want), names)
+			require.Equal(t, names[len(names)-1], plan.Dead.RoutingKey)
 		})
 	}
 }
@@ -105,8 +126,10 @@ func TestPerQueueArguments(t *testing.T) {
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q",
 		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
 	}, plan.Queues[0].Arguments)
-	require.Equal(t, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)}, plan.Queues[1].Arguments)
-	require.Contains(t, plan.String(), "q.wait.1s  1s     x-dead-letter-exchange= x-dead-letter-routing-key=q")
+	require.Equal(t, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)},
+		plan.Queues[1].Arguments)
+	require.Contains(t, plan.String(),
+		"q.wait.1s  1s     x-dead-letter-exchange= x-dead-letter-routing-key=q")
 
 	plan, err = topology.PerQueue{Type: topology.Classic}.Plan("q", []time.Duration{time.Second})
 	require.NoError(t, err)
@@ -118,28 +141,160 @@ func TestPerQueueArguments(t *testing.T) {
 
 func TestPerQueueRefuses(t *testing.T) {
 	t.Parallel()
-	same := func(string, time.Duration) string { return "same" }
-	cases := map[string]struct {
+	same := topology.PerQueue{WaitName: func(string, time.Duration) string { return "same" }}
+	dead := func(name func(string) string) topology.PerQueue {
+		return topology.PerQueue{Dead: topology.DeadLetters{Name: name}}
+	}
+	for name, c := range map[string]struct {
 		strategy topology.PerQueue
 		queue    string
 		delays   []time.Duration
 		want     string
 	}{
-		"empty queue":        {topology.PerQueue{}, "", nil, "name of the queue is empty"},
-		"long queue":         {topology.PerQueue{}, strings.Repeat("q", 256), nil, "256 bytes"},
-		"long with suffix":   {topology.PerQueue{}, strings.Repeat("q", 250), nil, "wait queue of 1s"},
-		"zero delay":         {topology.PerQueue{}, "q", []time.Duration{0}, "not positive"},
-		"negative delay":     {topology.PerQueue{}, "q", []time.Duration{-time.Second}, "delay -1s"},
-		"over ten years":     {topology.PerQueue{}, "q", []time.Duration{backoff.MaxDelay + 1}, "at most 315360000000 ms"},
-		"one name for two":   {topology.PerQueue{WaitName: same}, "q", []time.Duration{1, time.Second}, `"same"`},
-		"the queue's name":   {topology.PerQueue{Dead: topology.DeadLetters{Name: func(q string) string { return q }}}, "q", nil, "the queue itself"},
-		"empty name of ours": {topology.PerQueue{Dead: topology.DeadLetters{Name: func(string) string { return "" }}}, "q", nil, "dead-letter queue is empty"},
-	}
-	for name, c := range cases {
+		"empty queue":      {topology.PerQueue{}, "", nil, "name of the queue is empty"},
+		"long queue":       {topology.PerQueue{}, strings.Repeat("q", 256), nil, "256 bytes"},
+		"long with suffix": {topology.PerQueue{}, strings.Repeat("q", 250), nil, "wait queue of 1s"},
+		"zero delay":       {topology.PerQueue{}, "q", []time.Duration{0}, "not positive"},
+		"negative delay":   {topology.PerQueue{}, "q", []time.Duration{-time.Second}, "delay -1s"},
+		"over ten years": {
+			topology.PerQueue{}, "q", []time.Duration{backoff.MaxDelay + 1}, "at most 315360000000 ms",
+		},
+		"one name for two": {same, "q", []time.Duration{1, time.Second}, `"same"`},
+		"the queue's name": {dead(func(q string) string { return q }), "q", nil, "the queue itself"},
+		"empty dead-letter queue": {
+			dead(func(string) string { return "" }), "q", nil, "dead-letter queue is empty",
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := c.strategy.Plan(c.queue, c.delays)
 			require.ErrorContains(t, err, c.want)
 		})
+	}
+}
+
+// For any name of a queue and any delays, a plan is refused or complete. Its definitions
+// and permissions name exactly the objects in the plan.
+func FuzzPlan(f *testing.F) {
+	for _, queue := range []string{
+		"orders", "", "a.b*c+d(e)|f\\g^h$i[j]{k}?", "\\E\\Q", "$(id)", "päper/€", "\xff\xfe", "\x00",
+		"new\nline", " ", "amq.gen-x", strings.Repeat("q", 255), strings.Repeat("q", 240),
+		strings.Repeat("€", 85), "millpond.return", "orders.wait.1s", "#", "(?i)orders",
+	} {
+		f.Add(queue, "/", int64(time.Second), int64(90*time.Minute), uint8(len(queue)))
+	}
+	for kind := range uint8(32) {
+		f.Add("orders", "events", int64(time.Second), int64(time.Second), kind)
+	}
+	f.Add("orders", "\xff", int64(-1), int64(0), uint8(0))
+	f.Add("orders", "v\"}", int64(1), int64(1<<63-1), uint8(1))
+	f.Fuzz(func(t *testing.T, queue, vhost string, first, second int64, kind uint8) {
+		delays := []time.Duration{time.Duration(first), time.Duration(second)}
+		types := []topology.QueueType{"", topology.Quorum, topology.Classic, "stream"}
+		of, via := types[kind>>1&3], []string{"", "events"}[kind>>4&1]
+		var strategy topology.Strategy
+		switch kind&1 | kind>>2&2 {
+		case 0:
+			strategy = topology.PerQueue{Type: of, Via: via}
+		case 1:
+			strategy = topology.Shared{Type: of, Via: via}
+		default:
+			strategy = topology.PerAttempt{Type: of, Via: via, Delays: delays[1:]}
+		}
+		plan, err := strategy.Plan(queue, delays)
+		if err != nil {
+			return
+		}
+		if err := topology.ValidatePlan(plan); err != nil {
+			t.Errorf("invalid: %v", err)
+		}
+		names := map[string]bool{queue: true}
+		for _, q := range plan.Queues {
+			if q.Name == "" || len(q.Name) > 255 || names[q.Name] {
+				t.Errorf("queue %q", q.Name)
+			}
+			names[q.Name] = true
+			suffix := q.Name[strings.LastIndexByte(q.Name, '.')+1:]
+			if of == topology.Classic || via != "" || q.Delay%time.Second != 0 || q.Delay == 0 {
+				continue // The name has a suffix or another dot.
+			}
+			if d, err := time.ParseDuration(suffix); err != nil || d != q.Delay {
+				t.Errorf("the queue of %v is called %s", q.Delay, q.Name)
+			}
+		}
+		for _, delay := range append(delays, -1, 0, 1<<63-1) {
+			route, err := plan.Route(topology.Retry{Delay: delay, Exchange: vhost, RoutingKey: vhost})
+			if plan.Via != nil && vhost == plan.Via.Exchange {
+				route.RoutingKey = queue
+			}
+			if err != nil || !slices.Contains(plan.WaitSteps, route) {
+				t.Errorf("%v waits at %+v: %v", delay, route, err)
+			}
+			if last := plan.WaitSteps[len(plan.WaitSteps)-1].Delay; route.Delay < min(delay, last) {
+				t.Errorf("%v waits for %v only, there is %v", delay, route.Delay, last)
+			}
+		}
+		checkPermissions(t, plan)
+		checkDefinitions(t, plan, vhost)
+		name, text := plan.Queues[0].Name, plan.String()
+		if !strings.Contains(text, name) && !strings.Contains(text, strconv.Quote(name)) {
+			t.Errorf("printed as %s", text)
+		}
+	})
+}
+
+// checkPermissions checks that a user who declares may configure the objects of the plan,
+// and none with a similar name.
+func checkPermissions(t *testing.T, plan topology.Plan) {
+	t.Helper()
+	p := plan.Permissions(true)
+	if !utf8.ValidString(p.Configure) {
+		return // Go's regexp refuses it, the broker's does not.
+	}
+	configure := regexp.MustCompile(p.Configure)
+	for _, q := range plan.Queues {
+		if !configure.MatchString(q.Name) {
+			t.Errorf("%s does not give %q", p.Configure, q.Name)
+		}
+		for _, other := range []string{q.Name + "x", "x" + q.Name, q.Name[:len(q.Name)-1] + "\x01"} {
+			if configure.MatchString(other) {
+				t.Errorf("%s gives %q", p.Configure, other)
+			}
+		}
+	}
+	if !regexp.MustCompile(p.Read).MatchString(plan.Queue) {
+		t.Errorf("%s does not give %q", p.Read, plan.Queue)
+	}
+	if without := plan.Permissions(false); without.Configure != "^$" {
+		t.Errorf("without declaring %s may be configured", without.Configure)
+	}
+}
+
+func checkDefinitions(t *testing.T, plan topology.Plan, vhost string) {
+	t.Helper()
+	data, err := plan.Definitions(vhost, topology.Queue{Name: plan.Queue})
+	if valid := utf8.ValidString(plan.Queue) && utf8.ValidString(vhost); err != nil || !valid {
+		if err == nil || valid {
+			t.Errorf("queue %q, vhost %q: %v", plan.Queue, vhost, err)
+		}
+		return
+	}
+	var back struct {
+		Queues []struct {
+			Name, Vhost string
+			Arguments   map[string]any
+		}
+	}
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatal(err)
+	}
+	if len(back.Queues) != len(plan.Queues)+1 || back.Queues[0].Name != plan.Queue {
+		t.Fatalf("%d queues, the first %q: %s", len(back.Queues), back.Queues[0].Name, data)
+	}
+	for i, q := range plan.Queues {
+		got := back.Queues[i+1]
+		if got.Name != q.Name || got.Vhost != vhost || len(got.Arguments) != len(q.Arguments) {
+			t.Errorf("queue %q became %+v", q.Name, got)
+		}
 	}
 }
