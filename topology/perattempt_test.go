@@ -2,13 +2,13 @@ package topology_test
 
 import (
 	"fmt"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -19,8 +19,8 @@ import (
 )
 
 func ExamplePerAttempt() {
-	strategy := topology.PerAttempt{Delays: []time.Duration{5 * time.Second, 5 * time.Second, time.Minute}}
-	plan, err := strategy.Plan("orders", nil)
+	delays := []time.Duration{5 * time.Second, 5 * time.Second, time.Minute}
+	plan, err := topology.PerAttempt{Delays: delays}.Plan("orders", nil)
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -28,7 +28,8 @@ func ExamplePerAttempt() {
 		route, _ := plan.Route(topology.Retry{Delay: 5 * time.Second, Attempt: attempt})
 		fmt.Println("attempt", attempt, "waits in", route.RoutingKey)
 	}
-	route, _ := plan.Route(topology.Retry{Delay: 20 * time.Second, Attempt: 1}) // asked for by an error
+	// An error asks for a delay between the steps.
+	route, _ := plan.Route(topology.Retry{Delay: 20 * time.Second, Attempt: 1})
 	fmt.Println("20s wait in", route.RoutingKey)
 	// Output:
 	// attempt 1 waits in orders.retry.1.5s
@@ -41,44 +42,57 @@ func ExamplePerAttempt() {
 func TestPerAttemptPlan(t *testing.T) {
 	t.Parallel()
 	const ms, s = time.Millisecond, time.Second
-	ladder := []string{"q.retry.1.1s", "q.retry.2.5s", "q.retry.3.30s", "q.retry.4.2m", "q.retry.5.10m", "q.retry.6.1h"}
-	cases := map[string]struct {
+	type delays = []time.Duration
+	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
+	classic, via := topology.PerAttempt{Type: topology.Classic}, topology.PerAttempt{Via: "events"}
+	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
+	for name, c := range map[string]struct {
 		strategy topology.PerAttempt
-		delays   []time.Duration
-		want     []string
+		delays   delays
+		want     string
 	}{
-		"the policy's delays":          {topology.PerAttempt{}, []time.Duration{s, 2 * s, 3 * s}, []string{"q.retry.1.1s", "q.retry.2.2s", "q.retry.3.3s"}},
-		"repeated":                     {topology.PerAttempt{Delays: []time.Duration{s, s}}, []time.Duration{s}, []string{"q.retry.1.1s", "q.retry.2.1s"}},
-		"down again":                   {topology.PerAttempt{Delays: []time.Duration{3 * s, s, 3 * s}}, []time.Duration{s, 3 * s}, []string{"q.retry.2.1s", "q.retry.1.3s", "q.retry.3.3s"}},
-		"more than the series":         {topology.PerAttempt{Delays: []time.Duration{2 * s, s}}, []time.Duration{s, 2 * s, 5 * s, 1500 * ms}, []string{"q.retry.2.1s", "q.retry.3.1.5s", "q.retry.1.2s", "q.retry.4.5s"}},
-		"one of a second to set aside": {topology.PerAttempt{}, []time.Duration{100 * ms}, []string{"q.retry.1.100ms", "q.retry.0.1s"}},
-		"no retries":                   {topology.PerAttempt{}, []time.Duration{}, []string{"q.retry.0.1s"}},
-		"not known":                    {topology.PerAttempt{}, nil, ladder},
-		"not known, a series":          {topology.PerAttempt{Delays: []time.Duration{s}}, nil, ladder[:1]},
-		"not known, a ladder beside":   {topology.PerAttempt{Delays: []time.Duration{s}, WaitSteps: []time.Duration{9 * s}}, nil, []string{"q.retry.1.1s", "q.retry.2.9s"}},
-		"rounded up":                   {topology.PerAttempt{Delays: []time.Duration{s + 1}}, []time.Duration{s + 2}, []string{"q.retry.1.1.001s"}},
-		"classic":                      {topology.PerAttempt{Type: topology.Classic}, []time.Duration{s}, []string{"q.retry.1.1s.classic"}},
-		"through an exchange":          {topology.PerAttempt{Via: "events"}, []time.Duration{s}, []string{"q.retry.1.1s.to.events"}},
-	}
-	for name, c := range cases {
+		"the policy's delays": {
+			series(), delays{s, 2 * s, 3 * s}, "q.retry.1.1s q.retry.2.2s q.retry.3.3s",
+		},
+		"repeated": {series(s, s), delays{s}, "q.retry.1.1s q.retry.2.1s"},
+		"down again": {
+			series(3*s, s, 3*s), delays{s, 3 * s}, "q.retry.2.1s q.retry.1.3s q.retry.3.3s",
+		},
+		"more than the series": {
+			series(2*s, s), delays{s, 2 * s, 5 * s, 1500 * ms},
+			"q.retry.2.1s q.retry.3.1.5s q.retry.1.2s q.retry.4.5s",
+		},
+		"a second for snoozes": {series(), delays{100 * ms}, "q.retry.1.100ms q.retry.0.1s"},
+		"no retries":           {series(), delays{}, "q.retry.0.1s"},
+		"unknown":              {series(), nil, steps},
+		"unknown, a series":    {series(s), nil, "q.retry.1.1s"},
+		"unknown, a series and wait steps": {
+			topology.PerAttempt{Delays: delays{s}, WaitSteps: delays{9 * s}}, nil,
+			"q.retry.1.1s q.retry.2.9s",
+		},
+		"rounded up":          {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
+		"classic":             {classic, delays{s}, "q.retry.1.1s.classic"},
+		"through an exchange": {via, delays{s}, "q.retry.1.1s.to.events"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			plan, err := c.strategy.Plan("q", c.delays)
 			require.NoError(t, err)
+			want := strings.Fields(c.want)
 			var names []string
 			for _, q := range plan.Queues {
 				if q.Delay > 0 {
 					names = append(names, q.Name)
 				}
 			}
-			require.Equal(t, c.want, names)
+			require.Equal(t, want, names)
 			require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
-			for i, rung := range plan.WaitSteps {
-				waits, end := walk(t, plan, rung)
+			for i, step := range plan.WaitSteps {
+				waits, end := walk(t, plan, step)
 				require.Equal(t, "q", end)
 				require.Len(t, waits, 1)
-				require.Equal(t, c.want[i], waits[0].Name)
-				require.Equal(t, rung.Delay, waits[0].Delay)
+				require.Equal(t, want[i], waits[0].Name)
+				require.Equal(t, step.Delay, waits[0].Delay)
 			}
 		})
 	}
@@ -87,9 +101,10 @@ func TestPerAttemptPlan(t *testing.T) {
 func TestPerAttemptRoutes(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
-	plan, err := topology.PerAttempt{Delays: []time.Duration{2 * s, 5 * s, 2 * s, 5 * s}}.Plan("q", nil)
+	delays := []time.Duration{2 * s, 5 * s, 2 * s, 5 * s}
+	plan, err := topology.PerAttempt{Delays: delays}.Plan("q", nil)
 	require.NoError(t, err)
-	cases := map[string]struct {
+	for name, c := range map[string]struct {
 		retry topology.Retry
 		want  string
 	}{
@@ -98,12 +113,11 @@ func TestPerAttemptRoutes(t *testing.T) {
 		"the last before it":       {topology.Retry{Delay: 2 * s, Attempt: 2}, "q.retry.1.2s"},
 		"none before it":           {topology.Retry{Delay: 5 * s, Attempt: 1}, "q.retry.2.5s"},
 		"beyond the last":          {topology.Retry{Delay: 2 * s, Attempt: 1000}, "q.retry.3.2s"},
-		"set aside":                {topology.Retry{Delay: s}, "q.retry.1.2s"},
+		"snoozed":                  {topology.Retry{Delay: s}, "q.retry.1.2s"},
 		"longer than its own":      {topology.Retry{Delay: 3 * s, Attempt: 3}, "q.retry.2.5s"},
 		"longer than all, a round": {topology.Retry{Delay: time.Hour, Attempt: 4}, "q.retry.4.5s"},
 		"garbage":                  {topology.Retry{Delay: -s, Attempt: -1}, "q.retry.1.2s"},
-	}
-	for name, c := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			route, err := plan.Route(c.retry)
@@ -122,7 +136,10 @@ func TestPerAttemptRefuses(t *testing.T) {
 		ExchangeName: func(string) string { return "" },
 		Type:         "stream",
 	}.Plan("q", nil)
-	for _, want := range []string{"delay -1ns is not positive", "at most 315360000000 ms", `"same"`, "retry exchange is empty", `"stream"`} {
+	for _, want := range []string{
+		"delay -1ns is not positive", "at most 315360000000 ms", `"same"`, "retry exchange is empty",
+		`"stream"`,
+	} {
 		require.ErrorContains(t, err, want)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// perQueueByHand is a strategy of a user's own, with what WaitQueue gives.
+// perQueueByHand is a strategy of a user, made with WaitQueue.
 type perQueueByHand struct{}
 
 func (perQueueByHand) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
@@ -57,57 +57,83 @@ func ExampleValidatePlan() {
 		}},
 		WaitSteps: []topology.Route{{RoutingKey: "orders.later", Delay: 5 * time.Second, Hops: 1}},
 	})
-	fmt.Println(err)
+	fmt.Println(strings.NewReplacer(", ", ",\n\t", ": set", ":\n\tset", "; ", ";\n\t").
+		Replace(err.Error()))
 	// Output:
-	// plan for queue "orders": wait queue "orders.later" has no x-dead-letter-exchange, so that the broker drops a message whose wait is over: set it to "" and x-dead-letter-routing-key to the queue's name; topology.WaitQueue sets the safe arguments
-	// wait queue "orders.later": x-dead-letter-strategy is <nil>, so that messages are lost where their queue is out of reach: set it to at-least-once, with x-overflow reject-publish, or name the weaker at-most-once; topology.WaitQueue sets the safe arguments
-	// dead letters have no target: declare a queue for them in Plan.Queues, with Adopt to use one that exists, or name an exchange of yours in Plan.Dead
+	// plan for queue "orders": wait queue "orders.later" has no x-dead-letter-exchange,
+	// 	so that the broker drops a message whose wait is over:
+	// 	set it to "" and x-dead-letter-routing-key to the queue's name;
+	// 	topology.WaitQueue sets the safe arguments
+	// wait queue "orders.later": x-dead-letter-strategy is <nil>,
+	// 	so that messages are lost where their queue is out of reach:
+	// 	set it to at-least-once,
+	// 	with x-overflow reject-publish,
+	// 	or name the weaker at-most-once;
+	// 	topology.WaitQueue sets the safe arguments
+	// dead letters have no target: declare a queue for them in Plan.Queues,
+	// 	with Adopt to use one that exists,
+	// 	or name an exchange of yours in Plan.Dead
 }
 
-// planned are plans with every option of every strategy.
+// planned returns plans with every option of every strategy.
 func planned(t testing.TB) map[string]topology.Plan {
 	t.Helper()
-	target := topology.DeadLetters{Target: func(queue string) topology.Route { return topology.Route{Exchange: "graves", RoutingKey: queue} }}
-	bounded := topology.DeadLetters{Name: func(q string) string { return q + ".failed" }, Arguments: amqp.Table{"x-max-length": 5, "x-message-ttl": 5000}}
+	const ms, s = time.Millisecond, time.Second
+	target := topology.DeadLetters{Target: func(queue string) topology.Route {
+		return topology.Route{Exchange: "graves", RoutingKey: queue}
+	}}
+	bounded := topology.DeadLetters{
+		Name:      func(q string) string { return q + ".failed" },
+		Arguments: amqp.Table{"x-max-length": 5, "x-message-ttl": 5000},
+	}
 	named := topology.PerAttempt{
-		Delays:       []time.Duration{100 * time.Millisecond, 100 * time.Millisecond, 10 * time.Second},
-		WaitName:     func(q string, attempt int, _ time.Duration) string { return fmt.Sprintf("%s__retry.%d", q, attempt) },
+		Delays:       []time.Duration{100 * ms, 100 * ms, 10 * s},
 		ExchangeName: func(q string) string { return q + "__retry_exchange" },
+		WaitName: func(q string, attempt int, _ time.Duration) string {
+			return fmt.Sprintf("%s__retry.%d", q, attempt)
+		},
 	}
 	more := amqp.Table{"x-max-length": 1000}
 	strategies := map[string]topology.Strategy{
-		"of a user":                 perQueueByHand{},
-		"per queue":                 topology.PerQueue{},
-		"per queue, classic":        topology.PerQueue{Type: topology.Classic},
-		"per queue, target":         topology.PerQueue{Dead: target},
-		"per queue, bounded":        topology.PerQueue{WaitArguments: more, Dead: bounded},
-		"per queue, return":         topology.PerQueue{Via: "amq.topic"},
-		"per queue, classic return": topology.PerQueue{Via: "events", Type: topology.Classic, Prefix: "shop"},
-		"per attempt":               topology.PerAttempt{},
-		"per attempt, named":        named,
-		"per attempt, classic":      topology.PerAttempt{Type: topology.Classic},
-		"per attempt, return":       topology.PerAttempt{Via: "events", WaitArguments: more, Dead: target},
-		"shared":                    topology.Shared{},
-		"shared, classic":           topology.Shared{Type: topology.Classic, Prefix: "shop"},
-		"shared, return":            topology.Shared{Via: "events", WaitArguments: more, Dead: bounded},
-		"levels":                    topology.Levels{},
-		"levels, classic":           topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
-		"levels, a minute":          topology.Levels{Max: time.Minute},
-		"levels, five seconds":      topology.Levels{Resolution: 5 * time.Second, Max: 5 * time.Second},
-		"levels, fine":              topology.Levels{Resolution: time.Millisecond, Tolerance: -1},
-		"levels, coarse":            topology.Levels{Resolution: 700 * time.Millisecond, Tolerance: 1, WaitArguments: more, Prefix: "shop"},
+		"of a user":          perQueueByHand{},
+		"per queue":          topology.PerQueue{},
+		"per queue, classic": topology.PerQueue{Type: topology.Classic},
+		"per queue, target":  topology.PerQueue{Dead: target},
+		"per queue, bounded": topology.PerQueue{WaitArguments: more, Dead: bounded},
+		"per queue, return":  topology.PerQueue{Via: "amq.topic"},
+		"per queue, classic return": topology.PerQueue{
+			Via: "events", Type: topology.Classic, Prefix: "shop",
+		},
+		"per attempt":          topology.PerAttempt{},
+		"per attempt, named":   named,
+		"per attempt, classic": topology.PerAttempt{Type: topology.Classic},
+		"per attempt, return":  topology.PerAttempt{Via: "events", WaitArguments: more, Dead: target},
+		"shared":               topology.Shared{},
+		"shared, classic":      topology.Shared{Type: topology.Classic, Prefix: "shop"},
+		"shared, return":       topology.Shared{Via: "events", WaitArguments: more, Dead: bounded},
+		"levels":               topology.Levels{},
+		"levels, classic":      topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
+		"levels, a minute":     topology.Levels{Max: time.Minute},
+		"levels, five seconds": topology.Levels{Resolution: 5 * s, Max: 5 * s},
+		"levels, fine":         topology.Levels{Resolution: ms, Tolerance: -1},
+		"levels, coarse": topology.Levels{
+			Resolution: 700 * ms, Tolerance: 1, WaitArguments: more, Prefix: "shop",
+		},
 	}
 	all := map[string]topology.Plan{}
 	for name, strategy := range strategies {
 		for kind, delays := range map[string][]time.Duration{
-			"ladder": nil, "none": {}, "long": {6 * time.Hour, 48 * time.Hour}, "short": {time.Millisecond}, "mixed": {200 * time.Millisecond, 5 * time.Second, time.Minute},
+			"unknown": nil, "none": {}, "long": {6 * time.Hour, 48 * time.Hour}, "short": {ms},
+			"mixed": {200 * ms, 5 * s, time.Minute},
 		} {
 			if name == "of a user" && kind == "short" {
-				continue // it does not sort
+				continue // perQueueByHand does not sort its wait steps.
 			}
 			plan, err := strategy.Plan("eu.orders", delays)
 			if name == "of a user" && kind == "mixed" {
-				slices.SortFunc(plan.WaitSteps, func(a, b topology.Route) int { return int(a.Delay - b.Delay) })
+				slices.SortFunc(plan.WaitSteps, func(a, b topology.Route) int {
+					return int(a.Delay - b.Delay)
+				})
 			}
 			require.NoError(t, err, name)
 			all[name+", "+kind] = plan
@@ -123,9 +149,8 @@ func TestEveryStrategysPlanIsValid(t *testing.T) {
 	}
 }
 
-// Whatever the policy: a message that is set aside for a second waits five at most.
-// With delays of hours it waited for hours, as only a plan with nothing of a second
-// or more got a step of a second.
+// Given any policy, then a snooze of a second takes five seconds at most. With delays of
+// hours it took hours: only a plan without a delay of a second or more had such a step.
 func TestSetAsideForASecondWaitsFiveAtMost(t *testing.T) {
 	t.Parallel()
 	for name, plan := range planned(t) {
@@ -136,7 +161,7 @@ func TestSetAsideForASecondWaitsFiveAtMost(t *testing.T) {
 	}
 }
 
-// clonePlan returns a plan that shares nothing with p.
+// clonePlan returns a deep copy.
 func clonePlan(p topology.Plan) topology.Plan {
 	p.Queues, p.Exchanges = slices.Clone(p.Queues), slices.Clone(p.Exchanges)
 	p.Bindings, p.WaitSteps = slices.Clone(p.Bindings), slices.Clone(p.WaitSteps)
@@ -151,79 +176,114 @@ func clonePlan(p topology.Plan) topology.Plan {
 		p.Levels = &levels
 	}
 	if p.Via != nil {
-		back := *p.Via
-		p.Via = &back
+		via := *p.Via
+		p.Via = &via
 	}
 	return p
 }
 
-// harmless are arguments without which no message is lost.
-var harmless = map[string]bool{"x-queue-mode": true, "x-max-length": true, "x-message-ttl of what keeps": true, "x-delivery-limit of what waits": true}
+// harmless are the arguments that may go without the loss of a message: of any queue, of a
+// dead-letter queue, of a wait queue.
+var harmless = map[string]bool{
+	"x-queue-mode": true, "x-max-length": true, "dead x-message-ttl": true,
+	"wait x-delivery-limit": true,
+}
 
-// breakages are all the ways in which one thing of a plan can be broken.
-func breakages(p topology.Plan) map[string]func(*topology.Plan) {
-	all := map[string]func(*topology.Plan){
+// breakage breaks one thing of a plan.
+type breakage = func(*topology.Plan)
+
+// breakages returns all ways to break one thing of a plan.
+func breakages(p topology.Plan) map[string]breakage {
+	all := map[string]breakage{
 		"another queue": func(p *topology.Plan) { p.Queue = "invoices" },
 		"no queue":      func(p *topology.Plan) { p.Queue = "" },
 		"no dead":       func(p *topology.Plan) { p.Dead = topology.Route{} },
 		"dead returns":  func(p *topology.Plan) { p.Dead = topology.Route{RoutingKey: p.Queue} },
 		"dead waits":    func(p *topology.Plan) { p.Dead = p.WaitSteps[0] },
 		"dead nowhere":  func(p *topology.Plan) { p.Dead = topology.Route{RoutingKey: "nowhere"} },
-		"no rungs":      func(p *topology.Plan) { p.WaitSteps = nil },
-		"a rung twice":  func(p *topology.Plan) { p.WaitSteps = append(p.WaitSteps, p.WaitSteps[0]); p.WaitSteps[0].Delay++ },
+		"no wait steps": func(p *topology.Plan) { p.WaitSteps = nil },
+		"a wait step twice": func(p *topology.Plan) {
+			p.WaitSteps = append(p.WaitSteps, p.WaitSteps[0])
+			p.WaitSteps[0].Delay++
+		},
 		"a queue twice": func(p *topology.Plan) { p.Queues = append(p.Queues, p.Queues[0]) },
 	}
-	for i, q := range p.Queues {
+	breakQueues(all, p.Queues)
+	breakExchanges(all, p)
+	breakWaitSteps(all, p)
+	return all
+}
+
+func breakQueues(all map[string]breakage, queues []topology.Queue) {
+	for i, q := range queues {
 		at := "queue " + q.Name + " "
 		all[at+"dropped"] = func(p *topology.Plan) { p.Queues = slices.Delete(p.Queues, i, i+1) }
 		all[at+"without a name"] = func(p *topology.Plan) { p.Queues[i].Name = "" }
-		all[at+"expires"] = func(p *topology.Plan) { p.Queues[i].Arguments["x-expires"] = 1000 }
-		all[at+"is a stream"] = func(p *topology.Plan) { p.Queues[i].Arguments["x-queue-type"] = "stream" }
+		set := func(name, key string, value any) {
+			all[at+name] = func(p *topology.Plan) { p.Queues[i].Arguments[key] = value }
+		}
+		set("expires", "x-expires", 1000)
+		set("is a stream", "x-queue-type", "stream")
 		for key := range q.Arguments {
-			of := key + " of what keeps"
+			use := "dead "
 			if q.Delay > 0 {
-				of = key + " of what waits"
+				use = "wait "
 			}
-			if harmless[key] || harmless[of] {
+			if harmless[key] || harmless[use+key] {
 				continue
 			}
 			all[at+"without "+key] = func(p *topology.Plan) { delete(p.Queues[i].Arguments, key) }
 			if key != "x-delivery-limit" {
-				all[at+"with another "+key] = func(p *topology.Plan) { p.Queues[i].Arguments[key] = "another" }
+				set("with another "+key, key, "another")
 			}
 		}
 		if q.Delay > 0 {
 			all[at+"waits longer"] = func(p *topology.Plan) { p.Queues[i].Delay += time.Millisecond }
 			all[at+"is adopted"] = func(p *topology.Plan) { p.Queues[i].Adopt = true }
-			all[at+"has a TTL of its own"] = func(p *topology.Plan) { p.Queues[i].Arguments["x-message-ttl"] = int64(7) }
+			set("has another TTL", "x-message-ttl", int64(7))
 			all[at+"drops its head"] = func(p *topology.Plan) {
 				p.Queues[i].Arguments["x-max-length"], p.Queues[i].Arguments["x-overflow"] = 5, "drop-head"
 			}
 		}
 	}
+}
+
+// breakExchanges adds the exchanges and their bindings.
+func breakExchanges(all map[string]breakage, p topology.Plan) {
 	for i, e := range p.Exchanges {
 		at := "exchange " + e.Name + " "
 		all[at+"dropped"] = func(p *topology.Plan) { p.Exchanges = slices.Delete(p.Exchanges, i, i+1) }
 		all[at+"of another type"] = func(p *topology.Plan) { p.Exchanges[i].Kind = "x-random" }
-		// An exchange that is its own alternate is safe from policies, which a plan need
-		// not be.
-		if alternate := e.Arguments["alternate-exchange"]; alternate != nil && alternate != e.Name {
-			all[at+"without an alternate"] = func(p *topology.Plan) { delete(p.Exchanges[i].Arguments, "alternate-exchange") }
-			all[at+"with another alternate"] = func(p *topology.Plan) { p.Exchanges[i].Arguments["alternate-exchange"] = "another" }
+		// An exchange that is its own alternate is safe from broker policies, which is more
+		// than ValidatePlan asks for.
+		const key = "alternate-exchange"
+		if alternate := e.Arguments[key]; alternate != nil && alternate != e.Name {
+			all[at+"without an alternate"] = func(p *topology.Plan) { delete(p.Exchanges[i].Arguments, key) }
+			all[at+"with another alternate"] = func(p *topology.Plan) {
+				p.Exchanges[i].Arguments[key] = "another"
+			}
 		}
 	}
 	for i, b := range p.Bindings {
 		at := fmt.Sprintf("binding %d of %s ", i, b.Exchange)
 		all[at+"dropped"] = func(p *topology.Plan) { p.Bindings = slices.Delete(p.Bindings, i, i+1) }
-		all[at+"elsewhere"] = func(p *topology.Plan) { p.Bindings[i].Queue, p.Bindings[i].ToExchange = "elsewhere", "" }
+		all[at+"elsewhere"] = func(p *topology.Plan) {
+			p.Bindings[i].Queue, p.Bindings[i].ToExchange = "elsewhere", ""
+		}
 		if b.Header != "" {
 			all[at+"of another value"] = func(p *topology.Plan) { p.Bindings[i].Value += "x" }
 		}
 	}
+}
+
+// breakWaitSteps adds the wait steps, the levels and the exchange that messages return by.
+func breakWaitSteps(all map[string]breakage, p topology.Plan) {
 	for i := range p.WaitSteps {
-		at := fmt.Sprintf("rung %d ", i)
+		at := fmt.Sprintf("wait step %d ", i)
 		if p.Levels == nil {
-			all[at+"dropped"] = func(p *topology.Plan) { p.WaitSteps = slices.Delete(p.WaitSteps, i, i+1) }
+			all[at+"dropped"] = func(p *topology.Plan) {
+				p.WaitSteps = slices.Delete(p.WaitSteps, i, i+1)
+			}
 		}
 		all[at+"too long"] = func(p *topology.Plan) { p.WaitSteps[i].Delay += time.Millisecond }
 		all[at+"by another exchange"] = func(p *topology.Plan) { p.WaitSteps[i].Exchange = "another" }
@@ -245,26 +305,25 @@ func breakages(p topology.Plan) map[string]func(*topology.Plan) {
 		all["another exchange to return to"] = func(p *topology.Plan) { p.Via.Exchange += "x" }
 		all["another way to return"] = func(p *topology.Plan) { p.Via.Through += "x" }
 	}
-	return all
 }
 
-// Each argument, binding, exchange, queue and wait step of a valid plan matters: where any
-// one is broken the plan is refused.
+// Each argument, binding, exchange, queue and wait step of a valid plan is needed: a plan with
+// one of them broken is refused.
 func TestAPlanWithOneThingBrokenIsRefused(t *testing.T) {
 	t.Parallel()
 	tried := 0
 	for name, plan := range planned(t) {
-		if plan.Levels != nil && (len(plan.Queues) > 12 || !strings.HasSuffix(name, "ladder")) {
-			continue // the same for all delays; forty levels take long and are alike
+		if plan.Levels != nil && (len(plan.Queues) > 12 || !strings.HasSuffix(name, "unknown")) {
+			continue // Plans are the same for all delays, and forty levels are alike and take long.
 		}
 		tried += len(breakages(plan))
-		for what, breaks := range breakages(plan) {
-			broken := clonePlan(plan)
-			breaks(&broken)
-			if err := topology.ValidatePlan(broken); err == nil {
-				t.Errorf("%s: %s: passes", name, what)
+		for broken, damage := range breakages(plan) {
+			damaged := clonePlan(plan)
+			damage(&damaged)
+			if err := topology.ValidatePlan(damaged); err == nil {
+				t.Errorf("%s: %s: passes", name, broken)
 			} else if strings.Contains(err.Error(), "%!") {
-				t.Errorf("%s: %s: %v", name, what, err)
+				t.Errorf("%s: %s: %v", name, broken, err)
 			}
 		}
 		require.NoError(t, topology.ValidatePlan(plan), "the original is unchanged")
@@ -273,7 +332,7 @@ func TestAPlanWithOneThingBrokenIsRefused(t *testing.T) {
 	require.Greater(t, tried, 3000)
 }
 
-// A plan may be weaker than our own where it says so by name.
+// A plan may be weaker than those of this package if it names the weaker guarantee.
 func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(args amqp.Table){
@@ -294,7 +353,6 @@ func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 	}
 }
 
-// Two services may bind their queues to one exchange of their own, as Shared does.
 func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	t.Parallel()
 	plan, err := topology.PerAttempt{}.Plan("orders", backoff.List{time.Second, time.Minute})
@@ -304,8 +362,10 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 
 	plan, err = topology.Shared{}.Plan("orders", backoff.List{time.Second})
 	require.NoError(t, err)
-	plan.Bindings = append(plan.Bindings, topology.Binding{Exchange: "millpond.wait.1s", Queue: "orders"})
-	require.ErrorContains(t, topology.ValidatePlan(plan), `leads to queue "orders" before the wait is over`)
+	early := topology.Binding{Exchange: "millpond.wait.1s", Queue: "orders"}
+	plan.Bindings = append(plan.Bindings, early)
+	require.ErrorContains(t, topology.ValidatePlan(plan),
+		`leads to queue "orders" before the wait is over`)
 
 	plan, err = perQueueByHand{}.Plan("orders", nil)
 	require.NoError(t, err)
@@ -314,7 +374,9 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 }
 
 func BenchmarkValidatePlan(b *testing.B) {
-	for name, strategy := range map[string]topology.Strategy{"per queue": topology.PerQueue{}, "levels": topology.Levels{}} {
+	for name, strategy := range map[string]topology.Strategy{
+		"per queue": topology.PerQueue{}, "levels": topology.Levels{},
+	} {
 		b.Run(name, func(b *testing.B) {
 			plan, err := strategy.Plan("orders", nil)
 			require.NoError(b, err)
