@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -111,7 +112,7 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 // pass as many wait queues as the route says, the longest first, for as long in total.
 func requireWalk(t testing.TB, broker, plan topology.Plan, route topology.Route) {
 	t.Helper()
-	waits, end := walk(t, broker, route)
+	waits, end := rig.Walk(t, broker, route)
 	require.Equal(t, plan.Queue, end)
 	require.Len(t, waits, route.Hops)
 	var total time.Duration
@@ -164,7 +165,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, none.Queues[:33], another.Queues[:33])
 	require.Equal(t, none.Exchanges, another.Exchanges)
-	require.Len(t, merged(none, another).Bindings, len(none.Bindings)+1)
+	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
 }
 
 // Given different strategies on one broker, then equal names have equal arguments, and
@@ -196,7 +197,7 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 			requireSame("exchange "+e.Name, e)
 		}
 	}
-	broker := merged(plans...)
+	broker := rig.Merged(plans...)
 	for _, plan := range plans {
 		for _, asked := range []time.Duration{
 			1, time.Second, 59900 * time.Millisecond, 80 * time.Second,
@@ -331,7 +332,7 @@ func TestLevelsKeepDestinationsApart(t *testing.T) {
 			require.NoError(t, err, name)
 			plans = append(plans, plan)
 		}
-		broker := merged(plans...)
+		broker := rig.Merged(plans...)
 		for _, plan := range plans {
 			for _, asked := range []time.Duration{1, 777 * ms, 9876 * ms, 1<<38*ms - 1} {
 				route, err := plan.Route(topology.Retry{Delay: asked})
@@ -370,7 +371,7 @@ func FuzzLevels(f *testing.F) {
 		route, err := first.Route(topology.Retry{Delay: delay})
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(route.RoutingKey), 255)
-		requireWalk(t, merged(first, second), first, route)
+		requireWalk(t, rig.Merged(first, second), first, route)
 		step := first.Levels.Resolution
 		longest := time.Duration(1<<first.Levels.Levels-1) * step
 		if delay <= longest {
