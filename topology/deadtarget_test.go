@@ -45,7 +45,7 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		URL: url, PublisherURL: proxy.URL(), Queue: queue, Policy: backoff.List{200 * time.Millisecond},
 		Strategy:     topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: exchange} }}},
 		Configure:    func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
-		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(5)},
 		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			mu.Lock()
 			defer mu.Unlock()

@@ -12,25 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// perQueueByHand is a strategy of a user, made with WaitQueue.
-type perQueueByHand struct{}
-
-func (perQueueByHand) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
-	plan := topology.Plan{Queue: queue, Dead: topology.Route{RoutingKey: queue + ".failed"}}
-	for _, d := range append([]time.Duration{time.Second}, delays...) {
-		wait := topology.WaitQueue(queue+".in."+d.String(), d, topology.Route{RoutingKey: queue})
-		plan.Queues = append(plan.Queues, wait)
-		plan.WaitSteps = append(plan.WaitSteps, topology.Route{RoutingKey: wait.Name, Delay: d, Hops: 1})
-	}
-	plan.Queues = append(plan.Queues, topology.Queue{
-		Name:      queue + ".failed",
-		Arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)},
-	})
-	return plan, nil
-}
 
 func ExampleWaitQueue() {
 	wait := topology.WaitQueue("orders.later", 5*time.Second, topology.Route{RoutingKey: "orders"})
@@ -95,7 +79,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 	}
 	more := amqp.Table{"x-max-length": 1000}
 	strategies := map[string]topology.Strategy{
-		"of a user":          perQueueByHand{},
+		"of a user":          rig.PerQueueByHand{},
 		"per queue":          topology.PerQueue{},
 		"per queue, classic": topology.PerQueue{Type: topology.Classic},
 		"per queue, target":  topology.PerQueue{Dead: target},
@@ -127,7 +111,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 			"mixed": {200 * ms, 5 * s, time.Minute},
 		} {
 			if name == "of a user" && kind == "short" {
-				continue // perQueueByHand does not sort its wait steps.
+				continue // PerQueueByHand does not sort its wait steps.
 			}
 			plan, err := strategy.Plan("eu.orders", delays)
 			if name == "of a user" && kind == "mixed" {
@@ -346,7 +330,7 @@ func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 			args["x-dead-letter-strategy"] = "at-most-once"
 		},
 	} {
-		plan, err := perQueueByHand{}.Plan("orders", nil)
+		plan, err := rig.PerQueueByHand{}.Plan("orders", nil)
 		require.NoError(t, err)
 		change(plan.Queues[0].Arguments)
 		require.NoError(t, topology.ValidatePlan(plan), name)
@@ -367,7 +351,7 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	require.ErrorContains(t, topology.ValidatePlan(plan),
 		`leads to queue "orders" before the wait is over`)
 
-	plan, err = perQueueByHand{}.Plan("orders", nil)
+	plan, err = rig.PerQueueByHand{}.Plan("orders", nil)
 	require.NoError(t, err)
 	plan.Queues[0].Arguments["x-dead-letter-routing-key"] = plan.Queues[0].Name
 	require.ErrorContains(t, topology.ValidatePlan(plan), "round in circles")

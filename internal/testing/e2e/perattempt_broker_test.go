@@ -1,19 +1,21 @@
 package e2e_test
 
 import (
-	amqp "github.com/rabbitmq/amqp091-go"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
-	"github.com/stretchr/testify/require"
 )
 
 // More failures than queues, and a delay that only an error asks for: no queue of
