@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -109,40 +108,6 @@ func TestUndecodableIsDeadLettered(t *testing.T) {
 	}
 	require.Equal(t, 1, strings.Count(r.Logs.Text(), "marshaler panicked"))
 	require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
-}
-
-// An error text of 1 MB, one that is not UTF-8, and a long history: dead-lettered,
-// readable, no connection harmed.
-func TestHugeErrorTextHarmsNothing(t *testing.T) {
-	t.Parallel()
-	huge := errors.New(strings.Repeat("\xff\xfe€", 250_000))
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.Constant{Interval: time.Millisecond, Retries: 100},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.Add()
-			return nil, huge
-		},
-	})
-	r.Publish(amqp.Publishing{Body: []byte("loud")})
-	for range 20 { // looking at it does it no harm
-		ch := testbroker.Channel(t, r.URL)
-		rig.WaitFor(t, "the dead letter", func() bool {
-			d, ok, err := ch.Get(r.Queue+".dlq", false)
-			require.NoError(t, err)
-			if ok {
-				require.NoError(t, d.Nack(false, true))
-			}
-			return ok
-		})
-	}
-	dead := r.DeadLetter()
-	text, _ := dead.Headers[header.DeadError].(string)
-	require.Contains(t, text, "(cut, 1250000 bytes)")
-	require.LessOrEqual(t, len(text), header.MaxErrorBytes)
-	require.Equal(t, "101", dead.Headers[header.DeadFailures])
-	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
-	require.Equal(t, 101, calls.Count())
 }
 
 // A delay longer than every wait step waits in rounds that cost no attempt (P7), one

@@ -8,21 +8,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// events keeps what an observer is told. middleware/metrics has the test of every
-// way a message can take.
+// events is an observer that keeps all events. The tests of middleware/metrics cover every
+// fate of a message.
 type events struct {
 	mu  sync.Mutex
 	all []middleware.Event
@@ -34,14 +33,25 @@ func (o *events) Observe(_ context.Context, e middleware.Event) {
 	o.all = append(o.all, e)
 }
 
-// wait returns the events once the last of them is of that kind, tries that failed
-// in a row as one.
-func (o *events) wait(t *testing.T, last middleware.EventKind) (kinds []middleware.EventKind, all []middleware.Event) {
+func (o *events) seen() []middleware.Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.all)
+}
+
+// has reports whether an event of a kind was seen.
+func (o *events) has(kind middleware.EventKind) bool {
+	return slices.ContainsFunc(o.seen(), func(e middleware.Event) bool { return e.Kind == kind })
+}
+
+// wait waits until the last event is of a kind. It returns all events, with the failed tries
+// of one hand-over as one event.
+func (o *events) wait(
+	t *testing.T, last middleware.EventKind,
+) (kinds []middleware.EventKind, all []middleware.Event) {
 	t.Helper()
 	rig.WaitFor(t, "the event "+string(last), func() bool {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		all = slices.Clone(o.all)
+		all = o.seen()
 		return len(all) > 0 && all[len(all)-1].Kind == last
 	})
 	all = slices.CompactFunc(all, func(a, b middleware.Event) bool {
@@ -53,11 +63,11 @@ func (o *events) wait(t *testing.T, last middleware.EventKind) (kinds []middlewa
 	return kinds, all
 }
 
-// failOnce is a middleware outside of DelayedRetry that fails the first time, so
-// that the router nacks.
-func failOnce(before func()) message.HandlerMiddleware {
+// failOnce is a middleware outside DelayedRetry. It calls before and fails the first success,
+// so that the router nacks.
+func failOnce(before func()) []message.HandlerMiddleware {
 	var calls atomic.Int32
-	return func(h message.HandlerFunc) message.HandlerFunc {
+	return []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			produced, err := h(msg)
 			if err == nil && calls.Add(1) == 1 {
@@ -66,46 +76,48 @@ func failOnce(before func()) message.HandlerMiddleware {
 			}
 			return produced, err
 		}
-	}
+	}}
 }
 
-// A delay longer than every wait step is waited for in rounds, one between two wait steps
-// takes the longer: given and measured say so.
+// Given wait steps of 200 ms and 1 s, when delays of 2.5 s and 300 ms are asked for, then the
+// events tell the delay asked for, the delay given, and the measured delay.
 func TestDelaysAreTold(t *testing.T) {
 	t.Parallel()
+	const ms = time.Millisecond
 	var told events
 	rig.Start(t, rig.Config{
-		Strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
-		Policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
-			return []time.Duration{0, 2500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
-		})},
+		Strategy:     topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
+		Policy:       rig.UnlistedDelays(2500*ms, 300*ms),
 		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
-		Handler:      func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
-	}).Publish(amqp.Publishing{Body: []byte("far")})
+		Handle:       rig.Fail,
+	}).Send("far")
 	kinds, all := told.wait(t, middleware.EventDeadLettered)
 	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
 	for i, want := range []struct{ asked, given time.Duration }{
-		{2500 * time.Millisecond, 3 * time.Second}, {300 * time.Millisecond, time.Second},
+		{2500 * ms, 3 * time.Second}, {300 * ms, time.Second},
 	} {
 		require.Equal(t, want.asked, all[i].DelayAsked)
 		require.Equal(t, want.given, all[i].DelayGiven)
 		require.Equal(t, want.asked, all[i+1].LastDelay)
-		// What is left of a round under max(50 ms, 1 %) is not waited for.
-		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*time.Millisecond-rig.Grace)
+		// A rest of a round under max(50 ms, 1 %) is left out.
+		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*ms-rig.Grace)
 		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
 	}
 }
 
-// The Subscriber tells of its own hand-over as DelayedRetry does.
+// Given a router that nacks and a publishing connection that passes nothing, then the
+// Subscriber tells of its own hand-over as DelayedRetry does.
 func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	r := rig.Start(t, rig.Config{
-		URL: url, PublisherURL: proxy.URL(), Policy: backoff.List{time.Second}, Handler: succeed,
-		ClientOptions: []topology.Option{topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second)},
-		Outer:         []message.HandlerMiddleware{failOnce(func() { proxy.Blackhole(true) })},
+		URL: url, PublisherURL: proxy.URL(), Policy: backoff.List{time.Second}, Handle: rig.Succeed,
+		ClientOptions: []topology.Option{
+			topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second),
+		},
+		Outer: failOnce(func() { proxy.Blackhole(true) }),
 	})
 	r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
 	_, all := told.wait(t, middleware.EventFailing)
@@ -124,8 +136,8 @@ func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	require.Equal(t, time.Second, all[2].DelayGiven)
 }
 
-// A message that the router nacks at shutdown goes back, which the Subscriber
-// tells, for nobody else has.
+// When the router nacks a message at shutdown, then the message goes back to its queue, and
+// the Subscriber tells it, because no other part does.
 func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
@@ -134,14 +146,14 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 		Policy:        backoff.List{time.Second},
 		ClientOptions: []topology.Option{topology.WithObserver(&told)},
 		RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handle: func(msg *message.Message) error {
 			close(began)
 			<-middleware.DeliveryOf(msg.Context(), msg).Closing
-			return nil, nil
+			return nil
 		},
-		Outer: []message.HandlerMiddleware{failOnce(func() {})},
+		Outer: failOnce(func() {}),
 	})
-	r.Publish(amqp.Publishing{Body: []byte("late")})
+	r.Send("late")
 	<-began
 	r.Stop()
 	kinds, _ := told.wait(t, middleware.EventRequeued)
@@ -149,30 +161,22 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	require.Equal(t, 1, r.Depth(""))
 }
 
-// One that panics is logged once, and the message is settled all the same.
+// Given an observer that panics, then this is logged once, the next observer is told, and the
+// messages are settled.
 func TestAnObserverOfTheClientThatPanics(t *testing.T) {
 	t.Parallel()
 	var told events
+	panics := middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") })
 	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{time.Second}, Handler: succeed, Configure: rig.Picky,
-		ClientOptions: []topology.Option{topology.WithObserver(
-			middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told)},
+		Policy: backoff.List{time.Second}, Handle: rig.Succeed, Configure: rig.Picky,
+		ClientOptions: []topology.Option{topology.WithObserver(panics, &told)},
 	})
 	for range 2 {
-		r.Publish(amqp.Publishing{Body: []byte("refuse")})
+		r.Send("refuse")
 		require.Equal(t, "refuse", string(r.DeadLetter().Body))
 	}
-	rig.WaitFor(t, "both to be told", func() bool {
-		told.mu.Lock()
-		defer told.mu.Unlock()
-		return len(told.all) == 2
-	})
-	panics := 0
-	for _, line := range r.Logs.All() {
-		if line.Msg == "Observer panicked" {
-			require.Equal(t, watermill.LogFields{"value": "of mine"}, line.Fields)
-			panics++
-		}
-	}
-	require.Equal(t, 1, panics)
+	rig.WaitFor(t, "both events", func() bool { return len(told.seen()) == 2 })
+	lines := r.Logs.EntriesOf("Observer panicked")
+	require.Len(t, lines, 1)
+	require.Equal(t, watermill.LogFields{"value": "of mine"}, lines[0].Fields)
 }
