@@ -4,63 +4,91 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Not promised: the message behind one that fails overtakes it.
-func TestOrderIsNotKept(t *testing.T) {
+// Given a message whose headers tell more failures than the policy allows, then it is
+// dead-lettered without a call of the handler. An invalid count or another queue's counts zero.
+func TestForgedCountsAreGuarded(t *testing.T) {
 	t.Parallel()
-	handled := make(chan string, 10)
-	var calls rig.Timeline
+	attempts := make(chan int, 10)
 	r := rig.Start(t, rig.Config{
-		Configure: rig.QuorumQueue, Policy: backoff.List{time.Second},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			if calls.Add() == 1 {
-				return nil, rig.ErrFailed
-			}
-			handled <- string(msg.Payload)
-			return nil, nil
-		},
+		Policy: backoff.List{time.Second}, Handler: rig.FailUntil(0, attempts),
 	})
-	r.Publish(amqp.Publishing{Body: []byte("first")})
-	r.Publish(amqp.Publishing{Body: []byte("second")})
-	require.Equal(t, "second", <-handled)
-	require.Equal(t, "first", <-handled)
+	for _, forged := range []string{"2", "99999999999999999999"} {
+		r.Publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.Queue, header.Failures: forged}})
+		require.Equal(t, "exhausted", r.DeadLetter().Headers[header.DeadReason])
+	}
+	require.Empty(t, attempts)
+	for _, headers := range []amqp.Table{
+		{header.Queue: r.Queue, header.Failures: "-3"},
+		{header.Queue: r.Queue, header.Failures: "many"},
+		{header.Queue: "another", header.Failures: "99"},
+		{header.Failures: int64(99)},
+	} {
+		r.Publish(amqp.Publishing{Headers: headers})
+		require.Equal(t, 1, <-attempts)
+	}
 }
 
-// Not promised: a wait queue that is deleted takes along what is inside (F10).
-func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
+// A message with its own expiration is not retried past its deadline.
+func TestOwnExpirationIsADeadline(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
-		t.Run(string(kind), func(t *testing.T) {
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{100 * time.Millisecond, 20 * time.Second}, Handle: calls.Fail,
+	})
+	r.Publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
+	require.Equal(t, "deadline", r.DeadLetter().Headers[header.DeadReason])
+	require.Equal(t, 2, calls.Count())
+}
+
+// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
+// Messages waited in spite of the limit, and were handled too old or refused afterwards.
+func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
+	t.Parallel()
+	expiring := amqp.Publishing{Expiration: "30000"}
+	snoozed := middleware.Snooze(rig.ErrFailed, 2*time.Second)
+	for name, c := range map[string]struct {
+		send    amqp.Publishing
+		options []middleware.Option
+		err     error
+		reason  string
+	}{
+		"age": {
+			options: []middleware.Option{middleware.WithMaxAge(30 * time.Second)},
+			err:     rig.ErrFailed, reason: "max_age",
+		},
+		"deadline":         {send: expiring, err: rig.ErrFailed, reason: "deadline"},
+		"Snooze, deadline": {send: expiring, err: snoozed, reason: "deadline"},
+		"Snooze, limit": {
+			options: []middleware.Option{
+				middleware.WithSnoozeLimit(30 * time.Second), middleware.WithMaxAttempts(1),
+			},
+			err: snoozed, reason: "exhausted",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const delay = 2 * time.Second
 			var calls rig.Timeline
 			r := rig.Start(t, rig.Config{
-				Strategy: topology.PerQueue{Type: kind}, Policy: backoff.List{delay},
-				Handler: func(*message.Message) ([]*message.Message, error) {
-					calls.Add()
-					return nil, rig.ErrFailed
-				},
+				Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
+				Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
+				Handle: func(*message.Message) error { calls.Add(); return c.err },
 			})
-			r.Send("gone")
-			waits := r.Plan.Queues[0].Name
-			rig.WaitFor(t, "the message waits", func() bool { return testbroker.Depth(t, r.URL, waits) == 1 })
-			lost, err := testbroker.Channel(t, r.URL).QueueDelete(waits, false, false, false)
-			require.NoError(t, err)
-			require.Equal(t, 1, lost)
-			<-time.After(2 * delay)
+			r.Publish(c.send)
+			require.Equal(t, c.reason, r.DeadLetter().Headers[header.DeadReason])
 			require.Equal(t, 1, calls.Count())
-			require.Zero(t, r.Depth(""))
-			require.Zero(t, r.Depth(".dlq"))
+			require.Empty(t, r.Logs.EntriesOf(willBeRetried), "it did not wait")
+			require.Empty(t, r.Logs.EntriesOf("Message set aside"), "it did not wait")
 		})
 	}
 }

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,8 +14,6 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -79,57 +76,28 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 	}
 }
 
-// A delivery that the marshaler refuses is dead-lettered untouched, and does not
-// hold up the next (C7).
-func TestUndecodableIsDeadLettered(t *testing.T) {
+// Not promised: a deleted wait queue takes its messages along (F10).
+func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
 	t.Parallel()
-	handled := make(chan string, 10)
-	r := rig.Start(t, rig.Config{
-		Policy:    backoff.List{time.Second},
-		Configure: rig.Picky,
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			handled <- string(msg.Payload)
-			return nil, nil
-		},
-	})
-	for _, body := range []string{"refuse", "loud", "panic", "nothing", "fine"} {
-		sent := foreign()
-		sent.Body = []byte(body)
-		r.Publish(sent)
+	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			const delay = 2 * time.Second
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Strategy: topology.PerQueue{Type: kind}, Policy: backoff.List{delay}, Handle: calls.Fail,
+			})
+			r.Send("gone")
+			waits := r.Plan.Queues[0].Name
+			rig.WaitFor(t, "the message to wait", func() bool {
+				return testbroker.Depth(t, r.URL, waits) == 1
+			})
+			lost, err := testbroker.Channel(t, r.URL).QueueDelete(waits, false, false, false)
+			require.NoError(t, err)
+			require.Equal(t, 1, lost)
+			<-time.After(2 * delay)
+			require.Equal(t, 1, calls.Count())
+			r.RequireNothingLeft(0)
+		})
 	}
-	require.Equal(t, "fine", <-handled)
-	for _, body := range []string{"refuse", "loud", "panic", "nothing"} {
-		dead := r.DeadLetter()
-		sent := foreign()
-		sent.Body = []byte(body)
-		requireSame(t, sent, dead)
-		require.Equal(t, "undecodable", dead.Headers[header.DeadReason])
-		require.Equal(t, "0", dead.Headers[header.DeadFailures])
-	}
-	require.Equal(t, 1, strings.Count(r.Logs.Text(), "marshaler panicked"))
-	require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
-}
-
-// A delay longer than every wait step waits in rounds that cost no attempt (P7), one
-// between two wait steps takes the longer.
-func TestDelayWithoutARung(t *testing.T) {
-	t.Parallel()
-	var calls rig.Timeline
-	attempts := make(chan int, 10)
-	r := rig.Start(t, rig.Config{
-		Strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
-		Policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
-			return []time.Duration{0, 3500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
-		})},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.Add()
-			attempts <- middleware.Attempt(msg.Context())
-			return nil, rig.ErrFailed
-		},
-	})
-	r.Publish(amqp.Publishing{Body: []byte("far")})
-	r.DeadLetter()
-	const negligible = 50 * time.Millisecond // of the last round
-	calls.RequireGaps(t, 3500*time.Millisecond-negligible, time.Second)
-	require.Equal(t, []int{1, 2, 3}, []int{<-attempts, <-attempts, <-attempts})
 }
