@@ -1,14 +1,15 @@
 package e2e_test
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
@@ -34,7 +36,8 @@ func shortConsumerTimeout(t *testing.T) *testbroker.Node {
 	return testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
 }
 
-// holding is a service whose handler fails at first, and that cannot store the failed message.
+// holding is a service that fails the first attempt of each message, and that cannot store the
+// failed message during an outage.
 type holding struct {
 	*rig.Service
 	deliveries *rig.Deliveries
@@ -43,26 +46,37 @@ type holding struct {
 	outage     func(on bool)
 }
 
-// startHolding starts a service on a queue of its own. In an outage the connection that it
-// publishes on passes nothing, or its wait queue is missing and it may not declare one.
-func startHolding(
-	t *testing.T, node *testbroker.Node, queue string, args amqp.Table, missing bool,
-	prefetched, concurrency int, more ...topology.SubscriberOption,
-) *holding {
+// holdingConfig says how startHolding starts a service. In an outage the connection that it
+// publishes on passes nothing. With missing, its wait queue is missing instead, and the service
+// may not declare it.
+type holdingConfig struct {
+	queue, limit            string // default: "orders"; a declared delivery limit
+	missing                 bool
+	prefetched, concurrency int
+	unknownTimeout          bool // the Subscriber does not know the consumer timeout
+}
+
+func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding {
 	t.Helper()
 	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewLedger()}
 	proxy := testbroker.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
+	queue := cmp.Or(c.queue, "orders")
+	args, _ := rig.DeliveryLimit(t, c.limit, node.Version())
 	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
-	if missing {
+	if c.missing {
 		options = append(options, topology.WithPreProvisioned())
 		h.outage = declareAhead(t, node.URL(), queue, args)
+	}
+	subscriberOptions := rig.InFlight(c.concurrency)
+	if !c.unknownTimeout {
+		subscriberOptions = append(subscriberOptions, topology.WithConsumerTimeout(shortTimeout))
 	}
 	h.Service = rig.Start(t, rig.Config{
 		URL: node.URL(), PublisherURL: proxy.URL(), Queue: queue, Policy: backoff.List{time.Second},
 		Configure: func(cfg *wamqp.Config) {
 			cfg.Queue.Arguments = args
-			cfg.Consume.Qos.PrefetchCount = prefetched
+			cfg.Consume.Qos.PrefetchCount = c.prefetched
 			cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
 				conn, err := net.DialTimeout(network, address, 10*time.Second)
 				if err != nil {
@@ -72,20 +86,20 @@ func startHolding(
 			}}
 		},
 		ClientOptions:     options,
-		SubscriberOptions: append(more, topology.WithConcurrency(concurrency)),
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, rig.ErrFailed
+		SubscriberOptions: subscriberOptions,
+		Handle: func(msg *message.Message) error {
+			err := rig.FailFirst(msg)
+			if err == nil {
+				h.done.Handle(string(msg.Payload))
 			}
-			h.done.Handle(string(msg.Payload))
-			return nil, nil
+			return err
 		},
 	})
 	return h
 }
 
-// declareAhead declares what a service on queue needs. outage deletes its wait queues, or declares
-// them again.
+// declareAhead declares the queue of a service and its plan. outage deletes the wait queues, or
+// declares them again.
 func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func(on bool)) {
 	t.Helper()
 	ch := testbroker.Channel(t, url)
@@ -97,9 +111,7 @@ func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func
 	require.NoError(t, err)
 	declare(queue, args)
 	for _, q := range plan.Queues {
-		if q.Name != queue {
-			declare(q.Name, q.Arguments)
-		}
+		declare(q.Name, q.Arguments)
 	}
 	return func(on bool) {
 		for _, q := range plan.Queues {
@@ -113,7 +125,7 @@ func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func
 	}
 }
 
-// during has an outage in which the messages are published and fail.
+// during publishes messages in an outage, so that they fail.
 func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 	t.Helper()
 	h.outage(true)
@@ -123,7 +135,7 @@ func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 	h.outage(false)
 }
 
-// requireAllHandled waits until all messages are handled, or those that are not have vanished.
+// requireAllHandled waits until all messages are handled, and fails if some have vanished.
 func (h *holding) requireAllHandled(t *testing.T) {
 	t.Helper()
 	var still rig.Stillness
@@ -139,24 +151,25 @@ func (h *holding) requireAllHandled(t *testing.T) {
 	require.Zero(t, h.Depth(".dlq"), "dead letters")
 }
 
-// No failed message can be stored for longer than the delivery limit times the broker's consumer
-// timeout. All are retried afterwards, and nothing came near the limit.
+// Given an outage longer than the delivery limit times the consumer timeout, then all messages
+// are retried afterwards, and none came near the limit.
 func TestHoldSpendsNoDeliveries(t *testing.T) {
 	t.Parallel()
-	outage := 5 * shortTimeout
 	node := shortConsumerTimeout(t)
 	var all sync.WaitGroup
-	for _, declared := range []string{"3", "default"} {
+	for _, limit := range []string{"3", "default"} {
 		for _, missing := range []bool{false, true} {
-			name := fmt.Sprintf("limit %s, wait queue missing %v", declared, missing)
+			name := fmt.Sprintf("limit %s, wait queue missing %v", limit, missing)
 			queue := strings.NewReplacer(" ", "-", ",", "").Replace(name)
+			c := holdingConfig{
+				queue: queue, limit: limit, missing: missing, prefetched: 10, concurrency: 5,
+			}
 			all.Go(func() {
 				t.Run(name, func(t *testing.T) {
-					args, _ := rig.DeliveryLimit(t, declared, node.Version())
-					h := startHolding(t, node, queue, args, missing, 10, 5, topology.WithConsumerTimeout(shortTimeout))
-					h.during(t, outage, 5)
+					h := startHolding(t, node, c)
+					h.during(t, 5*shortTimeout, 5)
 					h.requireAllHandled(t)
-					require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost), "x-delivery-count")
+					require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost))
 				})
 			})
 		}
@@ -164,13 +177,12 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 	all.Wait()
 }
 
-// Twenty messages arrive at once and are held one after the other. The hold counts from their
-// arrival, so that the broker takes none back by its consumer timeout.
+// Given twenty messages that arrive at once and are held one after the other, then the hold
+// counts from their arrival, and the broker takes none back by its consumer timeout.
 func TestHoldLimitCountsFromArrival(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
-	args, _ := rig.DeliveryLimit(t, "none", node.Version())
-	h := startHolding(t, node, "orders", args, false, 21, 1, topology.WithConsumerTimeout(shortTimeout))
+	h := startHolding(t, node, holdingConfig{limit: "none", prefetched: 21, concurrency: 1})
 	h.during(t, 3*shortTimeout, 20)
 	h.requireAllHandled(t)
 	for _, ended := range h.deliveries.Objected() {
@@ -179,17 +191,118 @@ func TestHoldLimitCountsFromArrival(t *testing.T) {
 	}
 }
 
-// The Subscriber does not know that the consumer timeout is short. It learns that when
-// the timeout has struck for the first time: that counts once, and not again and again.
+// Given a Subscriber that does not know the short consumer timeout, then it learns the timeout
+// when it strikes. That costs one delivery, once.
 func TestConsumerTimeoutIsLearned(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
-	args, _ := rig.DeliveryLimit(t, "default", node.Version())
-	h := startHolding(t, node, "orders", args, false, 10, 5)
+	h := startHolding(t, node, holdingConfig{
+		limit: "default", prefetched: 10, concurrency: 5, unknownTimeout: true,
+	})
 	h.during(t, 5*shortTimeout, 5)
 	h.requireAllHandled(t)
 	require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost+1), "x-delivery-count")
-	if !strings.HasPrefix(node.Version(), "4.3") { // which ends the consumer without a reason (F33)
-		require.Positive(t, h.Logs.Said("The broker has taken deliveries back after its consumer timeout"))
+	if !strings.HasPrefix(node.Version(), "4.3") { // It ends the consumer without a reason (F33).
+		const line = "The broker has taken deliveries back after its consumer timeout"
+		require.Positive(t, h.Logs.Said(line))
 	}
+}
+
+// Given a publishing connection that passes nothing for thirty confirm timeouts, then the
+// message is held, with at most two tries a second. It costs no attempt, and afterwards the
+// queue goes on by itself (C14).
+func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
+	t.Parallel()
+	const confirmTimeout = time.Second
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	attempts := make(chan int, 100)
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
+		Policy:        backoff.List{time.Second},
+		Handle: func(msg *message.Message) error {
+			attempts <- middleware.Attempt(msg.Context())
+			if string(msg.Payload) != "failing" {
+				return nil
+			}
+			err := rig.FailFirst(msg)
+			proxy.Blackhole(err != nil)
+			return err
+		},
+	})
+	r.Publish(amqp.Publishing{Body: []byte("failing")})
+	r.Publish(amqp.Publishing{Body: []byte("behind it")})
+	require.Equal(t, 1, <-attempts)
+
+	begun, before := time.Now(), proxy.Tries()
+	outage := 30 * confirmTimeout
+	if testing.Short() {
+		outage = 5 * confirmTimeout
+	}
+	select {
+	case n := <-attempts:
+		t.Fatalf("attempt %d during the outage", n)
+	case <-time.After(outage):
+	}
+	tries := proxy.Tries() - before
+	t.Logf("%d tries in %v", tries, outage)
+	require.LessOrEqual(t, float64(tries)/time.Since(begun).Seconds(), 2.0, "tries a second")
+	require.Positive(t, tries)
+
+	proxy.Blackhole(false)
+	require.Equal(t, 1, <-attempts, "the message behind it")
+	require.Equal(t, 2, <-attempts, "the second attempt of the first")
+	require.Zero(t, r.Depth(".dlq"))
+}
+
+// brokenPublisher is a publisher of a handler's messages that may refuse them.
+type brokenPublisher struct {
+	broken    atomic.Bool
+	published atomic.Int64
+}
+
+func (p *brokenPublisher) Publish(string, ...*message.Message) error {
+	if p.broken.Load() {
+		return errors.New("the other side is away")
+	}
+	p.published.Add(1)
+	return nil
+}
+
+func (p *brokenPublisher) Close() error { return nil }
+
+// Given a handler whose messages cannot be published for two minutes, then the router nacks
+// after every middleware. No message spins, is dropped or dead-lettered (C10).
+func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
+	t.Parallel()
+	outage := 2 * time.Minute
+	if testing.Short() {
+		outage = 5 * time.Second
+	}
+	pub := &brokenPublisher{}
+	pub.broken.Store(true)
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Configure: rig.QuorumQueue, Policy: rig.Quickly(1), Publisher: pub, PublishTopic: "elsewhere",
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
+				t.Errorf("attempt %d: a nack of the router burned one", attempt)
+			}
+			calls.Add()
+			return []*message.Message{message.NewMessage("out", []byte("out"))}, nil
+		},
+	})
+	begun := time.Now()
+	r.Send("patient")
+	<-time.After(outage)
+	require.Zero(t, r.Depth(".dlq"))
+	n, took := calls.Count(), time.Since(begun) // The look takes seconds on a busy machine.
+	t.Logf("%d calls in %v", n, took)
+	require.Greater(t, n, 2)
+	require.LessOrEqual(t, n, int((took+rig.Grace)/time.Second)+1)
+	pub.broken.Store(false)
+	rig.WaitFor(t, "the publish", func() bool { return pub.published.Load() == 1 })
+	r.RequireNothingLeft(0)
+	require.EqualValues(t, 1, pub.published.Load())
 }

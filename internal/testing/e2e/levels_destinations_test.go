@@ -7,11 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )

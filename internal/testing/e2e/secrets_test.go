@@ -7,14 +7,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"

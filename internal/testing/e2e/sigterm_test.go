@@ -5,11 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 )

@@ -6,13 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
