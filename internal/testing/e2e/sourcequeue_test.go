@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,12 +18,20 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
+var sourcePolicy = backoff.List{time.Second}
+
+// sourceConfig returns the configuration of a main queue with these arguments.
+func sourceConfig(url string, args amqp.Table) wamqp.Config {
+	cfg := rig.QueueConfig(url)
+	cfg.Queue.Arguments = maps.Clone(args)
+	return cfg
+}
+
 // sourceFindings returns the findings of Verify as "severity problem kind name". Without the
 // management API the last one says that no broker policy was looked at, and is left out.
 func sourceFindings(t testing.TB, client *topology.Client, plan topology.Plan) []string {
 	t.Helper()
-	findings, err := client.Verify(t.Context(), plan)
-	require.NoError(t, err)
+	findings := verifySource(t, client, plan)
 	names := []string{}
 	for _, f := range findings {
 		t.Log(f)
@@ -35,320 +44,343 @@ func sourceFindings(t testing.TB, client *topology.Client, plan topology.Plan) [
 	return names
 }
 
+func verifySource(t testing.TB, client *topology.Client, plan topology.Plan) []topology.Finding {
+	t.Helper()
+	findings, err := client.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	return findings
+}
+
+// sourcePlan returns the plan of a queue.
+func sourcePlan(t testing.TB, strategy topology.Strategy, queue string) topology.Plan {
+	t.Helper()
+	plan, err := topology.PlanFor(strategy, queue, sourcePolicy)
+	require.NoError(t, err)
+	return plan
+}
+
 // declaresNothing is a TopologyBuilder that finds its queue declared.
 type declaresNothing struct{ wamqp.DefaultTopologyBuilder }
 
-func (declaresNothing) BuildTopology(*amqp.Channel, string, string, wamqp.Config, watermill.LoggerAdapter) error {
+func (declaresNothing) BuildTopology(
+	*amqp.Channel, string, string, wamqp.Config, watermill.LoggerAdapter,
+) error {
 	return nil
 }
 
-// A stream skips what was published before its consumer, and delivers nothing
-// again: refused as it is configured, and as it is found.
+// A stream skips the messages before its consumer and delivers none again. It is refused in
+// the configuration, and when it is found on the broker.
 func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
-	configured := rig.QueueConfig(url)
-	configured.Queue.Arguments = amqp.Table{"x-queue-type": "stream"}
-	err := rig.SubscribeError(t, client, configured, queue, policy)
-	require.ErrorContains(t, err, "x-queue-type is stream")
+	const refused = "x-queue-type is stream"
+	stream := amqp.Table{"x-queue-type": "stream"}
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
+	err := rig.SubscribeError(t, client, sourceConfig(url, stream), queue, sourcePolicy)
+	require.ErrorContains(t, err, refused)
 	require.ErrorContains(t, err, "a stream skips what was published before its consumer")
 	t.Log(err)
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 
-	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "stream"})
+	rig.DeclareQueue(t, url, queue, stream)
 	found := rig.QueueConfig(url)
 	found.TopologyBuilder = declaresNothing{}
-	err = rig.SubscribeError(t, client, found, queue, policy)
-	require.ErrorContains(t, err, "x-queue-type is stream")
+	requireRefused := func(client *topology.Client, cfg wamqp.Config, queue string) {
+		t.Helper()
+		require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, sourcePolicy), refused)
+	}
+	requireRefused(client, found, queue)
 	for _, q := range plan.Queues {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
-	findings, err := client.Verify(t.Context(), plan)
-	require.NoError(t, err)
+	findings := verifySource(t, client, plan)
 	require.True(t, slices.ContainsFunc(findings, func(f topology.Finding) bool {
-		return f.Severity == topology.Critical && f.Name == queue && strings.Contains(f.Text, "x-queue-type is stream")
+		return f.Severity == topology.Critical && f.Name == queue && strings.Contains(f.Text, refused)
 	}), "%v", findings)
 
 	require.NoError(t, client.Declare(t.Context(), plan))
-	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
-	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "x-queue-type is stream")
+	provisioned := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
+	requireRefused(provisioned, rig.QueueConfig(url), queue)
 
-	long := queue + "-" + strings.Repeat("q", 220-len(queue)) // leaves no room for the type in the broker's answer
+	// A long name leaves no room for the type in the broker's answer.
+	long := queue + "-" + strings.Repeat("q", 220-len(queue))
 	testbroker.Delete(t, long)
-	rig.DeclareQueue(t, url, long, amqp.Table{"x-queue-type": "stream"})
-	require.ErrorContains(t, rig.SubscribeError(t, client, found, long, policy), "x-queue-type is stream")
+	rig.DeclareQueue(t, url, long, stream)
+	requireRefused(client, found, long)
 }
 
-// What the user's queue may lose is refused where it leaves no trace, and named where
-// the messages go to a dead-letter exchange: in the constructor, of the queue that is
-// found, and by Verify.
+// Given arguments by which the user's queue loses messages without a trace, then they are
+// refused: in the configuration, on the broker, and by Verify. Arguments that send the messages
+// to a dead-letter exchange are named.
 func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 	t.Parallel()
-	dead := amqp.Table{"x-dead-letter-exchange": "amq.fanout"}
-	cases := map[string]struct {
-		args    amqp.Table
-		says    string // "" where it is harmless
-		refused bool
-	}{
-		"expires":                   {amqp.Table{"x-expires": int64(600_000)}, "x-expires is 600000: the queue is deleted with all its messages", true},
-		"ttl":                       {amqp.Table{"x-message-ttl": int64(600_000)}, "x-message-ttl is 600000: messages that are not handled within so many milliseconds are dropped", true},
-		"ttl, dead letters":         {amqp.Table{"x-message-ttl": int64(600_000), "x-dead-letter-exchange": "amq.fanout"}, "x-message-ttl is 600000: messages that are not handled within so many milliseconds go to", false},
-		"ttl, dead letters nowhere": {amqp.Table{"x-message-ttl": int64(600_000), "x-dead-letter-exchange": "millpond-nowhere"}, "", false},
-		"length":                    {amqp.Table{"x-max-length": int64(1000)}, "x-max-length is 1000: the oldest messages of a full queue are dropped", true},
-		"length, dead letters":      {amqp.Table{"x-max-length": int64(1000), "x-dead-letter-exchange": "amq.fanout"}, "x-max-length is 1000: the oldest messages of a full queue go to", false},
-		"bytes":                     {amqp.Table{"x-max-length-bytes": int64(1 << 20), "x-overflow": "drop-head"}, "x-max-length-bytes is 1048576: the oldest", true},
-		"overflow":                  {amqp.Table{"x-max-length": int64(1000), "x-overflow": "reject-publish"}, `x-overflow "reject-publish" refuses messages that return`, true},
-		"no delivery twice":         {amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(0)}, "x-delivery-limit is 0", true},
-		"dead letters alone":        {dead, "", false},
-		"single active consumer":    {amqp.Table{"x-single-active-consumer": true, "x-overflow": "drop-head"}, "", false},
-		"large limit":               {amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}, "", false},
+	const (
+		ttl     = "x-message-ttl is 600000: messages that are not handled within so many milliseconds "
+		length  = "x-max-length is 1000: the oldest messages of a full queue "
+		nowhere = "" // The finding is about the exchange.
+	)
+	args := func(kv ...any) amqp.Table {
+		table := amqp.Table{}
+		for i := 0; i < len(kv); i += 2 {
+			table[kv[i].(string)] = kv[i+1]
+		}
+		return table
 	}
-	for name, c := range cases {
+	const fanout, dlx = "amq.fanout", "x-dead-letter-exchange"
+	const tenMinutes, thousand = int64(600_000), int64(1000)
+	for name, c := range map[string]struct {
+		args     amqp.Table
+		severity topology.Severity // "" if it is harmless
+		says     string
+	}{
+		"expires": {
+			args("x-expires", tenMinutes), topology.Critical,
+			"x-expires is 600000: the queue is deleted with all its messages",
+		},
+		"ttl": {args("x-message-ttl", tenMinutes), topology.Critical, ttl + "are dropped"},
+		"ttl, dead letters": {
+			args("x-message-ttl", tenMinutes, dlx, fanout), topology.Warning, ttl + "go to",
+		},
+		"ttl, dead letters nowhere": {
+			args("x-message-ttl", tenMinutes, dlx, "millpond-nowhere"), topology.Critical, nowhere,
+		},
+		"length": {args("x-max-length", thousand), topology.Critical, length + "are dropped"},
+		"length, dead letters": {
+			args("x-max-length", thousand, dlx, fanout), topology.Warning, length + "go to",
+		},
+		"bytes": {
+			args("x-max-length-bytes", int64(1<<20), "x-overflow", "drop-head"), topology.Critical,
+			"x-max-length-bytes is 1048576: the oldest",
+		},
+		"overflow": {
+			args("x-max-length", thousand, "x-overflow", "reject-publish"), topology.Critical,
+			`x-overflow "reject-publish" refuses messages that return`,
+		},
+		"no delivery twice": {
+			args("x-queue-type", "quorum", "x-delivery-limit", int64(0)), topology.Critical,
+			"x-delivery-limit is 0",
+		},
+		"dead letters alone": {args: args(dlx, fanout)},
+		"single active consumer": {
+			args: args("x-single-active-consumer", true, "x-overflow", "drop-head"),
+		},
+		"large limit": {args: args("x-queue-type", "quorum", "x-delivery-limit", int64(1<<30))},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-			rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
-			client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
+			rig.RemovePlan(t, url, topology.PerQueue{}, queue, sourcePolicy)
+			client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
 			provisioned, logs := rig.OpenLogged(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
 			rig.DeclareQueue(t, url, queue, c.args)
 			require.NoError(t, client.Declare(t.Context(), plan))
-			_, nowhere := c.args["x-dead-letter-exchange"]
-			nowhere = nowhere && c.args["x-dead-letter-exchange"] != "amq.fanout"
-
-			configured := rig.QueueConfig(url)
-			configured.Queue.Arguments = c.args
 			for where, err := range map[string]error{
-				"configured": rig.SubscribeError(t, client, configured, queue, policy),
-				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy),
+				"configured": rig.SubscribeError(t, client, sourceConfig(url, c.args), queue, sourcePolicy),
+				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy),
 			} {
-				if c.refused || nowhere {
+				if c.severity == topology.Critical {
 					require.ErrorContains(t, err, c.says, where)
 				} else {
 					require.NoError(t, err, where)
 				}
 			}
-			if c.says != "" && !c.refused {
-				require.Equal(t, 1, logs.Said("Warning: an argument of the queue takes messages out of it"), logs.Text())
+			if c.severity == topology.Warning {
+				const line = "Warning: an argument of the queue takes messages out of it"
+				require.Equal(t, 1, logs.Said(line), logs.Text())
 				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 			}
-			findings, err := client.Verify(t.Context(), plan)
-			require.NoError(t, err)
-			severity := topology.Warning
-			if c.refused || nowhere {
-				severity = topology.Critical
-			}
-			about := slices.DeleteFunc(findings, func(f topology.Finding) bool { return f.Name != queue || !strings.HasPrefix(f.Text, "x-") })
-			if c.says == "" && !nowhere {
+			about := slices.DeleteFunc(verifySource(t, client, plan), func(f topology.Finding) bool {
+				return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
+			})
+			if c.severity == "" {
 				require.Empty(t, about)
 				return
 			}
 			require.Len(t, about, 1)
-			require.Equal(t, severity, about[0].Severity)
+			require.Equal(t, c.severity, about[0].Severity)
 			require.Contains(t, about[0].Text, c.says)
 			t.Log(about[0])
 		})
 	}
 }
 
-// A queue that is not durable is found out, also where nothing is declared.
+// A queue that is not durable is found out, even by a client that declares nothing.
 func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, client.Declare(t.Context(), plan))
-	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
-	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "auto-delete is true")
+	provisioned := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
+	err = rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy)
+	require.ErrorContains(t, err, "auto-delete is true")
 }
 
-// The warnings go by what the queue is: in a vhost whose default type is quorum,
-// for a broker that overlooks the type, and for a user who may declare nothing.
+// The warnings go by the real type of the queue: in a vhost whose default type is quorum, on a
+// broker that overlooks the type, and for a user who may declare nothing.
 func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	t.Parallel()
-	const loses = "Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, because their quorum queue is not there yet"
+	const loses = "Warning: messages that wait in a classic queue are lost if their wait ends " +
+		"while the broker restarts, because their quorum queue is not there yet"
 	const classic = "Warning: the queue is a classic one"
-	policy := backoff.List{time.Second}
 	strategy := topology.PerQueue{Type: topology.Classic}
-	check := func(t *testing.T, url, queue string, said, unsaid string, cfg wamqp.Config, options ...topology.Option) *topology.Client {
+	node := testbroker.Private(t)
+	node.Ctl(t, "add_vhost", "typed", "--default-queue-type", "quorum")
+	node.Grant(t, testbroker.Everything("typed", "guest"), testbroker.Grant{
+		VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*",
+	})
+	check := func(
+		t *testing.T, cfg wamqp.Config, queue, said, unsaid string, options ...topology.Option,
+	) *topology.Client {
 		t.Helper()
-		client, logs := rig.OpenLogged(t, url, strategy, options...)
-		require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
+		client, logs := rig.OpenLogged(t, cfg.Connection.AmqpURI, strategy, options...)
+		require.NoError(t, rig.SubscribeError(t, client, cfg, queue, sourcePolicy))
 		require.Equal(t, 1, logs.Said(said), logs.Text())
 		require.Zero(t, logs.Said(unsaid), logs.Text())
 		return client
 	}
-	critical := func(t *testing.T, client *topology.Client, queue string) {
-		t.Helper()
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
-		require.NoError(t, err)
-		require.Contains(t, sourceFindings(t, client, plan), "critical dropping queue "+queue)
-	}
-	node := testbroker.Private(t)
-	overlooks := strings.HasPrefix(node.Version(), "4.")
-	node.Ctl(t, "add_vhost", "typed", "--default-queue-type", "quorum")
-	node.Grant(t, testbroker.Everything("typed", "guest"), testbroker.Grant{VHost: "typed", User: "reader", Configure: "^$", Write: ".*", Read: ".*"})
-
+	typed, plain := rig.QueueConfig(node.URL()+"typed"), rig.QueueConfig(node.URL())
 	t.Run("default of the vhost", func(t *testing.T) {
-		url := node.URL() + "typed"
-		client := check(t, url, "orders", loses, classic, rig.QueueConfig(url))
-		critical(t, client, "orders")
-		check(t, url, "orders", loses, classic, rig.QueueConfig(url), topology.WithPreProvisioned())
+		client := check(t, typed, "orders", loses, classic)
+		require.Contains(t, sourceFindings(t, client, sourcePlan(t, strategy, "orders")),
+			"critical dropping queue orders")
+		check(t, typed, "orders", loses, classic, topology.WithPreProvisioned())
 	})
 	t.Run("nothing may be declared", func(t *testing.T) {
-		url := node.URLOf("reader") + "typed"
-		check(t, url, "orders", loses, classic, rig.QueueConfig(url), topology.WithPreProvisioned())
+		reader := rig.QueueConfig(node.URLOf("reader") + "typed")
+		check(t, reader, "orders", loses, classic, topology.WithPreProvisioned())
 	})
 	t.Run("classic", func(t *testing.T) {
-		url := node.URL()
-		check(t, url, "plain", classic, loses, rig.QueueConfig(url))
-		check(t, url, "plain", classic, loses, rig.QueueConfig(url), topology.WithPreProvisioned())
+		check(t, plain, "plain", classic, loses)
+		check(t, plain, "plain", classic, loses, topology.WithPreProvisioned())
 	})
 	t.Run("the name leaves no room for the type", func(t *testing.T) {
-		queue := strings.Repeat("q", 220)
-		cfg := rig.QueueConfig(node.URL())
+		queue, cfg := strings.Repeat("q", 220), rig.QueueConfig(node.URL())
 		rig.QuorumQueue(&cfg)
-		client := check(t, node.URL(), queue, "Warning: the type of the queue is not known", classic, cfg)
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
-		require.NoError(t, err)
-		require.Contains(t, sourceFindings(t, client, plan), "warning unchecked queue "+queue)
+		client := check(t, cfg, queue, "Warning: the type of the queue is not known", classic)
+		require.Contains(t, sourceFindings(t, client, sourcePlan(t, strategy, queue)),
+			"warning unchecked queue "+queue)
 	})
 	t.Run("the broker overlooks the type", func(t *testing.T) {
-		if !overlooks {
+		if !strings.HasPrefix(node.Version(), "4.") {
 			t.Skipf("RabbitMQ %s compares the type of a queue always", node.Version())
 		}
-		node.Ctl(t, "eval", "application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
+		node.Ctl(t, "eval",
+			"application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
 		rig.DeclareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
-		check(t, node.URL(), "orders", loses, classic, rig.QueueConfig(node.URL()))
+		check(t, plain, "orders", loses, classic)
 	})
 }
 
-// Asking what the queue is changes nothing, and creates nothing where the queue has
-// vanished: a broker that deletes it between the questions answers like this one.
+// The question for the type of a queue changes nothing, and declares nothing if the queue is
+// gone: a broker that deletes it between the questions answers like this one.
 func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
-	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
+	rig.DeclareQueue(t, url, queue, args)
+	rig.Publish(t, url, "", queue, rig.Message("order"))
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
 	require.NoError(t, client.Declare(t.Context(), plan))
-	for range 3 {
+	for range 6 {
 		require.Empty(t, sourceFindings(t, client, plan))
 	}
-	got := rig.Take(t, url, queue)
-	require.False(t, got.Redelivered)
-	require.Contains(t, []any{nil, int64(0)}, got.Headers["x-delivery-count"])
+	taken := rig.Take(t, url, queue)
+	require.False(t, taken.Redelivered)
+	require.Contains(t, []any{nil, int64(0)}, taken.Headers["x-delivery-count"])
 }
 
-// A finite delivery limit without a dead-letter target is named with the command that
-// removes it; the command works, and then nothing is named.
+const dropsSilently = "Warning: the broker drops a message of the queue silently"
+
+// Given a finite delivery limit without a dead-letter target, then it is named with the command
+// that removes it. The command works, and then nothing is named.
 func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "{collect_statistics_interval, 500}")
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
 	node.Grant(t, testbroker.Everything("it's one", "guest"))
 	url := node.URL() + "it%27s%20one"
-	policy := backoff.List{time.Second}
-	const drops = "Warning: the broker drops a message of the queue silently"
-	cases := map[string]struct {
-		queue   string
-		limit   any // of the argument
-		finite  bool
-		dropped string // where the message is in the end
+	for name, c := range map[string]struct {
+		queue  string
+		limit  any // of the argument
+		finite bool
+		end    string // the queue of the message in the end
 	}{
-		"default":  {"o'range+1", nil, limited, ""},
+		"default":  {"o'range+1", nil, limited, "o'range+1"},
 		"argument": {"pears", int64(9), true, "pears.dlq"},
 		"large":    {"plums", int64(1 << 30), false, ""},
-	}
-	for name, c := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// Everything asks about the vhost that is opened, not about that of the URL.
+			// Every question is about the vhost that is opened, not the vhost of the URL.
 			cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
-			client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithManagement(api), topology.WithLogger(logs))
+			client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{},
+				topology.WithManagement(api), topology.WithLogger(logs))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, client.Close()) })
 			rig.QuorumQueue(&cfg)
 			if c.limit != nil {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
 			}
-			require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, policy))
-			plan, err := client.Plan(c.queue, topology.ForPolicy(policy))
-			require.NoError(t, err)
+			require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, sourcePolicy))
+			plan := sourcePlan(t, topology.PerQueue{}, c.queue)
+			dropping := "critical dropping queue " + c.queue
 			if !c.finite {
-				require.Zero(t, logs.Said(drops), logs.Text())
-				require.NotContains(t, sourceFindings(t, client, plan), "critical dropping queue "+c.queue)
+				require.Zero(t, logs.Said(dropsSilently), logs.Text())
+				require.NotContains(t, sourceFindings(t, client, plan), dropping)
 				return
 			}
-			require.Equal(t, 1, logs.Said(drops), logs.Text())
+			require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-				findings, err := client.Verify(t.Context(), plan)
-				require.NoError(t, err)
-				return slices.ContainsFunc(findings, func(f topology.Finding) bool {
-					return f.Severity == topology.Critical && f.Problem == topology.Dropping && f.Name == c.queue
-				})
+				return slices.Contains(sourceFindings(t, client, plan), dropping)
 			})
-			command := commandOf(t, logs, drops)
+			i := slices.IndexFunc(logs.All(), func(e rig.LogEntry) bool {
+				return strings.HasPrefix(e.Msg, dropsSilently)
+			})
+			command, _ := logs.All()[i].Fields["command"].(string)
 			t.Log(command)
 			node.Ctl(t, rig.ShellWords(t, command)[1:]...)
 			rig.WaitFor(t, "Verify to find nothing", func() bool {
-				findings, err := client.Verify(t.Context(), plan)
-				require.NoError(t, err)
-				return len(findings) == 0
+				return len(verifySource(t, client, plan)) == 0
 			})
-			rig.Publish(t, url, "", c.queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
+			rig.Publish(t, url, "", c.queue, rig.Message("order"))
 			ch := testbroker.Channel(t, url)
 			for range 40 {
-				got, ok, err := ch.Get(c.queue, false)
+				d, ok, err := ch.Get(c.queue, false)
 				require.NoError(t, err)
 				if ok {
-					require.NoError(t, got.Reject(true))
+					require.NoError(t, d.Reject(true))
 				}
 			}
-			if c.dropped == "" {
-				require.Equal(t, "order", string(rig.Take(t, url, c.queue).Body))
-			} else {
-				require.Equal(t, "order", string(rig.Take(t, url, c.dropped).Body))
-			}
+			require.Equal(t, "order", string(rig.Take(t, url, c.end).Body))
 		})
 	}
 }
 
-// Without the management API the line says that a policy may say otherwise, and Verify
-// warns.
+// Without the management API the log line says that a broker policy may raise the limit, and
+// Verify warns. With a dead-letter exchange there is nothing to name.
 func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	t.Parallel()
-	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, logs := rig.OpenLogged(t, url, topology.PerQueue{})
-	cfg := rig.QueueConfig(url)
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
-	require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
-	require.Equal(t, 1, logs.Said("Warning: the broker drops a message of the queue silently"), logs.Text())
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	plan := sourcePlan(t, topology.PerQueue{}, queue)
+	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
+	subscribe := func() (*topology.Client, *rig.Logs) {
+		client, logs := rig.OpenLogged(t, url, topology.PerQueue{})
+		require.NoError(t,
+			rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
+		return client, logs
+	}
+	client, logs := subscribe()
+	require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 	require.Contains(t, logs.Text(), "limit:15")
 	require.Contains(t, logs.Text(), "unless:a policy")
-	plan, err := client.Plan(queue, topology.ForPolicy(policy))
-	require.NoError(t, err)
 	require.Equal(t, []string{"warning dropping queue " + queue}, sourceFindings(t, client, plan))
 
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15), "x-dead-letter-exchange": "amq.fanout"}
-	_, err = testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
+	args["x-dead-letter-exchange"] = "amq.fanout"
+	_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 	require.NoError(t, err)
-	client, logs = rig.OpenLogged(t, url, topology.PerQueue{})
-	require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
+	client, logs = subscribe()
 	require.Zero(t, logs.Said("Warning: the broker drops"), logs.Text())
 	require.Empty(t, sourceFindings(t, client, plan))
-}
-
-// commandOf returns the command of the log line.
-func commandOf(t testing.TB, logs *rig.Logs, line string) string {
-	t.Helper()
-	for _, e := range logs.All() {
-		if strings.HasPrefix(e.Msg, line) {
-			command, _ := e.Fields["command"].(string)
-			return command
-		}
-	}
-	t.Fatalf("no line %q", line)
-	return ""
 }
