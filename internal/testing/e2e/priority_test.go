@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// prioritized is a marshaler of a user who needs the priority of a message.
+// prioritized is a marshaler that shows the priority of a message in its metadata.
 type prioritized struct{ wamqp.DefaultMarshaler }
 
 const priorityMetadata = "priority"
@@ -45,7 +45,7 @@ func (m prioritized) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 
 func withPriorities(cfg *wamqp.Config) { cfg.Marshaler = prioritized{} }
 
-// seenPriority is the priority that a handler sees, in both ways.
+// seenPriority returns the priority that a handler sees. Both ways to see it must agree.
 func seenPriority(t testing.TB, msg *message.Message) string {
 	raw, ok := topology.Received(msg.Context())
 	if seen := msg.Metadata.Get(priorityMetadata); !ok || seen != strconv.Itoa(int(raw.Priority)) {
@@ -54,9 +54,9 @@ func seenPriority(t testing.TB, msg *message.Message) string {
 	return strconv.Itoa(int(raw.Priority))
 }
 
-// A hundred messages without a priority wait, and messages of priority 9 keep coming
-// into the same wait queues. RabbitMQ 4.0 let two of those return for each of the
-// others, and none while the first of those had time left (F32).
+// Given a hundred waiting messages without a priority, when messages of priority 9 keep coming
+// into the same wait queues, then the hundred are on time. RabbitMQ 4.0 let two of priority 9
+// return for each of the others, and none while the first of them had time left (F32).
 func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
@@ -70,54 +70,62 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			r := rig.Start(t, rig.Config{
 				Strategy: strategy(t), Policy: backoff.List{delay}, Configure: withPriorities,
 				SubscriberOptions: rig.InFlight(16),
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Handle: func(msg *message.Message) error {
 					body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
-					want := "0"
+					attempt, want := middleware.Attempt(msg.Context()), "0"
 					if high {
 						want = "9"
 					}
 					if got := seenPriority(t, msg); got != want {
-						t.Errorf("message %s has priority %s at attempt %d", body, got, middleware.Attempt(msg.Context()))
+						t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
 					}
 					mu.Lock()
 					defer mu.Unlock()
-					if middleware.Attempt(msg.Context()) == 1 {
+					if attempt == 1 {
 						failedAt[body] = time.Now()
 						if !high {
 							failed++
 						}
-						return nil, rig.ErrFailed
+						return rig.ErrFailed
 					}
 					waited := time.Since(failedAt[body])
 					if waited < delay-rig.Grace {
 						t.Errorf("message %s came back after %v", body, waited)
 					}
 					if high {
-						return nil, rig.ErrFailed // a dead letter
+						return rig.ErrFailed // It becomes a dead letter.
 					}
 					back++
 					if waited > limit {
 						late = append(late, waited)
 					}
-					return nil, nil
+					return nil
 				},
 			})
 			ch := testbroker.Channel(t, r.URL)
-			for i := range normal {
-				require.NoError(t, ch.Publish("", r.Queue, true, false, amqp.Publishing{Body: []byte(strconv.Itoa(i))}))
+			publish := func(msg amqp.Publishing) {
+				if err := ch.Publish("", r.Queue, true, false, msg); err != nil {
+					t.Error(err)
+				}
 			}
-			rig.WaitFor(t, "all of them to fail", func() bool { mu.Lock(); defer mu.Unlock(); return failed == normal })
-			// More come until all are back, but no longer than would be too late: behind
-			// those that came, the others return at last.
+			for i := range normal {
+				publish(amqp.Publishing{Body: []byte(strconv.Itoa(i))})
+			}
+			rig.WaitFor(t, "all to fail", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return failed == normal
+			})
+			// More messages come until all are back, but not after it would be too late: behind
+			// the last one, the others return in the end.
 			began, high := time.Now(), 0
-			rig.WaitFor(t, "all of them to return", func() bool {
-				if due := int(time.Since(began) / (100 * time.Millisecond)); high < due && time.Since(began) < 2*limit {
+			rig.WaitFor(t, "all to return", func() bool {
+				passed := time.Since(began)
+				if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
 					high++
-					if err := ch.Publish("", r.Queue, true, false, amqp.Publishing{
+					publish(amqp.Publishing{
 						Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
-					}); err != nil {
-						t.Error(err)
-					}
+					})
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -126,13 +134,13 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 			require.Equal(t, uint8(9), r.DeadLetter().Priority)
 			mu.Lock()
 			defer mu.Unlock()
-			require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came", len(late), normal, limit, high)
+			require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came",
+				len(late), normal, limit, high)
 		})
 	}
 }
 
-// Every attempt, a dead letter and a delayed message have the priority that the
-// message came with first.
+// Every attempt, the dead letter and a delayed message have the priority of the first delivery.
 func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range rig.Strategies {
@@ -140,13 +148,14 @@ func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 			t.Parallel()
 			seen := make(chan string, 100)
 			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}, Configure: withPriorities,
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Strategy: strategy(t), Configure: withPriorities,
+				Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+				Handle: func(msg *message.Message) error {
 					seen <- seenPriority(t, msg)
 					if _, once := msg.Metadata["once"]; once {
-						return nil, nil
+						return nil
 					}
-					return nil, rig.ErrFailed
+					return rig.ErrFailed
 				},
 			})
 			cfg := rig.QueueConfig(r.URL)

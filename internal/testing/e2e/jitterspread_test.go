@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -19,15 +18,16 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Two hundred messages fail with jitter: the plan shows the wait steps, the messages
-// spread over all of them, none comes back before the delay that was drawn for it,
-// and the broker has the queues of the plan and no other (P5).
-func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
+// Given a policy with jitter, when two hundred messages fail, then they spread over all wait
+// steps that the plan shows. None comes back before its delay, and the broker has the queues of
+// the plan only (P5).
+func TestJitterSpreadsOverPlannedWaitSteps(t *testing.T) {
 	t.Parallel()
 	const messages = 200
 	node := testbroker.Private(t)
 	policy := backoff.FullJitter{Policy: backoff.List{2 * time.Second}}
-	rungs := []time.Duration{500 * time.Millisecond, time.Second, 1500 * time.Millisecond, 2 * time.Second}
+	const half = 500 * time.Millisecond
+	steps := []time.Duration{half, 2 * half, 3 * half, 4 * half}
 	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -37,58 +37,61 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 			handled := 0
 			r := rig.Start(t, rig.Config{
 				URL: node.URL(), Strategy: strategy, Policy: policy, Configure: rig.QuorumQueue,
-				Queue:             strings.ReplaceAll(name, " ", "-"),
-				SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(16)},
-				Handler: func(msg *message.Message) ([]*message.Message, error) {
+				Queue: strings.ReplaceAll(name, " ", "-"), SubscriberOptions: rig.InFlight(16),
+				Handle: func(msg *message.Message) error {
 					body := string(msg.Payload)
 					mu.Lock()
 					defer mu.Unlock()
 					if middleware.Attempt(msg.Context()) == 1 {
 						failedAt[body] = time.Now()
-						return nil, rig.ErrFailed
+						return rig.ErrFailed
 					}
 					delay, err := time.ParseDuration(msg.Metadata.Get(header.Delay))
 					if err != nil {
 						t.Error(err)
 					}
 					if waited := time.Since(failedAt[body]); waited < delay-rig.Grace {
-						t.Errorf("message %s waited %v, asked were %v", body, waited, delay)
+						t.Errorf("message %s waited %v, its delay is %v", body, waited, delay)
 					}
 					handled++
 					asked[body] = delay
 					raw, _ := topology.Received(msg.Context())
-					on[waitedIn(raw)]++
-					return nil, nil
+					queue, _ := raw.Headers["x-first-death-queue"].(string)
+					on[queue]++
+					return nil
 				},
 			})
-			planned := make([]time.Duration, 0, len(rungs))
-			for _, rung := range r.Plan.WaitSteps {
-				planned = append(planned, rung.Delay)
-				require.Contains(t, r.Plan.String(), " "+rung.Delay.String()+" ")
+			planned := make([]time.Duration, 0, len(steps))
+			for _, step := range r.Plan.WaitSteps {
+				planned = append(planned, step.Delay)
+				require.Contains(t, r.Plan.String(), " "+step.Delay.String()+" ")
 			}
 			if r.Plan.Levels == nil {
-				require.Equal(t, rungs, planned)
+				require.Equal(t, steps, planned)
 			}
-			prefix, _, _ := strings.Cut(strings.Replace(rig.QueueNames(r.Plan)[0], ".level.", ".wait.", 1), ".wait.")
+			first := strings.Replace(rig.QueueNames(r.Plan)[0], ".level.", ".wait.", 1)
+			prefix, _, _ := strings.Cut(first, ".wait.")
 			queues := func() []string {
-				var found []string
-				for line := range strings.Lines(node.Ctl(t, "list_queues", "--silent", "name")) {
-					if q := strings.TrimSpace(line); q == r.Queue || strings.HasPrefix(q, r.Queue+".") || strings.HasPrefix(q, prefix+".") {
-						found = append(found, q)
-					}
-				}
-				slices.Sort(found)
-				return found
+				all := strings.Fields(node.Ctl(t, "list_queues", "--silent", "name"))
+				all = slices.DeleteFunc(all, func(q string) bool {
+					return !strings.HasPrefix(q+".", r.Queue+".") && !strings.HasPrefix(q, prefix+".")
+				})
+				slices.Sort(all)
+				return all
 			}
 			want := slices.Sorted(slices.Values(append(rig.QueueNames(r.Plan), r.Queue)))
 			require.Equal(t, want, queues())
 
 			rig.Fill(t, r.URL, r.Queue, messages)
-			rig.WaitFor(t, "all are back", func() bool { mu.Lock(); defer mu.Unlock(); return handled == messages })
+			rig.WaitFor(t, "all to return", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return handled == messages
+			})
 			r.Stop()
-			require.Equal(t, want, queues(), "no queue more than were planned")
+			require.Equal(t, want, queues(), "no queue that was not planned")
 			t.Logf("came back from %v", on)
-			if r.Plan.Levels != nil { // exact, by any level
+			if r.Plan.Levels != nil { // The delays are exact, by any level.
 				entered := map[string]int{}
 				for _, delay := range asked {
 					route, err := r.Plan.Route(topology.Retry{Delay: delay})
@@ -100,22 +103,16 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 				require.Equal(t, entered, on)
 				return
 			}
-			for i, rung := range r.Plan.WaitSteps {
+			for i, step := range steps {
 				n := 0
 				for _, delay := range asked {
-					if delay <= rung.Delay && (i == 0 || delay > rungs[i-1]) {
+					if delay <= step && (i == 0 || delay > steps[i-1]) {
 						n++
 					}
 				}
-				require.Equal(t, n, on[r.Plan.Queues[i].Name], "rounded up to %v", rung.Delay)
-				require.Positive(t, n, "rung %v", rung.Delay)
+				require.Equal(t, n, on[r.Plan.Queues[i].Name], "rounded up to %v", step)
+				require.Positive(t, n, "wait step %v", step)
 			}
 		})
 	}
-}
-
-// waitedIn returns the queue that the broker says the message came from.
-func waitedIn(raw amqp.Delivery) string {
-	queue, _ := raw.Headers["x-first-death-queue"].(string)
-	return queue
 }
