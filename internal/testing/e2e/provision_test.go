@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,21 +16,21 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// The exported definitions import into an empty vhost, and a user with exactly
-// the exported permissions retries and dead-letters there without declaring
-// anything; another one, with the patterns for declaring, declares (T4, T6). Every
-// way that a message can take is taken.
+// Given an empty vhost with the exported definitions, then a user with exactly the exported
+// permissions retries and dead-letters there without declaring anything. Another user, with the
+// patterns for declaring, declares (T4, T6). Messages end in every possible way.
 func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
 	policy := backoff.List{200 * time.Millisecond}
-	kinds := map[string]topology.Strategy{
-		"perqueue": topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}},
+	bounded := topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(1000)}}
+	strategies := map[string]topology.Strategy{
+		"perqueue": topology.PerQueue{Dead: bounded},
 		"classic":  topology.PerQueue{Type: topology.Classic},
 		"attempt":  topology.PerAttempt{},
 		"shared":   topology.Shared{},
 		"levels":   topology.Levels{},
-		// The only one without the right to the default exchange, which leads to every queue.
+		// Only this one needs no right to the default exchange, which leads to every queue.
 		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
 			return topology.Route{Exchange: "graves", RoutingKey: "orders"}
 		}}},
@@ -39,25 +38,27 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	}
 	var grants []testbroker.Grant
 	definitions := map[string][]byte{}
-	for name, strategy := range kinds {
+	for name, strategy := range strategies {
 		plan, err := strategy.Plan("orders", policy)
 		require.NoError(t, err)
-		definitions[name], err = plan.Definitions("provisioned-"+name, topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}})
+		main := topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}}
+		definitions[name], err = plan.Definitions("provisioned-"+name, main)
 		require.NoError(t, err)
 		require.True(t, json.Valid(definitions[name]))
-		for vhost, p := range map[string]topology.Permissions{"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true)} {
+		for vhost, p := range map[string]topology.Permissions{
+			"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true),
+		} {
 			grants = append(grants, testbroker.Everything(vhost, "guest"), testbroker.Grant{
 				VHost: vhost, User: "user-" + vhost, Configure: p.Configure, Write: p.Write, Read: p.Read,
 			})
 		}
 	}
-	// Empty vhosts, the definitions, and users who may only use them. A node that imports may answer no handshake (F28): the
-	// rest comes after it.
+	// A node that imports may answer no handshake (F28): the services start after it.
 	node.Grant(t, grants...)
 	for _, data := range definitions {
 		node.Import(t, data)
 	}
-	for name, strategy := range kinds {
+	for name, strategy := range strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			serve := func(vhost string, options ...topology.Option) {
@@ -65,11 +66,11 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 				if name == "target" {
 					digGraves(t, admin)
 				}
-				rc, handled := rig.EveryWay(rig.Config{
+				c, handled := rig.EveryWay(rig.Config{
 					URL: node.URLOf("user-"+vhost) + vhost, AdminURL: admin,
 					Queue: "orders", Strategy: strategy, Policy: policy, ClientOptions: options,
 				})
-				r := rig.Start(t, rc)
+				r := rig.Start(t, c)
 				rig.RequireEveryWay(t, r, handled, admin, len(options) == 0)
 				r.Stop()
 				requireRefused(t, r.URL, admin, name)
@@ -80,22 +81,21 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	}
 }
 
-// digGraves declares an exchange for dead letters, and what it leads to.
+// digGraves declares an exchange for dead letters and its queue.
 func digGraves(t testing.TB, url string) {
 	t.Helper()
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare("graves", "direct", true, false, false, false, nil))
-	_, err := ch.QueueDeclare("orders.dlq", true, false, false, false, nil)
-	require.NoError(t, err)
+	rig.DeclareQueue(t, url, "orders.dlq", nil)
 	require.NoError(t, ch.QueueBind("orders.dlq", "orders", "graves", false, nil))
 }
 
-// requireRefused asserts that a user with no more than the exported permissions
-// is refused what is not the plan's.
+// requireRefused asserts that a user with the exported permissions is refused all that is not in
+// the plan.
 func requireRefused(t testing.TB, url, admin, name string) {
 	t.Helper()
-	_, err := testbroker.Channel(t, admin).QueueDeclare("orders.payroll", true, false, false, false, nil)
-	require.NoError(t, err)
+	const payroll = "orders.payroll"
+	rig.DeclareQueue(t, admin, payroll, nil)
 	publishTo := func(exchange, key string) func(ch *amqp.Channel) error {
 		return func(ch *amqp.Channel) error {
 			closed := ch.NotifyClose(make(chan *amqp.Error, 1))
@@ -112,27 +112,34 @@ func requireRefused(t testing.TB, url, admin, name string) {
 			return <-closed
 		}
 	}
+	read := func(queue string) func(ch *amqp.Channel) error {
+		return func(ch *amqp.Channel) error { _, _, err := ch.Get(queue, true); return err }
+	}
 	cases := map[string]func(ch *amqp.Channel) error{
 		"publish to amq.topic":  publishTo("amq.topic", "orders"),
 		"publish to amq.fanout": publishTo("amq.fanout", ""),
-		"read another queue":    func(ch *amqp.Channel) error { _, _, err := ch.Get("orders.payroll", true); return err },
-		"read the dead letters": func(ch *amqp.Channel) error { _, _, err := ch.Get("orders.dlq", true); return err },
+		"read another queue":    read(payroll),
+		"read the dead letters": read("orders.dlq"),
 		"declare another queue": func(ch *amqp.Channel) error {
 			_, err := ch.QueueDeclare("orders.x", true, false, false, false, nil)
 			return err
 		},
 		"delete another queue": func(ch *amqp.Channel) error {
-			_, err := ch.QueueDelete("orders.payroll", false, false, false)
+			_, err := ch.QueueDelete(payroll, false, false, false)
 			return err
 		},
-		"declare another exchange":  func(ch *amqp.Channel) error { return ch.ExchangeDeclare("x", "fanout", true, false, false, false, nil) },
-		"bind a queue to amq.topic": func(ch *amqp.Channel) error { return ch.QueueBind("orders", "#", "amq.topic", false, nil) },
+		"declare another exchange": func(ch *amqp.Channel) error {
+			return ch.ExchangeDeclare("x", "fanout", true, false, false, false, nil)
+		},
+		"bind a queue to amq.topic": func(ch *amqp.Channel) error {
+			return ch.QueueBind("orders", "#", "amq.topic", false, nil)
+		},
 	}
-	if name == "return" { // what leads to an exchange takes the right to write to it
+	if name == "return" { // A binding to an exchange needs the right to write to it.
 		delete(cases, "publish to amq.topic")
 	}
 	if name == "target" {
-		cases["publish to the default exchange"] = publishTo("", "orders.payroll")
+		cases["publish to the default exchange"] = publishTo("", payroll)
 	}
 	for what, try := range cases {
 		var refused *amqp.Error
@@ -141,59 +148,46 @@ func requireRefused(t testing.TB, url, admin, name string) {
 	}
 }
 
-// Where something is to be provisioned and is not, Subscribe names it; where it
-// vanishes later, the message is held, and goes on when it is back.
+// Given WithPreProvisioned and a missing plan, then Subscribe names each missing queue. When a
+// queue vanishes later, then the message is held until the queue is back.
 func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	policy := backoff.List{time.Second}
-	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithPreProvisioned())
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	sub, err := client.NewSubscriber(rig.QueueConfig(url), topology.ForPolicy(policy))
-	require.NoError(t, err)
-	_, err = sub.Subscribe(t.Context(), queue)
+	policy := sourcePolicy
+	provisioned := topology.WithPreProvisioned()
+	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, policy, provisioned)
+	_, err := sub.Subscribe(t.Context(), queue)
 	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
 	for _, name := range []string{queue, queue + ".wait.1s", queue + ".dlq"} {
 		require.ErrorContains(t, err, `queue "`+name+`"`)
 		require.Equal(t, -1, testbroker.Depth(t, url, name))
 	}
 
-	// Somebody provisions it.
-	plan, err := topology.PerQueue{}.Plan(queue, policy)
-	require.NoError(t, err)
-	ch := testbroker.Channel(t, url)
-	declare := func(q topology.Queue) {
-		_, err := ch.QueueDeclare(q.Name, true, false, false, false, q.Arguments)
-		require.NoError(t, err)
+	plan := sourcePlan(t, topology.PerQueue{}, queue)
+	for _, q := range append(plan.Queues, topology.Queue{Name: queue}) {
+		rig.DeclareQueue(t, url, q.Name, q.Arguments)
 	}
-	declare(topology.Queue{Name: queue})
-	for _, q := range plan.Queues {
-		declare(q)
-	}
-	attempts := make(chan int, 10)
+	wait := plan.Queues[0]
+	attempts, ch := make(chan int, 10), testbroker.Channel(t, url)
 	r := rig.Start(t, rig.Config{
-		URL: url, Queue: queue, Policy: policy, ClientOptions: []topology.Option{topology.WithPreProvisioned()},
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			attempt := middleware.Attempt(msg.Context())
-			if attempt == 1 {
-				if _, err := ch.QueueDelete(plan.Queues[0].Name, false, false, false); err != nil {
+		URL: url, Queue: queue, Policy: policy, ClientOptions: []topology.Option{provisioned},
+		Handle: func(msg *message.Message) error {
+			err := rig.FailFirst(msg)
+			if err != nil {
+				if _, err := ch.QueueDelete(wait.Name, false, false, false); err != nil {
 					t.Error(err)
 				}
 			}
-			attempts <- attempt
-			if attempt == 1 {
-				return nil, rig.ErrFailed
-			}
-			return nil, nil
+			attempts <- middleware.Attempt(msg.Context())
+			return err
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("held")})
-	require.Equal(t, 1, <-attempts)
-	rig.WaitFor(t, "the trouble is logged", func() bool {
-		return strings.Contains(r.Logs.Text(), "what was provisioned for retries is missing")
+	r.Send("held")
+	rig.AwaitAttempts(t, attempts, 1)
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return r.Logs.Said("what was provisioned for retries is missing") > 0
 	})
-	require.Equal(t, -1, testbroker.Depth(t, url, plan.Queues[0].Name))
-	declare(plan.Queues[0])
-	require.Equal(t, 2, <-attempts)
+	require.Equal(t, -1, testbroker.Depth(t, url, wait.Name))
+	rig.DeclareQueue(t, url, wait.Name, wait.Arguments)
+	rig.AwaitAttempts(t, attempts, 2)
 }

@@ -15,12 +15,18 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// interrupt takes all messages of a queue and loses the connection, as often as
-// told: what a process does that is killed with them.
+// interrupt takes all messages of a queue and loses the connection, several times, as a process
+// does that is killed with the messages.
 func interrupt(t *testing.T, url, queue string, messages, times int) {
 	t.Helper()
+	awaitAll := func() {
+		t.Helper()
+		rig.WaitFor(t, "all to be back", func() bool {
+			return testbroker.Depth(t, url, queue) == messages
+		})
+	}
 	for range times {
-		rig.WaitFor(t, "all are back", func() bool { return testbroker.Depth(t, url, queue) == messages })
+		awaitAll()
 		conn, err := amqp.Dial(url)
 		require.NoError(t, err)
 		ch, err := conn.Channel()
@@ -32,19 +38,17 @@ func interrupt(t *testing.T, url, queue string, messages, times int) {
 		}
 		require.NoError(t, conn.Close())
 	}
-	rig.WaitFor(t, "all are back", func() bool { return testbroker.Depth(t, url, queue) == messages })
+	awaitAll()
 }
 
-// Messages that were there when the process died five times: with many in flight,
-// one of them is set aside, the others are tried one at a time, by all Subscribers
-// of the process, while fresh messages go on beside them. Close gives back those
-// whose turn has not come.
+// Given messages that were in progress when the process died five times, then they are tried one
+// at a time by all Subscribers of the process, while fresh messages go on beside them. Close gives
+// back the messages whose turn has not come.
 func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 	t.Parallel()
 	const suspects, fresh = 10, 30
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
 	rig.Fill(t, url, queue, suspects)
 	interrupt(t, url, queue, suspects, 5)
 
@@ -52,39 +56,40 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 	next := make(chan struct{})
 	run := func() *rig.Service {
 		return rig.Start(t, rig.Config{
-			URL: url, Queue: queue, Configure: rig.QuorumQueue, Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(64),
-			Handler: func(msg *message.Message) ([]*message.Message, error) {
+			URL: url, Queue: queue, Configure: rig.QuorumQueue, Policy: backoff.List{time.Second},
+			SubscriberOptions: rig.InFlight(64),
+			Handle: func(msg *message.Message) error {
 				body := string(msg.Payload)
-				// One that was set aside comes back as a suspect, but not redelivered.
+				// A suspect that was snoozed comes back, but not as a redelivery.
 				if raw, _ := topology.Received(msg.Context()); raw.Redelivered {
 					defer tried.Enter(body)()
 					select {
 					case <-next:
 					case <-msg.Context().Done():
-						return nil, msg.Context().Err()
+						return msg.Context().Err()
 					}
 				}
 				done.Handle(body)
-				return nil, nil
+				return nil
 			},
 		})
 	}
 	r := run()
-	rig.WaitFor(t, "one is tried", func() bool { return tried.Now() == 1 && testbroker.Depth(t, url, queue) == 0 })
+	rig.WaitFor(t, "the first try", func() bool { return tried.Now() == 1 && r.Depth("") == 0 })
 	for i := range fresh {
 		r.Publish(amqp.Publishing{Body: []byte(fmt.Sprint("fresh ", i))})
 	}
-	rig.WaitFor(t, "the fresh ones are handled beside it", func() bool { return done.Count() == fresh })
+	rig.WaitFor(t, "the fresh messages", func() bool { return done.Count() == fresh })
 	for range 3 {
 		before := tried.Distinct()
 		next <- struct{}{}
-		rig.WaitFor(t, "the next is tried", func() bool { return tried.Distinct() > before })
+		rig.WaitFor(t, "the next try", func() bool { return tried.Distinct() > before })
 	}
 
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); r.Stop() }()
-	rig.WaitFor(t, "those whose turn has not come are back", func() bool { return testbroker.Depth(t, url, queue) > 0 })
-	require.Equal(t, 1, tried.Now(), "the one in progress goes on")
+	rig.WaitFor(t, "the others to be given back", func() bool { return r.Depth("") > 0 })
+	require.Equal(t, 1, tried.Now(), "the message in progress goes on")
 	next <- struct{}{}
 	<-stopped
 	r = run()
@@ -96,9 +101,7 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 			}
 		}
 	}()
-	rig.WaitFor(t, "all are handled", func() bool { return done.Count() == suspects+fresh })
-	r.Stop()
+	rig.WaitFor(t, "all to be handled", func() bool { return done.Count() == suspects+fresh })
+	r.RequireNothingLeft(0)
 	require.Equal(t, 1, tried.Peak())
-	require.Zero(t, testbroker.Depth(t, url, queue))
-	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -15,17 +15,15 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// authority is a CA of the test's own.
+// authority is a CA of this test.
 type authority struct {
 	t    testing.TB
 	cert *x509.Certificate
@@ -39,14 +37,19 @@ func newAuthority(t testing.TB, name string) *authority {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := certificate(name)
-	template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
+	template.IsCA, template.BasicConstraintsValid = true, true
+	template.KeyUsage = x509.KeyUsageCertSign
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
 	require.NoError(t, err)
-	a := &authority{t: t, cert: cert, key: key, pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pool: x509.NewCertPool()}
-	a.pool.AddCert(cert)
-	return a
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &authority{t: t, cert: cert, key: key, pem: inPEM("CERTIFICATE", der), pool: pool}
+}
+
+func inPEM(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
 func certificate(name string) *x509.Certificate {
@@ -58,7 +61,7 @@ func certificate(name string) *x509.Certificate {
 	}
 }
 
-// sign returns certificate and key, in PEM, of somebody with these names.
+// sign returns a certificate with these names and its key, in PEM.
 func (a *authority) sign(name string, hosts ...string) (cert, key []byte) {
 	a.t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -75,7 +78,7 @@ func (a *authority) sign(name string, hosts ...string) (cert, key []byte) {
 	require.NoError(a.t, err)
 	raw, err := x509.MarshalPKCS8PrivateKey(own)
 	require.NoError(a.t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
+	return inPEM("CERTIFICATE", der), inPEM("PRIVATE KEY", raw)
 }
 
 // client returns a certificate to connect with.
@@ -86,8 +89,8 @@ func (a *authority) client(name string) tls.Certificate {
 	return pair
 }
 
-// Client and Subscriber over TLS with a CA of one's own and a client certificate,
-// which the broker insists on; and what is said where one of them is wrong.
+// Given a broker that demands client certificates of its own CA, then client and Subscriber work
+// over TLS. If a certificate, a name or a port is wrong, then the error says which setting to mend.
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
 	testbroker.RequireNode(t)
@@ -102,39 +105,50 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		r := rig.Start(t, rig.Config{
 			URL: url, AdminURL: node.URL(), Queue: "orders",
 			Configure: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good },
-			Policy:    backoff.List{100 * time.Millisecond},
-			Handler: func(*message.Message) ([]*message.Message, error) {
-				if calls.Add() == 1 {
-					return nil, rig.ErrFailed
-				}
-				return nil, nil
-			},
+			Policy:    rig.Quickly(1),
+			Handle:    calls.FailUntil(2),
 		})
 		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS")})
-		rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 2 })
+		rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
 		require.Contains(t, node.Ctl(t, "list_connections", "ssl", "peer_cert_subject"), "shop")
 
 		node.Ctl(t, "close_all_connections", "to see it come back")
 		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS again")})
-		rig.WaitFor(t, "it is handled after a reconnect", func() bool { return calls.Count() == 3 })
+		rig.WaitFor(t, "the message after a reconnect", func() bool { return calls.Count() == 3 })
 	})
 
-	cases := map[string]struct {
+	with := func(pool *x509.CertPool, of *authority) *tls.Config {
+		cfg := &tls.Config{RootCAs: pool}
+		if of != nil {
+			cfg.Certificates = []tls.Certificate{of.client("shop")}
+		}
+		return cfg
+	}
+	noTLS := strings.Replace(node.URL(), "amqp:", "amqps:", 1)
+	for name, c := range map[string]struct {
 		url  string
 		tls  *tls.Config
 		want []string
 	}{
-		"CA not trusted":         {url, &tls.Config{Certificates: good.Certificates}, []string{"unknown authority", "TLSConfig.RootCAs"}},
-		"wrong CA":               {url, &tls.Config{RootCAs: other.pool, Certificates: good.Certificates}, []string{"TLSConfig.RootCAs"}},
-		"no client certificate":  {url, &tls.Config{RootCAs: ours.pool}, []string{"TLSConfig.Certificates"}},
-		"another CA's client":    {url, &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{other.client("shop")}}, []string{"TLSConfig.Certificates"}},
-		"another name":           {strings.Replace(url, "localhost", "127.0.0.1", 1), good, []string{"127.0.0.1", "TLSConfig.ServerName"}},
-		"TLS on the plain port":  {strings.Replace(node.URL(), "amqp:", "amqps:", 1), good, []string{"does not speak TLS", "amqp://"}},
-		"no TLS on the TLS port": {strings.Replace(url, "amqps:", "amqp:", 1), nil, []string{"speaks TLS", "amqps://"}},
-	}
-	for name, c := range cases {
+		"CA not trusted": {
+			url, with(nil, ours), []string{"unknown authority", "TLSConfig.RootCAs"},
+		},
+		"wrong CA":              {url, with(other.pool, ours), []string{"TLSConfig.RootCAs"}},
+		"no client certificate": {url, with(ours.pool, nil), []string{"TLSConfig.Certificates"}},
+		"another CA's client":   {url, with(ours.pool, other), []string{"TLSConfig.Certificates"}},
+		"another name": {
+			strings.Replace(url, "localhost", "127.0.0.1", 1), good,
+			[]string{"127.0.0.1", "TLSConfig.ServerName"},
+		},
+		"TLS on the plain port": {noTLS, good, []string{"does not speak TLS", "amqp://"}},
+		"no TLS on the TLS port": {
+			strings.Replace(url, "amqps:", "amqp:", 1), nil, []string{"speaks TLS", "amqps://"},
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
-			conn := wamqp.ConnectionConfig{AmqpURI: strings.Replace(c.url, "guest:guest", "guest:s3cr3t", 1), TLSConfig: c.tls}
+			conn := wamqp.ConnectionConfig{
+				AmqpURI: strings.Replace(c.url, "guest:guest", "guest:s3cr3t", 1), TLSConfig: c.tls,
+			}
 			_, err := topology.Open(t.Context(), conn, topology.PerQueue{})
 			for _, text := range c.want {
 				require.ErrorContains(t, err, text)

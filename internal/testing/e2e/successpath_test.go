@@ -17,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// delivered returns a message with ten metadata keys as the real Subscriber
-// delivers it, and the middleware on the real client.
+// delivered returns a message with ten metadata keys from a real Subscriber, and the middleware on
+// its client.
 func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
 	tb.Helper()
 	url, queue := testbroker.URL(tb), testbroker.Queue(tb)
@@ -41,6 +41,7 @@ func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
 
 func succeed(*message.Message) ([]*message.Message, error) { return nil, nil }
 
+// A success costs no allocation.
 func TestSuccessPathAllocatesNothing(t *testing.T) {
 	retry, msg := delivered(t)
 	handler := retry.Middleware(succeed)
