@@ -61,124 +61,118 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
 	const limit = delay + rig.Ceiling
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var mu sync.Mutex
-			failed, back, late := 0, 0, []time.Duration{}
-			failedAt := map[string]time.Time{}
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{delay}, Configure: withPriorities,
-				SubscriberOptions: rig.InFlight(16),
-				Handle: func(msg *message.Message) error {
-					body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
-					attempt, want := middleware.Attempt(msg.Context()), "0"
-					if high {
-						want = "9"
-					}
-					if got := seenPriority(t, msg); got != want {
-						t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
-					}
-					mu.Lock()
-					defer mu.Unlock()
-					if attempt == 1 {
-						failedAt[body] = time.Now()
-						if !high {
-							failed++
-						}
-						return rig.ErrFailed
-					}
-					waited := time.Since(failedAt[body])
-					if waited < delay-rig.Grace {
-						t.Errorf("message %s came back after %v", body, waited)
-					}
-					if high {
-						return rig.ErrFailed // It becomes a dead letter.
-					}
-					back++
-					if waited > limit {
-						late = append(late, waited)
-					}
-					return nil
-				},
-			})
-			ch := testbroker.Channel(t, r.URL)
-			publish := func(msg amqp.Publishing) {
-				if err := ch.Publish("", r.Queue, true, false, msg); err != nil {
-					t.Error(err)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		var mu sync.Mutex
+		failed, back, late := 0, 0, []time.Duration{}
+		failedAt := map[string]time.Time{}
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{delay}, Configure: withPriorities,
+			SubscriberOptions: rig.InFlight(16),
+			Handle: func(msg *message.Message) error {
+				body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
+				attempt, want := middleware.Attempt(msg.Context()), "0"
+				if high {
+					want = "9"
 				}
-			}
-			for i := range normal {
-				publish(amqp.Publishing{Body: []byte(strconv.Itoa(i))})
-			}
-			rig.WaitFor(t, "all to fail", func() bool {
-				mu.Lock()
-				defer mu.Unlock()
-				return failed == normal
-			})
-			// More messages come until all are back, but not after it would be too late: behind
-			// the last one, the others return in the end.
-			began, high := time.Now(), 0
-			rig.WaitFor(t, "all to return", func() bool {
-				passed := time.Since(began)
-				if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
-					high++
-					publish(amqp.Publishing{
-						Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
-					})
+				if got := seenPriority(t, msg); got != want {
+					t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				return back == normal
-			})
-			require.Equal(t, uint8(9), r.DeadLetter().Priority)
+				if attempt == 1 {
+					failedAt[body] = time.Now()
+					if !high {
+						failed++
+					}
+					return rig.ErrFailed
+				}
+				waited := time.Since(failedAt[body])
+				if waited < delay-rig.Grace {
+					t.Errorf("message %s came back after %v", body, waited)
+				}
+				if high {
+					return rig.ErrFailed // It becomes a dead letter.
+				}
+				back++
+				if waited > limit {
+					late = append(late, waited)
+				}
+				return nil
+			},
+		})
+		ch := testbroker.Channel(t, r.URL)
+		publish := func(msg amqp.Publishing) {
+			if err := ch.Publish("", r.Queue, true, false, msg); err != nil {
+				t.Error(err)
+			}
+		}
+		for i := range normal {
+			publish(amqp.Publishing{Body: []byte(strconv.Itoa(i))})
+		}
+		rig.WaitFor(t, "all to fail", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came",
-				len(late), normal, limit, high)
+			return failed == normal
 		})
-	}
+		// More messages come until all are back, but not after it would be too late: behind
+		// the last one, the others return in the end.
+		began, high := time.Now(), 0
+		rig.WaitFor(t, "all to return", func() bool {
+			passed := time.Since(began)
+			if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
+				high++
+				publish(amqp.Publishing{
+					Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
+				})
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			return back == normal
+		})
+		require.Equal(t, uint8(9), r.DeadLetter().Priority)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came",
+			len(late), normal, limit, high)
+	})
 }
 
 // Every attempt, the dead letter and a delayed message have the priority of the first delivery.
 func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			seen := make(chan string, 100)
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Configure: withPriorities,
-				Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
-				Handle: func(msg *message.Message) error {
-					seen <- seenPriority(t, msg)
-					if _, once := msg.Metadata["once"]; once {
-						return nil
-					}
-					return rig.ErrFailed
-				},
-			})
-			cfg := rig.QueueConfig(r.URL)
-			withPriorities(&cfg)
-			pub, err := r.Client.NewPublisher(cfg)
-			require.NoError(t, err)
-			for _, priority := range []uint8{0, 1, 4, 5, 9, 255} {
-				want := strconv.Itoa(int(priority))
-				r.Publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
-				for range 3 {
-					require.Equal(t, want, <-seen)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		seen := make(chan string, 100)
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Configure: withPriorities,
+			Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+			Handle: func(msg *message.Message) error {
+				seen <- seenPriority(t, msg)
+				if _, once := msg.Metadata["once"]; once {
+					return nil
 				}
-				dead := r.DeadLetter()
-				require.Equal(t, priority, dead.Priority)
-				require.NotContains(t, dead.Headers, header.Priority)
-
-				msg := rig.DelayedBy(50 * time.Millisecond)
-				msg.Metadata.Set(priorityMetadata, want)
-				msg.Metadata.Set("once", "")
-				require.NoError(t, pub.Publish(r.Queue, msg))
+				return rig.ErrFailed
+			},
+		})
+		cfg := rig.QueueConfig(r.URL)
+		withPriorities(&cfg)
+		pub, err := r.Client.NewPublisher(cfg)
+		require.NoError(t, err)
+		for _, priority := range []uint8{0, 1, 4, 5, 9, 255} {
+			want := strconv.Itoa(int(priority))
+			r.Publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
+			for range 3 {
 				require.Equal(t, want, <-seen)
 			}
-			require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)
-		})
-	}
+			dead := r.DeadLetter()
+			require.Equal(t, priority, dead.Priority)
+			require.NotContains(t, dead.Headers, header.Priority)
+
+			msg := rig.DelayedBy(50 * time.Millisecond)
+			msg.Metadata.Set(priorityMetadata, want)
+			msg.Metadata.Set("once", "")
+			require.NoError(t, pub.Publish(r.Queue, msg))
+			require.Equal(t, want, <-seen)
+		}
+		require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)
+	})
 }

@@ -251,9 +251,7 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 			requireOwn(t, url, name, more)
 		}
 	}
-	rig.WaitFor(t, "its messages to strand", func() bool {
-		return testbroker.Depth(t, url, stranded) == more
-	})
+	rig.AwaitDepth(t, url, stranded, more)
 	one := rig.Take(t, url, stranded)
 	require.Equal(t, vanished, one.AppId)
 	require.Equal(t, "1.1.eu%2Eorders", one.RoutingKey)
@@ -293,9 +291,7 @@ func TestVanishedLevelBlocksNoOtherDelay(t *testing.T) {
 			sendToWait(t, url, plan, 2400*time.Millisecond, each) // 1600 ms and the deleted 800 ms
 			sendToWait(t, url, plan, 2*time.Second, each)         // 1600 ms and 400 ms
 			for _, name := range []string{queue, strategy.Prefix + ".stranded"} {
-				rig.WaitFor(t, "the messages in "+name, func() bool {
-					return testbroker.Depth(t, url, name) == each
-				})
+				rig.AwaitDepth(t, url, name, each)
 			}
 
 			returns := ch.NotifyReturn(make(chan amqp.Return, 1))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,10 +12,12 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -225,32 +228,29 @@ func TestRoundingOfLevelsNamesTheResolution(t *testing.T) {
 // second. Plans with long delays had no shorter step, and the message was away for hours.
 func TestNackedUnderAPolicyOfHoursComesBackInSeconds(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			back := make(chan struct{})
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{6 * time.Hour}, Handle: rig.Succeed,
-				Outer: []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
-					return func(msg *message.Message) ([]*message.Message, error) {
-						if calls.Add() == 1 {
-							return nil, rig.ErrFailed // outside DelayedRetry: the router nacks
-						}
-						close(back)
-						return h(msg)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		var calls rig.Timeline
+		back := make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{6 * time.Hour}, Handle: rig.Succeed,
+			Outer: []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
+				return func(msg *message.Message) ([]*message.Message, error) {
+					if calls.Add() == 1 {
+						return nil, rig.ErrFailed // outside DelayedRetry: the router nacks
 					}
-				}},
-			})
-			r.Send("nacked")
-			select {
-			case <-back:
-			case <-time.After(time.Minute):
-				t.Fatal("still away after a minute")
-			}
-			calls.RequireGaps(t, time.Second)
+					close(back)
+					return h(msg)
+				}
+			}},
 		})
-	}
+		r.Send("nacked")
+		select {
+		case <-back:
+		case <-time.After(time.Minute):
+			t.Fatal("still away after a minute")
+		}
+		calls.RequireGaps(t, time.Second)
+	})
 }
 
 // Not promised: the message behind a failed message overtakes it.
@@ -271,4 +271,181 @@ func TestOrderIsNotKept(t *testing.T) {
 	r.Send("first", "second")
 	require.Equal(t, "second", <-handled)
 	require.Equal(t, "first", <-handled)
+}
+
+// Given a message whose headers tell more failures than the policy allows, then it is
+// dead-lettered without a call of the handler. An invalid count or another queue's counts zero.
+func TestForgedCountsAreGuarded(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, Handler: rig.FailUntil(0, attempts),
+	})
+	for _, forged := range []string{"2", "99999999999999999999"} {
+		r.Publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.Queue, header.Failures: forged}})
+		require.Equal(t, "exhausted", r.DeadLetter().Headers[header.DeadReason])
+	}
+	require.Empty(t, attempts)
+	for _, headers := range []amqp.Table{
+		{header.Queue: r.Queue, header.Failures: "-3"},
+		{header.Queue: r.Queue, header.Failures: "many"},
+		{header.Queue: "another", header.Failures: "99"},
+		{header.Failures: int64(99)},
+	} {
+		r.Publish(amqp.Publishing{Headers: headers})
+		require.Equal(t, 1, <-attempts)
+	}
+}
+
+// A message with its own expiration is not retried past its deadline.
+func TestOwnExpirationIsADeadline(t *testing.T) {
+	t.Parallel()
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{100 * time.Millisecond, 20 * time.Second}, Handle: calls.Fail,
+	})
+	r.Publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
+	require.Equal(t, "deadline", r.DeadLetter().Headers[header.DeadReason])
+	require.Equal(t, 2, calls.Count())
+}
+
+// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
+// Messages waited in spite of the limit, and were handled too old or refused afterwards.
+func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
+	t.Parallel()
+	expiring := amqp.Publishing{Expiration: "30000"}
+	snoozed := middleware.Snooze(rig.ErrFailed, 2*time.Second)
+	for name, c := range map[string]struct {
+		send    amqp.Publishing
+		options []middleware.Option
+		err     error
+		reason  string
+	}{
+		"age": {
+			options: []middleware.Option{middleware.WithMaxAge(30 * time.Second)},
+			err:     rig.ErrFailed, reason: "max_age",
+		},
+		"deadline":         {send: expiring, err: rig.ErrFailed, reason: "deadline"},
+		"Snooze, deadline": {send: expiring, err: snoozed, reason: "deadline"},
+		"Snooze, limit": {
+			options: []middleware.Option{
+				middleware.WithSnoozeLimit(30 * time.Second), middleware.WithMaxAttempts(1),
+			},
+			err: snoozed, reason: "exhausted",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
+				Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
+				Handle: func(*message.Message) error { calls.Add(); return c.err },
+			})
+			r.Publish(c.send)
+			require.Equal(t, c.reason, r.DeadLetter().Headers[header.DeadReason])
+			require.Equal(t, 1, calls.Count())
+			require.Empty(t, r.Logs.EntriesOf(willBeRetried), "it did not wait")
+			require.Empty(t, r.Logs.EntriesOf("Message set aside"), "it did not wait")
+		})
+	}
+}
+
+// Given a policy with jitter, when two hundred messages fail, then they spread over all wait
+// steps that the plan shows. None comes back before its delay, and the broker has the queues of
+// the plan only (P5).
+func TestJitterSpreadsOverPlannedWaitSteps(t *testing.T) {
+	t.Parallel()
+	const messages = 200
+	node := testbroker.Private(t)
+	policy := backoff.FullJitter{Policy: backoff.List{2 * time.Second}}
+	const half = 500 * time.Millisecond
+	steps := []time.Duration{half, 2 * half, 3 * half, 4 * half}
+	for name, strategy := range rig.Strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			strategy := strategy(t)
+			var mu sync.Mutex
+			asked, on, failedAt := map[string]time.Duration{}, map[string]int{}, map[string]time.Time{}
+			handled := 0
+			r := rig.Start(t, rig.Config{
+				URL: node.URL(), Strategy: strategy, Policy: policy, Configure: rig.QuorumQueue,
+				Queue: strings.ReplaceAll(name, " ", "-"), SubscriberOptions: rig.InFlight(16),
+				Handle: func(msg *message.Message) error {
+					body := string(msg.Payload)
+					mu.Lock()
+					defer mu.Unlock()
+					if middleware.Attempt(msg.Context()) == 1 {
+						failedAt[body] = time.Now()
+						return rig.ErrFailed
+					}
+					delay, err := time.ParseDuration(msg.Metadata.Get(header.Delay))
+					if err != nil {
+						t.Error(err)
+					}
+					if waited := time.Since(failedAt[body]); waited < delay-rig.Grace {
+						t.Errorf("message %s waited %v, its delay is %v", body, waited, delay)
+					}
+					handled++
+					asked[body] = delay
+					raw, _ := topology.Received(msg.Context())
+					queue, _ := raw.Headers["x-first-death-queue"].(string)
+					on[queue]++
+					return nil
+				},
+			})
+			planned := make([]time.Duration, 0, len(steps))
+			for _, step := range r.Plan.WaitSteps {
+				planned = append(planned, step.Delay)
+				require.Contains(t, r.Plan.String(), " "+step.Delay.String()+" ")
+			}
+			if r.Plan.Levels == nil {
+				require.Equal(t, steps, planned)
+			}
+			first := strings.Replace(rig.QueueNames(r.Plan)[0], ".level.", ".wait.", 1)
+			prefix, _, _ := strings.Cut(first, ".wait.")
+			queues := func() []string {
+				all := strings.Fields(node.Ctl(t, "list_queues", "--silent", "name"))
+				all = slices.DeleteFunc(all, func(q string) bool {
+					return !strings.HasPrefix(q+".", r.Queue+".") && !strings.HasPrefix(q, prefix+".")
+				})
+				slices.Sort(all)
+				return all
+			}
+			want := slices.Sorted(slices.Values(append(rig.QueueNames(r.Plan), r.Queue)))
+			require.Equal(t, want, queues())
+
+			rig.Fill(t, r.URL, r.Queue, messages)
+			rig.WaitFor(t, "all to return", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return handled == messages
+			})
+			r.Stop()
+			require.Equal(t, want, queues(), "no queue that was not planned")
+			t.Logf("came back from %v", on)
+			if r.Plan.Levels != nil { // The delays are exact, by any level.
+				entered := map[string]int{}
+				for _, delay := range asked {
+					route, err := r.Plan.Route(topology.Retry{Delay: delay})
+					require.NoError(t, err)
+					require.LessOrEqual(t, route.Delay, delay+100*time.Millisecond)
+					waits, _ := rig.Walk(t, r.Plan, route)
+					entered[waits[0].Name]++
+				}
+				require.Equal(t, entered, on)
+				return
+			}
+			for i, step := range steps {
+				n := 0
+				for _, delay := range asked {
+					if delay <= step && (i == 0 || delay > steps[i-1]) {
+						n++
+					}
+				}
+				require.Equal(t, n, on[r.Plan.Queues[i].Name], "rounded up to %v", step)
+				require.Positive(t, n, "wait step %v", step)
+			}
+		})
+	}
 }

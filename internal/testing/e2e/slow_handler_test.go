@@ -205,7 +205,7 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 			})
 			rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("busy")})
 			<-handling
-			rig.WaitFor(t, "the warning", func() bool { return r.Logs.Said(neverReturns) > 0 })
+			r.AwaitLine(neverReturns)
 			if c.cut {
 				proxy.Refuse(true) // The message must not come again meanwhile.
 				proxy.Cut()
@@ -216,9 +216,7 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 			}
 			closed := make(chan struct{})
 			go func() { defer close(closed); r.Stop() }()
-			rig.WaitFor(t, "the subscriber to end", func() bool {
-				return r.Logs.Said("Stopped consuming") > 0
-			})
+			r.AwaitLine("Stopped consuming")
 			require.Contains(t, r.Logs.Text(), c.said)
 			close(stop)
 			<-closed

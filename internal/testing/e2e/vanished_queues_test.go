@@ -21,59 +21,56 @@ import (
 // declared again and used: wait queues and the dead-letter queue (T6).
 func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), strategy(t)
-			ch := testbroker.Channel(t, url)
-			policy := backoff.List{time.Second, time.Second}
-			plan, err := strategy.Plan(queue, policy)
-			require.NoError(t, err)
-			var mu sync.Mutex
-			var ended time.Time
-			var waited []time.Duration
-			r := rig.Start(t, rig.Config{
-				URL: url, Queue: queue, Strategy: strategy, Policy: policy,
-				Handle: func(*message.Message) error {
-					mu.Lock()
-					defer mu.Unlock()
-					if !ended.IsZero() {
-						waited = append(waited, time.Since(ended))
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		url, queue := testbroker.URL(t), testbroker.Queue(t)
+		ch := testbroker.Channel(t, url)
+		policy := backoff.List{time.Second, time.Second}
+		plan, err := strategy.Plan(queue, policy)
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var ended time.Time
+		var waited []time.Duration
+		r := rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Strategy: strategy, Policy: policy,
+			Handle: func(*message.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if !ended.IsZero() {
+					waited = append(waited, time.Since(ended))
+				}
+				for _, e := range plan.Exchanges {
+					if err := ch.ExchangeDelete(e.Name, false, false); err != nil {
+						t.Error(err)
 					}
-					for _, e := range plan.Exchanges {
-						if err := ch.ExchangeDelete(e.Name, false, false); err != nil {
-							t.Error(err)
-						}
+				}
+				for _, q := range plan.Queues {
+					if _, err := ch.QueueDelete(q.Name, false, false, false); err != nil {
+						t.Error(err)
 					}
-					for _, q := range plan.Queues {
-						if _, err := ch.QueueDelete(q.Name, false, false, false); err != nil {
-							t.Error(err)
-						}
-					}
-					ended = time.Now()
-					return rig.ErrFailed
-				},
-			})
-			r.Send("here")
-			dead := rig.Take(t, url, plan.Dead.RoutingKey)
-			require.Equal(t, "here", string(dead.Body), dead.Headers)
-			// The waits count from the end of the handler, because its deletions take a busy
-			// broker seconds.
-			mu.Lock()
-			defer mu.Unlock()
-			require.Len(t, waited, 2)
-			for _, d := range waited {
-				require.GreaterOrEqual(t, d, time.Second-rig.Grace)
-				require.LessOrEqual(t, d, time.Second+rig.Ceiling)
-			}
-			t.Logf("waited %v", waited)
-			// The wait queue or its exchange twice, and the dead-letter queue.
-			lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
-			require.Len(t, lines, 3)
-			require.Regexp(t, "^error ", lines[0])
-			require.Contains(t, lines[2], fmt.Sprintf("vanished:queue %q", plan.Dead.RoutingKey))
+				}
+				ended = time.Now()
+				return rig.ErrFailed
+			},
 		})
-	}
+		r.Send("here")
+		dead := rig.Take(t, url, plan.Dead.RoutingKey)
+		require.Equal(t, "here", string(dead.Body), dead.Headers)
+		// The waits count from the end of the handler, because its deletions take a busy
+		// broker seconds.
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, waited, 2)
+		for _, d := range waited {
+			require.GreaterOrEqual(t, d, time.Second-rig.Grace)
+			require.LessOrEqual(t, d, time.Second+rig.Ceiling)
+		}
+		t.Logf("waited %v", waited)
+		// The wait queue or its exchange twice, and the dead-letter queue.
+		lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
+		require.Len(t, lines, 3)
+		require.Regexp(t, "^error ", lines[0])
+		require.Contains(t, lines[2], fmt.Sprintf("vanished:queue %q", plan.Dead.RoutingKey))
+	})
 }
 
 // Not promised: a deleted wait queue takes its messages along (F10).
@@ -89,9 +86,7 @@ func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
 			})
 			r.Send("gone")
 			waits := r.Plan.Queues[0].Name
-			rig.WaitFor(t, "the message to wait", func() bool {
-				return testbroker.Depth(t, r.URL, waits) == 1
-			})
+			rig.AwaitDepth(t, r.URL, waits, 1)
 			lost, err := testbroker.Channel(t, r.URL).QueueDelete(waits, false, false, false)
 			require.NoError(t, err)
 			require.Equal(t, 1, lost)
@@ -154,9 +149,7 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 					stranded = q
 				}
 			}
-			rig.WaitFor(t, "the others to strand", func() bool {
-				return testbroker.Depth(t, c.URL, stranded) == gone
-			})
+			rig.AwaitDepth(t, c.URL, stranded, gone)
 			one := rig.Take(t, c.URL, stranded)
 			words := strings.Split(one.RoutingKey, ".")
 			require.Equal(t, first.Queue, words[len(words)-1])

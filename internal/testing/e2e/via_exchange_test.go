@@ -240,9 +240,7 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
 	})
 	b.requireReached("it waits", "", "held", nil, nil)
-	rig.WaitFor(t, "the end of the wait", func() bool {
-		return testbroker.Depth(t, b.url, "held") == 0
-	})
+	rig.AwaitDepth(t, b.url, "held", 0)
 	require.Zero(t, testbroker.Depth(t, b.url, "stranded"), "held in the wait queue")
 	_, err := b.ch.QueueDelete("held", false, false, false)
 	require.NoError(t, err)
