@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -370,5 +371,42 @@ func BenchmarkValidatePlan(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Open refuses an invalid strategy of this package before it connects.
+func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
+	t.Parallel()
+	both := topology.DeadLetters{
+		Name:   func(string) string { return "dead" },
+		Target: func(string) topology.Route { return topology.Route{Exchange: "dead"} },
+	}
+	ttl, zero := amqp.Table{"x-message-ttl": 1}, []time.Duration{0}
+	nowhere := wamqp.ConnectionConfig{AmqpURI: "amqp://127.0.0.1:1/"}
+	for want, strategies := range map[string][]topology.Strategy{
+		"is not positive": {
+			topology.PerQueue{WaitSteps: zero}, &topology.Shared{WaitSteps: zero},
+			topology.PerAttempt{Delays: zero}, topology.PerAttempt{WaitSteps: zero},
+		},
+		"is unknown": {
+			topology.PerQueue{Type: "x"}, topology.Shared{Type: "x"}, topology.PerAttempt{Type: "x"},
+			topology.Levels{Type: "x"},
+		},
+		"both a Target": {
+			topology.PerQueue{Dead: both}, topology.Shared{Dead: both}, topology.PerAttempt{Dead: both},
+			topology.Levels{Dead: both},
+		},
+		"x-message-ttl of the": {
+			topology.PerQueue{WaitArguments: ttl}, topology.Shared{WaitArguments: ttl},
+			topology.PerAttempt{WaitArguments: ttl}, topology.Levels{WaitArguments: ttl},
+		},
+		"is not in whole":          {topology.Levels{Resolution: 1}},
+		"resolution 6s is over 5s": {topology.Levels{Resolution: 6 * time.Second}},
+	} {
+		for _, strategy := range strategies {
+			_, err := topology.Open(t.Context(), nowhere, strategy)
+			require.ErrorContains(t, err, "strategy: ", "%T", strategy)
+			require.ErrorContains(t, err, want, "%T", strategy)
+		}
 	}
 }
