@@ -317,7 +317,7 @@ func TestAPlanWithOneThingBrokenIsRefused(t *testing.T) {
 	require.Greater(t, tried, 3000)
 }
 
-// A plan may be weaker than those of this package if it names the weaker guarantee.
+// A plan may be weaker than the plans of this package if it names the weaker guarantee.
 func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(args amqp.Table){

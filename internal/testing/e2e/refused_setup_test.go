@@ -360,7 +360,7 @@ func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	}
 }
 
-// A strategy made with WaitQueue retries and gives up like those of the package.
+// A strategy made with WaitQueue retries and gives up like the strategies of the package.
 func TestStrategyOfAUsersOwn(t *testing.T) {
 	t.Parallel()
 	var calls rig.Timeline

@@ -380,16 +380,16 @@ func (a *authority) client(name string) tls.Certificate {
 	return pair
 }
 
-// Given a broker that demands client certificates of its own CA, then client and Subscriber work
+// Given a broker that demands client certificates of one CA, then client and Subscriber work
 // over TLS. If a certificate, a name or a port is wrong, then the error says which setting to mend.
 func TestTLSWithClientCertificates(t *testing.T) {
 	t.Parallel()
 	testbroker.RequireNode(t)
-	ours, other := newAuthority(t, "our CA"), newAuthority(t, "another CA")
-	cert, key := ours.sign("broker", "localhost")
-	node := testbroker.Private(t, testbroker.WithTLS(ours.pem, cert, key))
+	trusted, other := newAuthority(t, "our CA"), newAuthority(t, "another CA")
+	cert, key := trusted.sign("broker", "localhost")
+	node := testbroker.Private(t, testbroker.WithTLS(trusted.pem, cert, key))
 	url := node.TLSURL()
-	good := &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{ours.client("shop")}}
+	good := &tls.Config{RootCAs: trusted.pool, Certificates: []tls.Certificate{trusted.client("shop")}}
 
 	t.Run("serves", func(t *testing.T) {
 		var calls rig.Timeline
@@ -422,11 +422,11 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		want []string
 	}{
 		"CA not trusted": {
-			url, with(nil, ours), []string{"unknown authority", "TLSConfig.RootCAs"},
+			url, with(nil, trusted), []string{"unknown authority", "TLSConfig.RootCAs"},
 		},
-		"wrong CA":              {url, with(other.pool, ours), []string{"TLSConfig.RootCAs"}},
-		"no client certificate": {url, with(ours.pool, nil), []string{"TLSConfig.Certificates"}},
-		"another CA's client":   {url, with(ours.pool, other), []string{"TLSConfig.Certificates"}},
+		"wrong CA":              {url, with(other.pool, trusted), []string{"TLSConfig.RootCAs"}},
+		"no client certificate": {url, with(trusted.pool, nil), []string{"TLSConfig.Certificates"}},
+		"another CA's client":   {url, with(trusted.pool, other), []string{"TLSConfig.Certificates"}},
 		"another name": {
 			strings.Replace(url, "localhost", "127.0.0.1", 1), good,
 			[]string{"127.0.0.1", "TLSConfig.ServerName"},
