@@ -310,8 +310,9 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 			if !c.valid {
 				plan, err := c.strategy(queue, nil)
 				require.NoError(t, err)
-				_, refused["Verify"] = client.Verify(t.Context(), plan)
-				refused["Declare"] = client.Declare(t.Context(), plan)
+				o := rig.OpenOperator(t, url)
+				_, refused["Verify"] = o.Verify(t.Context(), plan)
+				refused["Declare"] = o.Declare(t.Context(), plan)
 			}
 			for call, err := range refused {
 				for _, text := range c.want {

@@ -177,7 +177,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 		require.Equal(t, -1, testbroker.Depth(t, url, name))
 	}
 
-	plan := sourcePlan(t, topology.PerQueue{}, queue)
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, policy)
 	for _, q := range append(plan.Queues, topology.Queue{Name: queue}) {
 		rig.DeclareQueue(t, url, q.Name, q.Arguments)
 	}
@@ -275,7 +275,9 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	findings, err := r.Client.Verify(t.Context(), r.Plan)
+	o := rig.OpenOperator(t, secret,
+		topology.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")
 	send("restart", amqp.Table{"kind": "lives through a restart"})

@@ -27,36 +27,11 @@ func sourceConfig(url string, args amqp.Table) wamqp.Config {
 	return cfg
 }
 
-// sourceFindings returns the findings of Verify as "severity problem kind name". Without the
-// management API the last one says that no broker policy was looked at, and is left out.
-func sourceFindings(t testing.TB, client *topology.Client, plan topology.Plan) []string {
+func verifySource(t testing.TB, o *topology.Client, plan topology.Plan) []topology.Finding {
 	t.Helper()
-	findings := verifySource(t, client, plan)
-	names := []string{}
-	for _, f := range findings {
-		t.Log(f)
-		names = append(names, string(f.Severity)+" "+string(f.Problem)+" "+f.Kind+" "+f.Name)
-	}
-	if !client.HasManagement() {
-		require.NotEmpty(t, findings)
-		names = names[:len(names)-1]
-	}
-	return names
-}
-
-func verifySource(t testing.TB, client *topology.Client, plan topology.Plan) []topology.Finding {
-	t.Helper()
-	findings, err := client.Verify(t.Context(), plan)
+	findings, err := o.Verify(t.Context(), plan)
 	require.NoError(t, err)
 	return findings
-}
-
-// sourcePlan returns the plan of a queue.
-func sourcePlan(t testing.TB, strategy topology.Strategy, queue string) topology.Plan {
-	t.Helper()
-	plan, err := topology.PlanFor(strategy, queue, sourcePolicy)
-	require.NoError(t, err)
-	return plan
 }
 
 // declaresNothing is a TopologyBuilder that finds its queue declared.
@@ -75,7 +50,8 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	const refused = "x-queue-type is stream"
 	stream := amqp.Table{"x-queue-type": "stream"}
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
+	client, o := rig.OpenClient(t, url, topology.PerQueue{}), rig.OpenOperator(t, url)
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
 	err := rig.SubscribeError(t, client, sourceConfig(url, stream), queue, sourcePolicy)
 	require.ErrorContains(t, err, refused)
 	require.ErrorContains(t, err, "a stream skips what was published before its consumer")
@@ -93,12 +69,12 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	for _, q := range plan.Queues {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
-	findings := verifySource(t, client, plan)
+	findings := verifySource(t, o, plan)
 	require.True(t, slices.ContainsFunc(findings, func(f topology.Finding) bool {
 		return f.Severity == topology.Critical && f.Name == queue && strings.Contains(f.Text, refused)
 	}), "%v", findings)
 
-	require.NoError(t, client.Declare(t.Context(), plan))
+	require.NoError(t, o.Declare(t.Context(), plan))
 	provisioned := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
 	requireRefused(provisioned, rig.QueueConfig(url), queue)
 
@@ -169,11 +145,11 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			rig.RemovePlan(t, url, topology.PerQueue{}, queue, sourcePolicy)
-			client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
+			plan := rig.RemovePlan(t, url, topology.PerQueue{}, queue, sourcePolicy)
+			client, o := rig.OpenClient(t, url, topology.PerQueue{}), rig.OpenOperator(t, url)
 			provisioned, logs := rig.OpenLogged(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
 			rig.DeclareQueue(t, url, queue, c.args)
-			require.NoError(t, client.Declare(t.Context(), plan))
+			require.NoError(t, o.Declare(t.Context(), plan))
 			for where, err := range map[string]error{
 				"configured": rig.SubscribeError(t, client, sourceConfig(url, c.args), queue, sourcePolicy),
 				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy),
@@ -189,7 +165,7 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 				require.Equal(t, 1, logs.Said(line), logs.Text())
 				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 			}
-			about := slices.DeleteFunc(verifySource(t, client, plan), func(f topology.Finding) bool {
+			about := slices.DeleteFunc(verifySource(t, o, plan), func(f topology.Finding) bool {
 				return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
 			})
 			if c.severity == "" {
@@ -208,10 +184,10 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
 	require.NoError(t, err)
-	require.NoError(t, client.Declare(t.Context(), plan))
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
+	require.NoError(t, rig.OpenOperator(t, url).Declare(t.Context(), plan))
 	provisioned := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
 	err = rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy)
 	require.ErrorContains(t, err, "auto-delete is true")
@@ -232,19 +208,23 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	})
 	check := func(
 		t *testing.T, cfg wamqp.Config, queue, said, unsaid string, options ...topology.Option,
-	) *topology.Client {
+	) {
 		t.Helper()
 		client, logs := rig.OpenLogged(t, cfg.Connection.AmqpURI, strategy, options...)
 		require.NoError(t, rig.SubscribeError(t, client, cfg, queue, sourcePolicy))
 		require.Equal(t, 1, logs.Said(said), logs.Text())
 		require.Zero(t, logs.Said(unsaid), logs.Text())
-		return client
+	}
+	requireFound := func(t *testing.T, cfg wamqp.Config, queue, finding string) {
+		t.Helper()
+		o := rig.OpenOperator(t, cfg.Connection.AmqpURI)
+		plan := rig.PlanFor(t, queue, strategy, sourcePolicy)
+		require.Contains(t, rig.BlindFindings(t, o, plan), finding)
 	}
 	typed, plain := rig.QueueConfig(node.URL()+"typed"), rig.QueueConfig(node.URL())
 	t.Run("default of the vhost", func(t *testing.T) {
-		client := check(t, typed, "orders", loses, classic)
-		require.Contains(t, sourceFindings(t, client, sourcePlan(t, strategy, "orders")),
-			"critical dropping queue orders")
+		check(t, typed, "orders", loses, classic)
+		requireFound(t, typed, "orders", "critical dropping queue orders")
 		check(t, typed, "orders", loses, classic, topology.WithPreProvisioned())
 	})
 	t.Run("nothing may be declared", func(t *testing.T) {
@@ -258,9 +238,8 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	t.Run("the name leaves no room for the type", func(t *testing.T) {
 		queue, cfg := strings.Repeat("q", 220), rig.QueueConfig(node.URL())
 		rig.QuorumQueue(&cfg)
-		client := check(t, cfg, queue, "Warning: the type of the queue is not known", classic)
-		require.Contains(t, sourceFindings(t, client, sourcePlan(t, strategy, queue)),
-			"warning unchecked queue "+queue)
+		check(t, cfg, queue, "Warning: the type of the queue is not known", classic)
+		requireFound(t, cfg, queue, "warning unchecked queue "+queue)
 	})
 	t.Run("the broker overlooks the type", func(t *testing.T) {
 		if !strings.HasPrefix(node.Version(), "4.") {
@@ -281,10 +260,10 @@ func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
 	rig.DeclareQueue(t, url, queue, args)
 	rig.Publish(t, url, "", queue, rig.Message("order"))
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, sourcePolicy)
-	require.NoError(t, client.Declare(t.Context(), plan))
-	for range 6 {
-		require.Empty(t, sourceFindings(t, client, plan))
+	o, plan := rig.OpenOperator(t, url), rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
+	require.NoError(t, o.Declare(t.Context(), plan))
+	for range 3 { // each looks twice
+		require.Empty(t, rig.BlindFindings(t, o, plan))
 	}
 	taken := rig.Take(t, url, queue)
 	require.False(t, taken.Redelivered)
@@ -319,21 +298,25 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 				topology.WithManagement(api), topology.WithLogger(logs))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, client.Close()) })
+			o := client
 			rig.QuorumQueue(&cfg)
 			if c.limit != nil {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
 			}
 			require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, sourcePolicy))
-			plan := sourcePlan(t, topology.PerQueue{}, c.queue)
+			plan := rig.PlanFor(t, c.queue, topology.PerQueue{}, sourcePolicy)
 			dropping := "critical dropping queue " + c.queue
 			if !c.finite {
 				require.Zero(t, logs.Said(dropsSilently), logs.Text())
-				require.NotContains(t, sourceFindings(t, client, plan), dropping)
+				require.NotContains(t, rig.Findings(t, o, plan), dropping)
 				return
 			}
 			require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-				return slices.Contains(sourceFindings(t, client, plan), dropping)
+				return slices.ContainsFunc(verifySource(t, o, plan), func(f topology.Finding) bool {
+					return f.Severity == topology.Critical && f.Problem == topology.Dropping &&
+						f.Name == c.queue
+				})
 			})
 			i := slices.IndexFunc(logs.All(), func(e rig.LogEntry) bool {
 				return strings.HasPrefix(e.Msg, dropsSilently)
@@ -342,7 +325,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			t.Log(command)
 			node.Ctl(t, rig.ShellWords(t, command)[1:]...)
 			rig.WaitFor(t, "Verify to find nothing", func() bool {
-				return len(verifySource(t, client, plan)) == 0
+				return len(verifySource(t, o, plan)) == 0
 			})
 			rig.Publish(t, url, "", c.queue, rig.Message("order"))
 			ch := testbroker.Channel(t, url)
@@ -363,24 +346,24 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	plan := sourcePlan(t, topology.PerQueue{}, queue)
+	o, plan := rig.OpenOperator(t, url), rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
 	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
-	subscribe := func() (*topology.Client, *rig.Logs) {
+	subscribe := func() *rig.Logs {
 		client, logs := rig.OpenLogged(t, url, topology.PerQueue{})
 		require.NoError(t,
 			rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
-		return client, logs
+		return logs
 	}
-	client, logs := subscribe()
+	logs := subscribe()
 	require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 	require.Contains(t, logs.Text(), "limit:15")
 	require.Contains(t, logs.Text(), "unless:a policy")
-	require.Equal(t, []string{"warning dropping queue " + queue}, sourceFindings(t, client, plan))
+	require.Equal(t, []string{"warning dropping queue " + queue}, rig.BlindFindings(t, o, plan))
 
 	args["x-dead-letter-exchange"] = "amq.fanout"
 	_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 	require.NoError(t, err)
-	client, logs = subscribe()
+	logs = subscribe()
 	require.Zero(t, logs.Said("Warning: the broker drops"), logs.Text())
-	require.Empty(t, sourceFindings(t, client, plan))
+	require.Empty(t, rig.BlindFindings(t, o, plan))
 }

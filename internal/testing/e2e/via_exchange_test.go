@@ -66,7 +66,7 @@ func TestReturnThroughAMissingExchange(t *testing.T) {
 		Strategy: rig.SharedVia(t, missing), Policy: rig.Quickly(1), Handle: calls.Fail,
 	})
 	require.Equal(t, []string{"warning missing exchange " + missing},
-		sourceFindings(t, r.Client, r.Plan))
+		rig.BlindFindings(t, rig.OpenOperator(t, r.URL), r.Plan))
 	r.Publish(amqp.Publishing{})
 	r.DeadLetter()
 	calls.RequireGaps(t, 100*time.Millisecond)
