@@ -278,9 +278,7 @@ func TestLevelsRefuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
-			for _, text := range strings.Split(c.want, ";") {
-				require.ErrorContains(t, err, text)
-			}
+			rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
 		})
 	}
 }

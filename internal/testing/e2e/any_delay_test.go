@@ -240,8 +240,7 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 		requireOwn(t, url, name, each)
 	}
 
-	_, err := testbroker.Channel(t, url).QueueDelete(vanished, false, false, false)
-	require.NoError(t, err)
+	rig.DeleteQueue(t, url, vanished)
 	const more = 2 * each // more than stop an at-least-once queue (F5)
 	for _, name := range names {
 		sendToWait(t, url, plans[name], 300*time.Millisecond, more)
@@ -286,8 +285,7 @@ func TestVanishedLevelBlocksNoOtherDelay(t *testing.T) {
 			rig.RemovePlan(t, url, strategy, queue, nil)
 			plan := declarePlan(t, url, strategy, queue)
 			ch := testbroker.Channel(t, url)
-			_, err := ch.QueueDelete(plan.Queues[3].Name, false, false, false)
-			require.NoError(t, err)
+			rig.DeleteQueue(t, url, plan.Queues[3].Name)
 			sendToWait(t, url, plan, 2400*time.Millisecond, each) // 1600 ms and the deleted 800 ms
 			sendToWait(t, url, plan, 2*time.Second, each)         // 1600 ms and 400 ms
 			for _, name := range []string{queue, strategy.Prefix + ".stranded"} {

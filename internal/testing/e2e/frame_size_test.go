@@ -38,35 +38,27 @@ func wide(size int) amqp.Publishing {
 func TestSmallFrameIsRefused(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	refused := func(err error, texts ...string) {
-		t.Helper()
-		for _, text := range texts {
-			require.ErrorContains(t, err, text)
-		}
-		t.Log(err)
-	}
 	for _, size := range []int{1, 4096, 16383} {
 		_, err := topology.Open(t.Context(), withFrames(url, size).Connection, topology.PerQueue{})
-		refused(err, "FrameSize is", "set at least 16384",
+		rig.RequireTexts(t, err, "FrameSize is", "set at least 16384",
 			"in which a message has no room for what a retry adds to its headers")
 	}
 	client := rig.OpenClient(t, url, topology.PerQueue{})
 	_, err := client.NewSubscriber(withFrames(url, 4096))
-	refused(err, "set at least 16384")
+	rig.RequireTexts(t, err, "set at least 16384")
 	_, err = client.NewPublisher(withFrames(url, 4096))
-	refused(err, "set at least 16384")
+	rig.RequireTexts(t, err, "set at least 16384")
 
 	node := testbroker.Private(t, testbroker.WithConfig("frame_max = 8192"))
 	_, err = topology.Open(t.Context(), rig.ConnectionConfig(node.URL()), topology.PerQueue{})
-	refused(err, "the broker takes frames of at most 8192 bytes", "frame_max to at least 16384")
+	rig.RequireTexts(t, err, "the broker takes frames of at most 8192 bytes",
+		"frame_max to at least 16384")
 
 	// Every wait queue that a message passes adds to its headers.
 	cfg, queue := withFrames(url, 16384), testbroker.Queue(t)
-	levels, err := topology.Open(t.Context(), cfg.Connection, rig.Levels(t, topology.Quorum))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, levels.Close()) })
+	levels := rig.OpenWith(t, cfg.Connection, rig.Levels(t, topology.Quorum))
 	err = rig.SubscribeError(t, levels, cfg, queue, backoff.List{time.Second})
-	refused(err, "frames of 16384 bytes are too small")
+	rig.RequireTexts(t, err, "frames of 16384 bytes are too small")
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 }
 

@@ -230,24 +230,16 @@ func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding
 // declares them again.
 func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func(on bool)) {
 	t.Helper()
-	ch := testbroker.Channel(t, url)
-	declare := func(name string, args amqp.Table) {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
-		require.NoError(t, err)
-	}
-	plan, err := topology.PerQueue{}.Plan(queue, []time.Duration{time.Second})
-	require.NoError(t, err)
-	declare(queue, args)
-	for _, q := range plan.Queues {
-		declare(q.Name, q.Arguments)
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, backoff.List{time.Second})
+	for _, q := range append(plan.Queues, topology.Queue{Name: queue, Arguments: args}) {
+		rig.DeclareQueue(t, url, q.Name, q.Arguments)
 	}
 	return func(on bool) {
 		for _, q := range plan.Queues {
 			if q.Delay > 0 && on {
-				_, err := ch.QueueDelete(q.Name, false, false, false)
-				require.NoError(t, err)
+				rig.DeleteQueue(t, url, q.Name)
 			} else if q.Delay > 0 {
-				declare(q.Name, q.Arguments)
+				rig.DeclareQueue(t, url, q.Name, q.Arguments)
 			}
 		}
 	}

@@ -130,8 +130,7 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 			rig.Fill(t, c.URL, first.Queue, gone)
 			rig.WaitFor(t, "all to wait", func() bool { return waits.Count() == gone })
 			first.Stop()
-			_, err := testbroker.Channel(t, c.URL).QueueDelete(first.Queue, false, false, false)
-			require.NoError(t, err)
+			rig.DeleteQueue(t, c.URL, first.Queue)
 
 			other.Handle = func(msg *message.Message) error {
 				err := rig.FailFirst(msg)

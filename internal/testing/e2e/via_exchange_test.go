@@ -242,8 +242,7 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	b.requireReached("it waits", "", "held", nil, nil)
 	rig.AwaitDepth(t, b.url, "held", 0)
 	require.Zero(t, testbroker.Depth(t, b.url, "stranded"), "held in the wait queue")
-	_, err := b.ch.QueueDelete("held", false, false, false)
-	require.NoError(t, err)
+	rig.DeleteQueue(t, b.url, "held")
 
 	b.exchange("return", "headers", false, "stranded")
 	requireBack := func(story, kind string, gone bool, want ...string) {
@@ -265,8 +264,7 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	b.ch = testbroker.Channel(t, b.url)
 	for _, kind := range []string{"classic", "quorum"} {
 		requireBack("after a restart", kind, false, kind, kind+"-sibling")
-		_, err := b.ch.QueueDelete(kind, false, false, false)
-		require.NoError(t, err)
+		rig.DeleteQueue(t, b.url, kind)
 		requireBack("the queue is gone, and its sibling gets nothing", kind, true, "stranded")
 		b.prepare(kind)
 	}
