@@ -116,9 +116,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 			}
 			plan, err := strategy.Plan("eu.orders", delays)
 			if name == "of a user" && kind == "mixed" {
-				slices.SortFunc(plan.WaitSteps, func(a, b topology.Route) int {
-					return int(a.Delay - b.Delay)
-				})
+				slices.SortFunc(plan.WaitSteps, func(a, b topology.Route) int { return int(a.Delay - b.Delay) })
 			}
 			require.NoError(t, err, name)
 			all[name+", "+kind] = plan

@@ -77,9 +77,7 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		Queue: queue, Keep: true, Policy: backoff.List{time.Second},
 		Configure: func(cfg *wamqp.Config) { cfg.Connection = withFrames(url, 16384).Connection },
-		Handle: func(*message.Message) error {
-			return errors.New(strings.Repeat("e", 5000))
-		},
+		Handle:    func(*message.Message) error { return errors.New(strings.Repeat("e", 5000)) },
 	})
 	require.NoError(t, ch.QueueBind(queue, key, exchange, false, nil))
 	long := strings.Repeat("p", 255)

@@ -213,8 +213,7 @@ func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding
 				return h.deliveries.Watch(conn), nil
 			}}
 		},
-		ClientOptions:     options,
-		SubscriberOptions: subscriberOptions,
+		ClientOptions: options, SubscriberOptions: subscriberOptions,
 		Handle: func(msg *message.Message) error {
 			err := rig.FailFirst(msg)
 			if err == nil {
@@ -281,9 +280,7 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 		for _, missing := range []bool{false, true} {
 			name := fmt.Sprintf("limit %s, wait queue missing %v", limit, missing)
 			queue := strings.NewReplacer(" ", "-", ",", "").Replace(name)
-			c := holdingConfig{
-				queue: queue, limit: limit, missing: missing, prefetched: 10, concurrency: 5,
-			}
+			c := holdingConfig{queue: queue, limit: limit, missing: missing, prefetched: 10, concurrency: 5}
 			all.Go(func() {
 				t.Run(name, func(t *testing.T) {
 					h := startHolding(t, node, c)

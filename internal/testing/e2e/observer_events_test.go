@@ -88,8 +88,7 @@ func TestDelaysAreTold(t *testing.T) {
 	rig.Start(t, rig.Config{
 		Strategy:     topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
 		Policy:       rig.UnlistedDelays(2500*ms, 300*ms),
-		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
-		Handle:       rig.Fail,
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, Handle: rig.Fail,
 	}).Send("far")
 	kinds, all := told.wait(t, middleware.EventDeadLettered)
 	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
@@ -143,9 +142,8 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	var told events
 	began := make(chan struct{})
 	r := rig.Start(t, rig.Config{
-		Policy:        backoff.List{time.Second},
-		ClientOptions: []topology.Option{topology.WithObserver(&told)},
-		RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
+		Policy: backoff.List{time.Second}, ClientOptions: []topology.Option{topology.WithObserver(&told)},
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
 		Handle: func(msg *message.Message) error {
 			close(began)
 			<-middleware.DeliveryOf(msg.Context(), msg).Closing

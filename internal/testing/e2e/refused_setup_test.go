@@ -95,8 +95,7 @@ func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	node.Grant(t, grant)
 	attempts := make(chan int, 10)
 	r := rig.Start(t, rig.Config{
-		URL: narrow, AdminURL: url, Queue: "orders", Policy: policy,
-		Handler:       rig.FailUntil(2, attempts),
+		URL: narrow, AdminURL: url, Queue: "orders", Policy: policy, Handler: rig.FailUntil(2, attempts),
 		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
 	})
 	rig.Publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})

@@ -397,9 +397,8 @@ func TestTLSWithClientCertificates(t *testing.T) {
 		var calls rig.Timeline
 		r := rig.Start(t, rig.Config{
 			URL: url, AdminURL: node.URL(), Queue: "orders",
-			Configure: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good },
-			Policy:    rig.Quickly(1),
-			Handle:    calls.FailUntil(2),
+			Configure: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good }, Policy: rig.Quickly(1),
+			Handle: calls.FailUntil(2),
 		})
 		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS")})
 		rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
