@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -33,4 +35,20 @@ func OnEachStrategy(t *testing.T, run func(t *testing.T, strategy topology.Strat
 			run(t, strategy(t))
 		})
 	}
+}
+
+// DeleteQueue deletes a queue at once.
+func DeleteQueue(t testing.TB, url, queue string) {
+	t.Helper()
+	_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
+	require.NoError(t, err)
+}
+
+// RequireTexts requires an error that contains every text, and logs it.
+func RequireTexts(t testing.TB, err error, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		require.ErrorContains(t, err, text)
+	}
+	t.Log(err)
 }

@@ -6,7 +6,6 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -29,20 +28,4 @@ func OpenWith(
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
-}
-
-// DeleteQueue deletes a queue at once.
-func DeleteQueue(t testing.TB, url, queue string) {
-	t.Helper()
-	_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
-	require.NoError(t, err)
-}
-
-// RequireTexts requires an error that contains every text, and logs it.
-func RequireTexts(t testing.TB, err error, texts ...string) {
-	t.Helper()
-	for _, text := range texts {
-		require.ErrorContains(t, err, text)
-	}
-	t.Log(err)
 }
