@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -24,7 +23,9 @@ func ExampleLevels() {
 	for _, q := range plan.Queues {
 		fmt.Println(q.Name, q.Arguments["x-message-ttl"])
 	}
-	for _, asked := range []time.Duration{0, 500 * time.Millisecond, 1234 * time.Millisecond, 4 * time.Second} {
+	for _, asked := range []time.Duration{
+		0, 500 * time.Millisecond, 1234 * time.Millisecond, 4 * time.Second,
+	} {
 		route, _ := plan.Route(topology.Retry{Delay: asked})
 		fmt.Println(asked, "waits", route.Delay, "on", route.RoutingKey)
 	}
@@ -43,41 +44,56 @@ func ExampleLevels() {
 	// 4s waits 4s on 0.0.0.1.0.1.eu%2Eorders
 }
 
-// noDLQ sends dead letters elsewhere, so that no name is longer than the queue's.
-var noDLQ = topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: "dead"} }}
+// noDLQ sends dead letters to an exchange, so that no name is longer than the queue's.
+var noDLQ = topology.DeadLetters{
+	Target: func(string) topology.Route { return topology.Route{Exchange: "dead"} },
+}
 
 func TestLevelsRoundToFewerHops(t *testing.T) {
 	t.Parallel()
+	const (
+		ms, s, m = time.Millisecond, time.Second, time.Minute
+		tenYears = backoff.MaxDelay
+	)
+	exact := topology.Levels{Tolerance: -1}
+	tolerating := func(part float64) topology.Levels { return topology.Levels{Tolerance: part} }
+	threeSeconds := topology.Levels{Max: 3 * s}
 	cases := map[string]struct {
 		strategy topology.Levels
 		asked    time.Duration
 		want     time.Duration
 		hops     int
 	}{
-		"negative":                     {topology.Levels{}, -time.Second, 100 * time.Millisecond, 1},
-		"zero":                         {topology.Levels{}, 0, 100 * time.Millisecond, 1},
-		"under the resolution":         {topology.Levels{}, 1, 100 * time.Millisecond, 1},
-		"the resolution":               {topology.Levels{}, 100 * time.Millisecond, 100 * time.Millisecond, 1},
-		"rounded up":                   {topology.Levels{}, 100*time.Millisecond + 1, 200 * time.Millisecond, 1},
-		"a second":                     {topology.Levels{}, time.Second, time.Second, 2},
-		"seven seconds are exact":      {topology.Levels{}, 7 * time.Second, 7 * time.Second, 3},
-		"seven minutes, a hundredth":   {topology.Levels{}, 7 * time.Minute, 422400 * time.Millisecond, 2},
-		"seven minutes, exact":         {topology.Levels{Tolerance: -1}, 7 * time.Minute, 7 * time.Minute, 4},
-		"seven minutes, a tenth":       {topology.Levels{Tolerance: 0.1}, 7 * time.Minute, 422400 * time.Millisecond, 2},
-		"seven minutes, any":           {topology.Levels{Tolerance: 1}, 7 * time.Minute, 819200 * time.Millisecond, 1},
-		"as long already has few":      {topology.Levels{Tolerance: 0.1}, 6400 * time.Millisecond, 6400 * time.Millisecond, 1},
-		"just under the tolerance":     {topology.Levels{Tolerance: 0.05}, 6100 * time.Millisecond, 6400 * time.Millisecond, 1},
-		"just over it":                 {topology.Levels{Tolerance: 0.049}, 6100 * time.Millisecond, 6100 * time.Millisecond, 5},
-		"a resolution of its own":      {topology.Levels{Resolution: time.Second}, 6100 * time.Millisecond, 7 * time.Second, 3},
-		"ten years":                    {topology.Levels{Tolerance: -1}, backoff.MaxDelay, backoff.MaxDelay, 15},
-		"ten years, a hundredth":       {topology.Levels{}, backoff.MaxDelay, 315411660800 * time.Millisecond, 5},
-		"all levels together":          {topology.Levels{Max: 3 * time.Second}, 3100 * time.Millisecond, 3100 * time.Millisecond, 5},
-		"longer: a round of the last":  {topology.Levels{Max: 3 * time.Second}, 3101 * time.Millisecond, 1600 * time.Millisecond, 1},
-		"no rounding beyond all":       {topology.Levels{Max: 3 * time.Second, Tolerance: 1}, 2700 * time.Millisecond, 2800 * time.Millisecond, 3},
-		"a Max under a second":         {topology.Levels{Max: 100 * time.Millisecond}, time.Second, time.Second, 2},
-		"one level":                    {topology.Levels{Resolution: 5 * time.Second, Max: 5 * time.Second}, time.Second, 5 * time.Second, 1},
-		"milliseconds for ten years":   {topology.Levels{Resolution: time.Millisecond, Tolerance: -1}, backoff.MaxDelay - time.Millisecond, backoff.MaxDelay - time.Millisecond, 27},
-		"beyond what anybody may wait": {topology.Levels{}, math.MaxInt64, 1 << 31 * 100 * time.Millisecond, 1},
+		"negative":                   {topology.Levels{}, -s, 100 * ms, 1},
+		"zero":                       {topology.Levels{}, 0, 100 * ms, 1},
+		"under the resolution":       {topology.Levels{}, 1, 100 * ms, 1},
+		"the resolution":             {topology.Levels{}, 100 * ms, 100 * ms, 1},
+		"rounded up":                 {topology.Levels{}, 100*ms + 1, 200 * ms, 1},
+		"a second":                   {topology.Levels{}, s, s, 2},
+		"seven seconds are exact":    {topology.Levels{}, 7 * s, 7 * s, 3},
+		"seven minutes, a hundredth": {topology.Levels{}, 7 * m, 422400 * ms, 2},
+		"seven minutes, exact":       {exact, 7 * m, 7 * m, 4},
+		"seven minutes, a tenth":     {tolerating(0.1), 7 * m, 422400 * ms, 2},
+		"seven minutes, any":         {tolerating(1), 7 * m, 819200 * ms, 1},
+		"few hops already":           {tolerating(0.1), 6400 * ms, 6400 * ms, 1},
+		"just under the tolerance":   {tolerating(0.05), 6100 * ms, 6400 * ms, 1},
+		"just over it":               {tolerating(0.049), 6100 * ms, 6100 * ms, 5},
+		"another resolution":         {topology.Levels{Resolution: s}, 6100 * ms, 7 * s, 3},
+		"ten years":                  {exact, tenYears, tenYears, 15},
+		"ten years, a hundredth":     {topology.Levels{}, tenYears, 315411660800 * ms, 5},
+		"all levels together":        {threeSeconds, 3100 * ms, 3100 * ms, 5},
+		"longer: a round of the last": {
+			threeSeconds, 3101 * ms, 1600 * ms, 1,
+		},
+		"no rounding beyond all": {
+			topology.Levels{Max: 3 * s, Tolerance: 1}, 2700 * ms, 2800 * ms, 3,
+		},
+		"a Max under a second": {topology.Levels{Max: 100 * ms}, s, s, 2},
+		"one level":            {topology.Levels{Resolution: 5 * s, Max: 5 * s}, s, 5 * s, 1},
+		"milliseconds for ten years": {
+			topology.Levels{Resolution: ms, Tolerance: -1}, tenYears - ms, tenYears - ms, 27,
+		},
+		"beyond the longest wait": {topology.Levels{}, math.MaxInt64, 1 << 31 * 100 * ms, 1},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -92,9 +108,8 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 	}
 }
 
-// requireWalk asserts that a message on the route passes as many wait queues as
-// the route says, the longest first, together as long as it says, and ends in the
-// queue of the plan.
+// requireWalk asserts that a message on the route ends in the queue of the plan. It must
+// pass as many wait queues as the route says, the longest first, for as long in total.
 func requireWalk(t testing.TB, broker, plan topology.Plan, route topology.Route) {
 	t.Helper()
 	waits, end := rig.Walk(t, broker, route)
@@ -109,7 +124,7 @@ func requireWalk(t testing.TB, broker, plan topology.Plan, route topology.Route)
 	require.Equal(t, route.Delay.String(), total.String())
 }
 
-// Fewest hops, found by trying every number within the tolerance.
+// The expected number is found by trying every number within the tolerance.
 func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 	t.Parallel()
 	const resolution = 100 * time.Millisecond
@@ -125,7 +140,8 @@ func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 					best = n
 				}
 			}
-			require.Equal(t, time.Duration(best)*resolution, route.Delay, "%d steps, tolerance %v", steps, tolerance)
+			require.Equal(t, time.Duration(best)*resolution, route.Delay,
+				"%d steps, tolerance %v", steps, tolerance)
 		}
 	}
 }
@@ -134,14 +150,16 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	t.Parallel()
 	none, err := topology.Levels{}.Plan("orders", nil)
 	require.NoError(t, err)
-	some, err := topology.Levels{}.Plan("orders", []time.Duration{time.Second, 123 * time.Millisecond, backoff.MaxDelay})
+	delays := []time.Duration{time.Second, 123 * time.Millisecond, backoff.MaxDelay}
+	some, err := topology.Levels{}.Plan("orders", delays)
 	require.NoError(t, err)
 	require.Equal(t, none, some)
 	require.Len(t, none.WaitSteps, 32)
 	require.Len(t, none.Queues, 32+2)
 	require.Equal(t, int64(214748364800), none.Queues[31].Arguments["x-message-ttl"])
 	require.Contains(t, none.String(), "millpond.level.enter   *.*.1.*")
-	require.Contains(t, none.String(), "any delay in steps of 100ms up to 119304h38m49.5s, 1 % more for fewer levels")
+	require.Contains(t, none.String(),
+		"any delay in steps of 100ms up to 119304h38m49.5s, 1 % more for fewer levels")
 
 	another, err := topology.Levels{}.Plan("letters", nil)
 	require.NoError(t, err)
@@ -150,41 +168,40 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
 }
 
-// Strategies that differ share a broker: what has the same name is the same, and
+// Given different strategies on one broker, then equal names have equal arguments, and
 // every message takes the way of its own plan.
 func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 	t.Parallel()
-	strategies := []topology.Strategy{
-		topology.Levels{},
-		topology.Levels{Max: time.Minute},
-		topology.Levels{Max: time.Hour, Tolerance: -1},
-		topology.Levels{Resolution: time.Second},
+	var plans []topology.Plan
+	declared := map[string]any{}
+	requireSame := func(name string, got any) {
+		if known, ok := declared[name]; ok {
+			require.Equal(t, known, got, name)
+		}
+		declared[name] = got
+	}
+	for i, s := range []topology.Strategy{
+		topology.Levels{}, topology.Levels{Max: time.Minute},
+		topology.Levels{Max: time.Hour, Tolerance: -1}, topology.Levels{Resolution: time.Second},
 		topology.Levels{Resolution: 10 * time.Millisecond, Max: time.Minute},
 		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}},
 		topology.Shared{},
-	}
-	var plans []topology.Plan
-	arguments := map[string]any{}
-	for i, s := range strategies {
+	} {
 		plan, err := s.Plan(fmt.Sprintf("queue-%d", i), nil)
 		require.NoError(t, err)
 		plans = append(plans, plan)
 		for _, q := range plan.Queues {
-			if known, ok := arguments[q.Name]; ok {
-				require.Equal(t, known, q.Arguments, q.Name)
-			}
-			arguments[q.Name] = q.Arguments
+			requireSame("queue "+q.Name, q.Arguments)
 		}
 		for _, e := range plan.Exchanges {
-			if known, ok := arguments["exchange "+e.Name]; ok {
-				require.Equal(t, known, e, e.Name)
-			}
-			arguments["exchange "+e.Name] = e
+			requireSame("exchange "+e.Name, e)
 		}
 	}
 	broker := rig.Merged(plans...)
 	for _, plan := range plans {
-		for _, asked := range []time.Duration{1, time.Second, 59900 * time.Millisecond, 80 * time.Second} {
+		for _, asked := range []time.Duration{
+			1, time.Second, 59900 * time.Millisecond, 80 * time.Second,
+		} {
 			route, err := plan.Route(topology.Retry{Delay: asked})
 			require.NoError(t, err)
 			requireWalk(t, broker, plan, route)
@@ -194,58 +211,173 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 
 func TestLevelsNames(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	bounded := map[string]any{"x-max-length": 5}
+	for name, c := range map[string]struct {
 		strategy topology.Levels
 		level    string
-		enter    string
+		suffix   string // of the level and of the entry exchange
 	}{
-		"default":        {topology.Levels{}, "millpond.level.3", "millpond.level.enter"},
-		"the default":    {topology.Levels{Resolution: 100 * time.Millisecond}, "millpond.level.3", "millpond.level.enter"},
-		"prefix":         {topology.Levels{Prefix: "shop"}, "shop.level.3", "shop.level.enter"},
-		"resolution":     {topology.Levels{Resolution: 50 * time.Millisecond}, "millpond.level.3.50ms", "millpond.level.enter.50ms"},
-		"classic":        {topology.Levels{Type: topology.Classic}, "millpond.level.3.classic", "millpond.level.enter.classic"},
-		"all that there": {topology.Levels{Resolution: time.Second, Type: topology.Classic, WaitArguments: map[string]any{"x-max-length": 5}}, "millpond.level.3.1s.classic.x94bc49b6", "millpond.level.enter.1s.classic.x94bc49b6"},
-	}
-	for name, c := range cases {
+		"default":    {topology.Levels{}, "millpond.level.", ""},
+		"100 ms":     {topology.Levels{Resolution: 100 * time.Millisecond}, "millpond.level.", ""},
+		"prefix":     {topology.Levels{Prefix: "shop"}, "shop.level.", ""},
+		"resolution": {topology.Levels{Resolution: 50 * time.Millisecond}, "millpond.level.", ".50ms"},
+		"classic":    {topology.Levels{Type: topology.Classic}, "millpond.level.", ".classic"},
+		"everything": {
+			topology.Levels{Resolution: time.Second, Type: topology.Classic, WaitArguments: bounded},
+			"millpond.level.", ".1s.classic.x94bc49b6",
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			plan, err := c.strategy.Plan("orders", nil)
 			require.NoError(t, err)
-			require.Equal(t, c.level, plan.Queues[3].Name)
-			require.Equal(t, c.enter, plan.WaitSteps[3].Exchange)
+			require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
+			require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
 		})
 	}
 }
 
 func TestLevelsRefuse(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	const ms, us = time.Millisecond, time.Microsecond
+	ttl := map[string]any{"x-message-ttl": 1}
+	two := topology.Levels{Tolerance: 2, Resolution: -1, Type: "stream"}
+	long := topology.Levels{Prefix: strings.Repeat("p", 250)}
+	for name, c := range map[string]struct {
 		strategy topology.Levels
 		queue    string
-		delays   []time.Duration
-		want     []string
+		delay    time.Duration
+		want     string // texts, with ; between
 	}{
-		"negative resolution": {topology.Levels{Resolution: -1}, "q", nil, []string{"resolution -1ns is negative"}},
-		"microseconds":        {topology.Levels{Resolution: 1500 * time.Microsecond}, "q", nil, []string{"resolution 1.5ms is not in whole milliseconds"}},
-		"over five seconds":   {topology.Levels{Resolution: 5001 * time.Millisecond}, "q", nil, []string{"resolution 5.001s is over 5s"}},
-		"long resolution":     {topology.Levels{Resolution: backoff.MaxDelay + time.Millisecond}, "q", nil, []string{"shorter than the resolution"}},
-		"negative Max":        {topology.Levels{Max: -1}, "q", nil, []string{"longest delay -1ns"}},
-		"long Max":            {topology.Levels{Max: backoff.MaxDelay + 1}, "q", nil, []string{"over ten years: at most 315360000000 ms"}},
-		"tolerance":           {topology.Levels{Tolerance: 1.5}, "q", nil, []string{"tolerance 1.5 is not between 0 and 1"}},
-		"no number":           {topology.Levels{Tolerance: math.NaN()}, "q", nil, []string{"tolerance NaN"}},
-		"a delay":             {topology.Levels{}, "q", []time.Duration{-1}, []string{"delay -1ns is not positive"}},
-		"one of ours":         {topology.Levels{}, "millpond.level.7", nil, []string{"is also that of the queue itself"}},
-		"long prefix":         {topology.Levels{Prefix: strings.Repeat("p", 250)}, "q", nil, []string{"wait queue of 100ms has", "entry exchange has"}},
-		"our arguments":       {topology.Levels{WaitArguments: map[string]any{"x-message-ttl": 1}}, "q", nil, []string{"x-message-ttl"}},
-		"everything":          {topology.Levels{Tolerance: 2, Resolution: -1, Type: "stream"}, "", nil, []string{"tolerance", "resolution", "stream", "queue is empty"}},
-	}
-	for name, c := range cases {
+		"negative resolution": {
+			topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative",
+		},
+		"microseconds": {
+			topology.Levels{Resolution: 1500 * us}, "q", 1, "resolution 1.5ms is not in whole milliseconds",
+		},
+		"over five seconds": {
+			topology.Levels{Resolution: 5001 * ms}, "q", 1, "resolution 5.001s is over 5s",
+		},
+		"long resolution": {
+			topology.Levels{Resolution: backoff.MaxDelay + ms}, "q", 1, "shorter than the resolution",
+		},
+		"negative Max": {topology.Levels{Max: -1}, "q", 1, "longest delay -1ns"},
+		"long Max": {
+			topology.Levels{Max: backoff.MaxDelay + 1}, "q", 1, "over ten years: at most 315360000000 ms",
+		},
+		"tolerance": {
+			topology.Levels{Tolerance: 1.5}, "q", 1, "tolerance 1.5 is not between 0 and 1",
+		},
+		"not a number":    {topology.Levels{Tolerance: math.NaN()}, "q", 1, "tolerance NaN"},
+		"negative delay":  {topology.Levels{}, "q", -1, "delay -1ns is not positive"},
+		"name of a level": {topology.Levels{}, "millpond.level.7", 1, "is also that of the queue itself"},
+		"long prefix":     {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
+		"our arguments":   {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
+		"everything":      {two, "", 1, "tolerance;resolution;stream;queue is empty"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := c.strategy.Plan(c.queue, c.delays)
-			for _, text := range c.want {
-				require.ErrorContains(t, err, text)
-			}
+			_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
+			rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
 		})
 	}
+}
+
+func TestLevelsEscapeDestinations(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("q", 160)
+	const sum = "86906c8c1f493503bf31af8bcd12d4d6203f367dc6a9baef109e192d280ea502"
+	for queue, want := range map[string]string{
+		"orders":      "orders",
+		"eu.orders":   "eu%2Eorders",
+		"eu%2Eorders": "eu%252Eorders",
+		"orders.#":    "orders%2E%23",
+		"*":           "%2A",
+		"#":           "%23",
+		"1":           "1",
+		"straße/注文":   "straße/注文",
+		"\xff\xfe":    "%FF%FE",
+		"\uFFFD":      "\uFFFD",
+		long:          long,
+		long + "q":    strings.Repeat("q", 80) + "%~" + sum,
+	} {
+		plan, err := topology.Levels{Dead: noDLQ}.Plan(queue, nil)
+		require.NoError(t, err)
+		require.Equal(t, want, plan.Levels.Destination)
+	}
+}
+
+// tricky are names of queues that a careless scheme would mix up.
+var tricky = []string{
+	"orders", "eu.orders", "orders.#", "*", "#", "*.orders", "#.orders", "0", "1", "1.orders",
+	"0.1.orders", "1.1", "%", "%2A", "%2E", "orders.", ".orders", "..", strings.Repeat("x", 200),
+	strings.Repeat("x", 199) + "y", strings.Repeat(".", 200), strings.Repeat(".", 199),
+	strings.Repeat("x", 255), strings.Repeat("注", 85), strings.Repeat("注", 84) + "文",
+	"bestellungen-straße", "\xff", "\xff.", "\uFFFD", "%FF",
+}
+
+// Given all tricky names on one broker, then a message reaches its own queue only, by a
+// routing key of at most 255 bytes.
+func TestLevelsKeepDestinationsApart(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	for _, strategy := range []topology.Levels{
+		{Dead: noDLQ, Max: time.Minute}, {Dead: noDLQ, Resolution: ms, Tolerance: -1},
+	} {
+		var plans []topology.Plan
+		for _, name := range tricky {
+			plan, err := strategy.Plan(name, nil)
+			require.NoError(t, err, name)
+			plans = append(plans, plan)
+		}
+		broker := rig.Merged(plans...)
+		for _, plan := range plans {
+			for _, asked := range []time.Duration{1, 777 * ms, 9876 * ms, 1<<38*ms - 1} {
+				route, err := plan.Route(topology.Retry{Delay: asked})
+				require.NoError(t, err)
+				require.LessOrEqual(t, len(route.RoutingKey), 255)
+				requireWalk(t, broker, plan, route)
+			}
+		}
+	}
+}
+
+// For any two names and any delay, a message ends in its own queue only. It waits for as
+// long as the route says and at least for the delay.
+func FuzzLevels(f *testing.F) {
+	for i, a := range tricky {
+		f.Add(a, tricky[(i+1)%len(tricky)], int64(time.Duration(i+1)*time.Second), uint16(100), 0.01)
+	}
+	f.Add("orders", "orders2", int64(1)<<62, uint16(1), 1.0)
+	f.Add("orders", "millpond.level.3", int64(-1), uint16(0), 0.5)
+	f.Fuzz(func(t *testing.T, a, b string, asked int64, resolution uint16, tolerance float64) {
+		strategy := topology.Levels{
+			Dead: noDLQ, Resolution: time.Duration(resolution) * time.Millisecond,
+			Tolerance: tolerance, Max: 1000 * time.Hour,
+		}
+		first, err := strategy.Plan(a, nil)
+		if err != nil {
+			return
+		}
+		require.NoError(t, topology.ValidatePlan(first))
+		second, err := strategy.Plan(b, nil)
+		if err != nil || a == b {
+			return
+		}
+		require.NotEqual(t, first.Levels.Destination, second.Levels.Destination)
+		delay := time.Duration(asked)
+		route, err := first.Route(topology.Retry{Delay: delay})
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(route.RoutingKey), 255)
+		requireWalk(t, rig.Merged(first, second), first, route)
+		step := first.Levels.Resolution
+		longest := time.Duration(1<<first.Levels.Levels-1) * step
+		if delay <= longest {
+			require.GreaterOrEqual(t, route.Delay, max(delay, step))
+			slack := max(float64(step), float64(delay)*first.Levels.Tolerance+1)
+			require.LessOrEqual(t, float64(route.Delay-max(delay, step)), slack)
+		} else {
+			require.Equal(t, 1, route.Hops, "a round")
+		}
+	})
 }

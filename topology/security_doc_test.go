@@ -15,15 +15,17 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// The permissions in docs/security.md are those that the plans export, and the
-// tests it names exist.
+// The permissions in docs/security.md are the exported permissions of the plans, and the tests
+// that it names exist.
 func TestSecurityDocumentIsTrue(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../docs/security.md")
 	require.NoError(t, err)
 	text := string(data)
 
-	target := topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: "graves"} }}
+	target := topology.DeadLetters{
+		Target: func(string) topology.Route { return topology.Route{Exchange: "graves"} },
+	}
 	for _, row := range []struct {
 		name     string
 		strategy topology.Strategy
@@ -36,11 +38,13 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"Shared{}, WithPreProvisioned", topology.Shared{}, false},
 		{"Shared{Dead: target}, WithPreProvisioned", topology.Shared{Dead: target}, false},
 	} {
-		plan, err := row.strategy.Plan("orders", []time.Duration{5 * time.Second, 30 * time.Second})
+		delays := []time.Duration{5 * time.Second, 30 * time.Second}
+		plan, err := row.strategy.Plan("orders", delays)
 		require.NoError(t, err)
 		p := plan.Permissions(row.declare)
-		want := fmt.Sprintf("# %s\nrabbitmqctl set_permissions -p shop orders-service \\\n  '%s' \\\n  '%s' \\\n  '%s'\n", row.name, p.Configure, p.Write, p.Read)
-		require.Contains(t, text, want)
+		const command = "# %s\nrabbitmqctl set_permissions -p shop orders-service " +
+			"\\\n  '%s' \\\n  '%s' \\\n  '%s'\n"
+		require.Contains(t, text, fmt.Sprintf(command, row.name, p.Configure, p.Write, p.Read))
 	}
 
 	tests := allTests(t)

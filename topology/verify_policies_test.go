@@ -162,7 +162,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 			require.True(t, is, f)
 			if !ran[command] {
 				ran[command] = true
-				node.Ctl(t, shellWords(t, command)...)
+				node.Ctl(t, rig.ShellWords(t, command)...)
 			}
 		}
 		require.Len(t, ran, 4, "one for each queue and exchange")
@@ -177,7 +177,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		const line = "A policy of the broker may lose or misdirect messages"
 		admin := administrator{t, api, "log"}
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
-		client, logs := logging(t, node.URL()+"log", topology.Levels{Max: time.Hour}, watching)
+		client, logs := rig.OpenLogged(t, node.URL()+"log", topology.Levels{Max: time.Hour}, watching)
 		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(node.URL()+"log"), "orders", policy))
 		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
 		require.Contains(t, logs.Text(), `critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)

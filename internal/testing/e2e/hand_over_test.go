@@ -1,0 +1,425 @@
+package e2e_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/peer"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+const (
+	lateMessages = 5
+	lateTimeout  = 2 * time.Second
+)
+
+// oneCopyEach is a count of publishes without a duplicate.
+var oneCopyEach = map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}
+
+// confirms keeps the publishes that a peer received and has not answered.
+type confirms struct {
+	mu     sync.Mutex
+	held   []*peer.Publish
+	copies map[string]int // by body
+}
+
+func (c *confirms) hold(p *peer.Publish) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.copies[string(p.Body)]++
+	c.held = append(c.held, p)
+}
+
+// each calls f with every publish that is held, and forgets it.
+func (c *confirms) each(f func(*peer.Publish)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.held {
+		f(p)
+	}
+	c.held = nil
+}
+
+// published returns how often each message was published.
+func (c *confirms) published() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.copies)
+}
+
+// lateService is a service with five messages in progress. All fail, to be retried or
+// dead-lettered, and a peer takes their copies without an answer.
+type lateService struct {
+	*rig.Service
+	confirms
+	handOvers rig.HandOvers
+	proxy     *testbroker.Proxy // of the publishing connection
+}
+
+// startLate returns the service after so many failed tries of each hand-over.
+func startLate(t *testing.T, tries int) *lateService {
+	t.Helper()
+	s := &lateService{confirms: confirms{copies: map[string]int{}}}
+	s.proxy = testbroker.NewProxy(t, peer.Start(t, s.hold).URL())
+	s.Service = rig.Start(t, rig.Config{
+		URL: testbroker.URL(t), PublisherURL: s.proxy.URL(), Policy: backoff.List{time.Minute},
+		Configure:         func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+		SubscriberOptions: rig.InFlight(lateMessages),
+		RetryOptions:      []middleware.Option{middleware.WithObserver(&s.handOvers)},
+		Handle: func(msg *message.Message) error {
+			if strings.HasSuffix(string(msg.Payload), "dead") {
+				return middleware.Permanent(rig.ErrFailed)
+			}
+			return rig.ErrFailed
+		},
+	})
+	for body := range oneCopyEach {
+		msg := rig.Message(body)
+		msg.MessageId = body
+		s.Publish(msg)
+	}
+	rig.WaitFor(t, "the tries of each hand-over", func() bool {
+		return s.handOvers.AtLeast(lateMessages, tries)
+	})
+	return s
+}
+
+// Given confirms that come several timeouts late, then there is one copy of each message, and
+// each delivery is acked.
+func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
+	t.Parallel()
+	s := startLate(t, 3)
+	s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+	rig.WaitFor(t, "all hand-overs", func() bool { return s.handOvers.Succeeded() == lateMessages })
+	s.Stop()
+	assert.Zero(t, s.Depth(""), "given back")
+	assert.Equal(t, oneCopyEach, s.published())
+	assert.Equal(t, 1, s.proxy.Connections())
+}
+
+// Given open outcomes, when the channel ends, then each message is published once more, and
+// not earlier.
+func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
+	t.Parallel()
+	s := startLate(t, 2)
+	assert.Equal(t, oneCopyEach, s.published())
+	closed := map[uint16]bool{}
+	s.each(func(p *peer.Publish) {
+		if !closed[p.Channel] {
+			p.CloseChannel(406, "PRECONDITION_FAILED")
+		}
+		closed[p.Channel] = true
+	})
+	rig.WaitFor(t, "all hand-overs", func() bool {
+		s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+		return s.handOvers.Succeeded() == lateMessages
+	})
+	s.Stop()
+	for body, n := range s.published() {
+		assert.Equal(t, 2, n, "copies of %s", body)
+	}
+}
+
+// Given open outcomes, when the service stops, then it waits no longer than the drain, and the
+// messages go back to their queue.
+func TestShutdownWithAnOpenOutcome(t *testing.T) {
+	t.Parallel()
+	s := startLate(t, 1)
+	begun := time.Now()
+	s.Stop()
+	require.Less(t, time.Since(begun), closeLimit)
+	rig.WaitFor(t, "all messages in their queue", func() bool { return s.Depth("") == lateMessages })
+	assert.Equal(t, oneCopyEach, s.published())
+}
+
+const (
+	// shortTimeout is the consumer timeout of the nodes here.
+	shortTimeout = 8 * time.Second
+	// spentAtMost is how often a message may be delivered again over an outage: once when the
+	// Subscriber stops consuming, and once more when it looks whether the outage is over.
+	spentAtMost = 2
+)
+
+func shortConsumerTimeout(t *testing.T) *testbroker.Node {
+	t.Helper()
+	return testbroker.Private(t, testbroker.WithConsumerTimeout(shortTimeout, shortTimeout/8))
+}
+
+// holding is a service that fails the first attempt of each message, and that cannot store the
+// failed message during an outage.
+type holding struct {
+	*rig.Service
+	deliveries *rig.Deliveries
+	done       *rig.Ledger
+	messages   int
+	outage     func(on bool)
+}
+
+// holdingConfig says how startHolding starts a service. In an outage the connection that it
+// publishes on passes nothing. With missing, its wait queue is missing instead, and the service
+// may not declare it.
+type holdingConfig struct {
+	queue, limit            string // default: "orders"; a declared delivery limit
+	missing                 bool
+	prefetched, concurrency int
+	unknownTimeout          bool // the Subscriber does not know the consumer timeout
+}
+
+func startHolding(t *testing.T, node *testbroker.Node, c holdingConfig) *holding {
+	t.Helper()
+	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewLedger()}
+	proxy := testbroker.NewProxy(t, node.URL())
+	h.outage = proxy.Blackhole
+	queue := cmp.Or(c.queue, "orders")
+	args, _ := rig.DeliveryLimit(t, c.limit, node.Version())
+	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
+	if c.missing {
+		options = append(options, topology.WithPreProvisioned())
+		h.outage = declareAhead(t, node.URL(), queue, args)
+	}
+	subscriberOptions := rig.InFlight(c.concurrency)
+	if !c.unknownTimeout {
+		subscriberOptions = append(subscriberOptions, topology.WithConsumerTimeout(shortTimeout))
+	}
+	h.Service = rig.Start(t, rig.Config{
+		URL: node.URL(), PublisherURL: proxy.URL(), Queue: queue, Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) {
+			cfg.Queue.Arguments = args
+			cfg.Consume.Qos.PrefetchCount = c.prefetched
+			cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
+				conn, err := net.DialTimeout(network, address, 10*time.Second)
+				if err != nil {
+					return nil, err
+				}
+				return h.deliveries.Watch(conn), nil
+			}}
+		},
+		ClientOptions: options, SubscriberOptions: subscriberOptions,
+		Handle: func(msg *message.Message) error {
+			err := rig.FailFirst(msg)
+			if err == nil {
+				h.done.Handle(string(msg.Payload))
+			}
+			return err
+		},
+	})
+	return h
+}
+
+// declareAhead declares the queue of a service and its plan. outage deletes the wait queues, or
+// declares them again.
+func declareAhead(t *testing.T, url, queue string, args amqp.Table) (outage func(on bool)) {
+	t.Helper()
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, backoff.List{time.Second})
+	for _, q := range append(plan.Queues, topology.Queue{Name: queue, Arguments: args}) {
+		rig.DeclareQueue(t, url, q.Name, q.Arguments)
+	}
+	return func(on bool) {
+		for _, q := range plan.Queues {
+			if q.Delay > 0 && on {
+				rig.DeleteQueue(t, url, q.Name)
+			} else if q.Delay > 0 {
+				rig.DeclareQueue(t, url, q.Name, q.Arguments)
+			}
+		}
+	}
+}
+
+// during publishes messages in an outage, so that they fail.
+func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
+	t.Helper()
+	h.outage(true)
+	h.messages = messages
+	rig.Fill(t, h.URL, h.Queue, messages)
+	<-time.After(outage)
+	h.outage(false)
+}
+
+// requireAllHandled waits until all messages are handled, and fails if some have vanished.
+func (h *holding) requireAllHandled(t *testing.T) {
+	t.Helper()
+	var still rig.Stillness
+	look := testbroker.Channel(t, h.URL)
+	rig.WaitFor(t, "all to be handled", func() bool {
+		unacked, _ := h.deliveries.InHand(0)
+		left := unacked + rig.Ready(t, look, h.Queue) + rig.Ready(t, look, h.Queue+".wait.1s")
+		return h.done.Count() == h.messages || still.Look(left > 0)
+	})
+	t.Logf("%d of %d handled, delivered %d times before at most, the broker ended %q",
+		h.done.Count(), h.messages, h.deliveries.HighestCount(), h.deliveries.Objected())
+	require.Equal(t, h.messages, h.done.Count(), "handled")
+	require.Zero(t, h.Depth(".dlq"), "dead letters")
+}
+
+// Given an outage longer than the delivery limit times the consumer timeout, then all messages
+// are retried afterwards, and none came near the limit.
+func TestHoldSpendsNoDeliveries(t *testing.T) {
+	t.Parallel()
+	node := shortConsumerTimeout(t)
+	var all sync.WaitGroup
+	for _, limit := range []string{"3", "default"} {
+		for _, missing := range []bool{false, true} {
+			name := fmt.Sprintf("limit %s, wait queue missing %v", limit, missing)
+			queue := strings.NewReplacer(" ", "-", ",", "").Replace(name)
+			c := holdingConfig{queue: queue, limit: limit, missing: missing, prefetched: 10, concurrency: 5}
+			all.Go(func() {
+				t.Run(name, func(t *testing.T) {
+					h := startHolding(t, node, c)
+					h.during(t, 5*shortTimeout, 5)
+					h.requireAllHandled(t)
+					require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost))
+				})
+			})
+		}
+	}
+	all.Wait()
+}
+
+// Given twenty messages that arrive at once and are held one after the other, then the hold
+// counts from their arrival, and the broker takes none back by its consumer timeout.
+func TestHoldLimitCountsFromArrival(t *testing.T) {
+	t.Parallel()
+	node := shortConsumerTimeout(t)
+	h := startHolding(t, node, holdingConfig{limit: "none", prefetched: 21, concurrency: 1})
+	h.during(t, 3*shortTimeout, 20)
+	h.requireAllHandled(t)
+	for _, ended := range h.deliveries.Objected() {
+		require.NotContains(t, ended, "timed out", "ended by the broker")
+		require.NotContains(t, ended, "consumer cancelled", "ended by a quorum queue of 4.3")
+	}
+}
+
+// Given a Subscriber that does not know the short consumer timeout, then it learns the timeout
+// when it strikes. That costs one delivery, once.
+func TestConsumerTimeoutIsLearned(t *testing.T) {
+	t.Parallel()
+	node := shortConsumerTimeout(t)
+	h := startHolding(t, node, holdingConfig{
+		limit: "default", prefetched: 10, concurrency: 5, unknownTimeout: true,
+	})
+	h.during(t, 5*shortTimeout, 5)
+	h.requireAllHandled(t)
+	require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost+1), "x-delivery-count")
+	if !strings.HasPrefix(node.Version(), "4.3") { // It ends the consumer without a reason (F33).
+		const line = "The broker has taken deliveries back after its consumer timeout"
+		require.Positive(t, h.Logs.Said(line))
+	}
+}
+
+// Given a publishing connection that passes nothing for thirty confirm timeouts, then the
+// message is held, with at most two tries a second. It costs no attempt, and afterwards the
+// queue goes on by itself (C14).
+func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
+	t.Parallel()
+	const confirmTimeout = time.Second
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	attempts := make(chan int, 100)
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
+		Policy:        backoff.List{time.Second},
+		Handle: func(msg *message.Message) error {
+			attempts <- middleware.Attempt(msg.Context())
+			if string(msg.Payload) != "failing" {
+				return nil
+			}
+			err := rig.FailFirst(msg)
+			proxy.Blackhole(err != nil)
+			return err
+		},
+	})
+	r.Publish(amqp.Publishing{Body: []byte("failing")})
+	r.Publish(amqp.Publishing{Body: []byte("behind it")})
+	require.Equal(t, 1, <-attempts)
+
+	begun, before := time.Now(), proxy.Tries()
+	outage := 30 * confirmTimeout
+	if testing.Short() {
+		outage = 5 * confirmTimeout
+	}
+	select {
+	case n := <-attempts:
+		t.Fatalf("attempt %d during the outage", n)
+	case <-time.After(outage):
+	}
+	tries := proxy.Tries() - before
+	t.Logf("%d tries in %v", tries, outage)
+	require.LessOrEqual(t, float64(tries)/time.Since(begun).Seconds(), 2.0, "tries a second")
+	require.Positive(t, tries)
+
+	proxy.Blackhole(false)
+	require.Equal(t, 1, <-attempts, "the message behind it")
+	require.Equal(t, 2, <-attempts, "the second attempt of the first")
+	require.Zero(t, r.Depth(".dlq"))
+}
+
+// brokenPublisher is a publisher of a handler's messages that may refuse them.
+type brokenPublisher struct {
+	broken    atomic.Bool
+	published atomic.Int64
+}
+
+func (p *brokenPublisher) Publish(string, ...*message.Message) error {
+	if p.broken.Load() {
+		return errors.New("the other side is away")
+	}
+	p.published.Add(1)
+	return nil
+}
+
+func (p *brokenPublisher) Close() error { return nil }
+
+// Given a handler whose messages cannot be published for two minutes, then the router nacks
+// after every middleware. No message spins, is dropped or dead-lettered (C10).
+func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
+	t.Parallel()
+	outage := 2 * time.Minute
+	if testing.Short() {
+		outage = 5 * time.Second
+	}
+	pub := &brokenPublisher{}
+	pub.broken.Store(true)
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Configure: rig.QuorumQueue, Policy: rig.Quickly(1), Publisher: pub, PublishTopic: "elsewhere",
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
+				t.Errorf("attempt %d: a nack of the router burned one", attempt)
+			}
+			calls.Add()
+			return []*message.Message{message.NewMessage("out", []byte("out"))}, nil
+		},
+	})
+	begun := time.Now()
+	r.Send("patient")
+	<-time.After(outage)
+	require.Zero(t, r.Depth(".dlq"))
+	n, took := calls.Count(), time.Since(begun) // The look takes seconds on a busy machine.
+	t.Logf("%d calls in %v", n, took)
+	require.Greater(t, n, 2)
+	require.LessOrEqual(t, n, int((took+rig.Grace)/time.Second)+1)
+	pub.broken.Store(false)
+	rig.WaitFor(t, "the publish", func() bool { return pub.published.Load() == 1 })
+	r.RequireNothingLeft(0)
+	require.EqualValues(t, 1, pub.published.Load())
+}

@@ -1,0 +1,363 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// foreign returns a message of a producer other than Watermill, with headers of many types.
+func foreign() amqp.Publishing {
+	at := time.Date(2026, 3, 1, 12, 30, 45, 0, time.UTC)
+	return amqp.Publishing{
+		Headers: amqp.Table{
+			"text": "plain", "bool": true, "int64": int64(1) << 40, "float64": 0.25,
+			"bytes": []byte{0, 1, 0xff}, "time": at, "nil": nil,
+			"table": amqp.Table{"deep": amqp.Table{"n": int64(7)}, "b": false},
+			"array": []any{int64(1), "two", []any{true}}, "int16": int16(-3),
+			"decimal": amqp.Decimal{Scale: 2, Value: 1234},
+		},
+		ContentType: "application/json", ContentEncoding: "utf-8", CorrelationId: "corr-1",
+		MessageId: "id-1", Priority: 3, Type: "order.created", AppId: "shop", ReplyTo: "answers",
+		Timestamp: at, DeliveryMode: amqp.Transient, Body: []byte(`{"order":1}`),
+	}
+}
+
+// foreignMetadata is the metadata that a handler sees of a foreign message.
+var foreignMetadata = map[string]string{
+	"text": "plain", "bool": "true", "int64": "1099511627776", "float64": "0.25", "bytes": "AAH/",
+	"time": "2026-03-01T12:30:45Z", "nil": "null", "table": `{"b":false,"deep":{"n":7}}`,
+	"array": `[1,"two",[true]]`, "int16": "-3", "decimal": "12.34",
+}
+
+// requireSame asserts that a delivery has the body, headers and properties of a message, type
+// for type. It may have more headers.
+func requireSame(t testing.TB, want amqp.Publishing, got amqp.Delivery) {
+	t.Helper()
+	require.Equal(t, want.Body, got.Body)
+	for key, value := range want.Headers {
+		require.Contains(t, got.Headers, key)
+		if at, isTime := value.(time.Time); isTime { // It is decoded in local time.
+			require.IsType(t, at, got.Headers[key])
+			require.True(t, at.Equal(got.Headers[key].(time.Time)), "header %s", key)
+			continue
+		}
+		require.Equal(t, value, got.Headers[key], "header %s", key)
+	}
+	require.Equal(t, amqp.Publishing{
+		ContentType: want.ContentType, ContentEncoding: want.ContentEncoding,
+		CorrelationId: want.CorrelationId, MessageId: want.MessageId, Priority: want.Priority,
+		Type: want.Type, AppId: want.AppId, ReplyTo: want.ReplyTo, Timestamp: want.Timestamp.UTC(),
+	}, amqp.Publishing{
+		ContentType: got.ContentType, ContentEncoding: got.ContentEncoding,
+		CorrelationId: got.CorrelationId, MessageId: got.MessageId, Priority: got.Priority,
+		Type: got.Type, AppId: got.AppId, ReplyTo: got.ReplyTo, Timestamp: got.Timestamp.UTC(),
+	})
+}
+
+// Given a foreign message and a handler that overwrites everything of it, then each attempt and
+// the dead letter have the message as it was published.
+func TestForeignMessageSurvivesUnchanged(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]rig.Config{
+		"classic main queue": {},
+		"quorum main queue":  {Configure: rig.QuorumQueue},
+		"classic waiting":    {Strategy: topology.PerQueue{Type: topology.Classic}},
+		"shared":             {Strategy: rig.Shared(t, topology.Quorum)},
+		"levels":             {Strategy: rig.Levels(t, topology.Quorum)},
+		"levels classic":     {Strategy: rig.Levels(t, topology.Classic)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			type seen struct {
+				metadata message.Metadata
+				payload  string
+				raw      amqp.Delivery
+				attempt  int
+				key      string
+			}
+			var mu sync.Mutex
+			var attempts []seen
+			c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
+			c.Handle = func(msg *message.Message) error {
+				raw, ok := topology.Received(msg.Context())
+				if !ok {
+					t.Error("no delivery behind the message")
+				}
+				_, key, _ := middleware.Origin(msg.Context())
+				mu.Lock()
+				defer mu.Unlock()
+				attempts = append(attempts, seen{
+					maps.Clone(msg.Metadata), string(msg.Payload), raw,
+					middleware.Attempt(msg.Context()), key,
+				})
+				msg.Payload[0] = 'X'
+				msg.Payload = []byte("overwritten")
+				for k := range msg.Metadata {
+					msg.Metadata[k] = "overwritten"
+				}
+				msg.Metadata["new"] = "one"
+				raw.Headers["bytes"].([]byte)[0] = 9
+				return rig.ErrFailed
+			}
+			r := rig.Start(t, c)
+			sent := foreign()
+			r.Publish(sent)
+			dead := r.DeadLetter()
+			requireSame(t, sent, dead)
+			require.Equal(t, amqp.Persistent, dead.DeliveryMode)
+			for _, key := range []string{
+				"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
+			} {
+				require.NotContains(t, dead.Headers, key)
+			}
+			for key, want := range map[string]any{
+				header.DeadFailures: "3", header.DeadHandler: "handler",
+				"reason_poisoned": rig.ErrFailed.Error(), "topic_poisoned": r.Queue,
+				"handler_poisoned": "handler", "subscriber_poisoned": "topology.Subscriber",
+			} {
+				require.Equal(t, want, dead.Headers[key], key)
+			}
+
+			mu.Lock()
+			defer mu.Unlock()
+			require.Len(t, attempts, 3)
+			for i, s := range attempts {
+				require.Equal(t, i+1, s.attempt)
+				require.Equal(t, r.Queue, s.key)
+				require.Equal(t, string(sent.Body), s.payload)
+				for key, text := range foreignMetadata {
+					require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
+				}
+				s.raw.Headers["bytes"] = sent.Headers["bytes"] // The handler changed its own copy.
+				requireSame(t, sent, s.raw)
+			}
+		})
+	}
+}
+
+// A redelivery on a quorum queue has number headers, which the marshaler of watermill-amqp
+// cannot decode even without a retry (F1).
+func TestRequeuedQuorumDeliveryIsDecoded(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
+	sent := foreign()
+	rig.Publish(t, url, "", queue, sent)
+	d, ok, err := testbroker.Channel(t, url).Get(queue, false)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.NoError(t, d.Reject(true))
+
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Configure: rig.QuorumQueue,
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+		Handle: func(msg *message.Message) error {
+			if count := msg.Metadata["x-delivery-count"]; calls.Add() == 1 && count != "1" {
+				t.Errorf("x-delivery-count is %q", count)
+			}
+			return rig.ErrFailed
+		},
+	})
+	requireSame(t, sent, r.DeadLetter())
+	require.Equal(t, 3, calls.Count())
+}
+
+// Properties that would steer or harm a copy are not republished: CC, a user id, an expiration
+// (which would shorten the wait), and an x-death of the producer.
+func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
+	t.Parallel()
+	url, side := testbroker.URL(t), testbroker.Queue(t)
+	rig.DeclareQueue(t, url, side, nil)
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 2},
+		Handle: calls.Fail,
+	})
+	r.Publish(amqp.Publishing{
+		Headers: amqp.Table{"CC": []any{side}, "x-death": []any{"malformed"}},
+		UserId:  "guest", Expiration: "60000", Body: []byte("steering"),
+	})
+	dead := r.DeadLetter()
+	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
+	require.Empty(t, dead.UserId)
+	require.Empty(t, dead.Expiration)
+	require.NotContains(t, dead.Headers, "CC")
+	require.NotContains(t, dead.Headers, "x-death")
+	require.Equal(t, 1, testbroker.Depth(t, url, side), "one copy, when the producer published")
+}
+
+// A handler's changes of the metadata do not travel, but the correlation id and the named keys
+// do. A header that a handler only read keeps its type.
+func TestKeptMetadataTravels(t *testing.T) {
+	t.Parallel()
+	hooked := make(chan middleware.DeadLetter, 1)
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{100 * time.Millisecond},
+		RetryOptions: []middleware.Option{
+			middleware.WithKeptMetadata("step", "number"),
+			middleware.WithDeadLetterHook(func(_ context.Context, d middleware.DeadLetter) { hooked <- d }),
+		},
+		Handle: func(msg *message.Message) error {
+			if middleware.Attempt(msg.Context()) == 1 {
+				msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "corr-7")
+				msg.Metadata.Set("step", "charged")
+				msg.Metadata.Set("other", "lost")
+			}
+			return rig.ErrFailed
+		},
+	})
+	r.Publish(amqp.Publishing{
+		Headers: amqp.Table{"number": int64(7)}, MessageId: "id-7", Body: []byte("kept"),
+	})
+	dead := r.DeadLetter()
+	require.Equal(t, "corr-7", dead.Headers[wmiddleware.CorrelationIDMetadataKey])
+	require.Equal(t, "charged", dead.Headers["step"])
+	require.Equal(t, int64(7), dead.Headers["number"])
+	require.NotContains(t, dead.Headers, "other")
+	told := <-hooked
+	require.Equal(t, header.ReasonExhausted, told.State.Reason)
+	require.Len(t, told.State.History, 2)
+	require.ErrorIs(t, told.Err, rig.ErrFailed)
+}
+
+// Given a message that the marshaler refuses, then the message is dead-lettered unchanged, and
+// the next one is handled (C7).
+func TestUndecodableIsDeadLettered(t *testing.T) {
+	t.Parallel()
+	handled := make(chan string, 10)
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, Configure: rig.Picky,
+		Handle: func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+	})
+	refused := []string{"refuse", "loud", "panic", "nothing"}
+	of := func(body string) amqp.Publishing {
+		msg := foreign()
+		msg.Body = []byte(body)
+		return msg
+	}
+	for _, body := range append(refused, "fine") {
+		r.Publish(of(body))
+	}
+	require.Equal(t, "fine", <-handled)
+	for _, body := range refused {
+		dead := r.DeadLetter()
+		requireSame(t, of(body), dead)
+		require.Equal(t, "undecodable", dead.Headers[header.DeadReason])
+		require.Equal(t, "0", dead.Headers[header.DeadFailures])
+	}
+	require.Equal(t, 1, r.Logs.Said("marshaler panicked"))
+	require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
+}
+
+// unreadable returns header tables that a broker takes and that end the connection of
+// amqp091-go 1.16 (F26). They are bytes because a client would write only some of them.
+func unreadable() map[string][]byte {
+	deep := func(depth int) []byte {
+		b := []byte{'V'}
+		for range depth {
+			b = append(binary.BigEndian.AppendUint32([]byte{'A'}, uint32(len(b))), b...)
+		}
+		return append([]byte{1, 'k'}, b...)
+	}
+	var many []byte
+	for i := range 10_000 {
+		many = append(many, []byte(fmt.Sprintf("\x04%04xV", i))...)
+	}
+	list := binary.BigEndian.AppendUint32([]byte("\x04listA"), 8193)
+	large := binary.BigEndian.AppendUint32(append(deep(40), "\x03bigS"...), 130_000)
+	return map[string][]byte{
+		"nested 33 deep":       deep(33),
+		"nested 1000 deep":     deep(1000),
+		"10000 headers":        many,
+		"a list of 8193":       append(list, strings.Repeat("V", 8193)...),
+		"an unsigned long":     {1, 'k', 'L', 0xff, 0, 0, 0, 0, 0, 0, 1},
+		"headers of 130 KiB":   append(large, make([]byte, 130_000)...),
+		"forged by a producer": append([]byte("\x13"+header.Unreadable+"x"), 0, 0, 0, 1, 'a'),
+	}
+}
+
+// Such a message would end the connection of every consumer, again and again, and the messages
+// behind it would never be handled. It is dead-lettered with its headers as bytes, so that any
+// client can read the dead letter.
+func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"classic", "quorum"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			var normal, readable rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Policy: backoff.List{100 * time.Millisecond},
+				Configure: func(cfg *wamqp.Config) {
+					rig.Prefetch(10)(cfg)
+					cfg.Queue.Arguments = amqp.Table{"x-queue-type": kind}
+				},
+				Handle: func(msg *message.Message) error {
+					if string(msg.Payload) == "normal" {
+						normal.Add()
+					} else {
+						readable.Add()
+					}
+					return nil
+				},
+			})
+			cases := unreadable()
+			for name, table := range cases {
+				require.NoError(t, rig.Forge(t, r.URL, r.Queue, rig.HeadersOnly(table)), name)
+				r.Publish(amqp.Publishing{Body: []byte("normal")})
+			}
+			ch := testbroker.Channel(t, r.URL)
+			dead := map[string]amqp.Delivery{}
+			rig.WaitFor(t, "all to be handled or dead", func() bool {
+				d, ok, err := ch.Get(r.Queue+".dlq", true)
+				require.NoError(t, err)
+				if raw, _ := d.Headers[header.Unreadable].([]byte); ok {
+					dead[string(raw)] = d
+				}
+				return normal.Count() == len(cases) && len(dead)+readable.Count() == len(cases)
+			})
+			require.LessOrEqual(t, readable.Count(), 1)
+			for name, table := range cases {
+				want := string(table[:min(len(table), 120<<10)])
+				switch name {
+				case "an unsigned long": // From 4.0 on the broker makes it a long.
+					if readable.Count() == 1 {
+						continue
+					}
+				case "forged by a producer":
+					want = "a"
+				case "headers of 130 KiB": // 4.0 sends them in another order.
+					for raw := range dead {
+						if len(raw) == 120<<10 {
+							want = raw
+						}
+					}
+				}
+				d, there := dead[want]
+				require.True(t, there, name)
+				require.Equal(t, "forged", string(d.Body), name)
+				require.Equal(t, string(header.ReasonUndecodable), d.Headers[header.DeadReason], name)
+			}
+			r.RequireOneConnection()
+		})
+	}
+}

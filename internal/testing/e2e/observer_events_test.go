@@ -1,0 +1,180 @@
+package e2e_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// events is an observer that keeps all events. The tests of middleware/metrics cover every
+// fate of a message.
+type events struct {
+	mu  sync.Mutex
+	all []middleware.Event
+}
+
+func (o *events) Observe(_ context.Context, e middleware.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.all = append(o.all, e)
+}
+
+func (o *events) seen() []middleware.Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.all)
+}
+
+// has reports whether an event of a kind was seen.
+func (o *events) has(kind middleware.EventKind) bool {
+	return slices.ContainsFunc(o.seen(), func(e middleware.Event) bool { return e.Kind == kind })
+}
+
+// wait waits until the last event is of a kind. It returns all events, with the failed tries
+// of one hand-over as one event.
+func (o *events) wait(
+	t *testing.T, last middleware.EventKind,
+) (kinds []middleware.EventKind, all []middleware.Event) {
+	t.Helper()
+	rig.WaitFor(t, "the event "+string(last), func() bool {
+		all = o.seen()
+		return len(all) > 0 && all[len(all)-1].Kind == last
+	})
+	all = slices.CompactFunc(all, func(a, b middleware.Event) bool {
+		return a.Kind == middleware.EventFailing && b.Kind == a.Kind
+	})
+	for _, e := range all {
+		kinds = append(kinds, e.Kind)
+	}
+	return kinds, all
+}
+
+// failOnce is a middleware outside DelayedRetry. It calls before and fails the first success,
+// so that the router nacks.
+func failOnce(before func()) []message.HandlerMiddleware {
+	var calls atomic.Int32
+	return []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			produced, err := h(msg)
+			if err == nil && calls.Add(1) == 1 {
+				before()
+				return nil, rig.ErrFailed
+			}
+			return produced, err
+		}
+	}}
+}
+
+// Given wait steps of 200 ms and 1 s, when delays of 2.5 s and 300 ms are asked for, then the
+// events tell the delay asked for, the delay given, and the measured delay.
+func TestDelaysAreTold(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	var told events
+	rig.Start(t, rig.Config{
+		Strategy:     topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
+		Policy:       rig.UnlistedDelays(2500*ms, 300*ms),
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, Handle: rig.Fail,
+	}).Send("far")
+	kinds, all := told.wait(t, middleware.EventDeadLettered)
+	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
+	for i, want := range []struct{ asked, given time.Duration }{
+		{2500 * ms, 3 * time.Second}, {300 * ms, time.Second},
+	} {
+		require.Equal(t, want.asked, all[i].DelayAsked)
+		require.Equal(t, want.given, all[i].DelayGiven)
+		require.Equal(t, want.asked, all[i+1].LastDelay)
+		// A rest of a round under max(50 ms, 1 %) is left out.
+		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*ms-rig.Grace)
+		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
+	}
+}
+
+// Given a router that nacks and a publishing connection that passes nothing, then the
+// Subscriber tells of its own hand-over as DelayedRetry does.
+func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
+	t.Parallel()
+	var told events
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Policy: backoff.List{time.Second}, Handle: rig.Succeed,
+		ClientOptions: []topology.Option{
+			topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second),
+		},
+		Outer: failOnce(func() { proxy.Blackhole(true) }),
+	})
+	r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
+	_, all := told.wait(t, middleware.EventFailing)
+	require.Equal(t, 1, all[0].Tries)
+	require.Error(t, all[0].Err)
+	proxy.Blackhole(false)
+	kinds, all := told.wait(t, middleware.EventSnoozed)
+	require.Equal(t, []middleware.EventKind{"failing", "recovered", "snoozed"}, kinds)
+	for _, e := range all {
+		require.Equal(t, "m-1", e.MessageID)
+		require.Equal(t, "handler", e.Handler)
+		require.False(t, e.Called)
+	}
+	require.GreaterOrEqual(t, all[1].Tries, 2)
+	require.Positive(t, all[1].Held)
+	require.Equal(t, time.Second, all[2].DelayGiven)
+}
+
+// When the router nacks a message at shutdown, then the message goes back to its queue, and
+// the Subscriber tells it, because no other part does.
+func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
+	t.Parallel()
+	var told events
+	began := make(chan struct{})
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, ClientOptions: []topology.Option{topology.WithObserver(&told)},
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
+		Handle: func(msg *message.Message) error {
+			close(began)
+			<-middleware.DeliveryOf(msg.Context(), msg).Closing
+			return nil
+		},
+		Outer: failOnce(func() {}),
+	})
+	r.Send("late")
+	<-began
+	r.Stop()
+	kinds, _ := told.wait(t, middleware.EventRequeued)
+	require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
+	require.Equal(t, 1, r.Depth(""))
+}
+
+// Given an observer that panics, then this is logged once, the next observer is told, and the
+// messages are settled.
+func TestAnObserverOfTheClientThatPanics(t *testing.T) {
+	t.Parallel()
+	var told events
+	panics := middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") })
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, Handle: rig.Succeed, Configure: rig.Picky,
+		ClientOptions: []topology.Option{topology.WithObserver(panics, &told)},
+	})
+	for range 2 {
+		r.Send("refuse")
+		require.Equal(t, "refuse", string(r.DeadLetter().Body))
+	}
+	rig.WaitFor(t, "both events", func() bool { return len(told.seen()) == 2 })
+	lines := r.Logs.EntriesOf("Observer panicked")
+	require.Len(t, lines, 1)
+	require.Equal(t, watermill.LogFields{"value": "of mine"}, lines[0].Fields)
+}

@@ -1,0 +1,367 @@
+package e2e_test
+
+import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Likely mistakes that no other file shows, each with its message. docs/troubleshooting.md lists
+// all of them.
+
+// foreignQueue tells this test binary to be a service with the wrong subscriber.
+const foreignQueue = "MILLPOND_TEST_FOREIGN_QUEUE"
+
+// Given the Subscriber of watermill-amqp, then no message can be retried, and the log says why.
+// The service has its own process, because that Subscriber races with itself.
+func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
+	if queue := os.Getenv(foreignQueue); queue != "" {
+		serveForeign(t, os.Getenv("AMQP_URL"), queue)
+		return
+	}
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	rig.DeclareQueue(t, url, queue, nil)
+	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
+	child := exec.Command(os.Args[0], "-test.run=^TestWatermillAMQPsSubscriberIsNamed$")
+	child.Env = append(os.Environ(), foreignQueue+"="+queue, "AMQP_URL="+url)
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	timer := time.AfterFunc(rig.Patience, func() { _ = child.Process.Kill() })
+	defer timer.Stop()
+	const line = "make the subscriber with the client (Client.NewSubscriber), " +
+		"and pass on the message itself, no copy"
+	var named bool
+	for lines := bufio.NewScanner(out); !named && lines.Scan(); {
+		named = strings.Contains(lines.Text(), line)
+	}
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	require.True(t, named, "not in the log")
+}
+
+func serveForeign(t *testing.T, url, queue string) {
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
+	require.NoError(t, err)
+	sub, err := wamqp.NewSubscriber(rig.QueueConfig(url), watermill.NopLogger{})
+	require.NoError(t, err)
+	logger := watermill.NewStdLoggerWithOut(os.Stdout, false, false)
+	retry, err := middleware.NewDelayedRetry(client, rig.Quickly(1), middleware.WithLogger(logger))
+	require.NoError(t, err)
+	router := message.NewDefaultRouter(watermill.NopLogger{})
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", queue, sub, rig.Fail)
+	require.NoError(t, router.Run(t.Context()))
+}
+
+// Given a user who may not publish to the wait queues, then the message is held, and the log
+// says what to grant. A user who may not read its queue is told by Subscribe.
+func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
+	t.Parallel()
+	const wayOut = "the user may not: grant it what Plan.Permissions lists"
+	node := testbroker.Private(t)
+	policy := backoff.List{time.Second}
+	grant := testbroker.Grant{
+		VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$",
+	}
+	node.Grant(t, grant)
+	url, narrow := node.URL(), node.URLOf(grant.User)
+	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, policy)
+	require.NoError(t, sub.SubscribeInitialize("orders"))
+	_, sub = rig.OpenSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	_, err := sub.Subscribe(t.Context(), "orders")
+	require.ErrorContains(t, err, wayOut)
+
+	grant.Read = "^orders$"
+	node.Grant(t, grant)
+	attempts := make(chan int, 10)
+	r := rig.Start(t, rig.Config{
+		URL: narrow, AdminURL: url, Queue: "orders", Policy: policy, Handler: rig.FailUntil(2, attempts),
+		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
+	})
+	rig.Publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
+	rig.WaitFor(t, "the line in the log", func() bool {
+		const held = "Failed message cannot be handed over, holding it"
+		return r.Logs.Said(held) > 0 && r.Logs.Said(wayOut) > 0
+	})
+	grant.Write = `^amq\.default$`
+	node.Grant(t, grant)
+	rig.AwaitAttempts(t, attempts, 1, 2)
+}
+
+// The limits of a classic main queue are named. A quorum queue has none.
+func TestClassicMainQueueIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		configure func(*wamqp.Config)
+		said      int
+	}{
+		"classic": {nil, 1},
+		"quorum":  {rig.QuorumQueue, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rig.Start(t, rig.Config{
+				Policy: rig.Quickly(1), Configure: c.configure, Handle: rig.Succeed,
+			})
+			require.Equal(t, c.said, r.Logs.Said("Warning: the queue is a classic one"))
+		})
+	}
+}
+
+// Given two policies on one queue, then the service with the shorter policy gives up a message
+// that the other one retries, and says why.
+func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	attempts := make(chan int, 10)
+	patient := rig.Start(t, rig.Config{
+		Policy: backoff.List{50 * ms, 50 * ms, 3 * time.Second}, Handler: rig.FailUntil(10, attempts),
+	})
+	patient.Send("order")
+	rig.AwaitAttempts(t, attempts, 1, 2, 3)
+	rig.WaitFor(t, "the message to wait", func() bool { return patient.Depth(".wait.3s") == 1 })
+	patient.Stop()
+	hasty := rig.Start(t, rig.Config{
+		Queue: patient.Queue, Policy: backoff.List{50 * ms},
+		Handle: func(*message.Message) error {
+			t.Error("the handler was called")
+			return nil
+		},
+	})
+	require.Equal(t, "3", hasty.DeadLetter().Headers[header.DeadFailures])
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return hasty.Logs.Said("message arrived past its limit: "+
+			"give all consumers of a queue the same policy and limits") == 1
+	})
+}
+
+// Given a RetryAfter longer than every wait queue, then the message waits in rounds, and this is
+// said once.
+func TestDelayLongerThanEveryWaitQueueIsNamed(t *testing.T) {
+	t.Parallel()
+	attempts := make(chan int, 10)
+	h := rig.FailUntil(3, attempts)
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handle: func(msg *message.Message) error {
+		_, err := h(msg)
+		return middleware.RetryAfter(err, 2500*time.Millisecond)
+	}})
+	r.Send("order", "order")
+	rig.AwaitAttempts(t, attempts, 1, 1, 2, 2)
+	require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
+	require.Contains(t, r.Logs.Text(), "delay:2.5s longest:1s")
+	r.RequireNothingLeft(0)
+}
+
+// inVhost returns a configuration with another vhost than its URL.
+func inVhost(url, vhost string) wamqp.Config {
+	cfg := rig.QueueConfig(url)
+	cfg.Connection.AmqpConfig = &amqp.Config{Vhost: vhost}
+	return cfg
+}
+
+// amqp091-go opens the vhost of its configuration, and the vhost of the URL only if that is
+// empty. The client compares the vhosts that are opened.
+func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
+	t.Parallel()
+	const refused = `names vhost "other", the client retries in vhost "/"`
+	url := testbroker.URL(t)
+	client := rig.OpenClient(t, url, topology.PerQueue{})
+	_, err := client.NewSubscriber(inVhost(url, "other"))
+	rig.RequireTexts(t, err, refused)
+	_, err = client.NewPublisher(inVhost(url, "other"))
+	require.ErrorContains(t, err, refused)
+
+	// The same vhost, named in two ways.
+	cfg := inVhost(url+"other", "/")
+	same := rig.OpenWith(t, cfg.Connection, topology.PerQueue{}, topology.WithBrokers(url+"another"))
+	_, err = same.NewSubscriber(rig.QueueConfig(url))
+	require.NoError(t, err)
+	conn, end, err := same.Connect(t.Context())
+	require.NoError(t, err)
+	defer end()
+	require.Equal(t, "/", conn.Config.Vhost)
+	_, err = same.NewSubscriber(rig.QueueConfig(url + "other"))
+	require.ErrorContains(t, err, refused)
+}
+
+// Given two brokers with a vhost of the same name, then a Subscriber on the other broker is
+// refused, because a retry would wait on the wrong one.
+func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
+	t.Parallel()
+	url, other := testbroker.URL(t), testbroker.Private(t).URL()
+	t.Run("at the start", func(t *testing.T) {
+		client := rig.OpenClient(t, url, topology.PerQueue{})
+		_, err := client.NewSubscriber(rig.QueueConfig(other))
+		rig.RequireTexts(t, err, "cluster_name", "WithoutClusterCheck", "another RabbitMQ cluster")
+		_, err = client.NewPublisher(rig.QueueConfig(other))
+		require.ErrorContains(t, err, "cluster_name")
+		_, err = client.NewSubscriber(rig.QueueConfig(url))
+		require.NoError(t, err)
+	})
+	t.Run("after a reconnect", func(t *testing.T) {
+		proxy := testbroker.NewProxy(t, url)
+		attempts := make(chan int, 10)
+		r := rig.Start(t, rig.Config{
+			URL: proxy.URL(), PublisherURL: url, AdminURL: url, Policy: backoff.List{time.Second},
+			Handler: rig.FailUntil(2, attempts),
+		})
+		proxy.Retarget(t, other)
+		proxy.Cut()
+		r.AwaitLine("Cannot reconnect to RabbitMQ, trying again", "cluster_name")
+		proxy.Retarget(t, url)
+		rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("order")})
+		rig.AwaitAttempts(t, attempts, 1, 2)
+		require.Equal(t, -1, testbroker.Depth(t, other, r.Queue), "nothing is on the other broker")
+	})
+	t.Run("without the check", func(t *testing.T) {
+		client := rig.OpenClient(t, url, topology.PerQueue{}, topology.WithoutClusterCheck())
+		_, err := client.NewSubscriber(rig.QueueConfig(other))
+		require.NoError(t, err)
+	})
+}
+
+// strategyFunc is a strategy of a user.
+type strategyFunc func(queue string, delays []time.Duration) (topology.Plan, error)
+
+func (f strategyFunc) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
+	return f(queue, delays)
+}
+
+// withoutAWayBack plans wait queues without a dead-letter exchange.
+func withoutAWayBack(queue string, _ []time.Duration) (topology.Plan, error) {
+	wait := amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(1000)}
+	return topology.Plan{
+		Queue: queue,
+		Queues: []topology.Queue{
+			{Name: queue + ".later", Delay: time.Second, Arguments: wait},
+			{Name: queue + ".dlq", Arguments: amqp.Table{"x-queue-type": "quorum"}},
+		},
+		WaitSteps: []topology.Route{{RoutingKey: queue + ".later", Delay: time.Second, Hops: 1}},
+		Dead:      topology.Route{RoutingKey: queue + ".dlq"},
+	}, nil
+}
+
+// Given a strategy that loses messages, then every call that takes its plan refuses it, and
+// declares nothing. Retries were confirmed, and gone when their wait was over.
+func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	testbroker.Delete(t, queue, queue+".later", queue+".dlq")
+	empty := func(string, []time.Duration) (topology.Plan, error) { return topology.Plan{}, nil }
+	another := func(_ string, delays []time.Duration) (topology.Plan, error) {
+		return topology.PerQueue{}.Plan(queue+"-other", delays)
+	}
+	for name, c := range map[string]struct {
+		strategy strategyFunc
+		valid    bool // for another queue
+		want     []string
+	}{
+		"without a way back": {withoutAWayBack, false, []string{
+			`wait queue "` + queue + `.later" has no x-dead-letter-exchange, ` +
+				"so that the broker drops a message whose wait is over",
+			"x-dead-letter-strategy is <nil>", "topology.WaitQueue sets the safe arguments",
+			"names no x-delivery-limit",
+		}},
+		"an empty plan": {empty, false, []string{
+			"a strategy sets Plan.Queue to the name that Plan is called with",
+			"there is no wait step", "dead letters have no target",
+		}},
+		"the plan of another queue": {another, true, []string{
+			`the plan is for queue "` + queue + `-other", and queue "` + queue + `" was asked for`,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, sub := rig.OpenSubscriber(t, url, c.strategy, sourcePolicy)
+			pub := rig.NewPublisher(t, client, url)
+			_, subscribeErr := sub.Subscribe(t.Context(), queue)
+			_, planErr := topology.PlanFor(c.strategy, queue, sourcePolicy)
+			refused := map[string]error{
+				"Subscribe": subscribeErr, "SubscribeInitialize": sub.SubscribeInitialize(queue),
+				"PlanFor": planErr, "Publish": pub.Publish(queue, rig.DelayedBy(time.Second)),
+			}
+			if !c.valid {
+				plan, err := c.strategy(queue, nil)
+				require.NoError(t, err)
+				o := rig.OpenOperator(t, url)
+				_, refused["Verify"] = o.Verify(t.Context(), plan)
+				refused["Declare"] = o.Declare(t.Context(), plan)
+			}
+			for call, err := range refused {
+				for _, text := range c.want {
+					require.ErrorContains(t, err, text, call)
+				}
+			}
+			for _, q := range []string{queue, queue + ".later", queue + ".dlq"} {
+				require.Equal(t, -1, testbroker.Depth(t, url, q), "queue %s was declared", q)
+			}
+			t.Log(subscribeErr)
+		})
+	}
+}
+
+// A strategy is asked about existing queues only. Open and the constructors asked it about a
+// queue called "check".
+func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	var mu sync.Mutex
+	asked := map[string]bool{}
+	note := func(name string) string {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[name] = true
+		return name
+	}
+	byName := topology.PerQueue{
+		WaitName: func(q string, d time.Duration) string { return note(q) + ".wait." + d.String() },
+		Dead:     topology.DeadLetters{Name: func(q string) string { return note(q) + ".dlq" }},
+	}
+	byFunc := strategyFunc(func(q string, delays []time.Duration) (topology.Plan, error) {
+		return topology.PerQueue{}.Plan(note(q), delays)
+	})
+	for _, strategy := range []topology.Strategy{byName, &byName, byFunc} {
+		client, sub := rig.OpenSubscriber(t, url, strategy, sourcePolicy)
+		rig.NewPublisher(t, client, url, topology.WithDelays(time.Second))
+		require.Empty(t, asked)
+		rig.RemovePlan(t, url, strategy, queue, sourcePolicy)
+		require.NoError(t, sub.SubscribeInitialize(queue))
+		_, err := client.Peek(t.Context(), queue, 1)
+		require.True(t, err == nil || errors.Is(err, topology.ErrUnsafePeek), err)
+		require.Equal(t, map[string]bool{queue: true}, asked)
+		clear(asked)
+		require.NoError(t, client.Close())
+	}
+}
+
+// A strategy made with WaitQueue retries and gives up like the strategies of the package.
+func TestStrategyOfAUsersOwn(t *testing.T) {
+	t.Parallel()
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Strategy: rig.PerQueueByHand{}, Policy: backoff.List{2 * time.Second}, Handle: calls.Fail,
+	})
+	r.Send("mine")
+	dead := rig.Take(t, r.URL, r.Queue+".failed")
+	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
+	calls.RequireGaps(t, 2*time.Second)
+}

@@ -1,0 +1,561 @@
+package e2e_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/plugin"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// stopDuring stops a service, and calls f when its router has begun to close.
+func stopDuring(t *testing.T, r *rig.Service, f func()) {
+	t.Helper()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.Stop() }()
+	r.AwaitLine("Closing router")
+	f()
+	<-stopped
+}
+
+// When Close drains, then a failure is still handed over. A message whose handler does not end
+// in time goes back to its queue and costs no attempt.
+func TestCloseDrains(t *testing.T) {
+	t.Parallel()
+	t.Run("failure is handed over", func(t *testing.T) {
+		t.Parallel()
+		handling, finish := make(chan struct{}), make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			Policy: backoff.List{30 * time.Second},
+			Handle: func(*message.Message) error {
+				close(handling)
+				<-finish
+				return rig.ErrFailed
+			},
+		})
+		r.Send("late")
+		<-handling
+		stopDuring(t, r, func() { close(finish) })
+		require.Equal(t, 1, r.Depth(".wait.30s"))
+		require.Zero(t, r.Depth(""))
+	})
+	t.Run("too slow goes back", func(t *testing.T) {
+		t.Parallel()
+		handling := make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			Policy:            backoff.List{30 * time.Second},
+			SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second / 2)},
+			Handle: func(msg *message.Message) error {
+				close(handling)
+				<-msg.Context().Done()
+				return msg.Context().Err()
+			},
+		})
+		r.Send("slow")
+		<-handling
+		r.Stop()
+		back := rig.Take(t, r.URL, r.Queue)
+		require.Equal(t, "slow", string(back.Body))
+		require.NotContains(t, back.Headers, header.Failures)
+		require.Zero(t, r.Depth(".wait.30s"))
+	})
+}
+
+// Given a broker that has stopped answering, then Close ends in time.
+func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	handling, confirmed := make(chan struct{}), make(chan struct{})
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: "orders", Policy: backoff.List{time.Second},
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(time.Second)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
+		Handle: func(*message.Message) error {
+			<-confirmed
+			node.Freeze(t)
+			close(handling)
+			return rig.ErrFailed
+		},
+	})
+	r.Send("stuck")
+	close(confirmed)
+	<-handling
+	begun := time.Now()
+	r.Stop()
+	require.Less(t, time.Since(begun), 20*time.Second)
+	node.Thaw(t)
+	require.Equal(t, "stuck", string(rig.Take(t, node.URL(), "orders").Body))
+}
+
+// Given a service that is deployed thirty times, each time with one message in progress and the
+// others prefetched, then no restart counts. Every third time the service finishes its message,
+// otherwise it gives the message back. No message is dead-lettered or lost.
+func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
+	t.Parallel()
+	nights := 30
+	if testing.Short() {
+		nights = 12
+	}
+	for _, declared := range []string{"default", "8", "3"} {
+		t.Run("limit "+declared, func(t *testing.T) {
+			t.Parallel()
+			s := newNightly(t, declared)
+			for night := range nights {
+				s.deploy(night%3 == 0)
+				s.awaitAll(night + 1)
+			}
+			finish := make(chan struct{})
+			close(finish)
+			r, _ := s.run(finish)
+			rig.WaitFor(t, "all to be handled or dead", func() bool {
+				return s.done.Count()+rig.Ready(t, s.look, s.queue+".dlq") >= nightlyMessages
+			})
+			r.Stop()
+			for _, queue := range []string{s.queue, s.queue + ".wait.1s", s.queue + ".dlq"} {
+				require.Zero(t, rig.Ready(t, s.look, queue), queue)
+			}
+		})
+	}
+}
+
+const nightlyMessages = 20
+
+// nightly is a service that is deployed every night.
+type nightly struct {
+	t          *testing.T
+	url, queue string
+	args       amqp.Table
+	look       *amqp.Channel
+	done       *rig.Ledger
+}
+
+func newNightly(t *testing.T, declared string) *nightly {
+	t.Helper()
+	s := &nightly{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), done: rig.NewLedger()}
+	version, _ := testbroker.Dial(t, s.url).Properties["version"].(string)
+	s.args, _ = rig.DeliveryLimit(t, declared, version)
+	rig.RemovePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
+	s.look = testbroker.Channel(t, s.url)
+	rig.DeclareQueue(t, s.url, s.queue, s.args)
+	rig.Fill(t, s.url, s.queue, nightlyMessages)
+	return s
+}
+
+// run starts the service. Its handlers return when finish is closed or their context ends. begun
+// gets a value for each call.
+func (s *nightly) run(finish <-chan struct{}) (r *rig.Service, begun <-chan struct{}) {
+	s.t.Helper()
+	begins := make(chan struct{}, nightlyMessages)
+	r = rig.Start(s.t, rig.Config{
+		URL: s.url, Queue: s.queue, Keep: true, Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) {
+			cfg.Queue.Arguments = s.args
+			rig.Prefetch(2 * nightlyMessages)(cfg)
+		},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(100 * time.Millisecond)},
+		Handle: func(msg *message.Message) error {
+			begins <- struct{}{}
+			select {
+			case <-finish:
+				s.done.Handle(string(msg.Payload))
+				return nil
+			case <-msg.Context().Done():
+				return msg.Context().Err()
+			}
+		},
+	})
+	return r, begins
+}
+
+// deploy starts the service, lets it take all messages, and stops it.
+func (s *nightly) deploy(finishes bool) {
+	s.t.Helper()
+	finish := make(chan struct{})
+	r, begun := s.run(finish)
+	rig.WaitFor(s.t, "one in progress, the others prefetched", func() bool {
+		return len(begun) > 0 && rig.Ready(s.t, s.look, s.queue) == 0
+	})
+	if finishes {
+		stopDuring(s.t, r, func() { close(finish) })
+	} else {
+		r.Stop()
+	}
+}
+
+// awaitAll waits until all unhandled messages are back in their queue. Some may wait meanwhile.
+func (s *nightly) awaitAll(restarts int) {
+	s.t.Helper()
+	left := nightlyMessages - s.done.Count()
+	var still rig.Stillness
+	rig.WaitFor(s.t, "all messages to be back", func() bool {
+		if rig.Ready(s.t, s.look, s.queue+".dlq") > 0 {
+			dead := rig.Take(s.t, s.url, s.queue+".dlq")
+			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", restarts, dead.Body,
+				dead.Headers[header.DeadReason], dead.Headers[header.DeadError])
+		}
+		back := rig.Ready(s.t, s.look, s.queue)
+		if back != left && still.Look(rig.Ready(s.t, s.look, s.queue+".wait.1s") > 0) {
+			s.t.Fatalf("after %d restarts %d of %d messages are there", restarts, back, left)
+		}
+		return back == left
+	})
+}
+
+// closeLimit is how long a service may take to end on a busy machine: its drain or confirm
+// timeout, and the goodbyes.
+const closeLimit = 25 * time.Second
+
+// sigterm is a case of SIGTERM for a service at work.
+type sigterm struct {
+	body string
+	env  []string
+	// at finds the frame before which the publishing connection is frozen.
+	at func(testbroker.Seen) bool
+	// unreachable: there is no connection to publish on when the handler fails.
+	unreachable bool
+	// before waits for the moment of the signal, after for the service's next step.
+	before, after   func(s *service, sub, pub *testbroker.Proxy)
+	queued, waiting int // messages in the queue and in the wait queue afterwards
+}
+
+func isHeader(seen testbroker.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
+func isConfirm(seen testbroker.Seen) bool { return !seen.Up && seen.Method() == frame.BasicAck }
+
+// says waits for a line of the service's output.
+func says(line string) func(*service, *testbroker.Proxy, *testbroker.Proxy) {
+	return func(s *service, _, _ *testbroker.Proxy) { s.await(line) }
+}
+
+func thawPublisher(_ *service, _, pub *testbroker.Proxy) { pub.Freeze(false) }
+
+// cutOff makes the broker unreachable.
+func cutOff(p *testbroker.Proxy) {
+	p.Refuse(true)
+	p.Cut()
+}
+
+var sigterms = map[string]sigterm{
+	"handling, which ends in time": {
+		body:  "slow",
+		after: says("handled slow"),
+	},
+	"handling, longer than the drain": {
+		body: "stuck", env: []string{serviceDrain + "=500ms"},
+		after:  says("interrupted stuck"),
+		queued: 1,
+	},
+	"handling, longer than the router waits": {
+		body: "slow", env: []string{serviceClose + "=200ms"},
+		after: says("handled slow"),
+	},
+	"handling, longer than router and drain": {
+		body: "stuck", env: []string{serviceClose + "=200ms", serviceDrain + "=1s"},
+		after:  says("interrupted stuck"),
+		queued: 1,
+	},
+	"handling, while nothing answers": {
+		body: "slow", env: []string{serviceDrain + "=5s"},
+		before: func(_ *service, sub, pub *testbroker.Proxy) { sub.Blackhole(true); pub.Blackhole(true) },
+		after:  says("handled slow"),
+		queued: 1, // its ack did not arrive
+	},
+	"republishing": {
+		body: "fail", at: isHeader, after: thawPublisher, waiting: 1,
+	},
+	"waiting for the confirm, which comes": {
+		body: "fail", at: isConfirm, after: thawPublisher, waiting: 1,
+	},
+	"waiting for the confirm, which does not come": {
+		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s"}, queued: 1, waiting: 1,
+	},
+	"holding, as there is no connection to publish on": {
+		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
+		before: says("holding"),
+		queued: 1,
+	},
+	"holding, and then the broker is away": {
+		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
+		before: func(s *service, sub, _ *testbroker.Proxy) { s.await("holding"); cutOff(sub) },
+		queued: 1,
+	},
+	"Run's context is cancelled while handling": {
+		body: "slow", env: []string{serviceCancels + "=1"},
+		after: says("handled slow"),
+	},
+	"Run's context is cancelled while waiting for the confirm": {
+		body: "fail", env: []string{serviceCancels + "=1"},
+		at: isConfirm, after: thawPublisher, waiting: 1,
+	},
+}
+
+// Given a service at any step of its work, when it gets SIGTERM, then no message is lost, and no
+// attempt is spent. It ends in time and leaves no goroutine and no connection.
+func TestSIGTERMAtEveryStep(t *testing.T) {
+	if isService(t) {
+		return
+	}
+	t.Parallel()
+	url := testbroker.URL(t)
+	slots := make(chan struct{}, 6) // processes at once
+	var all sync.WaitGroup
+	for name, c := range sigterms {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			t.Run(name, func(t *testing.T) { c.run(t, url) })
+		})
+	}
+	all.Wait()
+}
+
+func (c sigterm) run(t *testing.T, url string) {
+	queue := testbroker.Queue(t)
+	sub, pub := testbroker.NewProxy(t, url), testbroker.NewProxy(t, url)
+	frozen := make(chan struct{})
+	if c.at != nil {
+		var once sync.Once
+		pub.Tap(func(seen testbroker.Seen) (f testbroker.Fault) {
+			if c.at(seen) {
+				once.Do(func() { f.Kind = testbroker.Frozen; close(frozen) })
+			}
+			return f
+		})
+	} else {
+		close(frozen)
+	}
+	s := startService(t, "TestSIGTERMAtEveryStep", sub.URL(), queue,
+		append(c.env, servicePublisher+"="+pub.URL())...)
+	if c.unreachable {
+		cutOff(pub)
+	}
+	rig.Publish(t, url, "", queue, rig.Message(c.body))
+	s.await("handling " + c.body)
+	rig.Publish(t, url, "", queue, rig.Message("behind it"))
+	rig.Await(t, frozen)
+	if c.before != nil {
+		c.before(s, sub, pub)
+	}
+	begun := time.Now()
+	s.terminate()
+	if c.after != nil {
+		c.after(s, sub, pub)
+	}
+	s.end()
+	require.Less(t, time.Since(begun), closeLimit)
+	for _, p := range []*testbroker.Proxy{sub, pub} {
+		p.Freeze(false)
+		p.Blackhole(false)
+		rig.WaitFor(t, "the end of the service's connections", func() bool { return p.Live() == 0 })
+	}
+
+	found := map[string]int{}
+	for range c.queued + 1 { // and the message behind it, which no handler received
+		msg := rig.Take(t, url, queue)
+		found[string(msg.Body)]++
+		require.NotContains(t, msg.Headers, header.Failures, "an attempt was burned")
+	}
+	require.Equal(t, 1, found["behind it"], "%v", found)
+	require.Equal(t, c.queued, found[c.body], "%v", found)
+	require.Zero(t, testbroker.Depth(t, url, queue))
+	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
+	for range c.waiting {
+		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[header.Failures])
+	}
+	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
+}
+
+// A service in its own process is this test binary, run with the name of the test and these
+// variables. Its TestMain fails if a goroutine is left.
+const (
+	serviceQueue     = "MILLPOND_TEST_SERVICE_QUEUE"
+	servicePublisher = "MILLPOND_TEST_SERVICE_PUBLISHER" // default AMQP_URL
+	serviceConfirm   = "MILLPOND_TEST_SERVICE_CONFIRM"   // timeouts
+	serviceDrain     = "MILLPOND_TEST_SERVICE_DRAIN"
+	serviceClose     = "MILLPOND_TEST_SERVICE_CLOSE"
+	serviceCancels   = "MILLPOND_TEST_SERVICE_CANCELS" // SIGTERM cancels Run's context
+)
+
+// service is the parent's side of a service in its own process.
+type service struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+	said  []string
+}
+
+// startService starts the service of a test and waits until it consumes.
+func startService(t *testing.T, test, url, queue string, env ...string) *service {
+	t.Helper()
+	s := &service{t: t, cmd: exec.Command(os.Args[0], "-test.run=^"+test+"$", "-test.v")}
+	s.cmd.Env = append(append(os.Environ(), serviceQueue+"="+queue, "AMQP_URL="+url), env...)
+	out, err := s.cmd.StdoutPipe()
+	require.NoError(t, err)
+	s.cmd.Stderr = s.cmd.Stdout
+	s.lines = bufio.NewScanner(out)
+	require.NoError(t, s.cmd.Start())
+	late := time.AfterFunc(rig.Patience, func() { _ = s.cmd.Process.Kill() })
+	t.Cleanup(func() {
+		late.Stop()
+		_ = s.cmd.Process.Kill()
+	})
+	s.await("ready")
+	return s
+}
+
+// await waits for a line of the service's output.
+func (s *service) await(line string) {
+	s.t.Helper()
+	if slices.Contains(s.said, line) {
+		return
+	}
+	for s.lines.Scan() {
+		s.said = append(s.said, s.lines.Text())
+		if s.lines.Text() == line {
+			return
+		}
+	}
+	s.t.Fatalf("the service ended before it said %q:\n%s", line, strings.Join(s.said, "\n"))
+}
+
+// terminate sends SIGTERM and waits until the service closes.
+func (s *service) terminate() {
+	s.t.Helper()
+	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
+	s.await("closing")
+}
+
+// end waits for the end of the service and requires that it closed all and left no goroutine.
+func (s *service) end() {
+	s.t.Helper()
+	s.await("closed")
+	for s.lines.Scan() {
+		s.said = append(s.said, s.lines.Text())
+	}
+	require.NoError(s.t, s.cmd.Wait(), strings.Join(s.said, "\n"))
+}
+
+// isService reports whether this process is a service. Then it has run the service to its end.
+func isService(t *testing.T) bool {
+	queue := os.Getenv(serviceQueue)
+	if queue == "" {
+		return false
+	}
+	duration := func(name string, otherwise time.Duration) time.Duration {
+		if text := os.Getenv(name); text != "" {
+			d, err := time.ParseDuration(text)
+			require.NoError(t, err)
+			return d
+		}
+		return otherwise
+	}
+	cfg := wamqp.NewDurableQueueConfig(os.Getenv("AMQP_URL"))
+	rig.QuorumQueue(&cfg)
+	rig.QuickReconnect(&cfg)
+	connection := cfg.Connection
+	if url := os.Getenv(servicePublisher); url != "" {
+		connection.AmqpURI = url
+	}
+	policy := backoff.List{time.Hour}
+	confirm := topology.WithConfirmTimeout(duration(serviceConfirm, 10*time.Second))
+	drain := topology.WithDrainTimeout(duration(serviceDrain, 20*time.Second))
+	client := rig.Connect(t, func() (*topology.Client, error) {
+		return topology.Open(context.Background(), connection, topology.PerQueue{},
+			topology.WithLogger(teller{}), confirm)
+	})
+	sub := rig.Connect(t, func() (*topology.Subscriber, error) {
+		return client.NewSubscriber(cfg, topology.ForPolicy(policy), drain)
+	})
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(teller{}))
+	require.NoError(t, err)
+	config := message.RouterConfig{CloseTimeout: duration(serviceClose, 0)}
+	router, err := message.NewRouter(config, teller{})
+	require.NoError(t, err)
+	ctx := context.Background()
+	if os.Getenv(serviceCancels) == "" {
+		router.AddPlugin(plugin.SignalsHandler)
+	} else {
+		var stop func()
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGTERM)
+		defer stop()
+		context.AfterFunc(ctx, sayClosing)
+	}
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", queue, sub, serve)
+	go func() {
+		<-router.Running()
+		fmt.Println("ready")
+	}()
+	require.NoError(t, router.Run(ctx))
+	require.NoError(t, client.Close())
+	fmt.Println("closed")
+	return true
+}
+
+var (
+	closing    = make(chan struct{})
+	sayClosing = sync.OnceFunc(func() {
+		fmt.Println("closing")
+		close(closing)
+	})
+)
+
+// serve handles a message as its body asks.
+func serve(msg *message.Message) error {
+	body := string(msg.Payload)
+	fmt.Println("handling", body)
+	begun := closing
+	switch body {
+	case "fail":
+		return rig.ErrFailed
+	case "stuck":
+		begun = nil
+	}
+	select {
+	case <-begun:
+		<-time.After(500 * time.Millisecond)
+		fmt.Println("handled", body)
+		return msg.Context().Err()
+	case <-msg.Context().Done():
+		fmt.Println("interrupted", body)
+		return msg.Context().Err()
+	}
+}
+
+// teller is a logger that prints two lines for the parent.
+type teller struct{ watermill.NopLogger }
+
+func (teller) Error(msg string, _ error, _ watermill.LogFields) {
+	if strings.Contains(msg, "holding it") {
+		fmt.Println("holding")
+	}
+}
+
+func (teller) Info(msg string, _ watermill.LogFields) {
+	if msg == "Closing router" {
+		sayClosing()
+	}
+}
+
+func (l teller) With(watermill.LogFields) watermill.LoggerAdapter { return l }
