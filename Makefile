@@ -16,7 +16,8 @@ GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # The folders of all modules, as go.work lists them. Two of them have tests that need PostgreSQL.
 MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
 POSTGRES := ./examples/outbox ./middleware/delayed/postgresql
-PKG      ?= $(patsubst %,%/...,$(filter-out $(POSTGRES),$(MODULES)))
+# The package that takes longest begins first.
+PKG      ?= ./internal/testing/e2e $(patsubst %,%/...,$(filter-out $(POSTGRES),$(MODULES)))
 
 INSTALL  := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
 # Starts a broker, sets AMQP_URL for the command behind it, and stops the broker when this make ends.
