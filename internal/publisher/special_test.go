@@ -48,9 +48,9 @@ func TestAloneWithoutANonce(t *testing.T) {
 	t.Parallel()
 	p := onBroker(t, nil)
 	missing := testbroker.Queue(t)
-	// The frame of 131072 bytes: 8 of the frame, 14 before the properties, 4 of the table's length,
-	// 1 of the key's length, 3 of the key, 1 of the type, 4 of the value's length, the value.
-	value := strings.Repeat("x", 131072-8-14-4-1-3-1-4)
+	const overhead = 8 + 14 + 4 // the frame, the bytes before the properties, the table's length
+	const key = 1 + 3 + 1 + 4   // the key's length, the key, the type, the value's length
+	value := strings.Repeat("x", 131072-overhead-key)
 	full := amqp.Publishing{Headers: amqp.Table{"big": value}}
 	require.ErrorIs(t, p.Publish(t.Context(), "", p.queue, full), publisher.ErrNotSent)
 
