@@ -231,8 +231,8 @@ var codec = map[string]struct {
 	run  func()
 	most float64 // allocations
 }{
-	"notes out": {func() { thirdNotes.Headers("orders") }, 22},
-	"notes in": {func() {
+	"state out": {func() { thirdState.Headers("orders") }, 22},
+	"state in": {func() {
 		header.Parse("orders", func(key string) (string, bool) {
 			value, ok := thirdHeaders[key]
 			return value, ok
@@ -245,8 +245,8 @@ var codec = map[string]struct {
 }
 
 var (
-	thirdNotes   = thirdTime()
-	thirdHeaders = thirdNotes.Headers("orders")
+	thirdState   = thirdTime()
+	thirdHeaders = thirdState.Headers("orders")
 )
 
 // Given a message with ten headers that has failed twice, when its headers are written or parsed,

@@ -255,7 +255,7 @@ func (q *crashQueue) begin() *rig.Mortal {
 	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, handle)
 }
 
-// done notes that a message was handled, unless the process is dead.
+// done records that a message was handled, unless the process is dead.
 func (q *crashQueue) done(m *rig.Mortal, body string) error {
 	if !m.Alive(func() { q.mu.Lock(); defer q.mu.Unlock(); q.handled[body]++ }) {
 		return rig.ErrDead

@@ -76,7 +76,7 @@ var designs = []struct {
 		case strings.HasPrefix(way, "Levels"):
 			return "the routing key carries the delay"
 		case !strings.Contains(way, "Via"):
-			return "returns to the one queue that failed"
+			return "only the queue that failed gets the retry"
 		}
 		return ""
 	}},

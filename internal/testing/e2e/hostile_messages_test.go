@@ -118,7 +118,7 @@ func hostiles(queue, victim string) map[string]hostile {
 		"failures garbage":      forged(queue, header.Failures, "\x00two"),
 		"failures not a string": forged(queue, header.Failures, int64(7)),
 		"queue not a string":    withHeaders(header.Queue, []byte(queue), header.Failures, "9"),
-		"notes of another queue": forged(victim, header.Failures, "9",
+		"state of another queue": forged(victim, header.Failures, "9",
 			header.OriginRoutingKey, victim),
 		"origin is an exchange": forged(queue, header.OriginExchange, "amq.fanout",
 			header.OriginRoutingKey, victim),
