@@ -41,7 +41,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	for _, size := range []int{1, 4096, 16383} {
 		_, err := topology.Open(t.Context(), withFrames(url, size).Connection, topology.PerQueue{})
 		rig.RequireTexts(t, err, "FrameSize is", "set at least 16384",
-			"in which a message has no room for what a retry adds to its headers")
+			"in which a message has no room for the headers that a retry adds")
 	}
 	client := rig.OpenClient(t, url, topology.PerQueue{})
 	_, err := client.NewSubscriber(withFrames(url, 4096))
