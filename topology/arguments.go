@@ -99,7 +99,7 @@ func wholeMilliseconds(d time.Duration) time.Duration {
 // asking the functions among them about a queue that does not exist.
 func checkFields(kind QueueType, ladder []time.Duration, extra amqp.Table, dead DeadLetters) error {
 	_, ladderErr := planRungs(ladder)
-	_, extraErr := merge(kind.waitQueue("", minSetAside, Route{RoutingKey: "queue"}).Arguments, extra, "wait queues")
+	_, extraErr := merge(kind.waitQueue("", minSnooze, Route{RoutingKey: "queue"}).Arguments, extra, "wait queues")
 	return errors.Join(kind.check(), ladderErr, extraErr, dead.check(kind))
 }
 
@@ -139,8 +139,8 @@ func merge(ours, extra amqp.Table, role string) (amqp.Table, error) {
 }
 
 // planRungs returns the delays as whole milliseconds, rounded up, sorted and
-// distinct. minSetAside is added where none of them is from minSetAside to
-// maxSetAside.
+// distinct. minSnooze is added where none of them is from minSnooze to
+// maxSnooze.
 func planRungs(delays []time.Duration) ([]time.Duration, error) {
 	var problems []error
 	rungs := make([]time.Duration, 0, len(delays)+1)
@@ -155,7 +155,7 @@ func planRungs(delays []time.Duration) ([]time.Duration, error) {
 		}
 	}
 	if !slices.ContainsFunc(rungs, isShort) {
-		rungs = append(rungs, minSetAside)
+		rungs = append(rungs, minSnooze)
 	}
 	slices.Sort(rungs)
 	return slices.Compact(rungs), errors.Join(problems...)

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -30,10 +31,8 @@ type Client struct {
 	opts      clientOptions
 	linkCfg   link.Config
 	publisher *publisher.Publisher
-	guard     guard
-	turns     turns
-	frame     int                             // the largest the publishing connection takes
-	observers *observe.List[middleware.Event] // nil if nobody observes
+	group     consumer.Group
+	frame     int // the largest the publishing connection takes
 
 	stop     context.Context // done once closing began
 	stopping context.CancelFunc
@@ -94,63 +93,48 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
 	stop, stopping := context.WithCancel(context.Background())
+	publishes := publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: header.Publish})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
-		frame:       frame,
-		observers:   newObservers(opts),
-		strategy:    strategy,
-		opts:        opts,
-		linkCfg:     cfg,
-		publisher:   publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: header.Publish}),
+		frame:     frame,
+		strategy:  strategy,
+		opts:      opts,
+		linkCfg:   cfg,
+		publisher: publishes,
+		group: consumer.Group{
+			Publisher: publishes, Observers: newObservers(opts), ConfirmTimeout: opts.confirmTimeout,
+		},
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
 	}, nil
 }
 
-// Republish implements middleware.Republisher: it publishes the delivery behind
-// msg as it arrived, with notes beside its headers, to a wait queue of at least
-// delay, and returns nil when the broker has confirmed it. A delay that no wait step
-// covers waits in rounds that cost no attempt. A wait queue that has vanished is
-// declared again.
+// Republish implements middleware.Republisher: it publishes the delivery behind msg as it
+// arrived, with the retry state in its headers, to a wait queue of at least delay, and
+// returns nil when the broker has confirmed it. A delay that no wait step covers waits in
+// rounds that cost no attempt. A wait queue that has vanished is declared again.
 //
-// The error is middleware.ErrNotDelivered where msg did not come from a
-// Subscriber of this client.
-func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	d, err := c.delivery(ctx, msg)
-	if err != nil {
-		return fmt.Errorf("republish: %w", err)
-	}
-	if err := d.republish(ctx, delay, &notes); err != nil {
-		return fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
-	}
-	d.sub.rounding.note(d.sub, delay)
-	return nil
+// The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
+// client.
+func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState) error {
+	return c.group.Republish(ctx, msg, delay, state)
 }
 
-// DeadLetter implements middleware.Republisher: it publishes the delivery
-// behind msg as it arrived, with the history and the reason beside its headers,
-// to the dead-letter queue, and returns nil when the broker has confirmed it.
+// DeadLetter implements middleware.Republisher: it publishes the delivery behind msg as it
+// arrived, with the history and the reason in its headers, to the dead-letter queue, and
+// returns nil when the broker has confirmed it.
 //
-// The error is middleware.ErrNotDelivered where msg did not come from a
-// Subscriber of this client.
-func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
-	d, err := c.delivery(ctx, msg)
-	if err != nil {
-		return fmt.Errorf("dead-letter: %w", err)
-	}
-	if err := d.deadLetter(ctx, notes); err != nil {
-		return fmt.Errorf("dead-letter message of queue %q: %w", d.plan().Queue, err)
-	}
-	return nil
+// The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
+// client.
+func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error {
+	return c.group.DeadLetter(ctx, msg, state)
 }
 
-func (c *Client) delivery(ctx context.Context, msg *message.Message) (*delivery, error) {
-	if attached := middleware.DeliveryOf(ctx, msg); attached != nil {
-		if d, ok := attached.Source.(*delivery); ok && d.sub.subscriber.client == c {
-			return d, nil
-		}
-	}
-	return nil, middleware.ErrNotDelivered
+// newObservers returns nil if there is no observer.
+func newObservers(opts clientOptions) *observe.List[middleware.Event] {
+	return observe.NewList(func(value any) {
+		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v", value)})
+	}, opts.tell...)
 }
 
 // Healthy returns nil while retries can be handed over, else what is in the way.

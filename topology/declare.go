@@ -4,17 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/publisher"
 )
 
 // channelRunner runs a function on a channel of its own: an error of the broker
 // closes the channel it happens on.
 type channelRunner func(context.Context, func(*amqp.Channel) error) error
+
+// declareTimeout bounds all that is declared for one call. A broker may take a minute to
+// say that a queue is out of reach (F18).
+const declareTimeout = 90 * time.Second
 
 // atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
 const atOnceTimeout = 20 * time.Second
@@ -151,9 +159,75 @@ func checkExists(ctx context.Context, run channelRunner, plan Plan) error {
 	return err
 }
 
+// redeclarer declares again what has vanished of a plan.
+type redeclarer struct {
+	plan        *Plan
+	publisher   *publisher.Publisher
+	provisioned bool
+	logger      watermill.LoggerAdapter
+}
+
+// redeclare declares a part of the route again if err says that the part has vanished: the
+// broker has returned a message, or has closed the channel with 404. It returns nil when the
+// message can be published once more.
+func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err error) error {
+	if isCode(err, amqp.AccessRefused) {
+		return withWayOut(err)
+	}
+	var returned *publisher.ReturnedError
+	switch {
+	case errors.As(err, &returned) && !r.plan.leadsFrom(route.Exchange):
+		return fmt.Errorf("exchange %q, which the plan does not declare, has no queue for routing key %q: bind one: %w", route.Exchange, route.RoutingKey, err)
+	case errors.As(err, &returned):
+	case isCode(err, amqp.NotFound) && r.plan.declares(route.Exchange):
+	case isCode(err, amqp.NotFound) && route.Exchange != "":
+		return fmt.Errorf("exchange %q may be missing, and the plan does not declare it: declare it: %w", route.Exchange, err)
+	default:
+		return err
+	}
+	if r.provisioned {
+		return fmt.Errorf("what was provisioned for retries is missing, and WithPreProvisioned declares nothing: %w", err)
+	}
+	vanished := r.vanished(ctx, route, returned != nil)
+	if declareErr := declare(ctx, r.publisher.Do, r.plan.forRoute(route), r.logger); declareErr != nil {
+		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
+	}
+	r.logger.Error("A part of the plan had vanished and was declared again; if it is a wait queue, the messages that waited in it are "+
+		"lost: find out what deletes it", err, watermill.LogFields{"vanished": vanished, "exchange": route.Exchange, "routing_key": route.RoutingKey})
+	return nil
+}
+
+// vanished names the part of the plan that is missing on a route: the exchange where
+// the broker has said so, else the queue that the route leads to, or a binding on the
+// way where that queue is there.
+func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returned bool) string {
+	if !returned {
+		return fmt.Sprintf("exchange %q", route.Exchange)
+	}
+	to := newRouting(*r.plan).reach(route.Exchange, route.RoutingKey, nil)
+	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
+		if _, err := passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
+			return fmt.Sprintf("queue %q", queue)
+		}
+	}
+	return fmt.Sprintf("a binding of exchange %q", route.Exchange)
+}
+
+// leadsFrom reports whether messages that are published to the exchange reach a queue
+// by what the plan declares.
+func (p *Plan) leadsFrom(exchange string) bool {
+	return exchange == "" || p.declares(exchange) ||
+		slices.ContainsFunc(p.Bindings, func(b Binding) bool { return b.Exchange == exchange })
+}
+
+// declares reports whether the exchange is one of the plan.
+func (p *Plan) declares(exchange string) bool {
+	return slices.ContainsFunc(p.Exchanges, func(e Exchange) bool { return e.Name == exchange })
+}
+
 // forRoute returns the part of the plan that a message on route needs: with no
 // exchange in between, the queue alone.
-func (p Plan) forRoute(r Route) Plan {
+func (p Plan) forRoute(r consumer.Route) Plan {
 	for _, q := range p.Queues {
 		if r.Exchange == "" && q.Name == r.RoutingKey {
 			return Plan{Queue: p.Queue, Queues: []Queue{q}}

@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -82,22 +83,29 @@ func (p *Publisher) delayed(ctx context.Context, topic string, raw amqp.Publishi
 		Timestamp: raw.Timestamp, Type: raw.Type, AppId: raw.AppId, Body: raw.Body,
 	}
 	// The broker would apply the expiration to the wait (F7).
-	if valid, ok := expiration(raw.Expiration); ok {
+	if valid, ok := consumer.Expiration(raw.Expiration); ok {
 		notes.Deadline, notes.DeadlineFrom = now.Add(valid), header.FromPublish
 		if notes.Deadline.Before(back) {
 			return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v", notes.Deadline.UTC(), back.UTC())
 		}
 	}
 	headers := notes.Headers(queue)
-	if plan.lowersPriority(raw.Priority) {
+	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
 		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
-		arrived.Priority = normalPriority
+		arrived.Priority = consumer.NormalPriority
 	}
 	composed := wire.Publishing(&arrived, header.IsState, headers)
-	if err := fit(&composed, headers, liveShrinking, waitingRoom(p.frame, route)); err != nil {
+	if err := consumer.FitWaiting(&composed, headers, p.frame, route.Hops); err != nil {
 		return err
 	}
-	return ofPublisher((&planned{plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned, logger: p.logger(queue)}).publish(ctx, route, &composed))
+	publish := func() error { return p.publisher.PublishOwn(ctx, route.Exchange, route.RoutingKey, &composed) }
+	if err = publish(); err != nil {
+		again := &redeclarer{plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned, logger: p.logger(queue)}
+		if err = again.redeclare(ctx, route.toConsumer(), err); err == nil {
+			err = publish()
+		}
+	}
+	return ofPublisher(err)
 }
 
 // waitsFor returns the plan of a queue that is there, declared.

@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 )
@@ -16,15 +17,12 @@ var (
 	// ErrClosed is returned by every call on a closed Client or Subscriber.
 	ErrClosed = errors.New("closed")
 	// ErrTooLarge: the headers of a message leave no room for ours in a frame.
-	ErrTooLarge = errors.New("headers do not fit in one frame")
+	ErrTooLarge = consumer.ErrTooLarge
 	// ErrUnroutable: no queue took a message that was published.
 	ErrUnroutable = errors.New("no queue took the message")
 	// ErrOutcomeUnknown: a message was sent, but whether the broker has stored it
 	// is unknown.
 	ErrOutcomeUnknown = publisher.ErrUnknown
-
-	errCannotStore = errors.New("failed messages cannot be stored")
-	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 )
 
 // publishError is an error of the publisher as one that can be told apart.
@@ -188,15 +186,3 @@ func isCode(err error, code int) bool {
 	var amqpErr *amqp.Error
 	return errors.As(err, &amqpErr) && amqpErr.Code == code
 }
-
-// tooLargeError is the ErrTooLarge of one message: of bytes, or of headers.
-type tooLargeError struct {
-	got, limit int
-	unit       string
-}
-
-func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("%v: %d %s, %d are left for them", ErrTooLarge, e.got, e.unit, e.limit)
-}
-
-func (e *tooLargeError) Unwrap() error { return ErrTooLarge }

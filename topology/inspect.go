@@ -96,7 +96,7 @@ func (c *Client) Plan(queue string, options ...SubscriberOption) (Plan, error) {
 	if err := apply(&opts, options); err != nil {
 		return Plan{}, fmt.Errorf("plan for queue %q: %w", queue, err)
 	}
-	return c.plan(queue, opts)
+	return planWith(c.strategy, queue, opts)
 }
 
 // Inspect counts the messages and consumers of every queue of a plan. It changes

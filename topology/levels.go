@@ -156,13 +156,13 @@ func (s Levels) routes(p *planner) LevelRoutes {
 		p.problem(fmt.Errorf("resolution %v is not in whole milliseconds", r.Resolution))
 	case longest < r.Resolution:
 		p.problem(fmt.Errorf("longest delay %v is shorter than the resolution %v", longest, r.Resolution))
-	case r.Resolution > maxSetAside:
-		p.problem(fmt.Errorf("resolution %v is over %v, which a message that is set aside may wait at most: use a smaller one", r.Resolution, maxSetAside))
+	case r.Resolution > maxSnooze:
+		p.problem(fmt.Errorf("resolution %v is over %v, which a message that is set aside may wait at most: use a smaller one", r.Resolution, maxSnooze))
 	case longest > backoff.MaxDelay:
 		p.problem(fmt.Errorf("longest delay %v is over ten years: at most %d ms", longest, backoff.MaxDelay.Milliseconds()))
 	default:
 		// The shortest wait of what is set aside must be among the delays.
-		r.Levels = levelsFor(r.Resolution, max(longest, minSetAside))
+		r.Levels = levelsFor(r.Resolution, max(longest, minSnooze))
 	}
 	return r
 }

@@ -26,8 +26,8 @@ type LevelRoutes struct {
 // check says what is wrong with the numbers.
 func (l LevelRoutes) check() error {
 	switch {
-	case l.Resolution <= 0 || l.Resolution > maxSetAside:
-		return fmt.Errorf("resolution %v is not over zero and up to %v: set it", l.Resolution, maxSetAside)
+	case l.Resolution <= 0 || l.Resolution > maxSnooze:
+		return fmt.Errorf("resolution %v is not over zero and up to %v: set it", l.Resolution, maxSnooze)
 	case l.Levels < 1 || l.Levels > 62 || l.Resolution > backoff.MaxDelay>>(l.Levels-1):
 		return fmt.Errorf("%d levels of %v and more are none, or wait over ten years: correct their number", l.Levels, l.Resolution)
 	case !(l.Tolerance >= 0 && l.Tolerance <= 1): // NaN as well

@@ -9,6 +9,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/adapter"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -19,7 +21,13 @@ const (
 	defaultDrainTimeout = 20 * time.Second
 	// defaultConnectTimeout bounds a dial with its handshake.
 	defaultConnectTimeout = 10 * time.Second
+	// defaultHandlerWarning leaves twenty minutes until the broker's consumer timeout
+	// (F16).
+	defaultHandlerWarning = 10 * time.Minute
 )
+
+// defaultTimestamps is what WithTimestampWindow sets by default.
+var defaultTimestamps = consumer.TimestampWindow{Past: 24 * time.Hour, Future: time.Minute}
 
 // Option changes a Client.
 type Option func(*clientOptions) error
@@ -192,7 +200,8 @@ type subscriberOptions struct {
 	requeue        bool
 	concurrency    int
 	handlerWarning time.Duration
-	timestamps     timestampWindow
+	timestamps     consumer.TimestampWindow
+	holdLimit      time.Duration // 0: only the broker's consumer timeout
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }
@@ -253,6 +262,101 @@ func WithDrainTimeout(d time.Duration) SubscriberOption {
 func WithRequeueOnNack() SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.requeue = true
+		return nil
+	}
+}
+
+// WithConcurrency lets n messages of each Subscribe be in progress at once: n
+// handlers run side by side, and a message that fails and waits for the broker's
+// confirm, or is held, keeps only its own place busy. From 1 to 65535.
+//
+// Messages are handed out and end in no particular order; with 1 they are handed
+// out in the order of the queue. Each is acked, set aside or given back by itself,
+// whatever becomes of the others. Handlers must be safe to be called from n
+// goroutines.
+//
+// The broker is asked to send at least n messages ahead: a smaller
+// Consume.Qos.PrefetchCount is raised to n, a larger one stays. So up to n
+// messages, or as many as are prefetched, are in memory, and unacked when the
+// connection ends: then all of them are delivered again.
+//
+// After a lost connection the handlers that still run with a message of the old
+// one count: never are there more than n. Close waits for all n at once, for at
+// most the drain timeout. Messages that may have killed the process are tried
+// alone, one at a time for all Subscribers of a Client, so that none is blamed
+// for another.
+//
+// Default: 1.
+func WithConcurrency(n int) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if n < 1 || n > adapter.MaxPrefetch {
+			return fmt.Errorf("WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP", n, adapter.MaxPrefetch)
+		}
+		o.concurrency = n
+		return nil
+	}
+}
+
+// WithHandlerWarning says in the log, once for each message, that its handler has
+// had it for longer than d: a handler that never returns keeps its place, which
+// with WithConcurrency(1) stops the queue, and after the broker's consumer timeout,
+// 30 minutes unless set, the channel is closed and everything on it delivered again
+// (F16). It is looked for four times within d, at least once a minute. 0 never
+// looks. Not negative.
+//
+// Default: 10 min.
+func WithHandlerWarning(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if d < 0 {
+			return fmt.Errorf("WithHandlerWarning: %v is negative", d)
+		}
+		o.handlerWarning = d
+		return nil
+	}
+}
+
+// WithConsumerTimeout says how long the broker lets a consumer keep a delivery:
+// its consumer_timeout. While a failed message cannot be stored its delivery is
+// held until shortly before that. 0 means that the broker has no such timeout.
+// Not negative.
+//
+// Default: what the queue says by its argument x-consumer-timeout, or by a policy
+// that the management API shows, and from 4.3 on Consume.Arguments; else 30 min,
+// RabbitMQ's own default.
+func WithConsumerTimeout(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if d < 0 {
+			return fmt.Errorf("WithConsumerTimeout: %v is negative", d)
+		}
+		if d == 0 {
+			d = consumer.MaxHold
+		}
+		o.consumerTimeout = d
+		return nil
+	}
+}
+
+// WithTimestampWindow sets which timestamps count as the time of publishing. A message
+// with an expiration is not retried past the end of its expiration. The end is counted
+// from the timestamp of the message if the timestamp lies less than past before the
+// arrival of the message, or less than future after it. If the end would lie before the
+// arrival, the timestamp is not the time of publishing: the broker counts from there and
+// drops a message whose expiration is over. Such a message, a message whose timestamp
+// lies outside the window, and a message without a timestamp are counted from the arrival.
+// The header millpond-deadline-from says "timestamp" or "arrival".
+//
+// The arrival is that of the delivery that fails or is set aside first. A timestamp has
+// whole seconds. With past 0 only timestamps ahead count; WithTimestampWindow(0, 0)
+// counts every expiration from the arrival. A past that is longer than the expiration
+// changes nothing. Negative values are refused.
+//
+// Default: 24 h and 1 min.
+func WithTimestampWindow(past, future time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if past < 0 || future < 0 {
+			return fmt.Errorf("WithTimestampWindow: %v and %v must not be negative", past, future)
+		}
+		o.timestamps = consumer.TimestampWindow{Past: past, Future: future}
 		return nil
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/consumer"
 )
 
 // Plan is what one queue needs to wait and to give up: plain data, printable,
@@ -93,16 +95,15 @@ func (b Binding) arguments() amqp.Table {
 }
 
 const (
-	// minSetAside is the shortest wait of a message that the router has nacked or
-	// that may have killed the process, so that nothing spins.
-	minSetAside = time.Second
-	// maxSetAside is the longest such wait. A step of a policy that is no longer
-	// spares each plan a wait queue of its own for these messages.
-	maxSetAside = 5 * time.Second
+	// minSnooze is the shortest wait of a message that the Subscriber snoozes.
+	minSnooze = consumer.MinSnooze
+	// maxSnooze is the longest such wait. A step of a policy that is no longer
+	// spares each plan its own wait queue for these messages.
+	maxSnooze = 5 * time.Second
 )
 
-// isShort reports whether a message that is set aside may wait for d.
-func isShort(d time.Duration) bool { return d >= minSetAside && d <= maxSetAside }
+// isShort reports whether a message that is snoozed may wait for d.
+func isShort(d time.Duration) bool { return d >= minSnooze && d <= maxSnooze }
 
 // Route returns where a message waits: on the shortest wait step that is no shorter
 // than the delay asked for, else on the longest; with Levels as long as asked,
@@ -140,7 +141,7 @@ func (p Plan) waits(asked time.Duration) time.Duration {
 		return max(round, asked)
 	}
 	waits, rest := asked.Truncate(round), asked%round
-	if rest > negligible(asked) {
+	if rest > consumer.Negligible(asked) {
 		waits += p.round(rest)
 	}
 	return max(waits, asked)
@@ -155,8 +156,52 @@ func (p Plan) round(asked time.Duration) time.Duration {
 	return route.Delay
 }
 
-// negligible is what of a delay is not worth another round.
-func negligible(asked time.Duration) time.Duration { return max(50*time.Millisecond, asked/100) }
+// toConsumer returns the part of the plan that a subscription needs.
+func (p Plan) toConsumer() consumer.Waits {
+	w := consumer.Waits{
+		Route: func(r consumer.Retry) (consumer.Route, error) {
+			route, err := p.Route(Retry(r))
+			return route.toConsumer(), err
+		},
+		Given: p.waits, Dead: p.Dead.toConsumer(),
+		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
+	}
+	if p.Via != nil {
+		w.Via = consumer.Via(*p.Via)
+	}
+	if p.Levels != nil {
+		w.Resolution = p.Levels.Resolution
+	}
+	for _, q := range p.Queues {
+		_, fixed := q.Arguments["x-dead-letter-routing-key"]
+		if to, _ := q.Arguments["x-dead-letter-exchange"].(string); q.Delay > 0 && !fixed && to != "" {
+			w.KeyKept = append(w.KeyKept, to)
+		}
+	}
+	w.KeyKept = slices.Compact(w.KeyKept)
+	return w
+}
+
+func (r Route) toConsumer() consumer.Route {
+	return consumer.Route{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Delay: r.Delay, Hops: r.Hops}
+}
+
+// sortsPriorities reports whether messages of the plan wait in quorum queues, which sort by
+// priority. Classic wait queues are declared without priorities and ignore them.
+func (p Plan) sortsPriorities() bool {
+	return slices.ContainsFunc(p.Queues, func(q Queue) bool {
+		return q.Delay > 0 && q.Arguments["x-queue-type"] != string(Classic)
+	})
+}
+
+// steps are the delays that have a wait queue, ascending, each once.
+func (p Plan) steps() []time.Duration {
+	steps := make([]time.Duration, 0, len(p.WaitSteps))
+	for _, step := range p.WaitSteps {
+		steps = append(steps, step.Delay)
+	}
+	return slices.Compact(steps)
+}
 
 // String returns the plan as a table; what cannot be printed is quoted.
 func (p Plan) String() string {

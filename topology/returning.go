@@ -3,6 +3,7 @@ package topology
 import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -53,51 +54,6 @@ func (r *Via) brought(retry Retry) bool {
 	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
 }
 
-// origin is where a message came from that has no notes: a sibling's retry came from
-// the user's exchange.
-func (r *Via) origin(exchange string) string {
-	if r != nil && exchange == r.Through {
-		return r.Exchange
-	}
-	return exchange
-}
-
-const (
-	// returnOwed is the note of a message that has failed and waits in rounds: the
-	// last one passes the exchange.
-	returnOwed = "owed"
-	// returnKept is that of a message that is set aside, and may pass another time.
-	returnKept = "kept"
-)
-
-// returnNote is the note by which a message of the queue passes the exchange.
-func returnNote(queue string) string { return "through " + queue }
-
-// note returns what tells the broker, and us next time, whether the message passes
-// the exchange when its wait is over; "" if it may not. One that was delivered by our
-// own exchange may if it did so before: a sibling's retry did not, for it comes without
-// notes.
-func (r *Via) note(d *delivery, failed, lastRound bool) string {
-	if r == nil {
-		return ""
-	}
-	before, _ := d.raw.Headers[header.Via].(string)
-	switch {
-	case d.raw.Exchange == r.Exchange:
-	case d.raw.Exchange != r.Through || before == "":
-		return ""
-	case before == returnOwed:
-		failed = true
-	}
-	switch {
-	case !failed:
-		return returnKept
-	case !lastRound:
-		return returnOwed
-	}
-	return returnNote(d.Queue)
-}
-
 // wayBack is how messages leave the wait queues of one queue.
 type wayBack struct {
 	*Via
@@ -133,7 +89,7 @@ func (p *planner) bindBack(w wayBack) {
 	p.bind(w.anchor, w.anchor, w.queue)
 	p.plan.Bindings = append(p.plan.Bindings,
 		Binding{Exchange: w.Through, RoutingKey: w.queue, Queue: w.queue, Header: header.Queue, Value: w.queue},
-		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: header.Via, Value: returnNote(w.queue)},
+		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: header.Via, Value: consumer.ViaHeader(w.queue)},
 	)
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -130,7 +131,7 @@ func topicMatches(pattern, words []string) bool {
 func (r routing) notes(returns bool) map[string]string {
 	headers := map[string]string{header.Queue: r.plan.Queue}
 	if returns {
-		headers[header.Via] = returnNote(r.plan.Queue)
+		headers[header.Via] = consumer.ViaHeader(r.plan.Queue)
 	}
 	return headers
 }

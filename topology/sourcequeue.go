@@ -3,42 +3,132 @@ package topology
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
 // factsTimeout bounds what Subscribe asks of the management API.
 const factsTimeout = 3 * time.Second
 
-// learn asks what the queue is, refuses one that loses messages without a trace,
-// and says what should be known of it.
-func (s *subscription) learn(ctx context.Context, conn *link.Conn) error {
+// source is the queue that a subscription consumes.
+type source struct {
+	subscriber *Subscriber
+	topic      string
+	plan       Plan
+	logger     watermill.LoggerAdapter
+	warned     string // the last warning about the queue
+	ruled      string // the last warning about policies
+}
+
+// prepare declares and checks everything that must exist before the queue is consumed.
+func (s *source) prepare(ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration) (consumer.Limits, error) {
+	if s.subscriber.client.opts.provisioned {
+		if err := checkExists(ctx, conn.Do, s.plan); err != nil {
+			return consumer.Limits{}, err
+		}
+		return s.learn(ctx, conn, hold)
+	}
+	cfg := &s.subscriber.cfg
+	err := conn.Do(ctx, func(ch *amqp.Channel) error {
+		return cfg.build(ch, s.topic, s.plan.Queue)
+	})
+	if err != nil {
+		return consumer.Limits{}, configuredError("queue", s.plan.Queue, cfg.queueArgs, err)
+	}
+	limits, err := s.learn(ctx, conn, hold)
+	if err == nil {
+		err = declare(ctx, conn.Do, s.plan, s.logger)
+	}
+	return limits, err
+}
+
+// canStore reports which part of the plan keeps messages from being stored.
+func (s *source) canStore(ctx context.Context) error {
+	client := s.subscriber.client
+	if client.opts.provisioned {
+		return checkExists(ctx, client.publisher.Do, s.plan)
+	}
+	return declare(ctx, client.publisher.Do, s.plan, watermill.NopLogger{}) // logged at the start
+}
+
+// learn asks the broker what the queue is, refuses a queue that loses messages without a
+// trace, and logs what a user should know about the queue.
+func (s *source) learn(ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration) (consumer.Limits, error) {
 	client := s.subscriber.client
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
 	m := client.manager(asked)
 	f, err := learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs, serverVersion(conn), m)
+	if err == nil {
+		err = f.refuse(fmt.Sprintf("queue %q:", s.plan.Queue))
+	}
 	if err != nil {
-		return err
+		return consumer.Limits{}, err
 	}
-	s.facts.Store(f)
-	if err := f.refuse(fmt.Sprintf("queue %q:", s.plan.Queue)); err != nil {
-		return err
+	limits := consumer.Limits{
+		NackCounts:      !f.version.atLeast(4, 3),
+		ConsumerTimeout: f.consumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
+	limits.Deliveries, _ = f.deliveryLimit()
 	vhost, _ := client.linkCfg.Vhost() // parsed before
-	s.warn(f, f.drops(s.plan, vhost, s.hold(f)))
+	s.warn(f, f.drops(s.plan, vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
-	return nil
+	return limits, nil
+}
+
+// defaultConsumerTimeout is how long RabbitMQ lets a consumer keep a delivery by default
+// (F16).
+const defaultConsumerTimeout = 30 * time.Minute
+
+// consumerTimeout returns the broker's consumer timeout as far as it is known. said is the
+// value of the option, 0 for none; consume are the arguments of the consumer. A queue has its
+// own timeout from RabbitMQ 4.0 on, a consumer from 4.3 on (F33). The timeout of the node is
+// shown nowhere.
+func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
+	if said > 0 {
+		return said
+	}
+	timeout := consumer.MaxHold
+	consider := func(value any) {
+		if ms, ok := wholeNumber(value); ok && ms > 0 {
+			timeout = min(timeout, time.Duration(min(ms, consumer.MaxHold.Milliseconds()))*time.Millisecond)
+		}
+	}
+	if f.version.atLeast(4, 0) {
+		consider(f.arguments["x-consumer-timeout"])
+		consider(f.policy["consumer-timeout"])
+	}
+	if f.version.atLeast(4, 3) {
+		consider(consume["x-consumer-timeout"])
+	}
+	if timeout == consumer.MaxHold {
+		return defaultConsumerTimeout
+	}
+	return timeout
+}
+
+// defaultDeliveryLimit is the limit of a quorum queue from RabbitMQ 4.0 on (F2).
+const defaultDeliveryLimit = 20
+
+// times returns n times d, or the longest duration there is.
+func times(n int, d time.Duration) time.Duration {
+	if d > 0 && time.Duration(n) > math.MaxInt64/d {
+		return math.MaxInt64
+	}
+	return time.Duration(n) * d
 }
 
 // warnPolicies logs which policies may lose or misdirect messages of the plan, once and
 // again only when that has changed: one line for each key of a policy and role of queues,
 // because Levels has 32 wait queues.
-func (s *subscription) warnPolicies(m *manager, f *queueFacts, vhost string) {
+func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
 	list := m.policies()
 	if list == nil {
 		return
@@ -68,7 +158,7 @@ func (s *subscription) warnPolicies(m *manager, f *queueFacts, vhost string) {
 
 // warn logs what is allowed but should be known of the queue, again only when it has
 // changed.
-func (s *subscription) warn(f *queueFacts, d *drop) {
+func (s *source) warn(f *queueFacts, d *drop) {
 	hazards := f.hazards()
 	said := s.warned
 	if s.warned = fmt.Sprint(f.kind, hazards, d); s.warned == said {

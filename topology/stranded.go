@@ -7,6 +7,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/consumer"
 )
 
 const (
@@ -38,7 +40,7 @@ func (c *Client) watchStranded(plan Plan) {
 // not look: from 4.3 on that takes the configure permission (F24).
 func (c *Client) lookForStranded(queue string) {
 	known, before := 0, 0
-	for more := true; more; more = sleep(c.stop, c.opts.strandedPause) {
+	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
 		if c.publisher.Healthy() != nil {
 			continue // an alarm, for example: the broker does not read the question
 		}

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/adapter"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -124,11 +125,6 @@ func checkVhosts(client, other link.Config, what string) error {
 	return nil
 }
 
-// plan returns the plan for a queue.
-func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
-	return planWith(c.strategy, queue, opts)
-}
-
 // Subscribe declares what the queue of topic needs, consumes it and returns its
 // messages. The channel is closed after Close, or when ctx is done and the
 // messages in progress are settled. A lost connection is made again, and
@@ -140,50 +136,73 @@ func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
 // length without a dead-letter exchange, a delivery limit of 0), whoever has declared
 // it; whatever else the broker refuses.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	sub, err := s.newSubscription(ctx, topic)
+	sub, plan, err := s.newSubscription(ctx, topic)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
 	}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		sub.cancel()
+		sub.Cancel()
 		return nil, fmt.Errorf("subscribe to topic %q: subscriber: %w", topic, ErrClosed)
 	}
 	s.wg.Add(1)
 	s.mu.Unlock()
 
-	consumer, err := sub.begin(false)
+	run, err := sub.Begin()
 	if err != nil {
-		sub.cancel()
+		sub.Cancel()
 		s.wg.Done()
 		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
 	}
-	s.client.watchStranded(sub.plan)
+	s.client.watchStranded(plan)
 	go func() {
 		defer s.wg.Done()
-		sub.run(consumer)
+		run()
 	}()
-	return sub.out, nil
+	return sub.Messages(), nil
 }
 
 // SubscribeInitialize declares what Subscribe would declare.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
-	sub, err := s.newSubscription(context.Background(), topic)
-	if err != nil {
-		return fmt.Errorf("initialize topic %q: %w", topic, err)
-	}
-	defer sub.cancel()
-	ctx, cancel := context.WithTimeout(sub.stop, declareTimeout)
-	defer cancel()
-	conn, err := s.link.Conn(ctx)
+	sub, _, err := s.newSubscription(context.Background(), topic)
 	if err == nil {
-		err = sub.declare(ctx, conn)
+		defer sub.Cancel()
+		err = sub.Prepare()
 	}
 	if err != nil {
 		return fmt.Errorf("initialize topic %q: %w", topic, err)
 	}
 	return nil
+}
+
+// newSubscription returns a subscription that has not begun.
+func (s *Subscriber) newSubscription(ctx context.Context, topic string) (*consumer.Subscription, Plan, error) {
+	queue, c, o := s.cfg.queueName(topic), s.client, &s.opts
+	plan, err := planWith(c.strategy, queue, s.opts)
+	if err == nil {
+		err = checkFrame(s.frame, plan)
+	}
+	if err != nil {
+		return nil, Plan{}, err
+	}
+	logger := c.opts.logger.With(watermill.LogFields{"topic": topic, "queue": queue})
+	s.warnings(topic, plan, logger)
+	source := &source{subscriber: s, topic: topic, plan: plan, logger: logger}
+	waits := plan.toConsumer()
+	again := &redeclarer{plan: &plan, publisher: c.publisher, provisioned: c.opts.provisioned, logger: logger}
+	waits.Redeclare = again.redeclare
+	return consumer.New(ctx, s.stop, consumer.Config{
+		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
+		Decode: s.cfg.unmarshal,
+		Consume: consumer.Consume{
+			Concurrency: o.concurrency, Prefetch: s.cfg.prefetch, Tag: s.cfg.consumer,
+			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
+		},
+		Waits: waits, Prepare: source.prepare, CanStore: source.canStore,
+		DrainTimeout: o.drainTimeout, HoldLimit: o.holdLimit, HandlerWarning: o.handlerWarning,
+		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
+	}), plan, nil
 }
 
 // Close stops consuming, waits until the messages in progress are settled, for
@@ -218,12 +237,52 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 	}
 }
 
-// sleep waits for d or until ctx is done, and reports whether it is not.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
+// Received returns the delivery behind the message that ctx belongs to, exactly
+// as it arrived: properties, and headers with their AMQP types, those of the
+// broker among them. Only live notes that belong to another queue are missing, and
+// a message that has waited has the priority that it arrived with first.
+// It is a copy, may be changed, and cannot be acked; false where the message did
+// not come from a Subscriber of this package.
+func Received(ctx context.Context) (amqp.Delivery, bool) { return consumer.Received(ctx) }
+
+// defaultFrame is the largest frame of RabbitMQ and amqp091-go by default (F16).
+const defaultFrame = 131072
+
+// negotiatedFrame returns the largest frame that the broker takes on l's
+// connection, which is connected, or an error where it is too small for a retry.
+func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		return 0, err
 	}
+	switch size := conn.Config.FrameSize; {
+	case size <= 0:
+		return defaultFrame, nil
+	case size < adapter.LeastFrame:
+		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no room for what a retry adds to its headers, "+
+			"so that every failure would be dead-lettered: set its frame_max to at least %d", size, adapter.LeastFrame)
+	default:
+		return size, nil
+	}
+}
+
+// leastRoom is what properties and headers of a message must have on its way to
+// a wait queue: up to 7 KiB where every name is as long as AMQP allows and the
+// history was left out.
+const leastRoom = 8 << 10
+
+// checkFrame refuses a plan whose routes leave less than leastRoom in a frame.
+func checkFrame(frame int, plan Plan) error {
+	hops := 1
+	if plan.Levels != nil {
+		hops = plan.Levels.Levels
+	}
+	for _, step := range plan.WaitSteps {
+		hops = max(hops, step.Hops)
+	}
+	if room := consumer.WaitingRoom(frame, hops); room < leastRoom {
+		return fmt.Errorf("a message of queue %q may pass %d wait queues, each of which adds to its headers, and frames of %d bytes are too small for that: "+
+			"raise FrameSize and the broker's frame_max to at least %d, or use fewer levels", plan.Queue, hops, frame, frame+leastRoom-room)
+	}
+	return nil
 }

@@ -225,8 +225,8 @@ func (v *validation) rungs() {
 			v.step(other)
 		}
 	}
-	if !isShort(p.waits(minSetAside)) {
-		v.find("the step for messages that are set aside waits %v: add a wait step from %v to %v", p.waits(minSetAside), minSetAside, maxSetAside)
+	if !isShort(p.waits(minSnooze)) {
+		v.find("the step for messages that are set aside waits %v: add a wait step from %v to %v", p.waits(minSnooze), minSnooze, maxSnooze)
 	}
 }
 

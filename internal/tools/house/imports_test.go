@@ -43,7 +43,7 @@ var library = map[string][]string{
 	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
 	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
@@ -58,6 +58,11 @@ var library = map[string][]string{
 // of it, and none is a tool of tests.
 var internals = map[string][]string{
 	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
+	"internal/consumer": {
+		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/hold", module + "/internal/link", module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
+		watermill + "/…", amqp091,
+	},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,

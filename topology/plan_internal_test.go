@@ -9,6 +9,28 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
+// Only quorum queues sort what waits, and only above priority 4.
+func TestWhereAPriorityIsLowered(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		strategy Strategy
+		lowered  bool
+	}{
+		"per queue":           {PerQueue{}, true},
+		"per queue, classic":  {PerQueue{Type: Classic}, false},
+		"per attempt":         {PerAttempt{}, true},
+		"shared":              {Shared{}, true},
+		"shared, classic":     {Shared{Type: Classic}, false},
+		"levels":              {Levels{}, true},
+		"levels, classic":     {Levels{Type: Classic}, false},
+		"through an exchange": {PerQueue{Via: "events"}, true},
+	} {
+		plan, err := c.strategy.Plan("orders", nil)
+		require.NoError(t, err, name)
+		require.Equal(t, c.lowered, plan.toConsumer().SortsPriorities, name)
+	}
+}
+
 // What a message really waits, rounds and all.
 func TestPlanWaits(t *testing.T) {
 	t.Parallel()
@@ -42,4 +64,30 @@ func TestPlanWaits(t *testing.T) {
 		})
 	}
 	require.Equal(t, time.Minute, Plan{}.waits(time.Minute), "a plan without steps")
+}
+
+// The exchanges behind wait queues that leave the routing key to the message. A policy of the
+// broker may change that key.
+func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
+	t.Parallel()
+	// A strategy of the user's own, whose wait queue sets the key.
+	own := Plan{Queue: "orders", Queues: []Queue{WaitQueue("w", time.Second, Route{Exchange: "back", RoutingKey: "fixed"})}}
+	require.Empty(t, own.toConsumer().KeyKept)
+	for name, c := range map[string]struct {
+		strategy Strategy
+		want     []string
+	}{
+		"per queue":  {PerQueue{}, nil},
+		"perattempt": {PerAttempt{}, nil},
+		"shared":     {Shared{}, []string{"millpond.return"}},
+		"with Via":   {Shared{Via: "events"}, []string{"millpond.return.events"}},
+		"levels":     {Levels{Max: 500 * time.Millisecond}, []string{"millpond.level.return", "millpond.level.0", "millpond.level.1", "millpond.level.2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan, err := c.strategy.Plan("orders", []time.Duration{5 * time.Second})
+			require.NoError(t, err)
+			require.Equal(t, c.want, plan.toConsumer().KeyKept)
+		})
+	}
 }

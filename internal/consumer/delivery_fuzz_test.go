@@ -1,9 +1,8 @@
-package topology
+package consumer
 
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,18 +43,33 @@ var hostileNotes = []string{
 	strings.Repeat("k", 255) + "=" + strings.Repeat("v", 1000) + "\n\xff\xfe=\xff\n=",
 }
 
-// fuzzedDelivery is a delivery of queue "orders" to a subscription that has
-// everything but a connection.
-func fuzzedDelivery(t *testing.T, strategy Strategy, raw amqp.Delivery) *delivery {
-	plan, err := strategy.Plan("orders", []time.Duration{time.Second, time.Minute})
-	if err != nil {
-		t.Fatal(err)
+// testWaits are wait queues of one second and one minute. Without a Via they are shared by
+// all queues.
+func testWaits(via Via) Waits {
+	routes := []Route{
+		{Exchange: "millpond.wait.1s", RoutingKey: "orders", Delay: time.Second, Hops: 1},
+		{Exchange: "millpond.wait.1m", RoutingKey: "orders", Delay: time.Minute, Hops: 1},
 	}
-	sub := &subscription{
-		subscriber: &Subscriber{frame: defaultFrame, client: &Client{}, cfg: consumeConfig{unmarshal: wamqp.DefaultMarshaler{}.Unmarshal}},
-		topic:      "orders", plan: plan, logger: watermill.NopLogger{},
-		stop: t.Context(), base: t.Context(),
+	return Waits{
+		Route: func(r Retry) (Route, error) {
+			if r.Delay <= time.Second {
+				return routes[0], nil
+			}
+			return routes[1], nil
+		},
+		Given: func(asked time.Duration) time.Duration { return max(time.Second, asked) },
+		Dead:  Route{RoutingKey: "orders.dlq"}, Via: via, KeyKept: []string{"millpond.return"}, SortsPriorities: true,
 	}
+}
+
+// fuzzedDelivery is a delivery of queue "orders" to a subscription that has everything but a
+// connection.
+func fuzzedDelivery(t *testing.T, waits Waits, raw amqp.Delivery) *delivery {
+	sub := New(t.Context(), t.Context(), Config{
+		Group: &Group{}, Topic: "orders", Queue: "orders", Frame: 131072, Logger: watermill.NopLogger{},
+		Decode: wamqp.DefaultMarshaler{}.Unmarshal, Waits: waits,
+	})
+	t.Cleanup(sub.Cancel)
 	d, end := sub.newDelivery(&consumer{ctx: t.Context()}, arrival{raw: raw, at: time.Now()})
 	t.Cleanup(end)
 	return d
@@ -103,13 +117,13 @@ func FuzzDelivery(f *testing.F) {
 			MessageId: key, UserId: exchange, Timestamp: time.Unix(int64(g.Uint64()), 0), DeliveryMode: g.Byte(), Priority: g.Byte(),
 		}
 		before := wiretest.Dump(headers)
-		var strategy Strategy = PerQueue{}
-		if flag {
-			strategy = Shared{}
+		waits := testWaits(Via{})
+		if !flag {
+			waits.KeyKept = nil
 		}
-		d := fuzzedDelivery(t, strategy, raw)
+		d := fuzzedDelivery(t, waits, raw)
 
-		judge(&d.raw, d.State.Interruptions, defaultDeliveryLimit)
+		judge(&d.raw, d.State.Interruptions, 20)
 		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) || left > backoff.MaxDelay {
 			t.Errorf("must wait for %v: %+v", left, d.State)
 		}
@@ -123,12 +137,12 @@ func FuzzDelivery(f *testing.F) {
 			if err != nil {
 				continue // dead-lettered below
 			}
-			if !slices.Contains(d.plan().WaitSteps, route) {
+			if route.Exchange != "millpond.wait.1s" && route.Exchange != "millpond.wait.1m" || route.RoutingKey != "orders" {
 				t.Errorf("waits at %+v", route)
 			}
-			checkCopy(t, d, *msg, waitingRoom(defaultFrame, route), header.IsLive)
+			checkCopy(t, d, *msg, waitingRoom(131072, route.Hops), header.IsLive)
 			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
-			if got := wire.Priority(&noted, header.Priority); msg.Priority > normalPriority || got != d.raw.Priority {
+			if got := wire.Priority(&noted, header.Priority); msg.Priority > NormalPriority || got != d.raw.Priority {
 				t.Errorf("waits with priority %d, noted %d, of %d", msg.Priority, got, d.raw.Priority)
 			}
 		}
