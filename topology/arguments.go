@@ -16,7 +16,11 @@ import (
 // DeadLetters says where the dead letters of a queue go. The zero value keeps
 // them in <queue>.dlq, which nothing bounds.
 type DeadLetters struct {
-	// Name names the dead-letter queue. Default: <queue>.dlq.
+	// Suffix is what the name of the dead-letter queue adds to the name of its queue.
+	// Default: ".dlq".
+	Suffix string
+	// Name names the dead-letter queue, in place of Suffix. Default: the name of the queue
+	// with Suffix.
 	Name func(queue string) string
 	// Arguments are declared beside ours, x-max-length or x-message-ttl for
 	// example. What they make the broker drop is gone; with x-overflow
@@ -31,11 +35,19 @@ type DeadLetters struct {
 
 // check says what is wrong with the fields, as far as no queue is known.
 func (d DeadLetters) check(kind QueueType) error {
-	if d.Target != nil && (d.Name != nil || len(d.Arguments) > 0) {
-		return errors.New("dead letters have both a Target and a queue of ours: set one")
-	}
 	_, err := merge(kind.keepArguments(), d.Arguments, "dead-letter queue")
-	return err
+	return errors.Join(d.checkNames(), err)
+}
+
+// checkNames refuses fields of which only one can count.
+func (d DeadLetters) checkNames() error {
+	switch own := d.Name != nil || d.Suffix != "" || len(d.Arguments) > 0; {
+	case d.Target != nil && own:
+		return errors.New("dead letters have both a Target and a queue of ours: set one")
+	case d.Name != nil && d.Suffix != "":
+		return errors.New("dead letters have both a Name and a Suffix: set one")
+	}
+	return nil
 }
 
 const (

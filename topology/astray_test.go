@@ -227,9 +227,9 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
 		return nil, errFailed
 	}})
-	client, sub := openSubscriber(t, url, strategy, policy)
+	_, sub := openSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
-	plan, err := client.Plan(other, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(strategy, other, policy)
 	require.NoError(t, err)
 	node, least := ruledNode(t), plan.Permissions(false)
 	node.Grant(t, testbroker.Grant{VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read})

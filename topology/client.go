@@ -57,10 +57,10 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		name:           filepath.Base(os.Args[0]),
 	}
 	problems := []error{apply(&opts, options), link.CheckURL(cfg.URL)}
-	if v := reflect.ValueOf(strategy); strategy == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(strategy) {
 		problems = append(problems, errors.New("strategy is nil: use topology.PerQueue{}"))
-	} else if c, ok := strategy.(checker); ok {
-		if err := c.check(); err != nil {
+	} else if v, ok := strategy.(interface{ Validate() error }); ok {
+		if err := v.Validate(); err != nil {
 			problems = append(problems, fmt.Errorf("strategy: %w", err))
 		}
 	}
@@ -132,10 +132,27 @@ func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, state hea
 
 // newObservers returns nil if there is no observer.
 func newObservers(opts clientOptions) *observe.List[middleware.Event] {
+	var tell []func(context.Context, middleware.Event)
+	for _, o := range opts.observers {
+		tell = append(tell, o.Observe)
+	}
 	return observe.NewList(func(value any) {
 		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v", value)})
-	}, opts.tell...)
+	}, tell...)
 }
+
+// isNil reports whether v is nil or a nil pointer.
+func isNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
+}
+
+// Logger returns the logger of WithLogger, for middleware.NewDelayedRetry.
+func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
+
+// Observers returns the observers of WithObserver, for middleware.NewDelayedRetry. The caller
+// owns the slice.
+func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
 
 // Healthy returns nil while retries can be handed over, else what is in the way.
 // It does not talk to the broker, so it may serve a readiness probe.

@@ -21,7 +21,7 @@ func operator(t testing.TB, url, queue string, strategy topology.Strategy, polic
 	client, err := topology.Open(t.Context(), connection(url), strategy, options...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	plan, err := client.Plan(queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(strategy, queue, policy)
 	require.NoError(t, err)
 	return client, plan
 }
@@ -195,9 +195,9 @@ func TestOperatorsQuestionsOfNobody(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	client, plan := operator(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
 	_, err := client.Inspect(t.Context(), topology.Plan{})
-	require.ErrorContains(t, err, "use Client.Plan")
+	require.ErrorContains(t, err, "use topology.PlanFor")
 	_, err = client.Verify(t.Context(), topology.Plan{})
-	require.ErrorContains(t, err, "use Client.Plan")
+	require.ErrorContains(t, err, "use topology.PlanFor")
 	_, err = client.Peek(t.Context(), queue, 0)
 	require.ErrorContains(t, err, "at least 1")
 	_, err = client.Peek(t.Context(), queue, 1)

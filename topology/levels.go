@@ -79,7 +79,8 @@ const (
 	defaultTolerance  = 0.01
 )
 
-func (s Levels) check() error {
+// Validate returns an error that lists every field that no plan can be made with. Open calls it.
+func (s Levels) Validate() error {
 	var p planner
 	s.routes(&p)
 	return errors.Join(append(p.problems, checkFields(s.Type, nil, s.WaitArguments, s.Dead))...)

@@ -44,7 +44,7 @@ type clientOptions struct {
 	management     string // its URL, checked; "" for none
 	anyCluster     bool
 	noPolicies     bool
-	tell           []func(context.Context, middleware.Event)
+	observers      []middleware.Observer
 }
 
 // WithLogger sets the logger of the client and its subscribers.
@@ -73,7 +73,7 @@ func WithObserver(observers ...middleware.Observer) Option {
 			if observer == nil {
 				return fmt.Errorf("WithObserver: observer %d is nil", i)
 			}
-			o.tell = append(o.tell, observer.Observe)
+			o.observers = append(o.observers, observer)
 		}
 		return nil
 	}
@@ -235,6 +235,19 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	}
 }
 
+// For declares the wait queues of the delays that every policy of a DelayedRetry may ask for;
+// see ForPolicy. It asks the *middleware.DelayedRetry for its policies once.
+//
+// Default: the strategy's default wait steps.
+func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if isNil(retry) {
+			return errors.New("For: the DelayedRetry is nil")
+		}
+		return ForPolicy(retry.Policies()...)(o)
+	}
+}
+
 // WithDrainTimeout bounds how long Close waits for the messages in progress:
 // handlers go on, and what fails is still handed over. After that their context
 // is cancelled and they go back to their queue. Keep it below the CloseTimeout
@@ -332,6 +345,22 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 			d = consumer.MaxHold
 		}
 		o.consumerTimeout = d
+		return nil
+	}
+}
+
+// WithHoldLimit shortens how long the Subscriber holds a message that cannot be stored after
+// it failed or was nacked, counted from its arrival. Then the message goes back to its queue,
+// and the queue is not consumed until messages can be stored again. A limit that is longer
+// than the default changes nothing. Must be positive.
+//
+// Default: until shortly before the broker's consumer timeout; see WithConsumerTimeout.
+func WithHoldLimit(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if d <= 0 {
+			return fmt.Errorf("WithHoldLimit: %v is not positive", d)
+		}
+		o.holdLimit = d
 		return nil
 	}
 }

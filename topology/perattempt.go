@@ -54,11 +54,12 @@ type PerAttempt struct {
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// WaitSteps are the delays planned, beside Delays, for a policy that cannot list its
-	// own. Default: Delays, or DefaultWaitSteps.
+	// own. Default: Delays, or 1s, 5s, 30s, 2m, 10m and 1h.
 	WaitSteps []time.Duration
 }
 
-func (s PerAttempt) check() error {
+// Validate returns an error that lists every field that no plan can be made with. Open calls it.
+func (s PerAttempt) Validate() error {
 	return checkFields(s.Type, slices.Concat(s.Delays, s.WaitSteps), s.WaitArguments, s.Dead)
 }
 
@@ -71,7 +72,7 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 	case len(s.Delays)+len(s.WaitSteps) > 0:
 		asked = append(asked, s.WaitSteps...)
 	default:
-		asked = DefaultWaitSteps()
+		asked = defaultWaitSteps()
 	}
 	p, rungs := newPlanner(queue, asked, nil, s.Type)
 	exchange := queue + ".retry"

@@ -71,6 +71,9 @@ func TestPerQueuePlan(t *testing.T) {
 			[]time.Duration{5 * time.Second, time.Second, 5 * time.Second, time.Second + time.Microsecond, 1},
 			[]string{"q.wait.1ms", "q.wait.1s", "q.wait.1.001s", "q.wait.5s", "q.dlq"},
 		},
+		"a suffix of dead letters": {
+			topology.PerQueue{Dead: topology.DeadLetters{Suffix: ".failed"}}, []time.Duration{time.Second}, []string{"q.wait.1s", "q.failed"},
+		},
 		"a rung of a second for nacks": {topology.PerQueue{}, []time.Duration{100 * time.Millisecond}, []string{"q.wait.100ms", "q.wait.1s", "q.dlq"}},
 		"five seconds are short":       {topology.PerQueue{}, []time.Duration{5 * time.Second}, []string{"q.wait.5s", "q.dlq"}},
 		"more are not":                 {topology.PerQueue{}, []time.Duration{200 * time.Millisecond, 5001 * time.Millisecond}, []string{"q.wait.200ms", "q.wait.1s", "q.wait.5.001s", "q.dlq"}},

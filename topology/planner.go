@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -20,7 +21,7 @@ func newPlanner(queue string, delays, ladder []time.Duration, kind QueueType) (*
 	if delays == nil {
 		delays = ladder
 		if len(delays) == 0 {
-			delays = DefaultWaitSteps()
+			delays = defaultWaitSteps()
 		}
 	}
 	rungs, err := planRungs(delays)
@@ -91,7 +92,8 @@ func (p *planner) deadLetters(dead DeadLetters, kind QueueType) {
 		p.plan.Dead.Delay, p.plan.Dead.Hops = 0, 0
 		return
 	}
-	name := p.plan.Queue + ".dlq"
+	p.problem(dead.checkNames())
+	name := p.plan.Queue + cmp.Or(dead.Suffix, ".dlq")
 	if dead.Name != nil {
 		name = dead.Name(p.plan.Queue)
 	}

@@ -44,11 +44,12 @@ type Shared struct {
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// WaitSteps are the delays planned for a policy that cannot list its own.
-	// Default: DefaultWaitSteps.
+	// Default: 1s, 5s, 30s, 2m, 10m and 1h.
 	WaitSteps []time.Duration
 }
 
-func (s Shared) check() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
+// Validate returns an error that lists every field that no plan can be made with. Open calls it.
+func (s Shared) Validate() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
 
 // Plan implements Strategy.
 func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {

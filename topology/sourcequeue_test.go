@@ -192,7 +192,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	}
 	critical := func(t *testing.T, client *topology.Client, queue string) {
 		t.Helper()
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
+		plan, err := topology.PlanFor(strategy, queue, policy)
 		require.NoError(t, err)
 		require.Contains(t, found(t, client, plan), "critical dropping queue "+queue)
 	}
@@ -221,7 +221,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		cfg := queueConfig(node.URL())
 		quorumQueue(&cfg)
 		client := check(t, node.URL(), queue, "Warning: the type of the queue is not known", classic, cfg)
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
+		plan, err := topology.PlanFor(strategy, queue, policy)
 		require.NoError(t, err)
 		require.Contains(t, found(t, client, plan), "warning unchecked queue "+queue)
 	})
@@ -285,7 +285,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
 			}
 			require.NoError(t, subscribeError(t, client, cfg, c.queue, policy))
-			plan, err := client.Plan(c.queue, topology.ForPolicy(policy))
+			plan, err := topology.PlanFor(topology.PerQueue{}, c.queue, policy)
 			require.NoError(t, err)
 			if !c.finite {
 				require.Zero(t, logs.said(drops), logs.text())
@@ -338,7 +338,7 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	require.Equal(t, 1, logs.said("Warning: the broker drops a message of the queue silently"), logs.text())
 	require.Contains(t, logs.text(), "limit:15")
 	require.Contains(t, logs.text(), "unless:a policy")
-	plan, err := client.Plan(queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(topology.PerQueue{}, queue, policy)
 	require.NoError(t, err)
 	require.Equal(t, []string{"warning dropping queue " + queue}, found(t, client, plan))
 

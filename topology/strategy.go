@@ -11,6 +11,9 @@ import (
 // Strategy says which queues a message waits in. It is a value: pure, without a
 // broker, safe for concurrent use. PerQueue is the default choice; the others are
 // PerAttempt, Shared and Levels.
+//
+// A strategy may also have the method Validate() error, which checks its fields before a queue
+// is known: Open calls the method and returns its error.
 type Strategy interface {
 	// Plan returns what queue needs for the given delays. Nil delays mean that
 	// they are not known beforehand; the strategy then plans its own default wait steps. Levels
@@ -49,9 +52,6 @@ func planWith(strategy Strategy, queue string, opts subscriberOptions) (Plan, er
 	}
 	return planFor(strategy, queue, delays)
 }
-
-// checker is a strategy that can check its fields before a queue is known.
-type checker interface{ check() error }
 
 // Retry is what a Plan must know to route a message.
 type Retry struct {
@@ -92,9 +92,9 @@ const (
 	Classic QueueType = "classic"
 )
 
-// DefaultWaitSteps are the delays that are planned for a policy that cannot list
+// defaultWaitSteps are the delays that are planned for a policy that cannot list
 // its own.
-func DefaultWaitSteps() []time.Duration {
+func defaultWaitSteps() []time.Duration {
 	return []time.Duration{
 		time.Second, 5 * time.Second, 30 * time.Second,
 		2 * time.Minute, 10 * time.Minute, time.Hour,

@@ -64,7 +64,7 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 		plan, err := c.plan(queue, nil)
 		require.NoError(t, err)
 		_, subscribeErr := sub.Subscribe(t.Context(), queue)
-		_, planErr := client.Plan(queue)
+		_, planErr := topology.PlanFor(c.plan, queue)
 		refused := map[string]error{
 			"Subscribe": subscribeErr, "SubscribeInitialize": sub.SubscribeInitialize(queue), "Plan": planErr,
 			"Publish": pub.Publish(queue, delayedBy(time.Second)),
@@ -120,6 +120,11 @@ func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	}
 }
 
+// validated is a strategy of a user's own that checks its fields.
+type validated struct{ topology.PerQueue }
+
+func (validated) Validate() error { return errors.New("a problem of its own") }
+
 // What is wrong with a strategy of this package is said by Open all the same.
 func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 	t.Parallel()
@@ -127,6 +132,7 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 		Name:   func(string) string { return "dead" },
 		Target: func(string) topology.Route { return topology.Route{Exchange: "dead"} },
 	}
+	named := topology.DeadLetters{Name: both.Name, Suffix: ".failed"}
 	own := amqp.Table{"x-message-ttl": 1}
 	for want, strategies := range map[string][]topology.Strategy{
 		"is not positive": {
@@ -134,6 +140,8 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 			topology.PerAttempt{Delays: []time.Duration{0}}, topology.PerAttempt{WaitSteps: []time.Duration{0}},
 		},
 		"is unknown":               {topology.PerQueue{Type: "x"}, topology.Shared{Type: "x"}, topology.PerAttempt{Type: "x"}, topology.Levels{Type: "x"}},
+		"both a Name":              {topology.PerQueue{Dead: named}, topology.Shared{Dead: named}, topology.PerAttempt{Dead: named}, topology.Levels{Dead: named}},
+		"of its own":               {validated{}, &validated{}},
 		"both a Target":            {topology.PerQueue{Dead: both}, topology.Shared{Dead: both}, topology.PerAttempt{Dead: both}, topology.Levels{Dead: both}},
 		"x-message-ttl of the":     {topology.PerQueue{WaitArguments: own}, topology.Shared{WaitArguments: own}, topology.PerAttempt{WaitArguments: own}, topology.Levels{WaitArguments: own}},
 		"is not in whole":          {topology.Levels{Resolution: 1}},

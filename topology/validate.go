@@ -10,7 +10,7 @@ import (
 
 // ValidatePlan returns an error that lists everything in p by which messages could
 // be lost, multiplied or delayed wrongly, each with the way out; nil where p is safe
-// to use. Subscribe, Client.Plan, Client.Declare and Verify refuse a plan that it
+// to use. Subscribe, PlanFor, Client.Declare and Verify refuse a plan that it
 // refuses, and declare nothing. It asks no broker.
 //
 // A plan is safe where
@@ -111,7 +111,7 @@ func (v *validation) check() {
 
 func (v *validation) names() {
 	if err := checkName("queue", v.plan.Queue); err != nil {
-		v.find("%w: a strategy sets Plan.Queue to the name that Plan is called with; elsewhere use Client.Plan", err)
+		v.find("%w: a strategy sets Plan.Queue to the name that Plan is called with; elsewhere use topology.PlanFor", err)
 	}
 	taken := map[string]bool{v.plan.Queue: true}
 	for _, q := range v.plan.Queues {

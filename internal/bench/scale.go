@@ -146,7 +146,7 @@ func (b *bench) handlers(ctx context.Context, n int, strategy topology.Strategy,
 	names, declared := []string{}, map[string]bool{}
 	for range n {
 		queue := b.broker.name("handler")
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
+		plan, err := topology.PlanFor(strategy, queue, policy)
 		if err != nil {
 			return nil, err
 		}

@@ -72,7 +72,7 @@ func serveWith(ctx context.Context, b *broker, w work, strategy topology.Strateg
 	if err != nil {
 		return fail(err)
 	}
-	plan, err := client.Plan(w.queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(strategy, w.queue, policy)
 	if err != nil {
 		return fail(err)
 	}

@@ -45,3 +45,18 @@ func TestPausesBetweenProbesGrow(t *testing.T) {
 	require.True(t, o.begin(3, false), "another outage")
 	require.Zero(t, o.pause())
 }
+
+// The option, and a consumer timeout that has struck, can only shorten the hold.
+func TestHoldLimitShortensTheHold(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ limit, seen, want time.Duration }{
+		"none":             {0, 0, 4 * time.Minute},
+		"shorter":          {time.Minute, 0, time.Minute},
+		"longer":           {time.Hour, 0, 4 * time.Minute},
+		"longer than seen": {time.Minute, 10 * time.Second, 5 * time.Second},
+	} {
+		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second}, HoldLimit: c.limit}}
+		s.timeout.Store(int64(c.seen))
+		require.Equal(t, c.want, s.hold(5*time.Minute), name)
+	}
+}

@@ -75,7 +75,7 @@ func WithCacheFor(d time.Duration) CollectorOption {
 	}
 }
 
-// NewCollector returns a Collector of the queues of plans, which Client.Plan
+// NewCollector returns a Collector of the queues of plans, which topology.PlanFor
 // returns. The error names a nil client, a plan that is empty or there twice, and
 // options with an invalid value.
 func NewCollector(client Inspector, plans []topology.Plan, opts ...CollectorOption) (*Collector, error) {
@@ -88,7 +88,7 @@ func NewCollector(client Inspector, plans []topology.Plan, opts ...CollectorOpti
 	for i, plan := range plans {
 		switch {
 		case plan.Queue == "":
-			problems = append(problems, fmt.Errorf("plan %d is empty: use Client.Plan", i+1))
+			problems = append(problems, fmt.Errorf("plan %d is empty: use topology.PlanFor", i+1))
 		case seen[plan.Queue]:
 			problems = append(problems, fmt.Errorf("plan %d: queue %q is there twice", i+1, plan.Queue))
 		}

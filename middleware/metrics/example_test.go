@@ -45,5 +45,5 @@ func ExampleNewCollector() {
 	fmt.Println(err)
 	// Output:
 	// new collector: client is nil
-	// plan 1 is empty: use Client.Plan
+	// plan 1 is empty: use topology.PlanFor
 }

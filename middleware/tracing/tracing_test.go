@@ -57,7 +57,7 @@ func serve(t *testing.T, policy backoff.List, h message.NoPublishHandlerFunc, ou
 	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithObserver(tracer))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	plan, err := client.Plan(s.queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(topology.PerQueue{}, s.queue, policy)
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
 		testbroker.Delete(t, q.Name)

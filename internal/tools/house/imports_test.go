@@ -57,7 +57,7 @@ var library = map[string][]string{
 // internals says the same of the packages behind them: none knows what is in front
 // of it, and none is a tool of tests.
 var internals = map[string][]string{
-	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
+	"internal/adapter": {module + "/internal/link", watermill + "/…", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
