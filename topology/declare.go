@@ -95,13 +95,6 @@ func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	})
 }
 
-func (b Binding) declare(ch *amqp.Channel, noWait bool) error {
-	if b.ToExchange != "" {
-		return ch.ExchangeBind(b.ToExchange, b.RoutingKey, b.Exchange, noWait, b.arguments())
-	}
-	return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, noWait, b.arguments())
-}
-
 // missing returns the exchanges and queues that the plan names, its own queue
 // included, and that do not exist, in words. From 4.3 on looking takes the
 // configure permission (F24); what may not be looked at is taken to exist, and

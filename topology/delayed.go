@@ -116,7 +116,7 @@ func (p *Publisher) waitsFor(ctx context.Context, queue string) (Plan, error) {
 	if known {
 		return plan, nil
 	}
-	plan, err := p.client.planFor(queue, p.delays)
+	plan, err := planFor(p.client.strategy, queue, p.delays)
 	if err != nil {
 		return Plan{}, err
 	}

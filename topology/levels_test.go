@@ -228,7 +228,7 @@ func TestLevelsRefuse(t *testing.T) {
 		"tolerance":           {topology.Levels{Tolerance: 1.5}, "q", nil, []string{"tolerance 1.5 is not between 0 and 1"}},
 		"no number":           {topology.Levels{Tolerance: math.NaN()}, "q", nil, []string{"tolerance NaN"}},
 		"a delay":             {topology.Levels{}, "q", []time.Duration{-1}, []string{"delay -1ns is not positive"}},
-		"one of ours":         {topology.Levels{}, "millpond.level.7", nil, []string{"is also that of the queue itself"}},
+		"one of ours":         {topology.Levels{}, "millpond.level.7", nil, []string{"and the queue itself have the same name"}},
 		"long prefix":         {topology.Levels{Prefix: strings.Repeat("p", 250)}, "q", nil, []string{"wait queue of 100ms has", "entry exchange has"}},
 		"our arguments":       {topology.Levels{WaitArguments: map[string]any{"x-message-ttl": 1}}, "q", nil, []string{"x-message-ttl"}},
 		"everything":          {topology.Levels{Tolerance: 2, Resolution: -1, Type: "stream"}, "", nil, []string{"tolerance", "resolution", "stream", "queue is empty"}},

@@ -84,7 +84,7 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
 	if problems == nil {
-		_, problems = planRungs(opts.delays)
+		_, problems = planSteps(opts.delays)
 	}
 	if problems != nil {
 		return nil, fmt.Errorf("new publisher: %w", problems)

@@ -40,25 +40,6 @@ func ValidatePlan(p Plan) error {
 	return nil
 }
 
-// planFor asks the client's strategy for a plan, and refuses one that may lose messages.
-func (c *Client) planFor(queue string, delays []time.Duration) (Plan, error) {
-	return planFor(c.strategy, queue, delays)
-}
-
-func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, error) {
-	plan, err := strategy.Plan(queue, delays)
-	if err != nil {
-		return Plan{}, err
-	}
-	if plan.Queue != queue {
-		err = fmt.Errorf("the plan is for queue %q, and queue %q was asked for: set Plan.Queue to the name that Plan is called with", plan.Queue, queue)
-	}
-	if err = errors.Join(err, ValidatePlan(plan)); err != nil {
-		return Plan{}, fmt.Errorf("strategy %T: %w", strategy, err)
-	}
-	return plan, nil
-}
-
 // validation is a plan that is being checked.
 type validation struct {
 	routing
