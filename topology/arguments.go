@@ -17,7 +17,7 @@ import (
 // DeadLetters says where the dead letters of a queue go. The zero value keeps them in the queue
 // <queue>.dlq, which nothing bounds.
 type DeadLetters struct {
-	// Suffix is what the name of the dead-letter queue adds to the name of its queue.
+	// Suffix follows the name of the queue in the name of the dead-letter queue.
 	// Default: ".dlq".
 	Suffix string
 	// Name returns the name of the dead-letter queue, in place of Suffix. Default: the name of
@@ -44,8 +44,8 @@ func (d DeadLetters) check(kind QueueType) error {
 func (d DeadLetters) checkNames() error {
 	switch own := d.Name != nil || d.Suffix != "" || len(d.Arguments) > 0; {
 	case d.Target != nil && own:
-		return errors.New("dead letters have both a Target and a queue of the plan: set Target, " +
-			"or Name, Suffix and Arguments")
+		return errors.New("dead letters have both a Target and a queue of the plan: set Target, or " +
+			"Name, Suffix and Arguments")
 	case d.Name != nil && d.Suffix != "":
 		return errors.New("dead letters have both a Name and a Suffix: set one")
 	}
@@ -162,7 +162,8 @@ func planSteps(delays []time.Duration) ([]time.Duration, error) {
 		case d <= 0:
 			problems = append(problems, fmt.Errorf("delay %v is not positive", d))
 		case d > backoff.MaxDelay:
-			problems = append(problems, fmt.Errorf("delay %v is longer than a queue can hold a message: at most %d ms",
+			problems = append(problems, fmt.Errorf("delay %v is longer than a queue can hold a message: "+
+				"at most %d ms",
 				d, backoff.MaxDelay.Milliseconds()))
 		default:
 			steps = append(steps, wholeMilliseconds(d))
@@ -180,7 +181,8 @@ func checkName(role, name string) error {
 	case name == "":
 		return fmt.Errorf("the name of the %s is empty", role)
 	case len(name) > maxName:
-		return fmt.Errorf("the name of the %s has %d bytes, AMQP allows %d: %.40s…", role, len(name), maxName, name)
+		return fmt.Errorf("the name of the %s has %d bytes, AMQP allows %d: %.40s…", role, len(name),
+			maxName, name)
 	}
 	return nil
 }
@@ -194,7 +196,9 @@ type planner struct {
 
 // newPlanner begins the plan of queue and returns its wait steps: delays, or own if the delays
 // are not known.
-func newPlanner(queue string, delays, own []time.Duration, kind QueueType) (*planner, []time.Duration) {
+func newPlanner(
+	queue string, delays, own []time.Duration, kind QueueType,
+) (*planner, []time.Duration) {
 	if delays == nil {
 		delays = own
 		if len(delays) == 0 {
@@ -219,7 +223,8 @@ func (p *planner) problem(err error) {
 func (p *planner) queue(q Queue, role string, extra amqp.Table) {
 	p.problem(checkName(role, q.Name))
 	if other, taken := p.taken[q.Name]; taken {
-		p.problem(fmt.Errorf("the %s and %s have the same name %q: use different names", role, other, q.Name))
+		p.problem(fmt.Errorf("the %s and %s have the same name %q: use different names", role, other,
+			q.Name))
 	}
 	p.taken[q.Name] = "the " + role
 	var err error
@@ -241,11 +246,13 @@ func (p *planner) exchange(e Exchange, role string) {
 }
 
 func (p *planner) bind(exchange, key, queue string) {
-	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key, Queue: queue})
+	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key,
+		Queue: queue})
 }
 
 func (p *planner) bindExchange(exchange, key, to string) {
-	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key, ToExchange: to})
+	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key,
+		ToExchange: to})
 }
 
 // strandedQueue adds the queue behind the stranded exchange.
@@ -282,7 +289,8 @@ func (p *planner) deadLetters(dead DeadLetters, kind QueueType) {
 	if dead.Name != nil {
 		name = dead.Name(p.plan.Queue)
 	}
-	p.queue(Queue{Name: name, Arguments: kind.keepArguments(), Adopt: true}, "dead-letter queue", dead.Arguments)
+	p.queue(Queue{Name: name, Arguments: kind.keepArguments(), Adopt: true}, "dead-letter queue",
+		dead.Arguments)
 	p.plan.Dead = Route{RoutingKey: name}
 }
 

@@ -321,7 +321,7 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 		require.Equal(t, "order.created", got.raw.RoutingKey)
 	}
 	testbroker.WaitFor(t, "the sibling to say it", patience, func() bool {
-		return len(sibling.logs.saying("A retry returned through the exchange with another routing key")) == 1
+		return len(sibling.logs.saying("A retry came back through the exchange with another routing key")) == 1
 	})
 	testbroker.WaitFor(t, "both queues to be empty", patience, func() bool {
 		return testbroker.Depth(t, url, sibling.queue) == 0 && testbroker.Depth(t, url, r.queue) == 0
@@ -330,7 +330,7 @@ func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 	sibling.stop()
 	require.Empty(t, arrivals)
 	require.Zero(t, wrong.count())
-	require.Len(t, r.logs.saying("A retry returned through the exchange with another routing key"), 1)
+	require.Len(t, r.logs.saying("A retry came back through the exchange with another routing key"), 1)
 	require.Zero(t, testbroker.Depth(t, url, sibling.queue))
 	require.Zero(t, testbroker.Depth(t, url, sibling.queue+".dlq"))
 }

@@ -89,7 +89,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		require.Equal(t, "order 1", string(copied.Body))
 		require.Equal(t, key, copied.RoutingKey)
 	}
-	require.Contains(t, r.logs.text(), "every other queue bound there")
+	require.Contains(t, r.logs.text(), "every other queue that is bound there")
 	require.Equal(t, 0, testbroker.Depth(t, url, other.queue+".dlq"))
 
 	requireFinal := func(d amqp.Delivery, queueKey string) {

@@ -23,16 +23,16 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Client hands failed messages over to RabbitMQ and makes the Subscribers that
-// they came from. It has a connection of its own for publishing and keeps it
-// alive until Close. Its methods may be called from many goroutines.
+// Client hands failed messages over to RabbitMQ and makes the Subscribers that they come from. It
+// has its own connection for publishing and keeps it alive until Close. Many goroutines may call
+// its methods.
 type Client struct {
 	strategy  Strategy
 	opts      clientOptions
 	linkCfg   link.Config
 	publisher *publisher.Publisher
 	group     consumer.Group
-	frame     int // the largest the publishing connection takes
+	frame     int // the largest frame of the publishing connection
 
 	stop     context.Context // done once closing began
 	stopping context.CancelFunc
@@ -47,8 +47,10 @@ type Client struct {
 
 var _ middleware.Republisher = (*Client)(nil)
 
-// open is Open behind the adapter for watermill-amqp's configuration.
-func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Option) (*Client, error) {
+// open is Open without watermill-amqp's types.
+func open(
+	ctx context.Context, cfg link.Config, strategy Strategy, options []Option,
+) (*Client, error) {
 	opts := clientOptions{
 		logger:         watermill.NopLogger{},
 		confirmTimeout: defaultConfirmTimeout,
@@ -93,7 +95,8 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
 	stop, stopping := context.WithCancel(context.Background())
-	publishes := publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: header.Publish})
+	publishes := publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout,
+		NonceHeader: header.Publish})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
 		frame:     frame,
@@ -116,7 +119,9 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 //
 // The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
 // client.
-func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState) error {
+func (c *Client) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
+) error {
 	return c.group.Republish(ctx, msg, delay, state)
 }
 
@@ -126,7 +131,9 @@ func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time
 //
 // The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
 // client.
-func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error {
+func (c *Client) DeadLetter(
+	ctx context.Context, msg *message.Message, state header.RetryState,
+) error {
 	return c.group.DeadLetter(ctx, msg, state)
 }
 
@@ -137,7 +144,8 @@ func newObservers(opts clientOptions) *observe.List[middleware.Event] {
 		tell = append(tell, o.Observe)
 	}
 	return observe.NewList(func(value any) {
-		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v", value)})
+		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v",
+			value)})
 	}, tell...)
 }
 
@@ -154,8 +162,8 @@ func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
 // owns the slice.
 func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
 
-// Healthy returns nil while retries can be handed over, else what is in the way.
-// It does not talk to the broker, so it may serve a readiness probe.
+// Healthy returns nil while retries can be handed over, else the error that prevents it. It does
+// not talk to the broker, so it may serve a readiness probe.
 func (c *Client) Healthy() error {
 	c.mu.Lock()
 	closed := c.closed
@@ -166,9 +174,9 @@ func (c *Client) Healthy() error {
 	return c.publisher.Healthy()
 }
 
-// Close closes the subscribers that are still open, which waits for the
-// messages in progress, then the publishers and the connection. It is bounded in time whatever the
-// broker does, and leaves no goroutine.
+// Close closes the open Subscribers, which waits for the messages in progress, then the Publishers
+// and the connection. It is bounded in time even if the broker does not answer, and leaves no
+// goroutine.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true

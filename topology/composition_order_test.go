@@ -89,7 +89,7 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 	awaitAttempts(t, attempts, 1)
 	require.Contains(t, taken.Headers[wmiddleware.ReasonForPoisonedKey], middleware.ErrNotHandedOver.Error())
 	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
+		return r.logs.said("Message was acked although DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
 }
@@ -124,7 +124,7 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 	})
 	r.publish(amqp.Publishing{Body: []byte("order")})
 	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
+		return r.logs.said("Message was acked although DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
 	awaitAttempts(t, attempts, 1, 1)

@@ -232,7 +232,7 @@ func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	missing := testbroker.Queue(t)
 	plain := func() *message.Message { return message.NewMessage("id", nil) }
 	require.ErrorContains(t, pub.Publish(missing, plain()), "no queue for")
-	require.ErrorContains(t, pub.Publish(missing, delayedBy(time.Second)), "subscribe to it first")
+	require.ErrorContains(t, pub.Publish(missing, delayedBy(time.Second)), "subscribe to the queue first")
 	require.Equal(t, -1, testbroker.Depth(t, url, missing+".wait.1s"), "nothing was declared")
 
 	r := newRig(t, rigConfig{url: url, policy: backoff.List{time.Second}, handler: collect(make(chan arrival, 10))})
@@ -258,7 +258,7 @@ func TestPublisherReportsWhatIsNotTaken(t *testing.T) {
 	require.NoError(t, err)
 	topic := testbroker.Queue(t)
 	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(topic, false, false) })
-	require.ErrorContains(t, events.Publish(topic, delayedBy(time.Second)), "returns to one queue")
+	require.ErrorContains(t, events.Publish(topic, delayedBy(time.Second)), "comes back to one queue")
 	require.ErrorContains(t, events.Publish(topic, plain()), "no queue for", "the exchange is declared, and nobody is bound")
 
 	require.NoError(t, pub.Close())

@@ -20,7 +20,7 @@ type Permissions struct {
 // Permissions returns the permissions of a user who consumes the plan's queue and retries its
 // messages: with declare to declare the plan too, without declare to use a plan that was
 // provisioned. For a queue on the default exchange that includes declaring the queue itself.
-// Otherwise its TopologyBuilder decides what declaring the queue and its exchange needs, which
+// Otherwise its TopologyBuilder decides which permissions declaring the queue and its exchange takes, which
 // is not included.
 func (p Plan) Permissions(declare bool) Permissions {
 	read := []string{p.Queue}
@@ -137,26 +137,31 @@ type bindingDefinition struct {
 // (Shared, Levels, Via) needs that queue among them, because the broker refuses a binding to a
 // queue that does not exist. A name that is not UTF-8 is an error, because JSON cannot hold it.
 func (p Plan) Definitions(vhost string, yours ...Queue) ([]byte, error) {
-	d := definitions{Queues: []queueDefinition{}, Exchanges: []exchangeDefinition{}, Bindings: []bindingDefinition{}}
+	d := definitions{Queues: []queueDefinition{}, Exchanges: []exchangeDefinition{},
+		Bindings: []bindingDefinition{}}
 	for _, name := range append([]string{vhost, p.Queue}, p.names(yours)...) {
 		if !utf8.ValidString(name) {
-			return nil, fmt.Errorf("definitions for queue %q: the name %q is not UTF-8, which JSON cannot hold: declare it over AMQP", p.Queue, name)
+			return nil, fmt.Errorf("definitions for queue %q: the name %q is not UTF-8, which JSON "+
+				"cannot hold: declare it over AMQP", p.Queue, name)
 		}
 	}
 	known := map[string]bool{}
 	for _, q := range slices.Concat(yours, p.Queues) {
 		known[q.Name] = true
-		d.Queues = append(d.Queues, queueDefinition{Name: q.Name, Vhost: vhost, Durable: true, Arguments: orEmpty(q.Arguments)})
+		d.Queues = append(d.Queues, queueDefinition{Name: q.Name, Vhost: vhost, Durable: true,
+			Arguments: orEmpty(q.Arguments)})
 	}
 	for _, e := range p.Exchanges {
 		d.Exchanges = append(d.Exchanges, exchangeDefinition{
-			Name: e.Name, Vhost: vhost, Type: e.Kind, Durable: true, AutoDelete: e.AutoDelete, Arguments: orEmpty(e.Arguments),
+			Name: e.Name, Vhost: vhost, Type: e.Kind, Durable: true, AutoDelete: e.AutoDelete,
+			Arguments: orEmpty(e.Arguments),
 		})
 	}
 	for _, b := range p.Bindings {
 		kind, name := b.to()
 		if kind == "queue" && !known[name] {
-			return nil, fmt.Errorf("definitions for queue %q: a binding leads to queue %q, which is yours: pass it, with its arguments", p.Queue, name)
+			return nil, fmt.Errorf("definitions for queue %q: a binding leads to queue %q, which is "+
+				"yours: pass it, with its arguments", p.Queue, name)
 		}
 		d.Bindings = append(d.Bindings, bindingDefinition{
 			Source: b.Exchange, Vhost: vhost, Destination: name, DestinationType: kind,

@@ -13,7 +13,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-const neverReturns = "Handler does not return: give it an end"
+const neverReturns = "Handler does not return: use Watermill's Timeout"
 
 // Two handlers that do not return are named once each, while another one works
 // on; when they return at last their messages are acked.

@@ -120,7 +120,8 @@ func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 		if level == routes.Levels-1 {
 			break // no level is above the highest
 		}
-		p.exchange(Exchange{Name: name(level), Kind: "topic", Arguments: caught}, "exchange of level "+strconv.Itoa(level))
+		p.exchange(Exchange{Name: name(level), Kind: "topic", Arguments: caught},
+			"exchange of level "+strconv.Itoa(level))
 		p.bind(name(level), bits+"1.#", name(level))
 		p.bindExchange(name(level), bits+"0.#", next)
 		next = name(level)
@@ -155,10 +156,12 @@ func (s Levels) routes(p *planner) LevelRoutes {
 	case longest < r.Resolution:
 		p.problem(fmt.Errorf("longest delay %v is shorter than the resolution %v", longest, r.Resolution))
 	case r.Resolution > maxSnooze:
-		p.problem(fmt.Errorf("resolution %v is over %v, the longest wait of a message that is snoozed: use a smaller one",
+		p.problem(fmt.Errorf("resolution %v is over %v, the longest wait of a message that is "+
+			"snoozed: use a smaller one",
 			r.Resolution, maxSnooze))
 	case longest > backoff.MaxDelay:
-		p.problem(fmt.Errorf("longest delay %v is over ten years: at most %d ms", longest, backoff.MaxDelay.Milliseconds()))
+		p.problem(fmt.Errorf("longest delay %v is over ten years: at most %d ms", longest,
+			backoff.MaxDelay.Milliseconds()))
 	default:
 		// The shortest snooze must be among the delays.
 		r.Levels = levelsFor(r.Resolution, max(longest, minSnooze))
@@ -196,7 +199,8 @@ func (l LevelRoutes) check() error {
 	case l.Resolution <= 0 || l.Resolution > maxSnooze:
 		return fmt.Errorf("resolution %v is not over zero and up to %v: set it", l.Resolution, maxSnooze)
 	case l.Levels < 1 || l.Levels > 62 || l.Resolution > backoff.MaxDelay>>(l.Levels-1):
-		return fmt.Errorf("%d levels of %v and more are none, or wait over ten years: correct their number", l.Levels, l.Resolution)
+		return fmt.Errorf("%d levels of %v and more are none, or wait over ten years: correct their "+
+			"number", l.Levels, l.Resolution)
 	case !(l.Tolerance >= 0 && l.Tolerance <= 1): // NaN as well
 		return fmt.Errorf("tolerance %v is not between 0 and 1: correct it", l.Tolerance)
 	}

@@ -42,7 +42,10 @@ type PerQueue struct {
 }
 
 // Validate returns an error that lists every invalid field. Open calls it.
-func (s PerQueue) Validate() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
+func (s PerQueue) Validate() error {
+	return checkFields(s.Type, s.WaitSteps, s.WaitArguments,
+		s.Dead)
+}
 
 // Plan implements Strategy.
 func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {

@@ -152,7 +152,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	sub, err := client.NewSubscriber(queueConfig(url), topology.ForPolicy(policy))
 	require.NoError(t, err)
 	_, err = sub.Subscribe(t.Context(), queue)
-	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
+	require.ErrorContains(t, err, "WithPreProvisioned declares nothing, and these do not exist")
 	for _, name := range []string{queue, queue + ".wait.1s", queue + ".dlq"} {
 		require.ErrorContains(t, err, `queue "`+name+`"`)
 		require.Equal(t, -1, testbroker.Depth(t, url, name))
@@ -190,7 +190,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	r.publish(amqp.Publishing{Body: []byte("held")})
 	require.Equal(t, 1, <-attempts)
 	testbroker.WaitFor(t, "the trouble is logged", patience, func() bool {
-		return strings.Contains(r.logs.text(), "what was provisioned for retries is missing")
+		return strings.Contains(r.logs.text(), "a queue, an exchange or a binding for retries is missing")
 	})
 	require.Equal(t, -1, testbroker.Depth(t, url, plan.Queues[0].Name))
 	declare(plan.Queues[0])

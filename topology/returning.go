@@ -34,9 +34,9 @@ import (
 // holds up a quorum wait queue (F5).
 //
 // The queue itself gets its retry once, although two ways lead to it (F27), and also if the
-// exchange or its binding has vanished. If the queue has vanished, its exchange orders.return.events
-// is gone, too, because it is deleted with its last binding. Then the message goes to the
-// stranded queue, where it can be seen, and stops no other message.
+// exchange or its binding has vanished. If the queue has vanished, its exchange
+// orders.return.events is gone, too, because it is deleted with its last binding. Then the
+// message goes to the stranded queue, where it can be seen, and stops no other message.
 //
 // A policy with dead-letter-routing-key must not match the wait queues. Under such a policy the
 // queue still gets its retry, with the key that it arrived with, but siblings get none (F36).
@@ -75,8 +75,10 @@ func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
 	p.plan.Via = w.Via
 	alternate := func(exchange string) amqp.Table { return amqp.Table{"alternate-exchange": exchange} }
 	p.exchange(Exchange{Name: w.stranded, Kind: "fanout"}, "stranded exchange")
-	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: alternate(w.stranded)}, "return exchange")
-	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: alternate(to)}, "exchange to return from")
+	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: alternate(w.stranded)},
+		"return exchange")
+	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: alternate(to)},
+		"exchange to return from")
 	return w
 }
 
@@ -89,8 +91,10 @@ func (p *planner) bindBack(w wayBack) {
 	// The anchor binding exists as long as the queue, and its exchange as long as the binding
 	// (F27). No message has its key, so all messages go to the alternate exchange.
 	p.bind(w.anchor, w.anchor, w.queue)
-	toQueue := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue, Queue: w.queue}
-	toAnchor := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Via, Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor}
+	toQueue := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue,
+		Queue: w.queue}
+	toAnchor := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
+		Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor}
 	p.plan.Bindings = append(p.plan.Bindings, toQueue, toAnchor)
 }
 

@@ -28,7 +28,7 @@ func (c *capture) entriesOf(msg string) []entry {
 }
 
 const roundedUp = "Warning: a delay is rounded up by more than a tenth to the next longer wait step; " +
-	"give the Subscriber the policy with topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it"
+	"give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it"
 
 // Without ForPolicy the delays are those of the default wait steps. It was said nowhere, and the
 // log had the delays that were asked for.

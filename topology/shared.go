@@ -52,7 +52,10 @@ type Shared struct {
 }
 
 // Validate returns an error that lists every invalid field. Open calls it.
-func (s Shared) Validate() error { return checkFields(s.Type, s.WaitSteps, s.WaitArguments, s.Dead) }
+func (s Shared) Validate() error {
+	return checkFields(s.Type, s.WaitSteps, s.WaitArguments,
+		s.Dead)
+}
 
 // Plan implements Strategy.
 func (s Shared) Plan(queue string, delays []time.Duration) (Plan, error) {

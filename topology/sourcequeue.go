@@ -14,7 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 )
 
-// factsTimeout bounds what Subscribe asks of the management API.
+// factsTimeout bounds the questions of Subscribe to the management API.
 const factsTimeout = 3 * time.Second
 
 // source is the queue that a subscription consumes.
@@ -28,7 +28,9 @@ type source struct {
 }
 
 // prepare declares and checks everything that must exist before the queue is consumed.
-func (s *source) prepare(ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration) (consumer.Limits, error) {
+func (s *source) prepare(
+	ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration,
+) (consumer.Limits, error) {
 	if s.subscriber.client.opts.provisioned {
 		if err := checkExists(ctx, conn.Do, s.plan); err != nil {
 			return consumer.Limits{}, err
@@ -58,9 +60,11 @@ func (s *source) canStore(ctx context.Context) error {
 	return declare(ctx, client.publisher.Do, s.plan, watermill.NopLogger{}) // logged at the start
 }
 
-// learn asks the broker what the queue is, refuses a queue that loses messages without a
-// trace, and logs what a user should know about the queue.
-func (s *source) learn(ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration) (consumer.Limits, error) {
+// learn asks the broker for the type and arguments of the queue, refuses a queue that loses messages without a
+// trace, and logs the settings that a user should know.
+func (s *source) learn(
+	ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration,
+) (consumer.Limits, error) {
 	client := s.subscriber.client
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
@@ -125,9 +129,9 @@ func times(n int, d time.Duration) time.Duration {
 	return time.Duration(n) * d
 }
 
-// warnPolicies logs which policies may lose or misdirect messages of the plan, once and
-// again only when that has changed: one line for each key of a policy and role of queues,
-// because Levels has 32 wait queues.
+// warnPolicies logs which policies may lose or misdirect messages of the plan: once, and again
+// when that has changed. Levels has 32 wait queues, so there is one line for each key of a policy
+// and role of queues.
 func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
 	list := m.policies()
 	if list == nil {
@@ -138,7 +142,8 @@ func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
 		known[s.plan.Queue] = knownQueue{f.kind, f.arguments}
 	}
 	findings, _ := list.judge(s.plan.subjects(known, f.version), vhost)
-	findings = slices.DeleteFunc(findings, func(f policyFinding) bool { return f.Severity != Critical })
+	findings = slices.DeleteFunc(findings,
+		func(f policyFinding) bool { return f.Severity != Critical })
 	said := s.ruled
 	if s.ruled = fmt.Sprint(findings); s.ruled == said {
 		return
@@ -150,14 +155,15 @@ func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
 	for _, finding := range findings {
 		if n := alike[finding.group]; n > 0 {
 			alike[finding.group] = 0
-			s.logger.Error("A policy of the broker may lose or misdirect messages: exempt the queues and exchanges of the plan from it, which millpond verify lists", nil,
+			s.logger.Error("A policy of the broker may lose or misdirect messages: exempt the queues and "+
+				"exchanges of the plan from it; millpond verify lists them", nil,
 				watermill.LogFields{"finding": finding.String(), "alike": n - 1})
 		}
 	}
 }
 
-// warn logs what is allowed but should be known of the queue, again only when it has
-// changed.
+// warn logs the settings of the queue that are allowed but may lose messages: once, and again
+// when they have changed.
 func (s *source) warn(f *queueFacts, d *drop) {
 	hazards := f.hazards()
 	said := s.warned
@@ -165,25 +171,30 @@ func (s *source) warn(f *queueFacts, d *drop) {
 		return
 	}
 	for _, h := range hazards {
-		s.logger.Info("Warning: an argument of the queue takes messages out of it", watermill.LogFields{"argument": h.argument, "consequence": h.text})
+		s.logger.Info("Warning: an argument of the queue takes messages out of it",
+			watermill.LogFields{"argument": h.argument, "consequence": h.text})
 	}
 	switch f.kind {
 	case "":
-		s.logger.Info("Warning: the type of the queue is not known, because the user may not read it or its name is too long for the broker's answer; "+
-			"if it is a quorum queue, messages that wait in classic queues are lost in a restart of the broker, and a delivery limit may drop messages; "+
-			"use WithManagement", nil)
+		s.logger.Info("Warning: the type of the queue is not known, because the user may not read the "+
+			"queue or its name is too long for the broker's answer; if it is a quorum queue, messages "+
+			"that wait in classic queues are lost in a restart of the broker, and a delivery limit may "+
+			"drop messages; use WithManagement", nil)
 	case Classic:
-		s.logger.Info("Warning: the queue is a classic one, which has no copy on another node and counts no deliveries, "+
-			"so that a message that kills the process comes back for ever; "+
-			"a new queue is better declared with Queue.Arguments x-queue-type quorum", nil)
+		s.logger.Info("Warning: the queue is a classic one, which has no copy on another node and "+
+			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
+			"new queues with Queue.Arguments x-queue-type quorum", nil)
 	}
 	if f.losesInRestarts(s.plan) {
-		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, "+
-			"because their quorum queue is not there yet; use topology.Quorum", nil)
+		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
+			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
 	}
 	if d != nil {
-		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was given back more often than the delivery limit says, "+
-			"because the queue has no dead-letter target; run the command, or where a policy applies to the queue already, add the definition to that policy",
-			watermill.LogFields{"limit": d.limit, "unless": d.unless, "missing": d.missing, "command": d.command, "safe_for": d.endures})
+		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was "+
+			"given back more often than the delivery limit allows, because the queue has no dead-letter "+
+			"target; run the command, or if a policy already applies to the queue, add the definition to "+
+			"that policy",
+			watermill.LogFields{"limit": d.limit, "unless": d.unless, "missing": d.missing,
+				"command": d.command, "safe_for": d.endures})
 	}
 }

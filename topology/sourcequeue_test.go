@@ -178,7 +178,7 @@ func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 // for a broker that overlooks the type, and for a user who may declare nothing.
 func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	t.Parallel()
-	const loses = "Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, because their quorum queue is not there yet"
+	const loses = "Warning: messages that wait in a classic queue are lost if their wait ends while the broker restarts, because their quorum queue is not up yet"
 	const classic = "Warning: the queue is a classic one"
 	policy := backoff.List{time.Second}
 	strategy := topology.PerQueue{Type: topology.Classic}

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// strandedPause is between two looks at a stranded queue.
+	// strandedPause is the time between two looks at a stranded queue.
 	strandedPause = 30 * time.Second
 	// strandedTimeout bounds each look.
 	strandedTimeout = 10 * time.Second
 )
 
-// errStranded is what the log calls messages in a stranded queue.
+// errStranded is the error of the log line about messages in a stranded queue.
 var errStranded = errors.New("messages whose wait was over found no way to their queue")
 
-// watchStranded looks at the stranded queues of a plan until the client is closed. One
-// goroutine looks at each, whatever the number of subscriptions.
+// watchStranded looks at the stranded queues of a plan until the client is closed. One goroutine
+// looks at each queue, for any number of subscriptions.
 func (c *Client) watchStranded(plan Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -35,32 +35,35 @@ func (c *Client) watchStranded(plan Plan) {
 	}
 }
 
-// lookForStranded says when there are more messages in a stranded queue than at the
-// two looks before. It says nothing while the broker is away, and ends where the user may
-// not look: from 4.3 on that takes the configure permission (F24).
+// lookForStranded logs when a stranded queue has more messages than at the two looks before. It
+// logs nothing while the broker is away, and ends if the user may not look: from RabbitMQ 4.3 on
+// that takes the configure permission (F24).
 func (c *Client) lookForStranded(queue string) {
 	known, before := 0, 0
 	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
 		if c.publisher.Healthy() != nil {
-			continue // an alarm, for example: the broker does not read the question
+			continue // during an alarm, for example, the broker does not read the question
 		}
 		ctx, cancel := context.WithTimeout(c.stop, strandedTimeout)
 		found, err := passive(ctx, c.publisher.Do, queue)
 		cancel()
 		switch {
 		case isCode(err, amqp.AccessRefused):
-			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so that stranded messages are not named here: "+
-				"grant the configure permission for the queue, or watch its depth", watermill.LogFields{"queue": queue, "err": err.Error()})
+			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so stranded "+
+				"messages are not logged: grant the configure permission for the queue, or watch its depth",
+				watermill.LogFields{"queue": queue, "err": err.Error()})
 			return
 		case err != nil:
 			continue
 		case found.Messages > known:
-			c.opts.logger.Error("Messages are stranded: their queue or its binding was deleted while they waited, or a policy with "+
-				"dead-letter-routing-key has changed their routing key; look at rabbitmqctl list_policies and list_bindings, correct the "+
-				"cause, and move the messages to the queue that their header millpond-queue names", errStranded,
+			c.opts.logger.Error("Messages are stranded: their queue or its binding was deleted while "+
+				"they waited, or a policy with dead-letter-routing-key has changed their routing key; find "+
+				"the cause with rabbitmqctl list_policies and list_bindings, correct it, and move the "+
+				"messages to the queue that their header millpond-queue names",
+				errStranded,
 				watermill.LogFields{"queue": queue, "messages": found.Messages})
 		}
-		// A look of an operator empties the queue for a moment.
+		// An operator who looks at the messages empties the queue for a moment.
 		known, before = max(before, found.Messages), found.Messages
 	}
 }

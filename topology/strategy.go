@@ -57,8 +57,8 @@ func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, err
 		return Plan{}, err
 	}
 	if err = ValidatePlan(plan); plan.Queue != queue {
-		err = errors.Join(fmt.Errorf("the plan is for queue %q, but queue %q was asked for: set Plan.Queue to the name "+
-			"that Plan is called with", plan.Queue, queue), err)
+		err = errors.Join(fmt.Errorf("the plan is for queue %q, but queue %q was asked for: set "+
+			"Plan.Queue to the name that Plan is called with", plan.Queue, queue), err)
 	}
 	if err != nil {
 		return Plan{}, fmt.Errorf("strategy %T: %w", strategy, err)
@@ -66,13 +66,13 @@ func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, err
 	return plan, nil
 }
 
-// Retry is what a Plan must know to route a message.
+// Retry has the facts that a Plan needs to route a message.
 type Retry struct {
 	// Delay that was asked for. A delay below the shortest wait step takes the shortest.
 	Delay time.Duration
 	// Attempt that failed, 1-based; 0 for a message that is snoozed without a failure.
 	Attempt int
-	// Exchange and RoutingKey are those of the delivery as it arrived. They never come from a
+	// Exchange and RoutingKey belong to the delivery as it arrived. They never come from a
 	// header, which any producer may write. They matter if the plan has a Via.
 	Exchange, RoutingKey string
 }

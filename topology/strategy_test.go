@@ -56,7 +56,7 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 		}},
 		"the plan of another queue": {func(_ string, delays []time.Duration) (topology.Plan, error) {
 			return topology.PerQueue{}.Plan(queue+"-other", delays)
-		}, []string{`the plan is for queue "` + queue + `-other", and queue "` + queue + `" was asked for`}},
+		}, []string{`the plan is for queue "` + queue + `-other", but queue "` + queue + `" was asked for`}},
 	}
 	for name, c := range cases {
 		client, sub := openSubscriber(t, url, c.plan, backoff.List{time.Second})

@@ -55,8 +55,8 @@ type Group struct {
 	turns turns
 }
 
-// Config says what a Subscription consumes and how. All fields without a default in their
-// comment are needed.
+// Config says what a Subscription consumes and how. A field needs a value unless its
+// comment names a default.
 type Config struct {
 	Group        *Group
 	Topic, Queue string
@@ -69,9 +69,9 @@ type Config struct {
 	Decode  func(amqp.Delivery) (*message.Message, error)
 	Consume Consume
 	Waits   Waits
-	// Prepare declares and checks everything before consuming begins. hold returns how long
-	// a delivery may be held under a consumer timeout of the broker.
-	Prepare func(ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration) (Limits, error)
+	// Prepare declares and checks everything before consuming begins. The function returns how
+	// long a delivery may be held under a consumer timeout of the broker.
+	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
 	// CanStore reports what keeps messages from being stored, as far as that can be told
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error
@@ -130,7 +130,7 @@ type Retry struct {
 	Delay time.Duration
 	// Attempt that failed, 1-based; 0 for a message that is snoozed.
 	Attempt int
-	// Exchange and RoutingKey are those of the delivery.
+	// Exchange and RoutingKey belong to the delivery.
 	Exchange, RoutingKey string
 }
 
@@ -164,8 +164,9 @@ var (
 	errCannotStore = errors.New("failed messages cannot be stored")
 	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 	errNacked      = errors.New("the router has nacked the message")
-	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too many or have a " +
-		"type that amqp091-go does not know; their bytes are in the header " + header.Unreadable)
+	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
+		"many or have a type that amqp091-go does not know; their bytes are in the header " +
+		header.Unreadable)
 	// errChangedKey is why a message came to another queue than its own.
 	errChangedKey = errors.New("the routing key was changed when the wait was over")
 )

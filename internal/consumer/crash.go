@@ -51,7 +51,7 @@ func (g *guard) take(now time.Time, d time.Duration) bool {
 	return true
 }
 
-// verdict is what the guard decides about a delivery.
+// verdict is the decision of the guard about a delivery.
 type verdict int
 
 const (
@@ -64,7 +64,8 @@ const (
 // judge decides about a delivery. A delivery that the broker has not delivered before and
 // that has no mark of the guard costs one lookup.
 func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
-	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered || s.cfg.RequeueOnNack {
+	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered ||
+		s.cfg.RequeueOnNack {
 		return innocent
 	}
 	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
@@ -135,7 +136,8 @@ func (d *delivery) takeGuard() bool {
 }
 
 func (d *delivery) isolate(interruptions int) {
-	d.sub.logger.Info("Processes or connections have ended repeatedly while they had the message, snoozing it", d.guardFields())
+	d.sub.logger.Info("Processes or connections have ended repeatedly while they had the message, "+
+		"snoozing it", d.guardFields())
 	state := d.snoozed()
 	state.Interruptions = interruptions
 	d.settle("Interrupted message cannot be snoozed, holding it", func(ctx context.Context) error {
@@ -146,15 +148,18 @@ func (d *delivery) isolate(interruptions int) {
 
 // giveUp dead-letters a message that was isolated as often as is allowed.
 func (d *delivery) giveUp() {
-	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a consumer had this message, "+
-		"and at least %d of these times it had no other message", d.State.Interruptions+1, maxInterruptions-1)
+	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a "+
+		"consumer had this message, and at least %d of these times it had no other message",
+		d.State.Interruptions+1, maxInterruptions-1)
 	state := d.State
 	state.Reason, state.DeadAt = header.ReasonCrashLoop, time.Now()
 	state.Error = err.Error()
-	d.sub.logger.Error("The process or its connection ends each time it has the message, dead-lettering it", err, d.guardFields())
-	d.settle("Message of a crash loop cannot be dead-lettered, holding it", func(ctx context.Context) error {
-		return d.deadLetter(ctx, state)
-	}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
+	d.sub.logger.Error("The process or its connection ends each time it has the message, "+
+		"dead-lettering it", err, d.guardFields())
+	d.settle("Message of a crash loop cannot be dead-lettered, holding it",
+		func(ctx context.Context) error {
+			return d.deadLetter(ctx, state)
+		}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
 }
 
 func (d *delivery) guardFields() watermill.LogFields {
@@ -191,7 +196,8 @@ func (d *delivery) putBack() (snoozed bool) {
 		err = d.republish(ctx, state.Snoozed, &state)
 	}
 	if err != nil {
-		d.sub.logger.Info("Message cannot be snoozed at shutdown, giving it back, which counts against the delivery limit",
+		d.sub.logger.Info("Message cannot be snoozed at shutdown, giving it back, which counts "+
+			"against the delivery limit",
 			d.guardFields().Add(watermill.LogFields{"error": err.Error()}))
 		d.giveBack()
 		return false

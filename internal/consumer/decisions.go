@@ -12,17 +12,19 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// This file has what a Subscription decides without a DelayedRetry.
+// This file has the decisions of a Subscription without a DelayedRetry.
 
 func (d *delivery) dropUndecodable(err error) {
 	// The marshaler and the text of its error are the user's: ErrorText cuts the text.
-	d.sub.logger.Error("Message cannot be decoded, dead-lettering it", errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
+	d.sub.logger.Error("Message cannot be decoded, dead-lettering it",
+		errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
 	state := d.State
 	state.Reason, state.DeadAt = header.ReasonUndecodable, time.Now()
 	state.Error, state.Class = err.Error(), header.ClassPermanent
-	d.settle("Undecodable message cannot be dead-lettered, holding it", func(ctx context.Context) error {
-		return d.deadLetter(ctx, state)
-	}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
+	d.settle("Undecodable message cannot be dead-lettered, holding it",
+		func(ctx context.Context) error {
+			return d.deadLetter(ctx, state)
+		}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
 }
 
 // nacked settles a message that the router has nacked, because an outer middleware failed or
@@ -69,10 +71,14 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 		Until: d.HoldUntil,
 		Failed: func(err error, n int, t time.Duration) {
 			tries, held = n, t
-			d.observeMachinery(middleware.EventFailing, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, n, t })
+			d.observeMachinery(middleware.EventFailing, func(e *middleware.Event) {
+				e.Err, e.Tries, e.Held = err, n, t
+			})
 		},
 		Recovered: func(n int, t time.Duration) {
-			d.observeMachinery(middleware.EventRecovered, func(e *middleware.Event) { e.Tries, e.Held = n, t })
+			d.observeMachinery(middleware.EventRecovered, func(e *middleware.Event) {
+				e.Tries, e.Held = n, t
+			})
 		},
 		Failing: func(err error, _ int, held time.Duration) {
 			d.sub.logger.Error(holding, err, d.LogFields().Add(watermill.LogFields{"held": held}))
@@ -111,7 +117,7 @@ func (d *delivery) snoozeAtLast() bool {
 	return true
 }
 
-// observe tells the observers what the Subscription has decided. set completes the event.
+// observe tells the observers of a decision of the Subscription. set completes the event.
 func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event)) {
 	observers := d.sub.cfg.Group.Observers
 	if observers == nil {
@@ -134,7 +140,9 @@ func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
 	if d.ToldRequeued() {
 		return
 	}
-	d.observe(middleware.EventRequeued, func(e *middleware.Event) { e.Err, e.Tries, e.Held = err, tries, held })
+	d.observe(middleware.EventRequeued, func(e *middleware.Event) {
+		e.Err, e.Tries, e.Held = err, tries, held
+	})
 }
 
 // observeSettled tells of a message that was handed over as kind says. It tells of a dead

@@ -43,10 +43,11 @@ func (s *Subscription) process(c *consumer, a arrival) {
 		return
 	}
 	if d.remaining() > 0 {
-		d.settle("Waiting message cannot begin its next round, holding it", func(ctx context.Context) error {
-			state := d.State
-			return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
-		}, nil)
+		d.settle("Waiting message cannot begin its next round, holding it",
+			func(ctx context.Context) error {
+				state := d.State
+				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
+			}, nil)
 		return
 	}
 	msg, err := d.decode()
@@ -70,8 +71,9 @@ func (s *Subscription) process(c *consumer, a arrival) {
 	select {
 	case <-msg.Acked():
 		if d.Unsettled() {
-			s.logger.Error("Message was acked although DelayedRetry could not settle it: an outer middleware, such as "+
-				"PoisonQueue, has dropped the error; remove that middleware, or let ErrInterrupted and ErrNotHandedOver pass",
+			s.logger.Error("Message was acked although DelayedRetry could not settle it: an outer "+
+				"middleware, such as PoisonQueue, has dropped the error; remove that middleware, or let "+
+				"ErrInterrupted and ErrNotHandedOver pass",
 				errOrder, d.LogFields())
 			d.nacked() // no copy is confirmed: an ack would lose the message
 			return
@@ -217,14 +219,16 @@ func Received(ctx context.Context) (amqp.Delivery, bool) {
 	return wire.Clone(&d.raw), true
 }
 
-// TimestampWindow says which timestamps may be the time of publishing: those that lie less
+// TimestampWindow says which timestamps may be the time of publishing: timestamps that lie less
 // than Past before the arrival of the message, or less than Future after it.
 type TimestampWindow struct{ Past, Future time.Duration }
 
 // deadline returns the end of the message's own expiration, which the broker removes when
 // the message waits (F15), and the time from which the expiration is counted. Both are zero
 // for a message without an expiration.
-func (w TimestampWindow) deadline(raw *amqp.Delivery, arrived time.Time) (end time.Time, from string) {
+func (w TimestampWindow) deadline(
+	raw *amqp.Delivery, arrived time.Time,
+) (end time.Time, from string) {
 	valid, ok := Expiration(raw.Expiration)
 	if !ok {
 		return time.Time{}, ""

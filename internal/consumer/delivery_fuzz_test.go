@@ -58,7 +58,8 @@ func testWaits(via Via) Waits {
 			return routes[1], nil
 		},
 		Given: func(asked time.Duration) time.Duration { return max(time.Second, asked) },
-		Dead:  Route{RoutingKey: "orders.dlq"}, Via: via, KeyKept: []string{"millpond.return"}, SortsPriorities: true,
+		Dead:  Route{RoutingKey: "orders.dlq"}, Via: via, KeyKept: []string{"millpond.return"},
+		SortsPriorities: true,
 	}
 }
 
@@ -82,14 +83,19 @@ func FuzzDelivery(f *testing.F) {
 	for i, notes := range hostileNotes {
 		f.Add([]byte{}, notes, "", "orders", "", []byte("body"), uint16(0), uint8(0), i%2 == 0)
 	}
-	f.Add([]byte{1, 7, 'x', '-', 'd', 'e', 'a', 't', 'h', 17, 1, 0, 1, 'a'}, "", "amq.topic", "a.b.c", "60000", []byte(nil), uint16(0), uint8(0), true)
-	f.Add([]byte{1, 2, 'C', 'C', 17, 1, 0, 1, 'a'}, "", "", "", "-1", []byte{0xff}, uint16(0), uint8(32), false)
-	f.Add([]byte{}, hostileNotes[1], "", "", "99999999999999999999", make([]byte, 1<<20), uint16(10_000), uint8(0), false)
+	f.Add([]byte{1, 7, 'x', '-', 'd', 'e', 'a', 't', 'h', 17, 1, 0, 1, 'a'}, "", "amq.topic", "a.b.c",
+		"60000", []byte(nil), uint16(0), uint8(0), true)
+	f.Add([]byte{1, 2, 'C', 'C', 17, 1, 0, 1, 'a'}, "", "", "", "-1", []byte{0xff}, uint16(0),
+		uint8(32), false)
+	f.Add([]byte{}, hostileNotes[1], "", "", "99999999999999999999", make([]byte, 1<<20),
+		uint16(10_000), uint8(0), false)
 	f.Add([]byte{}, hostileNotes[6], "", "", "0", []byte{}, uint16(8185), uint8(255), true)
 	for seed := range uint64(8) {
-		f.Add(wiretest.Random(seed, 400).Data, hostileNotes[seed], strings.Repeat("e", 255), "\xff", "1", []byte{}, uint16(0), uint8(0), true)
+		f.Add(wiretest.Random(seed, 400).Data, hostileNotes[seed], strings.Repeat("e", 255), "\xff", "1",
+			[]byte{}, uint16(0), uint8(0), true)
 	}
-	f.Fuzz(func(t *testing.T, table []byte, notes, exchange, key, expiration string, body []byte, many uint16, deep uint8, flag bool) {
+	f.Fuzz(func(t *testing.T, table []byte, notes, exchange, key, expiration string, body []byte,
+		many uint16, deep uint8, flag bool) {
 		if len(exchange) > 255 || len(key) > 255 || len(expiration) > 255 {
 			t.Skip("AMQP cannot carry it")
 		}
@@ -113,8 +119,10 @@ func FuzzDelivery(f *testing.F) {
 			headers["x-delivery-count"] = g.Value(0)
 		}
 		raw := amqp.Delivery{
-			Headers: headers, Body: body, Exchange: exchange, RoutingKey: key, Expiration: expiration, Redelivered: flag,
-			MessageId: key, UserId: exchange, Timestamp: time.Unix(int64(g.Uint64()), 0), DeliveryMode: g.Byte(), Priority: g.Byte(),
+			Headers: headers, Body: body, Exchange: exchange, RoutingKey: key, Expiration: expiration,
+			Redelivered: flag,
+			MessageId:   key, UserId: exchange, Timestamp: time.Unix(int64(g.Uint64()), 0),
+			DeliveryMode: g.Byte(), Priority: g.Byte(),
 		}
 		before := wiretest.Dump(headers)
 		waits := testWaits(Via{})
@@ -124,7 +132,8 @@ func FuzzDelivery(f *testing.F) {
 		d := fuzzedDelivery(t, waits, raw)
 
 		judge(&d.raw, d.State.Interruptions, 20)
-		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) || left > backoff.MaxDelay {
+		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) ||
+			left > backoff.MaxDelay {
 			t.Errorf("must wait for %v: %+v", left, d.State)
 		}
 		if msg, err := d.decode(); err == nil && string(msg.Payload) != string(body) {
@@ -137,12 +146,14 @@ func FuzzDelivery(f *testing.F) {
 			if err != nil {
 				continue // dead-lettered below
 			}
-			if route.Exchange != "millpond.wait.1s" && route.Exchange != "millpond.wait.1m" || route.RoutingKey != "orders" {
+			if route.Exchange != "millpond.wait.1s" && route.Exchange != "millpond.wait.1m" ||
+				route.RoutingKey != "orders" {
 				t.Errorf("waits at %+v", route)
 			}
 			checkCopy(t, d, *msg, waitingRoom(131072, route.Hops), header.IsLive)
 			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
-			if got := wire.Priority(&noted, header.Priority); msg.Priority > NormalPriority || got != d.raw.Priority {
+			if got := wire.Priority(&noted, header.Priority); msg.Priority > NormalPriority ||
+				got != d.raw.Priority {
 				t.Errorf("waits with priority %d, noted %d, of %d", msg.Priority, got, d.raw.Priority)
 			}
 		}
@@ -165,17 +176,20 @@ func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, ours func
 	if err := msg.Headers.Validate(); err != nil {
 		t.Errorf("cannot be sent: %v", err)
 	}
-	if msg.UserId != "" || msg.Expiration != "" || msg.DeliveryMode != amqp.Persistent || string(msg.Body) != string(d.raw.Body) {
+	if msg.UserId != "" || msg.Expiration != "" || msg.DeliveryMode != amqp.Persistent ||
+		string(msg.Body) != string(d.raw.Body) {
 		t.Errorf("changed on the way: %+v", msg)
 	}
-	for _, key := range []string{"x-death", "x-first-death-queue", "x-last-death-queue", "x-delivery-count", "x-acquired-count", "CC", "BCC"} {
+	for _, key := range []string{"x-death", "x-first-death-queue", "x-last-death-queue",
+		"x-delivery-count", "x-acquired-count", "CC", "BCC"} {
 		if _, there := msg.Headers[key]; there {
 			t.Errorf("%s is republished", key)
 		}
 	}
 	for key, value := range d.raw.Headers {
 		switch got, there := msg.Headers[key]; {
-		case !there && (ours(key) || len(wire.Publishing(&amqp.Delivery{Headers: amqp.Table{key: 1}}, ours, nil).Headers) == 0):
+		case !there && (ours(key) || len(wire.Publishing(&amqp.Delivery{Headers: amqp.Table{key: 1}},
+			ours, nil).Headers) == 0):
 		case strings.HasSuffix(key, "_poisoned"):
 		case !ours(key) && wiretest.Dump(got) != wiretest.Dump(value):
 			t.Errorf("header %q was %#v, is %#v", key, value, got)

@@ -18,7 +18,9 @@ import (
 
 // Republish publishes a copy of the delivery behind msg to a wait queue of at least delay
 // and returns nil when the broker has confirmed it. See middleware.Republisher.
-func (g *Group) Republish(ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState) error {
+func (g *Group) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
+) error {
 	d, err := g.delivery(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("republish: %w", err)
@@ -32,7 +34,9 @@ func (g *Group) Republish(ctx context.Context, msg *message.Message, delay time.
 
 // DeadLetter publishes a copy of the delivery behind msg to the dead-letter queue and
 // returns nil when the broker has confirmed it. See middleware.Republisher.
-func (g *Group) DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error {
+func (g *Group) DeadLetter(
+	ctx context.Context, msg *message.Message, state header.RetryState,
+) error {
 	d, err := g.delivery(ctx, msg)
 	if err != nil {
 		return fmt.Errorf("dead-letter: %w", err)
@@ -56,7 +60,9 @@ func (g *Group) delivery(ctx context.Context, msg *message.Message) (*delivery, 
 // republish publishes a copy of the delivery to a wait queue and waits for the confirm. It
 // modifies state. A message whose own headers leave no room for the headers of a retry
 // cannot come back: it is dead-lettered.
-func (d *delivery) republish(ctx context.Context, delay time.Duration, state *header.RetryState) error {
+func (d *delivery) republish(
+	ctx context.Context, delay time.Duration, state *header.RetryState,
+) error {
 	if d.pending.IsOpen() {
 		if settled, err := d.earlier(ctx); settled {
 			return err
@@ -75,8 +81,10 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, state *he
 }
 
 // notRepublished dead-letters the message if err says that its copy is too large. It is a
-// function of its own, so that its locals do not enlarge the stack frame of republish.
-func (d *delivery) notRepublished(ctx context.Context, now time.Time, state header.RetryState, err error) error {
+// separate function, so that its locals do not enlarge the stack frame of republish.
+func (d *delivery) notRepublished(
+	ctx context.Context, now time.Time, state header.RetryState, err error,
+) error {
 	if !errors.Is(err, ErrTooLarge) {
 		return err
 	}
@@ -88,7 +96,9 @@ func (d *delivery) notRepublished(ctx context.Context, now time.Time, state head
 }
 
 // waiting returns the copy that waits, and its route. It modifies state.
-func (d *delivery) waiting(now time.Time, delay time.Duration, state *header.RetryState) (Route, *amqp.Publishing, error) {
+func (d *delivery) waiting(
+	now time.Time, delay time.Duration, state *header.RetryState,
+) (Route, *amqp.Publishing, error) {
 	waits := &d.sub.cfg.Waits
 	route, err := waits.Route(Retry{
 		Delay: delay, Attempt: state.Failures,
@@ -106,7 +116,8 @@ func (d *delivery) waiting(now time.Time, delay time.Duration, state *header.Ret
 		d.sub.logRounds(delay, route.Delay)
 	}
 	headers := state.Headers(d.Queue)
-	if value := waits.Via.header(d, state.Failures > d.State.Failures, state.NotBefore.IsZero()); value != "" {
+	if value := waits.Via.header(d, state.Failures > d.State.Failures,
+		state.NotBefore.IsZero()); value != "" {
 		headers[header.Via] = value
 	}
 	lowered := waits.SortsPriorities && d.raw.Priority > NormalPriority
@@ -114,7 +125,8 @@ func (d *delivery) waiting(now time.Time, delay time.Duration, state *header.Ret
 		headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
 		d.sub.logLowered(d.raw.Priority)
 	}
-	msg, err := d.compose(header.IsLive, headers, state.Metadata, liveShrinking, waitingRoom(d.sub.cfg.Frame, route.Hops))
+	msg, err := d.compose(header.IsLive, headers, state.Metadata, liveShrinking,
+		waitingRoom(d.sub.cfg.Frame, route.Hops))
 	if lowered {
 		msg.Priority = NormalPriority
 	}
@@ -150,13 +162,16 @@ func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 
 // dead returns the dead letter, and whether it leaves no room for the nonce. It also carries
 // the keys of Watermill's PoisonQueue, for tools that know those.
-func (d *delivery) dead(subscriber string, state header.RetryState) (msg *amqp.Publishing, alone bool) {
+func (d *delivery) dead(
+	subscriber string, state header.RetryState,
+) (msg *amqp.Publishing, alone bool) {
 	headers := state.DeadHeaders(d.Queue)
 	headers[wmiddleware.ReasonForPoisonedKey] = headers[header.DeadError]
 	headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
 	headers[wmiddleware.PoisonedHandlerKey] = state.Handler
 	headers[wmiddleware.PoisonedSubscriberKey] = subscriber
-	msg, err := d.compose(header.IsState, headers, state.Metadata, deadShrinking, deadRoom(d.sub.cfg.Frame))
+	msg, err := d.compose(header.IsState, headers, state.Metadata, deadShrinking,
+		deadRoom(d.sub.cfg.Frame))
 	if err != nil {
 		return d.bare(state.Reason)
 	}
@@ -167,7 +182,8 @@ func (d *delivery) dead(subscriber string, state header.RetryState) (msg *amqp.P
 // any of them is better than no dead letter.
 func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool) {
 	room := deadRoom(d.sub.cfg.Frame)
-	bare := wire.Publishing(&d.raw, header.IsState, map[string]string{header.DeadReason: string(reason)})
+	bare := wire.Publishing(&d.raw, header.IsState,
+		map[string]string{header.DeadReason: string(reason)})
 	msg = &bare
 	if room.check(msg) == nil {
 		return msg, false
@@ -175,7 +191,8 @@ func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool)
 	room.bytes += nonceReserve
 	room.headers++
 	if room.check(msg) != nil {
-		d.sub.logger.Info("Dead letter leaves no room for its reason and may be readable only once (broker fact F25)", d.LogFields())
+		d.sub.logger.Info("Dead letter leaves no room for its reason and may be readable only once "+
+			"(broker fact F25)", d.LogFields())
 		bare = wire.Publishing(&d.raw, header.IsState, nil)
 	}
 	return msg, true
@@ -183,7 +200,9 @@ func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool)
 
 // compose returns the delivery with headers, and with the metadata that travels beside it.
 // It leaves out as much as does not fit into r: first what fit leaves out, then all metadata.
-func (d *delivery) compose(drop func(string) bool, headers, metadata map[string]string, order []string, r room) (*amqp.Publishing, error) {
+func (d *delivery) compose(
+	drop func(string) bool, headers, metadata map[string]string, order []string, r room,
+) (*amqp.Publishing, error) {
 	composed := wire.Publishing(&d.raw, drop, headers)
 	msg := &composed
 	for key, value := range metadata {
@@ -202,7 +221,9 @@ func (d *delivery) compose(drop func(string) bool, headers, metadata map[string]
 // publish publishes msg on a route and waits for the confirm. If the broker says that a part
 // of the route is missing, the part is declared again and msg published once more. A copy
 // that must be alone has its own channel and no nonce.
-func (d *delivery) publish(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
+func (d *delivery) publish(
+	ctx context.Context, route *Route, msg *amqp.Publishing, alone bool,
+) error {
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
@@ -253,7 +274,8 @@ type room struct{ bytes, headers int }
 // waitingRoom is the room of a message that passes the wait queues and comes back.
 func waitingRoom(frame, hops int) room {
 	further := max(0, hops-1) * hopReserve
-	return room{frame - frameOverhead - nonceReserve - brokerReserve - further, maxHeaders - brokerHeaders - 1}
+	return room{frame - frameOverhead - nonceReserve - brokerReserve - further,
+		maxHeaders - brokerHeaders - 1}
 }
 
 // deadRoom is the room of a dead letter.
@@ -265,7 +287,7 @@ func deadRoom(frame int) room {
 // passes the wait queues and comes back.
 func WaitingRoom(frame, hops int) int { return waitingRoom(frame, hops).bytes }
 
-// check returns an error that says what does not fit; nil if everything fits.
+// check returns an error that names the excess; nil if everything fits.
 func (r room) check(msg *amqp.Publishing) error {
 	if size := wire.PropertiesSize(msg); size > r.bytes {
 		return &tooLargeError{got: size, limit: r.bytes, unit: "bytes"}

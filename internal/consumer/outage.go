@@ -168,8 +168,8 @@ func (d *delivery) logEndurance() {
 		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.Deliveries
 		fields["safe_for"] = times(left+1, d.on.hold)
 	}
-	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the queue is not consumed until "+
-		"messages can be stored again", fields)
+	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the "+
+		"queue is not consumed until messages can be stored again", fields)
 }
 
 // times returns n times d, or the longest duration there is.
@@ -192,8 +192,10 @@ func (s *Subscription) suspend(d *delivery) {
 	default:
 	}
 	if s.outage.begin(d.left(), d.on.probing) {
-		s.logger.Error("Messages could not be stored for as long as a delivery may be held: the queue is not consumed until they can "+
-			"be stored again, and its messages stay in it; look at the errors before this line", errCannotStore, d.LogFields())
+		s.logger.Error("Messages could not be stored for as long as a delivery may be held: the queue "+
+			"is not consumed until they can be stored again, and its messages stay in it; look at the "+
+			"errors before this line",
+			errCannotStore, d.LogFields())
 	}
 	d.on.enoughNow()
 	select {
@@ -205,7 +207,8 @@ func (s *Subscription) suspend(d *delivery) {
 
 // overdue is how the broker ends the channel of a consumer that has kept a delivery for too
 // long (F33).
-var overdue = regexp.MustCompile(`delivery acknowledgement on channel .* timed out\. Timeout value used: (\d+) ms`)
+var overdue = regexp.MustCompile(
+	`delivery acknowledgement on channel .* timed out\. Timeout value used: (\d+) ms`)
 
 // endedBy takes the broker's reason for ending the channel of c. If the reason is the
 // consumer timeout, and it is shorter than the one assumed, deliveries are held for less time
@@ -224,8 +227,9 @@ func (s *Subscription) endedBy(c *consumer, reason *amqp.Error) {
 	}
 	timeout := time.Duration(min(ms, MaxHold.Milliseconds())) * time.Millisecond
 	s.timeout.Store(int64(timeout))
-	s.logger.Error("The broker has taken deliveries back after its consumer timeout: bound the time of the handlers, and name the "+
-		"timeout with topology.WithConsumerTimeout", reason, watermill.LogFields{"consumer_timeout": timeout})
+	s.logger.Error("The broker has taken deliveries back after its consumer timeout: bound the "+
+		"time of the handlers, and name the timeout with topology.WithConsumerTimeout", reason,
+		watermill.LogFields{"consumer_timeout": timeout})
 	if s.outage.failedWithin(timeout) {
 		s.outage.begin(NoLimit, c.probing)
 	}
@@ -244,7 +248,8 @@ func (s *Subscription) awaitStorage() (probing bool) {
 		// worth its price.
 		changed := failed || publisher.Conn() != conn
 		if err == nil && (changed || time.Since(began) >= pause) {
-			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored again", nil)
+			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored "+
+				"again", nil)
 			return true
 		}
 		if err != nil && err.Error() != logged {

@@ -33,7 +33,8 @@ func TestPausesBetweenProbesGrow(t *testing.T) {
 		pauses = append(pauses, o.pause())
 	}
 	require.Equal(t, []time.Duration{
-		time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 30 * time.Minute, 30 * time.Minute,
+		time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute,
+		30 * time.Minute, 30 * time.Minute,
 	}, pauses)
 	o.begin(0, true)
 	require.Equal(t, 24*time.Hour, o.pause())
@@ -55,7 +56,8 @@ func TestHoldLimitShortensTheHold(t *testing.T) {
 		"longer":           {time.Hour, 0, 4 * time.Minute},
 		"longer than seen": {time.Minute, 10 * time.Second, 5 * time.Second},
 	} {
-		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second}, HoldLimit: c.limit}}
+		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second},
+			HoldLimit: c.limit}}
 		s.timeout.Store(int64(c.seen))
 		require.Equal(t, c.want, s.hold(5*time.Minute), name)
 	}

@@ -92,7 +92,7 @@ func (s *Subscription) Messages() <-chan *message.Message { return s.out }
 // Cancel ends a Subscription that does not run.
 func (s *Subscription) Cancel() { s.cancel() }
 
-// Prepare declares and checks what Begin would declare and check.
+// Prepare declares and checks everything as Begin does.
 func (s *Subscription) Prepare() error {
 	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
 	defer cancel()
@@ -166,12 +166,14 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 	}
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
-		deliveries, err = ch.Consume(s.cfg.Queue, tag, false, cfg.Exclusive, cfg.NoLocal, false, cfg.Arguments)
+		deliveries, err = ch.Consume(s.cfg.Queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
+			cfg.Arguments)
 	}
 	if err != nil {
 		_ = ch.Close()
 		if isCode(err, amqp.AccessRefused) {
-			err = fmt.Errorf("the user may not: grant it what Plan.Permissions lists: %w", err)
+			err = fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
+				err)
 		}
 		return nil, fmt.Errorf("consume queue %q: %w", s.cfg.Queue, err)
 	}
@@ -216,7 +218,8 @@ func (s *Subscription) run(c *consumer) {
 	select {
 	case <-settled:
 	case <-time.After(s.cfg.DrainTimeout):
-		s.logger.Info("Messages in progress did not end within the drain timeout: they go back to their queue", nil)
+		s.logger.Info("Messages in progress did not end within the drain timeout: they go back to "+
+			"their queue", nil)
 		s.cancel() // before anything else, so that a handler that fails late publishes nothing
 		<-settled
 	}

@@ -83,9 +83,11 @@ func (s *Subscription) logHandler(d *delivery, held held, now time.Time) {
 		id = held.uuid
 	}
 	handler := d.Handler()
-	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a handler that heeds its context; "+
-		"the message keeps its place, and the broker delivers it again after its consumer timeout (30m unless set)",
-		fmt.Errorf("handler %q has had the message for %v", handler, now.Sub(held.since).Round(time.Millisecond)),
+	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a "+
+		"handler that heeds its context; the message keeps its place, and the broker delivers it "+
+		"again after its consumer timeout (30m unless set)",
+		fmt.Errorf("handler %q has had the message for %v", handler,
+			now.Sub(held.since).Round(time.Millisecond)),
 		watermill.LogFields{
 			"handler": handler, "message_id": id, "message_uuid": held.uuid, "attempt": d.State.Failures + 1,
 			"held": now.Sub(held.since),
@@ -123,20 +125,23 @@ func (s *Subscription) noteRounding(asked time.Duration) {
 	r.logged = true
 	fields := watermill.LogFields{"asked": asked, "delay": given, "delays_asked": r.asked}
 	if waits.Resolution > 0 {
-		s.logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the resolution; "+
-			"give topology.Levels a smaller Resolution", fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
+		s.logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
+			"resolution; give topology.Levels a smaller Resolution",
+			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
 		return
 	}
-	s.logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait step; give the Subscriber "+
-		"the policy with topology.For or topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it",
+	s.logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait "+
+		"step; give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay "+
+		"that an error asks for as a backoff.List beside it",
 		fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
 }
 
 // logRounds logs once that a delay is longer than all wait queues.
 func (s *Subscription) logRounds(delay, longest time.Duration) {
 	s.rounds.Do(func() {
-		s.logger.Info("A delay is longer than every wait queue: the message comes back to its queue after each round and waits again; "+
-			"add a longer delay with topology.ForPolicy, or bound the delays that RetryAfter and RetryAfterHeader may ask for",
+		s.logger.Info("A delay is longer than every wait queue: the message comes back to its queue "+
+			"after each round and waits again; add a longer delay with topology.ForPolicy, or bound the "+
+			"delays that RetryAfter and RetryAfterHeader may ask for",
 			watermill.LogFields{"delay": delay, "longest": longest})
 	})
 }
@@ -144,9 +149,10 @@ func (s *Subscription) logRounds(delay, longest time.Duration) {
 // logLowered logs once that a message waits with a lower priority than its own.
 func (s *Subscription) logLowered(priority uint8) {
 	s.lowered.Do(func() {
-		s.logger.Info("A message of a priority above 4 waits with priority 4, because RabbitMQ 4.0 lets higher priorities hold up "+
-			"all other messages in a quorum wait queue: its handler sees its own priority, but the message joins its queue again "+
-			"with priority 4; if its place in the queue matters, use topology.Classic wait queues",
+		s.logger.Info("A message of a priority above 4 waits with priority 4, because RabbitMQ 4.0 "+
+			"lets higher priorities hold up all other messages in a quorum wait queue: its handler sees "+
+			"its own priority, but the message joins its queue again with priority 4; if its place in "+
+			"the queue matters, use topology.Classic wait queues",
 			watermill.LogFields{"priority": priority})
 	})
 }

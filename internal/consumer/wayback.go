@@ -122,13 +122,14 @@ func (d *delivery) sendOn() {
 		return
 	}
 	state := d.State
-	d.settle("Message of another queue cannot be sent on, holding it", func(ctx context.Context) error {
-		return d.forward(ctx, &state)
-	}, func() {
-		if state.Reason != "" {
-			d.observeSettled(middleware.EventDeadLettered, state, errChangedKey)
-		}
-	})
+	d.settle("Message of another queue cannot be sent on, holding it",
+		func(ctx context.Context) error {
+			return d.forward(ctx, &state)
+		}, func() {
+			if state.Reason != "" {
+				d.observeSettled(middleware.EventDeadLettered, state, errChangedKey)
+			}
+		})
 }
 
 // forward publishes a copy of the delivery to the exchange that it came from, with the routing
@@ -154,7 +155,8 @@ func (d *delivery) forward(ctx context.Context, state *header.RetryState) error 
 
 // misdirected completes the state of a delivery that err keeps from its queue.
 func (d *delivery) misdirected(state *header.RetryState, err error) {
-	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err, d.LogFields())
+	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err,
+		d.LogFields())
 	state.Reason, state.DeadAt = header.ReasonMisdirected, time.Now()
 	state.Error = errors.Join(errChangedKey, err).Error()
 	d.raw.Priority = wire.Priority(&d.raw, header.Priority)
@@ -178,10 +180,12 @@ func (d *delivery) deadLetterAstray(cause error) bool {
 // logAstray logs once that a message of another queue has come.
 func (s *Subscription) logAstray(owner string, raw *amqp.Delivery, before string) {
 	s.misled.Do(func() {
-		s.logger.Error("A retry of another queue came here because its routing key was changed when its wait was over: it is sent "+
-			"on to its queue and not handled here; the likely cause is a policy with dead-letter-routing-key: find it with rabbitmqctl "+
-			"list_policies and let its pattern match no wait queue", errChangedKey, watermill.LogFields{
-			"belongs_to": owner, "exchange": raw.Exchange, "routing_key": raw.RoutingKey, "routing_key_before": before,
+		s.logger.Error("A retry of another queue came here because its routing key was changed when "+
+			"its wait was over: it is sent on to its queue and not handled here; the likely cause is a "+
+			"policy with dead-letter-routing-key: find it with rabbitmqctl list_policies and let its "+
+			"pattern match no wait queue", errChangedKey, watermill.LogFields{
+			"belongs_to": owner, "exchange": raw.Exchange, "routing_key": raw.RoutingKey,
+			"routing_key_before": before,
 		})
 	})
 }
@@ -189,9 +193,10 @@ func (s *Subscription) logAstray(owner string, raw *amqp.Delivery, before string
 // logChangedReturn logs once that retries pass the user's exchange with a wrong key.
 func (s *Subscription) logChangedReturn(key, before string) {
 	s.misled.Do(func() {
-		s.logger.Error("A retry came back through the exchange with another routing key than it had: its queue handles it with the "+
-			"key that it had, and queues with the same Via drop their copies of it; the likely cause is a policy with "+
-			"dead-letter-routing-key: find it with rabbitmqctl list_policies and let its pattern match no wait queue",
+		s.logger.Error("A retry came back through the exchange with another routing key than it had: "+
+			"its queue handles it with the key that it had, and queues with the same Via drop their "+
+			"copies of it; the likely cause is a policy with dead-letter-routing-key: find it with "+
+			"rabbitmqctl list_policies and let its pattern match no wait queue",
 			errChangedKey, watermill.LogFields{
 				"exchange": s.cfg.Waits.Via.Exchange, "routing_key": key, "routing_key_before": before,
 			})
