@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
@@ -205,4 +206,61 @@ func (c *Client) forget(s *Subscriber) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.subscribers, s)
+}
+
+const (
+	// strandedPause is the time between two looks at a stranded queue.
+	strandedPause = 30 * time.Second
+	// strandedTimeout bounds each look.
+	strandedTimeout = 10 * time.Second
+)
+
+// errStranded is the error of the log line about messages in a stranded queue.
+var errStranded = errors.New("messages whose wait was over found no way to their queue")
+
+// watchStranded looks at the stranded queues of a plan until the client is closed. One goroutine
+// looks at each queue, for any number of subscriptions.
+func (c *Client) watchStranded(plan Plan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range plan.members() {
+		if m.role != RoleStranded || c.closed || c.watched[m.Name] {
+			continue
+		}
+		c.watched[m.Name] = true
+		c.watches.Go(func() { c.lookForStranded(m.Name) })
+	}
+}
+
+// lookForStranded logs when a stranded queue has more messages than at the two looks before. It
+// logs nothing while the broker is away, and ends if the user may not look: from RabbitMQ 4.3 on
+// that takes the configure permission (F24).
+func (c *Client) lookForStranded(queue string) {
+	known, before := 0, 0
+	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
+		if c.publisher.Healthy() != nil {
+			continue // during an alarm, for example, the broker does not read the question
+		}
+		ctx, cancel := context.WithTimeout(c.stop, strandedTimeout)
+		found, err := passive(ctx, c.publisher.Do, queue)
+		cancel()
+		switch {
+		case isCode(err, amqp.AccessRefused):
+			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so stranded "+
+				"messages are not logged: grant the configure permission for the queue, or watch its depth",
+				watermill.LogFields{"queue": queue, "err": err.Error()})
+			return
+		case err != nil:
+			continue
+		case found.Messages > known:
+			c.opts.logger.Error("Messages are stranded: their queue or its binding was deleted while "+
+				"they waited, or a policy with dead-letter-routing-key has changed their routing key; find "+
+				"the cause with rabbitmqctl list_policies and list_bindings, correct it, and move the "+
+				"messages to the queue that their header millpond-queue names",
+				errStranded,
+				watermill.LogFields{"queue": queue, "messages": found.Messages})
+		}
+		// An operator who looks at the messages empties the queue for a moment.
+		known, before = max(before, found.Messages), found.Messages
+	}
 }

@@ -95,39 +95,8 @@ func pattern(names []string) string {
 	return "^(" + strings.Join(quoted, "|") + ")$"
 }
 
-// definitions is the part of RabbitMQ's definitions file that a plan fills.
-type definitions struct {
-	Queues    []queueDefinition    `json:"queues"`
-	Exchanges []exchangeDefinition `json:"exchanges"`
-	Bindings  []bindingDefinition  `json:"bindings"`
-}
-
-type queueDefinition struct {
-	Name       string     `json:"name"`
-	Vhost      string     `json:"vhost"`
-	Durable    bool       `json:"durable"`
-	AutoDelete bool       `json:"auto_delete"`
-	Arguments  amqp.Table `json:"arguments"`
-}
-
-type exchangeDefinition struct {
-	Name       string     `json:"name"`
-	Vhost      string     `json:"vhost"`
-	Type       string     `json:"type"`
-	Durable    bool       `json:"durable"`
-	AutoDelete bool       `json:"auto_delete"`
-	Internal   bool       `json:"internal"`
-	Arguments  amqp.Table `json:"arguments"`
-}
-
-type bindingDefinition struct {
-	Source          string     `json:"source"`
-	Vhost           string     `json:"vhost"`
-	Destination     string     `json:"destination"`
-	DestinationType string     `json:"destination_type"`
-	RoutingKey      string     `json:"routing_key"`
-	Arguments       amqp.Table `json:"arguments"`
-}
+// object is an object of a definitions file.
+type object map[string]any
 
 // Definitions returns the plan as a RabbitMQ definitions file in JSON, for teams that provision
 // a broker beforehand: import it with rabbitmqctl import_definitions, and open the client with
@@ -137,8 +106,7 @@ type bindingDefinition struct {
 // (Shared, Levels, Via) needs that queue among them, because the broker refuses a binding to a
 // queue that does not exist. A name that is not UTF-8 is an error, because JSON cannot hold it.
 func (p Plan) Definitions(vhost string, yours ...Queue) ([]byte, error) {
-	d := definitions{Queues: []queueDefinition{}, Exchanges: []exchangeDefinition{},
-		Bindings: []bindingDefinition{}}
+	queues, exchanges, bindings := []object{}, []object{}, []object{}
 	for _, name := range append([]string{vhost, p.Queue}, p.names(yours)...) {
 		if !utf8.ValidString(name) {
 			return nil, fmt.Errorf("definitions for queue %q: the name %q is not UTF-8, which JSON "+
@@ -148,13 +116,15 @@ func (p Plan) Definitions(vhost string, yours ...Queue) ([]byte, error) {
 	known := map[string]bool{}
 	for _, q := range slices.Concat(yours, p.Queues) {
 		known[q.Name] = true
-		d.Queues = append(d.Queues, queueDefinition{Name: q.Name, Vhost: vhost, Durable: true,
-			Arguments: orEmpty(q.Arguments)})
+		queues = append(queues, object{
+			"name": q.Name, "vhost": vhost, "durable": true, "auto_delete": false,
+			"arguments": orEmpty(q.Arguments),
+		})
 	}
 	for _, e := range p.Exchanges {
-		d.Exchanges = append(d.Exchanges, exchangeDefinition{
-			Name: e.Name, Vhost: vhost, Type: e.Kind, Durable: true, AutoDelete: e.AutoDelete,
-			Arguments: orEmpty(e.Arguments),
+		exchanges = append(exchanges, object{
+			"name": e.Name, "vhost": vhost, "type": e.Kind, "durable": true,
+			"auto_delete": e.AutoDelete, "internal": false, "arguments": orEmpty(e.Arguments),
 		})
 	}
 	for _, b := range p.Bindings {
@@ -163,12 +133,13 @@ func (p Plan) Definitions(vhost string, yours ...Queue) ([]byte, error) {
 			return nil, fmt.Errorf("definitions for queue %q: a binding leads to queue %q, which is "+
 				"yours: pass it, with its arguments", p.Queue, name)
 		}
-		d.Bindings = append(d.Bindings, bindingDefinition{
-			Source: b.Exchange, Vhost: vhost, Destination: name, DestinationType: kind,
-			RoutingKey: b.RoutingKey, Arguments: orEmpty(b.arguments()),
+		bindings = append(bindings, object{
+			"source": b.Exchange, "vhost": vhost, "destination": name, "destination_type": kind,
+			"routing_key": b.RoutingKey, "arguments": orEmpty(b.arguments()),
 		})
 	}
-	return json.MarshalIndent(d, "", "  ")
+	file := object{"queues": queues, "exchanges": exchanges, "bindings": bindings}
+	return json.MarshalIndent(file, "", "  ")
 }
 
 // names are the names of the queues and exchanges in the definitions.

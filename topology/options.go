@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,11 +53,8 @@ type clientOptions struct {
 // Default: nothing is logged.
 func WithLogger(logger watermill.LoggerAdapter) Option {
 	return func(o *clientOptions) error {
-		if logger == nil {
-			return errors.New("WithLogger: the logger is nil")
-		}
 		o.logger = logger
-		return nil
+		return refuse(logger == nil, "WithLogger: the logger is nil")
 	}
 }
 
@@ -86,12 +84,9 @@ func WithObserver(observers ...middleware.Observer) Option {
 // Default: 10 s.
 func WithConfirmTimeout(d time.Duration) Option {
 	return func(o *clientOptions) error {
-		if d < time.Millisecond {
-			return fmt.Errorf("WithConfirmTimeout: %v is under 1ms", d)
-		}
 		o.confirmTimeout = d
 		o.connectTimeout = min(defaultConnectTimeout, max(d, time.Second))
-		return nil
+		return refuse(d < time.Millisecond, "WithConfirmTimeout: %v is under 1ms", d)
 	}
 }
 
@@ -150,11 +145,8 @@ func WithoutPolicyCheck() Option {
 // Default: user and password of the URL, or of AmqpConfig.SASL.
 func WithCredentials(ask func(ctx context.Context) (user, password string, err error)) Option {
 	return func(o *clientOptions) error {
-		if ask == nil {
-			return errors.New("WithCredentials: the function is nil")
-		}
 		o.credentials = ask
-		return nil
+		return refuse(ask == nil, "WithCredentials: the function is nil")
 	}
 }
 
@@ -252,11 +244,8 @@ func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
 // Default: 20 s.
 func WithDrainTimeout(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if d < 0 {
-			return fmt.Errorf("WithDrainTimeout: %v is negative", d)
-		}
 		o.drainTimeout = d
-		return nil
+		return refuse(d < 0, "WithDrainTimeout: %v is negative", d)
 	}
 }
 
@@ -294,12 +283,9 @@ func WithRequeueOnNack() SubscriberOption {
 // Default: 1.
 func WithConcurrency(n int) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if n < 1 || n > adapter.MaxPrefetch {
-			return fmt.Errorf("WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP", n,
-				adapter.MaxPrefetch)
-		}
 		o.concurrency = n
-		return nil
+		return refuse(n < 1 || n > adapter.MaxPrefetch,
+			"WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP", n, adapter.MaxPrefetch)
 	}
 }
 
@@ -312,11 +298,8 @@ func WithConcurrency(n int) SubscriberOption {
 // Default: 10 min.
 func WithHandlerWarning(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if d < 0 {
-			return fmt.Errorf("WithHandlerWarning: %v is negative", d)
-		}
 		o.handlerWarning = d
-		return nil
+		return refuse(d < 0, "WithHandlerWarning: %v is negative", d)
 	}
 }
 
@@ -328,14 +311,8 @@ func WithHandlerWarning(d time.Duration) SubscriberOption {
 // and from RabbitMQ 4.3 on Consume.Arguments; else 30 min, RabbitMQ's own default.
 func WithConsumerTimeout(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if d < 0 {
-			return fmt.Errorf("WithConsumerTimeout: %v is negative", d)
-		}
-		if d == 0 {
-			d = consumer.MaxHold
-		}
-		o.consumerTimeout = d
-		return nil
+		o.consumerTimeout = cmp.Or(d, consumer.MaxHold)
+		return refuse(d < 0, "WithConsumerTimeout: %v is negative", d)
 	}
 }
 
@@ -347,11 +324,8 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 // Default: until shortly before the broker's consumer timeout; see WithConsumerTimeout.
 func WithHoldLimit(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if d <= 0 {
-			return fmt.Errorf("WithHoldLimit: %v is not positive", d)
-		}
 		o.holdLimit = d
-		return nil
+		return refuse(d <= 0, "WithHoldLimit: %v is not positive", d)
 	}
 }
 
@@ -371,11 +345,9 @@ func WithHoldLimit(d time.Duration) SubscriberOption {
 // Default: 24 h and 1 min.
 func WithTimestampWindow(past, future time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if past < 0 || future < 0 {
-			return fmt.Errorf("WithTimestampWindow: %v and %v must not be negative", past, future)
-		}
 		o.timestamps = consumer.TimestampWindow{Past: past, Future: future}
-		return nil
+		return refuse(past < 0 || future < 0,
+			"WithTimestampWindow: %v and %v must not be negative", past, future)
 	}
 }
 
@@ -389,4 +361,12 @@ func apply[O any, F ~func(*O) error](options *O, fs []F) error {
 		problems = append(problems, f(options))
 	}
 	return errors.Join(problems...)
+}
+
+// refuse returns an error if a value is bad.
+func refuse(bad bool, format string, args ...any) error {
+	if !bad {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
 }

@@ -42,29 +42,24 @@ const (
 	MaxHold = 100 * 365 * 24 * time.Hour
 )
 
-// Group is shared by all subscriptions of a Client. Nothing changes its fields after the
-// first Subscription.
+// Group is shared by all subscriptions of a Client. Its fields do not change after the first New.
 type Group struct {
-	Publisher *publisher.Publisher
-	// Observers are told of the decisions of the subscriptions; nil for none.
-	Observers *observe.List[middleware.Event]
-	// ConfirmTimeout bounds each publish.
-	ConfirmTimeout time.Duration
+	Publisher      *publisher.Publisher
+	Observers      *observe.List[middleware.Event] // nil for none
+	ConfirmTimeout time.Duration                   // of each publish
 
 	guard guard
 	turns turns
 }
 
-// Config says what a Subscription consumes and how. A field needs a value unless its
-// comment names a default.
+// Config says what a Subscription consumes and how. A field needs a value unless its comment
+// names a default.
 type Config struct {
 	Group        *Group
 	Topic, Queue string
-	// Link is the connection that consumes.
-	Link *link.Link
-	// Frame is the largest frame that the consuming and the publishing connection take.
-	Frame  int
-	Logger watermill.LoggerAdapter
+	Link         *link.Link // the connection that consumes
+	Frame        int        // the largest frame that both connections take
+	Logger       watermill.LoggerAdapter
 	// Decode makes a message of a delivery. It is the user's marshaler: it may panic.
 	Decode  func(amqp.Delivery) (*message.Message, error)
 	Consume Consume
@@ -76,37 +71,28 @@ type Config struct {
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error
 
-	// DrainTimeout bounds the wait for messages in progress at the end.
-	DrainTimeout time.Duration
-	// HoldLimit bounds how long a delivery is held, from its arrival. Default: only the
-	// consumer timeout of the broker does.
-	HoldLimit time.Duration
-	// HandlerWarning is when a handler that does not return is logged. Default: never.
-	HandlerWarning time.Duration
-	// Timestamps says which timestamps may be the time of publishing.
-	Timestamps TimestampWindow
-	// RequeueOnNack gives nacked messages straight back and switches the crash guard off.
-	RequeueOnNack bool
+	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
+	HoldLimit      time.Duration // of a delivery, from its arrival. Default: the broker's limit
+	HandlerWarning time.Duration // logs a handler that does not return. Default: never
+	Timestamps     TimestampWindow
+	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off
 }
 
 // Consume are the settings of the AMQP consumer.
 type Consume struct {
 	Concurrency, Prefetch int
-	// Tag of the consumer. Default: a random one.
-	Tag                string
-	Exclusive, NoLocal bool
-	Arguments          amqp.Table
+	Tag                   string // Default: a random one
+	Exclusive, NoLocal    bool
+	Arguments             amqp.Table
 }
 
-// Waits says where the messages of one queue wait and where its dead letters go. It is
-// only read.
+// Waits says where the messages of one queue wait and where its dead letters go. It is only
+// read.
 type Waits struct {
-	// Route returns where a message waits.
 	Route func(Retry) (Route, error)
 	// Given returns how long a message waits if it asks for a delay, all rounds together.
 	Given func(asked time.Duration) time.Duration
-	// Dead is where dead letters go.
-	Dead Route
+	Dead  Route
 	// Via is the exchange that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
@@ -114,11 +100,8 @@ type Waits struct {
 	KeyKept []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
-	// Steps are the delays that have a wait queue, ascending.
-	Steps []time.Duration
-	// Resolution is the step between the delays of a strategy that knows any delay; 0 for
-	// other strategies.
-	Resolution time.Duration
+	Steps           []time.Duration // the delays that have a wait queue, ascending
+	Resolution      time.Duration   // the step between delays, if any delay is possible; else 0
 	// Redeclare declares the part of a route again that is missing, if err says that a part
 	// is. It returns nil when the message can be published once more, else the error that
 	// keeps the message from the route.
@@ -127,33 +110,25 @@ type Waits struct {
 
 // Retry says how long a message must wait, and how it arrived.
 type Retry struct {
-	Delay time.Duration
-	// Attempt that failed, 1-based; 0 for a message that is snoozed.
-	Attempt int
-	// Exchange and RoutingKey belong to the delivery.
-	Exchange, RoutingKey string
+	Delay                time.Duration
+	Attempt              int    // that failed, 1-based; 0 for a message that is snoozed
+	Exchange, RoutingKey string // of the delivery
 }
 
 // Route is where a message is published.
 type Route struct {
 	Exchange, RoutingKey string
-	// Delay is how long the message waits there; shorter than asked if the message must wait
-	// in rounds.
-	Delay time.Duration
-	// Hops is how many wait queues the message passes.
-	Hops int
+	Delay                time.Duration // shorter than asked if the message must wait in rounds
+	Hops                 int           // how many wait queues the message passes
 }
 
 // Limits are the limits that the broker sets on the deliveries of the queue.
 type Limits struct {
-	// Deliveries is the delivery limit of the queue, NoLimit for none.
-	Deliveries int
+	Deliveries int // the delivery limit, NoLimit for none
 	// NackCounts says that giving a delivery back raises its count on a quorum queue, as it
 	// does before RabbitMQ 4.3.
-	NackCounts bool
-	// ConsumerTimeout is how long the broker lets a consumer keep a delivery, as far as it
-	// is known.
-	ConsumerTimeout time.Duration
+	NackCounts      bool
+	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
 }
 
 var (
