@@ -31,7 +31,7 @@ func TestWhereAPriorityIsLowered(t *testing.T) {
 	}
 }
 
-// What a message really waits, rounds and all.
+// How long a message really waits, in all rounds together.
 func TestPlanWaits(t *testing.T) {
 	t.Parallel()
 	const s, ms = time.Second, time.Millisecond
@@ -53,7 +53,7 @@ func TestPlanWaits(t *testing.T) {
 		"ten years in seconds":                {steps(s), backoff.MaxDelay, backoff.MaxDelay},
 		"levels":                              {Levels{}, 250 * ms, 300 * ms},
 		"levels, up to a hundredth longer":    {Levels{}, 7 * time.Minute, 422400 * ms},
-		"levels, a round and what is left":    {Levels{Max: 3 * s}, 3101 * ms, 3200 * ms},
+		"levels, a round and the rest":        {Levels{Max: 3 * s}, 3101 * ms, 3200 * ms},
 		"levels, rounds of the longest alone": {Levels{Max: 3 * s}, 3200 * ms, 3200 * ms},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +71,8 @@ func TestPlanWaits(t *testing.T) {
 func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 	t.Parallel()
 	// A strategy of the user's own, whose wait queue sets the key.
-	own := Plan{Queue: "orders", Queues: []Queue{WaitQueue("w", time.Second, Route{Exchange: "back", RoutingKey: "fixed"})}}
+	own := Plan{Queue: "orders", Queues: []Queue{WaitQueue("w", time.Second, Route{Exchange: "back",
+		RoutingKey: "fixed"})}}
 	require.Empty(t, own.toConsumer().KeyKept)
 	for name, c := range map[string]struct {
 		strategy Strategy
@@ -81,7 +82,8 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
 		"with Via":   {Shared{Via: "events"}, []string{"millpond.return.events"}},
-		"levels":     {Levels{Max: 500 * time.Millisecond}, []string{"millpond.level.return", "millpond.level.0", "millpond.level.1", "millpond.level.2"}},
+		"levels": {Levels{Max: 500 * time.Millisecond}, []string{"millpond.level.return",
+			"millpond.level.0", "millpond.level.1", "millpond.level.2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

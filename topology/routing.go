@@ -27,7 +27,7 @@ func newRouting(p Plan) routing {
 }
 
 // reached are the queues that a message reaches, and the exchanges that it passes, including
-// those that the plan does not declare.
+// exchanges that the plan does not declare.
 type reached struct {
 	queues, exchanges map[string]bool
 	unknown           []string // exchanges that the plan does not declare

@@ -207,8 +207,8 @@ func (d *delivery) putBack() (snoozed bool) {
 	return true
 }
 
-// abandon puts a delivery back while its handler still runs. It leaves alone what the
-// handler has.
+// abandon puts a delivery back while its handler still runs. It does not touch the values of
+// the handler.
 func (d *delivery) abandon() {
 	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
 	defer end()

@@ -22,22 +22,29 @@ var hostileNotes = []string{
 	"",
 	"millpond-queue=orders\nmillpond-failures=3\nmillpond-delay=5s\nmillpond-class=retryable",
 	"millpond-queue=orders\nmillpond-failures=-1\nmillpond-interruptions=-9223372036854775808",
-	"millpond-queue=orders\nmillpond-failures=99999999999999999999\nmillpond-interruptions=9223372036854775807",
+	"millpond-queue=orders\nmillpond-failures=99999999999999999999\n" +
+		"millpond-interruptions=9223372036854775807",
 	"millpond-queue=orders\nmillpond-failures= 1\nmillpond-failures=0x10",
 	"millpond-queue=orders\nmillpond-origin-exchange=amq.direct\nmillpond-origin-routing-key=payroll",
-	"millpond-queue=orders\nmillpond-origin-exchange=\xff\xfe\nmillpond-origin-routing-key=" + strings.Repeat("k", 100_000),
+	"millpond-queue=orders\nmillpond-origin-exchange=\xff\xfe\nmillpond-origin-routing-key=" +
+		strings.Repeat("k", 100_000),
 	"millpond-queue=orders\nmillpond-deadline=0001-01-01T00:00:00Z",
 	"millpond-queue=orders\nmillpond-deadline=9999-12-31T23:59:59.999999999-23:59",
-	"millpond-queue=orders\nmillpond-not-before=9999-12-31T23:59:59Z\nmillpond-delay=87600h\nmillpond-set-aside=2562047h47m16.854775807s",
+	"millpond-queue=orders\nmillpond-not-before=9999-12-31T23:59:59Z\nmillpond-delay=87600h\n" +
+		"millpond-set-aside=2562047h47m16.854775807s",
 	"millpond-queue=orders\nmillpond-not-before=2026-01-01T00:00:00Z\nmillpond-delay=-1h",
 	"millpond-queue=orders\nmillpond-priority=256",
 	"millpond-queue=orders\nmillpond-priority=9",
 	"millpond-queue=orders\nmillpond-publish=" + strings.Repeat("n", 255),
 	"millpond-queue=orders\nmillpond-history=" + strings.Repeat("[", 20_000),
-	`millpond-queue=orders` + "\n" + `millpond-history=[{"attempt":-1,"at":"9999-12-31T23:59:59-23:59","delay":"x","error":"` + strings.Repeat(`\u0000`, 2_000) + `"}]`,
-	"millpond-dead-queue=orders\nmillpond-dead-history=[null]\nmillpond-origin-routing-key=payroll\nmillpond-dead-failures=7",
+	"millpond-queue=orders\n" +
+		`millpond-history=[{"attempt":-1,"at":"9999-12-31T23:59:59-23:59","delay":"x","error":"` +
+		strings.Repeat(`\u0000`, 2_000) + `"}]`,
+	"millpond-dead-queue=orders\nmillpond-dead-history=[null]\nmillpond-origin-routing-key=payroll\n" +
+		"millpond-dead-failures=7",
 	"millpond-queue=payroll\nmillpond-failures=3\nmillpond-origin-routing-key=payroll",
-	"x-death=no table\nx-first-death-queue=payroll\nx-last-death-queue=payroll\nx-delivery-count=5\nx-acquired-count=5",
+	"x-death=no table\nx-first-death-queue=payroll\nx-last-death-queue=payroll\n" +
+		"x-delivery-count=5\nx-acquired-count=5",
 	"CC=payroll\nBCC=payroll",
 	"_watermill_message_uuid=\xff\ncorrelation_id=" + strings.Repeat("c", 100_000),
 	strings.Repeat("k", 255) + "=" + strings.Repeat("v", 1000) + "\n\xff\xfe=\xff\n=",
@@ -76,9 +83,9 @@ func fuzzedDelivery(t *testing.T, waits Waits, raw amqp.Delivery) *delivery {
 	return d
 }
 
-// Whatever arrives: it is decoded or refused without a panic, it is left as it
-// arrived, and a retry or a dead letter goes where the plan says, can be sent,
-// and carries nothing that steers the broker.
+// Given a delivery with any headers and properties, then it is decoded or refused without a
+// panic, and it is left as it arrived. A retry or a dead letter goes where the routes lead, can be
+// sent, and has no header that would steer the broker.
 func FuzzDelivery(f *testing.F) {
 	for i, notes := range hostileNotes {
 		f.Add([]byte{}, notes, "", "orders", "", []byte("body"), uint16(0), uint8(0), i%2 == 0)
@@ -162,13 +169,13 @@ func FuzzDelivery(f *testing.F) {
 		letter, _ := d.dead("subscriber", dead)
 		checkCopy(t, d, *letter, room{1 << 30, 1 << 30}, header.IsState)
 		if after := wiretest.Dump(headers); after != before {
-			t.Errorf("what arrived is changed from %s to %s", before, after)
+			t.Errorf("the delivery was changed from %s to %s", before, after)
 		}
 	})
 }
 
-// checkCopy checks what is to be published of a delivery.
-func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, ours func(string) bool) {
+// checkCopy checks the copy of a delivery that is published.
+func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, own func(string) bool) {
 	t.Helper()
 	if err := r.check(&msg); err != nil {
 		t.Error(err)
@@ -188,20 +195,20 @@ func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, ours func
 	}
 	for key, value := range d.raw.Headers {
 		switch got, there := msg.Headers[key]; {
-		case !there && (ours(key) || len(wire.Publishing(&amqp.Delivery{Headers: amqp.Table{key: 1}},
-			ours, nil).Headers) == 0):
+		case !there && (own(key) || len(wire.Publishing(&amqp.Delivery{Headers: amqp.Table{key: 1}},
+			own, nil).Headers) == 0):
 		case strings.HasSuffix(key, "_poisoned"):
-		case !ours(key) && wiretest.Dump(got) != wiretest.Dump(value):
+		case !own(key) && wiretest.Dump(got) != wiretest.Dump(value):
 			t.Errorf("header %q was %#v, is %#v", key, value, got)
 		}
 	}
 	total := 0
 	for key, value := range maps.All(msg.Headers) {
-		if text, ok := value.(string); ok && ours(key) {
+		if text, ok := value.(string); ok && own(key) {
 			total += len(key) + len(text)
 		}
 	}
 	if most := header.MaxErrorBytes + header.MaxHistoryBytes + 2048; total > most {
-		t.Errorf("our notes take %d bytes, at most %d are promised", total, most)
+		t.Errorf("the headers of the retry take %d bytes, at most %d are promised", total, most)
 	}
 }

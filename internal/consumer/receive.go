@@ -19,7 +19,7 @@ type arrival struct {
 }
 
 // receive takes deliveries until the consumer ends or the subscription stops, and returns
-// those that have not begun. It takes each delivery when it arrives, also while all slots
+// the deliveries that have not begun. It takes each delivery when it arrives, also while all slots
 // are taken: the broker's consumer timeout and its delivery limit do not wait for a slot.
 func (s *Subscription) receive(c *consumer) []arrival {
 	var in intake
