@@ -189,8 +189,8 @@ func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err er
 			"WithPreProvisioned declares nothing: provision it again: %w", err)
 	}
 	vanished := r.vanished(ctx, route, returned != nil)
-	if declareErr := declare(ctx, r.publisher.Do, r.plan.forRoute(route),
-		r.logger); declareErr != nil {
+	declareErr := declare(ctx, r.publisher.Do, r.plan.forRoute(route), r.logger)
+	if declareErr != nil {
 		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
 	}
 	r.logger.Error("A part of the plan had vanished and was declared again; if it is a wait queue, "+

@@ -20,8 +20,8 @@ type Permissions struct {
 // Permissions returns the permissions of a user who consumes the plan's queue and retries its
 // messages: with declare to declare the plan too, without declare to use a plan that was
 // provisioned. For a queue on the default exchange that includes declaring the queue itself.
-// Otherwise its TopologyBuilder decides which permissions declaring the queue and its exchange takes, which
-// is not included.
+// Otherwise the permissions to declare the queue and its exchange depend on its TopologyBuilder and
+// are not included.
 func (p Plan) Permissions(declare bool) Permissions {
 	read := []string{p.Queue}
 	var configure, write []string

@@ -285,7 +285,8 @@ func WithConcurrency(n int) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.concurrency = n
 		return refuse(n < 1 || n > adapter.MaxPrefetch,
-			"WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP", n, adapter.MaxPrefetch)
+			"WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP",
+			n, adapter.MaxPrefetch)
 	}
 }
 

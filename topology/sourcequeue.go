@@ -60,8 +60,8 @@ func (s *source) canStore(ctx context.Context) error {
 	return declare(ctx, client.publisher.Do, s.plan, watermill.NopLogger{}) // logged at the start
 }
 
-// learn asks the broker for the type and arguments of the queue, refuses a queue that loses messages without a
-// trace, and logs the settings that a user should know.
+// learn asks the broker for the type and arguments of the queue, refuses a queue that loses
+// messages without a trace, and logs the settings that a user should know.
 func (s *source) learn(
 	ctx context.Context, conn *link.Conn, hold func(time.Duration) time.Duration,
 ) (consumer.Limits, error) {

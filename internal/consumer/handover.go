@@ -116,8 +116,8 @@ func (d *delivery) waiting(
 		d.sub.logRounds(delay, route.Delay)
 	}
 	headers := state.Headers(d.Queue)
-	if value := waits.Via.header(d, state.Failures > d.State.Failures,
-		state.NotBefore.IsZero()); value != "" {
+	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
+	if value := waits.Via.header(d, failed, lastRound); value != "" {
 		headers[header.Via] = value
 	}
 	lowered := waits.SortsPriorities && d.raw.Priority > NormalPriority
