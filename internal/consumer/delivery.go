@@ -205,6 +205,12 @@ func (d *delivery) giveBack() {
 	}
 }
 
+// settle sends an ack or a nack, in one system call with those sent at the same time.
+func (c *consumer) settle(send func() error) (err error) {
+	c.conn.Together(func() { err = send() })
+	return err
+}
+
 // Received returns the delivery behind the message that ctx belongs to, as a copy. It is
 // false if the message did not come from a Subscription.
 func Received(ctx context.Context) (amqp.Delivery, bool) {

@@ -193,12 +193,6 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 	return c, nil
 }
 
-// settle sends an ack or a nack, in one system call with those sent at the same time.
-func (c *consumer) settle(send func() error) (err error) {
-	c.conn.Together(func() { err = send() })
-	return err
-}
-
 // run consumes until the subscription is stopped, and drains it.
 func (s *Subscription) run(c *consumer) {
 	defer close(s.out)
