@@ -14,7 +14,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -22,18 +24,16 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Client hands failed messages over to RabbitMQ and makes the Subscribers that
-// they came from. It has a connection of its own for publishing and keeps it
-// alive until Close. Its methods may be called from many goroutines.
+// Client hands failed messages over to RabbitMQ and makes the Subscribers that they come from. It
+// has its own connection for publishing and keeps it alive until Close. Many goroutines may call
+// its methods.
 type Client struct {
 	strategy  Strategy
 	opts      clientOptions
 	linkCfg   link.Config
 	publisher *publisher.Publisher
-	guard     guard
-	turns     turns
-	frame     int                             // the largest the publishing connection takes
-	observers *observe.List[middleware.Event] // nil if nobody observes
+	group     consumer.Group
+	frame     int // the largest frame of the publishing connection
 
 	stop     context.Context // done once closing began
 	stopping context.CancelFunc
@@ -48,8 +48,10 @@ type Client struct {
 
 var _ middleware.Republisher = (*Client)(nil)
 
-// open is Open behind the adapter for watermill-amqp's configuration.
-func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Option) (*Client, error) {
+// open is Open without watermill-amqp's types.
+func open(
+	ctx context.Context, cfg link.Config, strategy Strategy, options []Option,
+) (*Client, error) {
 	opts := clientOptions{
 		logger:         watermill.NopLogger{},
 		confirmTimeout: defaultConfirmTimeout,
@@ -58,10 +60,10 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		name:           filepath.Base(os.Args[0]),
 	}
 	problems := []error{apply(&opts, options), link.CheckURL(cfg.URL)}
-	if v := reflect.ValueOf(strategy); strategy == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(strategy) {
 		problems = append(problems, errors.New("strategy is nil: use topology.PerQueue{}"))
-	} else if c, ok := strategy.(checker); ok {
-		if err := c.check(); err != nil {
+	} else if v, ok := strategy.(interface{ Validate() error }); ok {
+		if err := v.Validate(); err != nil {
 			problems = append(problems, fmt.Errorf("strategy: %w", err))
 		}
 	}
@@ -94,67 +96,75 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
 	stop, stopping := context.WithCancel(context.Background())
+	publishes := publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout,
+		NonceHeader: header.Publish})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
-		frame:       frame,
-		observers:   newObservers(opts),
-		strategy:    strategy,
-		opts:        opts,
-		linkCfg:     cfg,
-		publisher:   publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout, NonceHeader: header.Publish}),
+		frame:     frame,
+		strategy:  strategy,
+		opts:      opts,
+		linkCfg:   cfg,
+		publisher: publishes,
+		group: consumer.Group{
+			Publisher: publishes, Observers: newObservers(opts), ConfirmTimeout: opts.confirmTimeout,
+		},
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
 	}, nil
 }
 
-// Republish implements middleware.Republisher: it publishes the delivery behind
-// msg as it arrived, with notes beside its headers, to a wait queue of at least
-// delay, and returns nil when the broker has confirmed it. A delay that no wait step
-// covers waits in rounds that cost no attempt. A wait queue that has vanished is
-// declared again.
+// Republish implements middleware.Republisher: it publishes the delivery behind msg as it
+// arrived, with the retry state in its headers, to a wait queue of at least delay, and
+// returns nil when the broker has confirmed it. A delay that no wait step covers waits in
+// rounds that cost no attempt. A wait queue that has vanished is declared again.
 //
-// The error is middleware.ErrNotDelivered where msg did not come from a
-// Subscriber of this client.
-func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	d, err := c.delivery(ctx, msg)
-	if err != nil {
-		return fmt.Errorf("republish: %w", err)
-	}
-	if err := d.republish(ctx, delay, &notes); err != nil {
-		return fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
-	}
-	d.sub.rounding.note(d.sub, delay)
-	return nil
+// The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
+// client.
+func (c *Client) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
+) error {
+	return c.group.Republish(ctx, msg, delay, state)
 }
 
-// DeadLetter implements middleware.Republisher: it publishes the delivery
-// behind msg as it arrived, with the history and the reason beside its headers,
-// to the dead-letter queue, and returns nil when the broker has confirmed it.
+// DeadLetter implements middleware.Republisher: it publishes the delivery behind msg as it
+// arrived, with the history and the reason in its headers, to the dead-letter queue, and
+// returns nil when the broker has confirmed it.
 //
-// The error is middleware.ErrNotDelivered where msg did not come from a
-// Subscriber of this client.
-func (c *Client) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
-	d, err := c.delivery(ctx, msg)
-	if err != nil {
-		return fmt.Errorf("dead-letter: %w", err)
-	}
-	if err := d.deadLetter(ctx, notes); err != nil {
-		return fmt.Errorf("dead-letter message of queue %q: %w", d.plan().Queue, err)
-	}
-	return nil
+// The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
+// client.
+func (c *Client) DeadLetter(
+	ctx context.Context, msg *message.Message, state header.RetryState,
+) error {
+	return c.group.DeadLetter(ctx, msg, state)
 }
 
-func (c *Client) delivery(ctx context.Context, msg *message.Message) (*delivery, error) {
-	if attached := middleware.DeliveryOf(ctx, msg); attached != nil {
-		if d, ok := attached.Source.(*delivery); ok && d.sub.subscriber.client == c {
-			return d, nil
-		}
+// newObservers returns nil if there is no observer.
+func newObservers(opts clientOptions) *observe.List[middleware.Event] {
+	var tell []func(context.Context, middleware.Event)
+	for _, o := range opts.observers {
+		tell = append(tell, o.Observe)
 	}
-	return nil, middleware.ErrNotDelivered
+	return observe.NewList(func(value any) {
+		opts.logger.Error("Observer panicked", nil, watermill.LogFields{"value": fmt.Sprintf("%.512v",
+			value)})
+	}, tell...)
 }
 
-// Healthy returns nil while retries can be handed over, else what is in the way.
-// It does not talk to the broker, so it may serve a readiness probe.
+// isNil reports whether v is nil or a nil pointer.
+func isNil(v any) bool {
+	r := reflect.ValueOf(v)
+	return v == nil || r.Kind() == reflect.Pointer && r.IsNil()
+}
+
+// Logger returns the logger of WithLogger, for middleware.NewDelayedRetry.
+func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
+
+// Observers returns the observers of WithObserver, for middleware.NewDelayedRetry. The caller
+// owns the slice.
+func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
+
+// Healthy returns nil while retries can be handed over, else the error that prevents it. It does
+// not talk to the broker, so it may serve a readiness probe.
 func (c *Client) Healthy() error {
 	c.mu.Lock()
 	closed := c.closed
@@ -165,9 +175,9 @@ func (c *Client) Healthy() error {
 	return c.publisher.Healthy()
 }
 
-// Close closes the subscribers that are still open, which waits for the
-// messages in progress, then the publishers and the connection. It is bounded in time whatever the
-// broker does, and leaves no goroutine.
+// Close closes the open Subscribers, which waits for the messages in progress, then the Publishers
+// and the connection. It is bounded in time even if the broker does not answer, and leaves no
+// goroutine.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -196,4 +206,61 @@ func (c *Client) forget(s *Subscriber) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.subscribers, s)
+}
+
+const (
+	// strandedPause is the time between two looks at a stranded queue.
+	strandedPause = 30 * time.Second
+	// strandedTimeout bounds each look.
+	strandedTimeout = 10 * time.Second
+)
+
+// errStranded is the error of the log line about messages in a stranded queue.
+var errStranded = errors.New("messages whose wait was over found no way to their queue")
+
+// watchStranded looks at the stranded queues of a plan until the client is closed. One goroutine
+// looks at each queue, for any number of subscriptions.
+func (c *Client) watchStranded(plan Plan) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range plan.members() {
+		if m.role != RoleStranded || c.closed || c.watched[m.Name] {
+			continue
+		}
+		c.watched[m.Name] = true
+		c.watches.Go(func() { c.lookForStranded(m.Name) })
+	}
+}
+
+// lookForStranded logs when a stranded queue has more messages than at the two looks before. It
+// logs nothing while the broker is away, and ends if the user may not look: from RabbitMQ 4.3 on
+// that takes the configure permission (F24).
+func (c *Client) lookForStranded(queue string) {
+	known, before := 0, 0
+	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
+		if c.publisher.Healthy() != nil {
+			continue // during an alarm, for example, the broker does not read the question
+		}
+		ctx, cancel := context.WithTimeout(c.stop, strandedTimeout)
+		found, err := passive(ctx, c.publisher.Do, queue)
+		cancel()
+		switch {
+		case isCode(err, amqp.AccessRefused):
+			c.opts.logger.Info("Warning: the user may not look at the stranded queue, so stranded "+
+				"messages are not logged: grant the configure permission for the queue, or watch its depth",
+				watermill.LogFields{"queue": queue, "err": err.Error()})
+			return
+		case err != nil:
+			continue
+		case found.Messages > known:
+			c.opts.logger.Error("Messages are stranded: their queue or its binding was deleted while "+
+				"they waited, or a policy with dead-letter-routing-key has changed their routing key; find "+
+				"the cause with rabbitmqctl list_policies and list_bindings, correct it, and move the "+
+				"messages to the queue that their header millpond-queue names",
+				errStranded,
+				watermill.LogFields{"queue": queue, "messages": found.Messages})
+		}
+		// An operator who looks at the messages empties the queue for a moment.
+		known, before = max(before, found.Messages), found.Messages
+	}
 }

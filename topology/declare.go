@@ -4,28 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/publisher"
 )
 
-// channelRunner runs a function on a channel of its own: an error of the broker
-// closes the channel it happens on.
+// channelRunner runs a function on its own channel, because an error of the broker closes the
+// channel.
 type channelRunner func(context.Context, func(*amqp.Channel) error) error
+
+// declareTimeout bounds everything that one call declares. A broker may take a minute to say that
+// a queue is out of reach (F18).
+const declareTimeout = 90 * time.Second
 
 // atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
 const atOnceTimeout = 20 * time.Second
 
-// declare declares a plan. It is idempotent and never changes what exists: a
-// conflict is a ConflictError, but for a queue that may be adopted.
-func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter) error {
+// declare declares a plan. It is idempotent and never changes a queue or an exchange that exists.
+// A conflict is a ConflictError, except for a queue that may be adopted.
+func declare(
+	ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter,
+) error {
 	if declareAtOnce(ctx, run, plan) == nil {
 		return nil
 	}
-	// Something is refused: one at a time, to tell what.
+	// The broker refuses a part. Declare one part at a time to find out which.
 	for _, e := range plan.Exchanges {
 		err := run(ctx, func(ch *amqp.Channel) error {
 			return e.declare(ch, false)
@@ -47,8 +57,10 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 		if !q.Adopt || !errors.As(err, &conflict) {
 			return err
 		}
-		logger.Info("Warning: a queue exists with other arguments than ours; it is used as it is",
-			watermill.LogFields{"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted, "found": conflict.Found})
+		logger.Info("Warning: the queue exists with other arguments than the plan has; it is used as "+
+			"it is",
+			watermill.LogFields{"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
+				"found": conflict.Found})
 	}
 	for _, b := range plan.Bindings {
 		err := run(ctx, func(ch *amqp.Channel) error {
@@ -62,8 +74,8 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 	return nil
 }
 
-// declareAtOnce declares a plan without waiting for each answer: Levels has some
-// 160 parts. Its error is that of some part, and ends the channel.
+// declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its
+// error is the error of one part, and ends the channel.
 func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	ctx, cancel := context.WithTimeout(ctx, atOnceTimeout)
 	defer cancel()
@@ -87,17 +99,9 @@ func declareAtOnce(ctx context.Context, run channelRunner, plan Plan) error {
 	})
 }
 
-func (b Binding) declare(ch *amqp.Channel, noWait bool) error {
-	if b.ToExchange != "" {
-		return ch.ExchangeBind(b.ToExchange, b.RoutingKey, b.Exchange, noWait, b.arguments())
-	}
-	return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, noWait, b.arguments())
-}
-
-// missing returns the exchanges and queues that the plan names, its own queue
-// included, and that do not exist, in words. From 4.3 on looking takes the
-// configure permission (F24); what may not be looked at is taken to exist, and
-// where it does not, consuming or the first retry says so.
+// missing names the exchanges and queues of the plan, its own queue included, that do not exist.
+// From RabbitMQ 4.3 on looking takes the configure permission (F24). A queue or an exchange that
+// the user may not look at is taken to exist. If it does not, consuming or the first retry fails.
 func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error) {
 	var names []string
 	check := func(kind, name string, passive func(*amqp.Channel) error) error {
@@ -142,18 +146,90 @@ func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error
 	return names, nil
 }
 
-// checkExists reports what is missing of a plan that was to be provisioned.
+// checkExists returns an error that names the missing parts of a plan that must be provisioned.
 func checkExists(ctx context.Context, run channelRunner, plan Plan) error {
 	names, err := missing(ctx, run, plan)
 	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("to be provisioned, for WithPreProvisioned declares nothing: %s", strings.Join(names, ", "))
+		err = fmt.Errorf("WithPreProvisioned declares nothing, and these do not exist: %s: provision "+
+			"them", strings.Join(names, ", "))
 	}
 	return err
 }
 
-// forRoute returns the part of the plan that a message on route needs: with no
-// exchange in between, the queue alone.
-func (p Plan) forRoute(r Route) Plan {
+// redeclarer declares the parts of a plan again that have vanished.
+type redeclarer struct {
+	plan        *Plan
+	publisher   *publisher.Publisher
+	provisioned bool
+	logger      watermill.LoggerAdapter
+}
+
+// redeclare declares a part of the route again if err says that the part has vanished: the
+// broker has returned a message, or has closed the channel with 404. It returns nil when the
+// message can be published once more.
+func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err error) error {
+	if isCode(err, amqp.AccessRefused) {
+		return withWayOut(err)
+	}
+	var returned *publisher.ReturnedError
+	switch {
+	case errors.As(err, &returned) && !r.plan.leadsFrom(route.Exchange):
+		return fmt.Errorf("exchange %q, which the plan does not declare, has no queue for routing key "+
+			"%q: bind one: %w", route.Exchange, route.RoutingKey, err)
+	case errors.As(err, &returned):
+	case isCode(err, amqp.NotFound) && r.plan.declares(route.Exchange):
+	case isCode(err, amqp.NotFound) && route.Exchange != "":
+		return fmt.Errorf("exchange %q may be missing, and the plan does not declare it: declare the "+
+			"exchange: %w", route.Exchange, err)
+	default:
+		return err
+	}
+	if r.provisioned {
+		return fmt.Errorf("a queue, an exchange or a binding for retries is missing, and "+
+			"WithPreProvisioned declares nothing: provision it again: %w", err)
+	}
+	vanished := r.vanished(ctx, route, returned != nil)
+	declareErr := declare(ctx, r.publisher.Do, r.plan.forRoute(route), r.logger)
+	if declareErr != nil {
+		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
+	}
+	r.logger.Error("A part of the plan had vanished and was declared again; if it is a wait queue, "+
+		"the messages that waited in it are lost: find out what deletes it", err,
+		watermill.LogFields{"vanished": vanished,
+			"exchange": route.Exchange, "routing_key": route.RoutingKey})
+	return nil
+}
+
+// vanished names the part of the plan that is missing on a route: the exchange if the broker has
+// said so, else the queue that the route leads to, or a binding on the way if that queue exists.
+func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returned bool) string {
+	if !returned {
+		return fmt.Sprintf("exchange %q", route.Exchange)
+	}
+	to := newRouting(*r.plan).reach(route.Exchange, route.RoutingKey, nil)
+	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
+		if _, err := passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
+			return fmt.Sprintf("queue %q", queue)
+		}
+	}
+	return fmt.Sprintf("a binding of exchange %q", route.Exchange)
+}
+
+// leadsFrom reports whether messages that are published to the exchange reach a queue through
+// exchanges and bindings of the plan.
+func (p *Plan) leadsFrom(exchange string) bool {
+	return exchange == "" || p.declares(exchange) ||
+		slices.ContainsFunc(p.Bindings, func(b Binding) bool { return b.Exchange == exchange })
+}
+
+// declares reports whether the exchange is one of the plan.
+func (p *Plan) declares(exchange string) bool {
+	return slices.ContainsFunc(p.Exchanges, func(e Exchange) bool { return e.Name == exchange })
+}
+
+// forRoute returns the part of the plan that a message on the route needs: without an exchange
+// in between, the queue alone.
+func (p Plan) forRoute(r consumer.Route) Plan {
 	for _, q := range p.Queues {
 		if r.Exchange == "" && q.Name == r.RoutingKey {
 			return Plan{Queue: p.Queue, Queues: []Queue{q}}

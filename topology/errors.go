@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 )
@@ -15,19 +16,17 @@ import (
 var (
 	// ErrClosed is returned by every call on a closed Client or Subscriber.
 	ErrClosed = errors.New("closed")
-	// ErrTooLarge: the headers of a message leave no room for ours in a frame.
-	ErrTooLarge = errors.New("headers do not fit in one frame")
-	// ErrUnroutable: no queue took a message that was published.
+	// ErrTooLarge is returned if the headers of a message leave no room in a frame for the headers
+	// of a retry.
+	ErrTooLarge = consumer.ErrTooLarge
+	// ErrUnroutable is returned if no queue took a message that was published.
 	ErrUnroutable = errors.New("no queue took the message")
-	// ErrOutcomeUnknown: a message was sent, but whether the broker has stored it
-	// is unknown.
+	// ErrOutcomeUnknown is returned if a message was sent, but it is unknown whether the broker has
+	// stored it.
 	ErrOutcomeUnknown = publisher.ErrUnknown
-
-	errCannotStore = errors.New("failed messages cannot be stored")
-	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 )
 
-// publishError is an error of the publisher as one that can be told apart.
+// publishError wraps an error of the publisher in the error of this package.
 func publishError(err error) error {
 	var returned *publisher.ReturnedError
 	switch {
@@ -39,44 +38,44 @@ func publishError(err error) error {
 	return err
 }
 
-// ConflictError is returned when a queue or an exchange exists with other
-// arguments. RabbitMQ cannot change them. Where the queue or the exchange is the user's
-// own, the configuration must name the arguments that it has. Otherwise delete the queue
-// once it is empty, or the exchange while no service uses it, or choose another name in
-// the strategy.
+// ConflictError is returned if a queue or an exchange exists with other arguments. RabbitMQ cannot
+// change them. If the queue or the exchange is the user's own, the configuration must name the
+// arguments that it has. Otherwise delete the queue once it is empty, or the exchange while no
+// service uses it, or choose another name in the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
-	// Argument differs first, Wanted is the value that was declared, Found that of the
-	// broker; empty where a long name leaves no room for it, because the broker cuts
-	// what it says at 255 bytes.
+	// Argument is the first argument that differs, Wanted is the declared value, and Found is the
+	// value on the broker. Found is empty if a long name leaves no room for it, because the broker
+	// cuts its text at 255 bytes.
 	Argument, Wanted, Found string
-	// Err is what the broker said.
+	// Err is the error of the broker.
 	Err error
 
-	configured bool // declared as the user's Config says
+	configured bool // the user's Config declares it
 }
 
 func (e *ConflictError) Error() string {
 	difference := fmt.Sprintf("%s is %s, wanted %s", e.Argument, e.Found, e.Wanted)
 	if e.Found == "" {
-		difference = fmt.Sprintf("%s differs from the %s wanted", e.Argument, e.Wanted)
+		difference = fmt.Sprintf("%s is not the %s that was wanted", e.Argument, e.Wanted)
 	}
 	return fmt.Sprintf("%s %q exists with other arguments: %s; %s",
 		e.Kind, e.Name, difference, e.wayOut())
 }
 
-// wayOut says what to do about the conflict.
+// wayOut returns the way out of the conflict.
 func (e *ConflictError) wayOut() string {
 	switch {
 	case !e.configured && e.Kind == "exchange":
-		return "stop all services that use it, delete it, and start them again, because an exchange holds no messages and each " +
-			"Subscribe declares it with its own bindings; or choose another name in the strategy"
+		return "stop all services that use it, delete it, and start them again, because an exchange " +
+			"holds no messages and each Subscribe declares it with its own bindings; or choose another " +
+			"name in the strategy"
 	case !e.configured:
 		return "delete it once it is empty, or choose another name in the strategy"
 	}
 	field := e.field()
-	set := fmt.Sprintf("set %s of the configuration to what the %s has", field, e.Kind)
+	set := fmt.Sprintf("set %s of the configuration to the value of the %s", field, e.Kind)
 	if e.Found == "none" {
 		set = fmt.Sprintf("leave %s out of the configuration", field)
 	}
@@ -86,7 +85,7 @@ func (e *ConflictError) wayOut() string {
 	return set + ", or delete the queue once it is empty"
 }
 
-// field is the field of watermill-amqp's Config that the argument was declared from.
+// field is the field of watermill-amqp's Config that the argument comes from.
 func (e *ConflictError) field() string {
 	part := "Queue"
 	if e.Kind == "exchange" {
@@ -108,18 +107,19 @@ func (e *ConflictError) field() string {
 	return fmt.Sprintf("%s.Arguments[%q]", part, e.Argument)
 }
 
-// Unwrap returns what the broker said.
+// Unwrap returns the error of the broker.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// inequivalent and difference are the broker's text for a conflict (F10), of
-// which the end may be cut. It is the only text of the broker that is read.
+// inequivalent and difference match the broker's text for a conflict (F10). The end of the text may
+// be cut. No other text of the broker is read here.
 var (
-	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (queue|exchange) '(?:(.*)' in vhost ')?`)
-	difference   = regexp.MustCompile(`: received (.*) but current is (.*)$`)
+	inequivalent = regexp.MustCompile(
+		`inequivalent arg '([^']*)' for (queue|exchange) '(?:(.*)' in vhost ')?`)
+	difference = regexp.MustCompile(`: received (.*) but current is (.*)$`)
 )
 
-// conflict reads a refusal; nil if it is not about arguments. The broker's text says
-// whether it is about the queue or about an exchange that is declared beside it.
+// conflict reads a refusal; nil if it is not about arguments. The broker's text says whether it is
+// about the queue or about an exchange that is declared beside it.
 func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error) *ConflictError {
 	m := inequivalent.FindStringSubmatch(amqpErr.Reason)
 	if m == nil {
@@ -139,7 +139,7 @@ func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error
 	return c
 }
 
-// configuredError is declareError for what the user's Config names.
+// configuredError is declareError for a queue or an exchange that the user's Config declares.
 func configuredError(kind, name string, args amqp.Table, err error) error {
 	err = declareError(kind, name, args, err)
 	var c *ConflictError
@@ -149,7 +149,7 @@ func configuredError(kind, name string, args amqp.Table, err error) error {
 	return err
 }
 
-// declareError names what could not be declared, and the way out where it is
+// declareError names the queue or exchange that could not be declared, and the way out if it is
 // known.
 func declareError(kind, name string, args amqp.Table, err error) error {
 	var amqpErr *amqp.Error
@@ -162,21 +162,26 @@ func declareError(kind, name string, args amqp.Table, err error) error {
 			return c
 		}
 	case amqp.AccessRefused:
-		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name, and what else Plan.Permissions lists: %w", kind, name, err)
+		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for "+
+			"that name, and the other permissions that Plan.Permissions lists: %w", kind, name, err)
 	}
 	return fmt.Errorf("declare %s %q: %w", kind, name, err)
 }
 
-// withWayOut adds to an error of the broker what can be done about it.
+// withWayOut adds the way out to an error of the broker.
 func withWayOut(err error) error {
 	var network *net.OpError
 	switch {
 	case errors.Is(err, link.ErrOtherCluster):
-		return fmt.Errorf("use brokers of one cluster for everything of a Client, because a retry on another cluster never comes back, or WithoutClusterCheck if you know better: %w", err)
+		return fmt.Errorf("use brokers of one cluster for a Client and its Subscribers and "+
+			"Publishers, because a retry on another cluster never comes back; WithoutClusterCheck "+
+			"switches this check off: %w", err)
 	case isCode(err, amqp.AccessRefused):
-		return fmt.Errorf("the user may not: grant it what Plan.Permissions lists: %w", err)
+		return fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
+			err)
 	case errors.As(err, &network) && network.Op == "dial":
-		return fmt.Errorf("the broker cannot be reached: start it or correct the address, then try again, for nothing waits for it here: %w", err)
+		return fmt.Errorf("the broker cannot be reached: start it or correct the address, then try "+
+			"again: %w", err)
 	}
 	return err
 }
@@ -188,15 +193,3 @@ func isCode(err error, code int) bool {
 	var amqpErr *amqp.Error
 	return errors.As(err, &amqpErr) && amqpErr.Code == code
 }
-
-// tooLargeError is the ErrTooLarge of one message: of bytes, or of headers.
-type tooLargeError struct {
-	got, limit int
-	unit       string
-}
-
-func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("%v: %d %s, %d are left for them", ErrTooLarge, e.got, e.unit, e.limit)
-}
-
-func (e *tooLargeError) Unwrap() error { return ErrTooLarge }

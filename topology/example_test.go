@@ -134,13 +134,6 @@ func ExampleShared() {
 	// mail needs mail.dlq
 }
 
-// A policy that cannot list its delays uses the default wait steps.
-func ExampleDefaultWaitSteps() {
-	fmt.Println(topology.DefaultWaitSteps())
-	// Output:
-	// [1s 5s 30s 2m0s 10m0s 1h0m0s]
-}
-
 // What a user needs that consumes orders, where everything was provisioned.
 func ExamplePlan_Permissions() {
 	plan, err := topology.PerQueue{}.Plan("orders", []time.Duration{5 * time.Second})
@@ -169,4 +162,26 @@ func ExamplePlanFor() {
 	// Output:
 	// orders.wait.5s
 	// orders.dlq
+}
+
+// A policy that cannot list its delays uses the default wait steps.
+func ExamplePlanFor_unlisted() {
+	policy := backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return 7 * time.Second, true })
+	plan, err := topology.PlanFor(topology.PerQueue{Dead: topology.DeadLetters{Suffix: ".failed"}}, "orders", policy)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, step := range plan.WaitSteps {
+		fmt.Println(step.Delay)
+	}
+	fmt.Println(plan.Dead.RoutingKey)
+	// Output:
+	// 1s
+	// 5s
+	// 30s
+	// 2m0s
+	// 10m0s
+	// 1h0m0s
+	// orders.failed
 }

@@ -89,16 +89,6 @@ func (c Count) String() string {
 	return fmt.Sprintf("%d (%s)", c.N, c.Source)
 }
 
-// Plan returns what queue needs under the client's strategy, for the delays that
-// ForPolicy names; other options make no difference.
-func (c *Client) Plan(queue string, options ...SubscriberOption) (Plan, error) {
-	var opts subscriberOptions
-	if err := apply(&opts, options); err != nil {
-		return Plan{}, fmt.Errorf("plan for queue %q: %w", queue, err)
-	}
-	return c.plan(queue, opts)
-}
-
 // Inspect counts the messages and consumers of every queue of a plan. It changes
 // nothing and has a connection of its own; it ends within ctx, and after 90 s at
 // the latest. Where dead letters go to an exchange of the user's, their queue is
@@ -172,7 +162,7 @@ func passive(ctx context.Context, run channelRunner, name string) (amqp.Queue, e
 	return found, nil
 }
 
-var errEmptyPlan = errors.New("the plan is empty: use Client.Plan")
+var errEmptyPlan = errors.New("the plan is empty: use topology.PlanFor")
 
 // member is a queue of a plan, the user's own included.
 type member struct {

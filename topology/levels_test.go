@@ -270,7 +270,7 @@ func TestLevelsRefuse(t *testing.T) {
 		},
 		"not a number":    {topology.Levels{Tolerance: math.NaN()}, "q", 1, "tolerance NaN"},
 		"negative delay":  {topology.Levels{}, "q", -1, "delay -1ns is not positive"},
-		"name of a level": {topology.Levels{}, "millpond.level.7", 1, "is also that of the queue itself"},
+		"name of a level": {topology.Levels{}, "millpond.level.7", 1, "and the queue itself have the same name"},
 		"long prefix":     {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
 		"our arguments":   {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
 		"everything":      {two, "", 1, "tolerance;resolution;stream;queue is empty"},

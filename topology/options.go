@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -19,7 +21,13 @@ const (
 	defaultDrainTimeout = 20 * time.Second
 	// defaultConnectTimeout bounds a dial with its handshake.
 	defaultConnectTimeout = 10 * time.Second
+	// defaultHandlerWarning leaves twenty minutes until the broker's consumer timeout
+	// (F16).
+	defaultHandlerWarning = 10 * time.Minute
 )
+
+// defaultTimestamps is the default of WithTimestampWindow.
+var defaultTimestamps = consumer.TimestampWindow{Past: 24 * time.Hour, Future: time.Minute}
 
 // Option changes a Client.
 type Option func(*clientOptions) error
@@ -36,62 +44,55 @@ type clientOptions struct {
 	management     string // its URL, checked; "" for none
 	anyCluster     bool
 	noPolicies     bool
-	tell           []func(context.Context, middleware.Event)
+	observers      []middleware.Observer
 }
 
-// WithLogger sets the logger of the client and its subscribers.
+// WithLogger sets the logger of the client, its Subscribers and its Publishers.
 //
 // Default: nothing is logged.
 func WithLogger(logger watermill.LoggerAdapter) Option {
 	return func(o *clientOptions) error {
-		if logger == nil {
-			return errors.New("WithLogger: the logger is nil")
-		}
 		o.logger = logger
-		return nil
+		return refuse(logger == nil, "WithLogger: the logger is nil")
 	}
 }
 
-// WithObserver adds observers of what the Subscribers decide by themselves: a
-// message that the router nacked, one that cannot be decoded, suspects of killing
-// the process. Give the same to middleware.WithObserver, which tells of all the
-// rest. They are called in the goroutine of the message, after the decision is
-// confirmed; see middleware.Observer.
+// WithObserver adds observers of the decisions that the Subscribers make by themselves: about a
+// message that the router has nacked, a message that cannot be decoded, and suspects of killing
+// the process. Give the same observers to middleware.WithObserver, which tells them of all other
+// decisions; Client.Observers returns them. They are called in the goroutine of the message,
+// after the decision is confirmed; see middleware.Observer.
 //
-// Default: nobody is told, and no event is made.
+// Default: no observer, and no event is made.
 func WithObserver(observers ...middleware.Observer) Option {
 	return func(o *clientOptions) error {
 		for i, observer := range observers {
 			if observer == nil {
 				return fmt.Errorf("WithObserver: observer %d is nil", i)
 			}
-			o.tell = append(o.tell, observer.Observe)
+			o.observers = append(o.observers, observer)
 		}
 		return nil
 	}
 }
 
-// WithConfirmTimeout bounds the hand-over of one message to the broker, from
-// the wait for a connection to the broker's confirm. After that its outcome is
-// unknown: the message is kept and handed over again, which may duplicate it.
-// At least 1 ms.
+// WithConfirmTimeout bounds the hand-over of one message to the broker, from the wait for a
+// connection to the broker's confirm. After that the outcome is unknown: the message is kept and
+// handed over again, which may duplicate it. At least 1 ms.
 //
 // Default: 10 s.
 func WithConfirmTimeout(d time.Duration) Option {
 	return func(o *clientOptions) error {
-		if d < time.Millisecond {
-			return fmt.Errorf("WithConfirmTimeout: %v is under 1ms", d)
-		}
 		o.confirmTimeout = d
 		o.connectTimeout = min(defaultConnectTimeout, max(d, time.Second))
-		return nil
+		return refuse(d < time.Millisecond, "WithConfirmTimeout: %v is under 1ms", d)
 	}
 }
 
-// WithBrokers names further nodes of the same cluster by their URLs: each is
-// tried in turn, after Connection.AmqpURI, when a connection is made or made
-// again. They must name the same vhost. A Subscriber uses them too, unless its
-// configuration has an AmqpURI of its own that differs from the client's.
+// WithBrokers names further nodes of the same cluster by their URLs. When a connection is made,
+// also after a loss, each node is tried in turn, after Connection.AmqpURI. All must name the same
+// vhost. A Subscriber uses them, too, unless its configuration has an AmqpURI that differs from
+// the client's.
 //
 // Default: Connection.AmqpURI alone.
 func WithBrokers(urls ...string) Option {
@@ -106,15 +107,14 @@ func WithBrokers(urls ...string) Option {
 	}
 }
 
-// WithoutClusterCheck admits connections to brokers that name different clusters.
-// Otherwise the connections of a Client, its Subscribers and its Publishers must
-// all lead to the cluster_name that the first one found, because a message that
-// waits on another cluster never comes back; when all of them have ended, the
-// next one may lead to another cluster. Use it where connections that are open
-// must outlive a rabbitmqctl set_cluster_name.
+// WithoutClusterCheck allows connections to brokers that name different clusters. Without this
+// option the connections of a Client, its Subscribers and its Publishers must all lead to the
+// cluster_name that the first connection found, because a message that waits on another cluster
+// never comes back. When all connections have ended, the next one may lead to another cluster.
+// Use the option if open connections must outlive a rabbitmqctl set_cluster_name.
 //
-// Default: a connection to another cluster is refused, and when a connection is
-// made again, tried again.
+// Default: a connection to another cluster is refused; a connection that is made again is tried
+// again.
 func WithoutClusterCheck() Option {
 	return func(o *clientOptions) error {
 		o.anyCluster = true
@@ -122,15 +122,14 @@ func WithoutClusterCheck() Option {
 	}
 }
 
-// WithoutPolicyCheck says that no policy and no operator policy sets delivery-limit
-// on the queues that are looked at: by Peek and by the package operate, which
-// otherwise refuse a quorum queue whose policies they cannot see (ErrUnsafePeek). It
-// is for brokers whose management API cannot be reached; the argument of the queue is
-// still compared, and so are policies that are seen. Nothing checks it: under a policy
-// with a small delivery-limit the broker deletes messages that are looked at, silently
-// and for good.
+// WithoutPolicyCheck declares that no policy and no operator policy sets delivery-limit on queues
+// that Peek and the package operate look at. Without it they refuse a quorum queue whose policies
+// they cannot see (ErrUnsafePeek). It is for brokers whose management API cannot be reached. The
+// argument of the queue is still compared, and so are policies that are seen. Nothing checks the
+// declaration: under a policy with a small delivery-limit the broker deletes messages that are
+// looked at, silently and for good.
 //
-// Default: a quorum queue is looked at only where WithManagement shows its policies.
+// Default: a quorum queue is looked at only if WithManagement shows its policies.
 func WithoutPolicyCheck() Option {
 	return func(o *clientOptions) error {
 		o.noPolicies = true
@@ -138,25 +137,21 @@ func WithoutPolicyCheck() Option {
 	}
 }
 
-// WithCredentials asks for user and password before each connect, for those that
-// change while a service runs. An error is one more connect that failed: it is
-// tried again. The function is called from several goroutines and should heed
-// its context.
+// WithCredentials sets a function that returns user and password before each connect, for
+// credentials that change while a service runs. An error counts as a failed connect, which is
+// tried again. Several goroutines call the function, and it should heed its context.
 //
-// Default: those of the URL, or of AmqpConfig.SASL.
+// Default: user and password of the URL, or of AmqpConfig.SASL.
 func WithCredentials(ask func(ctx context.Context) (user, password string, err error)) Option {
 	return func(o *clientOptions) error {
-		if ask == nil {
-			return errors.New("WithCredentials: the function is nil")
-		}
 		o.credentials = ask
-		return nil
+		return refuse(ask == nil, "WithCredentials: the function is nil")
 	}
 }
 
-// WithName sets what the broker's management page calls the connections:
-// "<name>: millpond retries" and "<name>: millpond subscriber". A
-// connection_name in AmqpConfig.Properties goes before it.
+// WithName sets the names of the connections on the broker's management page: "<name>: millpond
+// retries" and "<name>: millpond subscriber". A connection_name in AmqpConfig.Properties
+// overrides it.
 //
 // Default: the name of the program.
 func WithName(name string) Option {
@@ -166,15 +161,15 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPreProvisioned declares nothing, for brokers where services may not: the
-// queue, which otherwise the TopologyBuilder declares, and all that the plan
-// needs must exist, and Subscribe says what is missing. What vanishes later is
-// not declared again: its messages are held until it is back. Plan.Definitions
-// and Plan.Permissions say what to provision; the arguments of what exists are
-// not compared. The queue itself is asked for its type and arguments, with
-// requests that can declare nothing.
+// WithPreProvisioned makes the Client declare nothing, for brokers where services may not
+// declare. The queue, which the TopologyBuilder declares otherwise, and everything in the plan
+// must exist, and Subscribe names the missing parts. A part that vanishes later is not declared
+// again: its messages are held until it exists again. Plan.Definitions and Plan.Permissions
+// return the parts and permissions to provision. The arguments of existing parts are not
+// compared. Subscribe asks for type and arguments of the queue itself with requests that can
+// declare nothing.
 //
-// Default: everything is declared, and declared again where it has vanished.
+// Default: everything is declared, and declared again if it has vanished.
 func WithPreProvisioned() Option {
 	return func(o *clientOptions) error {
 		o.provisioned = true
@@ -192,16 +187,17 @@ type subscriberOptions struct {
 	requeue        bool
 	concurrency    int
 	handlerWarning time.Duration
-	timestamps     timestampWindow
+	timestamps     consumer.TimestampWindow
+	holdLimit      time.Duration // 0: only the broker's consumer timeout
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }
 
-// ForPolicy declares the wait queues of the delays that the policies may ask
-// for, before consuming begins. A policy that cannot list its delays uses the
-// strategy's default wait steps; whatever a policy asks for waits on the next longer wait step. With
-// Levels, which has wait queues for any delay, the policies make no difference. The
-// first delay that is rounded up by more than a tenth is named in the log.
+// ForPolicy declares the wait queues of the delays that the policies may ask for, before
+// consuming begins. A policy that cannot list its delays uses the strategy's default wait steps:
+// a delay that it asks for waits on the next longer wait step. With Levels, which has wait queues
+// for any delay, the policies make no difference. The log names the first delay that is rounded
+// up by more than a tenth.
 //
 // Default: the strategy's default wait steps.
 func ForPolicy(policies ...backoff.Policy) SubscriberOption {
@@ -226,34 +222,132 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 	}
 }
 
-// WithDrainTimeout bounds how long Close waits for the messages in progress:
-// handlers go on, and what fails is still handed over. After that their context
-// is cancelled and they go back to their queue. Keep it below the CloseTimeout
-// of the router (30 s unless set). Not negative.
+// For declares the wait queues of the delays that any policy of a DelayedRetry may ask for, as
+// ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware.
+//
+// Default: the strategy's default wait steps.
+func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		if isNil(retry) {
+			return errors.New("For: the DelayedRetry is nil")
+		}
+		return ForPolicy(retry.Policies()...)(o)
+	}
+}
+
+// WithDrainTimeout bounds how long Close waits for the messages in progress. Until then handlers
+// go on, and failed messages are still handed over. After that the context of the messages is
+// cancelled and they go back to their queue. Keep it below the CloseTimeout of the router (30 s
+// by default). Must not be negative.
 //
 // Default: 20 s.
 func WithDrainTimeout(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
-		if d < 0 {
-			return fmt.Errorf("WithDrainTimeout: %v is negative", d)
-		}
 		o.drainTimeout = d
-		return nil
+		return refuse(d < 0, "WithDrainTimeout: %v is negative", d)
 	}
 }
 
-// WithRequeueOnNack gives a message that the router nacks straight back to its
-// queue, as watermill-amqp does. It is for the first step of adopting this
-// library without a pause: while instances with watermill-amqp's Subscriber
-// consume the same queue, nothing may return from a wait queue, for they nack
-// what they cannot decode in a hot loop (broker fact F1). Use it without the
-// middleware, and leave it out as soon as no such instance is left.
+// WithRequeueOnNack gives a message that the router nacks straight back to its queue, as
+// watermill-amqp does. It is for the first step of adopting this library without a pause. While
+// instances with watermill-amqp's Subscriber consume the same queue, nothing may come back from a
+// wait queue, because they nack messages that they cannot decode in a hot loop (F1). Use the option
+// without the middleware, and remove it as soon as no such instance is left.
 //
-// Default: what is nacked is set aside for at least a second.
+// Default: a nacked message is snoozed for at least a second.
 func WithRequeueOnNack() SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.requeue = true
 		return nil
+	}
+}
+
+// WithConcurrency allows n messages of each Subscribe to be in progress at once: n handlers run
+// side by side. A message that fails and waits for the broker's confirm, or is held, takes only
+// its own place. From 1 to 65535.
+//
+// Messages are handed out and end in no particular order; with 1 they are handed out in the order
+// of the queue. Each message is acked, snoozed or given back independently of the others. n
+// goroutines may call the handler at once.
+//
+// The broker is asked to send at least n messages ahead: a smaller Consume.Qos.PrefetchCount is
+// raised to n, a larger one stays. So up to n messages, or as many as are prefetched, are in
+// memory, and are unacked when the connection ends: then all of them are delivered again.
+//
+// After a lost connection, handlers that still run with a message of the old connection count: no
+// more than n run at any time. Close waits for all n at once, for at most the drain timeout.
+// Messages that may have killed the process are tried alone, one at a time for all Subscribers of
+// a Client, so that none is blamed for another.
+//
+// Default: 1.
+func WithConcurrency(n int) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.concurrency = n
+		return refuse(n < 1 || n > maxPrefetch,
+			"WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP",
+			n, maxPrefetch)
+	}
+}
+
+// WithHandlerWarning logs, once for each message, that its handler has had it for longer than d.
+// A handler that never returns keeps its place, which with WithConcurrency(1) stops the queue.
+// After the broker's consumer timeout, 30 minutes by default, the channel is closed and
+// everything on it is delivered again (F16). The check runs four times within d, and at least
+// once a minute. 0 switches it off. Must not be negative.
+//
+// Default: 10 min.
+func WithHandlerWarning(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.handlerWarning = d
+		return refuse(d < 0, "WithHandlerWarning: %v is negative", d)
+	}
+}
+
+// WithConsumerTimeout names the broker's consumer_timeout: how long the broker lets a consumer
+// keep a delivery. While a failed message cannot be stored, its delivery is held until shortly
+// before that. 0 means that the broker has no such timeout. Must not be negative.
+//
+// Default: the queue's argument x-consumer-timeout, or a policy that the management API shows,
+// and from RabbitMQ 4.3 on Consume.Arguments; else 30 min, RabbitMQ's own default.
+func WithConsumerTimeout(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.consumerTimeout = cmp.Or(d, consumer.MaxHold)
+		return refuse(d < 0, "WithConsumerTimeout: %v is negative", d)
+	}
+}
+
+// WithHoldLimit shortens how long the Subscriber holds a failed or nacked message that cannot be
+// stored, counted from its arrival. After that the message goes back to its queue, and the queue
+// is not consumed until messages can be stored again. A limit that is longer than the default
+// changes nothing. Must be positive.
+//
+// Default: until shortly before the broker's consumer timeout; see WithConsumerTimeout.
+func WithHoldLimit(d time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.holdLimit = d
+		return refuse(d <= 0, "WithHoldLimit: %v is not positive", d)
+	}
+}
+
+// WithTimestampWindow sets which timestamps count as the time of publishing. A message with an
+// expiration is not retried past the end of its expiration. The end is counted from the timestamp
+// of the message if the timestamp lies less than past before the arrival of the message, or less
+// than future after it. If the end would lie before the arrival, the timestamp is not the time of
+// publishing: the broker counts from there and drops a message whose expiration is over. Such a
+// message, a message whose timestamp lies outside the window, and a message without a timestamp
+// are counted from the arrival. The header millpond-deadline-from says "timestamp" or "arrival".
+//
+// The arrival is the arrival of the first delivery that fails or is snoozed. A timestamp has whole
+// seconds. With past 0 only timestamps ahead count; WithTimestampWindow(0, 0) counts every
+// expiration from the arrival. A past that is longer than the expiration changes nothing.
+// Negative values are refused.
+//
+// Default: 24 h and 1 min.
+func WithTimestampWindow(past, future time.Duration) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.timestamps = consumer.TimestampWindow{Past: past, Future: future}
+		return refuse(past < 0 || future < 0,
+			"WithTimestampWindow: %v and %v must not be negative", past, future)
 	}
 }
 
@@ -267,4 +361,12 @@ func apply[O any, F ~func(*O) error](options *O, fs []F) error {
 		problems = append(problems, f(options))
 	}
 	return errors.Join(problems...)
+}
+
+// refuse returns an error if a value is bad.
+func refuse(bad bool, format string, args ...any) error {
+	if !bad {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
 }

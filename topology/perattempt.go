@@ -9,56 +9,57 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// PerAttempt gives every queue a wait queue for each attempt, behind a retry
-// exchange, so that the depths say how far the failing messages have come:
+// PerAttempt gives every queue a wait queue for each attempt, behind a retry exchange, so that
+// the depths of the queues show how far the failing messages have come:
 //
 //	orders ── fails the 2nd time ──► exchange orders.retry ──► orders.retry.2.5s
 //	                                                                │ TTL
 //	orders ◄─────────────────── default exchange ◄──────────────────┘
 //
-// The delay comes first, then the attempt: a message waits on the shortest wait step
-// that is long enough, and where several attempts have that delay, in the queue of
-// its own, or of the last one before it. So a delay that another attempt
-// or an error asks for is never cut, there is no attempt without a queue, and a
-// policy that goes on beyond the last one stays with the longest.
+// The delay comes first, then the attempt: a message waits on the shortest wait step that is
+// long enough. If several attempts have that delay, it waits in the queue of its own attempt, or
+// of the last attempt before it. So a delay that another attempt or an error asks for is never
+// cut, there is no attempt without a queue, and a policy that goes on beyond the last attempt
+// stays with the longest delay.
 //
 // The zero value is ready to use.
 type PerAttempt struct {
-	// Delays are what the attempts wait, in their order: the first failure the first
-	// one. Needed where the policy repeats a delay, as 5s 5s 5s does, or goes down
-	// again: a policy tells a strategy its delays, not their order. What
-	// the policy lists and Delays does not gets a queue of a number behind them.
+	// Delays are the delays of the attempts, in their order: the first failure waits for the
+	// first one. It is needed if the policy repeats a delay, as 5s 5s 5s does, or goes down
+	// again, because a policy tells a strategy its delays and not their order. A delay that
+	// only the policy lists gets a queue with a number behind the last attempt.
 	// Default: the delays of the policy, each once, the shortest first.
 	Delays []time.Duration
 	// Type of the wait queues and the dead-letter queue. Default: Quorum.
 	Type QueueType
-	// WaitName names the wait queue of an attempt. Attempt 0 is that of messages
-	// which are set aside: a queue of one second, planned where no delay is from one
-	// second to five. What a name does not carry cannot change while the queue
-	// exists: see PerQueue. Default:
-	// <queue>.retry.<attempt>.<delay>, with the suffixes of PerQueue.
+	// WaitName returns the name of the wait queue of an attempt. Attempt 0 is the queue of
+	// messages that are snoozed: a queue of one second, planned if no delay is from one second
+	// to five. Everything that the name does not tell apart cannot change while the queue
+	// exists: see PerQueue. Default: <queue>.retry.<attempt>.<delay>, with the suffixes of
+	// PerQueue.
 	WaitName func(queue string, attempt int, delay time.Duration) string
-	// ExchangeName names the retry exchange, a direct one in which the key of a wait
-	// queue is its name. Default: <queue>.retry.
+	// ExchangeName returns the name of the retry exchange, a direct exchange in which the key of
+	// a wait queue is its name. Default: <queue>.retry.
 	ExchangeName func(queue string) string
-	// WaitArguments are declared beside ours on every wait queue; see PerQueue.
+	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// Via is an exchange of yours that retries pass on their way back to the
-	// queue; see Return. Each wait queue has an exchange of its own then, in place of
-	// the retry exchange. Default: none.
+	// Via is an exchange of yours that retries pass on their way back to the queue; see the
+	// type Via. Each wait queue then has its own exchange, in place of the retry exchange.
+	// Default: none.
 	Via string
-	// Prefix begins the names of what queues with the same Via share:
+	// Prefix begins the names of everything that queues with the same Via share:
 	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// WaitSteps are the delays planned, beside Delays, for a policy that cannot list its
-	// own. Default: Delays, or DefaultWaitSteps.
+	// delays. Default: Delays, or 1s, 5s, 30s, 2m, 10m and 1h.
 	WaitSteps []time.Duration
 }
 
-func (s PerAttempt) check() error {
+// Validate returns an error that lists every invalid field. Open calls it.
+func (s PerAttempt) Validate() error {
 	return checkFields(s.Type, slices.Concat(s.Delays, s.WaitSteps), s.WaitArguments, s.Dead)
 }
 
@@ -71,9 +72,9 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 	case len(s.Delays)+len(s.WaitSteps) > 0:
 		asked = append(asked, s.WaitSteps...)
 	default:
-		asked = DefaultWaitSteps()
+		asked = defaultWaitSteps()
 	}
-	p, rungs := newPlanner(queue, asked, nil, s.Type)
+	p, steps := newPlanner(queue, asked, nil, s.Type)
 	exchange := queue + ".retry"
 	if s.ExchangeName != nil {
 		exchange = s.ExchangeName(queue)
@@ -82,9 +83,9 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 		p.exchange(Exchange{Name: exchange, Kind: "direct"}, "retry exchange")
 	}
 	back := p.wayBack(s.Via, s.Prefix, s.Type)
-	for _, r := range attempts(s.Delays, asked, rungs) {
-		number := strconv.Itoa(r.attempt)
-		name := queue + ".retry." + number + "." + delayName(r.delay) + s.Type.suffix(s.WaitArguments) + back.suffix()
+	for _, r := range attempts(s.Delays, asked, steps) {
+		name := queue + ".retry." + strconv.Itoa(r.attempt) + "." + delayName(r.delay) +
+			s.Type.suffix(s.WaitArguments) + back.suffix()
 		if s.WaitName != nil {
 			name = s.WaitName(queue, r.attempt, r.delay)
 		}
@@ -96,40 +97,40 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 		} else {
 			p.bind(exchange, name, name)
 		}
-		p.rung(q, route, s.WaitArguments)
+		p.step(q, route, s.WaitArguments)
 	}
 	p.bindBack(back)
 	p.deadLetters(s.Dead, s.Type)
 	return p.finish()
 }
 
-// attemptRung is a wait queue to be.
-type attemptRung struct {
+// attemptStep is a wait queue that is not planned yet.
+type attemptStep struct {
 	attempt int
 	delay   time.Duration
 }
 
-// attempts numbers the wait steps: those of the series by their place, what else was
-// asked for behind it, and what nobody asked for, which is for messages that are set
-// aside, 0. Ascending by delay, then by attempt.
-func attempts(series, asked, rungs []time.Duration) []attemptRung {
-	numbered := make([]attemptRung, 0, len(series)+len(rungs))
+// attempts numbers the wait steps: the steps of the series by their place, other delays that
+// were asked for behind the series, and 0 for the step that was not asked for, which is for
+// messages that are snoozed. The result is sorted by delay, then by attempt.
+func attempts(series, asked, steps []time.Duration) []attemptStep {
+	numbered := make([]attemptStep, 0, len(series)+len(steps))
 	for i, d := range series {
-		numbered = append(numbered, attemptRung{i + 1, wholeMilliseconds(d)})
+		numbered = append(numbered, attemptStep{i + 1, wholeMilliseconds(d)})
 	}
 	next := len(series) + 1
-	for _, d := range rungs {
+	for _, d := range steps {
 		same := func(other time.Duration) bool { return wholeMilliseconds(other) == d }
 		switch {
 		case slices.ContainsFunc(series, same):
 		case !slices.ContainsFunc(asked, same):
-			numbered = append(numbered, attemptRung{0, d})
+			numbered = append(numbered, attemptStep{0, d})
 		default:
-			numbered = append(numbered, attemptRung{next, d})
+			numbered = append(numbered, attemptStep{next, d})
 			next++
 		}
 	}
-	slices.SortFunc(numbered, func(a, b attemptRung) int {
+	slices.SortFunc(numbered, func(a, b attemptStep) int {
 		return cmp.Or(cmp.Compare(a.delay, b.delay), a.attempt-b.attempt)
 	})
 	return numbered

@@ -14,41 +14,43 @@ import (
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/consumer"
 )
 
-// Plan is what one queue needs to wait and to give up: plain data, printable,
-// computed without a broker. Everything in it is durable.
+// Plan holds everything that one queue needs to wait and to give up. It is plain data that can
+// be printed, and is computed without a broker. Everything in it is durable.
 type Plan struct {
-	// Queue is the queue whose messages wait. It is the user's: never declared here.
+	// Queue is the queue whose messages wait. It is the user's and is not declared here.
 	Queue string
 	// Exchanges to declare, before the queues.
 	Exchanges []Exchange
-	// Queues to declare: the wait queues by ascending delay, then those that keep
+	// Queues to declare: the wait queues by ascending delay, then the queues that keep
 	// messages.
 	Queues []Queue
-	// Bindings to declare, last of all.
+	// Bindings to declare, after exchanges and queues.
 	Bindings []Binding
 	// Dead is where a dead letter is published.
 	Dead Route
-	// WaitSteps are the delays that have a wait queue, ascending, with their routes; of
-	// the same delay, the earlier attempt first.
+	// WaitSteps are the delays that have a wait queue, ascending, with their routes. Of
+	// several with the same delay, the earlier attempt is first.
 	WaitSteps []Route
-	// Return is the exchange that messages return through, where a strategy's Via
-	// names one; nil where they go straight to the queue.
+	// Via is the exchange that messages pass on their way back, if the strategy names one.
+	// Nil means that they go straight to the queue.
 	Via *Via
-	// Levels makes the routes of all delays, those between the wait steps as well; nil
-	// where only the wait steps are waited for.
+	// Levels makes the routes of all delays, also of those between the wait steps. Nil means
+	// that messages wait for the wait steps alone.
 	Levels *LevelRoutes
 }
 
-// Queue is a queue to declare: durable, neither exclusive nor auto-delete.
+// Queue is a queue to declare: durable, not exclusive and not auto-delete.
 type Queue struct {
 	Name string
-	// Delay a message waits in it; zero for a queue that keeps messages.
+	// Delay is how long a message waits in the queue; zero for a queue that keeps messages.
 	Delay time.Duration
-	// Arguments as they are declared.
+	// Arguments of the declaration.
 	Arguments amqp.Table
-	// Adopt says that a queue of this name with other arguments is used as it is.
+	// Adopt allows a queue of this name with other arguments: the plan uses it.
 	Adopt bool
 }
 
@@ -57,9 +59,9 @@ type Exchange struct {
 	Name string
 	// Kind is AMQP's type: "direct", "fanout", "topic", "headers".
 	Kind string
-	// AutoDelete says that it is gone with the last binding from it.
+	// AutoDelete deletes the exchange with the last binding from it.
 	AutoDelete bool
-	// Arguments as they are declared.
+	// Arguments of the declaration.
 	Arguments amqp.Table
 }
 
@@ -70,13 +72,13 @@ func (e Exchange) declare(ch *amqp.Channel, noWait bool) error {
 // Binding leads from an exchange to a queue, or to another exchange.
 type Binding struct {
 	Exchange, RoutingKey string
-	// Queue is empty where the binding leads to ToExchange.
+	// Queue is empty if the binding leads to ToExchange.
 	Queue, ToExchange string
-	// Header must have the Value, at a headers exchange; empty elsewhere.
+	// Header must have the Value, at a headers exchange; empty for other exchanges.
 	Header, Value string
 }
 
-// to returns where the binding leads: AMQP's name for what it is, and its own.
+// to returns AMQP's word for the target of the binding, and the target's name.
 func (b Binding) to() (kind, name string) {
 	if b.ToExchange != "" {
 		return "exchange", b.ToExchange
@@ -84,7 +86,7 @@ func (b Binding) to() (kind, name string) {
 	return "queue", b.Queue
 }
 
-// arguments of the binding, as they are declared.
+// arguments of the binding's declaration.
 func (b Binding) arguments() amqp.Table {
 	if b.Header == "" {
 		return nil
@@ -92,25 +94,31 @@ func (b Binding) arguments() amqp.Table {
 	return amqp.Table{"x-match": "all", b.Header: b.Value}
 }
 
+func (b Binding) declare(ch *amqp.Channel, noWait bool) error {
+	if b.ToExchange != "" {
+		return ch.ExchangeBind(b.ToExchange, b.RoutingKey, b.Exchange, noWait, b.arguments())
+	}
+	return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, noWait, b.arguments())
+}
+
 const (
-	// minSetAside is the shortest wait of a message that the router has nacked or
-	// that may have killed the process, so that nothing spins.
-	minSetAside = time.Second
-	// maxSetAside is the longest such wait. A step of a policy that is no longer
-	// spares each plan a wait queue of its own for these messages.
-	maxSetAside = 5 * time.Second
+	// minSnooze is the shortest wait of a message that the Subscriber snoozes.
+	minSnooze = consumer.MinSnooze
+	// maxSnooze is the longest such wait. A policy's step that is not longer spares the plan
+	// another wait queue for these messages.
+	maxSnooze = 5 * time.Second
 )
 
-// isShort reports whether a message that is set aside may wait for d.
-func isShort(d time.Duration) bool { return d >= minSetAside && d <= maxSetAside }
+// isShort reports whether a message that is snoozed may wait for d.
+func isShort(d time.Duration) bool { return d >= minSnooze && d <= maxSnooze }
 
-// Route returns where a message waits: on the shortest wait step that is no shorter
-// than the delay asked for, else on the longest; with Levels as long as asked,
-// but for its resolution and tolerance. Of several wait steps that are as long, it is
-// that of the attempt, else of the last attempt before it, else the first.
+// Route returns where a message waits: on the shortest wait step that is not shorter than the
+// delay asked for, else on the longest. With Levels the message waits as long as asked, within
+// its resolution and tolerance. Of several wait steps with the same delay, Route takes the step
+// of the attempt, else of the last attempt before it, else the first.
 //
-// Where the plan has a Return, a delivery that came by its exchange keeps its
-// routing key; any other waits with the queue's name.
+// If the plan has a Via, a delivery that came by its exchange keeps its routing key. Any other
+// delivery waits with the name of the queue as its key.
 func (p Plan) Route(r Retry) (Route, error) {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.route(r.Delay), nil
@@ -119,10 +127,11 @@ func (p Plan) Route(r Retry) (Route, error) {
 		return Route{}, errors.New("plan has no wait queue")
 	}
 	delay := min(r.Delay, p.WaitSteps[len(p.WaitSteps)-1].Delay)
-	i, _ := slices.BinarySearchFunc(p.WaitSteps, delay, func(rung Route, d time.Duration) int {
-		return cmp.Compare(rung.Delay, d)
+	i, _ := slices.BinarySearchFunc(p.WaitSteps, delay, func(step Route, d time.Duration) int {
+		return cmp.Compare(step.Delay, d)
 	})
-	for i+1 < len(p.WaitSteps) && p.WaitSteps[i+1].Delay == p.WaitSteps[i].Delay && p.WaitSteps[i+1].Attempt <= r.Attempt {
+	for i+1 < len(p.WaitSteps) && p.WaitSteps[i+1].Delay == p.WaitSteps[i].Delay &&
+		p.WaitSteps[i+1].Attempt <= r.Attempt {
 		i++
 	}
 	route := p.WaitSteps[i]
@@ -132,21 +141,20 @@ func (p Plan) Route(r Retry) (Route, error) {
 	return route, nil
 }
 
-// waits returns how long a message waits if it asks for a delay, in all rounds
-// together.
+// waits returns how long a message waits if it asks for a delay, in all rounds together.
 func (p Plan) waits(asked time.Duration) time.Duration {
 	round := p.round(asked)
 	if round <= 0 || round >= asked {
 		return max(round, asked)
 	}
 	waits, rest := asked.Truncate(round), asked%round
-	if rest > negligible(asked) {
+	if rest > consumer.Negligible(asked) {
 		waits += p.round(rest)
 	}
 	return max(waits, asked)
 }
 
-// round returns the Delay of the Route for a delay; 0 where there is none.
+// round returns the Delay of the Route for a delay; 0 if there is no route.
 func (p Plan) round(asked time.Duration) time.Duration {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return time.Duration(l.steps(asked)) * l.Resolution // without the routing key
@@ -155,10 +163,54 @@ func (p Plan) round(asked time.Duration) time.Duration {
 	return route.Delay
 }
 
-// negligible is what of a delay is not worth another round.
-func negligible(asked time.Duration) time.Duration { return max(50*time.Millisecond, asked/100) }
+// steps are the delays that have a wait queue, ascending, each once.
+func (p Plan) steps() []time.Duration {
+	steps := make([]time.Duration, 0, len(p.WaitSteps))
+	for _, step := range p.WaitSteps {
+		steps = append(steps, step.Delay)
+	}
+	return slices.Compact(steps)
+}
 
-// String returns the plan as a table; what cannot be printed is quoted.
+// sortsPriorities reports whether messages of the plan wait in quorum queues, which sort by
+// priority. Classic wait queues are declared without priorities and ignore them.
+func (p Plan) sortsPriorities() bool {
+	return slices.ContainsFunc(p.Queues, func(q Queue) bool {
+		return q.Delay > 0 && q.Arguments["x-queue-type"] != string(Classic)
+	})
+}
+
+// toConsumer returns the part of the plan that a subscription needs.
+func (p Plan) toConsumer() consumer.Waits {
+	w := consumer.Waits{
+		Route: func(r consumer.Retry) (consumer.Route, error) {
+			route, err := p.Route(Retry(r))
+			return route.toConsumer(), err
+		},
+		Given: p.waits, Dead: p.Dead.toConsumer(),
+		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
+	}
+	if p.Via != nil {
+		w.Via = consumer.Via(*p.Via)
+	}
+	if p.Levels != nil {
+		w.Resolution = p.Levels.Resolution
+	}
+	for _, q := range p.Queues {
+		_, fixed := q.Arguments["x-dead-letter-routing-key"]
+		to, _ := q.Arguments["x-dead-letter-exchange"].(string)
+		if q.Delay > 0 && !fixed && to != "" && !slices.Contains(w.KeyKept, to) {
+			w.KeyKept = append(w.KeyKept, to)
+		}
+	}
+	return w
+}
+
+func (r Route) toConsumer() consumer.Route {
+	return consumer.Route{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Delay: r.Delay, Hops: r.Hops}
+}
+
+// String returns the plan as a table. Text that cannot be printed is quoted.
 func (p Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "plan for queue %q\n", p.Queue)
@@ -201,10 +253,11 @@ func (p Plan) String() string {
 
 // printable quotes text that would change the table, or the terminal.
 func printable(text string) string {
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return text
+	unprintable := func(r rune) bool { return !unicode.IsPrint(r) }
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, unprintable) {
+		return strconv.Quote(text)
 	}
-	return strconv.Quote(text)
+	return text
 }
 
 func argumentText(args amqp.Table) string {
@@ -215,7 +268,7 @@ func argumentText(args amqp.Table) string {
 	return strings.Join(parts, " ")
 }
 
-// delayName writes a delay as names carry it: 5s, 1m30s, 2m, 6h, 100ms.
+// delayName writes a delay for the name of a queue: 5s, 1m30s, 2m, 6h, 100ms.
 func delayName(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

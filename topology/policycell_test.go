@@ -207,7 +207,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells), topology.WithDrainTimeout(2*time.Second))
 	})
 	var err error
-	s.plan, err = s.client.Plan(queue, topology.ForPolicy(policyOfCells))
+	s.plan, err = topology.PlanFor(strategy, queue, policyOfCells)
 	require.NoError(t, err)
 	if s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) }); s.refusal != nil {
 		return s

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/consumer"
 )
 
 // policyKey says what one key of a policy does to each part of a plan. A judgement that
@@ -147,7 +149,7 @@ func (s *subject) gone() string {
 
 // milliseconds writes a number of them as a duration.
 func milliseconds(n int64) string {
-	return delayName(time.Duration(min(n, maxHold.Milliseconds())) * time.Millisecond)
+	return delayName(time.Duration(min(n, consumer.MaxHold.Milliseconds())) * time.Millisecond)
 }
 
 func mainTTL(s *subject, r policyRule) (Severity, string) {

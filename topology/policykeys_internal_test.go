@@ -139,7 +139,7 @@ func TestPolicyKeysThatHarm(t *testing.T) {
 			t.Parallel()
 			plan, err := c.strategy.Plan("orders", []time.Duration{time.Hour})
 			require.NoError(t, err)
-			plan.Queues = slices.DeleteFunc(plan.Queues, func(q Queue) bool { return q.Delay == minSetAside })
+			plan.Queues = slices.DeleteFunc(plan.Queues, func(q Queue) bool { return q.Delay == minSnooze })
 			roles := map[string]Role{}
 			for _, m := range plan.members() {
 				roles[m.Name] = m.role

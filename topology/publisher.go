@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"sync"
 	"time"
 
@@ -12,24 +14,26 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Publisher publishes for Watermill: every message mandatory and confirmed, on a
-// connection of its own. What no queue takes is an error.
+// Publisher publishes for Watermill, on its own connection. Every message is mandatory and
+// confirmed. A message that no queue takes is an error.
 //
-// It honours Watermill's components/delay: a message with a delay in its context
-// (delay.WithContext) or its metadata (delay.Message) waits in the wait queues of
-// the queue that its topic names, as a retry would, and is delivered when the
-// delay is over, to a Subscriber of this package: watermill-amqp's own cannot
-// decode what has waited. It takes the shortest wait queue that is no shorter, so
-// choose WithDelays or a strategy that knows any delay; one longer than all of
-// them waits in rounds, which the Subscriber of the queue keeps going. The
-// attempt that follows is the first.
+// It honours Watermill's components/delay. A message with a delay in its context
+// (delay.WithContext) or its metadata (delay.Message) waits in the wait queues of the queue that
+// its topic names, as a retry would. When the delay is over it is delivered to a Subscriber of
+// this package, as its first attempt: watermill-amqp's Subscriber cannot decode a message that
+// has waited. The message takes the shortest wait queue that is not shorter than the delay, so
+// choose WithDelays or a strategy that knows any delay. A delay longer than all of them waits in
+// rounds, which the Subscriber of the queue keeps going.
 //
-// Its methods may be called from many goroutines.
+// Many goroutines may call its methods.
 type Publisher struct {
 	client    *Client
 	cfg       publishConfig
@@ -44,7 +48,7 @@ type Publisher struct {
 
 var _ message.Publisher = (*Publisher)(nil)
 
-// publishConfig is what a Publisher needs of watermill-amqp's Config.
+// publishConfig is the part of watermill-amqp's Config that a Publisher needs.
 type publishConfig struct {
 	link       link.Config
 	exchange   func(topic string) string
@@ -61,8 +65,8 @@ type publisherOptions struct {
 	delays []time.Duration
 }
 
-// WithDelays names the delays that get a wait queue of their own, of every queue
-// that is published to with a delay. All must be positive.
+// WithDelays names the delays that get their own wait queue, for every queue that is published to
+// with a delay. All must be positive.
 //
 // Default: the strategy's default wait steps.
 func WithDelays(delays ...time.Duration) PublisherOption {
@@ -77,14 +81,16 @@ func WithDelays(delays ...time.Duration) PublisherOption {
 	}
 }
 
-func (c *Client) newPublisher(cfg publishConfig, problems error, options []PublisherOption) (*Publisher, error) {
+func (c *Client) newPublisher(
+	cfg publishConfig, problems error, options []PublisherOption,
+) (*Publisher, error) {
 	var opts publisherOptions
 	problems = errors.Join(problems, apply(&opts, options), link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
 	if problems == nil {
-		_, problems = planRungs(opts.delays)
+		_, problems = planSteps(opts.delays)
 	}
 	if problems != nil {
 		return nil, fmt.Errorf("new publisher: %w", problems)
@@ -104,10 +110,12 @@ func (c *Client) newPublisher(cfg publishConfig, problems error, options []Publi
 	}
 	p := &Publisher{
 		client: c, cfg: cfg, delays: opts.delays, frame: frame,
-		publisher: publisher.New(l, publisher.Config{Timeout: c.opts.confirmTimeout, NonceHeader: header.Publish}),
-		ready:     make(map[string]Plan),
+		publisher: publisher.New(l, publisher.Config{Timeout: c.opts.confirmTimeout,
+			NonceHeader: header.Publish}),
+		ready: make(map[string]Plan),
 	}
-	p.front, err = delay.NewPublisher(publishFunc(p.publishAll), delay.PublisherConfig{AllowNoDelay: true})
+	p.front, err = delay.NewPublisher(publishFunc(p.publishAll),
+		delay.PublisherConfig{AllowNoDelay: true})
 	if err != nil {
 		l.Close()
 		return nil, fmt.Errorf("new publisher: %w", err)
@@ -134,14 +142,14 @@ func (f publishFunc) Publish(topic string, messages ...*message.Message) error {
 
 func (publishFunc) Close() error { return nil }
 
-// Publish publishes the messages in their order, each confirmed before the next,
-// and returns nil when a queue has every one of them. At an error those before the
-// one that is named are published; that one may be, if the broker has not
-// answered. Each wait is bounded by WithConfirmTimeout and by the message's context.
+// Publish publishes the messages in their order, each confirmed before the next, and returns nil
+// when each of them is in a queue. After an error the messages before the named message are
+// published. The named message may be published if the broker has not answered. Each wait is
+// bounded by WithConfirmTimeout and by the message's context.
 //
-// Errors: ErrClosed; a message that is returned, refused or not confirmed; a delay
-// that cannot be read; a delayed message whose queue does not exist, for it would
-// have nowhere to return to; ErrTooLarge.
+// Errors: ErrClosed; a message that is returned, refused or not confirmed; a delay that cannot be
+// read; a delayed message whose queue does not exist, because it could never come back;
+// ErrTooLarge.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	return p.front.Publish(topic, messages...)
 }
@@ -170,7 +178,7 @@ func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	return p.now(msg.Context(), topic, raw)
 }
 
-// now publishes as watermill-amqp would, but mandatory and confirmed.
+// now publishes as watermill-amqp does, but mandatory and confirmed.
 func (p *Publisher) now(ctx context.Context, topic string, raw amqp.Publishing) error {
 	exchange, key := p.cfg.exchange(topic), p.cfg.routingKey(topic)
 	if exchange != "" {
@@ -188,7 +196,7 @@ func (p *Publisher) now(ctx context.Context, topic string, raw amqp.Publishing) 
 	return ofPublisher(p.publisher.Publish(ctx, exchange, key, raw))
 }
 
-// declareExchange declares an exchange of the user's, once or again.
+// declareExchange declares an exchange of the user, once or again.
 func (p *Publisher) declareExchange(ctx context.Context, name string, again bool) error {
 	if p.client.opts.provisioned {
 		return nil
@@ -210,8 +218,8 @@ func (p *Publisher) declareExchange(ctx context.Context, name string, again bool
 	return nil
 }
 
-// Close ends the connection; a publish under way ends with an error. The Client
-// closes what is still open.
+// Close ends the connection. A publish under way ends with an error. Client.Close closes the
+// Publishers that are still open.
 func (p *Publisher) Close() error {
 	p.publisher.Close()
 	p.client.mu.Lock()
@@ -224,10 +232,150 @@ func (p *Publisher) logger(queue string) watermill.LoggerAdapter {
 	return p.client.opts.logger.With(watermill.LogFields{"queue": queue})
 }
 
-// ofPublisher is an error of the publisher as one of ours.
+// ofPublisher wraps an error of the publisher in an error of this package.
 func ofPublisher(err error) error {
 	if errors.Is(err, publisher.ErrClosed) {
 		return fmt.Errorf("publisher: %w", ErrClosed)
 	}
 	return err
+}
+
+// remainingDelay reads how long a message must wait from now on.
+//
+// Watermill writes the time, cut to a second, and the duration that it was made of. The time
+// counts if the message has been on its way for a while, in an outbox for example. Because of the
+// cut, a second is added to the time, so that the message is never early.
+func remainingDelay(msg *message.Message, now time.Time) (time.Duration, error) {
+	asked, until := msg.Metadata.Get(delay.DelayedForKey), msg.Metadata.Get(delay.DelayedUntilKey)
+	if asked == "" && until == "" {
+		return 0, nil
+	}
+	wait := time.Duration(math.MaxInt64)
+	if asked != "" {
+		d, err := time.ParseDuration(asked)
+		if err != nil {
+			return 0, fmt.Errorf("metadata %q is no duration: %w", delay.DelayedForKey, err)
+		}
+		wait = d
+	}
+	if until != "" {
+		t, err := time.Parse(time.RFC3339, until)
+		if err != nil {
+			return 0, fmt.Errorf("metadata %q is no time: %w", delay.DelayedUntilKey, err)
+		}
+		if asked != "" {
+			t = t.Add(time.Second)
+		}
+		wait = min(wait, t.Sub(now))
+	}
+	if wait > backoff.MaxDelay {
+		return 0, fmt.Errorf("a delay of %v is longer than %v", wait, backoff.MaxDelay)
+	}
+	return wait, nil
+}
+
+// delayed publishes to a wait queue of the topic's queue.
+func (p *Publisher) delayed(
+	ctx context.Context, topic string, raw amqp.Publishing, wait time.Duration,
+) error {
+	if exchange := p.cfg.exchange(topic); exchange != "" {
+		return fmt.Errorf("a delayed message comes back to one queue, with every strategy, and the "+
+			"topic is the exchange %q: publish it with a queue configuration "+
+			"(amqp.NewDurableQueueConfig) to a queue", exchange)
+	}
+	if p.cfg.queue == nil {
+		return errors.New("Queue.GenerateName is nil, so the topic names no queue to come back to: " +
+			"use amqp.GenerateQueueNameTopicName or another")
+	}
+	queue := p.cfg.queue(topic)
+	plan, err := p.waitsFor(ctx, queue)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	route, err := plan.Route(Retry{Delay: wait})
+	if err != nil {
+		return err
+	}
+	due, back := now.Add(wait), now.Add(plan.waits(wait))
+	// First seen when it is due, so that limits on snoozing count from there.
+	state := header.RetryState{OriginRoutingKey: queue, FirstSeen: due}
+	if route.Delay < wait {
+		state.NotBefore, state.Snoozed = due, wait
+	}
+	arrived := amqp.Delivery{
+		Headers: raw.Headers, ContentType: raw.ContentType, ContentEncoding: raw.ContentEncoding,
+		Priority:      raw.Priority,
+		CorrelationId: raw.CorrelationId, ReplyTo: raw.ReplyTo, Expiration: raw.Expiration,
+		MessageId: raw.MessageId,
+		Timestamp: raw.Timestamp, Type: raw.Type, AppId: raw.AppId, Body: raw.Body,
+	}
+	// The broker would apply the expiration to the wait (F7).
+	if valid, ok := consumer.Expiration(raw.Expiration); ok {
+		state.Deadline, state.DeadlineFrom = now.Add(valid), header.FromPublish
+		if state.Deadline.Before(back) {
+			return fmt.Errorf("the message expires at %v, before its wait queue gives it back at %v",
+				state.Deadline.UTC(), back.UTC())
+		}
+	}
+	headers := state.Headers(queue)
+	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
+		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
+		arrived.Priority = consumer.NormalPriority
+	}
+	composed := wire.Publishing(&arrived, header.IsState, headers)
+	if err := consumer.FitWaiting(&composed, headers, p.frame, route.Hops); err != nil {
+		return err
+	}
+	publish := func() error {
+		return p.publisher.PublishFor(ctx, nil, route.Exchange, route.RoutingKey,
+			&composed)
+	}
+	if err = publish(); err != nil {
+		again := &redeclarer{plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned,
+			logger: p.logger(queue)}
+		if err = again.redeclare(ctx, route.toConsumer(), err); err == nil {
+			err = publish()
+		}
+	}
+	return ofPublisher(err)
+}
+
+// waitsFor declares the plan of a queue that exists, and returns it.
+func (p *Publisher) waitsFor(ctx context.Context, queue string) (Plan, error) {
+	p.mu.Lock()
+	plan, known := p.ready[queue]
+	p.mu.Unlock()
+	if known {
+		return plan, nil
+	}
+	plan, err := planFor(p.client.strategy, queue, p.delays)
+	if err != nil {
+		return Plan{}, err
+	}
+	err = p.publisher.Do(ctx, func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		return err
+	})
+	switch {
+	case isCode(err, amqp.NotFound):
+		return Plan{}, fmt.Errorf("queue %q does not exist, so a delayed message could never come "+
+			"back: subscribe to the queue first, or call the Subscriber's SubscribeInitialize: %w",
+			queue, err)
+	// the user may not look, but may publish (F24)
+	case err != nil && !isCode(err, amqp.AccessRefused):
+		return Plan{}, fmt.Errorf("look for queue %q: %w", queue, ofPublisher(err))
+	}
+	if p.client.opts.provisioned {
+		err = checkExists(ctx, p.publisher.Do, plan)
+	} else {
+		err = declare(ctx, p.publisher.Do, plan, p.logger(queue))
+	}
+	if err != nil {
+		return Plan{}, ofPublisher(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready[queue] = plan
+	return plan, nil
 }

@@ -1,101 +1,58 @@
 package topology
 
 import (
+	"cmp"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Return is the way of a message back through an exchange of the user's, which
-// the Via of PerQueue, Shared and PerAttempt names:
+// Via is the way of a message back to its queue through an exchange of the user, which the field
+// Via of PerQueue, Shared and PerAttempt names:
 //
 //	orders.wait.5s.to.events ── TTL, with its own routing key ──► exchange millpond.return.events
 //	                                                                    │ for orders
 //	            ┌───────────────────────────────────────────────────────┤
 //	            ▼                                                       ▼
-//	          orders ◄── anchor ── exchange orders.return.events        │ nobody bound
+//	          orders ◄── anchor ── exchange orders.return.events        │ no queue bound
 //	                                        │ alternate                 ▼
 //	                                     events ──► orders, mail    millpond.stranded
 //
-// A message that came by that exchange returns with the routing key it came with.
-// The exchange is the strategy's, and the key the delivery's: no header of a message
-// steers it anywhere. What came another way returns to its queue alone.
+// A message that came by that exchange comes back with the routing key that it arrived with. The
+// strategy names the exchange, and the delivery has the key: no header of a message decides
+// where it goes. A message that came another way comes back to its queue alone.
 //
-// Whoever is bound there gets every retry: a sibling of the queue sees each as a
-// new message, its first attempt. What the sibling fails of those returns to it
-// alone, so that retries do not multiply without end; and a message that
-// is set aside, or waits in rounds, passes the exchange no more often than it has
-// failed. Choose it where the others want the retries, or where nobody else is
-// bound. A sibling needs a Subscriber of this package, for watermill-amqp's cannot
-// decode what has waited and nacks it in a hot loop (F1). One that is full or out of reach holds up a quorum wait queue (broker
-// fact F5).
+// Every queue that is bound to the exchange gets every retry: a sibling of the queue sees each
+// retry as a new message, as its first attempt. If the sibling fails it, the retry of that
+// failure comes back to the sibling alone, so that retries do not multiply without end. A
+// message that is snoozed, or that waits in rounds, passes the exchange only as often as it has
+// failed. Choose Via if the siblings want the retries, or if there are no siblings. A sibling
+// needs a Subscriber of this package: watermill-amqp's Subscriber cannot decode a message that
+// has waited, and nacks it in a hot loop (F1). A sibling queue that is full or out of reach
+// holds up a quorum wait queue (F5).
 //
-// The queue itself gets its retry once, though two ways lead to it (F27), and also
-// where the exchange or its binding has vanished. Where the queue has vanished, its
-// own exchange in between is gone with it, for that is deleted with its last
-// binding: the message lands in the stranded queue, where it can be seen, and stops no
-// other.
+// The queue itself gets its retry once, although two ways lead to it (F27), and also if the
+// exchange or its binding has vanished. If the queue has vanished, its exchange
+// orders.return.events is gone, too, because it is deleted with its last binding. Then the
+// message goes to the stranded queue, where it can be seen, and stops no other message.
 //
-// A policy with dead-letter-routing-key must not match the wait queues. Under one the
-// queue still gets its retry, with the key it came with, but siblings get none (F36).
+// A policy with dead-letter-routing-key must not match the wait queues. Under such a policy the
+// queue still gets its retry, with the key that it arrived with, but siblings get none (F36).
 //
-// Levels has no Via: the routing key is where it keeps the delay.
+// Levels has no Via: it keeps the delay in the routing key.
 type Via struct {
-	// Exchange is the user's.
+	// Exchange is the exchange of the user.
 	Exchange string
-	// Through is ours: what returns is delivered by it.
+	// Through is the exchange of the plan that delivers the messages that come back.
 	Through string
 }
 
-// brought reports whether a delivery came by the exchange, for the first time or
-// on its way back.
+// brought reports whether a delivery came by the exchange, for the first time or on its way
+// back.
 func (r *Via) brought(retry Retry) bool {
 	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
-}
-
-// origin is where a message came from that has no notes: a sibling's retry came from
-// the user's exchange.
-func (r *Via) origin(exchange string) string {
-	if r != nil && exchange == r.Through {
-		return r.Exchange
-	}
-	return exchange
-}
-
-const (
-	// returnOwed is the note of a message that has failed and waits in rounds: the
-	// last one passes the exchange.
-	returnOwed = "owed"
-	// returnKept is that of a message that is set aside, and may pass another time.
-	returnKept = "kept"
-)
-
-// returnNote is the note by which a message of the queue passes the exchange.
-func returnNote(queue string) string { return "through " + queue }
-
-// note returns what tells the broker, and us next time, whether the message passes
-// the exchange when its wait is over; "" if it may not. One that was delivered by our
-// own exchange may if it did so before: a sibling's retry did not, for it comes without
-// notes.
-func (r *Via) note(d *delivery, failed, lastRound bool) string {
-	if r == nil {
-		return ""
-	}
-	before, _ := d.raw.Headers[header.Via].(string)
-	switch {
-	case d.raw.Exchange == r.Exchange:
-	case d.raw.Exchange != r.Through || before == "":
-		return ""
-	case before == returnOwed:
-		failed = true
-	}
-	switch {
-	case !failed:
-		return returnKept
-	case !lastRound:
-		return returnOwed
-	}
-	return returnNote(d.Queue)
 }
 
 // wayBack is how messages leave the wait queues of one queue.
@@ -105,39 +62,43 @@ type wayBack struct {
 	kind                    QueueType
 }
 
-// wayBack adds the exchanges of a return through the user's exchange; straight to
-// the queue where to is empty.
+// wayBack adds the exchanges of a way back through the user's exchange to. If to is empty,
+// messages go straight to the queue.
 func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
 	w := wayBack{queue: p.plan.Queue, kind: kind}
 	if to == "" {
 		return w
 	}
-	prefix = prefixOr(prefix)
+	prefix = cmp.Or(prefix, defaultPrefix)
 	w.Via = &Via{Exchange: to, Through: prefix + ".return." + to}
 	w.anchor, w.stranded = w.queue+".return."+to, prefix+".stranded"
 	p.plan.Via = w.Via
+	alternate := func(exchange string) amqp.Table { return amqp.Table{"alternate-exchange": exchange} }
 	p.exchange(Exchange{Name: w.stranded, Kind: "fanout"}, "stranded exchange")
-	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: amqp.Table{"alternate-exchange": w.stranded}}, "return exchange")
-	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: amqp.Table{"alternate-exchange": to}}, "exchange to return from")
+	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: alternate(w.stranded)},
+		"return exchange")
+	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: alternate(to)},
+		"exchange to return from")
 	return w
 }
 
-// bindBack adds the queue of the stranded and the bindings that lead back.
+// bindBack adds the stranded queue and the bindings that lead back.
 func (p *planner) bindBack(w wayBack) {
 	if w.Via == nil {
 		return
 	}
 	p.strandedQueue(w.stranded, w.kind)
-	// The anchor: it is there as long as the queue is, and the exchange as long as
-	// it is (F27). No message has its key, so all go to the alternate exchange.
+	// The anchor binding exists as long as the queue, and its exchange as long as the binding
+	// (F27). No message has its key, so all messages go to the alternate exchange.
 	p.bind(w.anchor, w.anchor, w.queue)
-	p.plan.Bindings = append(p.plan.Bindings,
-		Binding{Exchange: w.Through, RoutingKey: w.queue, Queue: w.queue, Header: header.Queue, Value: w.queue},
-		Binding{Exchange: w.Through, RoutingKey: w.queue, ToExchange: w.anchor, Header: header.Via, Value: returnNote(w.queue)},
-	)
+	toQueue := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue,
+		Queue: w.queue}
+	toAnchor := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
+		Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor}
+	p.plan.Bindings = append(p.plan.Bindings, toQueue, toAnchor)
 }
 
-// suffix is what the name of a wait queue must carry of the way back.
+// suffix is the part of a wait queue's name that tells the way back apart.
 func (w wayBack) suffix() string {
 	if w.Via == nil {
 		return ""
@@ -151,12 +112,4 @@ func (w wayBack) target() Route {
 		return Route{Exchange: w.Through}
 	}
 	return Route{RoutingKey: w.queue}
-}
-
-// waitExchange adds an exchange for one wait queue, through which a message keeps
-// its routing key, and returns the route.
-func (p *planner) waitExchange(q Queue) Route {
-	p.exchange(Exchange{Name: q.Name, Kind: "fanout"}, "wait exchange of "+delayName(q.Delay))
-	p.bind(q.Name, "", q.Name)
-	return Route{Exchange: q.Name, RoutingKey: p.plan.Queue}
 }

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// routing follows messages through the exchanges and bindings of a plan, as the
-// broker does.
+// routing follows messages through the exchanges and bindings of a plan, as the broker does.
 type routing struct {
 	plan      Plan
 	exchanges map[string]Exchange
@@ -26,14 +26,14 @@ func newRouting(p Plan) routing {
 	return r
 }
 
-// reached is where a message gets to: queues, and the exchanges it passed, those
-// that the plan does not declare among them.
+// reached are the queues that a message reaches, and the exchanges that it passes, including
+// exchanges that the plan does not declare.
 type reached struct {
 	queues, exchanges map[string]bool
 	unknown           []string // exchanges that the plan does not declare
 }
 
-// missingText names the exchanges that could not be followed.
+// missingText names the exchanges that the plan does not declare.
 func (r reached) missingText() string {
 	if len(r.unknown) == 0 {
 		return ""
@@ -41,7 +41,7 @@ func (r reached) missingText() string {
 	return fmt.Sprintf(" (the plan does not declare exchange %q)", r.unknown)
 }
 
-// reach returns where a message gets to from an exchange.
+// reach returns where a message goes from an exchange.
 func (r routing) reach(exchange, key string, headers map[string]string) reached {
 	to := reached{queues: map[string]bool{}, exchanges: map[string]bool{}}
 	words := []string{}
@@ -52,7 +52,9 @@ func (r routing) reach(exchange, key string, headers map[string]string) reached 
 	return to
 }
 
-func (r routing) follow(exchange, key string, words []string, headers map[string]string, to *reached) {
+func (r routing) follow(
+	exchange, key string, words []string, headers map[string]string, to *reached,
+) {
 	if exchange == "" {
 		to.queues[key] = true
 		return
@@ -78,7 +80,7 @@ func (r routing) follow(exchange, key string, words []string, headers map[string
 			to.queues[b.Queue] = true
 		}
 	}
-	// The alternate exchange gets what matches no binding of this exchange (F27).
+	// The alternate exchange gets messages that match no binding of this exchange (F27).
 	if alternate, _ := e.Arguments["alternate-exchange"].(string); alternate != "" && !matched {
 		r.follow(alternate, key, words, headers, to)
 	}
@@ -106,7 +108,7 @@ func (b Binding) matches(kind, key string, words []string, headers map[string]st
 	return false
 }
 
-// topicMatches is AMQP's rule: * is one word, # any number of them.
+// topicMatches is AMQP's rule: * stands for one word, # for any number of words.
 func topicMatches(pattern, words []string) bool {
 	for len(pattern) > 0 && pattern[0] != "#" {
 		if len(words) == 0 || pattern[0] != "*" && pattern[0] != words[0] {
@@ -126,11 +128,12 @@ func topicMatches(pattern, words []string) bool {
 	return false
 }
 
-// notes are the headers by which exchanges of the plan route a message that waits.
-func (r routing) notes(returns bool) map[string]string {
+// headers are the headers by which exchanges of the plan route a message that waits. viaUser
+// says that the message passes the exchange of the user.
+func (r routing) headers(viaUser bool) map[string]string {
 	headers := map[string]string{header.Queue: r.plan.Queue}
-	if returns {
-		headers[header.Via] = returnNote(r.plan.Queue)
+	if viaUser {
+		headers[header.Via] = consumer.ViaHeader(r.plan.Queue)
 	}
 	return headers
 }

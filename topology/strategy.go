@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -8,23 +9,26 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// Strategy says which queues a message waits in. It is a value: pure, without a
-// broker, safe for concurrent use. PerQueue is the default choice; the others are
-// PerAttempt, Shared and Levels.
+// Strategy decides in which queues a message waits. It is a pure value: it needs no broker and
+// is safe for concurrent use. PerQueue is the default choice; the others are PerAttempt, Shared
+// and Levels.
+//
+// A Strategy may also have the method Validate() error, which checks its fields before a queue
+// is known: Open calls the method and returns its error.
 type Strategy interface {
-	// Plan returns what queue needs for the given delays. Nil delays mean that
-	// they are not known beforehand; the strategy then plans its own default wait steps. Levels
-	// plans the same for all delays.
+	// Plan returns the plan of a queue whose messages wait for the delays. Nil delays mean
+	// that the delays are not known beforehand: the strategy then plans its own default wait
+	// steps. A caller who has policies uses PlanFor.
 	//
-	// The plan must pass ValidatePlan, or Subscribe fails and declares nothing.
-	// A strategy of your own is asked for the first time at Subscribe.
+	// Subscribe refuses a plan that does not pass ValidatePlan, and declares nothing. It is
+	// the first call that asks a strategy of your own.
 	Plan(queue string, delays []time.Duration) (Plan, error)
 }
 
-// PlanFor returns the plan of a strategy for a queue whose failures the policies decide
-// on. It needs no broker. Without a policy, or where none of them can list its delays, the
-// plan has the strategy's own wait steps. An invalid policy and a plan that ValidatePlan
-// refuses are errors.
+// PlanFor returns the plan of a strategy for a queue whose failures the policies decide on. It
+// needs no broker. Without a policy, or if no policy can list its delays, the plan has the
+// strategy's own wait steps. An invalid policy is an error, and so is a plan that ValidatePlan
+// refuses.
 func PlanFor(strategy Strategy, queue string, policies ...backoff.Policy) (Plan, error) {
 	var opts subscriberOptions
 	if err := ForPolicy(policies...)(&opts); err != nil {
@@ -33,8 +37,8 @@ func PlanFor(strategy Strategy, queue string, policies ...backoff.Policy) (Plan,
 	return planWith(strategy, queue, opts)
 }
 
-// planWith plans the delays of the policies. Where one of them cannot list its delays, the
-// plan also has the strategy's own wait steps.
+// planWith plans the delays of the policies. If a policy cannot list its delays, the plan also
+// has the strategy's own wait steps.
 func planWith(strategy Strategy, queue string, opts subscriberOptions) (Plan, error) {
 	if !opts.unlisted || opts.delays == nil {
 		return planFor(strategy, queue, opts.delays)
@@ -43,58 +47,64 @@ func planWith(strategy Strategy, queue string, opts subscriberOptions) (Plan, er
 	if err != nil {
 		return Plan{}, err
 	}
-	delays := slices.Clone(opts.delays)
-	for _, step := range own.WaitSteps {
-		delays = append(delays, step.Delay)
-	}
-	return planFor(strategy, queue, delays)
+	return planFor(strategy, queue, append(slices.Clone(opts.delays), own.steps()...))
 }
 
-// checker is a strategy that can check its fields before a queue is known.
-type checker interface{ check() error }
+// planFor asks the strategy for a plan, and refuses a plan that may lose messages.
+func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, error) {
+	plan, err := strategy.Plan(queue, delays)
+	if err != nil {
+		return Plan{}, err
+	}
+	if err = ValidatePlan(plan); plan.Queue != queue {
+		err = errors.Join(fmt.Errorf("the plan is for queue %q, but queue %q was asked for: set "+
+			"Plan.Queue to the name that Plan is called with", plan.Queue, queue), err)
+	}
+	if err != nil {
+		return Plan{}, fmt.Errorf("strategy %T: %w", strategy, err)
+	}
+	return plan, nil
+}
 
-// Retry is what a Plan must know to route a message.
+// Retry has the facts that a Plan needs to route a message.
 type Retry struct {
-	// Delay asked for; below the shortest wait step it is taken as the shortest.
+	// Delay that was asked for. A delay below the shortest wait step takes the shortest.
 	Delay time.Duration
-	// Attempt that failed, 1-based; 0 for a message that is set aside without one.
+	// Attempt that failed, 1-based; 0 for a message that is snoozed without a failure.
 	Attempt int
-	// Exchange and RoutingKey are those of the delivery as it arrived, never of a
-	// header, which anyone may write. They matter where the plan has a Return.
+	// Exchange and RoutingKey belong to the delivery as it arrived. They never come from a
+	// header, which any producer may write. They matter if the plan has a Via.
 	Exchange, RoutingKey string
 }
 
 // Route is where a message is published to wait.
 type Route struct {
 	Exchange, RoutingKey string
-	// Delay it waits there. Shorter than asked where the delay is longer than
-	// every wait step: then the message waits in rounds.
+	// Delay is how long the message waits there. It is shorter than asked if the delay is
+	// longer than every wait step: then the message waits in rounds.
 	Delay time.Duration
-	// Hops is how many wait queues it passes: one, with Levels one or more.
+	// Hops is how many wait queues the message passes: one, with Levels one or more.
 	Hops int
-	// Attempt whose failures wait there first of all, where several wait queues have
-	// the same delay (PerAttempt); 0 for any.
+	// Attempt is the attempt whose failures wait there before those of other attempts, if
+	// several wait queues have the same delay (PerAttempt); 0 for any attempt.
 	Attempt int
 }
 
-// QueueType is the kind of the queues that a strategy declares.
+// QueueType is the type of the queues that a strategy declares.
 type QueueType string
 
 const (
-	// Quorum queues replicate, and their at-least-once dead-lettering keeps a
-	// waiting message until its queue has confirmed it. The zero QueueType means
-	// Quorum.
+	// Quorum queues are replicated, and their at-least-once dead-lettering keeps a waiting
+	// message until its queue has confirmed it. The zero QueueType means Quorum.
 	Quorum QueueType = "quorum"
-	// Classic queues dead-letter at most once: a message whose queue is missing
-	// or out of reach when its wait is over is lost (broker facts F5 and F18). Do
-	// not let messages of a quorum queue wait in classic ones: those whose wait
-	// ends while the broker restarts are lost (F23).
+	// Classic queues dead-letter at most once: a message whose queue is missing or out of
+	// reach when its wait is over is lost (F5, F18). Do not let messages of a quorum queue
+	// wait in classic queues: those whose wait ends while the broker restarts are lost (F23).
 	Classic QueueType = "classic"
 )
 
-// DefaultWaitSteps are the delays that are planned for a policy that cannot list
-// its own.
-func DefaultWaitSteps() []time.Duration {
+// defaultWaitSteps are the delays that are planned for a policy that cannot list its delays.
+func defaultWaitSteps() []time.Duration {
 	return []time.Duration{
 		time.Second, 5 * time.Second, 30 * time.Second,
 		2 * time.Minute, 10 * time.Minute, time.Hour,

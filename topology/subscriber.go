@@ -5,34 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
-// Subscriber consumes queues for Watermill. Every message it hands out can be
-// republished by the Client that made it, as it arrived.
+// Subscriber consumes queues for Watermill. The Client that made it can republish each of its
+// messages as it arrived.
 //
-// One message at a time is in progress for each Subscribe, in the order of the
-// queue, or as many as WithConcurrency says, in no order. An ack acks the delivery. A nack never requeues at once: the message is set aside for at least
-// a second with its counts unchanged, so that nothing spins (on RabbitMQ 4.0
-// twenty requeues drop a message, broker fact F2); only at shutdown, or where
-// that cannot be confirmed, it goes back to its queue. A message that cannot be
-// decoded is dead-lettered untouched.
+// One message at a time is in progress for each Subscribe, in the order of the queue; with
+// WithConcurrency several, in no order. An ack acks the delivery. A nack never requeues at once:
+// the message is snoozed for at least a second with its counts unchanged, so that it does not
+// spin. On RabbitMQ 4.0 twenty requeues drop a message (F2). Only at shutdown, or if the broker
+// does not confirm the snooze, the message goes back to its queue. A message that cannot be
+// decoded is dead-lettered unchanged.
 //
-// The context of a message carries the values of the one given to Subscribe. It
-// is done when the message is settled, when its connection is lost, and when
-// Close has waited long enough; not already when Close is called.
+// The context of a message has the values of the context given to Subscribe. It is done when the
+// message is settled, when its connection is lost, and when Close has waited for the drain timeout.
+// A call of Close alone does not end it.
 type Subscriber struct {
 	client *Client
 	cfg    consumeConfig
 	opts   subscriberOptions
 	link   *link.Link
-	frame  int // the largest frame both connections take
+	frame  int // the largest frame that both connections take
 
 	stop     context.Context // done once closing began
 	stopping context.CancelFunc
@@ -48,7 +48,7 @@ var (
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
-// consumeConfig is what a Subscriber needs of watermill-amqp's Config.
+// consumeConfig is the part of watermill-amqp's Config that a Subscriber needs.
 type consumeConfig struct {
 	link      link.Config
 	queueName func(topic string) string
@@ -63,11 +63,15 @@ type consumeConfig struct {
 	arguments amqp.Table
 }
 
-func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []SubscriberOption) (*Subscriber, error) {
+func (c *Client) newSubscriber(
+	cfg consumeConfig, problems error, options []SubscriberOption,
+) (*Subscriber, error) {
 	opts := subscriberOptions{
-		drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning, timestamps: defaultTimestamps,
+		drainTimeout: defaultDrainTimeout, concurrency: 1, handlerWarning: defaultHandlerWarning,
+		timestamps: defaultTimestamps,
 	}
-	problems = errors.Join(problems, c.checkArguments(cfg.queueArgs), apply(&opts, options), link.CheckURL(cfg.link.URL))
+	problems = errors.Join(problems, c.checkArguments(cfg.queueArgs), apply(&opts, options),
+		link.CheckURL(cfg.link.URL))
 	if problems == nil {
 		problems = checkVhosts(c.linkCfg, cfg.link, "Connection")
 	}
@@ -107,8 +111,8 @@ func (c *Client) newSubscriber(cfg consumeConfig, problems error, options []Subs
 	return s, nil
 }
 
-// checkVhosts compares the vhosts that two connections open: a message that waits
-// in another vhost would never come back.
+// checkVhosts compares the vhosts of two connections: a message that waits in another vhost would
+// never come back.
 func checkVhosts(client, other link.Config, what string) error {
 	a, err := client.Vhost()
 	if err != nil {
@@ -119,66 +123,54 @@ func checkVhosts(client, other link.Config, what string) error {
 		return err
 	}
 	if a != b {
-		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same in AmqpURI and AmqpConfig.Vhost, which goes before it", what, b, a)
+		return fmt.Errorf("%s names vhost %q, the client retries in vhost %q: use the same vhost; "+
+			"AmqpConfig.Vhost overrides the one in AmqpURI", what, b, a)
 	}
 	return nil
 }
 
-// plan returns the plan for a queue.
-func (c *Client) plan(queue string, opts subscriberOptions) (Plan, error) {
-	return planWith(c.strategy, queue, opts)
-}
-
-// Subscribe declares what the queue of topic needs, consumes it and returns its
-// messages. The channel is closed after Close, or when ctx is done and the
-// messages in progress are settled. A lost connection is made again, and
-// everything declared again before consuming goes on.
+// Subscribe declares the queue of topic and its plan, consumes the queue and returns its messages.
+// The channel is closed after Close, or when ctx is done and the messages in progress are settled.
+// A lost connection is made again, and everything is declared again before consuming goes on.
 //
-// Errors: ErrClosed; a name that is empty or too long, and frames that are too
-// small for the plan, reported before anything is declared; *ConflictError; a queue
-// that is a stream or has arguments under which messages vanish (x-expires, a TTL or a
-// length without a dead-letter exchange, a delivery limit of 0), whoever has declared
-// it; whatever else the broker refuses.
+// Errors before anything is declared: ErrClosed; a name that is empty or too long; frames that are
+// too small for the plan. Later errors: *ConflictError; a queue that is a stream or has arguments
+// under which messages vanish (x-expires, a TTL or a length without a dead-letter exchange, a
+// delivery limit of 0), also if the queue existed before; any other refusal of the broker.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	sub, err := s.newSubscription(ctx, topic)
+	sub, plan, err := s.newSubscription(ctx, topic)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
 	}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		sub.cancel()
+		sub.Cancel()
 		return nil, fmt.Errorf("subscribe to topic %q: subscriber: %w", topic, ErrClosed)
 	}
 	s.wg.Add(1)
 	s.mu.Unlock()
 
-	consumer, err := sub.begin(false)
+	run, err := sub.Begin()
 	if err != nil {
-		sub.cancel()
+		sub.Cancel()
 		s.wg.Done()
 		return nil, fmt.Errorf("subscribe to topic %q: %w", topic, err)
 	}
-	s.client.watchStranded(sub.plan)
+	s.client.watchStranded(plan)
 	go func() {
 		defer s.wg.Done()
-		sub.run(consumer)
+		run()
 	}()
-	return sub.out, nil
+	return sub.Messages(), nil
 }
 
-// SubscribeInitialize declares what Subscribe would declare.
+// SubscribeInitialize declares everything that Subscribe would declare.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
-	sub, err := s.newSubscription(context.Background(), topic)
-	if err != nil {
-		return fmt.Errorf("initialize topic %q: %w", topic, err)
-	}
-	defer sub.cancel()
-	ctx, cancel := context.WithTimeout(sub.stop, declareTimeout)
-	defer cancel()
-	conn, err := s.link.Conn(ctx)
+	sub, _, err := s.newSubscription(context.Background(), topic)
 	if err == nil {
-		err = sub.declare(ctx, conn)
+		defer sub.Cancel()
+		err = sub.Prepare()
 	}
 	if err != nil {
 		return fmt.Errorf("initialize topic %q: %w", topic, err)
@@ -186,10 +178,41 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return nil
 }
 
-// Close stops consuming, waits until the messages in progress are settled, for
-// at most the drain timeout, gives back the rest and ends the connection. It
-// returns a few seconds after the drain timeout at the latest, whatever the
-// broker does. Further calls wait for the first.
+// newSubscription returns a subscription that has not begun.
+func (s *Subscriber) newSubscription(
+	ctx context.Context, topic string,
+) (*consumer.Subscription, Plan, error) {
+	queue, c, o := s.cfg.queueName(topic), s.client, &s.opts
+	plan, err := planWith(c.strategy, queue, s.opts)
+	if err == nil {
+		err = checkFrame(s.frame, plan)
+	}
+	if err != nil {
+		return nil, Plan{}, err
+	}
+	logger := c.opts.logger.With(watermill.LogFields{"topic": topic, "queue": queue})
+	s.warnings(topic, plan, logger)
+	source := &source{subscriber: s, topic: topic, plan: plan, logger: logger}
+	waits := plan.toConsumer()
+	again := &redeclarer{plan: &plan, publisher: c.publisher, provisioned: c.opts.provisioned,
+		logger: logger}
+	waits.Redeclare = again.redeclare
+	return consumer.New(ctx, s.stop, consumer.Config{
+		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
+		Decode: s.cfg.unmarshal,
+		Consume: consumer.Consume{
+			Concurrency: o.concurrency, Prefetch: s.cfg.prefetch, Tag: s.cfg.consumer,
+			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
+		},
+		Waits: waits, Prepare: source.prepare, CanStore: source.canStore,
+		DrainTimeout: o.drainTimeout, HoldLimit: o.holdLimit, HandlerWarning: o.handlerWarning,
+		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
+	}), plan, nil
+}
+
+// Close stops consuming, waits until the messages in progress are settled, for at most the drain
+// timeout, gives back the rest and ends the connection. It returns a few seconds after the drain
+// timeout at the latest, even if the broker does not answer. Further calls wait for the first.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -207,23 +230,68 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// warnings names what is allowed but should be known.
+// warnings logs settings that are allowed but may surprise.
 func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAdapter) {
 	if again := s.cfg.queueName(topic); again != plan.Queue {
-		logger.Info("Warning: the queue's name changes with every call; what waits for it is held or lost when the process is gone", nil)
+		logger.Info("Warning: the name of the queue changes with every call; messages that wait for "+
+			"it are held or lost when the process is gone", nil)
 	}
 	if r := plan.Via; r != nil {
-		logger.Info("Warning: retries return through an exchange: every other queue bound there for the routing key gets each of them too, as a new message, which watermill-amqp's own Subscriber cannot decode",
+		logger.Info("Warning: retries come back through an exchange: every other queue that is bound "+
+			"there for the routing key gets each retry, too, as a new message, which watermill-amqp's "+
+			"own Subscriber cannot decode",
 			watermill.LogFields{"exchange": r.Exchange})
 	}
 }
 
-// sleep waits for d or until ctx is done, and reports whether it is not.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
+// Received returns the delivery behind the message that ctx belongs to, exactly as it arrived:
+// properties, and headers with their AMQP types, including the headers of the broker. There are two
+// exceptions: the retry state of another queue is missing, and a message that has waited has the
+// priority that it arrived with first. Received returns a copy, which may be changed and cannot be
+// acked; false if the message did not come from a Subscriber of this package.
+func Received(ctx context.Context) (amqp.Delivery, bool) { return consumer.Received(ctx) }
+
+// defaultFrame is the largest frame of RabbitMQ and amqp091-go by default (F16).
+const defaultFrame = 131072
+
+// negotiatedFrame returns the largest frame that the broker takes on the connection of l, which is
+// connected. A frame that is too small for a retry is an error.
+func negotiatedFrame(ctx context.Context, l *link.Link) (int, error) {
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		return 0, err
 	}
+	switch size := conn.Config.FrameSize; {
+	case size <= 0:
+		return defaultFrame, nil
+	case size < leastFrame:
+		return 0, fmt.Errorf("the broker takes frames of at most %d bytes, in which a message has no "+
+			"room for the headers of a retry, so that every failure would be dead-lettered: set its "+
+			"frame_max to at least %d",
+			size, leastFrame)
+	default:
+		return size, nil
+	}
+}
+
+// leastRoom is the room that properties and headers of a message need on their way to a wait queue:
+// up to 7 KiB if every name is as long as AMQP allows and the history was left out.
+const leastRoom = 8 << 10
+
+// checkFrame refuses a plan whose routes leave less than leastRoom in a frame.
+func checkFrame(frame int, plan Plan) error {
+	hops := 1
+	if plan.Levels != nil {
+		hops = plan.Levels.Levels
+	}
+	for _, step := range plan.WaitSteps {
+		hops = max(hops, step.Hops)
+	}
+	if room := consumer.WaitingRoom(frame, hops); room < leastRoom {
+		return fmt.Errorf("a message of queue %q may pass %d wait queues, each of which adds to its "+
+			"headers, and frames of %d bytes are too small for that: raise FrameSize and the broker's "+
+			"frame_max to at least %d, or use fewer levels",
+			plan.Queue, hops, frame, frame+leastRoom-room)
+	}
+	return nil
 }

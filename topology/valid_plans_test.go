@@ -353,7 +353,7 @@ func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	plan, err = rig.PerQueueByHand{}.Plan("orders", nil)
 	require.NoError(t, err)
 	plan.Queues[0].Arguments["x-dead-letter-routing-key"] = plan.Queues[0].Name
-	require.ErrorContains(t, topology.ValidatePlan(plan), "round in circles")
+	require.ErrorContains(t, topology.ValidatePlan(plan), "in a circle")
 }
 
 func BenchmarkValidatePlan(b *testing.B) {

@@ -8,27 +8,27 @@ import (
 	"time"
 )
 
-// ValidatePlan returns an error that lists everything in p by which messages could
-// be lost, multiplied or delayed wrongly, each with the way out; nil where p is safe
-// to use. Subscribe, Client.Plan, Client.Declare and Verify refuse a plan that it
-// refuses, and declare nothing. It asks no broker.
+// ValidatePlan returns an error that lists every part of p by which messages could be lost,
+// multiplied or delayed wrongly, each with the way out; nil if p is safe to use. Subscribe,
+// PlanFor, Client.Declare and Verify refuse a plan that ValidatePlan refuses, and declare
+// nothing. It asks no broker.
 //
-// A plan is safe where
+// A plan is safe under these conditions:
 //
 //   - every queue names its type, quorum or classic, and none has x-expires;
-//   - every wait queue has an x-message-ttl that is its Delay, and is no Adopt;
+//   - every wait queue has an x-message-ttl that is its Delay, and Adopt is false;
 //   - a quorum wait queue has x-dead-letter-strategy at-least-once and x-overflow
-//     reject-publish. Weaker guarantees must be chosen by name: the type classic, or
-//     the strategy at-most-once. A length limit needs x-overflow reject-publish;
-//   - every wait step leads to one wait queue after another, whose delays and number are
-//     its Delay and Hops, and from the last one back to the Queue. Exchanges,
-//     bindings and alternate exchanges of the plan are followed as the broker does;
-//   - an exchange that wait queues dead-letter to has an alternate exchange with a
-//     queue of the plan behind it, for the messages whose queue is gone (F5, F19);
-//   - an auto-delete exchange has a binding to the Queue, so that it lives as long;
-//   - one wait step is from one second to five, for messages that are set aside;
-//   - dead letters go to a queue of the plan, or to an exchange that the plan does
-//     not declare, which is yours.
+//     reject-publish. Weaker guarantees must be chosen by name: the type classic, or the
+//     strategy at-most-once. A length limit needs x-overflow reject-publish;
+//   - every wait step leads to one wait queue after another, and from the last one back to the
+//     Queue. Their delays and their number are the Delay and the Hops of the step. Exchanges,
+//     bindings and alternate exchanges of the plan are followed as the broker follows them;
+//   - an exchange that wait queues dead-letter to has an alternate exchange with a queue of the
+//     plan behind it, for the messages whose queue is gone (F5, F19);
+//   - an auto-delete exchange has a binding to the Queue, so that it exists as long;
+//   - one wait step is from one second to five, for messages that are snoozed;
+//   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
+//     declare.
 //
 // WaitQueue makes a wait queue that is safe.
 func ValidatePlan(p Plan) error {
@@ -38,25 +38,6 @@ func ValidatePlan(p Plan) error {
 		return fmt.Errorf("plan for queue %q: %w", p.Queue, errors.Join(v.problems...))
 	}
 	return nil
-}
-
-// planFor asks the client's strategy for a plan, and refuses one that may lose messages.
-func (c *Client) planFor(queue string, delays []time.Duration) (Plan, error) {
-	return planFor(c.strategy, queue, delays)
-}
-
-func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, error) {
-	plan, err := strategy.Plan(queue, delays)
-	if err != nil {
-		return Plan{}, err
-	}
-	if plan.Queue != queue {
-		err = fmt.Errorf("the plan is for queue %q, and queue %q was asked for: set Plan.Queue to the name that Plan is called with", plan.Queue, queue)
-	}
-	if err = errors.Join(err, ValidatePlan(plan)); err != nil {
-		return Plan{}, fmt.Errorf("strategy %T: %w", strategy, err)
-	}
-	return plan, nil
 }
 
 // validation is a plan that is being checked.
@@ -79,7 +60,7 @@ func newValidation(p Plan) *validation {
 	return v
 }
 
-// find adds a problem, once.
+// find adds a problem. It adds the same problem only once.
 func (v *validation) find(format string, args ...any) {
 	err := fmt.Errorf(format, args...)
 	if !v.said[err.Error()] {
@@ -99,11 +80,12 @@ func (v *validation) check() {
 	for _, e := range v.plan.Exchanges {
 		v.exchange(e)
 	}
-	v.rungs()
+	v.steps()
 	v.levels()
 	for _, q := range v.plan.Queues {
 		if q.Delay > 0 && !v.passed[q.Name] {
-			v.find("wait queue %q: no rung leads to it: add one to Plan.WaitSteps, or leave the queue out", q.Name)
+			v.find("wait queue %q: no wait step leads to it: add one to Plan.WaitSteps, or leave the "+
+				"queue out", q.Name)
 		}
 	}
 	v.deadLetters()
@@ -111,14 +93,16 @@ func (v *validation) check() {
 
 func (v *validation) names() {
 	if err := checkName("queue", v.plan.Queue); err != nil {
-		v.find("%w: a strategy sets Plan.Queue to the name that Plan is called with; elsewhere use Client.Plan", err)
+		v.find("%w: a strategy sets Plan.Queue to the name that Plan is called with; elsewhere use "+
+			"topology.PlanFor", err)
 	}
 	taken := map[string]bool{v.plan.Queue: true}
 	for _, q := range v.plan.Queues {
 		if err := checkName("queue of the plan", q.Name); err != nil {
 			v.find("%w", err)
 		} else if taken[q.Name] {
-			v.find("queue %q: the name is used twice, or is the queue's own: use another", q.Name)
+			v.find("queue %q: the name is used twice, or is the name of the queue itself: use another",
+				q.Name)
 		}
 		taken[q.Name] = true
 	}
@@ -133,7 +117,7 @@ func (v *validation) names() {
 	}
 }
 
-// queue checks what holds for every queue that the plan declares.
+// queue checks the rules for every queue that the plan declares.
 func (v *validation) queue(q Queue) {
 	if err := q.Arguments.Validate(); err != nil {
 		v.find("queue %q: %w", q.Name, err)
@@ -141,51 +125,62 @@ func (v *validation) queue(q Queue) {
 	switch kind := q.Arguments["x-queue-type"]; kind {
 	case string(Quorum), string(Classic):
 	case nil:
-		v.find("queue %q names no x-queue-type, so that the virtual host's default decides: "+
-			"set it to quorum, or to classic for the weaker guarantee", q.Name)
+		v.find("queue %q names no x-queue-type, so that the virtual host's default decides: set it to "+
+			"quorum, or to classic for the weaker guarantee", q.Name)
 	default:
-		v.find("queue %q is of the type %v: set x-queue-type to quorum, or to classic for the weaker guarantee", q.Name, kind)
+		v.find("queue %q is of the type %v: set x-queue-type to quorum, or to classic for the weaker "+
+			"guarantee", q.Name, kind)
 	}
 	if _, expires := q.Arguments["x-expires"]; expires {
-		v.find("queue %q has x-expires, which deletes the queue with the messages in it: leave it out", q.Name)
+		v.find("queue %q has x-expires, which deletes the queue with the messages in it: leave it out",
+			q.Name)
 	}
-	if _, limited := q.Arguments["x-delivery-limit"]; q.Delay <= 0 && !limited && q.Arguments["x-queue-type"] == string(Quorum) {
-		v.find("queue %q names no x-delivery-limit, so that RabbitMQ 4.0 deletes a message that was looked at twenty times: "+
-			"set it to %d", q.Name, deliveryLimit)
+	_, limited := q.Arguments["x-delivery-limit"]
+	if q.Delay <= 0 && !limited && q.Arguments["x-queue-type"] == string(Quorum) {
+		v.find("queue %q names no x-delivery-limit, so that RabbitMQ 4.0 deletes a message after "+
+			"twenty looks at it: set it to %d", q.Name, deliveryLimit)
 	}
 }
 
-// waitQueue checks that a queue keeps its messages for its delay, and no longer.
+// waitQueue checks that a queue keeps its messages for its delay and no longer.
 func (v *validation) waitQueue(q Queue) {
 	const way = "; topology.WaitQueue sets the safe arguments"
 	args := q.Arguments
-	if ttl, ok := wholeNumber(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
-		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
+	ttl, ok := wholeNumber(args["x-message-ttl"])
+	if !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
+		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole "+
+			"number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
 	}
 	if q.Adopt {
-		v.find("wait queue %q is adopted, so that a queue of that name without a way back would be used: set Adopt to false", q.Name)
+		v.find("wait queue %q is adopted, so that a queue of that name without a way back could be "+
+			"used: set Adopt to false", q.Name)
 	}
 	if _, ok := args["x-dead-letter-exchange"].(string); !ok {
-		v.find("wait queue %q has no x-dead-letter-exchange, so that the broker drops a message whose wait is over: "+
+		v.find("wait queue %q has no x-dead-letter-exchange, so that the broker drops a message whose "+
+			"wait is over: "+
 			`set it to "" and x-dead-letter-routing-key to the queue's name`+way, q.Name)
 	}
 	if key, set := args["x-dead-letter-routing-key"]; set {
 		if _, ok := key.(string); !ok {
-			v.find("wait queue %q: x-dead-letter-routing-key is %v: set it to a string, or leave it out", q.Name, key)
+			v.find("wait queue %q: x-dead-letter-routing-key is %v: set it to a string, or leave it out",
+				q.Name, key)
 		}
 	}
 	refuses := args["x-overflow"] == "reject-publish"
 	switch strategy := args["x-dead-letter-strategy"]; {
 	case args["x-queue-type"] != string(Quorum):
 	case strategy == "at-least-once" && !refuses:
-		v.find("wait queue %q: x-dead-letter-strategy at-least-once works only with x-overflow reject-publish (F5): set it"+way, q.Name)
+		v.find("wait queue %q: x-dead-letter-strategy at-least-once works only with x-overflow "+
+			"reject-publish (F5): set it"+way, q.Name)
 	case strategy != "at-least-once" && strategy != "at-most-once":
-		v.find("wait queue %q: x-dead-letter-strategy is %v, so that messages are lost where their queue is out of reach: "+
-			"set it to at-least-once, with x-overflow reject-publish, or name the weaker at-most-once"+way, q.Name, strategy)
+		v.find("wait queue %q: x-dead-letter-strategy is %v, so that messages are lost where their "+
+			"queue is out of reach: set it to at-least-once, with x-overflow reject-publish, or name the "+
+			"weaker at-most-once"+way,
+			q.Name, strategy)
 	}
 	for _, limit := range []string{"x-max-length", "x-max-length-bytes"} {
 		if _, set := args[limit]; set && !refuses {
-			v.find("wait queue %q has %s, so that a full queue puts out messages before their wait is over: "+
+			v.find("wait queue %q has %s, so that a full queue drops messages before their wait is over: "+
 				"set x-overflow to reject-publish, or leave the limit out", q.Name, limit)
 		}
 	}
@@ -195,38 +190,44 @@ func (v *validation) exchange(e Exchange) {
 	switch e.Kind {
 	case "direct", "fanout", "topic", "headers":
 	default:
-		v.find("exchange %q is of the type %q, which cannot be followed: use direct, fanout, topic or headers", e.Name, e.Kind)
+		v.find("exchange %q is of the type %q, which ValidatePlan cannot follow: use direct, fanout, "+
+			"topic or headers", e.Name, e.Kind)
 	}
-	anchored := slices.ContainsFunc(v.bindings[e.Name], func(b Binding) bool { return b.ToExchange == "" && b.Queue == v.plan.Queue })
+	anchored := slices.ContainsFunc(v.bindings[e.Name],
+		func(b Binding) bool { return b.ToExchange == "" && b.Queue == v.plan.Queue })
 	if e.AutoDelete && !anchored {
-		v.find("exchange %q is deleted with its last binding, and none is to queue %q, so that it may go before the queue: "+
-			"bind the queue to it, or set AutoDelete to false", e.Name, v.plan.Queue)
+		v.find("exchange %q is deleted with its last binding, and no binding leads to queue %q, so "+
+			"that it may be deleted before the queue: bind the queue to it, or set AutoDelete to false",
+			e.Name, v.plan.Queue)
 	}
 }
 
-// wait steps checks that each step leads where it says.
-func (v *validation) rungs() {
+// steps checks that each wait step leads to its wait queues and back to the queue.
+func (v *validation) steps() {
 	p := v.plan
 	if len(p.WaitSteps) == 0 {
-		v.find("there is no wait step: add a queue of topology.WaitQueue, and its Route to Plan.WaitSteps")
+		v.find("there is no wait step: add a queue of topology.WaitQueue, and its Route to " +
+			"Plan.WaitSteps")
 		return
 	}
 	if !slices.IsSortedFunc(p.WaitSteps, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(a.Attempt, b.Attempt))
 	}) {
-		v.find("Plan.WaitSteps are not in the order of their delays, and of their attempts where these are the same: sort them")
+		v.find("Plan.WaitSteps are not in the order of their delays, and of their attempts where " +
+			"these are the same: sort them")
 		return
 	}
-	for _, rung := range p.WaitSteps {
-		v.step(rung)
+	for _, step := range p.WaitSteps {
+		v.step(step)
 		if p.Via != nil { // a message keeps the routing key that it came with
-			other := rung
+			other := step
 			other.RoutingKey = "any.other"
 			v.step(other)
 		}
 	}
-	if !isShort(p.waits(minSetAside)) {
-		v.find("the step for messages that are set aside waits %v: add a wait step from %v to %v", p.waits(minSetAside), minSetAside, maxSetAside)
+	if !isShort(p.waits(minSnooze)) {
+		v.find("the step for messages that are snoozed waits %v: add a wait step from %v to %v",
+			p.waits(minSnooze), minSnooze, maxSnooze)
 	}
 }
 
@@ -240,8 +241,8 @@ func (v *validation) levels() {
 		v.find("Plan.Levels: %w", err)
 		return
 	}
-	// The wait steps pass each level alone; these pass all below it as well. Together they
-	// take every binding of an exchange that has two for each level.
+	// The wait steps pass each level alone. These routes also pass all levels below it. Together
+	// they take every binding of an exchange that has two bindings for each level.
 	for n := range l.Levels {
 		steps := uint64(1)<<(n+1) - 1
 		v.step(Route{
@@ -251,10 +252,10 @@ func (v *validation) levels() {
 	}
 }
 
-// step checks one route: the wait queues that it passes, and that it ends in the
-// queue.
+// step checks one route: the wait queues that it passes, and its end in the queue.
 func (v *validation) step(r Route) {
-	name := fmt.Sprintf("the step of %v by exchange %q, routing key %q", r.Delay, r.Exchange, r.RoutingKey)
+	name := fmt.Sprintf("the step of %v by exchange %q, routing key %q", r.Delay, r.Exchange,
+		r.RoutingKey)
 	if r.Delay <= 0 {
 		v.find("%s: its delay is not positive: set it", name)
 		return
@@ -262,17 +263,20 @@ func (v *validation) step(r Route) {
 	var waited time.Duration
 	exchange, key, hops := r.Exchange, r.RoutingKey, 0
 	for {
-		to := v.reach(exchange, key, v.notes(false))
+		to := v.reach(exchange, key, v.headers(false))
 		waits := v.waitQueuesOf(to)
 		switch {
 		case len(waits) > 1:
-			v.find("%s: it leads to %d wait queues, so that each retry makes as many copies: let it lead to one", name, len(waits))
+			v.find("%s: it leads to %d wait queues, so that each retry makes as many copies: let it lead "+
+				"to one", name, len(waits))
 			return
 		case len(waits) == 1 && to.queues[v.plan.Queue]:
-			v.find("%s: it leads to queue %q before the wait is over: leave that binding out", name, v.plan.Queue)
+			v.find("%s: it leads to queue %q before the wait is over: leave that binding out", name,
+				v.plan.Queue)
 			return
 		case len(waits) == 0 && hops == 0:
-			v.find("%s: it leads to no wait queue of the plan%s: declare and bind one, or correct the Rung", name, to.missingText())
+			v.find("%s: it leads to no wait queue of the plan%s: declare and bind one, or correct the "+
+				"wait step", name, to.missingText())
 			return
 		case len(waits) == 0:
 			v.back(name, exchange, key)
@@ -283,12 +287,13 @@ func (v *validation) step(r Route) {
 		v.passed[q.Name] = true
 		waited += q.Delay
 		if hops++; hops > maxHops {
-			v.find("%s: it goes round in circles: let the last wait queue lead to queue %q", name, v.plan.Queue)
+			v.find("%s: it passes wait queues in a circle: let the last wait queue lead to queue %q", name,
+				v.plan.Queue)
 			return
 		}
 		var found bool
 		if exchange, found = q.Arguments["x-dead-letter-exchange"].(string); !found {
-			return // found already
+			return // waitQueue has found it
 		}
 		if k, set := q.Arguments["x-dead-letter-routing-key"].(string); set {
 			key = k
@@ -300,33 +305,36 @@ func (v *validation) step(r Route) {
 // maxHops is more than any plan has levels.
 const maxHops = 64
 
-// adds checks that the wait is as long as the route says.
+// adds checks that the wait is as long as the Delay of the route.
 func (v *validation) adds(name string, r Route, waited time.Duration, hops int) {
 	if waited != r.Delay {
-		v.find("%s: its wait queues wait %v: set the Rung's Delay to that", name, waited)
+		v.find("%s: its wait queues wait %v: set the Delay of the wait step to that", name, waited)
 	}
 	if hops != r.Hops {
-		v.find("%s: it passes %d wait queues, Hops is %d: set it, because it says how much room a message needs", name, hops, r.Hops)
+		v.find("%s: it passes %d wait queues, Hops is %d: set it, because the room for the headers of "+
+			"a message depends on it", name, hops, r.Hops)
 	}
 }
 
-// back checks that a message whose wait is over reaches the queue, also where it is
-// to pass the exchange of a Return.
+// back checks that a message whose wait is over reaches the queue, also if it must pass the
+// exchange of a Via.
 func (v *validation) back(name, exchange, key string) {
-	to := v.reach(exchange, key, v.notes(false))
+	to := v.reach(exchange, key, v.headers(false))
 	if !to.queues[v.plan.Queue] {
-		v.find("%s: a message whose wait is over does not reach queue %q from exchange %q with routing key %q%s: "+
-			"bind the queue, or let the wait queue dead-letter to the default exchange with the queue's name",
+		v.find("%s: a message whose wait is over does not reach queue %q from exchange %q with "+
+			"routing key %q%s: bind the queue, or let the wait queue dead-letter to the default exchange "+
+			"with the queue's name",
 			name, v.plan.Queue, exchange, key, to.missingText())
 	}
 	r := v.plan.Via
 	if r == nil {
 		return
 	}
-	to = v.reach(exchange, key, v.notes(true))
+	to = v.reach(exchange, key, v.headers(true))
 	if !to.exchanges[r.Exchange] || !to.exchanges[r.Through] || !to.queues[v.plan.Queue] {
-		v.find("%s: a message that returns through exchange %q does not reach it and queue %q by exchange %q: "+
-			"correct the bindings, or leave Plan.Return out", name, r.Exchange, v.plan.Queue, r.Through)
+		v.find("%s: a message that returns through exchange %q does not reach it and queue %q by "+
+			"exchange %q: correct the bindings, or leave Plan.Via out",
+			name, r.Exchange, v.plan.Queue, r.Through)
 	}
 }
 
@@ -334,16 +342,20 @@ func (v *validation) back(name, exchange, key string) {
 func (v *validation) catches(exchange string) {
 	e, declared := v.exchanges[exchange]
 	if !declared {
-		return // the default exchange, or none, which is found by back
+		return // the default exchange, or none, which back finds
 	}
 	alternate, _ := e.Arguments["alternate-exchange"].(string)
 	for _, key := range []string{v.plan.Queue, "any.other"} {
 		to := v.reach(alternate, key, nil)
-		kept := slices.ContainsFunc(v.plan.Queues, func(q Queue) bool { return q.Delay <= 0 && to.queues[q.Name] })
+		kept := slices.ContainsFunc(v.plan.Queues, func(q Queue) bool {
+			return q.Delay <= 0 &&
+				to.queues[q.Name]
+		})
 		if alternate == "" || !kept {
-			v.find("exchange %q, which wait queues dead-letter to, has no alternate exchange with a queue of the plan behind it, "+
-				"so that a message whose queue is gone is lost or stops the wait queue (F5, F19): "+
-				"declare a fanout exchange with a queue that keeps messages, and name it in alternate-exchange", exchange)
+			v.find("exchange %q, which wait queues dead-letter to, has no alternate exchange with a "+
+				"queue of the plan behind it, so that a message whose queue is gone is lost or stops the "+
+				"wait queue (F5, F19): declare a fanout exchange with a queue that keeps messages, and name "+
+				"it in alternate-exchange", exchange)
 		}
 	}
 }
@@ -359,7 +371,8 @@ func (v *validation) waitQueuesOf(to reached) []Queue {
 }
 
 func (v *validation) deadLetters() {
-	const way = "declare a queue for them in Plan.Queues, with Adopt to use one that exists, or name an exchange of yours in Plan.Dead"
+	const way = "declare a queue for them in Plan.Queues, with Adopt to use one that exists, or " +
+		"name an exchange of yours in Plan.Dead"
 	dead := v.plan.Dead
 	if dead == (Route{}) {
 		v.find("dead letters have no target: " + way)
@@ -373,14 +386,15 @@ func (v *validation) deadLetters() {
 	for name := range to.queues {
 		switch q, declared := v.queues[name]; {
 		case name == v.plan.Queue:
-			v.find("dead letters lead back to queue %q, which has given them up: "+way, name)
+			v.find("dead letters lead back to queue %q, whose messages they are: "+way, name)
 		case declared && q.Delay > 0:
-			v.find("dead letters lead to wait queue %q, from which they return: "+way, name)
+			v.find("dead letters lead to wait queue %q, from which they come back: "+way, name)
 		case declared:
 			kept = true
 		}
 	}
 	if !kept {
-		v.find("dead letters for exchange %q with routing key %q reach no queue of the plan: "+way, dead.Exchange, dead.RoutingKey)
+		v.find("dead letters for exchange %q with routing key %q reach no queue of the plan: "+way,
+			dead.Exchange, dead.RoutingKey)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/management"
 )
 
@@ -52,7 +53,7 @@ func (v *verifier) main(name string) error {
 	if f.kind != "" {
 		v.known[name] = knownQueue{f.kind, f.arguments}
 	}
-	hold := holdFor(f.consumerTimeout(0, nil), v.confirmTimeout)
+	hold := consumer.HoldFor(f.consumerTimeout(0, nil), v.confirmTimeout)
 	if d := f.drops(v.plan, v.vhost, hold); d != nil {
 		severity := Critical
 		if d.unless != "" {

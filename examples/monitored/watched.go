@@ -108,12 +108,11 @@ func (s *signals) route(
 	if err != nil {
 		return nil, err
 	}
-	forPolicies := topology.ForPolicy(append(retry.Policies(), webhook.RetryAfters)...)
-	sub, err := client.NewSubscriber(cfg, forPolicies, topology.WithConcurrency(lanes))
+	sub, err := client.NewSubscriber(cfg, topology.For(retry), topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
 	if err != nil {
 		return nil, err
 	}
-	plan, err := client.Plan(queue, forPolicies)
+	plan, err := topology.PlanFor(topology.PerQueue{}, queue, append(retry.Policies(), webhook.RetryAfters)...)
 	if err != nil {
 		return nil, err
 	}

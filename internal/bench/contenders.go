@@ -76,7 +76,7 @@ func serveWith(
 	if err != nil {
 		return fail(err)
 	}
-	plan, err := client.Plan(w.queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(strategy, w.queue, policy)
 	if err != nil {
 		return fail(err)
 	}

@@ -162,7 +162,7 @@ func (b *bench) handlers(
 	names, declared := []string{}, map[string]bool{}
 	for range n {
 		queue := b.broker.name("handler")
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
+		plan, err := topology.PlanFor(strategy, queue, policy)
 		if err != nil {
 			return nil, err
 		}

@@ -164,7 +164,7 @@ func TestCollectorNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := metrics.NewCollector(nil, plans("", "orders", "orders"), metrics.WithTimeout(0))
 	require.EqualError(t, err, "new collector: WithTimeout: 0s is not positive\nclient is nil\n"+
-		"plan 1 is empty: use Client.Plan\nplan 3: queue \"orders\" is there twice")
+		"plan 1 is empty: use topology.PlanFor\nplan 3: queue \"orders\" is there twice")
 	_, err = metrics.NewCollector(&inspector{}, nil, metrics.WithCacheFor(-1))
 	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
 }
@@ -185,7 +185,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	sub, err := client.NewSubscriber(cfg)
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
-	plan, err := client.Plan(queue)
+	plan, err := topology.PlanFor(topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}, queue)
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
 		testbroker.Delete(t, q.Name)

@@ -48,5 +48,5 @@ func ExampleNewCollector() {
 	fmt.Println(err)
 	// Output:
 	// new collector: client is nil
-	// plan 1 is empty: use Client.Plan
+	// plan 1 is empty: use topology.PlanFor
 }

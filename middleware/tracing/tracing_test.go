@@ -67,7 +67,7 @@ func serve(
 		topology.WithObserver(tracer))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	plan, err := client.Plan(s.queue, topology.ForPolicy(policy))
+	plan, err := topology.PlanFor(topology.PerQueue{}, s.queue, policy)
 	require.NoError(t, err)
 	for _, q := range plan.Queues {
 		testbroker.Delete(t, q.Name)

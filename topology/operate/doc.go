@@ -9,7 +9,7 @@
 //
 // Everything works on the Plan of one queue, over a topology.Client:
 //
-//	plan, err := client.Plan("orders")
+//	plan, err := topology.PlanFor(strategy, "orders")
 //	for letter, err := range operate.Dead(ctx, client, plan, operate.Filter{Reason: "permanent"}) {
 //		fmt.Println(letter.ID, letter.DeadAt, letter.Error)
 //	}

@@ -35,7 +35,7 @@ func beKilled(words []string) error {
 	if err != nil {
 		return err
 	}
-	plan, err := client.Plan(queue)
+	plan, err := topology.PlanFor(strategy, queue)
 	if err != nil {
 		return err
 	}

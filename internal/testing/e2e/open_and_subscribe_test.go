@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -91,11 +92,12 @@ func TestNewSubscriberRefusesLossyConfiguration(t *testing.T) {
 	cfg.Consume.Qos.PrefetchCount, cfg.Consume.Qos.PrefetchSize = 0, 1
 	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
 	_, err := client.NewSubscriber(cfg, nil, topology.WithDrainTimeout(-1),
-		topology.ForPolicy(nil, backoff.List{-1, backoff.MaxDelay + 1}))
+		topology.ForPolicy(nil, backoff.List{-1, backoff.MaxDelay + 1}), topology.WithHoldLimit(0),
+		topology.For((*middleware.DelayedRetry)(nil)), topology.For(nil))
 	requireTexts(t, err, "Marshaler is nil", "TopologyBuilder is nil", "Queue.GenerateName is nil",
 		"Exchange.GenerateName is nil", "NoRequeueOnNack", "Durable", "AutoDelete", "Exclusive",
 		"PrefetchCount", "PrefetchSize", "x-overflow", "option 1 is nil", "negative", "policy is nil",
-		"MaxDelay")
+		"MaxDelay", "WithHoldLimit: 0s is not positive", "For: the DelayedRetry is nil")
 
 	// In 16 bits this prefetch would be 0, which means no limit.
 	cfg = rig.QueueConfig(url)

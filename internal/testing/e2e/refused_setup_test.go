@@ -77,7 +77,7 @@ func serveForeign(t *testing.T, url, queue string) {
 // says what to grant. A user who may not read its queue is told by Subscribe.
 func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	t.Parallel()
-	const wayOut = "the user may not: grant it what Plan.Permissions lists"
+	const wayOut = "the user may not: grant it the permissions that Plan.Permissions lists"
 	node := testbroker.Private(t)
 	policy := backoff.List{time.Second}
 	grant := testbroker.Grant{

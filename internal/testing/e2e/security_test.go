@@ -171,7 +171,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	provisioned := topology.WithPreProvisioned()
 	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, policy, provisioned)
 	_, err := sub.Subscribe(t.Context(), queue)
-	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
+	require.ErrorContains(t, err, "WithPreProvisioned declares nothing, and these do not exist")
 	for _, name := range []string{queue, queue + ".wait.1s", queue + ".dlq"} {
 		require.ErrorContains(t, err, `queue "`+name+`"`)
 		require.Equal(t, -1, testbroker.Depth(t, url, name))
@@ -198,7 +198,7 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	})
 	r.Send("held")
 	rig.AwaitAttempts(t, attempts, 1)
-	r.AwaitLine("what was provisioned for retries is missing")
+	r.AwaitLine("a queue, an exchange or a binding for retries is missing")
 	require.Equal(t, -1, testbroker.Depth(t, url, wait.Name))
 	rig.DeclareQueue(t, url, wait.Name, wait.Arguments)
 	rig.AwaitAttempts(t, attempts, 2)

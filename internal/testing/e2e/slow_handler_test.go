@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-const neverReturns = "Handler does not return: give it an end"
+const neverReturns = "Handler does not return: use Watermill's Timeout"
 
 // Given two handlers that do not return, then each is named once, while a third one works on.
 // When they return, their messages are acked.

@@ -196,7 +196,7 @@ func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	t.Parallel()
 	const loses = "Warning: messages that wait in a classic queue are lost if their wait ends " +
-		"while the broker restarts, because their quorum queue is not there yet"
+		"while the broker restarts, because their quorum queue is not up yet"
 	const classic = "Warning: the queue is a classic one"
 	strategy := topology.PerQueue{Type: topology.Classic}
 	node := testbroker.Private(t)

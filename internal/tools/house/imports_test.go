@@ -42,7 +42,7 @@ var library = map[string][]string{
 	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
 	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
@@ -56,6 +56,11 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
+	"internal/consumer": {
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/audit",
+		module + "/internal/hold", module + "/internal/link", module + "/internal/observe", module + "/internal/publisher",
+		module + "/internal/wire", watermill + "/…", amqp091,
+	},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,

@@ -1,6 +1,8 @@
-package topology
+package consumer
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,8 +31,8 @@ func TestJudge(t *testing.T) {
 		"half of a small limit":            {int64(4), true, 0, 8, endangered},
 		"a tiny limit":                     {int64(1), true, 0, 3, endangered},
 		"a limit of one":                   {int64(1), true, 0, 1, endangered},
-		"no limit":                         {int64(5), true, 0, noLimit, suspect},
-		"no limit, very often":             {int64(5000), true, 0, noLimit, suspect},
+		"no limit":                         {int64(5), true, 0, NoLimit, suspect},
+		"no limit, very often":             {int64(5000), true, 0, NoLimit, suspect},
 		"suspected before":                 {int64(1), true, 1, 20, suspect},
 		"suspected before, back in peace":  {nil, true, 2, 20, suspect},
 		"isolated three times":             {int64(1), true, 3, 20, suspect},
@@ -40,7 +42,8 @@ func TestJudge(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			raw := amqp.Delivery{Redelivered: c.redelivered, Headers: amqp.Table{"x-delivery-count": c.count}}
+			raw := amqp.Delivery{Redelivered: c.redelivered,
+				Headers: amqp.Table{"x-delivery-count": c.count}}
 			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit))
 		})
 	}
@@ -53,4 +56,59 @@ func TestGuardTakesOneAtATime(t *testing.T) {
 	require.True(t, g.take(now, time.Second))
 	require.False(t, g.take(now.Add(time.Second), time.Second))
 	require.True(t, g.take(now.Add(2*time.Second), time.Second))
+}
+
+func hasCome(own *turn) bool {
+	select {
+	case <-own.come:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestTurnsComeInOrder(t *testing.T) {
+	t.Parallel()
+	var line turns
+	first, second, third, fourth := line.join(), line.join(), line.join(), line.join()
+	require.True(t, hasCome(first))
+	require.False(t, hasCome(second))
+	second.leave() // before its turn
+	require.False(t, hasCome(third))
+	first.leave()
+	first.leave()
+	require.True(t, hasCome(third))
+	require.False(t, hasCome(second))
+	require.False(t, hasCome(fourth))
+	third.leave()
+	require.True(t, hasCome(fourth))
+	fourth.leave()
+	require.True(t, hasCome(line.join()), "an empty line")
+	var none *turn
+	none.leave()
+}
+
+func TestOneTurnAtATime(t *testing.T) {
+	t.Parallel()
+	var line turns
+	var trying, tried atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			own := line.join()
+			defer own.leave()
+			if i%3 == 0 { // gives up before its turn
+				return
+			}
+			<-own.come
+			if n := trying.Add(1); n != 1 {
+				t.Errorf("%d at once", n)
+			}
+			tried.Add(1)
+			trying.Add(-1)
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 133, tried.Load())
+	require.Empty(t, line.line)
 }

@@ -1,0 +1,153 @@
+// Package consumer is the life of one delivery: it consumes a queue, hands its messages
+// to Watermill's router and takes each delivery to its end. A delivery is acked only
+// after the message was handled, or after the broker has confirmed a durable copy of it.
+// Every other delivery goes back to its queue.
+//
+//	receive → process ─ decode ─► router ─► middleware.DelayedRetry ─► handler
+//	                                             │ error
+//	ack ◄─ confirm ◄─ publish ◄─ compose ◄─ Group.Republish, Group.DeadLetter
+//
+// The package knows no strategy and no plan: Config says as plain data and functions
+// where messages wait.
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/observe"
+	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+const (
+	// MinSnooze is the shortest wait of a message that is snoozed because the router has
+	// nacked it or because it may have killed the process. It keeps messages from spinning.
+	MinSnooze = time.Second
+	// NormalPriority is the highest priority of the class in which a quorum queue of
+	// RabbitMQ 4.0 keeps messages without a priority. Messages with a higher priority are
+	// in a class of their own, whose first message holds up the normal ones until it
+	// expires (F32).
+	NormalPriority = 4
+	// NoLimit is the delivery limit of a queue without a delivery limit.
+	NoLimit = 1 << 30
+	// MaxHold stands for no consumer timeout.
+	MaxHold = 100 * 365 * 24 * time.Hour
+)
+
+// Group is shared by all subscriptions of a Client. Its fields do not change after the first New.
+type Group struct {
+	Publisher      *publisher.Publisher
+	Observers      *observe.List[middleware.Event] // nil for none
+	ConfirmTimeout time.Duration                   // of each publish
+
+	guard guard
+	turns turns
+}
+
+// Config says what a Subscription consumes and how. A field needs a value unless its comment
+// names a default.
+type Config struct {
+	Group        *Group
+	Topic, Queue string
+	Link         *link.Link // the connection that consumes
+	Frame        int        // the largest frame that both connections take
+	Logger       watermill.LoggerAdapter
+	// Decode makes a message of a delivery. It is the user's marshaler: it may panic.
+	Decode  func(amqp.Delivery) (*message.Message, error)
+	Consume Consume
+	Waits   Waits
+	// Prepare declares and checks everything before consuming begins. The function returns how
+	// long a delivery may be held under a consumer timeout of the broker.
+	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
+	// CanStore reports what keeps messages from being stored, as far as that can be told
+	// without a message. It ends an outage.
+	CanStore func(context.Context) error
+
+	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
+	HoldLimit      time.Duration // of a delivery, from its arrival. Default: the broker's limit
+	HandlerWarning time.Duration // logs a handler that does not return. Default: never
+	Timestamps     TimestampWindow
+	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off
+}
+
+// Consume are the settings of the AMQP consumer.
+type Consume struct {
+	Concurrency, Prefetch int
+	Tag                   string // Default: a random one
+	Exclusive, NoLocal    bool
+	Arguments             amqp.Table
+}
+
+// Waits says where the messages of one queue wait and where its dead letters go. It is only
+// read.
+type Waits struct {
+	Route func(Retry) (Route, error)
+	// Given returns how long a message waits if it asks for a delay, all rounds together.
+	Given func(asked time.Duration) time.Duration
+	Dead  Route
+	// Via is the exchange that messages pass on their way back. Zero: they go straight to
+	// their queue.
+	Via Via
+	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
+	KeyKept []string
+	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
+	SortsPriorities bool
+	Steps           []time.Duration // the delays that have a wait queue, ascending
+	Resolution      time.Duration   // the step between delays, if any delay is possible; else 0
+	// Redeclare declares the part of a route again that is missing, if err says that a part
+	// is. It returns nil when the message can be published once more, else the error that
+	// keeps the message from the route.
+	Redeclare func(ctx context.Context, route Route, err error) error
+}
+
+// Retry says how long a message must wait, and how it arrived.
+type Retry struct {
+	Delay                time.Duration
+	Attempt              int    // that failed, 1-based; 0 for a message that is snoozed
+	Exchange, RoutingKey string // of the delivery
+}
+
+// Route is where a message is published.
+type Route struct {
+	Exchange, RoutingKey string
+	Delay                time.Duration // shorter than asked if the message must wait in rounds
+	Hops                 int           // how many wait queues the message passes
+}
+
+// Limits are the limits that the broker sets on the deliveries of the queue.
+type Limits struct {
+	Deliveries int // the delivery limit, NoLimit for none
+	// NackCounts says that giving a delivery back raises its count on a quorum queue, as it
+	// does before RabbitMQ 4.3.
+	NackCounts      bool
+	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
+}
+
+var (
+	// ErrTooLarge says that the headers of a message leave no room for the headers of a
+	// retry in one frame.
+	ErrTooLarge = errors.New("headers do not fit in one frame")
+
+	errCannotStore = errors.New("failed messages cannot be stored")
+	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
+	errNacked      = errors.New("the router has nacked the message")
+	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
+		"many or have a type that amqp091-go does not know; their bytes are in the header " +
+		header.Unreadable)
+	// errChangedKey is why a message came to another queue than its own.
+	errChangedKey = errors.New("the routing key was changed when the wait was over")
+)
+
+// isCode reports whether the broker has answered with the code.
+func isCode(err error, code int) bool {
+	var amqpErr *amqp.Error
+	return errors.As(err, &amqpErr) && amqpErr.Code == code
+}

@@ -1,0 +1,260 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+const (
+	// suspicion is the broker's delivery count from which a delivery is a suspect, unless a
+	// quarter of the delivery limit is less. Neither a failure nor a nack of the router
+	// raises the count. A count that rises means that processes or connections have ended.
+	suspicion = 5
+	// maxInterruptions is how often a suspect is isolated before it is dead-lettered. The
+	// first time may be a precaution: see rescue.
+	maxInterruptions = 4
+	// putBackTimeout bounds the confirm of a message that is put back, because Close waits
+	// for it.
+	putBackTimeout = 5 * time.Second
+)
+
+// guard ends crash loops. If handling a message kills the process, no handler fails it: the
+// policy does not count the message, and the broker drops it at the delivery limit.
+//
+// A suspect is isolated: it is snoozed, which also resets the broker's count. All messages
+// that were prefetched when the process died look alike. So the guard isolates one at a
+// time, and the others are tried one after the other (turns). While the message that kills
+// the process is away, the others are handled. When it comes back, it dies alone.
+type guard struct {
+	mu    sync.Mutex
+	until time.Time // a suspect is away until then
+}
+
+// take reserves the guard for a suspect that will be away for d.
+func (g *guard) take(now time.Time, d time.Duration) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if now.Before(g.until) {
+		return false
+	}
+	// Once more as long, so that the next suspect does not join it at once.
+	g.until = now.Add(2 * d)
+	return true
+}
+
+// verdict is the decision of the guard about a delivery.
+type verdict int
+
+const (
+	innocent   verdict = iota
+	suspect            // is tried alone
+	endangered         // is so near to the delivery limit that it must not wait
+	culprit            // was isolated as often as is allowed
+)
+
+// judge decides about a delivery. A delivery that the broker has not delivered before and
+// that has no mark of the guard costs one lookup.
+func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
+	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered ||
+		s.cfg.RequeueOnNack {
+		return innocent
+	}
+	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	})
+	return judge(raw, state.Interruptions, c.Deliveries)
+}
+
+// judge is pure. Only quorum queues count deliveries. A count on a message that was not
+// redelivered comes from the producer (F2).
+func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
+	count := deliveryCount(raw)
+	suspicious := int64(max(1, min(suspicion, limit/4)))
+	switch {
+	case !interrupted(raw) && interruptions > 0:
+		return suspect
+	case !interrupted(raw):
+		return innocent
+	case interruptions >= maxInterruptions:
+		return culprit
+	case count >= max(suspicious, int64(limit/2)):
+		return endangered
+	case interruptions > 0 || count >= suspicious:
+		return suspect
+	}
+	return innocent
+}
+
+// interrupted reports whether a consumer of the delivery has ended or lost its connection.
+func interrupted(raw *amqp.Delivery) bool { return raw.Redelivered && deliveryCount(raw) > 0 }
+
+// deliveryCount is how often the broker has taken the message back from a consumer that did
+// not give it back. It is 0 on a classic queue, which does not count.
+func deliveryCount(raw *amqp.Delivery) int64 {
+	switch n := raw.Headers["x-delivery-count"].(type) {
+	case int64:
+		return n
+	case int32:
+		return int64(n)
+	}
+	return 0
+}
+
+// isolated reports whether a suspect whose turn has come was snoozed. Any other suspect goes
+// to its handler and keeps its turn.
+func (d *delivery) isolated() bool {
+	if !interrupted(&d.raw) || !d.takeGuard() {
+		return false
+	}
+	d.isolate(d.State.Interruptions + 1)
+	return true
+}
+
+// rescue snoozes a delivery that is near to the delivery limit. The message comes back with
+// a count of zero, as a suspect: it is tried alone.
+func (d *delivery) rescue() {
+	interruptions := max(1, d.State.Interruptions)
+	if d.takeGuard() {
+		interruptions = d.State.Interruptions + 1
+	}
+	d.isolate(interruptions)
+}
+
+func (d *delivery) takeGuard() bool {
+	route, err := d.sub.cfg.Waits.Route(Retry{Delay: MinSnooze})
+	return err == nil && d.sub.cfg.Group.guard.take(time.Now(), route.Delay)
+}
+
+func (d *delivery) isolate(interruptions int) {
+	d.sub.logger.Info("Processes or connections have ended repeatedly while they had the message, "+
+		"snoozing it", d.guardFields())
+	state := d.snoozed()
+	state.Interruptions = interruptions
+	d.settle("Interrupted message cannot be snoozed, holding it", func(ctx context.Context) error {
+		again := state
+		return d.republish(ctx, state.Snoozed, &again)
+	}, func() { d.observeSettled(middleware.EventCrashRound, state, nil) })
+}
+
+// giveUp dead-letters a message that was isolated as often as is allowed.
+func (d *delivery) giveUp() {
+	err := fmt.Errorf("the process or its connection has ended each of the last %d times that a "+
+		"consumer had this message, and at least %d of these times it had no other message",
+		d.State.Interruptions+1, maxInterruptions-1)
+	state := d.State
+	state.Reason, state.DeadAt = header.ReasonCrashLoop, time.Now()
+	state.Error = err.Error()
+	d.sub.logger.Error("The process or its connection ends each time it has the message, "+
+		"dead-lettering it", err, d.guardFields())
+	d.settle("Message of a crash loop cannot be dead-lettered, holding it",
+		func(ctx context.Context) error {
+			return d.deadLetter(ctx, state)
+		}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
+}
+
+func (d *delivery) guardFields() watermill.LogFields {
+	return d.LogFields().Add(watermill.LogFields{
+		"delivery_count": deliveryCount(&d.raw), "interruptions": d.State.Interruptions,
+	})
+}
+
+// counted reports whether giving the delivery back would bring its message nearer to the
+// delivery limit or to the dead letters: its count has risen before, or the guard has marked
+// the message. The first time does no harm and costs no copy. A message of another queue is
+// never snoozed here.
+func (d *delivery) counted() bool {
+	return d.astray == nil && d.on.NackCounts && (interrupted(&d.raw) || d.State.Interruptions > 0) &&
+		!d.sub.cfg.RequeueOnNack && !d.on.ch.IsClosed()
+}
+
+// putBack brings a delivery back to its queue for a reason that must not count against the
+// delivery limit, such as a clean shutdown, and reports whether it was snoozed. Before
+// RabbitMQ 4.3 each nack counts, so a delivery with a count is snoozed, which resets the
+// count. If that is not confirmed in time, or if the headers of the message leave no room,
+// the delivery is given back.
+func (d *delivery) putBack() (snoozed bool) {
+	if !d.counted() {
+		d.giveBack()
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), putBackTimeout)
+	defer cancel()
+	state := d.snoozed()
+	tried := state
+	_, _, err := d.waiting(time.Now(), state.Snoozed, &tried)
+	if err == nil {
+		err = d.republish(ctx, state.Snoozed, &state)
+	}
+	if err != nil {
+		d.sub.logger.Info("Message cannot be snoozed at shutdown, giving it back, which counts "+
+			"against the delivery limit",
+			d.guardFields().Add(watermill.LogFields{"error": err.Error()}))
+		d.giveBack()
+		return false
+	}
+	d.ack()
+	d.observeSettled(middleware.EventSnoozed, state, nil)
+	return true
+}
+
+// abandon puts a delivery back while its handler still runs. It does not touch the values of
+// the handler.
+func (d *delivery) abandon() {
+	own, end := d.sub.newDelivery(d.on, arrival{raw: d.raw, at: d.Arrived})
+	defer end()
+	own.putBack()
+}
+
+// turns is the line in which the suspects of a process wait to be tried, one at a time and
+// in the order of their delivery. Tried together they would end the process together, once
+// with each restart, until the broker drops all of them at its limit.
+type turns struct {
+	mu   sync.Mutex
+	line []*turn // the first has its turn
+}
+
+// turn is a place in the line.
+type turn struct {
+	of   *turns
+	come chan struct{} // closed when all before have left
+}
+
+// join takes the last place.
+func (t *turns) join() *turn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	own := &turn{of: t, come: make(chan struct{})}
+	t.line = append(t.line, own)
+	if len(t.line) == 1 {
+		close(own.come)
+	}
+	return own
+}
+
+// leave gives the place up, before or after its turn has come. A second call does nothing,
+// and neither does the call on nil.
+func (own *turn) leave() {
+	if own == nil {
+		return
+	}
+	own.of.mu.Lock()
+	defer own.of.mu.Unlock()
+	i := slices.Index(own.of.line, own)
+	if i < 0 {
+		return
+	}
+	own.of.line = slices.Delete(own.of.line, i, i+1)
+	if i == 0 && len(own.of.line) > 0 {
+		close(own.of.line[0].come)
+	}
+}

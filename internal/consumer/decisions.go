@@ -1,0 +1,173 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/millpond-go/millpond/internal/hold"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// This file has the decisions of a Subscription without a DelayedRetry.
+
+func (d *delivery) dropUndecodable(err error) {
+	// The marshaler and the text of its error are the user's: ErrorText cuts the text.
+	d.sub.logger.Error("Message cannot be decoded, dead-lettering it",
+		errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
+	state := d.State
+	state.Reason, state.DeadAt = header.ReasonUndecodable, time.Now()
+	state.Error, state.Class = err.Error(), header.ClassPermanent
+	d.settle("Undecodable message cannot be dead-lettered, holding it",
+		func(ctx context.Context) error {
+			return d.deadLetter(ctx, state)
+		}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
+}
+
+// nacked settles a message that the router has nacked, because an outer middleware failed or
+// because the handler's messages could not be published. The message is snoozed. At shutdown
+// it goes straight back to its queue.
+func (d *delivery) nacked() {
+	if d.ctx.Err() != nil {
+		if !d.on.ch.IsClosed() { // else the broker has the delivery back
+			d.abandon()
+		}
+		d.observeReturned(context.Cause(d.ctx), 0, 0)
+		return
+	}
+	if d.sub.stop.Err() != nil || d.sub.cfg.RequeueOnNack {
+		if !d.putBack() {
+			d.observeReturned(errNacked, 0, 0)
+		}
+		return
+	}
+	state := d.snoozed()
+	d.settle("Nacked message cannot be snoozed, holding it", func(ctx context.Context) error {
+		again := state
+		return d.republish(ctx, MinSnooze, &again)
+	}, func() { d.observeSettled(middleware.EventSnoozed, state, nil) })
+}
+
+// snoozed returns the state of a message that is snoozed: shortly, but no shorter than the
+// rest of a wait in rounds. The failures and their history do not change.
+func (d *delivery) snoozed() header.RetryState {
+	state := d.State
+	state.NotBefore = time.Time{}
+	state.Snoozed = max(MinSnooze, d.remaining())
+	state.WaitingSince = time.Now()
+	return state
+}
+
+// settle acks the delivery when handOver has confirmed a durable copy. It holds the delivery
+// while handOver fails, and gives the delivery back if handOver does not succeed. Observers
+// are told after the broker: by settled, which may be nil.
+func (d *delivery) settle(holding string, handOver func(context.Context) error, settled func()) {
+	tries, held := 0, time.Duration(0)
+	err := hold.Do(d.ctx, hold.Options{
+		Stop:  d.Closing,
+		Until: d.HoldUntil,
+		Failed: func(err error, n int, t time.Duration) {
+			tries, held = n, t
+			d.observeMachinery(middleware.EventFailing, func(e *middleware.Event) {
+				e.Err, e.Tries, e.Held = err, n, t
+			})
+		},
+		Recovered: func(n int, t time.Duration) {
+			d.observeMachinery(middleware.EventRecovered, func(e *middleware.Event) {
+				e.Tries, e.Held = n, t
+			})
+		},
+		Failing: func(err error, _ int, held time.Duration) {
+			d.sub.logger.Error(holding, err, d.LogFields().Add(watermill.LogFields{"held": held}))
+		},
+	}, func() error { return handOver(context.WithoutCancel(d.ctx)) })
+	if err != nil {
+		d.sub.logger.Error("Message goes back to its queue", err, d.LogFields())
+		if errors.Is(err, hold.ErrLimit) {
+			if d.astray != nil && d.deadLetterAstray(err) || d.astray == nil && d.snoozeAtLast() {
+				return
+			}
+			d.sub.suspend(d)
+		}
+		d.giveBack()
+		d.observeReturned(err, tries, held)
+		return
+	}
+	d.ack()
+	if settled != nil {
+		settled()
+	}
+}
+
+// snoozeAtLast snoozes a message that could not be handed over for as long as it may be
+// held, and reports whether that worked. Only its own target may be out of order. A publish
+// whose outcome is open is given up, as it would be if the delivery were given back, which
+// counts against the delivery limit.
+func (d *delivery) snoozeAtLast() bool {
+	d.pending.Release()
+	state := d.snoozed()
+	if d.republish(context.WithoutCancel(d.ctx), state.Snoozed, &state) != nil {
+		return false
+	}
+	d.ack()
+	d.observeSettled(middleware.EventSnoozed, state, nil)
+	return true
+}
+
+// observe tells the observers of a decision of the Subscription. set completes the event.
+func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event)) {
+	observers := d.sub.cfg.Group.Observers
+	if observers == nil {
+		return
+	}
+	// Not the context of the message, because the handler may be writing it.
+	ctx := d.EntryContext()
+	if ctx == nil { // never handed out
+		ctx = d.ctx
+	}
+	e := d.Event(ctx, kind, time.Now().UTC())
+	e.Topic = d.sub.cfg.Topic
+	set(&e)
+	observers.Tell(ctx, e)
+}
+
+// observeReturned tells of a message that goes back to its queue, unless a DelayedRetry has
+// told of it.
+func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
+	if d.ToldRequeued() {
+		return
+	}
+	d.observe(middleware.EventRequeued, func(e *middleware.Event) {
+		e.Err, e.Tries, e.Held = err, tries, held
+	})
+}
+
+// observeSettled tells of a message that was handed over as kind says. It tells of a dead
+// letter if the headers of the message left no room for a retry.
+func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryState, err error) {
+	if state.Reason == "" {
+		state.Reason = d.Republished.Reason
+	}
+	if state.Reason != "" {
+		kind = middleware.EventDeadLettered
+	}
+	d.observe(kind, func(e *middleware.Event) {
+		e.Err, e.Reason, e.Interruptions = err, state.Reason, state.Interruptions
+		if kind == middleware.EventDeadLettered {
+			e.Class = state.Class
+			return
+		}
+		e.DelayAsked, e.DelayGiven = MinSnooze, d.Republished.Delay
+	})
+}
+
+// observeMachinery tells of a hand-over that fails or has recovered. After a DelayedRetry
+// that gave up, the Subscription tries once more: only a success of that try is news.
+func (d *delivery) observeMachinery(kind middleware.EventKind, set func(*middleware.Event)) {
+	if !d.ToldRequeued() {
+		d.observe(kind, set)
+	}
+}

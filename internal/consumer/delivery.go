@@ -1,0 +1,264 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/publisher"
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// delivery is a delivery from its arrival until it is settled.
+type delivery struct {
+	middleware.Delivery
+	sub *Subscription
+	on  *consumer
+	raw amqp.Delivery
+	ctx context.Context // the message's; done when it is settled or stale
+
+	pending publisher.Pending // the copy whose outcome is open
+	astray  *Route            // where a message of another queue goes on; see misled
+}
+
+// process takes one delivery to its end: it acks the delivery after the message was handled
+// or after another durable copy is confirmed, and otherwise gives it back.
+func (s *Subscription) process(c *consumer, a arrival) {
+	d, end := s.newDelivery(c, a)
+	defer end()
+	if d.astray != nil {
+		d.sendOn()
+		return
+	}
+	if a.turn != nil && d.isolated() {
+		return
+	}
+	if d.remaining() > 0 {
+		d.settle("Waiting message cannot begin its next round, holding it",
+			func(ctx context.Context) error {
+				state := d.State
+				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
+			}, nil)
+		return
+	}
+	msg, err := d.decode()
+	if err != nil {
+		d.dropUndecodable(err)
+		return
+	}
+
+	s.inHand.add(d, msg.UUID)
+	defer s.inHand.remove(d)
+	select {
+	case s.out <- msg:
+	case <-s.stop.Done():
+		d.putBack()
+		return
+	case <-d.ctx.Done():
+		return
+	}
+	// A stale message keeps its slot until its handler has ended, so that no more handlers
+	// run at once than the user asked for.
+	select {
+	case <-msg.Acked():
+		if d.Unsettled() {
+			s.logger.Error("Message was acked although DelayedRetry could not settle it: an outer "+
+				"middleware, such as PoisonQueue, has dropped the error; remove that middleware, or let "+
+				"ErrInterrupted and ErrNotHandedOver pass",
+				errOrder, d.LogFields())
+			d.nacked() // no copy is confirmed: an ack would lose the message
+			return
+		}
+		d.ack()
+	case <-msg.Nacked():
+		d.nacked()
+	case <-s.base.Done():
+		d.abandon()
+	}
+}
+
+// newDelivery makes a delivery of an arrival. end ends its context.
+func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
+	raw := a.raw
+	ctx, end := context.WithCancel(c.ctx)
+	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx}
+	d.Queue = s.cfg.Queue
+	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
+	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
+	d.Redelivered = raw.Redelivered
+	d.Gone = ctx.Done()
+	d.Closing = s.stop.Done()
+	d.Given = s.cfg.Waits.Given
+	d.Source = d
+	get := func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	}
+	via := &s.cfg.Waits.Via
+	owner, known := get(header.Queue)
+	if known && (owner == d.Queue || via.passedBy(&raw)) {
+		d.raw.Priority = wire.Priority(&raw, header.Priority)
+	}
+	if known {
+		if before, changed := s.changedKey(&raw); changed {
+			d.misled(owner, before)
+		}
+	}
+	if owner != d.Queue {
+		d.raw.Headers = withoutLive(raw.Headers)
+	}
+	d.State = header.Parse(d.Queue, get)
+	if d.State.OriginExchange == "" && d.State.OriginRoutingKey == "" {
+		d.State.OriginExchange, d.State.OriginRoutingKey = via.origin(raw.Exchange), raw.RoutingKey
+	}
+	if d.State.Deadline.IsZero() {
+		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)
+	}
+	return d, end
+}
+
+// withoutLive drops the headers of a retry that belongs to another queue: the message was
+// forwarded or copied here.
+func withoutLive(headers amqp.Table) amqp.Table {
+	live := 0
+	for key := range headers {
+		if header.IsLive(key) {
+			live++
+		}
+	}
+	if live == 0 {
+		return headers
+	}
+	others := make(amqp.Table, len(headers)-live)
+	for key, value := range headers {
+		if !header.IsLive(key) {
+			others[key] = value
+		}
+	}
+	return others
+}
+
+// remaining returns how long a message that waits in rounds must go on waiting. A rest that
+// is Negligible is not worth another round. A forged not-before is bounded by the delay that
+// the message names beside it.
+func (d *delivery) remaining() time.Duration {
+	if d.State.NotBefore.IsZero() {
+		return 0
+	}
+	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
+	left := min(time.Until(d.State.NotBefore), asked)
+	if left <= Negligible(asked) {
+		return 0
+	}
+	return left
+}
+
+// Negligible is the part of a delay that is not worth another round: 50 ms or a hundredth.
+func Negligible(asked time.Duration) time.Duration { return max(50*time.Millisecond, asked/100) }
+
+// decode makes the message that the handler gets. It shares nothing with the delivery.
+func (d *delivery) decode() (msg *message.Message, err error) {
+	if _, unreadable := d.raw.Headers[header.Unreadable].([]byte); unreadable {
+		return nil, errUnreadable
+	}
+	seen := d.raw
+	seen.Acknowledger = nil
+	seen.Headers = wire.TextHeaders(d.raw.Headers)
+	seen.Body = bytes.Clone(d.raw.Body)
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("marshaler panicked: %v", r)
+		}
+	}()
+	msg, err = d.sub.cfg.Decode(seen)
+	if err == nil && msg == nil {
+		err = errors.New("marshaler returned no message")
+	}
+	if err != nil {
+		return nil, err
+	}
+	msg.SetContext(d.ctx)
+	d.Attach(msg)
+	return msg, nil
+}
+
+// ack and giveBack fail only if the channel is gone. The broker has taken the message back
+// then.
+func (d *delivery) ack() {
+	if err := d.on.settle(func() error { return d.raw.Ack(false) }); err != nil {
+		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
+	}
+}
+
+func (d *delivery) giveBack() {
+	if err := d.on.settle(func() error { return d.raw.Nack(false, true) }); err != nil {
+		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
+	}
+}
+
+// settle sends an ack or a nack, in one system call with those sent at the same time.
+func (c *consumer) settle(send func() error) (err error) {
+	c.conn.Together(func() { err = send() })
+	return err
+}
+
+// Received returns the delivery behind the message that ctx belongs to, as a copy. It is
+// false if the message did not come from a Subscription.
+func Received(ctx context.Context) (amqp.Delivery, bool) {
+	attached := middleware.DeliveryIn(ctx)
+	if attached == nil {
+		return amqp.Delivery{}, false
+	}
+	d, ok := attached.Source.(*delivery)
+	if !ok {
+		return amqp.Delivery{}, false
+	}
+	return wire.Clone(&d.raw), true
+}
+
+// TimestampWindow says which timestamps may be the time of publishing: timestamps that lie less
+// than Past before the arrival of the message, or less than Future after it.
+type TimestampWindow struct{ Past, Future time.Duration }
+
+// deadline returns the end of the message's own expiration, which the broker removes when
+// the message waits (F15), and the time from which the expiration is counted. Both are zero
+// for a message without an expiration.
+func (w TimestampWindow) deadline(
+	raw *amqp.Delivery, arrived time.Time,
+) (end time.Time, from string) {
+	valid, ok := Expiration(raw.Expiration)
+	if !ok {
+		return time.Time{}, ""
+	}
+	if w.holds(raw.Timestamp, arrived) {
+		// The broker drops a message whose expiration is over before it delivers the message
+		// (F37). So an end before the arrival was not counted from the publishing.
+		if end = raw.Timestamp.Add(valid); end.After(arrived) {
+			return end, header.FromTimestamp
+		}
+	}
+	return arrived.Add(valid), header.FromArrival
+}
+
+// holds reports whether t lies in the window around the arrival.
+func (w TimestampWindow) holds(t, arrived time.Time) bool {
+	return !t.IsZero() && t.After(arrived.Add(-w.Past)) && t.Before(arrived.Add(w.Future))
+}
+
+// Expiration reads the property of that name: whole milliseconds as text.
+func Expiration(text string) (valid time.Duration, ok bool) {
+	ms, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || ms < 0 {
+		return 0, false
+	}
+	return time.Duration(min(ms, backoff.MaxDelay.Milliseconds())) * time.Millisecond, true
+}

@@ -1,0 +1,351 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// Republish publishes a copy of the delivery behind msg to a wait queue of at least delay
+// and returns nil when the broker has confirmed it. See middleware.Republisher.
+func (g *Group) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
+) error {
+	d, err := g.delivery(ctx, msg)
+	if err != nil {
+		return fmt.Errorf("republish: %w", err)
+	}
+	if err := d.republish(ctx, delay, &state); err != nil {
+		return fmt.Errorf("republish message of queue %q: %w", d.sub.cfg.Queue, err)
+	}
+	d.sub.noteRounding(delay)
+	return nil
+}
+
+// DeadLetter publishes a copy of the delivery behind msg to the dead-letter queue and
+// returns nil when the broker has confirmed it. See middleware.Republisher.
+func (g *Group) DeadLetter(
+	ctx context.Context, msg *message.Message, state header.RetryState,
+) error {
+	d, err := g.delivery(ctx, msg)
+	if err != nil {
+		return fmt.Errorf("dead-letter: %w", err)
+	}
+	if err := d.deadLetter(ctx, state); err != nil {
+		return fmt.Errorf("dead-letter message of queue %q: %w", d.sub.cfg.Queue, err)
+	}
+	return nil
+}
+
+// delivery returns the delivery behind msg, if a Subscription of the group has made it.
+func (g *Group) delivery(ctx context.Context, msg *message.Message) (*delivery, error) {
+	if attached := middleware.DeliveryOf(ctx, msg); attached != nil {
+		if d, ok := attached.Source.(*delivery); ok && d.sub.cfg.Group == g {
+			return d, nil
+		}
+	}
+	return nil, middleware.ErrNotDelivered
+}
+
+// republish publishes a copy of the delivery to a wait queue and waits for the confirm. It
+// modifies state. A message whose own headers leave no room for the headers of a retry
+// cannot come back: it is dead-lettered.
+func (d *delivery) republish(
+	ctx context.Context, delay time.Duration, state *header.RetryState,
+) error {
+	if d.pending.IsOpen() {
+		if settled, err := d.earlier(ctx); settled {
+			return err
+		}
+	}
+	now := time.Now()
+	route, msg, err := d.waiting(now, delay, state)
+	if err != nil {
+		return d.notRepublished(ctx, now, *state, err)
+	}
+	d.Republished = middleware.Republished{Delay: route.Delay}
+	if route.Delay < delay {
+		d.Republished.Delay = d.sub.cfg.Waits.Given(delay)
+	}
+	return d.sub.outage.note(d, d.publish(ctx, &route, msg, false))
+}
+
+// notRepublished dead-letters the message if err says that its copy is too large. It is a
+// separate function, so that its locals do not enlarge the stack frame of republish.
+func (d *delivery) notRepublished(
+	ctx context.Context, now time.Time, state header.RetryState, err error,
+) error {
+	if !errors.Is(err, ErrTooLarge) {
+		return err
+	}
+	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
+	state.Reason, state.DeadAt = header.ReasonOversized, now
+	err = d.deadLetter(ctx, state)
+	d.Republished = middleware.Republished{Reason: state.Reason}
+	return err
+}
+
+// waiting returns the copy that waits, and its route. It modifies state.
+func (d *delivery) waiting(
+	now time.Time, delay time.Duration, state *header.RetryState,
+) (Route, *amqp.Publishing, error) {
+	waits := &d.sub.cfg.Waits
+	route, err := waits.Route(Retry{
+		Delay: delay, Attempt: state.Failures,
+		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
+	})
+	if err != nil {
+		return Route{}, nil, err
+	}
+	if state.FirstSeen.IsZero() {
+		state.FirstSeen = now
+	}
+	state.NotBefore = time.Time{}
+	if route.Delay < delay {
+		state.NotBefore = now.Add(delay)
+		d.sub.logRounds(delay, route.Delay)
+	}
+	headers := state.Headers(d.Queue)
+	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
+	if value := waits.Via.header(d, failed, lastRound); value != "" {
+		headers[header.Via] = value
+	}
+	lowered := waits.SortsPriorities && d.raw.Priority > NormalPriority
+	if lowered {
+		headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
+		d.sub.logLowered(d.raw.Priority)
+	}
+	msg, err := d.compose(header.IsLive, headers, state.Metadata, liveShrinking,
+		waitingRoom(d.sub.cfg.Frame, route.Hops))
+	if lowered {
+		msg.Priority = NormalPriority
+	}
+	return route, msg, err
+}
+
+// deadLetter publishes a copy of the delivery to the dead-letter queue and waits for the
+// confirm.
+func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) error {
+	if d.pending.IsOpen() {
+		if settled, err := d.earlier(ctx); settled {
+			return err
+		}
+	}
+	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
+	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
+}
+
+// earlier waits for the outcome of the copy that an earlier try has published. The handler
+// would also get a second copy. So settled is false, and another copy is due, only if the
+// first copy is known not to be stored or if its channel has ended. A confirmed copy counts
+// also when its state is the state of the earlier try.
+func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
+	err = d.sub.outage.note(d, d.pending.Await(ctx))
+	switch {
+	case err == nil, d.pending.IsOpen():
+		return true, err
+	case d.ctx.Err() != nil: // the broker has the delivery back, or gets it back
+		return true, errors.Join(err, context.Cause(d.ctx))
+	}
+	return false, err
+}
+
+// dead returns the dead letter, and whether it leaves no room for the nonce. It also carries
+// the keys of Watermill's PoisonQueue, for tools that know those.
+func (d *delivery) dead(
+	subscriber string, state header.RetryState,
+) (msg *amqp.Publishing, alone bool) {
+	headers := state.DeadHeaders(d.Queue)
+	headers[wmiddleware.ReasonForPoisonedKey] = headers[header.DeadError]
+	headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
+	headers[wmiddleware.PoisonedHandlerKey] = state.Handler
+	headers[wmiddleware.PoisonedSubscriberKey] = subscriber
+	msg, err := d.compose(header.IsState, headers, state.Metadata, deadShrinking,
+		deadRoom(d.sub.cfg.Frame))
+	if err != nil {
+		return d.bare(state.Reason)
+	}
+	return msg, false
+}
+
+// bare returns the dead letter with as few additional headers as fit. A dead letter without
+// any of them is better than no dead letter.
+func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool) {
+	room := deadRoom(d.sub.cfg.Frame)
+	bare := wire.Publishing(&d.raw, header.IsState,
+		map[string]string{header.DeadReason: string(reason)})
+	msg = &bare
+	if room.check(msg) == nil {
+		return msg, false
+	}
+	room.bytes += nonceReserve
+	room.headers++
+	if room.check(msg) != nil {
+		d.sub.logger.Info("Dead letter leaves no room for its reason and may be readable only once "+
+			"(broker fact F25)", d.LogFields())
+		bare = wire.Publishing(&d.raw, header.IsState, nil)
+	}
+	return msg, true
+}
+
+// compose returns the delivery with headers, and with the metadata that travels beside it.
+// It leaves out as much as does not fit into r: first what fit leaves out, then all metadata.
+func (d *delivery) compose(
+	drop func(string) bool, headers, metadata map[string]string, order []string, r room,
+) (*amqp.Publishing, error) {
+	composed := wire.Publishing(&d.raw, drop, headers)
+	msg := &composed
+	for key, value := range metadata {
+		// A header that a handler only read keeps its type.
+		if arrived, ok := d.raw.Headers[key]; ok && wire.Text(arrived) != value || !ok && value != "" {
+			msg.Headers[key] = value
+		}
+	}
+	err := fit(msg, headers, order, r)
+	if err != nil && len(metadata) > 0 {
+		return d.compose(drop, headers, nil, order, r)
+	}
+	return msg, err
+}
+
+// publish publishes msg on a route and waits for the confirm. If the broker says that a part
+// of the route is missing, the part is declared again and msg published once more. A copy
+// that must be alone has its own channel and no nonce.
+func (d *delivery) publish(
+	ctx context.Context, route *Route, msg *amqp.Publishing, alone bool,
+) error {
+	err := d.send(ctx, route, msg, alone)
+	if err != nil {
+		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
+			err = d.send(ctx, route, msg, alone)
+		}
+	}
+	if err != nil && d.pending.IsOpen() {
+		context.AfterFunc(d.ctx, d.pending.Release)
+	}
+	return err
+}
+
+func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
+	p := d.sub.cfg.Group.Publisher
+	if alone {
+		return p.PublishAlone(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
+	}
+	return p.PublishFor(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
+}
+
+const (
+	// frameOverhead is the size that a frame adds to its payload.
+	frameOverhead = 8
+	// brokerReserve is left for the headers that the broker adds when a message leaves a wait
+	// queue and when it is delivered again. Without it, a message that could be published
+	// ends the connection of its consumer (F16).
+	brokerReserve = 4 << 10
+	// countReserve is left in a dead letter for the headers with which a quorum queue counts
+	// its deliveries, up to two of 26 bytes. Without it the dead letter can be read once, on
+	// RabbitMQ 3.10 not at all (F25).
+	countReserve = 64
+	// hopReserve is left for the entry in x-death of each further wait queue that the message
+	// passes, with three names of 255 bytes.
+	hopReserve = 1 << 10
+	// nonceReserve is left for the header by which a publish is recognised.
+	nonceReserve = 64
+	// maxHeaders is the most headers with which amqp091-go reads a message. A message with
+	// more ends the connection of its consumer (F26).
+	maxHeaders = 8192
+	// brokerHeaders is the number of headers that the broker adds: seven when a message leaves
+	// a wait queue (F1), two when it is delivered again (F2).
+	brokerHeaders = 9
+)
+
+// room is the limit of the properties and headers of a message.
+type room struct{ bytes, headers int }
+
+// waitingRoom is the room of a message that passes the wait queues and comes back.
+func waitingRoom(frame, hops int) room {
+	further := max(0, hops-1) * hopReserve
+	return room{frame - frameOverhead - nonceReserve - brokerReserve - further,
+		maxHeaders - brokerHeaders - 1}
+}
+
+// deadRoom is the room of a dead letter.
+func deadRoom(frame int) room {
+	return room{frame - frameOverhead - nonceReserve - countReserve, maxHeaders - brokerHeaders - 1}
+}
+
+// WaitingRoom returns how many bytes the properties and headers of a message may take that
+// passes the wait queues and comes back.
+func WaitingRoom(frame, hops int) int { return waitingRoom(frame, hops).bytes }
+
+// check returns an error that names the excess; nil if everything fits.
+func (r room) check(msg *amqp.Publishing) error {
+	if size := wire.PropertiesSize(msg); size > r.bytes {
+		return &tooLargeError{got: size, limit: r.bytes, unit: "bytes"}
+	}
+	if n := len(msg.Headers); n > r.headers {
+		return &tooLargeError{got: n, limit: r.headers, unit: "headers"}
+	}
+	return nil
+}
+
+// tooLargeError is the ErrTooLarge of one message: too many bytes or too many headers.
+type tooLargeError struct {
+	got, limit int
+	unit       string
+}
+
+func (e *tooLargeError) Error() string {
+	return fmt.Sprintf("%v: %d %s, and at most %d fit", ErrTooLarge, e.got, e.unit, e.limit)
+}
+
+func (e *tooLargeError) Unwrap() error { return ErrTooLarge }
+
+// The order in which headers of a retry are left out if the message's own headers leave too
+// little room: history, error, and then all but the essential ones.
+var (
+	liveShrinking = []string{header.History, header.Error}
+	deadShrinking = []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError}
+)
+
+// essential are the headers without which a message cannot be retried.
+var essential = map[string]bool{
+	header.Queue: true, header.Failures: true, header.Inner: true, header.Via: true,
+	header.NotBefore: true, header.Delay: true, header.Snoozed: true, header.Priority: true,
+	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
+}
+
+// FitWaiting leaves headers of a retry out of a message that waits until the message fits
+// into a frame. headers are the headers of the retry in msg.
+func FitWaiting(msg *amqp.Publishing, headers map[string]string, frame, hops int) error {
+	return fit(msg, headers, liveShrinking, waitingRoom(frame, hops))
+}
+
+// fit leaves out headers of a retry until properties and headers fit into r. It never cuts
+// other headers.
+func fit(msg *amqp.Publishing, headers map[string]string, order []string, r room) error {
+	if r.check(msg) == nil {
+		return nil
+	}
+	for _, key := range order {
+		delete(msg.Headers, key)
+		if r.check(msg) == nil {
+			return nil
+		}
+	}
+	for key := range headers {
+		if !essential[key] {
+			delete(msg.Headers, key)
+		}
+	}
+	return r.check(msg)
+}

@@ -1,0 +1,64 @@
+package consumer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ timeout, confirm, want time.Duration }{
+		{30 * time.Minute, 10 * time.Second, 28*time.Minute + 30*time.Second},
+		{5 * time.Minute, 10 * time.Second, 4 * time.Minute},
+		{10 * time.Second, 10 * time.Second, 5 * time.Second}, // no room for three tries
+		{MaxHold, 10 * time.Second, MaxHold - 90*time.Second},
+	} {
+		require.Equal(t, c.want, HoldFor(c.timeout, c.confirm), "%v", c.timeout)
+	}
+}
+
+// A probe costs a delivery, so the pauses between probes grow. A message that has no
+// delivery left is spared for a day.
+func TestPausesBetweenProbesGrow(t *testing.T) {
+	t.Parallel()
+	var o outage
+	require.True(t, o.begin(20, false))
+	require.False(t, o.begin(19, false), "several messages are held at once")
+	require.Zero(t, o.pause(), "the first probe")
+	var pauses []time.Duration
+	for range 7 {
+		o.begin(5, true)
+		pauses = append(pauses, o.pause())
+	}
+	require.Equal(t, []time.Duration{
+		time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute,
+		30 * time.Minute, 30 * time.Minute,
+	}, pauses)
+	o.begin(0, true)
+	require.Equal(t, 24*time.Hour, o.pause())
+	over := o.over(true)
+	require.NotNil(t, over)
+	require.Nil(t, o.over(false), "a consumer that does not probe goes on")
+	o.end()
+	<-over
+	require.True(t, o.begin(3, false), "another outage")
+	require.Zero(t, o.pause())
+}
+
+// The option, and a consumer timeout that has struck, can only shorten the hold.
+func TestHoldLimitShortensTheHold(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ limit, seen, want time.Duration }{
+		"none":             {0, 0, 4 * time.Minute},
+		"shorter":          {time.Minute, 0, time.Minute},
+		"longer":           {time.Hour, 0, 4 * time.Minute},
+		"longer than seen": {time.Minute, 10 * time.Second, 5 * time.Second},
+	} {
+		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second},
+			HoldLimit: c.limit}}
+		s.timeout.Store(int64(c.seen))
+		require.Equal(t, c.want, s.hold(5*time.Minute), name)
+	}
+}

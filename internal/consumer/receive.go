@@ -1,0 +1,290 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+)
+
+// arrival is a delivery that has arrived and has not begun.
+type arrival struct {
+	raw  amqp.Delivery
+	at   time.Time // the broker's consumer timeout counts from about here (F16)
+	turn *turn     // its place in the line of suspects; nil for other deliveries
+}
+
+// receive takes deliveries until the consumer ends or the subscription stops, and returns
+// the deliveries that have not begun. It takes each delivery when it arrives, also while all slots
+// are taken: the broker's consumer timeout and its delivery limit do not wait for a slot.
+func (s *Subscription) receive(c *consumer) []arrival {
+	var in intake
+	var quiet <-chan time.Time
+	if c.probing {
+		ticker := time.NewTicker(quietProbe)
+		defer ticker.Stop()
+		quiet = ticker.C
+	}
+	for {
+		var slots chan<- struct{}
+		if in.ready.len() > 0 {
+			slots = s.slots
+		}
+		select {
+		case raw, ok := <-c.deliveries:
+			if !ok { // the channel is closed, or the broker has cancelled the consumer
+				c.ended = true
+				return in.rest()
+			}
+			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
+		case slots <- struct{}{}:
+			s.wg.Add(1)
+			c.inFlight.Add(1)
+			s.workers.give(task{c, in.ready.pop()})
+		case <-in.turn():
+			in.ready.push(in.suspects.pop())
+		case <-quiet:
+			if in.ready.len()+in.suspects.len()+len(s.slots) == 0 { // else the probe is undecided
+				s.outage.quiet(quietProbe)
+			}
+		case <-c.enough:
+			return in.rest()
+		case <-s.outage.over(c.probing):
+			return in.rest()
+		case <-s.stop.Done():
+			return in.rest()
+		case <-c.ctx.Done():
+			return in.rest()
+		}
+	}
+}
+
+// arrived gives an arrival the place that the crash guard decides on. A delivery that must
+// not wait is settled at once, in its own goroutine, before a process that ends next could
+// raise its count again.
+func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
+	switch verdict := s.judge(c, &a.raw); verdict {
+	case innocent:
+		in.ready.push(a)
+	case suspect:
+		a.turn = s.cfg.Group.turns.join()
+		in.suspects.push(a)
+	case endangered, culprit:
+		s.wg.Add(1)
+		c.inFlight.Add(1)
+		go func() {
+			defer s.wg.Done()
+			defer c.inFlight.Done()
+			d, end := s.newDelivery(c, a)
+			defer end()
+			switch {
+			case d.astray != nil:
+				d.sendOn()
+			case verdict == culprit:
+				d.giveUp()
+			default:
+				d.rescue()
+			}
+		}()
+	}
+}
+
+// take takes one delivery to its end and frees its slot. It calls idle if its goroutine can
+// take the next delivery.
+func (s *Subscription) take(t task, idle func()) {
+	returned := false
+	defer func() {
+		t.turn.leave()
+		if returned { // a marshaler may have ended the goroutine
+			idle()
+		}
+		<-s.slots
+		t.from.inFlight.Done()
+		s.wg.Done()
+	}()
+	s.process(t.from, t.arrival)
+	returned = true
+}
+
+// release ends a consumer. Deliveries that have not begun go back at once. The channel is
+// closed when the messages in progress are settled.
+func (s *Subscription) release(c *consumer, unbegun []arrival) {
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		for _, a := range unbegun {
+			a.turn.leave()
+		}
+		rest := make(chan arrival)
+		go func() {
+			defer close(rest)
+			_ = c.ch.Cancel(c.tag, false)
+			close(c.cancelled)
+			for _, a := range unbegun {
+				rest <- a
+			}
+			for raw := range c.deliveries {
+				rest <- arrival{raw: raw, at: time.Now()}
+			}
+		}()
+		s.putAllBack(c, rest)
+		if c.ended && !c.NackCounts && s.exists(c.conn) {
+			// A quorum queue of RabbitMQ 4.3 has ended its consumer at the consumer timeout and
+			// delivers everything again. A late ack would confuse it (F33).
+			within(goodbyeTimeout, func() { _ = c.ch.Close() })
+		}
+		c.inFlight.Wait()
+		within(goodbyeTimeout, func() { _ = c.ch.Close() })
+	}()
+}
+
+// exists reports whether the queue exists. A user who may not look is refused (F24): then
+// the queue is taken to exist.
+func (s *Subscription) exists(conn *link.Conn) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
+	defer cancel()
+	err := conn.Do(ctx, func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
+		return err
+	})
+	return !isCode(err, amqp.NotFound)
+}
+
+// putAllBack gives back deliveries that have not begun, all at the same time. If the broker
+// does not answer the cancel in time, it has the deliveries back when the channel ends.
+func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	limit := time.After(goodbyeTimeout)
+	for {
+		select {
+		case a, ok := <-rest:
+			if !ok {
+				return
+			}
+			d, end := s.newDelivery(c, a)
+			suspended := s.outage.active.Load()
+			if !suspended && !d.counted() {
+				d.giveBack()
+				end()
+				continue
+			}
+			wg.Go(func() {
+				defer end()
+				if suspended { // it costs no more than the deliveries that are held
+					s.outage.wait(d.HoldUntil, s.stop.Done(), d.ctx.Done())
+				}
+				d.putBack()
+			})
+		case <-limit:
+			go func() { // until the broker answers, or the channel ends
+				for a := range rest {
+					_ = c.settle(func() error { return a.raw.Nack(false, true) })
+				}
+			}()
+			return
+		}
+	}
+}
+
+// intake holds the arrivals of one consumer until there is a slot for them.
+type intake struct {
+	ready    arrivals
+	suspects arrivals // each waits for its turn; the first one has the next turn
+}
+
+// turn is closed when the first suspect may be tried. It is nil if there is no suspect.
+func (in *intake) turn() <-chan struct{} {
+	if in.suspects.len() == 0 {
+		return nil
+	}
+	return in.suspects.items[in.suspects.first].turn.come
+}
+
+// rest returns all arrivals.
+func (in *intake) rest() []arrival {
+	return append(in.ready.items[in.ready.first:], in.suspects.items[in.suspects.first:]...)
+}
+
+// arrivals is a queue that keeps its memory.
+type arrivals struct {
+	items []arrival
+	first int
+}
+
+func (q *arrivals) len() int { return len(q.items) - q.first }
+
+func (q *arrivals) push(a arrival) {
+	if q.first > 0 && q.first >= len(q.items)/2 {
+		n := copy(q.items, q.items[q.first:])
+		clear(q.items[n:])
+		q.items, q.first = q.items[:n], 0
+	}
+	q.items = append(q.items, a)
+}
+
+// pop takes the first arrival. The queue must not be empty.
+func (q *arrivals) pop() arrival {
+	a := q.items[q.first]
+	q.items[q.first] = arrival{}
+	q.first++
+	return a
+}
+
+// maxIdle is how many idle goroutines a subscription keeps for the next deliveries.
+const maxIdle = 16
+
+// task is a delivery to process.
+type task struct {
+	from *consumer
+	arrival
+}
+
+// workers are goroutines that process one delivery at a time each. They are kept for a
+// while because a new goroutine would have to grow its stack first.
+type workers struct {
+	work  func(t task, idle func())
+	tasks chan task
+	over  chan struct{}
+	idle  atomic.Int32 // workers that receive, or are about to
+}
+
+func newWorkers(work func(t task, idle func())) *workers {
+	return &workers{work: work, tasks: make(chan task), over: make(chan struct{})}
+}
+
+// give passes t to a worker. Only one goroutine calls it.
+func (w *workers) give(t task) {
+	if w.idle.Load() > 0 {
+		w.idle.Add(-1)
+		w.tasks <- t
+		return
+	}
+	go w.run(t)
+}
+
+// end ends the idle workers. It is called after the last give.
+func (w *workers) end() { close(w.over) }
+
+func (w *workers) run(t task) {
+	for {
+		stay := false
+		w.work(t, func() {
+			if stay = w.idle.Load() < maxIdle; stay {
+				w.idle.Add(1)
+			}
+		})
+		if !stay {
+			return
+		}
+		select {
+		case t = <-w.tasks:
+		case <-w.over:
+			return
+		}
+	}
+}

@@ -1,0 +1,259 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+)
+
+const (
+	// prepareTimeout bounds everything that happens before consuming begins. A broker may
+	// take a minute to say that a queue is out of reach (F18).
+	prepareTimeout = 90 * time.Second
+	// goodbyeTimeout bounds each request to a broker when its channel ends.
+	goodbyeTimeout = 2 * time.Second
+	// resumePause is the pause before the first try to consume again. It doubles with each
+	// failure up to maxResumePause.
+	resumePause    = 500 * time.Millisecond
+	maxResumePause = 5 * time.Second
+)
+
+// Subscription consumes one queue, across any number of connections.
+type Subscription struct {
+	cfg    Config
+	logger watermill.LoggerAdapter
+	out    chan *message.Message
+
+	stop   context.Context // done: take no further message
+	base   context.Context // done: draining is over; parent of every message's context
+	cancel context.CancelFunc
+
+	slots   chan struct{}  // one for each message in progress
+	wg      sync.WaitGroup // messages in progress and channels being closed
+	workers *workers
+
+	outage  outage
+	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
+	inHand  inHand
+
+	rounding rounding
+	rounds   sync.Once // logged that a delay is longer than all wait queues
+	lowered  sync.Once // logged that a message waits with a lower priority
+	misled   sync.Once // logged that a routing key was changed during the wait
+}
+
+// consumer is one channel that consumes, until it is cancelled or lost.
+type consumer struct {
+	Limits
+	conn       *link.Conn
+	ch         *amqp.Channel
+	tag        string
+	deliveries <-chan amqp.Delivery
+	ctx        context.Context // done when the channel is closed
+	inFlight   sync.WaitGroup
+
+	hold      time.Duration // how long a delivery may be held, from its arrival
+	probing   bool          // consumes one message at a time, after an outage
+	enough    chan struct{} // closed when nothing more may be received
+	enoughNow func()        // closes enough
+	cancelled chan struct{} // closed when the broker delivers nothing more
+	ended     bool          // by the broker, or with its channel
+}
+
+// New returns a Subscription that has not begun. It takes no further message when ctx or
+// stop is done. Its messages have the values of ctx.
+func New(ctx, stop context.Context, cfg Config) *Subscription {
+	own, cancelStop := context.WithCancel(ctx)
+	unlink := context.AfterFunc(stop, cancelStop)
+	base, cancelBase := context.WithCancel(context.WithoutCancel(ctx))
+	s := &Subscription{
+		cfg: cfg, logger: cfg.Logger,
+		out:  make(chan *message.Message),
+		stop: own, base: base,
+		cancel: func() { unlink(); cancelStop(); cancelBase() },
+		slots:  make(chan struct{}, cfg.Consume.Concurrency),
+		inHand: inHand{have: map[*delivery]held{}},
+	}
+	s.workers = newWorkers(s.take)
+	return s
+}
+
+// Messages returns the messages of the queue. The channel is closed at the end of run.
+func (s *Subscription) Messages() <-chan *message.Message { return s.out }
+
+// Cancel ends a Subscription that does not run.
+func (s *Subscription) Cancel() { s.cancel() }
+
+// Prepare declares and checks everything as Begin does.
+func (s *Subscription) Prepare() error {
+	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+	defer cancel()
+	_, _, err := s.prepare(ctx)
+	return err
+}
+
+func (s *Subscription) prepare(ctx context.Context) (conn *link.Conn, limits Limits, err error) {
+	if conn, err = s.cfg.Link.Conn(ctx); err == nil {
+		limits, err = s.cfg.Prepare(ctx, conn, s.hold)
+	}
+	return conn, limits, err
+}
+
+// Begin declares and checks everything and consumes. run hands out the messages until the
+// Subscription is stopped, and waits for the messages in progress.
+func (s *Subscription) Begin() (run func(), err error) {
+	c, err := s.begin(false)
+	return func() { s.run(c) }, err
+}
+
+// begin declares everything and consumes. A consumer that probes gets one message at a time.
+func (s *Subscription) begin(probing bool) (*consumer, error) {
+	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+	defer cancel()
+	conn, limits, err := s.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	type result struct {
+		consumer *consumer
+		err      error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		c, err := s.consume(conn, limits, probing)
+		opened <- result{c, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.consumer, r.err
+	case <-ctx.Done():
+		// A consumer that no goroutine reads would keep its messages.
+		go func() {
+			if r := <-opened; r.err == nil {
+				_ = r.consumer.ch.Close()
+			}
+		}()
+		return nil, fmt.Errorf("consume queue %q: %w", s.cfg.Queue, context.Cause(ctx))
+	}
+}
+
+func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*consumer, error) {
+	cfg := &s.cfg.Consume
+	prefetch := max(cfg.Prefetch, cfg.Concurrency)
+	if probing {
+		prefetch = 1
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, fmt.Errorf("consume queue %q: open channel: %w", s.cfg.Queue, err)
+	}
+	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
+	// With one consumer a channel, a prefetch of the consumer acts like a global one, which
+	// quorum queues refuse (F14).
+	err = ch.Qos(prefetch, 0, false)
+	tag := cfg.Tag
+	if tag == "" {
+		tag = "millpond-" + watermill.NewShortUUID()
+	}
+	var deliveries <-chan amqp.Delivery
+	if err == nil {
+		deliveries, err = ch.Consume(s.cfg.Queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
+			cfg.Arguments)
+	}
+	if err != nil {
+		_ = ch.Close()
+		if isCode(err, amqp.AccessRefused) {
+			err = fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
+				err)
+		}
+		return nil, fmt.Errorf("consume queue %q: %w", s.cfg.Queue, err)
+	}
+	ctx, cancel := context.WithCancel(s.base)
+	enough := make(chan struct{})
+	c := &consumer{
+		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
+		hold: s.hold(limits.ConsumerTimeout), probing: probing,
+		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
+		cancelled: make(chan struct{}),
+	}
+	go func() {
+		s.endedBy(c, <-closed)
+		cancel()
+	}()
+	s.logger.Info("Consuming", nil)
+	return c, nil
+}
+
+// run consumes until the subscription is stopped, and drains it.
+func (s *Subscription) run(c *consumer) {
+	defer close(s.out)
+	defer s.cancel()
+	defer s.workers.end()
+	defer s.watchHandlers()()
+	for c != nil {
+		s.release(c, s.receive(c))
+		c = s.resume(s.awaitStorage())
+	}
+
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		s.wg.Wait()
+	}()
+	select {
+	case <-settled:
+	case <-time.After(s.cfg.DrainTimeout):
+		s.logger.Info("Messages in progress did not end within the drain timeout: they go back to "+
+			"their queue", nil)
+		s.cancel() // before anything else, so that a handler that fails late publishes nothing
+		<-settled
+	}
+	s.logger.Info("Stopped consuming", nil)
+}
+
+// resume consumes again and tries until that works. It returns nil when the subscription
+// is stopped.
+func (s *Subscription) resume(probing bool) *consumer {
+	for pause := resumePause; Sleep(s.stop, pause); pause = min(2*pause, maxResumePause) {
+		c, err := s.begin(probing)
+		if err == nil {
+			return c
+		}
+		if s.stop.Err() == nil {
+			s.logger.Error("Cannot consume the queue, trying again", err, nil)
+		}
+	}
+	return nil
+}
+
+// Sleep waits for d or until ctx is done, and reports whether ctx is not done.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// within waits until f has returned, but no longer than limit. f ends with its connection.
+func within(limit time.Duration, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+	}
+}

@@ -1,0 +1,158 @@
+package consumer
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+)
+
+// inHand are the messages that handlers have. One goroutine of each Subscription watches all
+// of them.
+type inHand struct {
+	mu   sync.Mutex
+	have map[*delivery]held
+}
+
+type held struct {
+	since time.Time
+	uuid  string // of the message, which only the handler may read meanwhile
+}
+
+func (h *inHand) add(d *delivery, uuid string) {
+	now := time.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.have[d] = held{now, uuid}
+}
+
+func (h *inHand) remove(d *delivery) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.have, d)
+}
+
+// overdue returns the messages that handlers have had since before then, each message once.
+func (h *inHand) overdue(then time.Time) map[*delivery]held {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	found := map[*delivery]held{}
+	for d, held := range h.have {
+		if held.since.Before(then) {
+			found[d] = held
+			delete(h.have, d)
+		}
+	}
+	return found
+}
+
+// watchHandlers logs handlers that do not return, until stop is called.
+func (s *Subscription) watchHandlers() (stop func()) {
+	limit := s.cfg.HandlerWarning
+	if limit == 0 {
+		return func() {}
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		ticker := time.NewTicker(min(max(limit/4, time.Millisecond), time.Minute))
+		defer ticker.Stop()
+		for {
+			select {
+			case now := <-ticker.C:
+				for d, held := range s.inHand.overdue(now.Add(-limit)) {
+					s.logHandler(d, held, now)
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-ended
+	}
+}
+
+// logHandler reads nothing that the handler may be writing.
+func (s *Subscription) logHandler(d *delivery, held held, now time.Time) {
+	id := d.MessageID
+	if id == "" {
+		id = held.uuid
+	}
+	handler := d.Handler()
+	s.logger.Error("Handler does not return: use Watermill's Timeout inside DelayedRetry and a "+
+		"handler that heeds its context; the message keeps its place, and the broker delivers it "+
+		"again after its consumer timeout (30m unless set)",
+		fmt.Errorf("handler %q has had the message for %v", handler,
+			now.Sub(held.since).Round(time.Millisecond)),
+		watermill.LogFields{
+			"handler": handler, "message_id": id, "message_uuid": held.uuid, "attempt": d.State.Failures + 1,
+			"held": now.Sub(held.since),
+		})
+}
+
+// maxAsked bounds the list of delays that a warning names.
+const maxAsked = 16
+
+// rounding remembers the delays that were asked for until one of them was rounded up by more
+// than a tenth: the Subscriber does not know the policy, or the error asked for the delay.
+type rounding struct {
+	mu     sync.Mutex
+	asked  []time.Duration // so far, distinct
+	logged bool
+}
+
+// noteRounding notes a delay that a DelayedRetry has asked for, and logs once that a delay
+// was rounded up.
+func (s *Subscription) noteRounding(asked time.Duration) {
+	waits, r := &s.cfg.Waits, &s.rounding
+	given := waits.Given(asked)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.logged {
+		return
+	}
+	if len(r.asked) < maxAsked && !slices.Contains(r.asked, asked) {
+		r.asked = append(r.asked, asked)
+	}
+	// A message that is snoozed for as short as possible asks for a millisecond.
+	if given-asked <= asked/10 || asked <= time.Millisecond {
+		return
+	}
+	r.logged = true
+	fields := watermill.LogFields{"asked": asked, "delay": given, "delays_asked": r.asked}
+	if waits.Resolution > 0 {
+		s.logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
+			"resolution; give topology.Levels a smaller Resolution",
+			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
+		return
+	}
+	s.logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait "+
+		"step; give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay "+
+		"that an error asks for as a backoff.List beside it",
+		fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+}
+
+// logRounds logs once that a delay is longer than all wait queues.
+func (s *Subscription) logRounds(delay, longest time.Duration) {
+	s.rounds.Do(func() {
+		s.logger.Info("A delay is longer than every wait queue: the message comes back to its queue "+
+			"after each round and waits again; add a longer delay with topology.ForPolicy, or bound the "+
+			"delays that RetryAfter and RetryAfterHeader may ask for",
+			watermill.LogFields{"delay": delay, "longest": longest})
+	})
+}
+
+// logLowered logs once that a message waits with a lower priority than its own.
+func (s *Subscription) logLowered(priority uint8) {
+	s.lowered.Do(func() {
+		s.logger.Info("A message of a priority above 4 waits with priority 4, because RabbitMQ 4.0 "+
+			"lets higher priorities hold up all other messages in a quorum wait queue: its handler sees "+
+			"its own priority, but the message joins its queue again with priority 4; if its place in "+
+			"the queue matters, use topology.Classic wait queues",
+			watermill.LogFields{"priority": priority})
+	})
+}

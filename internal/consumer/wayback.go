@@ -1,0 +1,204 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// Via is the way of messages back to their queue through an exchange of the user. The zero
+// value means that they go straight to their queue.
+type Via struct {
+	// Exchange is the exchange of the user.
+	Exchange string
+	// Through is the exchange of the plan that delivers the messages.
+	Through string
+}
+
+const (
+	// viaOwed is the header of a message that has failed and waits in rounds: its last round
+	// passes the exchange.
+	viaOwed = "owed"
+	// viaKept is the header of a message that is snoozed and may pass another time.
+	viaKept = "kept"
+)
+
+// ViaHeader is the header of a message of the queue that passes the exchange.
+func ViaHeader(queue string) string { return "through " + queue }
+
+// header returns the header that tells the broker and the next delivery whether the message
+// passes the exchange when its wait is over; "" if it may not pass. A message that Through
+// has delivered may pass if it did so before. The copy of a sibling did not: it arrives
+// without the header.
+func (v *Via) header(d *delivery, failed, lastRound bool) string {
+	if v.Exchange == "" {
+		return ""
+	}
+	before, _ := d.raw.Headers[header.Via].(string)
+	switch {
+	case d.raw.Exchange == v.Exchange:
+	case d.raw.Exchange != v.Through || before == "":
+		return ""
+	case before == viaOwed:
+		failed = true
+	}
+	switch {
+	case !failed:
+		return viaKept
+	case !lastRound:
+		return viaOwed
+	}
+	return ViaHeader(d.Queue)
+}
+
+// passedBy reports whether the delivery came through the exchange of the plan, so from a wait
+// queue.
+func (v *Via) passedBy(raw *amqp.Delivery) bool {
+	return v.Through != "" && raw.Exchange == v.Through
+}
+
+// origin returns the exchange that a message without retry state came from. A copy of a
+// sibling's retry came from the exchange of the user.
+func (v *Via) origin(exchange string) string {
+	if v.Through != "" && exchange == v.Through {
+		return v.Exchange
+	}
+	return exchange
+}
+
+// changedKey returns the routing key that a message had while it waited, and whether it came
+// back with another one. A policy with dead-letter-routing-key changes the key of messages
+// whose wait queue leaves it to them (F36). The broker notes the first key in x-death, which
+// no copy takes into a wait queue.
+func (s *Subscription) changedKey(raw *amqp.Delivery) (before string, changed bool) {
+	deaths, _ := raw.Headers["x-death"].([]any)
+	if len(deaths) == 0 || !slices.Contains(s.cfg.Waits.KeyKept, raw.Exchange) {
+		return "", false
+	}
+	first, _ := deaths[len(deaths)-1].(amqp.Table) // the newest is in front
+	keys, _ := first["routing-keys"].([]any)
+	if len(keys) == 0 {
+		return "", false
+	}
+	before, known := keys[0].(string)
+	return before, known && before != raw.RoutingKey
+}
+
+// misled decides about a delivery whose routing key was changed from before on its way back.
+// owner is the queue that its headers name.
+//
+// With Via the queue itself gets its retry under any key and handles it with the key that it
+// had. A sibling has a copy that the changed key has led to it, and drops it. Without Via the
+// key alone leads to the queue: a delivery of another queue is the only copy and goes on with
+// the key that it had.
+func (d *delivery) misled(owner, before string) {
+	through, own := d.sub.cfg.Waits.Via.passedBy(&d.raw), owner == d.Queue
+	switch {
+	case through && own:
+		d.sub.logChangedReturn(d.raw.RoutingKey, before)
+		d.raw.RoutingKey = before
+	case through:
+		d.sub.logChangedReturn(d.raw.RoutingKey, before)
+		d.Queue, d.astray = owner, &Route{}
+	case !own:
+		d.sub.logAstray(owner, &d.raw, before)
+		d.Queue, d.astray = owner, &Route{Exchange: d.raw.Exchange, RoutingKey: before}
+	}
+}
+
+// sendOn takes a delivery of another queue to its end: the message goes on to its queue as it
+// came, with its retry state, and no attempt is counted.
+func (d *delivery) sendOn() {
+	if d.astray.Exchange == "" { // a second copy
+		d.ack()
+		return
+	}
+	state := d.State
+	d.settle("Message of another queue cannot be sent on, holding it",
+		func(ctx context.Context) error {
+			return d.forward(ctx, &state)
+		}, func() {
+			if state.Reason != "" {
+				d.observeSettled(middleware.EventDeadLettered, state, errChangedKey)
+			}
+		})
+}
+
+// forward publishes a copy of the delivery to the exchange that it came from, with the routing
+// key that it had, and waits for the confirm. No header names a queue here: the bindings lead
+// the message. If the user may not write to the exchange, forward dead-letters the message and
+// completes state, because otherwise the delivery would be held without end.
+func (d *delivery) forward(ctx context.Context, state *header.RetryState) error {
+	if d.pending.IsOpen() {
+		if settled, err := d.earlier(ctx); settled {
+			return err
+		}
+	}
+	if state.Reason == "" {
+		msg := wire.Publishing(&d.raw, func(string) bool { return false }, nil)
+		err := d.publish(ctx, d.astray, &msg, false)
+		if !isCode(err, amqp.AccessRefused) {
+			return d.sub.outage.note(d, err)
+		}
+		d.misdirected(state, err)
+	}
+	return d.deadLetter(ctx, *state)
+}
+
+// misdirected completes the state of a delivery that err keeps from its queue.
+func (d *delivery) misdirected(state *header.RetryState, err error) {
+	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err,
+		d.LogFields())
+	state.Reason, state.DeadAt = header.ReasonMisdirected, time.Now()
+	state.Error = errors.Join(errChangedKey, err).Error()
+	d.raw.Priority = wire.Priority(&d.raw, header.Priority)
+}
+
+// deadLetterAstray dead-letters a delivery of another queue that could not be sent on for as
+// long as it may be held, and reports whether that worked. It must not be snoozed: it would
+// wait for this queue, whose handler would take it for its own.
+func (d *delivery) deadLetterAstray(cause error) bool {
+	d.pending.Release()
+	state := d.State
+	d.misdirected(&state, cause)
+	if d.deadLetter(context.WithoutCancel(d.ctx), state) != nil {
+		return false
+	}
+	d.ack()
+	d.observeSettled(middleware.EventDeadLettered, state, errChangedKey)
+	return true
+}
+
+// logAstray logs once that a message of another queue has come.
+func (s *Subscription) logAstray(owner string, raw *amqp.Delivery, before string) {
+	s.misled.Do(func() {
+		s.logger.Error("A retry of another queue came here because its routing key was changed when "+
+			"its wait was over: it is sent on to its queue and not handled here; the likely cause is a "+
+			"policy with dead-letter-routing-key: find it with rabbitmqctl list_policies and let its "+
+			"pattern match no wait queue", errChangedKey, watermill.LogFields{
+			"belongs_to": owner, "exchange": raw.Exchange, "routing_key": raw.RoutingKey,
+			"routing_key_before": before,
+		})
+	})
+}
+
+// logChangedReturn logs once that retries pass the user's exchange with a wrong key.
+func (s *Subscription) logChangedReturn(key, before string) {
+	s.misled.Do(func() {
+		s.logger.Error("A retry came back through the exchange with another routing key than it had: "+
+			"its queue handles it with the key that it had, and queues with the same Via drop their "+
+			"copies of it; the likely cause is a policy with dead-letter-routing-key: find it with "+
+			"rabbitmqctl list_policies and let its pattern match no wait queue",
+			errChangedKey, watermill.LogFields{
+				"exchange": s.cfg.Waits.Via.Exchange, "routing_key": key, "routing_key_before": before,
+			})
+	})
+}
