@@ -2,6 +2,7 @@ package middleware_test
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -23,14 +24,8 @@ func TestAccessorsWithoutADelivery(t *testing.T) {
 	if middleware.LastAttempt(ctx) {
 		t.Error("LastAttempt is true")
 	}
-	if at, ok := middleware.FirstFailure(ctx); ok || !at.IsZero() {
-		t.Errorf("FirstFailure is %v", at)
-	}
-	if exchange, key, ok := middleware.Origin(ctx); ok || exchange != "" || key != "" {
-		t.Errorf("Origin is %q, %q", exchange, key)
-	}
-	if past := middleware.PastAttempts(ctx); len(past) != 0 {
-		t.Errorf("PastAttempts are %v", past)
+	if state := middleware.StateOf(ctx); !reflect.DeepEqual(state, header.RetryState{}) {
+		t.Errorf("StateOf is %+v", state)
 	}
 }
 
@@ -44,11 +39,11 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 		ctx := msg.Context()
 		attempts = append(attempts, middleware.Attempt(ctx))
 		last = append(last, middleware.LastAttempt(ctx))
-		at, ok := middleware.FirstFailure(ctx)
-		first, failed = append(first, at), append(failed, ok)
-		past = append(past, len(middleware.PastAttempts(ctx)))
-		if exchange, key, ok := middleware.Origin(ctx); !ok || exchange != "shop" || key != "order.created" {
-			t.Errorf("Origin is %q, %q, %v", exchange, key, ok)
+		state := middleware.StateOf(ctx)
+		first, failed = append(first, state.FirstFailure), append(failed, !state.FirstFailure.IsZero())
+		past = append(past, len(state.History))
+		if state.OriginExchange != "shop" || state.OriginRoutingKey != "order.created" {
+			t.Errorf("the origin is %q, %q", state.OriginExchange, state.OriginRoutingKey)
 		}
 		return errBoom
 	})), newMessage(middleware.Delivery{State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
@@ -64,14 +59,6 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 	}
 	if age := first[1].Sub(first[2]); age != 10*time.Second {
 		t.Errorf("the first failure is %v older at attempt 3 than at attempt 2, want 10s", age)
-	}
-}
-
-func TestOriginOnTheDefaultExchange(t *testing.T) {
-	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{OriginRoutingKey: "orders"}})
-	if exchange, key, ok := middleware.Origin(msg.Context()); !ok || exchange != "" || key != "orders" {
-		t.Errorf("got %q, %q, %v", exchange, key, ok)
 	}
 }
 
@@ -135,8 +122,8 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
-	if at, ok := middleware.FirstFailure(msg.Context()); !ok || at.After(time.Now()) {
-		t.Errorf("got %v, %v", at, ok)
+	if at := middleware.StateOf(msg.Context()).FirstFailure; at.IsZero() || at.After(time.Now()) {
+		t.Errorf("got %v", at)
 	}
 }
 
@@ -144,8 +131,8 @@ func TestPastAttemptsIsACopy(t *testing.T) {
 	t.Parallel()
 	notes := header.RetryState{History: []header.AttemptError{{Attempt: 1}}}
 	ctx := newMessage(middleware.Delivery{State: notes}).Context()
-	middleware.PastAttempts(ctx)[0].Attempt = 9
-	if got := middleware.PastAttempts(ctx)[0].Attempt; got != 1 {
+	middleware.StateOf(ctx).History[0].Attempt = 9
+	if got := middleware.StateOf(ctx).History[0].Attempt; got != 1 {
 		t.Errorf("got %d", got)
 	}
 }

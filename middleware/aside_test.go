@@ -63,10 +63,10 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 	step := 0
 	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
 		ctx := msg.Context()
-		_, since := middleware.FirstSeen(ctx)
-		_, failed := middleware.FirstFailure(ctx)
+		state := middleware.StateOf(ctx)
+		since, failed := !state.FirstSeen.IsZero(), !state.FirstFailure.IsZero()
 		seen = append(seen, fmt.Sprintf("attempt %d, %d past, seen %v, failed %v",
-			middleware.Attempt(ctx), len(middleware.PastAttempts(ctx)), since, failed))
+			middleware.Attempt(ctx), len(state.History), since, failed))
 		if step++; step == 3 || step > 4 {
 			return errBoom
 		}
@@ -122,7 +122,7 @@ func TestLogOfSettingAside(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "delay": time.Minute, "error": "boom",
 	}
-	if line.Msg != "Message set aside" || !reflect.DeepEqual(line.Fields, want) {
+	if line.Msg != "Message snoozed" || !reflect.DeepEqual(line.Fields, want) {
 		t.Errorf("got %q with\n%v, want\n%v", line.Msg, line.Fields, want)
 	}
 }
@@ -138,7 +138,7 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := logger.Captured()[watermill.InfoLogLevel]
-	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be set aside any longer") ||
+	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer") ||
 		lines[1].Msg != "Message will be retried" {
 		t.Fatalf("logged %+v", lines)
 	}

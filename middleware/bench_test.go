@@ -25,9 +25,9 @@ func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 	for i := range 10 {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
-	d := &middleware.Delivery{
+	d := &middleware.Attached{Delivery: middleware.Delivery{
 		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), State: notes,
-	}
+	}}
 	d.Attach(msg)
 	for key := range routerKey(4) {
 		msg.SetContext(context.WithValue(msg.Context(), key, "handler, subscriber and topic names"))
@@ -130,7 +130,9 @@ var ignore = middleware.ObserverFunc(func(context.Context, middleware.Event) {})
 // unused is a Republisher for messages that do not fail.
 type unused struct{}
 
-func (unused) Republish(context.Context, *message.Message, time.Duration, header.RetryState) error {
+func (unused) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
 	panic("nothing failed")
 }
 

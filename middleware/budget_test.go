@@ -88,7 +88,7 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
 		s.expect(middleware.Permanent(errBoom), "permanent")
 		s.expect(middleware.Snooze(errBoom, time.Second), "1s") // no failure, no retry
-		if got, want := s.budget.State(), (middleware.BudgetState{Closed: true, Deliveries: 6, Failed: 5, Retries: 3}); got != want {
+		if got, want := stateOf(s.budget), "closed true, 6 deliveries, 5 failed, 3 retries"; got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		// Half the share opens it: 6 of 24, but not 6 of 20.
@@ -256,7 +256,7 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 				if _, err := retry.Middleware(failsWith(failure))(newMessage(middleware.Delivery{})); err != nil {
 					t.Error(err)
 				}
-				budget.State()
+				stateOf(budget)
 			}
 		})
 	}
@@ -268,7 +268,12 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 	if got := fmt.Sprint(delays); got != "map[1s:100 1m0s:100]" {
 		t.Errorf("got %s", got)
 	}
-	if got, want := budget.State(), (middleware.BudgetState{Closed: true, Deliveries: 400, Failed: 200, Retries: 100}); got != want {
+	if got, want := stateOf(budget), "closed true, 400 deliveries, 200 failed, 100 retries"; got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
+}
+
+func stateOf(b *middleware.Budget) string {
+	deliveries, failed, retries := b.Counts()
+	return fmt.Sprintf("closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries)
 }

@@ -32,29 +32,29 @@ func TestDecide(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits limits
 		mark   mark
-		notes  header.RetryState
+		state  header.RetryState
 		reason header.Reason
 		delay  time.Duration
 		count  int
 		first  time.Time
 	}{
 		"first failure":           {limits: list, delay: 2 * time.Second, count: 1, first: noon},
-		"second failure":          {limits: list, notes: header.RetryState{Failures: 1}, delay: 5 * time.Second, count: 2, first: noon},
-		"last retry":              {limits: list, notes: header.RetryState{Failures: 2}, delay: 15 * time.Second, count: 3, first: noon},
-		"one past the last retry": {limits: list, notes: header.RetryState{Failures: 3}, reason: header.ReasonExhausted, count: 4, first: noon},
-		"far past the last retry": {limits: list, notes: header.RetryState{Failures: 99}, reason: header.ReasonExhausted, count: 100, first: noon},
+		"second failure":          {limits: list, state: header.RetryState{Failures: 1}, delay: 5 * time.Second, count: 2, first: noon},
+		"last retry":              {limits: list, state: header.RetryState{Failures: 2}, delay: 15 * time.Second, count: 3, first: noon},
+		"one past the last retry": {limits: list, state: header.RetryState{Failures: 3}, reason: header.ReasonExhausted, count: 4, first: noon},
+		"far past the last retry": {limits: list, state: header.RetryState{Failures: 99}, reason: header.ReasonExhausted, count: 100, first: noon},
 		"no retries":              {limits: limits{policy: backoff.None{}}, reason: header.ReasonExhausted, count: 1, first: noon},
 		"permanent":               {limits: list, mark: mark{class: header.ClassPermanent}, reason: header.ReasonPermanent, count: 1, first: noon},
 		"permanent comes before exhausted": {
-			limits: list, mark: mark{class: header.ClassPermanent}, notes: header.RetryState{Failures: 3},
+			limits: list, mark: mark{class: header.ClassPermanent}, state: header.RetryState{Failures: 3},
 			reason: header.ReasonPermanent, count: 4, first: noon,
 		},
 		"first failure is kept": {
-			limits: list, notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(-time.Hour)},
+			limits: list, state: header.RetryState{Failures: 1, FirstFailure: noon.Add(-time.Hour)},
 			delay: 5 * time.Second, count: 2, first: noon.Add(-time.Hour),
 		},
 		"first failure forged to lie ahead counts as now": {
-			limits: list, notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(time.Hour)},
+			limits: list, state: header.RetryState{Failures: 1, FirstFailure: noon.Add(time.Hour)},
 			delay: 5 * time.Second, count: 2, first: noon,
 		},
 
@@ -65,34 +65,34 @@ func TestDecide(t *testing.T) {
 			limits: with(func(l *limits) { l.maxAttempts = 2 }), delay: 2 * time.Second, count: 1, first: noon,
 		},
 		"two attempts: the second is not": {
-			limits: with(func(l *limits) { l.maxAttempts = 2 }), notes: header.RetryState{Failures: 1},
+			limits: with(func(l *limits) { l.maxAttempts = 2 }), state: header.RetryState{Failures: 1},
 			reason: header.ReasonExhausted, count: 2, first: noon,
 		},
 		"more attempts than the policy has": {
-			limits: with(func(l *limits) { l.maxAttempts = 9 }), notes: header.RetryState{Failures: 3},
+			limits: with(func(l *limits) { l.maxAttempts = 9 }), state: header.RetryState{Failures: 3},
 			reason: header.ReasonExhausted, count: 4, first: noon,
 		},
 
 		"floor above the delay":            {limits: list, mark: mark{class: header.ClassRetryable, floor: time.Minute}, delay: time.Minute, count: 1, first: noon},
 		"floor below the delay":            {limits: list, mark: mark{class: header.ClassRetryable, floor: time.Second}, delay: 2 * time.Second, count: 1, first: noon},
-		"floor of a message with no retry": {limits: list, mark: mark{class: header.ClassRetryable, floor: time.Minute}, notes: header.RetryState{Failures: 3}, reason: header.ReasonExhausted, count: 4, first: noon},
+		"floor of a message with no retry": {limits: list, mark: mark{class: header.ClassRetryable, floor: time.Minute}, state: header.RetryState{Failures: 3}, reason: header.ReasonExhausted, count: 4, first: noon},
 		"floor above what a queue can wait": {
 			limits: list, mark: mark{class: header.ClassRetryable, floor: math.MaxInt64}, delay: 315_360_000 * time.Second, count: 1, first: noon,
 		},
 
 		"age: next attempt at the very limit": {
-			limits: hourAge, notes: header.RetryState{Failures: 5, FirstFailure: noon.Add(-50 * time.Minute)},
+			limits: hourAge, state: header.RetryState{Failures: 5, FirstFailure: noon.Add(-50 * time.Minute)},
 			delay: 10 * time.Minute, count: 6, first: noon.Add(-50 * time.Minute),
 		},
 		"age: next attempt just after it": {
-			limits: hourAge, notes: header.RetryState{Failures: 5, FirstFailure: noon.Add(-50*time.Minute - 1)},
+			limits: hourAge, state: header.RetryState{Failures: 5, FirstFailure: noon.Add(-50*time.Minute - 1)},
 			reason: header.ReasonMaxAge, count: 6, first: noon.Add(-50*time.Minute - 1),
 		},
 		"age: the floor counts": {
 			limits: hourAge, mark: mark{class: header.ClassRetryable, floor: 61 * time.Minute}, reason: header.ReasonMaxAge, count: 1, first: noon,
 		},
 		"age: first failure in the year 1": {
-			limits: hourAge, notes: header.RetryState{Failures: 1, FirstFailure: time.Time{}.Add(1)},
+			limits: hourAge, state: header.RetryState{Failures: 1, FirstFailure: time.Time{}.Add(1)},
 			reason: header.ReasonMaxAge, count: 2, first: time.Time{}.Add(1),
 		},
 		"age: longest possible": {
@@ -101,27 +101,27 @@ func TestDecide(t *testing.T) {
 		},
 
 		"deadline: next attempt at the very deadline": {
-			limits: endless, notes: header.RetryState{Deadline: noon.Add(time.Minute)}, delay: time.Minute, count: 1, first: noon,
+			limits: endless, state: header.RetryState{Deadline: noon.Add(time.Minute)}, delay: time.Minute, count: 1, first: noon,
 		},
 		"deadline: next attempt just after it": {
-			limits: endless, notes: header.RetryState{Deadline: noon.Add(time.Minute - 1)}, reason: header.ReasonDeadline, count: 1, first: noon,
+			limits: endless, state: header.RetryState{Deadline: noon.Add(time.Minute - 1)}, reason: header.ReasonDeadline, count: 1, first: noon,
 		},
 		"deadline in the year 9999": {
-			limits: endless, notes: header.RetryState{Deadline: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
+			limits: endless, state: header.RetryState{Deadline: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
 			delay: time.Minute, count: 1, first: noon,
 		},
 
-		"forged counter: negative": {limits: list, notes: header.RetryState{Failures: -7}, delay: 2 * time.Second, count: 1, first: noon},
-		"forged counter: lowest":   {limits: list, notes: header.RetryState{Failures: math.MinInt}, delay: 2 * time.Second, count: 1, first: noon},
-		"forged counter: highest":  {limits: list, notes: header.RetryState{Failures: math.MaxInt}, reason: header.ReasonExhausted, count: 1_000_000, first: noon},
+		"forged counter: negative": {limits: list, state: header.RetryState{Failures: -7}, delay: 2 * time.Second, count: 1, first: noon},
+		"forged counter: lowest":   {limits: list, state: header.RetryState{Failures: math.MinInt}, delay: 2 * time.Second, count: 1, first: noon},
+		"forged counter: highest":  {limits: list, state: header.RetryState{Failures: math.MaxInt}, reason: header.ReasonExhausted, count: 1_000_000, first: noon},
 		"forged counter: highest, no end": {
-			limits: endless, notes: header.RetryState{Failures: math.MaxInt}, delay: time.Minute, count: 1_000_000, first: noon,
+			limits: endless, state: header.RetryState{Failures: math.MaxInt}, delay: time.Minute, count: 1_000_000, first: noon,
 		},
 
 		"policy panics: a minute":                   {limits: panics, delay: time.Minute, count: 1, first: noon},
-		"policy panics: but for a hundred failures": {limits: panics, notes: header.RetryState{Failures: 99}, reason: header.ReasonExhausted, count: 100, first: noon},
+		"policy panics: but for a hundred failures": {limits: panics, state: header.RetryState{Failures: 99}, reason: header.ReasonExhausted, count: 100, first: noon},
 		"policy panics: attempts still count": {
-			limits: limits{policy: panics.policy, maxAttempts: 2}, notes: header.RetryState{Failures: 1},
+			limits: limits{policy: panics.policy, maxAttempts: 2}, state: header.RetryState{Failures: 1},
 			reason: header.ReasonExhausted, count: 2, first: noon,
 		},
 		"policy panics: age still counts": {
@@ -133,7 +133,7 @@ func TestDecide(t *testing.T) {
 			if test.mark.class == "" {
 				test.mark = retryable
 			}
-			got := test.limits.decide(failure{err: errTest, mark: test.mark, notes: test.notes, now: noon})
+			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
 			if got.reason != test.reason || got.delay != test.delay {
 				t.Errorf("got reason %q, delay %v; want %q, %v", got.reason, got.delay, test.reason, test.delay)
 			}
@@ -150,29 +150,29 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 	toTheMinute := func(asked time.Duration) time.Duration {
 		return (asked + time.Minute - 1).Truncate(time.Minute)
 	}
-	retryable, aside := mark{class: header.ClassRetryable}, mark{class: header.ClassRetryable, later: true, floor: 2 * time.Second}
+	retryable, aside := mark{class: header.ClassRetryable}, mark{class: header.ClassRetryable, snooze: true, floor: 2 * time.Second}
 	policy := backoff.List{2 * time.Second}
 	for name, test := range map[string]struct {
 		limits limits
 		mark   mark
-		notes  header.RetryState
-		want   decision
+		state  header.RetryState
+		want   outcome
 	}{
-		"age: in time":       {limits{policy: policy, maxAge: time.Minute}, retryable, header.RetryState{}, decision{delay: 2 * time.Second}},
-		"age: too late":      {limits{policy: policy, maxAge: time.Minute - 1}, retryable, header.RetryState{}, decision{reason: header.ReasonMaxAge}},
-		"deadline: in time":  {limits{policy: policy}, retryable, header.RetryState{Deadline: noon.Add(time.Minute)}, decision{delay: 2 * time.Second}},
-		"deadline: too late": {limits{policy: policy}, retryable, header.RetryState{Deadline: noon.Add(time.Minute - 1)}, decision{reason: header.ReasonDeadline}},
-		"Snooze: in time":    {limits{policy: policy, maxAside: time.Minute}, aside, header.RetryState{}, decision{delay: 2 * time.Second, aside: true}},
+		"age: in time":       {limits{policy: policy, maxAge: time.Minute}, retryable, header.RetryState{}, outcome{delay: 2 * time.Second}},
+		"age: too late":      {limits{policy: policy, maxAge: time.Minute - 1}, retryable, header.RetryState{}, outcome{reason: header.ReasonMaxAge}},
+		"deadline: in time":  {limits{policy: policy}, retryable, header.RetryState{Deadline: noon.Add(time.Minute)}, outcome{delay: 2 * time.Second}},
+		"deadline: too late": {limits{policy: policy}, retryable, header.RetryState{Deadline: noon.Add(time.Minute - 1)}, outcome{reason: header.ReasonDeadline}},
+		"Snooze: in time":    {limits{policy: policy, maxSnooze: time.Minute}, aside, header.RetryState{}, outcome{delay: 2 * time.Second, snoozed: true}},
 		"Snooze: over its limit": {
-			limits{policy: policy, maxAside: time.Minute - 1}, aside, header.RetryState{}, decision{delay: 2 * time.Second, overdue: true},
+			limits{policy: policy, maxSnooze: time.Minute - 1}, aside, header.RetryState{}, outcome{delay: 2 * time.Second, overdue: true},
 		},
 		"Snooze: past the deadline": {
-			limits{policy: policy, maxAside: time.Hour}, aside, header.RetryState{Deadline: noon.Add(time.Minute - 1)}, decision{reason: header.ReasonDeadline},
+			limits{policy: policy, maxSnooze: time.Hour}, aside, header.RetryState{Deadline: noon.Add(time.Minute - 1)}, outcome{reason: header.ReasonDeadline},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := test.limits.decide(failure{err: errTest, mark: test.mark, notes: test.notes, now: noon, given: toTheMinute})
+			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon, given: toTheMinute})
 			test.want.count, test.want.first = 1, noon
 			if !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got\n%+v, want\n%+v", got, test.want)
@@ -191,7 +191,7 @@ func TestPolicyIsShownTheWholeFailure(t *testing.T) {
 	first := noon.Add(-time.Hour)
 	l.decide(failure{
 		err: errTest, mark: mark{class: header.ClassRetryable}, now: noon,
-		notes: header.RetryState{Failures: 3, FirstFailure: first, Delay: 7 * time.Second},
+		state: header.RetryState{Failures: 3, FirstFailure: first, Delay: 7 * time.Second},
 	})
 	want := backoff.Failure{Count: 4, Err: errTest, First: first, Now: noon, Last: 7 * time.Second}
 	if shown != want {
@@ -218,14 +218,14 @@ func TestExactlySoManyAttempts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			now, attempts := noon, 0
-			for notes := (header.RetryState{}); ; {
+			for state := (header.RetryState{}); ; {
 				attempts++
-				f := failure{err: errTest, mark: mark{class: header.ClassRetryable}, notes: notes, now: now}
+				f := failure{err: errTest, mark: mark{class: header.ClassRetryable}, state: state, now: now}
 				d := test.limits.decide(f)
 				if d.reason != "" {
 					break
 				}
-				notes = f.record(d, "boom")
+				state = recorded(f, d, "boom")
 				now = now.Add(d.delay)
 			}
 			if attempts != test.attempts {

@@ -15,7 +15,7 @@ func TestDeduplicationKey(t *testing.T) {
 	key := func(uuid string, d middleware.Delivery) string {
 		t.Helper()
 		msg := message.NewMessage(uuid, nil)
-		d.Attach(msg)
+		(&middleware.Attached{Delivery: d}).Attach(msg)
 		key, err := middleware.DeduplicationKey(msg)
 		if err != nil || key == "" {
 			t.Errorf("got %q, %v", key, err)

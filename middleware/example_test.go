@@ -134,41 +134,27 @@ func ExampleAttempt() {
 	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
 }
 
-func ExampleFirstFailure() {
-	run(func(msg *message.Message) error {
-		since, failed := middleware.FirstFailure(msg.Context())
-		if !failed {
-			return errNoStock
-		}
-		fmt.Println("failing for", time.Since(since).Round(time.Second))
-		return nil
-	})
-	// Output:
-	// failing for 1s
-	// handled after 2 attempts, delays 1s
-}
-
-func ExamplePastAttempts() {
-	run(func(msg *message.Message) error {
-		for _, past := range middleware.PastAttempts(msg.Context()) {
+func ExampleStateOf() {
+	handle := func(msg *message.Message) error {
+		state := middleware.StateOf(msg.Context())
+		fmt.Println("first came with", state.OriginExchange, state.OriginRoutingKey)
+		for _, past := range state.History {
 			fmt.Printf("attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay)
+			fmt.Println("failing for", time.Since(state.FirstFailure).Round(time.Second))
 		}
 		return errNoStock
-	}, middleware.WithMaxAttempts(2))
-	// Output:
-	// attempt 1: no stock, retryable, next after 1s
-	// dead-lettered (exhausted) after 2 attempts, delays 1s
-}
-
-func ExampleOrigin() {
-	msg := middlewaretest.NewMessage(middleware.Delivery{
+	}
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, tenfold, middleware.WithMaxAttempts(2))
+	broker.Run(retry.Middleware(middlewaretest.Consumer(handle)), middlewaretest.NewMessage(middleware.Delivery{
 		Queue: "orders",
 		State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"},
-	}, []byte("order 7"))
-
-	exchange, routingKey, ok := middleware.Origin(msg.Context())
-	fmt.Println(exchange, routingKey, ok)
-	// Output: shop order.created true
+	}, []byte("order 7")))
+	// Output:
+	// first came with shop order.created
+	// first came with shop order.created
+	// attempt 1: no stock, retryable, next after 1s
+	// failing for 1s
 }
 
 func ExamplePanicError() {

@@ -63,13 +63,13 @@ func FuzzGuardKeepsWhatWasPromised(f *testing.F) {
 		}}}
 		fail := failure{
 			err: errTest, mark: mark{class: header.ClassRetryable}, now: noon,
-			notes: header.RetryState{Failures: failures, FirstFailure: noon, FirstSeen: noon},
+			state: header.RetryState{Failures: failures, FirstFailure: noon, FirstSeen: noon},
 		}
 		d := l.decide(fail)
 		if d.reason != "" {
 			return
 		}
-		n := fail.record(d, "")
+		n := recorded(fail, d, "")
 		if got := l.past(&n, place{}, false, func() time.Time { return noon.Add(d.delay) }); got != "" {
 			t.Errorf("failure %d was granted a retry, which is refused as %s: %+v", d.count, got, l)
 		}
@@ -85,7 +85,7 @@ func FuzzKeptMetadata(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value, other, otherValue string) {
 		logs := 0
 		s := settings{kept: kept{}}
-		WithKeptMetadata(key, other)(&s)
+		_ = WithKeptMetadata(key, other)(&s)
 		got := s.kept.of(map[string]string{key: value, other: otherValue}, func(string, string) { logs++ })
 		total := 0
 		for k, v := range got {
@@ -94,7 +94,7 @@ func FuzzKeptMetadata(f *testing.F) {
 				t.Errorf("kept %q: %q", k, v)
 			}
 		}
-		if total > MaxMetadataBytes {
+		if total > maxMetadataBytes {
 			t.Errorf("%d bytes", total)
 		}
 		if len(got)+logs != len(s.kept) {

@@ -65,7 +65,7 @@ func TestMostRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, known := mostRetries(test.policy)
+			got, known := retriesOf(test.policy)
 			if !known {
 				got = -1
 			}
@@ -91,7 +91,7 @@ func TestPastItsLimit(t *testing.T) {
 	}}
 	for name, test := range map[string]struct {
 		limits limits
-		notes  header.RetryState
+		state  header.RetryState
 		at     place
 		inner  bool
 		want   header.Reason
@@ -129,7 +129,7 @@ func TestPastItsLimit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := test.limits.past(&test.notes, test.at, test.inner, func() time.Time { return noon }); got != test.want {
+			if got := test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})

@@ -30,8 +30,7 @@ func TestHolding(t *testing.T) {
 	for name, test := range map[string]struct {
 		delivery func() middleware.Delivery
 		ctx      time.Duration // until the context is done; 0: never
-		options  []middleware.Option
-		failures int // of the hand-over
+		failures int           // of the hand-over
 		tries    int
 		took     time.Duration
 		want     []error // empty: handed over
@@ -51,16 +50,17 @@ func TestHolding(t *testing.T) {
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
-		"an option makes it shorter, not longer": {
+		"as long as the Subscriber says, and no Arrived": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
+				return middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 			},
-			options:  []middleware.Option{middleware.WithHoldLimit(time.Hour)},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
-		"for as long as told": {
-			options:  []middleware.Option{middleware.WithHoldLimit(2 * time.Second)},
-			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
+		"the Subscriber may hold for longer than 25 minutes": {
+			delivery: func() middleware.Delivery {
+				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(time.Hour)}
+			},
+			failures: 320, tries: 321, took: 1587500 * time.Millisecond,
 		},
 		"counted from the arrival": {
 			delivery: func() middleware.Delivery {
@@ -103,8 +103,7 @@ func TestHolding(t *testing.T) {
 		},
 		"one that arrived without a time": {
 			delivery: func() middleware.Delivery { return middleware.Delivery{} },
-			options:  []middleware.Option{middleware.WithHoldLimit(time.Second)},
-			failures: 1000, tries: 2, took: 500 * time.Millisecond, want: held,
+			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +123,7 @@ func TestHolding(t *testing.T) {
 				broker.FailNext(test.failures, errUnconfirmed)
 				msg := attached(ctx, d)
 				began := time.Now()
-				_, err := newRetry(t, broker, test.options...).Middleware(failsWith(errBoom))(msg)
+				_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg)
 
 				if took := time.Since(began); took != test.took {
 					t.Errorf("held for %v, want %v", took, test.took)

@@ -46,8 +46,9 @@ func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) 
 type republishFunc func(ctx context.Context, msg *message.Message) error
 
 func (f republishFunc) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
-	return f(ctx, msg)
+	ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{}, f(ctx, msg)
 }
 
 func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ header.RetryState) error {

@@ -49,7 +49,7 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 // attached is a message with the context and the delivery.
 func attached(ctx context.Context, d middleware.Delivery) *message.Message {
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
-	d.Attach(msg)
+	(&middleware.Attached{Delivery: d}).Attach(msg)
 	return msg
 }
 

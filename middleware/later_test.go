@@ -10,11 +10,9 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-func later(d time.Duration) mark { return mark{class: header.ClassRetryable, floor: d, later: true} }
-
 func TestDecideAboutLater(t *testing.T) {
 	t.Parallel()
-	day := limits{policy: backoff.List{2 * time.Second, 5 * time.Second}, maxAside: 24 * time.Hour}
+	day := limits{policy: backoff.List{2 * time.Second, 5 * time.Second}, maxSnooze: 24 * time.Hour}
 	with := func(change func(*limits)) limits {
 		l := day
 		change(&l)
@@ -25,83 +23,83 @@ func TestDecideAboutLater(t *testing.T) {
 	for name, test := range map[string]struct {
 		limits limits
 		mark   mark
-		notes  header.RetryState
-		want   decision // its count is that of a failure
+		state  header.RetryState
+		want   outcome // its count is that of a failure
 	}{
 		"at attempt 1": {
-			limits: day, mark: later(time.Minute), want: decision{aside: true, delay: time.Minute, count: 1},
+			limits: day, mark: snoozeFor(time.Minute), want: outcome{snoozed: true, delay: time.Minute, count: 1},
 		},
 		"whatever the policy": {
-			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: later(time.Minute),
-			want: decision{aside: true, delay: time.Minute, count: 1},
+			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: snoozeFor(time.Minute),
+			want: outcome{snoozed: true, delay: time.Minute, count: 1},
 		},
 		"at the last attempt": {
-			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: later(time.Minute), notes: header.RetryState{Failures: 2},
-			want: decision{aside: true, delay: time.Minute, count: 3},
+			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 2},
+			want: outcome{snoozed: true, delay: time.Minute, count: 3},
 		},
 		"no delay is the shortest": {
-			limits: day, mark: later(0), want: decision{aside: true, delay: time.Millisecond, count: 1},
+			limits: day, mark: snoozeFor(0), want: outcome{snoozed: true, delay: time.Millisecond, count: 1},
 		},
 		"for longer than a queue can wait": {
-			limits: with(func(l *limits) { l.maxAside = math.MaxInt64 }), mark: later(math.MaxInt64),
-			want: decision{aside: true, delay: backoff.MaxDelay, count: 1},
+			limits: with(func(l *limits) { l.maxSnooze = math.MaxInt64 }), mark: snoozeFor(math.MaxInt64),
+			want: outcome{snoozed: true, delay: backoff.MaxDelay, count: 1},
 		},
 
 		"back at the very limit": {
-			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(-23 * time.Hour)},
-			want: decision{aside: true, delay: time.Hour, count: 1},
+			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(-23 * time.Hour)},
+			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 		"back just after it: a failure, not before": {
-			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(-23*time.Hour - 1)},
-			want: decision{overdue: true, delay: time.Hour, count: 1},
+			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(-23*time.Hour - 1)},
+			want: outcome{overdue: true, delay: time.Hour, count: 1},
 		},
 		"longer than the limit at once: a failure": {
-			limits: day, mark: later(25 * time.Hour), want: decision{overdue: true, delay: 25 * time.Hour, count: 1},
+			limits: day, mark: snoozeFor(25 * time.Hour), want: outcome{overdue: true, delay: 25 * time.Hour, count: 1},
 		},
 		"past the limit, delay of the policy": {
-			limits: day, mark: later(time.Second), notes: header.RetryState{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
-			want: decision{overdue: true, delay: 5 * time.Second, count: 2},
+			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
+			want: outcome{overdue: true, delay: 5 * time.Second, count: 2},
 		},
 		"past the limit, no attempt left": {
-			limits: day, mark: later(time.Second), notes: header.RetryState{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
-			want: decision{overdue: true, reason: header.ReasonExhausted, count: 3},
+			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
+			want: outcome{overdue: true, reason: header.ReasonExhausted, count: 3},
 		},
 		"first seen in the year 1": {
-			limits: day, mark: later(time.Second), notes: header.RetryState{FirstSeen: time.Time{}.Add(1)},
-			want: decision{overdue: true, delay: 2 * time.Second, count: 1},
+			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{FirstSeen: time.Time{}.Add(1)},
+			want: outcome{overdue: true, delay: 2 * time.Second, count: 1},
 		},
 		"first seen forged to lie ahead counts as now": {
-			limits: day, mark: later(time.Hour), notes: header.RetryState{FirstSeen: noon.Add(1000 * time.Hour)},
-			want: decision{aside: true, delay: time.Hour, count: 1},
+			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(1000 * time.Hour)},
+			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 
 		"deadline: back at the very deadline": {
-			limits: day, mark: later(time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour)},
-			want: decision{aside: true, delay: time.Hour, count: 1},
+			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour)},
+			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 		"deadline: back just after it": {
-			limits: day, mark: later(time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour - 1)},
-			want: decision{reason: header.ReasonDeadline, count: 1},
+			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour - 1)},
+			want: outcome{reason: header.ReasonDeadline, count: 1},
 		},
 		"deadline comes before the limit": {
-			limits: day, mark: later(25 * time.Hour), notes: header.RetryState{Deadline: noon.Add(time.Hour)},
-			want: decision{reason: header.ReasonDeadline, count: 1},
+			limits: day, mark: snoozeFor(25 * time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour)},
+			want: outcome{reason: header.ReasonDeadline, count: 1},
 		},
 		"age: no failure, no age": {
-			limits: hourAge, mark: later(2 * time.Hour), want: decision{aside: true, delay: 2 * time.Hour, count: 1},
+			limits: hourAge, mark: snoozeFor(2 * time.Hour), want: outcome{snoozed: true, delay: 2 * time.Hour, count: 1},
 		},
 		"age: back at the very limit": {
-			limits: hourAge, mark: later(time.Minute), notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
-			want: decision{aside: true, delay: time.Minute, count: 2},
+			limits: hourAge, mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
+			want: outcome{snoozed: true, delay: time.Minute, count: 2},
 		},
 		"age: back just after it": {
-			limits: hourAge, mark: later(time.Minute), notes: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
-			want: decision{reason: header.ReasonMaxAge, count: 2},
+			limits: hourAge, mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
+			want: outcome{reason: header.ReasonMaxAge, count: 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := test.limits.decide(failure{err: errTest, mark: test.mark, notes: test.notes, now: noon})
+			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
 			test.want.first = got.first
 			if !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got\n%+v, want\n%+v", got, test.want)
@@ -119,16 +117,16 @@ func TestRecordOfSettingAside(t *testing.T) {
 		Error: "first", Class: header.ClassRetryable, History: []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}},
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 	}
-	f := failure{err: errTest, mark: later(time.Minute), now: noon, notes: brought, at: place{handler: "billing"}}
+	f := failure{err: errTest, mark: snoozeFor(time.Minute), now: noon, state: brought, at: place{handler: "billing"}}
 	want := brought
 	want.Snoozed, want.NotBefore, want.Interruptions, want.WaitingSince = time.Minute, time.Time{}, 0, noon
-	if got := f.record(decision{aside: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
+	if got := recorded(f, outcome{snoozed: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
 	}
 
-	f.notes = header.RetryState{}
+	f.state = header.RetryState{}
 	want = header.RetryState{FirstSeen: noon, Snoozed: time.Minute, WaitingSince: noon}
-	if got := f.record(decision{aside: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
+	if got := recorded(f, outcome{snoozed: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
 	}
 }
@@ -137,20 +135,20 @@ func TestRecordOfSettingAside(t *testing.T) {
 func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
 	t.Parallel()
 	var last []time.Duration
-	l := limits{maxAside: time.Hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	l := limits{maxSnooze: time.Hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 		last = append(last, f.Last)
 		return 3 * time.Second, true
 	})}
 	fails := mark{class: header.ClassRetryable}
-	notes := header.RetryState{}
-	for _, m := range []mark{fails, later(time.Minute), later(time.Minute), fails} {
-		f := failure{err: errTest, mark: m, notes: notes, now: noon}
-		notes = f.record(l.decide(f), "")
+	state := header.RetryState{}
+	for _, m := range []mark{fails, snoozeFor(time.Minute), snoozeFor(time.Minute), fails} {
+		f := failure{err: errTest, mark: m, state: state, now: noon}
+		state = recorded(f, l.decide(f), "")
 	}
 	if want := []time.Duration{0, 3 * time.Second}; !reflect.DeepEqual(last, want) {
 		t.Errorf("the policy saw %v, want %v", last, want)
 	}
-	if notes.Failures != 2 || notes.Snoozed != 0 || len(notes.History) != 2 {
-		t.Errorf("got %+v", notes)
+	if state.Failures != 2 || state.Snoozed != 0 || len(state.History) != 2 {
+		t.Errorf("got %+v", state)
 	}
 }

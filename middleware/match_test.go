@@ -38,16 +38,16 @@ func TestMatchers(t *testing.T) {
 		"none retryable":             {middleware.RetryableErrors(), errBoom, ""},
 		"permanent by value":         {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
 		"none permanent":             {middleware.PermanentErrors(nil), errBoom, ""},
-		"permanent by type":          {middleware.PermanentType[*json.SyntaxError](), syntax, permanent},
-		"permanent by type, in %w":   {middleware.PermanentType[*json.SyntaxError](), fmt.Errorf("a: %w", syntax), permanent},
-		"not of the permanent type":  {middleware.PermanentType[*json.SyntaxError](), errBoom, ""},
-		"retryable by type":          {middleware.RetryableType[*fs.PathError](), &fs.PathError{Err: errBoom}, retryable},
-		"not of the retryable type":  {middleware.RetryableType[*fs.PathError](), errBoom, ""},
-		"by an interface": {middleware.RetryableType[interface {
+		"permanent by type":          {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent},
+		"permanent by type, in %w":   {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax), permanent},
+		"not of the permanent type":  {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), errBoom, ""},
+		"retryable by type":          {middleware.RetryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable},
+		"not of the retryable type":  {middleware.RetryableIf(middleware.IsType[*fs.PathError]), errBoom, ""},
+		"by an interface": {middleware.RetryableIf(middleware.IsType[interface {
 			Timeout() bool
 			error
-		}](), &fs.PathError{Err: errBoom}, retryable},
-		"by the interface of all errors": {middleware.PermanentType[error](), errBoom, permanent},
+		}]), &fs.PathError{Err: errBoom}, retryable},
+		"by the interface of all errors": {middleware.PermanentIf(middleware.IsType[error]), errBoom, permanent},
 		"permanent by predicate":         {middleware.PermanentIf(isBoom), errBoom, permanent},
 		"not by predicate":               {middleware.PermanentIf(isBoom), errOther, ""},
 		"retryable by predicate":         {middleware.RetryableIf(isBoom), errBoom, retryable},
@@ -88,7 +88,7 @@ func TestANilPredicateIsRefused(t *testing.T) {
 func TestTheFirstMatchWins(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), middleware.WithClassifier(
-		middleware.RetryableType[*fs.PathError](), // no opinion
+		middleware.RetryableIf(middleware.IsType[*fs.PathError]), // no opinion
 		middleware.PermanentErrors(errBoom),
 		middleware.RetryableIf(func(error) bool { return true }),
 	)).Notes

@@ -33,7 +33,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 	const timeout, deadline, refused, network = "timeouts", "deadline", "refused", "network"
 	classifiers := map[string]middleware.Classifier{
 		timeout:  middleware.Timeouts(),
-		deadline: middleware.ContextDeadline(),
+		deadline: middleware.RetryableErrors(context.DeadlineExceeded),
 		refused:  middleware.RefusedConnections(),
 		network:  middleware.NetworkErrors(),
 	}

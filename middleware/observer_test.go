@@ -153,9 +153,10 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told events
 		broker := middlewaretest.NewBroker()
-		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithHoldLimit(2*time.Second))
+		retry := newRetry(t, broker, middleware.WithObserver(&told))
 		broker.FailNext(2, errUnconfirmed)
-		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{})); err != nil {
+		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
+		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(held)); err != nil {
 			t.Fatal(err)
 		}
 		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered, middleware.EventRetried)
@@ -170,7 +171,8 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 
 		told.all = nil
 		broker.FailNext(9, errUnconfirmed)
-		_, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+		held.HoldUntil = time.Now().Add(2 * time.Second)
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
 		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventRequeued)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
@@ -339,9 +341,19 @@ func TestObserversThatAreNil(t *testing.T) {
 // oversized is a Republisher for which no message has room for notes.
 type oversized struct{ unused }
 
-func (oversized) Republish(ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
-	middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Reason: header.ReasonOversized}
-	return nil
+func (oversized) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Reason: header.ReasonOversized}, nil
+}
+
+// slower is a Republisher whose wait queue has a longer delay than it was asked for.
+type slower struct{ unused }
+
+func (slower) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Delay: 5 * time.Second}, nil
 }
 
 // It was logged as one that will be retried.
@@ -374,11 +386,7 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
-	given := republishFunc(func(ctx context.Context, msg *message.Message) error {
-		middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Delay: 5 * time.Second}
-		return nil
-	})
-	_, err := newRetry(t, given, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(t, slower{}, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,6 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 		middleware.WithDefaultClass("fatal"),
 		middleware.WithMaxAttempts(0),
 		middleware.WithMaxAge(0),
-		middleware.WithHoldLimit(-time.Second),
 		middleware.WithLogger(nil),
 		nil,
 	)
@@ -36,9 +35,8 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 		`WithDefaultClass: unknown class "fatal"`,
 		"WithMaxAttempts: 0 is less than 1",
 		"WithMaxAge: 0s is not positive",
-		"WithHoldLimit: -1s is not positive",
 		"WithLogger: logger is nil",
-		"option 6 is nil",
+		"option 5 is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is missing in:\n%v", want, err)

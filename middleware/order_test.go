@@ -58,12 +58,12 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 
 func TestHowFarADeliveryHasCome(t *testing.T) {
 	t.Parallel()
-	d := &middleware.Delivery{Queue: "orders"}
+	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
 	d.Attach(message.NewMessage("uuid", nil))
 	if d.Unsettled() || d.Handler() != "" {
 		t.Errorf("at first: %v, %q", d.Unsettled(), d.Handler())
 	}
-	gone := &middleware.Delivery{Queue: "orders", Gone: closedChan()}
+	gone := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders", Gone: closedChan()}}
 	gone.Attach(message.NewMessage("uuid", nil))
 	h := newRetry(t, unused{}).Middleware(succeeds)
 	if _, err := h(gone.Message()); !errors.Is(err, middleware.ErrInterrupted) || !gone.Unsettled() {

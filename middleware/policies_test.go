@@ -33,7 +33,7 @@ func TestPoliciesAreChecked(t *testing.T) {
 	for _, want := range []string{
 		"WithPolicyFor 1: selector is empty",
 		"WithPolicyFor 2: policy is nil",
-		"WithPolicyFor 3: never reached, for WithPolicyFor 2 matches all of it",
+		"WithPolicyFor 3: never reached, because WithPolicyFor 2 matches the same failures",
 		"WithPolicyFor 4: backoff.List",
 		"WithPolicyFor 5: backoff.Constant",
 		"WithPolicyFor 6: classifier of the selector is nil",

@@ -14,13 +14,13 @@ func TestRecordOfARetry(t *testing.T) {
 	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"}}
 	f := failure{
 		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassRetryable}, now: noon,
-		notes: header.RetryState{
+		state: header.RetryState{
 			Failures: 1, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Hour, NotBefore: noon,
 			Error: "first", Class: header.ClassPermanent, History: past,
 			OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(time.Hour),
 		},
 	}
-	got := f.record(decision{delay: time.Minute, count: 2, first: earlier}, "second")
+	got := recorded(f, outcome{delay: time.Minute, count: 2, first: earlier}, "second")
 	want := header.RetryState{
 		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Minute, WaitingSince: noon,
 		Error: "second", Class: header.ClassRetryable, Handler: "billing",
@@ -39,9 +39,9 @@ func TestRecordOfADeadLetter(t *testing.T) {
 	t.Parallel()
 	f := failure{
 		err: errTest, at: place{handler: "billing"}, mark: mark{class: header.ClassPermanent}, now: noon,
-		notes: header.RetryState{WaitingSince: noon.Add(-time.Minute)},
+		state: header.RetryState{WaitingSince: noon.Add(-time.Minute)},
 	}
-	got := f.record(decision{reason: header.ReasonPermanent, count: 1, first: noon}, "boom")
+	got := recorded(f, outcome{reason: header.ReasonPermanent, count: 1, first: noon}, "boom")
 	want := header.RetryState{
 		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: header.ClassPermanent,
 		Handler: "billing", Reason: header.ReasonPermanent, DeadAt: noon,
@@ -56,8 +56,8 @@ func TestRecordOfADeadLetter(t *testing.T) {
 
 func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 	t.Parallel()
-	f := failure{err: errTest, now: noon, notes: header.RetryState{FirstSeen: noon.Add(time.Second)}}
-	if got := f.record(decision{count: 1, first: noon}, ""); !got.FirstSeen.Equal(noon) {
+	f := failure{err: errTest, now: noon, state: header.RetryState{FirstSeen: noon.Add(time.Second)}}
+	if got := recorded(f, outcome{count: 1, first: noon}, ""); !got.FirstSeen.Equal(noon) {
 		t.Errorf("first seen %v, want %v", got.FirstSeen, noon)
 	}
 }
@@ -65,9 +65,15 @@ func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 func TestRecordDoesNotWriteIntoTheHistoryItWasGiven(t *testing.T) {
 	t.Parallel()
 	roomy := make([]header.AttemptError, 1, 8)
-	f := failure{err: errTest, now: noon, notes: header.RetryState{History: roomy}}
-	f.record(decision{count: 2, first: noon}, "")
+	f := failure{err: errTest, now: noon, state: header.RetryState{History: roomy}}
+	recorded(f, outcome{count: 2, first: noon}, "")
 	if spare := roomy[:2][1]; spare != (header.AttemptError{}) {
 		t.Errorf("wrote %+v behind the caller's slice", spare)
 	}
+}
+
+// recorded returns the state that travels on after the outcome of a failure.
+func recorded(f failure, o outcome, text string) header.RetryState {
+	o.record(f, text)
+	return o.state
 }

@@ -61,7 +61,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
 	}
 	if line.Msg != "Message dead-lettered without being handled" || !reflect.DeepEqual(line.Fields, fields) ||
-		!strings.HasPrefix(line.Err.Error(), "message arrived past its limit: give all consumers of a queue the same policy and limits") {
+		!strings.HasPrefix(line.Err.Error(), "message arrived past its limit: its count is forged, or another consumer has a longer policy") {
 		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
 	}
 }
@@ -157,7 +157,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	d := middleware.Delivery{Queue: "orders"}
+	d := middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
 	for range 2 {
 		msg := message.NewMessage("uuid", nil)
 		d.Attach(msg)

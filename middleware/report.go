@@ -3,188 +3,304 @@ package middleware
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
 	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// report writes the log lines of one attempt. No line holds a payload or a
-// stack, and every error text is cut.
-type report struct {
-	logger watermill.LoggerAdapter
-	plain  watermill.LoggerAdapter // without the decision
-	class  string                  // of the decision; "" if it has none
-	fields watermill.LogFields     // of the decision, which logger adds to those of plain
-	err    error                   // the handler's, or why it was not called
-	text   string                  // its text, uncut
-	at     place
-	quiet  bool // the logger drops everything
-}
+// The functions of this file tell of an attempt: log line and event together. No line holds a
+// payload or a stack, and every error text is cut.
 
-func (r *DelayedRetry) newReport(ctx context.Context, d *Delivery, err error, text string) *report {
-	at := placeOf(ctx, d)
-	if _, quiet := r.logger.(watermill.NopLogger); quiet {
-		return &report{logger: r.logger, err: err, text: text, at: at, quiet: true}
+// reportHandled tells of a handler that succeeded. If an observer ends the goroutine, the
+// produced messages are lost with it, so the message is nacked.
+func (a *attempt) reportHandled() {
+	if a.r.budget.Budget != nil {
+		a.reportBudget(a.r.budget.handled(false))
 	}
-	fields := d.logFields(d.idsNow())
-	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
-	return &report{logger: r.logger.With(fields), err: err, text: text, at: at}
-}
-
-func (l *report) ackedTooEarly() {
-	l.logger.Error("Handler failed after its message was acked: it is lost and cannot be retried; "+
-		"leave InstantAck out, and ack in no handler", forLog(l.err, l.text), nil)
-}
-
-func (l *report) nackedByHandler() {
-	l.logger.Info("Handler failed, but has nacked the message itself: not retried", l.withError(nil))
-}
-
-func (l *report) interrupted(cause error) {
-	if errors.Is(cause, context.DeadlineExceeded) {
-		l.logger.Error(
-			"Message context reached its deadline: no attempt is counted; "+
-				"a Timeout middleware belongs inside DelayedRetry, not around it", forLog(l.err, l.text), nil,
-		)
+	if a.r.events == nil || a.d.told { // an inner DelayedRetry has told of it
 		return
 	}
-	l.logger.Info("Handling was interrupted: no attempt is counted", l.withError(watermill.LogFields{
+	a.d.told = true
+	a.tell(a.event(EventHandled), a.d.msg.Nack)
+}
+
+// reportSelfSettled tells of a handler that failed and acked or nacked the message itself.
+func (a *attempt) reportSelfSettled() {
+	if isAcked(a.d.msg) {
+		a.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
+			"be retried; remove InstantAck, and do not ack in a handler", a.cutError(), nil)
+	} else {
+		a.logger.Info("Handler failed and nacked the message itself: the message is not retried",
+			a.withError(nil))
+	}
+	if a.r.events != nil {
+		e := a.event(EventSelfSettled)
+		e.Err = a.err
+		a.tell(e, a.d.msg.Nack)
+	}
+}
+
+func (a *attempt) logInterrupted(cause error) {
+	if errors.Is(cause, context.DeadlineExceeded) {
+		a.logger.Error("Message context reached its deadline: no attempt is counted; "+
+			"a Timeout middleware belongs inside DelayedRetry, not around it", a.cutError(), nil)
+		return
+	}
+	a.logger.Info("Handling was interrupted: no attempt is counted", a.withError(watermill.LogFields{
 		"cause": excerpt.Of(errorText(cause), maxLogBytes),
 	}))
 }
 
-// fault reports code of the user that panicked or broke its contract.
-func (l *report) fault(what string, value any) {
-	l.logger.Error("Retry decision: "+what, forLog(l.err, l.text), watermill.LogFields{
-		"value": valueText(value),
-	})
+// reportRequeued tells of a message that goes back to its queue, and returns the error for
+// the router.
+func (a *attempt) reportRequeued(err *unsettledError) error {
+	err.msg = a.d.msg
+	if a.failed != nil {
+		err.handler, err.text = a.err, excerpt.Of(a.text, maxLogBytes)
+	}
+	if a.r.events != nil {
+		a.d.told = true
+		a.d.toldRequeued.Store(true)
+		e := a.event(EventRequeued)
+		e.Err, e.Tries, e.Held = err, err.tries, err.held
+		a.tell(e, a.d.msg.Nack)
+	}
+	return err
 }
 
-// decided adds the decision to every further line.
-func (l *report) decided(f failure, d decision) {
-	for _, fault := range d.faults {
-		l.fault(fault.what, fault.value)
+// logDecision tells of code of the user that broke its contract, and of a snooze that is
+// refused.
+func (a *attempt) logDecision(o *outcome) {
+	for _, fault := range o.faults {
+		a.logger.Error("Retry decision: "+fault.what, a.cutError(),
+			watermill.LogFields{"value": valueText(fault.value)})
 	}
-	if d.overdue {
-		l.logger.Info("Message cannot be set aside any longer: the attempt counts as a failure",
-			watermill.LogFields{"first_seen": notAfter(f.notes.FirstSeen, f.now)})
-	}
-	l.plain, l.class = l.logger, string(f.mark.class)
-	if d.aside {
-		l.class = ""
-	}
-	if l.quiet {
-		return
-	}
-	l.fields = watermill.LogFields{}
-	if !d.aside {
-		l.fields["class"] = string(f.mark.class)
-	}
-	if d.overBudget {
-		l.fields["over_budget"] = true
-	}
-	if d.reason != "" {
-		addReason(l.fields, d.reason, &f.notes)
-		l.logger = l.plain.With(l.fields)
-		return
-	}
-	l.waits(d.delay, givenBy(f.given, d.delay))
-}
-
-// waits adds the delay that the message is given to every further line, and the one
-// that was asked for where they differ.
-func (l *report) waits(asked, given time.Duration) {
-	if l.quiet || l.fields["delay"] == given {
-		return
-	}
-	l.fields["delay"] = given
-	if differs(asked, given) {
-		l.fields["asked"] = asked
-	}
-	l.logger = l.plain.With(l.fields)
-}
-
-// refused adds why the message is not handled to every further line.
-func (l *report) refused(reason header.Reason, n *header.RetryState) {
-	fields := watermill.LogFields{}
-	addReason(fields, reason, n)
-	l.logger = l.logger.With(fields)
-}
-
-// addReason adds why a message is given up, and of a deadline what it was counted from.
-func addReason(fields watermill.LogFields, reason header.Reason, n *header.RetryState) {
-	fields["reason"] = string(reason)
-	if reason == header.ReasonDeadline {
-		fields["deadline"], fields["deadline_from"] = n.Deadline.UTC(), n.DeadlineFrom
+	if o.overdue {
+		a.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
+			watermill.LogFields{"first_seen": notAfter(a.d.State.FirstSeen, o.now)})
 	}
 }
 
-// handedOver reports a message that the broker has confirmed, to wait for given.
-func (l *report) handedOver(t *transfer, given time.Duration) {
-	if t.notes.Reason == "" {
-		l.waits(t.delay, given)
+// logNotKept tells of a metadata value that does not travel.
+func (a *attempt) logNotKept(o *outcome, key, why string) {
+	a.logger.Error("Metadata is not kept", errors.New(why), a.with(o, watermill.LogFields{"key": key}))
+}
+
+// observeFailing tells observers of every try that failed; logHolding logs some of them.
+func (a *attempt) observeFailing(err error, tries int, held time.Duration) {
+	if a.r.events != nil {
+		e := a.event(EventFailing)
+		e.Err, e.Tries, e.Held = err, tries, held
+		a.tell(e, a.d.msg.Nack)
 	}
+}
+
+func (a *attempt) logHolding(o *outcome, err error, tries int, held time.Duration) {
+	a.logger.Error("Failed message cannot be handed over, holding it",
+		cutError(err, errorText(err)), a.with(o, watermill.LogFields{"tries": tries, "held": held}))
+}
+
+// reportRecovered tells of a message that was handed over after failed tries.
+func (a *attempt) reportRecovered(o *outcome, tries int, held time.Duration) {
+	a.logger.Info("Failed message handed over at last",
+		a.with(o, watermill.LogFields{"tries": tries, "held": held}))
+	if a.r.events != nil {
+		e := a.event(EventRecovered)
+		e.Tries, e.Held = tries, held
+		a.tell(e, a.d.msg.Ack)
+	}
+}
+
+func (a *attempt) logNotHandedOver(o *outcome, err error) {
+	a.logger.Error("Failed message was not handed over: it goes back to its queue",
+		cutError(err, errorText(err)),
+		a.with(o, watermill.LogFields{"handler_error": excerpt.Of(a.text, maxLogBytes)}))
+}
+
+// reportHandedOver tells of a message of which the broker has confirmed a copy.
+func (a *attempt) reportHandedOver(o *outcome) {
+	kind, fields := EventRetried, a.with(o, nil)
 	switch {
-	case t.notes.Reason != "" && t.err == nil:
-		l.logger.Error("Message dead-lettered without being handled", forLog(l.err, l.text), nil)
-	case t.notes.Reason != "":
-		l.logger.Error("Message dead-lettered", forLog(l.err, l.text), nil)
-	case t.aside:
-		l.logger.Info("Message set aside", l.withError(nil))
+	case o.state.Reason != "" && a.err == nil:
+		kind = EventDeadLettered
+		a.logger.Error("Message dead-lettered without being handled", a.cutError(), fields)
+	case o.state.Reason != "":
+		kind = EventDeadLettered
+		a.logger.Error("Message dead-lettered", a.cutError(), fields)
+	case o.snoozed:
+		kind = EventSnoozed
+		a.logger.Info("Message snoozed", a.withError(fields))
 	default:
-		l.logger.Info("Message will be retried", l.withError(nil))
+		a.logger.Info("Message will be retried", a.withError(fields))
+	}
+	if a.r.events != nil {
+		a.tell(a.outcomeEvent(kind, o), a.d.msg.Ack)
+	}
+	if kind == EventDeadLettered {
+		a.callHooks(o)
 	}
 }
 
-// notRetried reports a message that was decided to be retried, but could only be
-// dead-lettered.
-func (l *report) notRetried(reason header.Reason) {
-	fields := watermill.LogFields{"reason": string(reason)}
-	if l.class != "" {
-		fields["class"] = l.class
+func (a *attempt) outcomeEvent(kind EventKind, o *outcome) Event {
+	e := a.event(kind)
+	e.At, e.Err, e.Reason, e.OverBudget = o.now, a.err, o.state.Reason, o.overBudget
+	e.Failures = o.state.Failures
+	if !o.snoozed {
+		e.Class = o.state.Class
 	}
-	l.plain.Error("Message dead-lettered", forLog(l.err, l.text), fields)
+	if !o.state.FirstFailure.IsZero() {
+		e.Age = o.now.Sub(notAfter(o.state.FirstFailure, o.now))
+	}
+	if kind != EventDeadLettered {
+		e.DelayAsked, e.DelayGiven = o.delay, o.given
+	}
+	return e
 }
 
-// notKept reports a metadata value that does not travel.
-func (l *report) notKept(key, why string) {
-	l.logger.Error("Metadata is not kept", errors.New(why), watermill.LogFields{"key": key})
+// callHooks calls the dead-letter hooks. The message is in the dead-letter queue, so it is
+// acked if a hook ends the goroutine.
+func (a *attempt) callHooks(o *outcome) {
+	returned := false
+	defer func() {
+		if !returned {
+			a.d.msg.Ack()
+		}
+	}()
+	for _, hook := range a.r.hooks {
+		dead := DeadLetter{
+			Message: a.d.msg, Queue: a.d.Queue, Topic: a.at.topic, Err: a.err, State: o.state,
+		}
+		dead.State.History = slices.Clone(o.state.History)
+		if value := contain(func() { hook(a.ctx, dead) }); value != nil {
+			a.logger.Error("Dead-letter hook panicked", a.cutError(),
+				a.with(o, watermill.LogFields{"value": valueText(value)}))
+		}
+	}
+	returned = true
 }
 
-func (l *report) hookPanicked(value any) {
-	l.logger.Error("Dead-letter hook panicked", forLog(l.err, l.text), watermill.LogFields{"value": valueText(value)})
+// reportBudget tells of a budget that has closed or opened with this message.
+func (a *attempt) reportBudget(c budgetChange) {
+	if !c.changed {
+		return
+	}
+	fields := watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed, "retries": c.retries}
+	kind := EventBudgetOpened
+	if c.closed {
+		kind = EventBudgetClosed
+		a.r.logger.Error("Retry budget is closed", errOverBudget, fields)
+	} else {
+		a.r.logger.Info("Retry budget is open again", fields)
+	}
+	if a.r.events != nil {
+		a.tell(a.event(kind), a.d.msg.Nack)
+	}
 }
 
-func (l *report) handOverFails(err error, tries int, held time.Duration) {
-	l.logger.Error("Failed message cannot be handed over, holding it", forLog(err, errorText(err)), watermill.LogFields{
-		"tries": tries, "held": held,
-	})
+// event returns an event of this attempt. This goroutine has the message, so it may read it.
+func (a *attempt) event(kind EventKind) Event {
+	e := a.d.event(a.ctx, kind, a.r.now().UTC(), a.d.idsNow())
+	e.Called, e.Duration = a.called, a.took
+	return e
 }
 
-func (l *report) handOverRecovered(tries int, held time.Duration) {
-	l.logger.Info("Failed message handed over at last", watermill.LogFields{"tries": tries, "held": held})
+// tell tells the observers of e. If one of them ends the goroutine, the router does not settle
+// the message, so settle does.
+func (a *attempt) tell(e Event, settle func() bool) {
+	if e.Err != nil && a.r.errorText != nil {
+		e.text = a.r.textOf(e.Err)
+	}
+	returned := false
+	defer func() {
+		if !returned {
+			settle()
+		}
+	}()
+	a.r.events.Tell(a.ctx, e)
+	returned = true
 }
 
-func (l *report) handOverFailed(err error) {
-	l.logger.Error("Failed message was not handed over, returning it to its queue", forLog(err, errorText(err)),
-		watermill.LogFields{"handler_error": excerpt.Of(l.text, maxLogBytes)})
-}
-
-// withError adds the handler's error to the fields of an info line, under the
-// name that error lines give to theirs.
-func (l *report) withError(fields watermill.LogFields) watermill.LogFields {
-	if l.quiet {
+// with adds to fields the class of a failure, and the delay or the reason of the outcome.
+func (a *attempt) with(o *outcome, fields watermill.LogFields) watermill.LogFields {
+	if a.quiet {
 		return nil
 	}
-	return fields.Add(watermill.LogFields{"error": excerpt.Of(l.text, maxLogBytes)})
+	if fields == nil {
+		fields = watermill.LogFields{}
+	}
+	if o.class != "" {
+		fields["class"] = string(o.class)
+	}
+	if o.overBudget {
+		fields["over_budget"] = true
+	}
+	switch o.state.Reason {
+	case "":
+		fields["delay"] = o.given
+		if o.given-o.delay > o.delay/10 { // a small difference is noise
+			fields["asked"] = o.delay
+		}
+	case header.ReasonDeadline:
+		fields["deadline"] = o.state.Deadline.UTC()
+		fields["deadline_from"] = o.state.DeadlineFrom
+		fallthrough
+	default:
+		fields["reason"] = string(o.state.Reason)
+	}
+	return fields
 }
 
-func valueText(value any) (text string) {
-	if contain(func() { text = fmt.Sprint(value) }) != nil {
-		return fmt.Sprintf("%T", value)
+// withError adds the error to the fields of an info line, under the name that error lines use.
+func (a *attempt) withError(fields watermill.LogFields) watermill.LogFields {
+	if a.quiet {
+		return nil
 	}
-	return excerpt.Of(text, maxLogBytes)
+	if fields == nil {
+		fields = watermill.LogFields{}
+	}
+	fields["error"] = excerpt.Of(a.text, maxLogBytes)
+	return fields
+}
+
+// cutError is the error of the attempt for the log.
+func (a *attempt) cutError() error { return cutError(a.why, a.text) }
+
+var errOrder = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
+
+// warnOrder looks at the metadata that middlewares inside have added, and warns once of a
+// middleware that does not belong there. A success pays for one comparison of lengths.
+func (a *attempt) warnOrder(err error) {
+	_, poisoned := a.d.msg.Metadata[wmiddleware.ReasonForPoisonedKey]
+	_, delayed := a.d.msg.Metadata[delay.DelayedForKey]
+	switch {
+	case err == nil && poisoned:
+		a.warn(&a.r.warned.poison, "A PoisonQueue inside DelayedRetry took an error away before the "+
+			"message could be retried: remove it, because DelayedRetry dead-letters by itself")
+	case err != nil && delayed:
+		a.warn(&a.r.warned.delayed, "DelayOnError inside DelayedRetry has no effect: "+
+			"remove it, because the retry policy sets the delay")
+	}
+}
+
+// warnCalledAgain warns once of a middleware outside that calls DelayedRetry again for a
+// message that was handed over.
+func (a *attempt) warnCalledAgain() {
+	a.warn(&a.r.warned.again, "DelayedRetry was called again for a message that it had handed over: "+
+		"put middlewares that repeat a call, such as Duplicator or Retry, inside DelayedRetry")
+}
+
+func (a *attempt) warn(said *atomic.Bool, text string) {
+	if said.CompareAndSwap(false, true) {
+		at := placeOf(a.ctx, a.d)
+		a.r.logger.Error(text, errOrder, a.d.logFields(a.d.idsNow()).Add(watermill.LogFields{
+			"handler": at.handler, "queue": at.queue, "topic": at.topic,
+		}))
+	}
 }

@@ -59,11 +59,7 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	}
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
-	placed := republishFunc(func(ctx context.Context, msg *message.Message) error {
-		middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Delay: 5 * time.Second}
-		return nil
-	})
-	_, _ = newRetry(t, placed, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	_, _ = newRetry(t, slower{}, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	if line.Fields["delay"] != 5*time.Second || line.Fields["asked"] != time.Second {
 		t.Errorf("got %v", line.Fields)
@@ -74,7 +70,7 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 // count that it was attached with. Without a message there are those of the delivery.
 func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	t.Parallel()
-	detached := &middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}
+	detached := &middleware.Attached{Delivery: middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}}
 	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
 	if got := detached.LogFields(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
@@ -82,7 +78,7 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 
 	msg := message.NewMessage("u-1", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
-	d := &middleware.Delivery{CorrelationID: "c-0"}
+	d := &middleware.Attached{Delivery: middleware.Delivery{CorrelationID: "c-0"}}
 	d.Attach(msg)
 	msg.UUID = "u-2"
 	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
@@ -125,10 +121,10 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 func TestEntryContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	if ctx := new(middleware.Delivery).EntryContext(); ctx != nil {
+	if ctx := new(middleware.Attached).EntryContext(); ctx != nil {
 		t.Errorf("%v before it is attached", ctx)
 	}
-	d := &middleware.Delivery{Queue: "orders"}
+	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
 	msg := message.NewMessage("u-1", nil)
 	arrived := msg.Context()
 	d.Attach(msg)

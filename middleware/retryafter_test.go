@@ -69,11 +69,11 @@ func TestParseRetryAfter(t *testing.T) {
 			}
 		})
 	}
-	if _, found := ParseRetryAfter(nil); found {
+	if _, found := parseRetryAfter(nil, time.Now); found {
 		t.Error("found in nil")
 	}
 	later := time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)
-	if got, found := ParseRetryAfter(http.Header{"Retry-After": {later}}); !found || got < 59*time.Minute || got > time.Hour {
+	if got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now); !found || got < 59*time.Minute || got > time.Hour {
 		t.Errorf("got %v, %v by the clock here", got, found)
 	}
 }
@@ -149,7 +149,7 @@ func TestRetryAfterOfAServer(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
-		got, found := ParseRetryAfter(resp.Header)
+		got, found := parseRetryAfter(resp.Header, time.Now)
 		if found != want.found || got < want.low || got > want.high {
 			t.Errorf("%s: got %v, %v, want %+v", path, got, found, want)
 		}
@@ -163,7 +163,7 @@ func FuzzParseRetryAfter(f *testing.F) {
 	f.Add("99999999999999999999999999", "\x00")
 	f.Fuzz(func(t *testing.T, value, date string) {
 		header := http.Header{"Retry-After": {value}, "Date": {date}}
-		got, found := ParseRetryAfter(header)
+		got, found := parseRetryAfter(header, time.Now)
 		if got < 0 || got > backoff.MaxDelay || !found && got != 0 {
 			t.Errorf("%q, %q: got %v, %v", value, date, got, found)
 		}

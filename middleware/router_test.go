@@ -25,8 +25,9 @@ type looped struct {
 }
 
 func (l looped) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, notes header.RetryState) error {
-	return l.send(message.SubscribeTopicFromCtx(ctx), msg, notes.Headers(""))
+	ctx context.Context, msg *message.Message, _ time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{}, l.send(message.SubscribeTopicFromCtx(ctx), msg, notes.Headers(""))
 }
 
 func (l looped) DeadLetter(_ context.Context, msg *message.Message, notes header.RetryState) error {

@@ -59,7 +59,8 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 				return nil, errVanishes
 			}
 			s := seen{exchange: raw.Exchange, key: raw.RoutingKey, attempt: middleware.Attempt(msg.Context())}
-			s.originExchange, s.originKey, _ = middleware.Origin(msg.Context())
+			state := middleware.StateOf(msg.Context())
+			s.originExchange, s.originKey = state.OriginExchange, state.OriginRoutingKey
 			seens = append(seens, s)
 			if calls.add() < 6 {
 				return nil, errFailed

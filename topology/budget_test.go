@@ -96,5 +96,5 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 		require.LessOrEqual(t, with.calls.Load()*10, without)
 	}
 	require.Positive(t, with.calls.Load())
-	testbroker.WaitFor(t, "the budget to open", patience, func() bool { return !budget.State().Closed })
+	testbroker.WaitFor(t, "the budget to open", patience, func() bool { return !budget.Closed() })
 }

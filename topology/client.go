@@ -115,16 +115,18 @@ func open(ctx context.Context, cfg link.Config, strategy Strategy, options []Opt
 //
 // The error is middleware.ErrNotDelivered where msg did not come from a
 // Subscriber of this client.
-func (c *Client) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (c *Client) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
 	d, err := c.delivery(ctx, msg)
 	if err != nil {
-		return fmt.Errorf("republish: %w", err)
+		return middleware.Republished{}, fmt.Errorf("republish: %w", err)
 	}
 	if err := d.republish(ctx, delay, &notes); err != nil {
-		return fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
+		return middleware.Republished{}, fmt.Errorf("republish message of queue %q: %w", d.plan().Queue, err)
 	}
 	d.sub.rounding.note(d.sub, delay)
-	return nil
+	return d.republished, nil
 }
 
 // DeadLetter implements middleware.Republisher: it publishes the delivery

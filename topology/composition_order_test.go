@@ -78,7 +78,7 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 	r := newRig(t, rigConfig{
 		url: url, publisherURL: proxy.URL(), policy: quickly(1), outer: []message.HandlerMiddleware{m},
 		clientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		options:       []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
+		subOptions:    []topology.SubscriberOption{topology.WithConsumerTimeout(20 * time.Millisecond)}, // held for a few
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			proxy.Blackhole(true)
 			return h(msg)
@@ -111,7 +111,7 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 			}
 		}},
 		clientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		options:       []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
+		subOptions:    []topology.SubscriberOption{topology.WithConsumerTimeout(20 * time.Millisecond)}, // held for a few
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			if first {

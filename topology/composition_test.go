@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -98,7 +99,7 @@ func TestComposedWithTimeout(t *testing.T) {
 	}
 	r := newRig(t, rigConfig{
 		policy: quickly(1), handler: inside(slow, wmiddleware.Timeout(50*time.Millisecond)),
-		options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
+		options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded))},
 	})
 	r.publish(amqp.Publishing{Body: []byte("order")})
 	dead := take(t, r.url, r.queue+".dlq")

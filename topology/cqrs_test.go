@@ -145,7 +145,7 @@ func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	a := newApp(t, url, quickly(2))
-	a.router.AddMiddleware(a.retry(quickly(2), middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]())))
+	a.router.AddMiddleware(a.retry(quickly(2), middleware.WithClassifier(middleware.PermanentIf(middleware.IsType[*json.SyntaxError]))))
 	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(context.Context, *placeOrder) error {
 		t.Error("handler was called")
 		return nil

@@ -172,8 +172,7 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	got := await(t, arrivals)
 	require.Equal(t, 1, got.attempt)
 	require.GreaterOrEqual(t, got.at.Sub(began), 2500*time.Millisecond-50*time.Millisecond-grace)
-	seen, ok := middleware.FirstSeen(got.msg.Context())
-	require.True(t, ok)
+	seen := middleware.StateOf(got.msg.Context()).FirstSeen
 	require.GreaterOrEqual(t, seen.Sub(began), 2500*time.Millisecond-50*time.Millisecond-grace, "first seen when it was due")
 
 	// The one of forty days is there to be seen.

@@ -21,11 +21,13 @@ import (
 
 // delivery is a delivery as it arrived, from its arrival until it is settled.
 type delivery struct {
-	middleware.Delivery
+	middleware.Attached
 	sub *subscription
 	on  *consumer
 	raw amqp.Delivery
 	ctx context.Context // the message's; done when it is settled or stale
+
+	republished middleware.Republished // what the last try to republish made of the copy
 
 	pending publisher.Pending // the copy whose outcome is open
 	astray  *Route            // where a message of another queue goes on; see misled

@@ -70,7 +70,7 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
-			past <- len(middleware.PastAttempts(msg.Context()))
+			past <- len(middleware.StateOf(msg.Context()).History)
 			return nil, errFailed
 		},
 	})
@@ -113,7 +113,8 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	}})
 	keys := make(chan string, 10)
 	newRig(t, rigConfig{url: url, queue: queues[0], config: topic, policy: policy, handler: func(msg *message.Message) ([]*message.Message, error) {
-		exchange, key, _ := middleware.Origin(msg.Context())
+		state := middleware.StateOf(msg.Context())
+		exchange, key := state.OriginExchange, state.OriginRoutingKey
 		keys <- exchange + " " + key
 		if failing.add() < 4 {
 			return nil, errFailed

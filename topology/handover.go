@@ -33,9 +33,9 @@ func (d *delivery) republish(ctx context.Context, delay time.Duration, notes *he
 	if err != nil {
 		return d.notRepublished(ctx, now, *notes, err)
 	}
-	d.Republished = middleware.Republished{Delay: route.Delay}
+	d.republished = middleware.Republished{Delay: route.Delay}
 	if route.Delay < delay {
-		d.Republished.Delay = d.sub.given(delay)
+		d.republished.Delay = d.sub.given(delay)
 	}
 	return d.sub.outage.note(d, d.publish(ctx, route, msg, false))
 }
@@ -50,7 +50,7 @@ func (d *delivery) notRepublished(ctx context.Context, now time.Time, notes head
 	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
 	notes.Reason, notes.DeadAt = header.ReasonOversized, now
 	err = d.deadLetter(ctx, notes)
-	d.Republished = middleware.Republished{Reason: notes.Reason}
+	d.republished = middleware.Republished{Reason: notes.Reason}
 	return err
 }
 

@@ -49,7 +49,7 @@ func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
 // could be something else if its headers left no room.
 func (d *delivery) observeSettled(kind middleware.EventKind, notes header.RetryState, err error) {
 	if notes.Reason == "" {
-		notes.Reason = d.Republished.Reason
+		notes.Reason = d.republished.Reason
 	}
 	if notes.Reason != "" {
 		kind = middleware.EventDeadLettered
@@ -60,7 +60,7 @@ func (d *delivery) observeSettled(kind middleware.EventKind, notes header.RetryS
 			e.Class = notes.Class
 			return
 		}
-		e.DelayAsked, e.DelayGiven = minSetAside, d.Republished.Delay
+		e.DelayAsked, e.DelayGiven = minSetAside, d.republished.Delay
 	})
 }
 

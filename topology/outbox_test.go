@@ -48,7 +48,7 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 	r := newRig(t, rigConfig{
 		url: url, strategy: strategy, policy: delays, config: onTopic(exchange, "order.#"),
 		handler: func(msg *message.Message) ([]*message.Message, error) {
-			_, key, _ := middleware.Origin(msg.Context())
+			key := middleware.StateOf(msg.Context()).OriginRoutingKey
 			keys <- key
 			if calls.add() < 4 {
 				return nil, errFailed

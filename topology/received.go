@@ -16,7 +16,7 @@ import (
 // It is a copy, may be changed, and cannot be acked; false where the message did
 // not come from a Subscriber of this package.
 func Received(ctx context.Context) (amqp.Delivery, bool) {
-	attached := middleware.DeliveryIn(ctx)
+	attached := middleware.DeliveryOf(ctx, nil)
 	if attached == nil {
 		return amqp.Delivery{}, false
 	}

@@ -139,7 +139,8 @@ func TestSiblingSeesARetryAsNew(t *testing.T) {
 	for range 2 {
 		got := await(t, arrivals)
 		require.Equal(t, 1, got.attempt)
-		exchange, key, _ := middleware.Origin(got.msg.Context())
+		state := middleware.StateOf(got.msg.Context())
+		exchange, key := state.OriginExchange, state.OriginRoutingKey
 		require.Equal(t, events+" order.created.eu", exchange+" "+key)
 	}
 	testbroker.WaitFor(t, "the retry", patience, func() bool { return failing.count() == 2 })

@@ -68,7 +68,7 @@ func TestSubscriberWithThePolicyIsNotNamed(t *testing.T) {
 	r := newRig(t, rigConfig{
 		policy: backoff.List{100 * time.Millisecond, 105 * time.Millisecond},
 		handler: func(msg *message.Message) ([]*message.Message, error) {
-			if _, seen := middleware.FirstSeen(msg.Context()); !seen {
+			if middleware.StateOf(msg.Context()).FirstSeen.IsZero() {
 				return nil, middleware.Snooze(errFailed, 0) // as short as possible
 			}
 			return nil, errFailed

@@ -18,7 +18,7 @@ import (
 // arrival is a message as it arrived. It shares nothing with the one that is
 // handed out, of which a handler may change everything in place.
 type arrival struct {
-	middleware.Delivery
+	middleware.Attached
 	republisher *Republisher
 	uuid        string
 	payload     message.Payload

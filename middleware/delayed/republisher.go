@@ -64,20 +64,21 @@ func NewRepublisher(publisher message.Publisher, options ...Option) (*Republishe
 //
 // The error is middleware.ErrNotDelivered where msg did not come through the
 // Subscriber of r.
-func (r *Republisher) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r *Republisher) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
 	a, err := r.arrivalOf(ctx, msg)
 	if err != nil {
-		return fmt.Errorf("republish: %w", err)
+		return middleware.Republished{}, fmt.Errorf("republish: %w", err)
 	}
 	topic := r.retryTopic(a.Queue)
 	out := a.copied(header.IsLive, notes.Metadata)
 	write(out, notes.Headers(topic))
 	waits := writeDelay(out.Metadata, time.Now(), delay)
 	if err := r.publish(ctx, r.publisher, topic, out); err != nil {
-		return fmt.Errorf("republish message of topic %q to %q: %w", a.Queue, topic, err)
+		return middleware.Republished{}, fmt.Errorf("republish message of topic %q to %q: %w", a.Queue, topic, err)
 	}
-	a.Republished = middleware.Republished{Delay: waits}
-	return nil
+	return middleware.Republished{Delay: waits}, nil
 }
 
 // DeadLetter implements middleware.Republisher: it publishes the message as it

@@ -110,7 +110,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	}
 	attempts := make(chan seen, 10)
 	r.handle("invoices", func(msg *message.Message) error {
-		s := seen{attempt: middleware.Attempt(msg.Context()), past: len(middleware.PastAttempts(msg.Context()))}
+		s := seen{attempt: middleware.Attempt(msg.Context()), past: len(middleware.StateOf(msg.Context()).History)}
 		for key := range msg.Metadata {
 			if header.IsLive(key) {
 				s.live = append(s.live, key)
@@ -176,7 +176,8 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 	require.NoError(t, err)
 	copied := make(chan error, 2)
 	r.handle("orders", func(msg *message.Message) error {
-		copied <- republisher.Republish(msg.Context(), msg.CopyWithContext(), time.Second, header.RetryState{})
+		_, err := republisher.Republish(msg.Context(), msg.CopyWithContext(), time.Second, header.RetryState{})
+		copied <- err
 		copied <- another.DeadLetter(msg.Context(), msg, header.RetryState{})
 		return nil
 	})
@@ -186,7 +187,7 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 		require.ErrorIs(t, receive(t, "an answer", copied), middleware.ErrNotDelivered)
 	}
 	plain := message.NewMessage("order-2", nil)
-	err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
+	_, err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
 	require.ErrorIs(t, err, middleware.ErrNotDelivered)
 	require.ErrorContains(t, err, "AddSubscriberDecorators(republisher.Subscriber)")
 }

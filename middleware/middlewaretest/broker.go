@@ -86,8 +86,10 @@ var _ middleware.Republisher = (*Broker)(nil)
 
 // Republish records the call.
 func (b *Broker) Republish(
-	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	return b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes, SetAside: notes.Snoozed > 0})
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
+	err := b.record(ctx, Call{Message: msg, Delay: delay, Notes: notes, SetAside: notes.Snoozed > 0})
+	return middleware.Republished{}, err
 }
 
 // DeadLetter records the call.

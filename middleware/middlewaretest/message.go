@@ -33,7 +33,7 @@ func deliver(ctx context.Context, msg *message.Message, delivery middleware.Deli
 		}
 	}
 	msg.SetContext(ctx)
-	delivery.Attach(msg)
+	(&middleware.Attached{Delivery: delivery}).Attach(msg)
 }
 
 // redeliver returns msg as it comes back after a delay. The notes go through the

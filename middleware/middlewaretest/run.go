@@ -35,7 +35,7 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 	for deliveries := 1; ; deliveries++ {
 		delivery := middleware.Delivery{}
 		if d := middleware.DeliveryOf(msg.Context(), msg); d != nil {
-			delivery = *d
+			delivery = d.Delivery
 		}
 		produced, call, err := b.deliver(h, msg)
 		// Every attempt that is settled has an entry in the history.

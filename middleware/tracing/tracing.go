@@ -94,7 +94,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		)
 		defer span.End()
 		if made := span.SpanContext(); d != nil && made.SpanID() != trace.SpanContextFromContext(parent).SpanID() {
-			d.State.Traceparent = traceparent(made)
+			d.SetTraceparent(traceparent(made))
 		}
 		msg.SetContext(context.WithValue(ctx, spanKey{}, span))
 		produced, err := h(msg)
@@ -112,7 +112,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 
 // parents returns a context with the span that an attempt is a child of, and a
 // link to the attempt before, if there was one.
-func (t *Tracing) parents(ctx context.Context, msg *message.Message, d *middleware.Delivery) (context.Context, []trace.Link) {
+func (t *Tracing) parents(ctx context.Context, msg *message.Message, d *middleware.Attached) (context.Context, []trace.Link) {
 	// Somebody outside may have made a span of the message already.
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		ctx = t.extract(ctx, msg)
@@ -152,7 +152,7 @@ func parse(traceparent string) trace.SpanContext {
 }
 
 // destination is the queue, for routing keys may be without number.
-func destination(ctx context.Context, d *middleware.Delivery) string {
+func destination(ctx context.Context, d *middleware.Attached) string {
 	if d != nil && d.Queue != "" {
 		return d.Queue
 	}
@@ -160,7 +160,7 @@ func destination(ctx context.Context, d *middleware.Delivery) string {
 }
 
 // attributes are those of OpenTelemetry's conventions for messaging, and ours.
-func attributes(ctx context.Context, msg *message.Message, d *middleware.Delivery) []attribute.KeyValue {
+func attributes(ctx context.Context, msg *message.Message, d *middleware.Attached) []attribute.KeyValue {
 	a := []attribute.KeyValue{
 		semconv.MessagingOperationTypeProcess,
 		semconv.MessagingOperationName("process"),
@@ -181,8 +181,8 @@ func attributes(ctx context.Context, msg *message.Message, d *middleware.Deliver
 		a = append(a, seconds("millpond.delay_asked", e.LastDelay), seconds("millpond.delay_measured", e.DelayMeasured))
 	}
 	a = append(a, semconv.MessagingMessageID(e.MessageID), semconv.MessagingSystemRabbitMQ)
-	exchange, key, known := middleware.Origin(ctx)
-	if !known {
+	exchange, key := d.State.OriginExchange, d.State.OriginRoutingKey
+	if exchange == "" && key == "" {
 		return append(a, semconv.MessagingDestinationName(e.Queue))
 	}
 	return append(a,

@@ -82,7 +82,7 @@ func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
 	calls := make(chan call, 10)
 	run(t, client, cfg, "order.*", backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
-		_, key, _ := middleware.Origin(msg.Context())
+		key := middleware.StateOf(msg.Context()).OriginRoutingKey
 		require.Equal(t, "order.created", key)
 		calls <- call{attempt: middleware.Attempt(msg.Context())}
 		if middleware.Attempt(msg.Context()) == 1 {

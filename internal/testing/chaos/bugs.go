@@ -58,7 +58,9 @@ type ackEarly struct{ *topology.Client }
 // moment is what makes it show: a copy is in nobody's hands but the process's for so long.
 const moment = 100 * time.Millisecond
 
-func (r ackEarly) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (r ackEarly) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
@@ -75,8 +77,14 @@ type hardNack struct{ *topology.Client }
 // impatience is how long it waits for a confirm, where there is a connection that takes publishes.
 const impatience = 500 * time.Millisecond
 
-func (r hardNack) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	return r.once(ctx, func(ctx context.Context) error { return r.Client.Republish(ctx, msg, delay, notes) })
+func (r hardNack) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (done middleware.Republished, err error) {
+	err = r.once(ctx, func(ctx context.Context) (err error) {
+		done, err = r.Client.Republish(ctx, msg, delay, notes)
+		return err
+	})
+	return done, err
 }
 
 func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState) error {
@@ -99,12 +107,14 @@ func (r hardNack) once(ctx context.Context, try func(context.Context) error) err
 
 type publishTwice struct{ *topology.Client }
 
-func (r publishTwice) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
-	err := r.Client.Republish(ctx, msg, delay, notes)
+func (r publishTwice) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
+	done, err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
-		err = r.Client.Republish(ctx, msg, delay, notes)
+		return r.Client.Republish(ctx, msg, delay, notes)
 	}
-	return err
+	return done, err
 }
 
 // Strategies are the names of what [NewStrategy] knows.

@@ -175,11 +175,13 @@ type gated struct {
 	gate string
 }
 
-func (g gated) Republish(ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState) error {
+func (g gated) Republish(
+	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
+) (middleware.Republished, error) {
 	if delay == Delays[len(Delays)-1] {
 		open, err := lockShared(g.gate)
 		if err != nil {
-			return err
+			return middleware.Republished{}, err
 		}
 		defer open()
 	}

@@ -103,7 +103,7 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	type seen struct{ attempt, past int }
 	calls := make(chan seen, 10)
 	r := newRig(t, backoff.Constant{Interval: time.Millisecond, Retries: 1}, func(msg *message.Message) error {
-		calls <- seen{middleware.Attempt(msg.Context()), len(middleware.PastAttempts(msg.Context()))}
+		calls <- seen{middleware.Attempt(msg.Context()), len(middleware.StateOf(msg.Context()).History)}
 		return errFailed
 	})
 	r.publish(`{}`)
