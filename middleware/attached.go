@@ -101,10 +101,15 @@ func (d *Attached) Attach(msg *message.Message) {
 // inherited the context of another one has no delivery: the pointer decides, because UUIDs
 // may be empty or equal. A nil msg stands for any message.
 func DeliveryOf(ctx context.Context, msg *message.Message) *Attached {
-	d, _ := ctx.Value(attachedKey{}).(*Attached)
+	d := deliveryIn(ctx)
 	if d == nil || msg != nil && d.msg != msg {
 		return nil
 	}
+	return d
+}
+
+func deliveryIn(ctx context.Context) *Attached {
+	d, _ := ctx.Value(attachedKey{}).(*Attached)
 	return d
 }
 
@@ -226,27 +231,9 @@ func (d *Attached) idsNow() ids {
 	}
 }
 
-// enter notes that the delivery enters r, in two functions so that the first is inlined.
-func (d *Attached) enter(ctx context.Context, r *DelayedRetry) {
-	if d.progress.Load() != inside {
-		d.enterFirst(ctx)
-	}
-	if d.handedOver {
-		return
-	}
-	d.retry = r
-	if d.outer == nil {
-		d.outer = r
-	}
-	if d.outer == r { // a Watermill Retry outside may call once more
-		d.told = false
-		if d.toldRequeued.Load() { // a store costs more
-			d.toldRequeued.Store(false)
-		}
-	}
-}
-
-func (d *Attached) enterFirst(ctx context.Context) {
+// enter notes that the delivery is in a DelayedRetry, for the first time or because a
+// middleware outside calls once more.
+func (d *Attached) enter(ctx context.Context) {
 	if d.progress.Load() == outside {
 		d.entry = ctx
 	}

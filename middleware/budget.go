@@ -269,19 +269,19 @@ func (s *settings) checkBudget() error {
 }
 
 // spend takes a retry that was decided on from the budget.
-func (a *attempt) spend(f failure, o *outcome) {
-	granted, change := a.r.budget.grant()
-	a.reportBudget(change)
+func (f *failed) spend(seen failure, o *outcome) {
+	granted, change := f.r.budget.grant()
+	f.reportBudget(change)
 	if granted {
 		return
 	}
 	o.overBudget = true
-	if a.r.budget.cfg.DeadLetter {
+	if f.r.budget.cfg.DeadLetter {
 		o.reason, o.delay = header.ReasonOverBudget, 0
 		return
 	}
-	slow := max(o.delay, a.r.budget.slow)
-	if a.r.limits.tooLate(f.next(slow), o.first, f.state.Deadline) == "" {
+	slow := max(o.delay, f.r.budget.slow)
+	if f.r.limits.tooLate(seen.next(slow), o.first, seen.state.Deadline) == "" {
 		o.delay = slow
 	}
 }

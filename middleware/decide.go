@@ -25,6 +25,7 @@ const (
 // limits say how often, how late and until when to try.
 type limits struct {
 	policy      backoff.Policy
+	retries     int           // the most that policy grants; negative: not known
 	rules       []rule        // policies for some failures only; the first match wins
 	maxAttempts int           // 0: as often as the policy says
 	maxAge      time.Duration // 0: at any age
@@ -153,7 +154,8 @@ func notAfter(t, now time.Time) time.Time {
 // rule is a policy for some failures only.
 type rule struct {
 	Selector
-	policy backoff.Policy
+	policy  backoff.Policy
+	retries int // as in limits
 }
 
 // place is where a message is handled.
@@ -169,12 +171,12 @@ func placeOf(ctx context.Context, d *Attached) place {
 }
 
 // matches reports whether the rule may apply at the place; the error decides the rest.
-func (r rule) matches(at place) bool {
+func (r *rule) matches(at place) bool {
 	return anyOr(r.Handler, at.handler) && anyOr(r.Queue, at.queue) && anyOr(r.Topic, at.topic)
 }
 
 // covers reports whether the rule matches everything that the selector matches.
-func (r rule) covers(s Selector) bool {
+func (r *rule) covers(s Selector) bool {
 	return r.Error == nil && r.matches(place{s.Handler, s.Queue, s.Topic})
 }
 
@@ -182,7 +184,8 @@ func anyOr(want, got string) bool { return want == "" || want == got }
 
 // choose returns the policy for a failure, and adds to o the faults of classifiers.
 func (l limits) choose(f *failure, o *outcome) backoff.Policy {
-	for i, rule := range l.rules {
+	for i := range l.rules {
+		rule := &l.rules[i]
 		if !rule.matches(f.at) {
 			continue
 		}
@@ -224,7 +227,7 @@ var (
 // the most patient policy counts. WithMaxAge does not count: the attempt was promised in
 // time, and the message is not to blame for the absence of its consumer. The deadline does
 // count, because the sender has no use for the message after it.
-func (l limits) past(
+func (l *limits) past(
 	n *header.RetryState, at place, inner bool, now func() time.Time,
 ) header.Reason {
 	// Of two DelayedRetry around a handler either may have granted the retry, and the policy
@@ -233,7 +236,7 @@ func (l limits) past(
 		if l.maxAttempts > 0 && n.Failures >= l.maxAttempts {
 			return header.ReasonExhausted
 		}
-		if most, known := l.mostRetries(at); known && n.Failures > most {
+		if most := l.mostRetries(at); most >= 0 && n.Failures > most {
 			return header.ReasonExhausted
 		}
 	}
@@ -243,32 +246,46 @@ func (l limits) past(
 	return ""
 }
 
-// mostRetries returns the most retries that a policy may grant at the place; false if that
+// mostRetries returns the most retries that a policy may grant at the place; negative if that
 // is not known.
-func (l limits) mostRetries(at place) (int, bool) {
+func (l *limits) mostRetries(at place) int {
 	most := 0
-	for _, rule := range l.rules {
+	for i := range l.rules {
+		rule := &l.rules[i]
 		if !rule.matches(at) {
 			continue
 		}
-		retries, known := retriesOf(rule.policy)
-		if !known {
-			return 0, false
+		if rule.retries < 0 {
+			return rule.retries
 		}
-		most = max(most, retries)
+		most = max(most, rule.retries)
 		if rule.Error == nil { // no later rule is ever reached
-			return most, true
+			return most
 		}
 	}
-	retries, known := retriesOf(l.policy)
-	return max(most, retries), known
+	if l.retries < 0 {
+		return l.retries
+	}
+	return max(most, l.retries)
 }
 
-// retriesOf returns the most retries that a DelayedRetry grants with the policy. While the
-// Match of a backoff.ByError panics, DelayedRetry grants them itself.
-func retriesOf(policy backoff.Policy) (n int, known bool) {
-	n, known = maxRetries(policy)
-	return max(n, min(maxMatchCount(policy), panicFailures-1)), known
+// countRetries asks each policy once, because past asks for the numbers before each handler.
+func (l *limits) countRetries() {
+	l.retries = retriesOf(l.policy)
+	for i := range l.rules {
+		l.rules[i].retries = retriesOf(l.rules[i].policy)
+	}
+}
+
+// retriesOf returns the most retries that a DelayedRetry grants with the policy; negative if
+// that is not known. While the Match of a backoff.ByError panics, DelayedRetry grants retries
+// by itself.
+func retriesOf(policy backoff.Policy) int {
+	most, known := maxRetries(policy)
+	if !known {
+		return -1
+	}
+	return max(most, min(maxMatchCount(policy), panicFailures-1))
 }
 
 // deadLetter is the outcome of a message that arrived past its limit.

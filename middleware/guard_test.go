@@ -65,11 +65,7 @@ func TestMostRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, known := retriesOf(test.policy)
-			if !known {
-				got = -1
-			}
-			if got != test.want {
+			if got := retriesOf(test.policy); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
 			}
 		})
@@ -83,12 +79,15 @@ func TestPastItsLimit(t *testing.T) {
 	attempts := limits{policy: backoff.Constant{Interval: 1}, maxAttempts: 3}
 	errs := RetryableErrors(errTest)
 	rules := limits{policy: backoff.List{1, 2}, rules: []rule{
-		{Selector{Queue: "slow"}, backoff.List{1, 2, 3, 4, 5}},
-		{Selector{Queue: "orders", Error: errs}, backoff.List{1, 2, 3, 4}},
-		{Selector{Handler: "mail"}, backoff.List{1}},
-		{Selector{Handler: "mail", Queue: "mails"}, backoff.List{1, 2, 3, 4, 5, 6}}, // never reached
-		{Selector{Topic: "endless", Error: errs}, backoff.Constant{Interval: 1}},
+		{Selector: Selector{Queue: "slow"}, policy: backoff.List{1, 2, 3, 4, 5}},
+		{Selector: Selector{Queue: "orders", Error: errs}, policy: backoff.List{1, 2, 3, 4}},
+		{Selector: Selector{Handler: "mail"}, policy: backoff.List{1}},
+		{Selector: Selector{Handler: "mail", Queue: "mails"}, policy: backoff.List{1, 2, 3, 4, 5, 6}}, // never reached
+		{Selector: Selector{Topic: "endless", Error: errs}, policy: backoff.Constant{Interval: 1}},
 	}}
+	for _, l := range []*limits{&two, &endless, &attempts, &rules} {
+		l.countRetries()
+	}
 	for name, test := range map[string]struct {
 		limits limits
 		state  header.RetryState

@@ -32,125 +32,122 @@ func (a *attempt) reportHandled() {
 }
 
 // reportSelfSettled tells of a handler that failed and acked or nacked the message itself.
-func (a *attempt) reportSelfSettled() {
-	if isAcked(a.d.msg) {
-		a.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
-			"be retried; remove InstantAck, and do not ack in a handler", a.cutError(), nil)
+func (f *failed) reportSelfSettled() {
+	if isAcked(f.d.msg) {
+		f.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
+			"be retried; remove InstantAck, and do not ack in a handler", f.cutError(), nil)
 	} else {
-		a.logger.Info("Handler failed and nacked the message itself: the message is not retried",
-			a.withError(nil))
+		f.logger.Info("Handler failed and nacked the message itself: the message is not retried",
+			f.withError(nil))
 	}
-	if a.r.events != nil {
-		e := a.event(EventSelfSettled)
-		e.Err = a.err
-		a.tell(e, a.d.msg.Nack)
+	if f.r.events != nil {
+		e := f.event(EventSelfSettled)
+		e.Err = f.err
+		f.tell(e, f.d.msg.Nack)
 	}
 }
 
-func (a *attempt) logInterrupted(cause error) {
+func (f *failed) logInterrupted(cause error) {
 	if errors.Is(cause, context.DeadlineExceeded) {
-		a.logger.Error("Message context reached its deadline: no attempt is counted; "+
-			"a Timeout middleware belongs inside DelayedRetry, not around it", a.cutError(), nil)
+		f.logger.Error("Message context reached its deadline: no attempt is counted; "+
+			"a Timeout middleware belongs inside DelayedRetry, not around it", f.cutError(), nil)
 		return
 	}
-	a.logger.Info("Handling was interrupted: no attempt is counted", a.withError(watermill.LogFields{
+	f.logger.Info("Handling was interrupted: no attempt is counted", f.withError(watermill.LogFields{
 		"cause": excerpt.Of(errorText(cause), maxLogBytes),
 	}))
 }
 
 // reportRequeued tells of a message that goes back to its queue, and returns the error for
 // the router.
-func (a *attempt) reportRequeued(err *unsettledError) error {
-	err.msg = a.d.msg
-	if a.failed != nil {
-		err.handler, err.text = a.err, excerpt.Of(a.text, maxLogBytes)
-	}
-	if a.r.events != nil {
-		a.d.told = true
-		a.d.toldRequeued.Store(true)
-		e := a.event(EventRequeued)
+func (f *failed) reportRequeued(err *unsettledError) error {
+	err.msg, err.handler, err.text = f.d.msg, f.err, excerpt.Of(f.text, maxLogBytes)
+	if f.r.events != nil {
+		f.d.told = true
+		f.d.toldRequeued.Store(true)
+		e := f.event(EventRequeued)
 		e.Err, e.Tries, e.Held = err, err.tries, err.held
-		a.tell(e, a.d.msg.Nack)
+		f.tell(e, f.d.msg.Nack)
 	}
 	return err
 }
 
 // logDecision tells of code of the user that broke its contract, and of a snooze that is
 // refused.
-func (a *attempt) logDecision(o *outcome) {
+func (f *failed) logDecision(o *outcome) {
 	for _, fault := range o.faults {
-		a.logger.Error("Retry decision: "+fault.what, a.cutError(),
+		f.logger.Error("Retry decision: "+fault.what, f.cutError(),
 			watermill.LogFields{"value": valueText(fault.value)})
 	}
 	if o.overdue {
-		a.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
-			watermill.LogFields{"first_seen": notAfter(a.d.State.FirstSeen, o.now)})
+		f.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
+			watermill.LogFields{"first_seen": notAfter(f.d.State.FirstSeen, o.now)})
 	}
 }
 
 // logNotKept tells of a metadata value that does not travel.
-func (a *attempt) logNotKept(o *outcome, key, why string) {
-	a.logger.Error("Metadata is not kept", errors.New(why), a.with(o, watermill.LogFields{"key": key}))
+func (f *failed) logNotKept(o *outcome, key, why string) {
+	f.logger.Error("Metadata is not kept", errors.New(why), f.with(o, watermill.LogFields{"key": key}))
 }
 
 // observeFailing tells observers of every try that failed; logHolding logs some of them.
-func (a *attempt) observeFailing(err error, tries int, held time.Duration) {
-	if a.r.events != nil {
-		e := a.event(EventFailing)
+func (f *failed) observeFailing(err error, tries int, held time.Duration) {
+	if f.r.events != nil {
+		e := f.event(EventFailing)
 		e.Err, e.Tries, e.Held = err, tries, held
-		a.tell(e, a.d.msg.Nack)
+		f.tell(e, f.d.msg.Nack)
 	}
 }
 
-func (a *attempt) logHolding(o *outcome, err error, tries int, held time.Duration) {
-	a.logger.Error("Failed message cannot be handed over, holding it",
-		cutError(err, errorText(err)), a.with(o, watermill.LogFields{"tries": tries, "held": held}))
+func (f *failed) logHolding(o *outcome, err error, tries int, held time.Duration) {
+	f.logger.Error("Failed message cannot be handed over, holding it",
+		cutError(err, errorText(err)), f.with(o, watermill.LogFields{"tries": tries, "held": held}))
 }
 
 // reportRecovered tells of a message that was handed over after failed tries.
-func (a *attempt) reportRecovered(o *outcome, tries int, held time.Duration) {
-	a.logger.Info("Failed message handed over at last",
-		a.with(o, watermill.LogFields{"tries": tries, "held": held}))
-	if a.r.events != nil {
-		e := a.event(EventRecovered)
+func (f *failed) reportRecovered(o *outcome, tries int, held time.Duration) {
+	f.logger.Info("Failed message handed over at last",
+		f.with(o, watermill.LogFields{"tries": tries, "held": held}))
+	if f.r.events != nil {
+		e := f.event(EventRecovered)
 		e.Tries, e.Held = tries, held
-		a.tell(e, a.d.msg.Ack)
+		f.tell(e, f.d.msg.Ack)
 	}
 }
 
-func (a *attempt) logNotHandedOver(o *outcome, err error) {
-	a.logger.Error("Failed message was not handed over: it goes back to its queue",
+func (f *failed) logNotHandedOver(o *outcome, err error) {
+	f.logger.Error("Failed message was not handed over: it goes back to its queue",
 		cutError(err, errorText(err)),
-		a.with(o, watermill.LogFields{"handler_error": excerpt.Of(a.text, maxLogBytes)}))
+		f.with(o, watermill.LogFields{"handler_error": excerpt.Of(f.text, maxLogBytes)}))
 }
 
 // reportHandedOver tells of a message of which the broker has confirmed a copy.
-func (a *attempt) reportHandedOver(o *outcome) {
-	kind, fields := EventRetried, a.with(o, nil)
+func (f *failed) reportHandedOver(o *outcome) {
+	kind, fields := EventRetried, f.with(o, nil)
 	switch {
-	case o.state.Reason != "" && a.err == nil:
+	case o.state.Reason != "" && f.err == nil:
 		kind = EventDeadLettered
-		a.logger.Error("Message dead-lettered without being handled", a.cutError(), fields)
+		f.logger.Error("Message dead-lettered without being handled", f.cutError(), fields)
 	case o.state.Reason != "":
 		kind = EventDeadLettered
-		a.logger.Error("Message dead-lettered", a.cutError(), fields)
+		f.logger.Error("Message dead-lettered", f.cutError(), fields)
 	case o.snoozed:
 		kind = EventSnoozed
-		a.logger.Info("Message snoozed", a.withError(fields))
+		f.logger.Info("Message snoozed", f.withError(fields))
 	default:
-		a.logger.Info("Message will be retried", a.withError(fields))
+		f.logger.Info("Message will be retried", f.withError(fields))
 	}
-	if a.r.events != nil {
-		a.tell(a.outcomeEvent(kind, o), a.d.msg.Ack)
+	if f.r.events != nil {
+		f.tell(f.outcomeEvent(kind, o), f.d.msg.Ack)
 	}
 	if kind == EventDeadLettered {
-		a.callHooks(o)
+		f.callHooks(o)
 	}
 }
 
-func (a *attempt) outcomeEvent(kind EventKind, o *outcome) Event {
-	e := a.event(kind)
-	e.At, e.Err, e.Reason, e.OverBudget = o.now, a.err, o.state.Reason, o.overBudget
+func (f *failed) outcomeEvent(kind EventKind, o *outcome) Event {
+	e := f.event(kind)
+	e.At, e.Err, e.Reason, e.OverBudget = o.now, f.err, o.state.Reason, o.overBudget
 	e.Failures = o.state.Failures
 	if !o.snoozed {
 		e.Class = o.state.Class
@@ -166,21 +163,21 @@ func (a *attempt) outcomeEvent(kind EventKind, o *outcome) Event {
 
 // callHooks calls the dead-letter hooks. The message is in the dead-letter queue, so it is
 // acked if a hook ends the goroutine.
-func (a *attempt) callHooks(o *outcome) {
+func (f *failed) callHooks(o *outcome) {
 	returned := false
 	defer func() {
 		if !returned {
-			a.d.msg.Ack()
+			f.d.msg.Ack()
 		}
 	}()
-	for _, hook := range a.r.hooks {
+	for _, hook := range f.r.hooks {
 		dead := DeadLetter{
-			Message: a.d.msg, Queue: a.d.Queue, Topic: a.at.topic, Err: a.err, State: o.state,
+			Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
 		}
 		dead.State.History = slices.Clone(o.state.History)
-		if value := contain(func() { hook(a.ctx, dead) }); value != nil {
-			a.logger.Error("Dead-letter hook panicked", a.cutError(),
-				a.with(o, watermill.LogFields{"value": valueText(value)}))
+		if value := contain(func() { hook(f.ctx, dead) }); value != nil {
+			f.logger.Error("Dead-letter hook panicked", f.cutError(),
+				f.with(o, watermill.LogFields{"value": valueText(value)}))
 		}
 	}
 	returned = true
@@ -228,8 +225,8 @@ func (a *attempt) tell(e Event, settle func() bool) {
 }
 
 // with adds to fields the class of a failure, and the delay or the reason of the outcome.
-func (a *attempt) with(o *outcome, fields watermill.LogFields) watermill.LogFields {
-	if a.quiet {
+func (f *failed) with(o *outcome, fields watermill.LogFields) watermill.LogFields {
+	if f.quiet {
 		return nil
 	}
 	if fields == nil {
@@ -258,19 +255,19 @@ func (a *attempt) with(o *outcome, fields watermill.LogFields) watermill.LogFiel
 }
 
 // withError adds the error to the fields of an info line, under the name that error lines use.
-func (a *attempt) withError(fields watermill.LogFields) watermill.LogFields {
-	if a.quiet {
+func (f *failed) withError(fields watermill.LogFields) watermill.LogFields {
+	if f.quiet {
 		return nil
 	}
 	if fields == nil {
 		fields = watermill.LogFields{}
 	}
-	fields["error"] = excerpt.Of(a.text, maxLogBytes)
+	fields["error"] = excerpt.Of(f.text, maxLogBytes)
 	return fields
 }
 
 // cutError is the error of the attempt for the log.
-func (a *attempt) cutError() error { return cutError(a.why, a.text) }
+func (f *failed) cutError() error { return cutError(f.why, f.text) }
 
 var errOrder = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 

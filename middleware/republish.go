@@ -54,29 +54,29 @@ const defaultHold = 25 * time.Minute
 // handOver returns nil once the broker has confirmed a copy of the message. Until then it
 // holds the message in this goroutine and tries again: an ack would lose the message, and a
 // nack would bring it back at once. The error is the one for the router.
-func (a *attempt) handOver(o *outcome) error {
-	o.state.Metadata = a.r.kept.of(a.d.msg.Metadata, func(key, why string) {
-		a.logNotKept(o, key, why)
+func (f *failed) handOver(o *outcome) error {
+	o.state.Metadata = f.r.kept.of(f.d.msg.Metadata, func(key, why string) {
+		f.logNotKept(o, key, why)
 	})
 	// A publish that has begun is finished, also if the context ends meanwhile.
-	detached := context.WithoutCancel(a.ctx)
-	failed := &unsettledError{kind: ErrNotHandedOver}
-	err := hold.Do(a.ctx, hold.Options{
-		Gone:  a.d.Gone,
-		Stop:  a.d.Closing,
-		Until: a.holdUntil(o.now),
+	detached := context.WithoutCancel(f.ctx)
+	tries, held := 0, time.Duration(0)
+	err := hold.Do(f.ctx, hold.Options{
+		Gone:  f.d.Gone,
+		Stop:  f.d.Closing,
+		Until: f.holdUntil(o.now),
 		Final: func(err error) bool { return errors.Is(err, ErrNotDelivered) },
-		Failed: func(err error, tries int, held time.Duration) {
-			failed.tries, failed.held = tries, held
-			a.observeFailing(err, tries, held)
+		Failed: func(err error, n int, t time.Duration) {
+			tries, held = n, t
+			f.observeFailing(err, n, t)
 		},
-		Failing:   func(err error, tries int, held time.Duration) { a.logHolding(o, err, tries, held) },
-		Recovered: func(tries int, held time.Duration) { a.reportRecovered(o, tries, held) },
+		Failing:   func(err error, n int, t time.Duration) { f.logHolding(o, err, n, t) },
+		Recovered: func(n int, t time.Duration) { f.reportRecovered(o, n, t) },
 	}, func() error {
 		if o.state.Reason != "" {
-			return a.r.republisher.DeadLetter(detached, a.d.msg, o.state)
+			return f.r.republisher.DeadLetter(detached, f.d.msg, o.state)
 		}
-		republished, err := a.r.republisher.Republish(detached, a.d.msg, o.delay, o.state)
+		republished, err := f.r.republisher.Republish(detached, f.d.msg, o.delay, o.state)
 		if err == nil {
 			o.state.Reason = republished.Reason
 			o.given = max(o.given, republished.Delay)
@@ -84,23 +84,24 @@ func (a *attempt) handOver(o *outcome) error {
 		return err
 	})
 	if err == nil {
-		a.d.handedOver = true
+		f.d.handedOver = true
 		return nil
 	}
-	a.logNotHandedOver(o, err)
-	if failed.cause = err; errors.Is(err, hold.ErrGone) {
-		failed.kind = ErrInterrupted
+	f.logNotHandedOver(o, err)
+	kind := ErrNotHandedOver
+	if errors.Is(err, hold.ErrGone) {
+		kind = ErrInterrupted
 	}
-	return a.reportRequeued(failed)
+	return f.reportRequeued(&unsettledError{kind: kind, cause: err, tries: tries, held: held})
 }
 
 // holdUntil returns when the last try may begin.
-func (a *attempt) holdUntil(now time.Time) time.Time {
+func (f *failed) holdUntil(now time.Time) time.Time {
 	switch {
-	case !a.d.HoldUntil.IsZero():
-		return a.d.HoldUntil
-	case !a.d.Arrived.IsZero():
-		return a.d.Arrived.Add(defaultHold)
+	case !f.d.HoldUntil.IsZero():
+		return f.d.HoldUntil
+	case !f.d.Arrived.IsZero():
+		return f.d.Arrived.Add(defaultHold)
 	}
 	return now.Add(defaultHold)
 }

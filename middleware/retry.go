@@ -3,6 +3,7 @@ package middleware
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -22,9 +23,10 @@ import (
 type DelayedRetry struct {
 	republisher Republisher
 	settings
-	now    func() time.Time
-	events *observe.List[Event] // nil without observers
-	warned struct{ poison, delayed, again atomic.Bool }
+	now     func() time.Time
+	events  *observe.List[Event] // nil without observers
+	watched bool                 // a success is counted or told
+	warned  struct{ poison, delayed, again atomic.Bool }
 }
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure and gives
@@ -43,6 +45,8 @@ func NewDelayedRetry(
 	}
 	r := &DelayedRetry{republisher: republisher, settings: s, now: time.Now}
 	r.events = newEvents(s.logger, s.observers)
+	r.limits.countRetries()
+	r.watched = r.events != nil || s.budget.Budget != nil
 	for _, p := range r.Policies() {
 		for _, remark := range backoff.Remarks(p) {
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
@@ -64,7 +68,8 @@ func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() 
 // handler acked or nacked the message itself, the result is the handler's own error.
 func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
-		a := r.begin(msg)
+		a := attempt{r: r}
+		a.begin(msg)
 		if a.d.handedOver { // a copy is confirmed: another copy would come back beside it
 			a.warnCalledAgain()
 			return nil, nil
@@ -88,14 +93,15 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		if err != nil {
 			return nil, a.settle(err)
 		}
-		a.reportHandled()
+		if r.watched {
+			a.reportHandled()
+		}
 		return produced, nil
 	}
 }
 
 // attempt is one message on its way through one DelayedRetry. It stays on the stack of a
-// success: methods that may move it to the heap have the attempt itself as the receiver, and
-// work with the pointer to their copy.
+// success.
 type attempt struct {
 	r *DelayedRetry
 	d *Attached
@@ -105,12 +111,11 @@ type attempt struct {
 	// Observers are told these.
 	called bool
 	took   time.Duration
-
-	*failed // nil until the handler fails or the message is refused
 }
 
-// failed is the part of an attempt that only a failure needs.
+// failed is an attempt that did not succeed: the handler failed, or was not called.
 type failed struct {
+	attempt
 	err    error  // of the handler; nil if it was not called
 	why    error  // err, or why the handler was not called
 	text   string // of why, uncut
@@ -119,16 +124,31 @@ type failed struct {
 	quiet  bool // the logger drops everything
 }
 
-// begin finds the delivery of the message, or makes one.
-func (r *DelayedRetry) begin(msg *message.Message) attempt {
-	ctx := msg.Context()
-	d := DeliveryOf(ctx, msg)
-	if d == nil {
+// begin finds the delivery of the message, or makes one, and notes that it is here.
+func (a *attempt) begin(msg *message.Message) {
+	a.ctx = msg.Context()
+	d := deliveryIn(a.ctx)
+	if d == nil || d.msg != msg {
 		d = adopt(msg)
-		ctx = msg.Context()
+		a.ctx = msg.Context()
 	}
-	d.enter(ctx, r)
-	return attempt{r: r, d: d, ctx: ctx}
+	a.d = d
+	if d.progress.Load() != inside {
+		d.enter(a.ctx)
+	}
+	if d.handedOver {
+		return
+	}
+	d.retry = a.r
+	if d.outer == nil {
+		d.outer = a.r
+	}
+	if d.outer == a.r { // a Watermill Retry outside may call once more
+		d.told = false
+		if d.toldRequeued.Load() { // a store costs more
+			d.toldRequeued.Store(false)
+		}
+	}
 }
 
 // isInner reports whether another DelayedRetry is around this one.
@@ -136,7 +156,8 @@ func (a *attempt) isInner() bool { return a.d.outer != a.r }
 
 // interrupted reports an attempt that ended before the handler was called.
 func (a attempt) interrupted() error {
-	return a.orNack(func() error { return a.requeue(a.d.interruption(a.d.ctx)) })
+	f := &failed{attempt: a}
+	return f.orNack(func() error { return f.requeue(f.d.interruption(f.d.ctx)) })
 }
 
 // pastLimit returns the dead letter that a message becomes which arrives past its limit, and
@@ -155,116 +176,125 @@ func (a *attempt) pastLimit() *outcome {
 
 // refuse hands over a message that no handler may see.
 func (a attempt) refuse(o *outcome) error {
-	return a.orNack(func() error {
-		a.fail(nil, o.why)
-		return a.finish(o)
+	f := &failed{attempt: a, why: o.why, text: o.why.Error()}
+	return f.orNack(func() error {
+		f.prepare()
+		return f.finish(o)
 	})
 }
 
-// call calls the handler.
+// call calls the handler, and returns a panic as a *PanicError. If the handler ends its
+// goroutine (runtime.Goexit, as t.FailNow does), the router does not settle the message, so
+// call nacks.
 func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err error) {
-	keys := len(a.d.msg.Metadata)
-	if a.r.events == nil {
-		produced, err = call(h, a.d.msg)
-	} else {
-		began := time.Now()
-		produced, err = call(h, a.d.msg)
-		a.called, a.took = true, time.Since(began)
+	msg, keys, returned := a.d.msg, len(a.d.msg.Metadata), false
+	var began time.Time
+	if a.r.events != nil {
+		began = time.Now()
 	}
-	if len(a.d.msg.Metadata) != keys {
-		a.warnOrder(err)
-	}
+	defer func() {
+		if !returned {
+			value := recover()
+			if value == nil {
+				msg.Nack()
+				return
+			}
+			err = &PanicError{Value: value, Stack: debug.Stack()}
+		}
+		if a.r.events != nil {
+			a.called, a.took = true, time.Since(began)
+		}
+		if len(msg.Metadata) != keys {
+			a.warnOrder(err)
+		}
+	}()
+	produced, err = h(msg)
+	returned = true
 	return produced, err
 }
 
 // settle decides about a message whose handler failed, and hands it over. The router acks if
 // the result is nil.
 func (a attempt) settle(err error) error {
-	return a.orNack(func() error {
-		if isUnsettled(err, a.d.msg) { // an inner DelayedRetry has reported it
+	f := &failed{attempt: a, err: err, why: err}
+	return f.orNack(func() error {
+		if isUnsettled(err, f.d.msg) { // an inner DelayedRetry has reported it
 			return err
 		}
-		a.fail(err, err)
-		if isAcked(a.d.msg) || isNacked(a.d.msg) {
-			a.reportSelfSettled()
+		f.text = f.r.textOf(err)
+		f.prepare()
+		if isAcked(f.d.msg) || isNacked(f.d.msg) {
+			f.reportSelfSettled()
 			return err
 		}
-		if cause := a.d.interruption(a.ctx); cause != nil {
-			a.logInterrupted(cause)
-			return a.requeue(cause)
+		if cause := f.d.interruption(f.ctx); cause != nil {
+			f.logInterrupted(cause)
+			return f.requeue(cause)
 		}
-		return a.finish(a.decide())
+		return f.finish(f.decide())
 	})
 }
 
-// fail notes why the message is not handled, and prepares the log.
-func (a *attempt) fail(err, why error) {
-	a.d.told = true
-	f := &failed{err: err, why: why, at: placeOf(a.ctx, a.d)}
-	if err != nil {
-		f.text = a.r.textOf(err)
-	} else {
-		f.text = why.Error()
-	}
-	f.logger = a.r.logger
+// prepare prepares the log.
+func (f *failed) prepare() {
+	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
 	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {
-		fields := a.d.logFields(a.d.idsNow())
+		fields := f.d.logFields(f.d.idsNow())
 		fields["handler"], fields["queue"], fields["topic"] = f.at.handler, f.at.queue, f.at.topic
 		f.logger = f.logger.With(fields)
 	}
-	a.failed = f
 }
 
 // decide asks the classifiers, the policy and the budget.
-func (a *attempt) decide() *outcome {
-	f := failure{
-		err: a.err, at: a.at, inner: a.isInner(),
-		state: a.d.State, now: a.r.now().UTC(), given: a.d.Given,
+func (f *failed) decide() *outcome {
+	seen := failure{
+		err: f.err, at: f.at, inner: f.isInner(),
+		state: f.d.State, now: f.r.now().UTC(), given: f.d.Given,
 	}
 	var faults []fault
-	f.mark, faults = a.r.classes.of(a.err)
-	o := a.r.limits.decide(f)
+	seen.mark, faults = f.r.classes.of(f.err)
+	o := f.r.limits.decide(seen)
 	o.faults = append(faults, o.faults...)
-	if a.r.budget.Budget != nil && !o.snoozed {
-		a.reportBudget(a.r.budget.handled(f.mark.class == header.ClassRetryable))
+	if f.r.budget.Budget != nil && !o.snoozed {
+		f.reportBudget(f.r.budget.handled(seen.mark.class == header.ClassRetryable))
 		if o.reason == "" {
-			a.spend(f, &o)
+			f.spend(seen, &o)
 		}
 	}
-	o.record(f, a.text)
+	o.record(seen, f.text)
 	return &o
 }
 
 // finish hands the message over and reports it. The router acks if the result is nil.
-func (a *attempt) finish(o *outcome) error {
-	a.logDecision(o)
-	if err := a.handOver(o); err != nil {
+func (f *failed) finish(o *outcome) error {
+	f.logDecision(o)
+	if err := f.handOver(o); err != nil {
 		return err
 	}
-	a.reportHandedOver(o)
+	f.reportHandedOver(o)
 	return nil
 }
 
 // requeue reports a message that goes back to its queue, because its handling was
 // interrupted, and returns the error for the router.
-func (a *attempt) requeue(cause error) error {
-	return a.reportRequeued(&unsettledError{kind: ErrInterrupted, cause: cause})
+func (f *failed) requeue(cause error) error {
+	return f.reportRequeued(&unsettledError{kind: ErrInterrupted, cause: cause})
 }
 
-// orNack calls f, notes whether the message is unsettled after that, and returns the result.
-// f runs code of the user: if that ends the goroutine, the router does not settle the
+// orNack calls do, notes whether the message is unsettled after that, and returns the result.
+// do runs code of the user: if that ends the goroutine, the router does not settle the
 // message, so orNack nacks.
-func (a *attempt) orNack(f func() error) error {
+func (f *failed) orNack(do func() error) error {
 	returned := false
 	defer func() {
 		if !returned {
-			a.d.msg.Nack()
+			f.d.msg.Nack()
 		}
 	}()
-	err := f()
+	err := do()
 	returned = true
-	if err != nil && isUnsettled(err, a.d.msg) {
-		a.d.progress.Store(unsettled)
+	if err != nil && isUnsettled(err, f.d.msg) {
+		f.d.progress.Store(unsettled)
 	}
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,10 +64,11 @@ func (e *unsettledError) Unwrap() []error {
 // isUnsettled reports whether err comes from a DelayedRetry that could not settle this message.
 func isUnsettled(err error, msg *message.Message) (found bool) {
 	_ = contain(func() {
-		found = anyIn(func(err error) bool {
+		walk(err, func(err error) bool {
 			e, ok := as[*unsettledError](err)
-			return ok && e.msg == msg
-		})(err)
+			found = ok && e.msg == msg
+			return !found
+		})
 	})
 	return found
 }
@@ -94,27 +94,6 @@ func (e *PanicError) Unwrap() error {
 }
 
 func panicText(value any) string { return fmt.Sprint("panic: ", value) }
-
-// call calls h and returns a panic as a *PanicError. If h ends its goroutine (runtime.Goexit,
-// as t.FailNow does), the router does not settle the message, so call nacks.
-func call(
-	h message.HandlerFunc, msg *message.Message,
-) (produced []*message.Message, err error) {
-	returned := false
-	defer func() {
-		if returned {
-			return
-		}
-		value := recover()
-		if value == nil {
-			msg.Nack()
-		}
-		err = &PanicError{Value: value, Stack: debug.Stack()}
-	}()
-	produced, err = h(msg)
-	returned = true
-	return produced, err
-}
 
 // RedactURLs is for WithErrorText. It returns the error's text with the URL of each *url.Error
 // cut to scheme and host. net/http quotes the whole URL of a request that failed, also the

@@ -171,7 +171,7 @@ func WithPolicyFor(selector Selector, policy backoff.Policy) Option {
 				refuse("never reached, because WithPolicyFor %d matches the same failures", i+1)
 			}
 		}
-		s.limits.rules = append(s.limits.rules, rule{selector, policy})
+		s.limits.rules = append(s.limits.rules, rule{Selector: selector, policy: policy})
 		return errors.Join(problems...)
 	}
 }
