@@ -78,10 +78,10 @@ func StateOf(ctx context.Context) header.RetryState {
 // key is made of the payload, so that no message would ever be tried twice.
 //
 // DeduplicationKey is the same only for messages that a producer sent twice to a queue: with
-// one message id or, without that property, with one UUID. It is different, so that the handler
-// is called, for a message without any id, and for a message that may not have been handled
-// yet: because it was retried, snoozed, nacked, moved back from the dead-letter queue, or
-// delivered again after an interruption.
+// one message id or, without that property, with one UUID. A message without any id has a new
+// key each time, and so has a message that may not have been handled yet, because it was
+// retried, snoozed, nacked, moved back from the dead-letter queue, or delivered again after
+// an interruption.
 //
 // That leaves the duplicates of a hand-over or a crash to the handler. Only an inbox in the
 // transaction of the handler's own work finds those; see examples/idempotency.

@@ -164,7 +164,7 @@ func (d *Attached) ToldRequeued() bool { return d.toldRequeued.Load() }
 
 // LogFields returns the fields of each log line about the delivery: attempt, message_id
 // (the UUID if the property is missing), correlation_id (Watermill's metadata, else the
-// property), and message_uuid once the delivery is attached. The values are those of Attach,
+// property), and message_uuid once the delivery is attached. The values are from Attach,
 // so it may be called at any time, also while a handler changes the message. The caller owns
 // the map.
 func (d *Attached) LogFields() watermill.LogFields { return d.logFields(d.idsThen()) }
@@ -231,8 +231,8 @@ func (d *Attached) idsNow() ids {
 	}
 }
 
-// enter notes that the delivery is in a DelayedRetry, for the first time or because a
-// middleware outside calls once more.
+// enter notes that the delivery is in a DelayedRetry. After the first time it is called again if
+// a middleware outside repeats its call.
 func (d *Attached) enter(ctx context.Context) {
 	if d.progress.Load() == outside {
 		d.entry = ctx

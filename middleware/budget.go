@@ -78,7 +78,9 @@ type budgetSlice struct {
 // configuration.
 func NewBudget(cfg BudgetConfig) (*Budget, error) {
 	var problems []error
-	refuse := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	refuse := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf(format, args...))
+	}
 	if cfg.Window == 0 {
 		cfg.Window = 10 * time.Second
 	}

@@ -137,7 +137,7 @@ const (
 	EventRecovered EventKind = "recovered"
 
 	// EventCrashRound says that the Subscriber isolated the message as a suspect of ending
-	// the process, for the Interruptions-th time.
+	// the process; Interruptions counts these events.
 	EventCrashRound EventKind = "crash_round"
 
 	// EventBudgetClosed says that the retry budget closed with this message, for all handlers

@@ -34,7 +34,7 @@ type Republisher interface {
 	Republish(
 		ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
 	) (Republished, error)
-	// DeadLetter puts a copy of msg into the dead-letter queue of its own queue.
+	// DeadLetter puts a copy of msg into the dead-letter queue of the queue that msg came from.
 	DeadLetter(ctx context.Context, msg *message.Message, state header.RetryState) error
 }
 

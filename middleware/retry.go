@@ -30,8 +30,8 @@ type DelayedRetry struct {
 }
 
 // NewDelayedRetry returns a DelayedRetry that asks policy about every failure and gives
-// messages to republisher. Its logger and observers are those of the republisher, if it has
-// some and no option names others.
+// messages to republisher. It uses the republisher's logger and observers, if there are some and
+// no option names others.
 //
 // One error lists everything that is wrong: a nil republisher, a policy that is nil or
 // invalid, a policy without an end (see backoff.CheckEnd) if neither WithMaxAttempts nor
@@ -55,7 +55,7 @@ func NewDelayedRetry(
 	return r, nil
 }
 
-// Policies returns the policy of NewDelayedRetry and then those of WithPolicyFor in their
+// Policies returns the policy of NewDelayedRetry and then the policies of WithPolicyFor in their
 // order, as topology.ForPolicy takes them. The caller owns the slice.
 func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
 

@@ -24,9 +24,9 @@ var (
 	// long as the message could be held. There may be a copy or none. The error also wraps
 	// the handler's, if the handler was called.
 	ErrNotHandedOver = errors.New("failed message was not handed over")
-	// ErrNotDelivered is returned (wrapped) by a Republisher for a message that no Subscriber
-	// of its own delivered, such as a copy: there is no delivery to republish, and another
-	// try cannot help.
+	// ErrNotDelivered is returned (wrapped) by a Republisher for a message that did not
+	// come from its Subscriber, such as a copy: there is no delivery to republish, and
+	// another try cannot help.
 	ErrNotDelivered = errors.New("message was not delivered by this client's subscriber: make " +
 		"the subscriber with the client (Client.NewSubscriber), and pass on the message itself, " +
 		"not a copy")
@@ -136,8 +136,8 @@ func (s *settings) textOf(err error) (text string) {
 	return text
 }
 
-// errorText returns the text of err without any stack: of a panic, also one that Watermill's
-// Recoverer caught, only the value.
+// errorText returns the text of err without any stack. The text of a panic is its value, also
+// if Watermill's Recoverer caught it.
 func errorText(err error) (text string) {
 	if value := contain(func() { text = rawText(err) }); value != nil {
 		return fmt.Sprintf("%T whose methods panic", err)

@@ -116,8 +116,8 @@ func WithSnoozeFor(d time.Duration, errs ...error) Option {
 	}
 }
 
-// Selector says which failures a policy is for: those that match all fields that are set. Names
-// match exactly. At least one field must be set.
+// Selector says which failures a policy is for: a failure must match all fields that are set.
+// Names match exactly. At least one field must be set.
 type Selector struct {
 	// Handler is the name of the handler in the router.
 	//
@@ -192,9 +192,9 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 }
 
 // WithObserver adds observers, which are told of each event in their order. They replace the
-// observers of the republisher. The Subscriber tells topology.WithObserver of its own
-// decisions, so the same observers belong there; each event is told once. Of two DelayedRetry
-// around a handler, the one that decides tells its own observers.
+// observers of the republisher. The Subscriber tells the observers of topology.WithObserver what
+// it decides itself, so the same observers belong there; each event is told once. If two
+// DelayedRetry are around a handler, the observers of the deciding one are told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,
 // because there is one for each message.
