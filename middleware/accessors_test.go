@@ -2,12 +2,12 @@ package middleware_test
 
 import (
 	"context"
-	"reflect"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -18,15 +18,9 @@ import (
 func TestAccessorsWithoutADelivery(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	if got := middleware.Attempt(ctx); got != 1 {
-		t.Errorf("Attempt is %d", got)
-	}
-	if middleware.LastAttempt(ctx) {
-		t.Error("LastAttempt is true")
-	}
-	if state := middleware.StateOf(ctx); !reflect.DeepEqual(state, header.RetryState{}) {
-		t.Errorf("StateOf is %+v", state)
-	}
+	assert.Equal(t, 1, middleware.Attempt(ctx))
+	assert.False(t, middleware.LastAttempt(ctx))
+	assert.Zero(t, middleware.StateOf(ctx))
 }
 
 func TestAccessorsOnEachAttempt(t *testing.T) {
@@ -39,34 +33,26 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 		ctx := msg.Context()
 		attempts = append(attempts, middleware.Attempt(ctx))
 		last = append(last, middleware.LastAttempt(ctx))
-		state := middleware.StateOf(ctx)
-		first, failed = append(first, state.FirstFailure), append(failed, !state.FirstFailure.IsZero())
-		past = append(past, len(state.History))
-		if state.OriginExchange != "shop" || state.OriginRoutingKey != "order.created" {
-			t.Errorf("the origin is %q, %q", state.OriginExchange, state.OriginRoutingKey)
-		}
+		s := middleware.StateOf(ctx)
+		first, failed = append(first, s.FirstFailure), append(failed, !s.FirstFailure.IsZero())
+		past = append(past, len(s.History))
+		assert.Equal(t, "shop order.created", s.OriginExchange+" "+s.OriginRoutingKey)
 		return errBoom
-	})), newMessage(middleware.Delivery{State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
+	})), newMessage(middleware.Delivery{State: state{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
 
-	if result.Outcome != middlewaretest.DeadLettered {
-		t.Fatal(result)
-	}
-	if !slices.Equal(attempts, []int{1, 2, 3}) || !slices.Equal(past, []int{0, 1, 2}) {
-		t.Errorf("attempts %v with %v past ones", attempts, past)
-	}
-	if !slices.Equal(last, []bool{false, false, true}) || !slices.Equal(failed, []bool{false, true, true}) {
-		t.Errorf("last %v, failed before %v", last, failed)
-	}
-	if age := first[1].Sub(first[2]); age != 10*time.Second {
-		t.Errorf("the first failure is %v older at attempt 3 than at attempt 2, want 10s", age)
-	}
+	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
+	assert.Equal(t, []int{1, 2, 3}, attempts)
+	assert.Equal(t, []int{0, 1, 2}, past)
+	assert.Equal(t, []bool{false, false, true}, last)
+	assert.Equal(t, []bool{false, true, true}, failed)
+	assert.Equal(t, 10*time.Second, first[1].Sub(first[2]), "the first failure stays the same")
 }
 
 func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	t.Parallel()
 	hourAgo := time.Now().Add(-time.Hour)
 	// Where the end of the policy is not known, the message reaches the handler.
-	unknownEnd := []middleware.Option{
+	unknownEnd := options{
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
 		middleware.WithMaxAge(24 * time.Hour),
 	}
@@ -75,15 +61,15 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		options []middleware.Option
 		want    bool
 	}{
-		"first of three":        {header.RetryState{}, nil, false},
-		"third of three":        {header.RetryState{Failures: 2}, nil, true},
-		"attempts":              {header.RetryState{}, []middleware.Option{middleware.WithMaxAttempts(1)}, true},
-		"age":                   {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
-		"deadline":              {header.RetryState{Deadline: hourAgo}, nil, true},
-		"whatever the default":  {header.RetryState{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":     {header.RetryState{Failures: 1 << 62}, unknownEnd, true},
-		"forged, negative":      {header.RetryState{Failures: -1}, nil, false},
-		"forged, first in 2999": {header.RetryState{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
+		"first of three":        {state{}, nil, false},
+		"third of three":        {state{Failures: 2}, nil, true},
+		"attempts":              {state{}, options{middleware.WithMaxAttempts(1)}, true},
+		"age":                   {state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true},
+		"deadline":              {state{Deadline: hourAgo}, nil, true},
+		"whatever the default":  {state{}, options{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above":     {state{Failures: 1 << 62}, unknownEnd, true},
+		"forged, negative":      {state{Failures: -1}, nil, false},
+		"forged, first in 2999": {state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, options{middleware.WithMaxAge(time.Hour)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,9 +94,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 		return time.Second, f.Err.Error() != "unknown error"
 	}), middleware.WithMaxAttempts(5))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
 		if !middleware.LastAttempt(msg.Context()) {
 			t.Error("want true")
@@ -121,7 +105,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
+	msg := newMessage(middleware.Delivery{State: state{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
 	if at := middleware.StateOf(msg.Context()).FirstFailure; at.IsZero() || at.After(time.Now()) {
 		t.Errorf("got %v", at)
 	}
@@ -129,10 +113,8 @@ func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 
 func TestPastAttemptsIsACopy(t *testing.T) {
 	t.Parallel()
-	notes := header.RetryState{History: []header.AttemptError{{Attempt: 1}}}
+	notes := state{History: []header.AttemptError{{Attempt: 1}}}
 	ctx := newMessage(middleware.Delivery{State: notes}).Context()
 	middleware.StateOf(ctx).History[0].Attempt = 9
-	if got := middleware.StateOf(ctx).History[0].Attempt; got != 1 {
-		t.Errorf("got %d", got)
-	}
+	assert.Equal(t, 1, middleware.StateOf(ctx).History[0].Attempt)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -80,12 +81,8 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 		"attempt 2, 1 past, seen true, failed true",
 		"attempt 3, 2 past, seen true, failed true",
 	}
-	if !reflect.DeepEqual(seen, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
-	}
-	if want := "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s"; result.String() != want {
-		t.Errorf("got %s, want %s", result, want)
-	}
+	assert.Equal(t, want, seen)
+	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s", result.String())
 }
 
 func TestLaterEndsAfterADay(t *testing.T) {
@@ -95,7 +92,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 		aside   int
 	}{
 		"by default": {nil, 24},
-		"an option":  {[]middleware.Option{middleware.WithSnoozeLimit(3*time.Hour + time.Minute)}, 3},
+		"an option":  {options{middleware.WithSnoozeLimit(3*time.Hour + time.Minute)}, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -107,9 +104,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != header.ReasonExhausted {
 				t.Errorf("got %s", result)
 			}
-			if want := []time.Duration{delay, delay}; !reflect.DeepEqual(result.Delays, want) {
-				t.Errorf("delays %v, want %v", result.Delays, want)
-			}
+			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
 		})
 	}
 }
@@ -131,12 +126,10 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
-	msg := newMessage(middleware.Delivery{State: header.RetryState{FirstSeen: seen}})
+	msg := newMessage(middleware.Delivery{State: state{FirstSeen: seen}})
 	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(
 		failsWith(middleware.Snooze(errBoom, time.Minute)))
-	if _, err := h(msg); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, h, msg)
 	lines := logger.Captured()[watermill.InfoLogLevel]
 	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer") ||
 		lines[1].Msg != "Message will be retried" {

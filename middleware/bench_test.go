@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -40,9 +41,7 @@ func succeeds(*message.Message) ([]*message.Message, error) { return nil, nil }
 func newRetry(tb testing.TB, r middleware.Republisher, options ...middleware.Option) *middleware.DelayedRetry {
 	tb.Helper()
 	retry, err := middleware.NewDelayedRetry(r, backoff.List{time.Second, 10 * time.Second}, options...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	require.NoError(tb, err)
 	return retry
 }
 
@@ -61,8 +60,8 @@ func everything(tb testing.TB) *middleware.DelayedRetry {
 // Notes of a message that has failed once, and of one that also has an
 // expiration, for which the clock is asked.
 var (
-	second   = header.RetryState{Failures: 1, FirstSeen: time.Now()}
-	expiring = header.RetryState{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
+	second   = state{Failures: 1, FirstSeen: time.Now()}
+	expiring = state{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
 )
 
 func TestSuccessPathAllocatesNothing(t *testing.T) {
@@ -70,8 +69,8 @@ func TestSuccessPathAllocatesNothing(t *testing.T) {
 		retry *middleware.DelayedRetry
 		notes header.RetryState
 	}{
-		"first delivery":               {newRetry(t, unused{}), header.RetryState{}},
-		"first delivery, all options":  {everything(t), header.RetryState{}},
+		"first delivery":               {newRetry(t, unused{}), state{}},
+		"first delivery, all options":  {everything(t), state{}},
 		"second delivery":              {newRetry(t, unused{}), second},
 		"second delivery, all options": {everything(t), expiring},
 	} {
@@ -93,7 +92,7 @@ func BenchmarkSuccess(b *testing.B) {
 		{"millpond DelayedRetry", newRetry(b, unused{}).Middleware(succeeds)},
 	} {
 		b.Run(run.name, func(b *testing.B) {
-			msg := deliveredMessage(b, header.RetryState{})
+			msg := deliveredMessage(b, state{})
 			b.ReportAllocs()
 			for b.Loop() {
 				_, _ = run.h(msg)
@@ -110,10 +109,10 @@ func BenchmarkSuccessWithMore(b *testing.B) {
 		retry *middleware.DelayedRetry
 		notes header.RetryState
 	}{
-		{"all options", everything(b), header.RetryState{}},
+		{"all options", everything(b), state{}},
 		{"second delivery", newRetry(b, unused{}), second},
 		{"second delivery, all options", everything(b), expiring},
-		{"an observer", newRetry(b, unused{}, middleware.WithObserver(ignore)), header.RetryState{}},
+		{"an observer", newRetry(b, unused{}, middleware.WithObserver(ignore)), state{}},
 	} {
 		b.Run(run.name, func(b *testing.B) {
 			h, msg := run.retry.Middleware(succeeds), deliveredMessage(b, run.notes)

@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,10 +10,11 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -32,15 +32,11 @@ type spender struct {
 func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware.Option) *spender {
 	t.Helper()
 	budget, err := middleware.NewBudget(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := &spender{t: t, budget: budget, broker: middlewaretest.NewBroker(), logger: watermill.NewCaptureLogger()}
 	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
 	s.retry, err = middleware.NewDelayedRetry(s.broker, backoff.List{time.Second, time.Minute}, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -76,9 +72,7 @@ func (s *spender) expect(err error, want ...string) {
 	for range want {
 		got = append(got, s.deliver(err))
 	}
-	if !slices.Equal(got, want) {
-		s.t.Errorf("got %q, want %q", got, want)
-	}
+	assert.Equal(s.t, want, got)
 }
 
 func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
@@ -88,9 +82,7 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
 		s.expect(middleware.Permanent(errBoom), "permanent")
 		s.expect(middleware.Snooze(errBoom, time.Second), "1s") // no failure, no retry
-		if got, want := stateOf(s.budget), "closed true, 6 deliveries, 5 failed, 3 retries"; got != want {
-			t.Errorf("got %+v, want %+v", got, want)
-		}
+		assert.Equal(t, "closed true, 6 deliveries, 5 failed, 3 retries", stateOf(s.budget))
 		// Half the share opens it: 6 of 24, but not 6 of 20.
 		for range 13 {
 			s.expect(nil, "handled")
@@ -149,19 +141,15 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 		s.expect(errBoom, "1s", "1s")
 		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")
-		soon := middleware.Delivery{State: header.RetryState{Deadline: time.Now().Add(time.Minute)}}
-		if got := s.deliverAs(soon, errBoom); got != "1s" {
-			t.Errorf("got %s", got)
-		}
+		soon := middleware.Delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
+		assert.Equal(t, "1s", s.deliverAs(soon, errBoom))
 		s.expect(errBoom, "1h0m0s")
 		// The slow delay would be in time as asked, and is not as it is given.
 		coarse := middleware.Delivery{
-			State: header.RetryState{Deadline: time.Now().Add(2 * time.Hour)},
+			State: state{Deadline: time.Now().Add(2 * time.Hour)},
 			Given: func(asked time.Duration) time.Duration { return 3 * asked },
 		}
-		if got := s.deliverAs(coarse, errBoom); got != "1s" {
-			t.Errorf("got %s", got)
-		}
+		assert.Equal(t, "1s", s.deliverAs(coarse, errBoom))
 	})
 }
 
@@ -176,7 +164,7 @@ func TestBudgetHoldsBack(t *testing.T) {
 		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
 			t.Errorf("an attempt was counted: %+v", held)
 		}
-		suspect := middleware.Delivery{State: header.RetryState{Interruptions: 2}}
+		suspect := middleware.Delivery{State: state{Interruptions: 2}}
 		if got := s.deliverAs(suspect, errBoom); got != "held back 1m0s" {
 			t.Fatal(got)
 		}
@@ -184,12 +172,12 @@ func TestBudgetHoldsBack(t *testing.T) {
 			t.Error("held back is not handled: the suspicion is still there")
 		}
 		// One held back for long enough is handled all the same.
-		old := middleware.Delivery{State: header.RetryState{FirstSeen: time.Now().Add(-24 * time.Hour)}}
+		old := middleware.Delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
 		if got := s.deliverAs(old, nil); got != "handled" {
 			t.Error(got)
 		}
 		// And one that would come back too late.
-		late := middleware.Delivery{State: header.RetryState{Deadline: time.Now().Add(time.Second)}}
+		late := middleware.Delivery{State: state{Deadline: time.Now().Add(time.Second)}}
 		if got := s.deliverAs(late, nil); got != "handled" {
 			t.Error(got)
 		}
@@ -220,9 +208,7 @@ func TestBadBudgets(t *testing.T) {
 		}
 	}
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	unlisted := backoff.Limit{Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Second, true }), Retries: 3}
 	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), unlisted, middleware.WithBudget(budget))
 	if err == nil || !strings.Contains(err.Error(), "set Delay of the BudgetConfig") {
@@ -237,25 +223,19 @@ func TestBadBudgets(t *testing.T) {
 func TestBudgetSharedByManyHandlers(t *testing.T) {
 	t.Parallel()
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Hour, Retries: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	broker := middlewaretest.NewBroker()
 	var wg sync.WaitGroup
 	for range 8 {
 		retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		wg.Go(func() {
 			for i := range 50 {
 				var failure error
 				if i%2 == 0 {
 					failure = errBoom
 				}
-				if _, err := retry.Middleware(failsWith(failure))(newMessage(middleware.Delivery{})); err != nil {
-					t.Error(err)
-				}
+				acked(t, retry.Middleware(failsWith(failure)), newMessage(middleware.Delivery{}))
 				stateOf(budget)
 			}
 		})
@@ -265,12 +245,8 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 	for _, call := range broker.Calls() {
 		delays[call.Delay]++
 	}
-	if got := fmt.Sprint(delays); got != "map[1s:100 1m0s:100]" {
-		t.Errorf("got %s", got)
-	}
-	if got, want := stateOf(budget), "closed true, 400 deliveries, 200 failed, 100 retries"; got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	assert.Equal(t, "map[1s:100 1m0s:100]", fmt.Sprint(delays))
+	assert.Equal(t, "closed true, 400 deliveries, 200 failed, 100 retries", stateOf(budget))
 }
 
 func stateOf(b *middleware.Budget) string {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -27,27 +28,25 @@ func TestClassifiers(t *testing.T) {
 		want    header.Class
 	}{
 		"by default retryable":      {errBoom, nil, retryable},
-		"another default":           {errBoom, []middleware.Option{middleware.WithDefaultClass(permanent)}, permanent},
-		"permanent by value":        {errInvalid, []middleware.Option{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent},
-		"permanent by value, in %w": {fmt.Errorf("a: %w", errInvalid), []middleware.Option{with(middleware.PermanentErrors(errInvalid))}, permanent},
-		"not among the permanent":   {errBoom, []middleware.Option{with(middleware.PermanentErrors(errInvalid, nil))}, retryable},
-		"none permanent":            {errBoom, []middleware.Option{with(middleware.PermanentErrors())}, retryable},
-		"the first match wins":      {errBoom, []middleware.Option{with(always(permanent), always(retryable))}, permanent},
-		"options keep their order":  {errBoom, []middleware.Option{with(always(permanent)), with(always(retryable))}, permanent},
-		"no opinion: the next":      {errBoom, []middleware.Option{with(noOpinion, always(permanent))}, permanent},
-		"no opinion: the default":   {errBoom, []middleware.Option{with(noOpinion)}, retryable},
-		"unknown class: the next":   {errBoom, []middleware.Option{with(always("fatal"), always(permanent))}, permanent},
-		"empty class: the default":  {errBoom, []middleware.Option{with(always(""))}, retryable},
-		"panic: the next":           {errBoom, []middleware.Option{with(panics, always(permanent))}, permanent},
-		"panic: the default":        {errBoom, []middleware.Option{with(panics)}, retryable},
-		"a mark comes first":        {middleware.Retryable(errBoom), []middleware.Option{with(always(permanent))}, retryable},
-		"a mark before the default": {middleware.Retryable(errBoom), []middleware.Option{middleware.WithDefaultClass(permanent)}, retryable},
+		"another default":           {errBoom, options{middleware.WithDefaultClass(permanent)}, permanent},
+		"permanent by value":        {errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent},
+		"permanent by value, in %w": {fmt.Errorf("a: %w", errInvalid), options{with(middleware.PermanentErrors(errInvalid))}, permanent},
+		"not among the permanent":   {errBoom, options{with(middleware.PermanentErrors(errInvalid, nil))}, retryable},
+		"none permanent":            {errBoom, options{with(middleware.PermanentErrors())}, retryable},
+		"the first match wins":      {errBoom, options{with(always(permanent), always(retryable))}, permanent},
+		"options keep their order":  {errBoom, options{with(always(permanent)), with(always(retryable))}, permanent},
+		"no opinion: the next":      {errBoom, options{with(noOpinion, always(permanent))}, permanent},
+		"no opinion: the default":   {errBoom, options{with(noOpinion)}, retryable},
+		"unknown class: the next":   {errBoom, options{with(always("fatal"), always(permanent))}, permanent},
+		"empty class: the default":  {errBoom, options{with(always(""))}, retryable},
+		"panic: the next":           {errBoom, options{with(panics, always(permanent))}, permanent},
+		"panic: the default":        {errBoom, options{with(panics)}, retryable},
+		"a mark comes first":        {middleware.Retryable(errBoom), options{with(always(permanent))}, retryable},
+		"a mark before the default": {middleware.Retryable(errBoom), options{middleware.WithDefaultClass(permanent)}, retryable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := handle(t, failsWith(test.err), test.options...).Notes.Class; got != test.want {
-				t.Errorf("got %s, want %s", got, test.want)
-			}
+			assert.Equal(t, test.want, handle(t, failsWith(test.err), test.options...).Notes.Class)
 		})
 	}
 }

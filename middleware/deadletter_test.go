@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -35,9 +36,7 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
 		t.Errorf("got %+v", dead)
 	}
-	if !reflect.DeepEqual(dead.State, broker.DeadLetters()[0].Notes) {
-		t.Errorf("got %+v, want %+v", dead.State, broker.DeadLetters()[0].Notes)
-	}
+	assert.Equal(t, broker.DeadLetters()[0].Notes, dead.State)
 	var attempts []int
 	for _, entry := range dead.State.History {
 		attempts = append(attempts, entry.Attempt)
@@ -57,7 +56,7 @@ func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
 		told = append(told, dead)
 	})).Middleware(mustNotBeCalled(t))
-	_, err := h(newMessage(middleware.Delivery{State: header.RetryState{Failures: 3, Error: "third"}}))
+	_, err := h(newMessage(middleware.Delivery{State: state{Failures: 3, Error: "third"}}))
 	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
 		t.Errorf("got %v, %+v", err, told)
 	}

@@ -32,9 +32,9 @@ func TestDeduplicationKey(t *testing.T) {
 		"with a message id alone":     {"", middleware.Delivery{Queue: "orders", MessageID: "id"}, true},
 		"with no id":                  {"", middleware.Delivery{Queue: "orders"}, false},
 		"redelivered":                 {"uuid", middleware.Delivery{Redelivered: true}, false},
-		"retried":                     {"uuid", middleware.Delivery{State: header.RetryState{Failures: 1}}, false},
-		"set aside":                   {"uuid", middleware.Delivery{State: header.RetryState{FirstSeen: time.Now()}}, false},
-		"moved back when it was dead": {"uuid", middleware.Delivery{State: header.RetryState{History: make([]header.AttemptError, 1)}}, false},
+		"retried":                     {"uuid", middleware.Delivery{State: state{Failures: 1}}, false},
+		"set aside":                   {"uuid", middleware.Delivery{State: state{FirstSeen: time.Now()}}, false},
+		"moved back when it was dead": {"uuid", middleware.Delivery{State: state{History: make([]header.AttemptError, 1)}}, false},
 	} {
 		one, another := key(test.uuid, test.d), key(test.uuid, test.d)
 		if (one == another) != test.same {

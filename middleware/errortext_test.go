@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -53,9 +54,7 @@ func TestErrorTextIsThatOfTheOption(t *testing.T) {
 func TestErrorTextThatPanics(t *testing.T) {
 	t.Parallel()
 	call := handle(t, failsWith(errBoom), middleware.WithErrorText(func(error) string { panic("no text") }))
-	if want := "*errors.errorString whose text is not known"; call.Notes.Error != want {
-		t.Errorf("got %q, want %q", call.Notes.Error, want)
-	}
+	assert.Equal(t, "*errors.errorString whose text is not known", call.Notes.Error)
 }
 
 func TestWithErrorTextRefusesNil(t *testing.T) {
@@ -95,9 +94,7 @@ func TestHostsOnly(t *testing.T) {
 			t.Errorf("%s: the host is gone: %s", name, got)
 		}
 	}
-	if got := middleware.RedactURLs(errBoom); got != "boom" {
-		t.Errorf("without a URL got %q", got)
-	}
+	assert.Equal(t, "boom", middleware.RedactURLs(errBoom))
 }
 
 // What goes back to the router is logged by it.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/stretchr/testify/assert"
 )
 
 // embedding changes the Delay of the List in it, and inherits the rest.
@@ -65,9 +66,7 @@ func TestMostRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := retriesOf(test.policy); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
+			assert.Equal(t, test.want, retriesOf(test.policy))
 		})
 	}
 }
@@ -95,42 +94,40 @@ func TestPastItsLimit(t *testing.T) {
 		inner  bool
 		want   header.Reason
 	}{
-		"first delivery":                   {two, header.RetryState{}, place{}, false, ""},
-		"as many as there are retries":     {two, header.RetryState{Failures: 2}, place{}, false, ""},
-		"one more":                         {two, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
-		"far more":                         {two, header.RetryState{Failures: 1 << 62}, place{}, false, header.ReasonExhausted},
-		"less than none":                   {two, header.RetryState{Failures: -1}, place{}, false, ""},
-		"end not known":                    {endless, header.RetryState{Failures: 1 << 62}, place{}, false, ""},
-		"attempts left":                    {attempts, header.RetryState{Failures: 2}, place{}, false, ""},
-		"no attempt left":                  {attempts, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
-		"old, but promised":                {endless, header.RetryState{Failures: 1, FirstFailure: noon.Add(-time.Hour)}, place{}, false, ""},
-		"deadline now":                     {two, header.RetryState{Failures: 1, Deadline: noon}, place{}, false, ""},
-		"deadline past":                    {two, header.RetryState{Failures: 1, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
-		"deadline past while it was aside": {two, header.RetryState{FirstSeen: noon, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
-		"both past":                        {two, header.RetryState{Failures: 3, Deadline: noon.Add(-1)}, place{}, false, header.ReasonExhausted},
+		"first delivery":                   {two, state{}, place{}, false, ""},
+		"as many as there are retries":     {two, state{Failures: 2}, place{}, false, ""},
+		"one more":                         {two, state{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"far more":                         {two, state{Failures: 1 << 62}, place{}, false, header.ReasonExhausted},
+		"less than none":                   {two, state{Failures: -1}, place{}, false, ""},
+		"end not known":                    {endless, state{Failures: 1 << 62}, place{}, false, ""},
+		"attempts left":                    {attempts, state{Failures: 2}, place{}, false, ""},
+		"no attempt left":                  {attempts, state{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"old, but promised":                {endless, state{Failures: 1, FirstFailure: noon.Add(-time.Hour)}, place{}, false, ""},
+		"deadline now":                     {two, state{Failures: 1, Deadline: noon}, place{}, false, ""},
+		"deadline past":                    {two, state{Failures: 1, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"deadline past while it was aside": {two, state{FirstSeen: noon, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"both past":                        {two, state{Failures: 3, Deadline: noon.Add(-1)}, place{}, false, header.ReasonExhausted},
 
-		"granted by an inner one":            {two, header.RetryState{Failures: 9, Inner: true}, place{}, false, ""},
-		"granted by this inner one":          {two, header.RetryState{Failures: 3, Inner: true}, place{}, true, header.ReasonExhausted},
-		"granted by an outer one":            {two, header.RetryState{Failures: 9}, place{}, true, ""},
-		"granted by an inner one, attempts":  {attempts, header.RetryState{Failures: 9, Inner: true}, place{}, false, ""},
-		"granted by an inner one, too late":  {two, header.RetryState{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
-		"no rule for this place":             {rules, header.RetryState{Failures: 3}, place{}, false, header.ReasonExhausted},
-		"the rule for the queue":             {rules, header.RetryState{Failures: 5}, place{queue: "slow"}, false, ""},
-		"past the rule for the queue":        {rules, header.RetryState{Failures: 6}, place{queue: "slow"}, false, header.ReasonExhausted},
-		"perhaps the rule for an error":      {rules, header.RetryState{Failures: 4}, place{queue: "orders"}, false, ""},
-		"past the rule for an error":         {rules, header.RetryState{Failures: 5}, place{queue: "orders"}, false, header.ReasonExhausted},
-		"the rule that is shorter":           {rules, header.RetryState{Failures: 1}, place{handler: "mail", queue: "mails"}, false, ""},
-		"past the rule that is shorter":      {rules, header.RetryState{Failures: 2}, place{handler: "mail", queue: "mails"}, false, header.ReasonExhausted},
-		"the longest of those that match":    {rules, header.RetryState{Failures: 4}, place{handler: "mail", queue: "orders"}, false, ""},
-		"past the longest of those":          {rules, header.RetryState{Failures: 5}, place{handler: "mail", queue: "orders"}, false, header.ReasonExhausted},
-		"an end not known among those":       {rules, header.RetryState{Failures: 1 << 62}, place{topic: "endless"}, false, ""},
-		"an end not known comes after those": {rules, header.RetryState{Failures: 6}, place{queue: "slow", topic: "endless"}, false, header.ReasonExhausted},
+		"granted by an inner one":            {two, state{Failures: 9, Inner: true}, place{}, false, ""},
+		"granted by this inner one":          {two, state{Failures: 3, Inner: true}, place{}, true, header.ReasonExhausted},
+		"granted by an outer one":            {two, state{Failures: 9}, place{}, true, ""},
+		"granted by an inner one, attempts":  {attempts, state{Failures: 9, Inner: true}, place{}, false, ""},
+		"granted by an inner one, too late":  {two, state{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, place{}, false, header.ReasonDeadline},
+		"no rule for this place":             {rules, state{Failures: 3}, place{}, false, header.ReasonExhausted},
+		"the rule for the queue":             {rules, state{Failures: 5}, place{queue: "slow"}, false, ""},
+		"past the rule for the queue":        {rules, state{Failures: 6}, place{queue: "slow"}, false, header.ReasonExhausted},
+		"perhaps the rule for an error":      {rules, state{Failures: 4}, place{queue: "orders"}, false, ""},
+		"past the rule for an error":         {rules, state{Failures: 5}, place{queue: "orders"}, false, header.ReasonExhausted},
+		"the rule that is shorter":           {rules, state{Failures: 1}, place{handler: "mail", queue: "mails"}, false, ""},
+		"past the rule that is shorter":      {rules, state{Failures: 2}, place{handler: "mail", queue: "mails"}, false, header.ReasonExhausted},
+		"the longest of those that match":    {rules, state{Failures: 4}, place{handler: "mail", queue: "orders"}, false, ""},
+		"past the longest of those":          {rules, state{Failures: 5}, place{handler: "mail", queue: "orders"}, false, header.ReasonExhausted},
+		"an end not known among those":       {rules, state{Failures: 1 << 62}, place{topic: "endless"}, false, ""},
+		"an end not known comes after those": {rules, state{Failures: 6}, place{queue: "slow", topic: "endless"}, false, header.ReasonExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			assert.Equal(t, test.want, test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }))
 		})
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
@@ -167,9 +169,7 @@ func TestAMessageThatWasNotDeliveredIsNotHeld(t *testing.T) {
 	broker.FailNext(1, middleware.ErrNotDelivered)
 	_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotDelivered, middleware.ErrNotHandedOver)
-	if len(broker.Calls()) != 1 {
-		t.Errorf("%d tries", len(broker.Calls()))
-	}
+	require.Len(t, broker.Calls(), 1)
 }
 
 func TestATryThatTakesLongIsFinished(t *testing.T) {
@@ -194,17 +194,13 @@ func TestLogOfAnOutage(t *testing.T) {
 		broker.FailNext(28, errUnconfirmed)
 		_, err := newRetry(t, broker, middleware.WithLogger(logger)).
 			Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var held []any
 		for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
 			wantErrors(t, line.Err, errUnconfirmed)
 			held = append(held, line.Fields["held"])
 		}
-		if want := []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}; !reflect.DeepEqual(held, want) {
-			t.Errorf("errors logged after %v, want %v", held, want)
-		}
+		assert.Equal(t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held)
 		info := logger.Captured()[watermill.InfoLogLevel]
 		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond || info[0].Fields["tries"] != 29 {
 			t.Errorf("logged %+v", info)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -77,4 +78,17 @@ func wantErrors(tb testing.TB, got error, want ...error) {
 			tb.Errorf("got error %v, want it to wrap %v", got, w)
 		}
 	}
+}
+
+// state and options are short for the tables.
+type (
+	state   = header.RetryState
+	options = []middleware.Option
+)
+
+// acked has h handle msg, and the router would ack it.
+func acked(tb testing.TB, h message.HandlerFunc, msg *message.Message) {
+	tb.Helper()
+	_, err := h(msg)
+	require.NoError(tb, err)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
@@ -39,9 +40,7 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 			if test.cause != nil {
 				wantErrors(t, err, test.cause)
 			}
-			if len(broker.Calls()) != 0 {
-				t.Errorf("published: %+v", broker.Calls())
-			}
+			assert.Empty(t, broker.Calls())
 		})
 	}
 }
@@ -78,9 +77,7 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 					wantErrors(t, err, errBoom, middleware.ErrInterrupted)
 				}
 			}
-			if len(broker.Calls()) != 0 {
-				t.Errorf("published: %+v", broker.Calls())
-			}
+			assert.Empty(t, broker.Calls())
 		})
 	}
 }
@@ -94,9 +91,7 @@ func TestTheContextOfEntryCounts(t *testing.T) {
 		return msg.Context().Err()
 	}))
 	msg := newMessage(middleware.Delivery{})
-	if _, err := newRetry(t, broker).Middleware(timeout)(msg); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, newRetry(t, broker).Middleware(timeout), msg)
 	if msg.Context().Err() == nil {
 		t.Error("the test is void: the context of the message is not done")
 	}
@@ -125,9 +120,7 @@ func TestTheTextOfAnInterruptionNamesItsCause(t *testing.T) {
 	t.Parallel()
 	retry := newRetry(t, middlewaretest.NewBroker())
 	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{Gone: closedChan()}))
-	if want := "handling was interrupted: delivery is stale"; err.Error() != want {
-		t.Errorf("got %q, want %q", err, want)
-	}
+	assert.Equal(t, "handling was interrupted: delivery is stale", err.Error())
 	gone := make(chan struct{})
 	_, err = retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
 		close(gone)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/stretchr/testify/assert"
 )
 
 func TestDecideAboutLater(t *testing.T) {
@@ -34,7 +35,7 @@ func TestDecideAboutLater(t *testing.T) {
 			want: outcome{snoozed: true, delay: time.Minute, count: 1},
 		},
 		"at the last attempt": {
-			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 2},
+			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: snoozeFor(time.Minute), state: state{Failures: 2},
 			want: outcome{snoozed: true, delay: time.Minute, count: 3},
 		},
 		"no delay is the shortest": {
@@ -46,54 +47,54 @@ func TestDecideAboutLater(t *testing.T) {
 		},
 
 		"back at the very limit": {
-			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(-23 * time.Hour)},
+			limits: day, mark: snoozeFor(time.Hour), state: state{FirstSeen: noon.Add(-23 * time.Hour)},
 			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 		"back just after it: a failure, not before": {
-			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(-23*time.Hour - 1)},
+			limits: day, mark: snoozeFor(time.Hour), state: state{FirstSeen: noon.Add(-23*time.Hour - 1)},
 			want: outcome{overdue: true, delay: time.Hour, count: 1},
 		},
 		"longer than the limit at once: a failure": {
 			limits: day, mark: snoozeFor(25 * time.Hour), want: outcome{overdue: true, delay: 25 * time.Hour, count: 1},
 		},
 		"past the limit, delay of the policy": {
-			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
+			limits: day, mark: snoozeFor(time.Second), state: state{Failures: 1, FirstSeen: noon.Add(-25 * time.Hour)},
 			want: outcome{overdue: true, delay: 5 * time.Second, count: 2},
 		},
 		"past the limit, no attempt left": {
-			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
+			limits: day, mark: snoozeFor(time.Second), state: state{Failures: 2, FirstSeen: noon.Add(-25 * time.Hour)},
 			want: outcome{overdue: true, reason: header.ReasonExhausted, count: 3},
 		},
 		"first seen in the year 1": {
-			limits: day, mark: snoozeFor(time.Second), state: header.RetryState{FirstSeen: time.Time{}.Add(1)},
+			limits: day, mark: snoozeFor(time.Second), state: state{FirstSeen: time.Time{}.Add(1)},
 			want: outcome{overdue: true, delay: 2 * time.Second, count: 1},
 		},
 		"first seen forged to lie ahead counts as now": {
-			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{FirstSeen: noon.Add(1000 * time.Hour)},
+			limits: day, mark: snoozeFor(time.Hour), state: state{FirstSeen: noon.Add(1000 * time.Hour)},
 			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 
 		"deadline: back at the very deadline": {
-			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour)},
+			limits: day, mark: snoozeFor(time.Hour), state: state{Deadline: noon.Add(time.Hour)},
 			want: outcome{snoozed: true, delay: time.Hour, count: 1},
 		},
 		"deadline: back just after it": {
-			limits: day, mark: snoozeFor(time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour - 1)},
+			limits: day, mark: snoozeFor(time.Hour), state: state{Deadline: noon.Add(time.Hour - 1)},
 			want: outcome{reason: header.ReasonDeadline, count: 1},
 		},
 		"deadline comes before the limit": {
-			limits: day, mark: snoozeFor(25 * time.Hour), state: header.RetryState{Deadline: noon.Add(time.Hour)},
+			limits: day, mark: snoozeFor(25 * time.Hour), state: state{Deadline: noon.Add(time.Hour)},
 			want: outcome{reason: header.ReasonDeadline, count: 1},
 		},
 		"age: no failure, no age": {
 			limits: hourAge, mark: snoozeFor(2 * time.Hour), want: outcome{snoozed: true, delay: 2 * time.Hour, count: 1},
 		},
 		"age: back at the very limit": {
-			limits: hourAge, mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
+			limits: hourAge, mark: snoozeFor(time.Minute), state: state{Failures: 1, FirstFailure: noon.Add(-59 * time.Minute)},
 			want: outcome{snoozed: true, delay: time.Minute, count: 2},
 		},
 		"age: back just after it": {
-			limits: hourAge, mark: snoozeFor(time.Minute), state: header.RetryState{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
+			limits: hourAge, mark: snoozeFor(time.Minute), state: state{Failures: 1, FirstFailure: noon.Add(-59*time.Minute - 1)},
 			want: outcome{reason: header.ReasonMaxAge, count: 2},
 		},
 	} {
@@ -101,9 +102,7 @@ func TestDecideAboutLater(t *testing.T) {
 			t.Parallel()
 			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
 			test.want.first = got.first
-			if !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got\n%+v, want\n%+v", got, test.want)
-			}
+			assert.Equal(t, test.want, got)
 		})
 	}
 }
@@ -111,7 +110,7 @@ func TestDecideAboutLater(t *testing.T) {
 func TestRecordOfSettingAside(t *testing.T) {
 	t.Parallel()
 	earlier := noon.Add(-time.Hour)
-	brought := header.RetryState{
+	brought := state{
 		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: 7 * time.Second, Snoozed: time.Hour,
 		NotBefore: noon, Interruptions: 2, Inner: true,
 		Error: "first", Class: header.ClassRetryable, History: []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}},
@@ -124,8 +123,8 @@ func TestRecordOfSettingAside(t *testing.T) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
 	}
 
-	f.state = header.RetryState{}
-	want = header.RetryState{FirstSeen: noon, Snoozed: time.Minute, WaitingSince: noon}
+	f.state = state{}
+	want = state{FirstSeen: noon, Snoozed: time.Minute, WaitingSince: noon}
 	if got := recorded(f, outcome{snoozed: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
 		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
 	}
@@ -140,14 +139,12 @@ func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
 		return 3 * time.Second, true
 	})}
 	fails := mark{class: header.ClassRetryable}
-	state := header.RetryState{}
+	state := state{}
 	for _, m := range []mark{fails, snoozeFor(time.Minute), snoozeFor(time.Minute), fails} {
 		f := failure{err: errTest, mark: m, state: state, now: noon}
 		state = recorded(f, l.decide(f), "")
 	}
-	if want := []time.Duration{0, 3 * time.Second}; !reflect.DeepEqual(last, want) {
-		t.Errorf("the policy saw %v, want %v", last, want)
-	}
+	assert.Equal(t, []time.Duration{0, 3 * time.Second}, last)
 	if state.Failures != 2 || state.Snoozed != 0 || len(state.History) != 2 {
 		t.Errorf("got %+v", state)
 	}

@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +10,8 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // comparing is an error that panics when it is compared.
@@ -32,16 +33,16 @@ func TestWithLaterForSetsAside(t *testing.T) {
 		"the first":           {err: errOpen, aside: true, want: time.Minute},
 		"the second":          {err: errBusy, aside: true, want: time.Minute},
 		"wrapped":             {err: fmt.Errorf("sell: %w", errOpen), aside: true, want: time.Minute},
-		"before a classifier": {err: errOpen, more: []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(errOpen))}, aside: true, want: time.Minute},
-		"the first rule wins": {err: errOpen, more: []middleware.Option{middleware.WithSnoozeFor(time.Hour, errOpen)}, aside: true, want: time.Minute},
-		"a second rule":       {err: errBoom, more: []middleware.Option{middleware.WithSnoozeFor(time.Hour, errBoom)}, aside: true, want: time.Hour},
+		"before a classifier": {err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))}, aside: true, want: time.Minute},
+		"the first rule wins": {err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, aside: true, want: time.Minute},
+		"a second rule":       {err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, aside: true, want: time.Hour},
 		"a mark comes first":  {err: middleware.Permanent(errOpen), class: permanent},
 		"another":             {err: errBoom, class: retryable, want: time.Second},
 		"panics":              {err: comparing{errBoom}, class: retryable, want: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := handle(t, failsWith(test.err), append([]middleware.Option{minute}, test.more...)...)
+			got := handle(t, failsWith(test.err), append(options{minute}, test.more...)...)
 			if aside := got.Notes.Snoozed > 0; aside != test.aside || got.Delay != test.want || got.Notes.Class != test.class {
 				t.Errorf("set aside %v for %v, class %q; want %v, %v, %q", aside, got.Delay, got.Notes.Class, test.aside, test.want, test.class)
 			}
@@ -53,14 +54,10 @@ func TestWithLaterForRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{},
 		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second), middleware.WithSnoozeFor(time.Second, errBoom, nil))
-	if err == nil {
-		t.Fatal("no error")
-	}
+	require.Error(t, err)
 	for _, want := range []string{
 		"WithSnoozeFor: 0s is not positive", "WithSnoozeFor: no errors are named", "WithSnoozeFor: error 1 is nil",
 	} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is missing in:\n%v", want, err)
-		}
+		assert.ErrorContains(t, err, want)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	backoff4 "github.com/cenkalti/backoff/v4"
 	backoff5 "github.com/cenkalti/backoff/v5"
 	pkgerrors "github.com/pkg/errors"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -96,9 +97,7 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 		"ours":   {middleware.Permanent(errBoom), permanent},
 		"theirs": {backoff5.Permanent(errBoom), retryable},
 	} {
-		if got := handle(t, retry.Middleware(failsWith(test.err))).Notes.Class; got != test.want {
-			t.Errorf("%s: got %s, want %s", name, got, test.want)
-		}
+		assert.Equal(t, test.want, handle(t, retry.Middleware(failsWith(test.err))).Notes.Class, name)
 	}
 }
 
@@ -109,9 +108,7 @@ func TestMarksThroughAPanic(t *testing.T) {
 		"caught here":         panics,
 		"caught by Recoverer": wmiddleware.Recoverer(panics),
 	} {
-		if got := handle(t, h).Notes.Class; got != permanent {
-			t.Errorf("%s: got %s, want permanent", name, got)
-		}
+		assert.Equal(t, permanent, handle(t, h).Notes.Class, name)
 	}
 }
 

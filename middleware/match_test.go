@@ -9,6 +9,7 @@ import (
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/stretchr/testify/assert"
 )
 
 // classOf is "" where the classifier has no opinion.
@@ -55,9 +56,7 @@ func TestMatchers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := classOf(t, test.classifier, test.err); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			assert.Equal(t, test.want, classOf(t, test.classifier, test.err))
 		})
 	}
 }
@@ -80,9 +79,7 @@ func TestANilPredicateIsRefused(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(unused{}, tenfold,
 		middleware.WithClassifier(middleware.PermanentIf(nil), middleware.RetryableIf(nil)))
-	if want := "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil"; fmt.Sprint(err) != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	assert.Equal(t, "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil", fmt.Sprint(err))
 }
 
 func TestTheFirstMatchWins(t *testing.T) {

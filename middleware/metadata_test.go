@@ -2,7 +2,6 @@ package middleware_test
 
 import (
 	"maps"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -36,27 +36,25 @@ func TestMetadataThatIsKept(t *testing.T) {
 	}{
 		"none is there":             {nil, nil, nil},
 		"by default":                {nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"}},
-		"an option adds":            {[]middleware.Option{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1", "tenant": "7"}},
-		"two options add":           {[]middleware.Option{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"}, map[string]string{"tenant": "7", "step": "2"}},
-		"named twice":               {[]middleware.Option{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"}, map[string]string{"tenant": "7"}},
-		"empty":                     {[]middleware.Option{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""}},
-		"upper case is no broker's": {[]middleware.Option{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"}, map[string]string{"X-Request-ID": "7"}},
+		"an option adds":            {options{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1", "tenant": "7"}},
+		"two options add":           {options{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"}, map[string]string{"tenant": "7", "step": "2"}},
+		"named twice":               {options{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"}, map[string]string{"tenant": "7"}},
+		"empty":                     {options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""}},
+		"upper case is no broker's": {options{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"}, map[string]string{"X-Request-ID": "7"}},
 		"longest": {
-			[]middleware.Option{keep("k")},
+			options{keep("k")},
 			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 		},
 		"too long with its key": {
-			[]middleware.Option{keep("k")}, map[string]string{"k": strings.Repeat("v", 8<<10)}, nil,
+			options{keep("k")}, map[string]string{"k": strings.Repeat("v", 8<<10)}, nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, err := range []error{errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute)} {
 				call := handle(t, setting(test.set, err), test.options...)
-				if !reflect.DeepEqual(call.Notes.Metadata, test.want) {
-					t.Errorf("got %q, want %q", call.Notes.Metadata, test.want)
-				}
+				assert.Equal(t, test.want, call.Notes.Metadata)
 				for key := range test.want {
 					if _, written := call.Notes.Headers("orders")[key]; written {
 						t.Errorf("%s is among the notes", key)
@@ -83,9 +81,7 @@ func TestMetadataThatCannotBeKeptIsLogged(t *testing.T) {
 			logger := watermill.NewCaptureLogger()
 			call := handle(t, setting(map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom),
 				middleware.WithKeptMetadata("k", "z"), middleware.WithLogger(logger))
-			if want := (map[string]string{correlation: "c-1", "z": "26"}); !reflect.DeepEqual(call.Notes.Metadata, want) {
-				t.Errorf("got %v, want %v", call.Notes.Metadata, want)
-			}
+			assert.Equal(t, (map[string]string{correlation: "c-1", "z": "26"}), call.Notes.Metadata)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" || lines[0].Fields["key"] != "k" || lines[0].Err.Error() != test.why {
 				t.Errorf("logged %+v", lines)
@@ -132,9 +128,7 @@ func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
 			delete(msg.Metadata, "step")
 			return errBoom
 		})), msg)
-	if want := []string{"7  ", "7 paid ", "7 paid ", "7 paid "}; !reflect.DeepEqual(seen, want) {
-		t.Errorf("got %q, want %q", seen, want)
-	}
+	assert.Equal(t, []string{"7  ", "7 paid ", "7 paid ", "7 paid "}, seen)
 	if result.Attempts != 3 {
 		t.Errorf("got %s", result)
 	}
@@ -146,9 +140,7 @@ func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {
 	a := newRetry(t, broker, middleware.WithKeptMetadata("a"))
 	newRetry(t, broker, middleware.WithKeptMetadata("b"))
 	h := a.Middleware(setting(map[string]string{"a": "1", "b": "2"}, errBoom))
-	if _, err := h(newMessage(middleware.Delivery{})); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, h, newMessage(middleware.Delivery{}))
 	if got, want := broker.Calls()[0].Notes.Metadata, (map[string]string{"a": "1"}); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -101,9 +103,7 @@ func TestARealConnectionThatIsRefused(t *testing.T) {
 		t.Skipf("needs a local network: %v", err)
 	}
 	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, listener.Close())
 	_, err = net.Dial("tcp", address)
 	if classOf(t, middleware.RefusedConnections(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
 		t.Errorf("not recognised: %#v", err)
@@ -115,9 +115,7 @@ func TestARealReadThatTimesOut(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()
 	defer server.Close()
-	if err := client.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.SetReadDeadline(time.Now().Add(-time.Second)))
 	_, err := client.Read(make([]byte, 1))
 	if classOf(t, middleware.Timeouts(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
 		t.Errorf("not recognised: %#v", err)
@@ -127,8 +125,6 @@ func TestARealReadThatTimesOut(t *testing.T) {
 func TestANetworkErrorThatWrapsItselfEnds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []middleware.Classifier{middleware.Timeouts(), middleware.NetworkErrors()} {
-		if got := classOf(t, c, loop{}); got != "" {
-			t.Errorf("got %q", got)
-		}
+		assert.Empty(t, classOf(t, c, loop{}))
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -85,9 +87,7 @@ func TestEventsOfAMessage(t *testing.T) {
 				t.Errorf("told\n%+v, want as %d\n%+v", told.all, i+1, want)
 			}
 		}
-		if len(told.all) != 3 {
-			t.Errorf("told of %v", told.kinds())
-		}
+		require.Len(t, told.all, 3)
 	})
 }
 
@@ -99,14 +99,12 @@ func TestEventOfASuccess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var told events
-			notes := header.RetryState{Failures: failures}
+			notes := state{Failures: failures}
 			if failures > 0 {
 				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 			}
 			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{State: notes}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			told.want(t, middleware.EventHandled)
 			e := told.all[0]
 			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called || e.Duration <= 0 {
@@ -138,10 +136,8 @@ func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
 	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithObserver(&told))
-	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Class: "retryable"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}))
+	require.NoError(t, err)
 	told.want(t, middleware.EventDeadLettered)
 	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 || e.Failures != 9 {
 		t.Errorf("told %+v", e)
@@ -156,9 +152,7 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		retry := newRetry(t, broker, middleware.WithObserver(&told))
 		broker.FailNext(2, errUnconfirmed)
 		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
-		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(held)); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
 		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered, middleware.EventRetried)
 		for i, want := range []middleware.Event{
 			{Tries: 1, Err: errUnconfirmed}, {Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
@@ -248,9 +242,7 @@ func TestNothingIsToldTwice(t *testing.T) {
 			_, _ = outer.Middleware(inner.Middleware(test.handler))(newMessage(delivery))
 
 			kinds := slices.DeleteFunc(told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing })
-			if !slices.Equal(kinds, []middleware.EventKind{test.want}) {
-				t.Errorf("told of %v", told.kinds())
-			}
+			assert.Equal(t, []middleware.EventKind{test.want}, kinds)
 		})
 	}
 }
@@ -275,9 +267,7 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 		middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told,
 	))
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
-	if got, want := result.String(), "dead-lettered (exhausted) after 3 attempts, delays 1s 10s"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", result.String())
 	told.want(t, middleware.EventRetried, middleware.EventRetried, middleware.EventDeadLettered)
 	panics := 0
 	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
@@ -363,9 +353,7 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 		var told events
 		logger := watermill.NewCaptureLogger()
 		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
-		if _, err := retry.Middleware(failsWith(err))(newMessage(middleware.Delivery{})); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, retry.Middleware(failsWith(err)), newMessage(middleware.Delivery{}))
 		told.want(t, middleware.EventDeadLettered)
 		if e := told.all[0]; e.Reason != "oversized" || e.DelayAsked != 0 {
 			t.Errorf("%s: told %+v", name, e)
@@ -387,9 +375,7 @@ func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	_, err := newRetry(t, slower{}, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if e := told.all[0]; e.DelayAsked != time.Second || e.DelayGiven != 5*time.Second {
 		t.Errorf("told %+v", e)
 	}
@@ -404,9 +390,7 @@ func TestEventsNameThePlace(t *testing.T) {
 		func(_ context.Context, e middleware.Event) { got <- e })))
 	msg := message.NewMessage("order-7", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
-	if err := pubSub.Publish("orders", msg); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pubSub.Publish("orders", msg))
 	e := <-got
 	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" || e.CorrelationID != "c-1" {
 		t.Errorf("told %+v", e)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -25,9 +27,7 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 		middleware.WithLogger(nil),
 		nil,
 	)
-	if err == nil {
-		t.Fatal("no error")
-	}
+	require.Error(t, err)
 	for _, want := range []string{
 		"new delayed retry: republisher is nil",
 		"backoff.List",
@@ -38,9 +38,7 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 		"WithLogger: logger is nil",
 		"option 5 is nil",
 	} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is missing in:\n%v", want, err)
-		}
+		assert.ErrorContains(t, err, want)
 	}
 }
 
@@ -75,8 +73,8 @@ func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
 	}{
 		"no end":               {endless, nil, true},
 		"no end, func":         {backoff.PolicyFunc(endless.Delay), nil, true},
-		"no end, but attempts": {endless, []middleware.Option{middleware.WithMaxAttempts(3)}, false},
-		"no end, but age":      {endless, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
+		"no end, but attempts": {endless, options{middleware.WithMaxAttempts(3)}, false},
+		"no end, but age":      {endless, options{middleware.WithMaxAge(time.Hour)}, false},
 		"no end, but limit":    {backoff.Limit{Policy: endless, Retries: 3}, nil, false},
 		"no end, on purpose":   {backoff.Unbounded{Policy: endless}, nil, false},
 		"end":                  {backoff.List{}, nil, false},
@@ -97,9 +95,7 @@ func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
 	retry, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), policy, middleware.WithLogger(logger))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	retry.Middleware(succeeds)
 	var remarks []string
 	for _, line := range logger.Captured()[watermill.InfoLogLevel] {

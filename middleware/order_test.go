@@ -48,9 +48,7 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	msg := newMessage(middleware.Delivery{})
 	msg.Metadata.Set(wmiddleware.ReasonForPoisonedKey, "boom")
-	if _, err := newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds)(msg); err != nil {
-		t.Error(err)
-	}
+	acked(t, newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds), msg)
 	if lines := logger.Captured(); len(lines) != 0 {
 		t.Errorf("logged %+v", lines)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -136,9 +137,7 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 			t.Errorf("%s: returned", name)
 		}()
 		<-done
-		if !isClosed(msg.Nacked()) {
-			t.Errorf("%s: message is not nacked", name)
-		}
+		assert.True(t, isClosed(msg.Nacked()), "%s: message is not nacked", name)
 	}
 	if calls := broker.Calls(); len(calls) != 0 {
 		t.Errorf("published %d times", len(calls))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -27,9 +29,7 @@ func TestPoliciesAreChecked(t *testing.T) {
 		middleware.WithPolicyFor(middleware.Selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1)),
 		middleware.WithPolicyFor(middleware.Selector{Handler: "mail"}, every(1)),
 	)
-	if err == nil {
-		t.Fatal("no error")
-	}
+	require.Error(t, err)
 	for _, want := range []string{
 		"WithPolicyFor 1: selector is empty",
 		"WithPolicyFor 2: policy is nil",
@@ -38,9 +38,7 @@ func TestPoliciesAreChecked(t *testing.T) {
 		"WithPolicyFor 5: backoff.Constant",
 		"WithPolicyFor 6: classifier of the selector is nil",
 	} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is missing in:\n%v", want, err)
-		}
+		assert.ErrorContains(t, err, want)
 	}
 	if lines := strings.Split(err.Error(), "\n"); len(lines) != 6 || !errors.Is(err, backoff.ErrNoEnd) {
 		t.Errorf("got %d problems:\n%v", len(lines), err)
@@ -63,9 +61,7 @@ func TestPolicies(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), every(1),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "a"}, every(2)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "b"}, unbounded), middleware.WithLogger(logger))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []backoff.Policy{every(1), every(2), unbounded}
 	retry.Policies()[0] = nil
 	if got := retry.Policies(); !reflect.DeepEqual(got, want) {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -29,7 +31,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	past := []header.AttemptError{{Attempt: 3, At: earlier, Error: "third"}}
 	broker := middlewaretest.NewBroker()
 	logger := watermill.NewCaptureLogger()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{
+	msg := newMessage(middleware.Delivery{State: state{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
@@ -44,13 +46,11 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	}
 	n := dead[0].Notes
 	n.DeadAt = time.Time{}
-	want := header.RetryState{
+	want := state{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
 		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: header.ReasonExhausted,
 	}
-	if !reflect.DeepEqual(n, want) {
-		t.Errorf("got\n%+v, want\n%+v", n, want)
-	}
+	assert.Equal(t, want, n)
 
 	lines := logger.Captured()
 	if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
@@ -74,16 +74,16 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		options []middleware.Option
 		want    header.Reason // "": handled
 	}{
-		"policy, the last attempt":     {header.RetryState{Failures: 2}, nil, ""},
-		"policy":                       {header.RetryState{Failures: 3}, nil, header.ReasonExhausted},
-		"forged, above any bound":      {header.RetryState{Failures: 1 << 62}, nil, header.ReasonExhausted},
-		"forged, below any bound":      {header.RetryState{Failures: -1 << 62}, nil, ""},
-		"attempts, the last":           {header.RetryState{Failures: 1}, []middleware.Option{middleware.WithMaxAttempts(2)}, ""},
-		"attempts":                     {header.RetryState{Failures: 2}, []middleware.Option{middleware.WithMaxAttempts(2)}, header.ReasonExhausted},
-		"age":                          {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Minute)}, ""},
-		"deadline, first delivery":     {header.RetryState{Deadline: hourAgo}, nil, ""},
-		"deadline, after a failure":    {header.RetryState{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
-		"deadline, after it was aside": {header.RetryState{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"policy, the last attempt":     {state{Failures: 2}, nil, ""},
+		"policy":                       {state{Failures: 3}, nil, header.ReasonExhausted},
+		"forged, above any bound":      {state{Failures: 1 << 62}, nil, header.ReasonExhausted},
+		"forged, below any bound":      {state{Failures: -1 << 62}, nil, ""},
+		"attempts, the last":           {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
+		"attempts":                     {state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, header.ReasonExhausted},
+		"age":                          {state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, ""},
+		"deadline, first delivery":     {state{Deadline: hourAgo}, nil, ""},
+		"deadline, after a failure":    {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"deadline, after it was aside": {state{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,9 +112,7 @@ func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, middleware.WithPolicyFor(
 		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})); got.Attempts != 5 {
 		t.Errorf("got %s, want 5 attempts", got)
 	}
@@ -127,16 +125,12 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	broker := middlewaretest.NewBroker()
 	nested := func() message.HandlerFunc {
 		inner, err := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
 	}
 	msg := newMessage(middleware.Delivery{})
 	for want := 1; want <= 5; want++ {
-		if _, err := nested()(msg); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, nested(), msg)
 		call := broker.Calls()[want-1]
 		if call.Notes.Failures != want || call.Dead != (want == 5) {
 			t.Fatalf("failure %d: got %+v", want, call)
@@ -145,7 +139,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
 	}
 
-	forged := newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Inner: true}})
+	forged := newMessage(middleware.Delivery{State: state{Failures: 9, Inner: true}})
 	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
 	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
@@ -161,9 +155,7 @@ func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
 	for range 2 {
 		msg := message.NewMessage("uuid", nil)
 		d.Attach(msg)
-		if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
 	}
 	for i, call := range broker.Calls() {
 		if call.Notes.Inner {
@@ -176,7 +168,7 @@ func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 3}})
+	msg := newMessage(middleware.Delivery{State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 }
@@ -184,10 +176,8 @@ func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 func TestAStaleMessagePastItsLimitIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{Gone: closedChan(), State: header.RetryState{Failures: 3}})
+	msg := newMessage(middleware.Delivery{Gone: closedChan(), State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrInterrupted)
-	if len(broker.Calls()) != 0 {
-		t.Errorf("published %+v", broker.Calls())
-	}
+	assert.Empty(t, broker.Calls())
 }

@@ -11,10 +11,11 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -32,7 +33,7 @@ func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *
 
 func TestLogOfARetry(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1}})
+	msg := newMessage(middleware.Delivery{State: state{Failures: 1}})
 	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
 	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 	want := watermill.LogFields{
@@ -104,9 +105,7 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
 			return nil, errBoom
 		})
-	if _, err := h(newMessage(middleware.Delivery{MessageID: "m-1"})); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, h, newMessage(middleware.Delivery{MessageID: "m-1"}))
 	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
 	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" || fields["correlation_id"] != "c-2" {
 		t.Errorf("logged %v", fields)
@@ -140,9 +139,7 @@ func TestEntryContext(t *testing.T) {
 		}
 		return nil, nil
 	})(msg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func TestLogOfADeadLetter(t *testing.T) {
@@ -210,13 +207,9 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
 		panic("of mine")
 	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
-	if got, want := result.String(), "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s", result.String())
 	line := logger.Captured()[watermill.ErrorLogLevel][0]
 	if line.Msg != "Retry decision: policy panicked, waiting a minute instead" || line.Fields["value"] != "of mine" {
 		t.Errorf("got %q with %v", line.Msg, line.Fields)

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -56,14 +57,12 @@ func TestNotesOfAFailure(t *testing.T) {
 	earlier := time.Now().Add(-time.Hour)
 	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}}
 	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{
+	msg := newMessage(middleware.Delivery{State: state{
 		Failures: 1, FirstSeen: earlier, FirstFailure: earlier, NotBefore: earlier, History: past,
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: earlier.Add(24 * time.Hour),
 	}})
 	began := time.Now()
-	if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
 	n := broker.Calls()[0].Notes
 	if n.Failures != 2 || n.Delay != 10*time.Second || n.Error != "boom" || n.Class != retryable || !n.NotBefore.IsZero() {
 		t.Errorf("got %+v", n)
@@ -114,9 +113,7 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 			return errBoom
 		}),
 	))
-	if _, err := h(newMessage(middleware.Delivery{})); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, h, newMessage(middleware.Delivery{}))
 	if len(outer.Calls()) != 0 || len(inner.DeadLetters()) != 1 {
 		t.Errorf("outer %+v, inner %+v", outer.Calls(), inner.Calls())
 	}
@@ -132,14 +129,12 @@ func TestOfTwoNestedTheOuterTakesNoTroubleForAFailure(t *testing.T) {
 	h := newRetry(t, outer).Middleware(newRetry(t, inner).Middleware(failsWith(errBoom)))
 	_, err := h(newMessage(middleware.Delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
-	if len(outer.Calls()) != 0 {
-		t.Errorf("the outer one published: %+v", outer.Calls())
-	}
+	assert.Empty(t, outer.Calls())
 }
 
 func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	t.Parallel()
-	consumed := newMessage(middleware.Delivery{State: header.RetryState{Failures: 2}})
+	consumed := newMessage(middleware.Delivery{State: state{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
 	if middleware.DeliveryOf(inherited.Context(), inherited) != nil {
 		t.Error("DeliveryOf found one")
@@ -148,9 +143,7 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 		t.Errorf("DeliveryOf any message found %+v, want that of the message consumed", d)
 	}
 	broker := middlewaretest.NewBroker()
-	if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(inherited); err != nil {
-		t.Fatal(err)
-	}
+	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), inherited)
 	if calls := broker.Calls(); calls[0].Notes.Failures != 1 || calls[0].Queue != "" {
 		t.Errorf("got %+v", calls)
 	}

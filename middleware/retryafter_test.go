@@ -11,6 +11,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/stretchr/testify/require"
 )
 
 func TestParseRetryAfter(t *testing.T) {
@@ -144,9 +145,7 @@ func TestRetryAfterOfAServer(t *testing.T) {
 		"/nothing":     {0, 0, false},
 	} {
 		resp, err := server.Client().Get(server.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 		got, found := parseRetryAfter(resp.Header, time.Now)

@@ -12,6 +12,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -48,18 +50,14 @@ func running(t *testing.T, h message.HandlerFunc, options ...middleware.Option) 
 	t.Helper()
 	pubSub := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{})
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	router.AddMiddleware(newRetry(t, looped{pubSub}, options...).Middleware)
 	router.AddHandler("billing", "orders", pubSub, "out", pubSub, h)
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	<-router.Running()
 	t.Cleanup(func() {
-		if err := errors.Join(router.Close(), <-ended, pubSub.Close()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))
 	})
 	return pubSub
 }
@@ -70,9 +68,7 @@ func receive(t *testing.T, pubSub *gochannel.GoChannel, topic string) *message.M
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	messages, err := pubSub.Subscribe(ctx, topic)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	msg := <-messages
 	if msg == nil {
 		t.Fatalf("no message of topic %q within 10s", topic)
@@ -95,33 +91,25 @@ func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
 		}
 		return out, nil
 	})
-	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
 	if out := receive(t, pubSub, "out"); !reflect.DeepEqual([]byte(out.Payload), []byte{3}) {
 		t.Errorf("the message of attempt %d was published, want that of 3 alone", out.Payload)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) {
-		t.Errorf("attempts %v", attempts)
-	}
+	assert.Equal(t, []int{1, 2, 3}, attempts)
 }
 
 func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
 	t.Parallel()
 	pubSub := running(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") })
-	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
 	dead := receive(t, pubSub, "dlq")
 	for key, want := range map[string]string{
 		header.DeadReason: "exhausted", header.DeadFailures: "3",
 		header.DeadError: "panic: no stock", header.DeadHandler: "billing",
 	} {
-		if got := dead.Metadata[key]; got != want {
-			t.Errorf("%s is %q, want %q", key, got, want)
-		}
+		assert.Equal(t, want, dead.Metadata[key])
 	}
 	if dead.UUID != "order-7" {
 		t.Errorf("UUID is %q", dead.UUID)
@@ -139,13 +127,9 @@ func TestInARouterGoexitDoesNotHang(t *testing.T) {
 		if deliveries++; deliveries == 1 {
 			runtime.Goexit()
 		}
-		if got := middleware.Attempt(msg.Context()); got != 1 {
-			t.Errorf("it was counted: attempt %d", got)
-		}
+		assert.Equal(t, 1, middleware.Attempt(msg.Context()))
 		return []*message.Message{message.NewMessage("done", nil)}, nil
 	})
-	if err := pubSub.Publish("orders", message.NewMessage("order-7", nil)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
 	receive(t, pubSub, "out")
 }

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -27,7 +28,7 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 	t.Parallel()
 	errLimit := errors.New("rate limit")
 	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") })
-	policies := []middleware.Option{
+	policies := options{
 		middleware.WithPolicyFor(middleware.Selector{Queue: "panics", Error: panics}, every(9)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "slow"}, every(3)),
@@ -53,12 +54,8 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 			broker := middlewaretest.NewBroker()
 			logger := watermill.NewCaptureLogger()
 			h := newRetry(t, broker, append(policies, middleware.WithLogger(logger))...).Middleware(failsWith(test.err))
-			if _, err := h(newMessage(middleware.Delivery{Queue: test.queue})); err != nil {
-				t.Fatal(err)
-			}
-			if got := broker.Calls()[0].Delay; got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			acked(t, h, newMessage(middleware.Delivery{Queue: test.queue}))
+			assert.Equal(t, test.want, broker.Calls()[0].Delay)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if panicked := test.queue == "panics"; panicked != (len(lines) == 1) {
 				t.Fatalf("logged %+v", lines)
@@ -74,9 +71,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	t.Parallel()
 	pubSub := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	broker := middlewaretest.NewBroker()
 	decided := make(chan bool, 4)
 	retry := newRetry(t, broker,
@@ -99,9 +94,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	go func() { ended <- router.Run(context.Background()) }()
 	<-router.Running()
 	for _, topic := range []string{"orders", "parcels"} {
-		if err := pubSub.Publish(topic, message.NewMessage(topic, nil)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, pubSub.Publish(topic, message.NewMessage(topic, nil)))
 	}
 	for range 3 {
 		if <-last {
@@ -109,17 +102,13 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 		}
 		<-decided // closing the router would interrupt what comes after the handler
 	}
-	if err := errors.Join(router.Close(), <-ended, pubSub.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))
 	got := map[string]time.Duration{}
 	for _, call := range broker.Calls() {
 		got[call.Notes.Handler] = call.Delay
 	}
 	want := map[string]time.Duration{"billing": 2 * time.Second, "mail": 4 * time.Second, "stock": time.Second}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.Equal(t, want, got)
 }
 
 func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
@@ -134,9 +123,7 @@ func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
 		return errNoStock
 	}))
 	broker.Run(h, newMessage(middleware.Delivery{}))
-	if want := []bool{false, true}; !reflect.DeepEqual(last, want) {
-		t.Errorf("got %v, want %v", last, want)
-	}
+	assert.Equal(t, []bool{false, true}, last)
 }
 
 func TestTheCountIsOneForAllPolicies(t *testing.T) {
@@ -152,7 +139,5 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 		return errBoom
 	}))
 	got := broker.Run(h, newMessage(middleware.Delivery{}))
-	if want := "dead-lettered (exhausted) after 4 attempts, delays 1s 10s 4s"; got.String() != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	assert.Equal(t, "dead-lettered (exhausted) after 4 attempts, delays 1s 10s 4s", got.String())
 }
