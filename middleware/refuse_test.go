@@ -147,23 +147,6 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	}
 }
 
-// A delivery that is attached again, as middlewaretest does, is a new one.
-func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	d := middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
-	for range 2 {
-		msg := message.NewMessage("uuid", nil)
-		d.Attach(msg)
-		acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
-	}
-	for i, call := range broker.Calls() {
-		if call.Notes.Inner {
-			t.Errorf("delivery %d: taken for an inner one", i+1)
-		}
-	}
-}
-
 func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()

@@ -4,9 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/stretchr/testify/assert"
 )
 
 // fuzzed is one of the policies whose end is known, or of those whose end is not.

@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/stretchr/testify/require"
 )
 
 func TestParseRetryAfter(t *testing.T) {

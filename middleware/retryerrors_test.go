@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -113,3 +115,100 @@ func TestAnErrorForTheRouterPrintedTheStackOfARecoveredPanic(t *testing.T) {
 		}
 	}
 }
+
+type badString struct{}
+
+func (badString) String() string { panic("String") }
+
+func TestAPanicIsAFailureWithItsValueOnly(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		value any
+		want  string
+	}{
+		"text":       {"no stock", "panic: no stock"},
+		"error":      {errBoom, "panic: boom"},
+		"number":     {42, "panic: 42"},
+		"nil":        {nil, "panic: " + new(runtime.PanicNilError).Error()},
+		"bad string": {badString{}, "panic: %!v(PANIC=String method: String)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			panics := func(*message.Message) ([]*message.Message, error) { panic(test.value) }
+			for by, h := range map[string]message.HandlerFunc{
+				"millpond":          panics,
+				"Recoverer":         wmiddleware.Recoverer(panics),
+				"Recoverer, nested": wmiddleware.Recoverer(wmiddleware.Recoverer(panics)),
+				"Recoverer, wrapped": func(msg *message.Message) ([]*message.Message, error) {
+					_, err := wmiddleware.Recoverer(panics)(msg)
+					return nil, fmt.Errorf("wrapped: %w", err)
+				},
+			} {
+				notes := handle(t, h).Notes
+				if notes.Error != test.want || notes.History[0].Error != test.want {
+					t.Errorf("%s: got %q, %q; want %q", by, notes.Error, notes.History[0].Error, test.want)
+				}
+			}
+		})
+	}
+}
+
+func TestClassifiersSeeThePanic(t *testing.T) {
+	t.Parallel()
+	var seen error
+	spy := middleware.ClassifierFunc(func(err error) (header.Class, bool) {
+		seen = err
+		return "", false
+	})
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) }, middleware.WithClassifier(spy))
+
+	var panicked *middleware.PanicError
+	if !errors.As(seen, &panicked) || !errors.Is(seen, errBoom) {
+		t.Fatalf("classified %v", seen)
+	}
+	if panicked.Value != errBoom || !strings.Contains(string(panicked.Stack), "TestClassifiersSeeThePanic") {
+		t.Errorf("value %v, stack:\n%s", panicked.Value, panicked.Stack)
+	}
+}
+
+func TestErrorsWhoseMethodsPanicAreContained(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"Error":  {badError{}, "middleware_test.badError whose methods panic"},
+		"Unwrap": {badUnwrap{}, "middleware_test.badUnwrap whose methods panic"},
+		"As":     {badAs{}, "middleware_test.badAs whose methods panic"},
+		"Error, marked": {
+			middleware.Retryable(badError{}), "*middleware.markedError whose methods panic",
+		},
+		"nil pointer": {(*nilError)(nil), "*middleware_test.nilError whose methods panic"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call := handle(t, failsWith(test.err))
+			if call.Notes.Error != test.want || call.Notes.Class != retryable {
+				t.Errorf("got %q, %s; want %q, retryable", call.Notes.Error, call.Notes.Class, test.want)
+			}
+		})
+	}
+}
+
+type badError struct{}
+
+func (badError) Error() string { panic("Error") }
+
+type badUnwrap struct{}
+
+func (badUnwrap) Error() string { return "bad" }
+func (badUnwrap) Unwrap() error { panic("Unwrap") }
+
+type badAs struct{}
+
+func (badAs) Error() string { return "bad" }
+func (badAs) As(any) bool   { panic("As") }
+
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }

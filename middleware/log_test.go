@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -67,32 +69,6 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	}
 }
 
-// The Subscriber logs and tells while the handler has the message: of its ids, those
-// count that it was attached with. Without a message there are those of the delivery.
-func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
-	t.Parallel()
-	detached := &middleware.Attached{Delivery: middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}}
-	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
-	if got := detached.LogFields(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-
-	msg := message.NewMessage("u-1", nil)
-	wmiddleware.SetCorrelationID("c-1", msg)
-	d := &middleware.Attached{Delivery: middleware.Delivery{CorrelationID: "c-0"}}
-	d.Attach(msg)
-	msg.UUID = "u-2"
-	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
-	want = watermill.LogFields{"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1"}
-	if got := d.LogFields(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
-	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
-		t.Errorf("told %+v", e)
-	}
-}
-
 // DelayedRetry logs and tells when the handler has returned: the ids count that the
 // handler has left.
 func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
@@ -113,33 +89,6 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	if e := told.all[0]; e.MessageID != "m-1" || e.MessageUUID != "u-2" || e.CorrelationID != "c-2" {
 		t.Errorf("told %+v", e)
 	}
-}
-
-// What the Subscriber asks of a delivery, it asks while the handler may write the
-// message's context: the one that it entered with counts.
-func TestEntryContext(t *testing.T) {
-	t.Parallel()
-	type key struct{}
-	if ctx := new(middleware.Attached).EntryContext(); ctx != nil {
-		t.Errorf("%v before it is attached", ctx)
-	}
-	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
-	msg := message.NewMessage("u-1", nil)
-	arrived := msg.Context()
-	d.Attach(msg)
-	if d.EntryContext() != arrived {
-		t.Error("not the one it was attached with")
-	}
-	entered := context.WithValue(msg.Context(), key{}, "outer")
-	msg.SetContext(entered)
-	_, err := newRetry(t, unused{}).Middleware(func(msg *message.Message) ([]*message.Message, error) {
-		msg.SetContext(context.WithValue(entered, key{}, "inner"))
-		if d.EntryContext() != entered {
-			t.Error("not the one it entered with")
-		}
-		return nil, nil
-	})(msg)
-	require.NoError(t, err)
 }
 
 func TestLogOfADeadLetter(t *testing.T) {
@@ -213,5 +162,115 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 	line := logger.Captured()[watermill.ErrorLogLevel][0]
 	if line.Msg != "Retry decision: policy panicked, waiting a minute instead" || line.Fields["value"] != "of mine" {
 		t.Errorf("got %q with %v", line.Msg, line.Fields)
+	}
+}
+
+func TestTheHookIsShownTheDeadLetter(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	broker := middlewaretest.NewBroker()
+	var told []middleware.DeadLetter
+	h := newRetry(t, broker, middleware.WithDeadLetterHook(func(ctx context.Context, dead middleware.DeadLetter) {
+		if ctx.Value(key{}) != "trace" || len(broker.DeadLetters()) != 1 {
+			t.Error("without the context, or before it was confirmed")
+		}
+		told = append(told, dead)
+	})).Middleware(failsWith(errBoom))
+	msg := newMessage(middleware.Delivery{})
+	msg.SetContext(context.WithValue(msg.Context(), key{}, "trace"))
+	result := broker.Run(h, msg)
+	if len(told) != 1 || result.Outcome != middlewaretest.DeadLettered {
+		t.Fatalf("told %d times: %s", len(told), result)
+	}
+	dead := told[0]
+	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
+		t.Errorf("got %+v", dead)
+	}
+	assert.Equal(t, broker.DeadLetters()[0].Notes, dead.State)
+	var attempts []int
+	for _, entry := range dead.State.History {
+		attempts = append(attempts, entry.Attempt)
+	}
+	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) || dead.State.Failures != 3 {
+		t.Errorf("attempts %v, %d failures", attempts, dead.State.Failures)
+	}
+	dead.State.History[0].Attempt = 9
+	if broker.DeadLetters()[0].Notes.History[0].Attempt == 9 {
+		t.Error("the history is not a copy")
+	}
+}
+
+func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
+	t.Parallel()
+	var told []middleware.DeadLetter
+	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
+		told = append(told, dead)
+	})).Middleware(mustNotBeCalled(t))
+	_, err := h(newMessage(middleware.Delivery{State: state{Failures: 3, Error: "third"}}))
+	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
+		t.Errorf("got %v, %+v", err, told)
+	}
+}
+
+func TestTheHookIsNotCalled(t *testing.T) {
+	t.Parallel()
+	refuses := middlewaretest.NewBroker()
+	refuses.FailNext(1, middleware.ErrNotDelivered)
+	for name, test := range map[string]struct {
+		broker *middlewaretest.Broker
+		err    error
+	}{
+		"success":       {middlewaretest.NewBroker(), nil},
+		"retry":         {middlewaretest.NewBroker(), errBoom},
+		"set aside":     {middlewaretest.NewBroker(), middleware.Snooze(errBoom, time.Minute)},
+		"not confirmed": {refuses, middleware.Permanent(errBoom)},
+	} {
+		hook := middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { t.Errorf("%s: called", name) })
+		_, _ = newRetry(t, test.broker, hook).Middleware(failsWith(test.err))(newMessage(middleware.Delivery{}))
+	}
+}
+
+func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	called := false
+	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger),
+		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { panic("of mine") }),
+		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { called = true }),
+	).Middleware(failsWith(middleware.Permanent(errBoom)))
+	msg := newMessage(middleware.Delivery{})
+	if _, err := h(msg); err != nil || !called || isClosed(msg.Nacked()) {
+		t.Errorf("got %v, the next one called: %v", err, called)
+	}
+	lines := logger.Captured()[watermill.ErrorLogLevel]
+	if len(lines) != 2 || lines[1].Msg != "Dead-letter hook panicked" || lines[1].Fields["value"] != "of mine" {
+		t.Errorf("logged %+v", lines)
+	}
+}
+
+// The router would wait for ever, and a nack would handle the message again.
+func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
+	t.Parallel()
+	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(
+		func(context.Context, middleware.DeadLetter) { runtime.Goexit() },
+	)).Middleware(failsWith(middleware.Permanent(errBoom)))
+	msg := newMessage(middleware.Delivery{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = h(msg)
+	}()
+	<-ended
+	if !isClosed(msg.Acked()) || isClosed(msg.Nacked()) {
+		t.Error("not acked")
+	}
+}
+
+func TestANilHookIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0))
+	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithSnoozeLimit: 0s is not positive"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -1,0 +1,110 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func TestHowFarADeliveryHasCome(t *testing.T) {
+	t.Parallel()
+	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
+	d.Attach(message.NewMessage("uuid", nil))
+	if d.Unsettled() || d.Handler() != "" {
+		t.Errorf("at first: %v, %q", d.Unsettled(), d.Handler())
+	}
+	gone := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders", Gone: closedChan()}}
+	gone.Attach(message.NewMessage("uuid", nil))
+	h := newRetry(t, unused{}).Middleware(succeeds)
+	if _, err := h(gone.Message()); !errors.Is(err, middleware.ErrInterrupted) || !gone.Unsettled() {
+		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
+	}
+	gone.Gone = nil // a middleware outside tries again, and now it works
+	if _, err := h(gone.Message()); err != nil || gone.Unsettled() {
+		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
+	}
+	gone.Attach(message.NewMessageWithContext(context.Background(), "uuid", nil))
+	if gone.Unsettled() {
+		t.Error("unsettled though it is attached anew")
+	}
+}
+
+// The Subscriber logs and tells while the handler has the message: of its ids, those
+// count that it was attached with. Without a message there are those of the delivery.
+func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
+	t.Parallel()
+	detached := &middleware.Attached{Delivery: middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}}
+	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
+	if got := detached.LogFields(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+
+	msg := message.NewMessage("u-1", nil)
+	wmiddleware.SetCorrelationID("c-1", msg)
+	d := &middleware.Attached{Delivery: middleware.Delivery{CorrelationID: "c-0"}}
+	d.Attach(msg)
+	msg.UUID = "u-2"
+	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
+	want = watermill.LogFields{"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1"}
+	if got := d.LogFields(); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
+	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// What the Subscriber asks of a delivery, it asks while the handler may write the
+// message's context: the one that it entered with counts.
+func TestEntryContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	if ctx := new(middleware.Attached).EntryContext(); ctx != nil {
+		t.Errorf("%v before it is attached", ctx)
+	}
+	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
+	msg := message.NewMessage("u-1", nil)
+	arrived := msg.Context()
+	d.Attach(msg)
+	if d.EntryContext() != arrived {
+		t.Error("not the one it was attached with")
+	}
+	entered := context.WithValue(msg.Context(), key{}, "outer")
+	msg.SetContext(entered)
+	_, err := newRetry(t, unused{}).Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		msg.SetContext(context.WithValue(entered, key{}, "inner"))
+		if d.EntryContext() != entered {
+			t.Error("not the one it entered with")
+		}
+		return nil, nil
+	})(msg)
+	require.NoError(t, err)
+}
+
+// A delivery that is attached again, as middlewaretest does, is a new one.
+func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
+	t.Parallel()
+	broker := middlewaretest.NewBroker()
+	d := middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
+	for range 2 {
+		msg := message.NewMessage("uuid", nil)
+		d.Attach(msg)
+		acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
+	}
+	for i, call := range broker.Calls() {
+		if call.Notes.Inner {
+			t.Errorf("delivery %d: taken for an inner one", i+1)
+		}
+	}
+}
