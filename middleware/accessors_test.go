@@ -96,9 +96,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 	}), middleware.WithMaxAttempts(5))
 	require.NoError(t, err)
 	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
-		if !middleware.LastAttempt(msg.Context()) {
-			t.Error("want true")
-		}
+		assert.True(t, middleware.LastAttempt(msg.Context()))
 		return nil
 	})), newMessage(middleware.Delivery{}))
 }
@@ -126,9 +124,8 @@ func TestDeduplicationKey(t *testing.T) {
 		msg := message.NewMessage(uuid, nil)
 		(&middleware.Attached{Delivery: d}).Attach(msg)
 		key, err := middleware.DeduplicationKey(msg)
-		if err != nil || key == "" {
-			t.Errorf("got %q, %v", key, err)
-		}
+		assert.NoError(t, err)
+		assert.NotEqual(t, "", key)
 		return key
 	}
 	for name, test := range map[string]struct {
@@ -146,18 +143,12 @@ func TestDeduplicationKey(t *testing.T) {
 		"moved back when it was dead": {"uuid", middleware.Delivery{State: state{History: make([]header.AttemptError, 1)}}, false},
 	} {
 		one, another := key(test.uuid, test.d), key(test.uuid, test.d)
-		if (one == another) != test.same {
-			t.Errorf("%s: keys %q and %q, want the same %v", name, one, another, test.same)
-		}
+		assert.Equal(t, test.same, (one == another), name)
 	}
 	byID := middleware.Delivery{Queue: "orders", MessageID: "id"}
-	if key("one", byID) != key("another", byID) {
-		t.Error("the message id does not come before the UUID")
-	}
-	if key("uuid", middleware.Delivery{Queue: "orders"}) == key("uuid", middleware.Delivery{Queue: "mails"}) {
-		t.Error("a message of another queue has the same key")
-	}
-	if got, err := middleware.DeduplicationKey(message.NewMessage("uuid", nil)); err != nil || got != key("uuid", middleware.Delivery{}) {
-		t.Errorf("without a delivery: %q, %v", got, err)
-	}
+	assert.Equal(t, key("another", byID), key("one", byID))
+	assert.NotEqual(t, key("uuid", middleware.Delivery{Queue: "mails"}), key("uuid", middleware.Delivery{Queue: "orders"}))
+	got, err := middleware.DeduplicationKey(message.NewMessage("uuid", nil))
+	require.NoError(t, err)
+	assert.Equal(t, key("uuid", middleware.Delivery{}), got)
 }

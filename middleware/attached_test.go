@@ -3,13 +3,13 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
@@ -20,9 +20,8 @@ func TestHowFarADeliveryHasCome(t *testing.T) {
 	t.Parallel()
 	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
 	d.Attach(message.NewMessage("uuid", nil))
-	if d.Unsettled() || d.Handler() != "" {
-		t.Errorf("at first: %v, %q", d.Unsettled(), d.Handler())
-	}
+	assert.False(t, d.Unsettled())
+	assert.Empty(t, d.Handler())
 	gone := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders", Gone: closedChan()}}
 	gone.Attach(message.NewMessage("uuid", nil))
 	h := newRetry(t, unused{}).Middleware(succeeds)
@@ -34,9 +33,7 @@ func TestHowFarADeliveryHasCome(t *testing.T) {
 		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
 	}
 	gone.Attach(message.NewMessageWithContext(context.Background(), "uuid", nil))
-	if gone.Unsettled() {
-		t.Error("unsettled though it is attached anew")
-	}
+	assert.False(t, gone.Unsettled())
 }
 
 // The Subscriber logs and tells while the handler has the message: of its ids, those
@@ -45,9 +42,7 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	t.Parallel()
 	detached := &middleware.Attached{Delivery: middleware.Delivery{MessageID: "m-1", CorrelationID: "c-0"}}
 	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
-	if got := detached.LogFields(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.Equal(t, want, detached.LogFields())
 
 	msg := message.NewMessage("u-1", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
@@ -56,9 +51,7 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	msg.UUID = "u-2"
 	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
 	want = watermill.LogFields{"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1"}
-	if got := d.LogFields(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.Equal(t, want, d.LogFields())
 	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
 	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
 		t.Errorf("told %+v", e)
@@ -70,23 +63,17 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 func TestEntryContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	if ctx := new(middleware.Attached).EntryContext(); ctx != nil {
-		t.Errorf("%v before it is attached", ctx)
-	}
+	assert.Nil(t, new(middleware.Attached).EntryContext())
 	d := &middleware.Attached{Delivery: middleware.Delivery{Queue: "orders"}}
 	msg := message.NewMessage("u-1", nil)
 	arrived := msg.Context()
 	d.Attach(msg)
-	if d.EntryContext() != arrived {
-		t.Error("not the one it was attached with")
-	}
+	assert.Same(t, arrived, d.EntryContext())
 	entered := context.WithValue(msg.Context(), key{}, "outer")
 	msg.SetContext(entered)
 	_, err := newRetry(t, unused{}).Middleware(func(msg *message.Message) ([]*message.Message, error) {
 		msg.SetContext(context.WithValue(entered, key{}, "inner"))
-		if d.EntryContext() != entered {
-			t.Error("not the one it entered with")
-		}
+		assert.Same(t, entered, d.EntryContext())
 		return nil, nil
 	})(msg)
 	require.NoError(t, err)
@@ -103,8 +90,6 @@ func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
 		acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
 	}
 	for i, call := range broker.Calls() {
-		if call.Notes.Inner {
-			t.Errorf("delivery %d: taken for an inner one", i+1)
-		}
+		assert.False(t, call.Notes.Inner, "delivery %d", i+1)
 	}
 }

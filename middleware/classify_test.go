@@ -92,9 +92,7 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 func classOf(t *testing.T, c middleware.Classifier, err error) header.Class {
 	t.Helper()
 	class, ok := c.Classify(err)
-	if ok != (class != "") {
-		t.Errorf("of %v: %q, %v", err, class, ok)
-	}
+	assert.Equal(t, (class != ""), ok)
 	return class
 }
 
@@ -145,9 +143,7 @@ func TestMatchersKeepTheirOwnList(t *testing.T) {
 		errs := []error{errBoom}
 		classifier := make(errs...)
 		errs[0] = errors.New("another")
-		if classOf(t, classifier, errBoom) == "" {
-			t.Errorf("%s: the caller's slice was used", name)
-		}
+		assert.NotEmpty(t, classOf(t, classifier, errBoom), name)
 	}
 }
 
@@ -165,7 +161,5 @@ func TestTheFirstMatchWins(t *testing.T) {
 		middleware.PermanentErrors(errBoom),
 		middleware.RetryableIf(func(error) bool { return true }),
 	)).Notes
-	if n.Class != permanent {
-		t.Errorf("got %s", n.Class)
-	}
+	assert.Equal(t, permanent, n.Class)
 }

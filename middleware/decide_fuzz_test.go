@@ -96,11 +96,7 @@ func FuzzKeptMetadata(f *testing.F) {
 				t.Errorf("kept %q: %q", k, v)
 			}
 		}
-		if total > maxMetadataBytes {
-			t.Errorf("%d bytes", total)
-		}
-		if len(got)+logs != len(s.kept) {
-			t.Errorf("%d keys: %d kept, %d logged", len(s.kept), len(got), logs)
-		}
+		assert.False(t, total > maxMetadataBytes)
+		assert.Equal(t, len(s.kept), len(got)+logs)
 	})
 }

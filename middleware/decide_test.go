@@ -3,7 +3,6 @@ package middleware
 import (
 	"errors"
 	"math"
-	"reflect"
 	"testing"
 	"time"
 
@@ -138,12 +137,10 @@ func TestDecide(t *testing.T) {
 				test.mark = retryable
 			}
 			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon})
-			if got.reason != test.reason || got.delay != test.delay {
-				t.Errorf("got reason %q, delay %v; want %q, %v", got.reason, got.delay, test.reason, test.delay)
-			}
-			if got.count != test.count || !got.first.Equal(test.first) {
-				t.Errorf("got failure %d, the first at %v; want %d, %v", got.count, got.first, test.count, test.first)
-			}
+			assert.Equal(t, test.reason, got.reason)
+			assert.Equal(t, test.delay, got.delay)
+			assert.Equal(t, test.count, got.count)
+			assert.True(t, got.first.Equal(test.first))
 		})
 	}
 }
@@ -196,9 +193,7 @@ func TestPolicyIsShownTheWholeFailure(t *testing.T) {
 		state: state{Failures: 3, FirstFailure: first, Delay: 7 * time.Second},
 	})
 	want := backoff.Failure{Count: 4, Err: errTest, First: first, Now: noon, Last: 7 * time.Second}
-	if shown != want {
-		t.Errorf("the policy saw %+v, want %+v", shown, want)
-	}
+	assert.Equal(t, want, shown)
 }
 
 func TestExactlySoManyAttempts(t *testing.T) {
@@ -230,9 +225,7 @@ func TestExactlySoManyAttempts(t *testing.T) {
 				state = recorded(f, d, "boom")
 				now = now.Add(d.delay)
 			}
-			if attempts != test.attempts {
-				t.Errorf("%d attempts, want %d", attempts, test.attempts)
-			}
+			assert.Equal(t, test.attempts, attempts)
 		})
 	}
 }
@@ -345,15 +338,11 @@ func TestRecordOfSettingAside(t *testing.T) {
 	f := failure{err: errTest, mark: snoozeFor(time.Minute), now: noon, state: brought, at: place{handler: "billing"}}
 	want := brought
 	want.Snoozed, want.NotBefore, want.Interruptions, want.WaitingSince = time.Minute, time.Time{}, 0, noon
-	if got := recorded(f, outcome{snoozed: true, delay: time.Minute, count: 3}, "closed"); !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%+v, want\n%+v", got, want)
-	}
+	assert.Equal(t, want, recorded(f, outcome{snoozed: true, delay: time.Minute, count: 3}, "closed"))
 
 	f.state = state{}
 	want = state{FirstSeen: noon, Snoozed: time.Minute, WaitingSince: noon}
-	if got := recorded(f, outcome{snoozed: true, delay: time.Minute, count: 1}, "closed"); !reflect.DeepEqual(got, want) {
-		t.Errorf("at attempt 1 got\n%+v, want\n%+v", got, want)
-	}
+	assert.Equal(t, want, recorded(f, outcome{snoozed: true, delay: time.Minute, count: 1}, "closed"))
 }
 
 // What the policy sees as the delay given last is that of the last failure.
@@ -544,9 +533,7 @@ func TestRecordOfADeadLetter(t *testing.T) {
 func TestRecordReplacesAFirstSeenThatLiesAhead(t *testing.T) {
 	t.Parallel()
 	f := failure{err: errTest, now: noon, state: state{FirstSeen: noon.Add(time.Second)}}
-	if got := recorded(f, outcome{count: 1, first: noon}, ""); !got.FirstSeen.Equal(noon) {
-		t.Errorf("first seen %v, want %v", got.FirstSeen, noon)
-	}
+	assert.True(t, recorded(f, outcome{count: 1, first: noon}, "").FirstSeen.Equal(noon))
 }
 
 func TestRecordDoesNotWriteIntoTheHistoryItWasGiven(t *testing.T) {
@@ -554,9 +541,7 @@ func TestRecordDoesNotWriteIntoTheHistoryItWasGiven(t *testing.T) {
 	roomy := make([]header.AttemptError, 1, 8)
 	f := failure{err: errTest, now: noon, state: state{History: roomy}}
 	recorded(f, outcome{count: 2, first: noon}, "")
-	if spare := roomy[:2][1]; spare != (header.AttemptError{}) {
-		t.Errorf("wrote %+v behind the caller's slice", spare)
-	}
+	assert.Equal(t, (header.AttemptError{}), roomy[:2][1])
 }
 
 // recorded returns the state that travels on after the outcome of a failure.

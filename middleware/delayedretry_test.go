@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -35,9 +34,8 @@ func TestSuccessIsLeftAlone(t *testing.T) {
 	if err != nil || len(produced) != 1 || &produced[0] != &out[0] {
 		t.Errorf("got %v, %v", produced, err)
 	}
-	if !msg.Equals(before) || len(broker.Calls()) != 0 {
-		t.Errorf("message changed, or handed over: %v", broker.Calls())
-	}
+	assert.True(t, msg.Equals(before))
+	assert.Empty(t, broker.Calls())
 }
 
 func TestFailureIsHandedOver(t *testing.T) {
@@ -48,9 +46,8 @@ func TestFailureIsHandedOver(t *testing.T) {
 	produced, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
 		return []*message.Message{message.NewMessage("out", nil)}, errBoom
 	})(msg)
-	if produced != nil || err != nil {
-		t.Errorf("got %v, %v; want nothing, so that the router acks and publishes nothing", produced, err)
-	}
+	assert.Nil(t, produced)
+	assert.NoError(t, err)
 	calls := broker.Calls()
 	if len(calls) != 1 || calls[0].Message != msg || calls[0].Dead || calls[0].Delay != time.Second {
 		t.Fatalf("got %+v", calls)
@@ -78,9 +75,8 @@ func TestNotesOfAFailure(t *testing.T) {
 	if !n.FirstSeen.Equal(earlier) || !n.FirstFailure.Equal(earlier) || !n.Deadline.Equal(earlier.Add(24*time.Hour)) {
 		t.Errorf("times were not carried over: %+v", n)
 	}
-	if n.OriginExchange != "shop" || n.OriginRoutingKey != "order.created" {
-		t.Errorf("origin was not carried over: %+v", n)
-	}
+	assert.Equal(t, "shop", n.OriginExchange)
+	assert.Equal(t, "order.created", n.OriginRoutingKey)
 	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 || n.History[1].At.Before(began) {
 		t.Errorf("history is %+v", n.History)
 	}
@@ -105,9 +101,8 @@ func TestAHandlerThatSettlesTheMessageItselfHasDecided(t *testing.T) {
 			settle(msg)
 			return errBoom
 		}))(newMessage(middleware.Delivery{}))
-		if err != errBoom || len(broker.Calls()) != 0 {
-			t.Errorf("%s: got %v, %+v", name, err, broker.Calls())
-		}
+		assert.Same(t, errBoom, err, name)
+		assert.Empty(t, broker.Calls(), name)
 	}
 }
 
@@ -122,12 +117,9 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 		}),
 	))
 	acked(t, h, newMessage(middleware.Delivery{}))
-	if len(outer.Calls()) != 0 || len(inner.DeadLetters()) != 1 {
-		t.Errorf("outer %+v, inner %+v", outer.Calls(), inner.Calls())
-	}
-	if !last {
-		t.Error("LastAttempt asked the outer one")
-	}
+	assert.Empty(t, outer.Calls())
+	assert.Len(t, inner.DeadLetters(), 1)
+	assert.True(t, last)
 }
 
 func TestOfTwoNestedTheOuterTakesNoTroubleForAFailure(t *testing.T) {
@@ -144,9 +136,7 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	t.Parallel()
 	consumed := newMessage(middleware.Delivery{State: state{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
-	if middleware.DeliveryOf(inherited.Context(), inherited) != nil {
-		t.Error("DeliveryOf found one")
-	}
+	assert.Nil(t, middleware.DeliveryOf(inherited.Context(), inherited))
 	if d := middleware.DeliveryOf(inherited.Context(), nil); d == nil || d.Message() != consumed {
 		t.Errorf("DeliveryOf any message found %+v, want that of the message consumed", d)
 	}
@@ -235,9 +225,7 @@ func TestTheContextOfEntryCounts(t *testing.T) {
 	}))
 	msg := newMessage(middleware.Delivery{})
 	acked(t, newRetry(t, broker).Middleware(timeout), msg)
-	if msg.Context().Err() == nil {
-		t.Error("the test is void: the context of the message is not done")
-	}
+	assert.NotNil(t, msg.Context().Err())
 	if calls := broker.Calls(); len(calls) != 1 || calls[0].Notes.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
 		t.Errorf("got %+v", calls)
 	}
@@ -269,9 +257,7 @@ func TestTheTextOfAnInterruptionNamesItsCause(t *testing.T) {
 		close(gone)
 		return errBoom
 	}))(newMessage(middleware.Delivery{Gone: gone}))
-	if want := "handling was interrupted: delivery is stale; handler: boom"; err.Error() != want {
-		t.Errorf("got %q, want %q", err, want)
-	}
+	assert.EqualError(t, err, "handling was interrupted: delivery is stale; handler: boom")
 }
 
 // The router hears nothing of a goroutine that ends: without the nack the
@@ -300,9 +286,7 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 		<-done
 		assert.True(t, isClosed(msg.Nacked()), "%s: message is not nacked", name)
 	}
-	if calls := broker.Calls(); len(calls) != 0 {
-		t.Errorf("published %d times", len(calls))
-	}
+	assert.Empty(t, broker.Calls())
 }
 
 // A middleware outside that calls twice used to have the message handed over twice.
@@ -320,18 +304,15 @@ func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 			t.Errorf("got %v, %v", produced, err)
 		}
 	}
-	if calls != 3 || len(broker.Calls()) != 3 {
-		t.Errorf("%d calls of the handler and %d hand-overs of 3 messages", calls, len(broker.Calls()))
-	}
+	assert.Equal(t, 3, calls)
+	assert.Len(t, broker.Calls(), 3)
 	said := 0
 	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
 		if line.Fields["queue"] == "orders" {
 			said++
 		}
 	}
-	if said != 1 {
-		t.Errorf("said %d times, want once", said)
-	}
+	assert.Equal(t, 1, said)
 }
 
 // A message that carries the metadata from elsewhere is no sign of a PoisonQueue.
@@ -341,9 +322,7 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	msg := newMessage(middleware.Delivery{})
 	msg.Metadata.Set(wmiddleware.ReasonForPoisonedKey, "boom")
 	acked(t, newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds), msg)
-	if lines := logger.Captured(); len(lines) != 0 {
-		t.Errorf("logged %+v", lines)
-	}
+	assert.Empty(t, logger.Captured())
 }
 
 // looped is a Republisher for Watermill's in-process Pub/Sub, whose messages
@@ -397,9 +376,7 @@ func receive(t *testing.T, pubSub *gochannel.GoChannel, topic string) *message.M
 	messages, err := pubSub.Subscribe(ctx, topic)
 	require.NoError(t, err)
 	msg := <-messages
-	if msg == nil {
-		t.Fatalf("no message of topic %q within 10s", topic)
-	}
+	require.NotNil(t, msg)
 	msg.Ack()
 	return msg
 }
@@ -419,9 +396,7 @@ func TestInARouterAMessageIsRetriedUntilItSucceeds(t *testing.T) {
 		return out, nil
 	})
 	require.NoError(t, pubSub.Publish("orders", message.NewMessage("order-7", nil)))
-	if out := receive(t, pubSub, "out"); !reflect.DeepEqual([]byte(out.Payload), []byte{3}) {
-		t.Errorf("the message of attempt %d was published, want that of 3 alone", out.Payload)
-	}
+	assert.Equal(t, []byte{3}, []byte(receive(t, pubSub, "out").Payload))
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, []int{1, 2, 3}, attempts)
@@ -438,9 +413,7 @@ func TestInARouterAMessageIsDeadLetteredAtLast(t *testing.T) {
 	} {
 		assert.Equal(t, want, dead.Metadata[key])
 	}
-	if dead.UUID != "order-7" {
-		t.Errorf("UUID is %q", dead.UUID)
-	}
+	assert.Equal(t, "order-7", dead.UUID)
 }
 
 // A handler goroutine that ended used to leave the router waiting for ever.

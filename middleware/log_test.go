@@ -27,9 +27,8 @@ func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *
 	logger := watermill.NewCaptureLogger()
 	_, _ = newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
 	lines := logger.Captured()
-	if len(lines) != 1 || len(lines[level]) != 1 {
-		t.Fatalf("logged %+v, want one line of level %d", lines, level)
-	}
+	require.Len(t, lines, 1)
+	require.Len(t, lines[level], 1)
 	return lines[level][0]
 }
 
@@ -42,9 +41,8 @@ func TestLogOfARetry(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "", "queue": "orders", "topic": "",
 		"attempt": 2, "delay": 10 * time.Second, "class": "retryable", "error": "boom",
 	}
-	if line.Msg != "Message will be retried" || !reflect.DeepEqual(line.Fields, want) {
-		t.Errorf("got %q with\n%v, want\n%v", line.Msg, line.Fields, want)
-	}
+	assert.Equal(t, "Message will be retried", line.Msg)
+	assert.Equal(t, want, line.Fields)
 }
 
 // The line has the delay that is waited for; the one that was asked for is beside it
@@ -56,17 +54,15 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	} {
 		msg := newMessage(middleware.Delivery{Given: func(time.Duration) time.Duration { return given }})
 		line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
-		if line.Fields["delay"] != max(given, time.Second) || line.Fields["asked"] != asked {
-			t.Errorf("given %v: got %v", given, line.Fields)
-		}
+		assert.Equal(t, max(given, time.Second), line.Fields["delay"])
+		assert.Equal(t, asked, line.Fields["asked"])
 	}
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
 	_, _ = newRetry(t, slower{}, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
-	if line.Fields["delay"] != 5*time.Second || line.Fields["asked"] != time.Second {
-		t.Errorf("got %v", line.Fields)
-	}
+	assert.Equal(t, 5*time.Second, line.Fields["delay"])
+	assert.Equal(t, time.Second, line.Fields["asked"])
 }
 
 // DelayedRetry logs and tells when the handler has returned: the ids count that the
@@ -126,9 +122,8 @@ func TestLogOfAnInterruption(t *testing.T) {
 		return errBoom
 	})
 	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, middleware.Delivery{}))
-	if line.Fields["cause"] != "context canceled" || line.Fields["error"] != "boom" {
-		t.Errorf("got %q with %v", line.Msg, line.Fields)
-	}
+	assert.Equal(t, "context canceled", line.Fields["cause"])
+	assert.Equal(t, "boom", line.Fields["error"])
 }
 
 // Outside of DelayedRetry a Timeout looks like a shutdown: the message would be
@@ -144,9 +139,8 @@ func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
 	_, err := wmiddleware.Timeout(time.Millisecond)(retry.Middleware(waits))(newMessage(middleware.Delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrInterrupted)
 	lines := logger.Captured()[watermill.ErrorLogLevel]
-	if len(lines) != 1 || !strings.Contains(lines[0].Msg, "Timeout middleware belongs inside") {
-		t.Errorf("logged %+v", lines)
-	}
+	require.Len(t, lines, 1)
+	assert.Contains(t, lines[0].Msg, "Timeout middleware belongs inside")
 }
 
 func TestLogOfAPolicyThatPanics(t *testing.T) {
@@ -160,9 +154,8 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s", result.String())
 	line := logger.Captured()[watermill.ErrorLogLevel][0]
-	if line.Msg != "Retry decision: policy panicked, waiting a minute instead" || line.Fields["value"] != "of mine" {
-		t.Errorf("got %q with %v", line.Msg, line.Fields)
-	}
+	assert.Equal(t, "Retry decision: policy panicked, waiting a minute instead", line.Msg)
+	assert.Equal(t, "of mine", line.Fields["value"])
 }
 
 func TestTheHookIsShownTheDeadLetter(t *testing.T) {
@@ -171,17 +164,15 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	broker := middlewaretest.NewBroker()
 	var told []middleware.DeadLetter
 	h := newRetry(t, broker, middleware.WithDeadLetterHook(func(ctx context.Context, dead middleware.DeadLetter) {
-		if ctx.Value(key{}) != "trace" || len(broker.DeadLetters()) != 1 {
-			t.Error("without the context, or before it was confirmed")
-		}
+		assert.Equal(t, "trace", ctx.Value(key{}))
+		assert.Len(t, broker.DeadLetters(), 1)
 		told = append(told, dead)
 	})).Middleware(failsWith(errBoom))
 	msg := newMessage(middleware.Delivery{})
 	msg.SetContext(context.WithValue(msg.Context(), key{}, "trace"))
 	result := broker.Run(h, msg)
-	if len(told) != 1 || result.Outcome != middlewaretest.DeadLettered {
-		t.Fatalf("told %d times: %s", len(told), result)
-	}
+	require.Len(t, told, 1)
+	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
 	dead := told[0]
 	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
 		t.Errorf("got %+v", dead)
@@ -191,13 +182,10 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	for _, entry := range dead.State.History {
 		attempts = append(attempts, entry.Attempt)
 	}
-	if !reflect.DeepEqual(attempts, []int{1, 2, 3}) || dead.State.Failures != 3 {
-		t.Errorf("attempts %v, %d failures", attempts, dead.State.Failures)
-	}
+	assert.Equal(t, []int{1, 2, 3}, attempts)
+	assert.Equal(t, 3, dead.State.Failures)
 	dead.State.History[0].Attempt = 9
-	if broker.DeadLetters()[0].Notes.History[0].Attempt == 9 {
-		t.Error("the history is not a copy")
-	}
+	assert.NotEqual(t, 9, broker.DeadLetters()[0].Notes.History[0].Attempt)
 }
 
 func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
@@ -261,16 +249,13 @@ func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 		_, _ = h(msg)
 	}()
 	<-ended
-	if !isClosed(msg.Acked()) || isClosed(msg.Nacked()) {
-		t.Error("not acked")
-	}
+	assert.True(t, isClosed(msg.Acked()))
+	assert.False(t, isClosed(msg.Nacked()))
 }
 
 func TestANilHookIsRefused(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0))
 	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithSnoozeLimit: 0s is not positive"
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	assert.EqualError(t, err, want)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -68,9 +67,8 @@ func TestMarks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
-			if call.Notes.Class != test.class || call.Delay != test.delay {
-				t.Errorf("got %s, delay %v; want %s, %v", call.Notes.Class, call.Delay, test.class, test.delay)
-			}
+			assert.Equal(t, test.class, call.Notes.Class)
+			assert.Equal(t, test.delay, call.Delay)
 		})
 	}
 }
@@ -82,9 +80,8 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		"Retryable":  middleware.Retryable(errBoom),
 		"RetryAfter": middleware.RetryAfter(errBoom, time.Second),
 	} {
-		if marked.Error() != "boom" || errors.Unwrap(marked) != errBoom {
-			t.Errorf("%s: reads %q, unwraps to %v", name, marked, errors.Unwrap(marked))
-		}
+		assert.Equal(t, "boom", marked.Error(), name)
+		assert.Same(t, errBoom, errors.Unwrap(marked), name)
 	}
 	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil || middleware.RetryAfter(nil, 1) != nil {
 		t.Error("a mark of nil is not nil")
@@ -161,9 +158,7 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
-			if call.SetAside != test.aside {
-				t.Errorf("set aside: %v, want %v: %+v", call.SetAside, test.aside, call)
-			}
+			assert.Equal(t, test.aside, call.SetAside)
 			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 || call.Notes.FirstSeen.IsZero()) {
 				t.Errorf("got %+v", call)
 			}
@@ -173,13 +168,10 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 
 func TestLaterReadsAsItsError(t *testing.T) {
 	t.Parallel()
-	if middleware.Snooze(nil, time.Minute) != nil {
-		t.Error("of nil it is not nil")
-	}
+	assert.Nil(t, middleware.Snooze(nil, time.Minute))
 	err := middleware.Snooze(errBoom, time.Minute)
-	if err.Error() != "boom" || !errors.Is(err, errBoom) {
-		t.Errorf("got %v", err)
-	}
+	assert.Equal(t, "boom", err.Error())
+	assert.ErrorIs(t, err, errBoom)
 }
 
 func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
@@ -242,9 +234,8 @@ func TestLogOfSettingAside(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "delay": time.Minute, "error": "boom",
 	}
-	if line.Msg != "Message snoozed" || !reflect.DeepEqual(line.Fields, want) {
-		t.Errorf("got %q with\n%v, want\n%v", line.Msg, line.Fields, want)
-	}
+	assert.Equal(t, "Message snoozed", line.Msg)
+	assert.Equal(t, want, line.Fields)
 }
 
 func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
@@ -260,9 +251,7 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 		lines[1].Msg != "Message will be retried" {
 		t.Fatalf("logged %+v", lines)
 	}
-	if at := lines[0].Fields["first_seen"].(time.Time); !at.Equal(seen) {
-		t.Errorf("first seen %v, want %v", at, seen)
-	}
+	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
 }
 
 func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {

@@ -88,9 +88,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 				if want[classifier] {
 					wanted = retryable
 				}
-				if class != wanted {
-					t.Errorf("%s says %q, want %q", classifier, class, wanted)
-				}
+				assert.Equal(t, wanted, class, classifier)
 			}
 		})
 	}
@@ -105,9 +103,8 @@ func TestARealConnectionThatIsRefused(t *testing.T) {
 	address := listener.Addr().String()
 	require.NoError(t, listener.Close())
 	_, err = net.Dial("tcp", address)
-	if classOf(t, middleware.RefusedConnections(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
-		t.Errorf("not recognised: %#v", err)
-	}
+	assert.Equal(t, retryable, classOf(t, middleware.RefusedConnections(), err))
+	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 
 func TestARealReadThatTimesOut(t *testing.T) {
@@ -117,9 +114,8 @@ func TestARealReadThatTimesOut(t *testing.T) {
 	defer server.Close()
 	require.NoError(t, client.SetReadDeadline(time.Now().Add(-time.Second)))
 	_, err := client.Read(make([]byte, 1))
-	if classOf(t, middleware.Timeouts(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
-		t.Errorf("not recognised: %#v", err)
-	}
+	assert.Equal(t, retryable, classOf(t, middleware.Timeouts(), err))
+	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 
 func TestANetworkErrorThatWrapsItselfEnds(t *testing.T) {

@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"runtime"
 	"slices"
 	"testing"
@@ -37,9 +36,7 @@ func (o *events) kinds() []middleware.EventKind {
 
 func (o *events) want(t *testing.T, kinds ...middleware.EventKind) {
 	t.Helper()
-	if got := o.kinds(); !slices.Equal(got, kinds) {
-		t.Fatalf("told of %v, want %v", got, kinds)
-	}
+	require.Equal(t, kinds, o.kinds())
 }
 
 // In a bubble every time is exact: the whole of each event is compared.
@@ -83,9 +80,8 @@ func TestEventsOfAMessage(t *testing.T) {
 		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
 		dead.DelayMeasured, dead.LastDelay, dead.Age = time.Minute, time.Minute, time.Minute+time.Second+2*took
 		for i, want := range []middleware.Event{retried, aside, dead} {
-			if i >= len(told.all) || !reflect.DeepEqual(told.all[i], want) {
-				t.Errorf("told\n%+v, want as %d\n%+v", told.all, i+1, want)
-			}
+			assert.False(t, i >= len(told.all))
+			assert.Equal(t, want, told.all[i])
 		}
 		require.Len(t, told.all, 3)
 	})
@@ -127,9 +123,7 @@ func TestEventOfAPanic(t *testing.T) {
 	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 || e.ErrorText() != "panic: no stock" {
 		t.Errorf("told %+v, %q", e, e.ErrorText())
 	}
-	if text := (middleware.Event{}).ErrorText(); text != "" {
-		t.Errorf("%q without an error", text)
-	}
+	assert.Empty(t, (middleware.Event{}).ErrorText())
 }
 
 func TestEventOfAMessagePastItsLimit(t *testing.T) {
@@ -200,9 +194,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 			if e := told.all[0]; e.Err != err || e.Called != test.called {
 				t.Errorf("told %+v", e)
 			}
-			if d := middleware.DeliveryOf(test.msg.Context(), test.msg); !d.ToldRequeued() {
-				t.Error("the Subscriber would tell it again")
-			}
+			assert.True(t, middleware.DeliveryOf(test.msg.Context(), test.msg).ToldRequeued())
 		})
 	}
 }
@@ -275,9 +267,7 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 			panics++
 		}
 	}
-	if panics != 1 {
-		t.Errorf("logged %d times, want once", panics)
-	}
+	assert.Equal(t, 1, panics)
 }
 
 // An observer that ends the goroutine leaves no message unsettled: what the broker
@@ -312,9 +302,8 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 				_, _ = retry.Middleware(test.handler)(msg)
 			}()
 			<-ended
-			if isClosed(msg.Acked()) != test.acked || isClosed(msg.Nacked()) == test.acked {
-				t.Errorf("acked %v, nacked %v", isClosed(msg.Acked()), isClosed(msg.Nacked()))
-			}
+			assert.Equal(t, test.acked, isClosed(msg.Acked()))
+			assert.NotEqual(t, test.acked, isClosed(msg.Nacked()))
 		})
 	}
 }
@@ -323,9 +312,7 @@ func TestObserversThatAreNil(t *testing.T) {
 	t.Parallel()
 	var nobody *events
 	_, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody))
-	if err == nil || err.Error() != "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil" {
-		t.Errorf("got %v", err)
-	}
+	assert.EqualError(t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil")
 }
 
 // oversized is a Republisher for which no message has room for notes.
@@ -359,9 +346,8 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 			t.Errorf("%s: told %+v", name, e)
 		}
 		lines := logger.Captured()
-		if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
-			t.Fatalf("%s: logged %+v", name, lines)
-		}
+		require.Len(t, lines, 1, name)
+		require.Len(t, lines[watermill.ErrorLogLevel], 1, name)
 		line := lines[watermill.ErrorLogLevel][0]
 		_, delay := line.Fields["delay"]
 		if line.Msg != "Message dead-lettered" || line.Fields["reason"] != "oversized" || delay {

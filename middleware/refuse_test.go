@@ -53,9 +53,8 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	assert.Equal(t, want, n)
 
 	lines := logger.Captured()
-	if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
-		t.Fatalf("logged %+v", lines)
-	}
+	require.Len(t, lines, 1)
+	require.Len(t, lines[watermill.ErrorLogLevel], 1)
 	line := lines[watermill.ErrorLogLevel][0]
 	fields := watermill.LogFields{
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
@@ -93,15 +92,10 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 				called = true
 				return nil, nil
 			}), newMessage(middleware.Delivery{State: test.notes}))
-			if called != (test.want == "") || result.Notes.Reason != test.want {
-				t.Errorf("called: %v, %s", called, result)
-			}
-			if attempts := result.Attempts; (attempts == 1) != called {
-				t.Errorf("%d attempts", attempts)
-			}
-			if failures := result.Notes.Failures; failures > 1_000_000 {
-				t.Errorf("%d failures", failures)
-			}
+			assert.Equal(t, (test.want == ""), called)
+			assert.Equal(t, test.want, result.Notes.Reason)
+			assert.Equal(t, called, (result.Attempts == 1))
+			assert.False(t, result.Notes.Failures > 1_000_000)
 		})
 	}
 }
@@ -113,9 +107,7 @@ func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
 	require.NoError(t, err)
-	if got := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})); got.Attempts != 5 {
-		t.Errorf("got %s, want 5 attempts", got)
-	}
+	assert.Equal(t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})).Attempts)
 }
 
 // The outer one has the shorter policy. What the inner one grants must not be
@@ -132,9 +124,8 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	for want := 1; want <= 5; want++ {
 		acked(t, nested(), msg)
 		call := broker.Calls()[want-1]
-		if call.Notes.Failures != want || call.Dead != (want == 5) {
-			t.Fatalf("failure %d: got %+v", want, call)
-		}
+		require.Equal(t, want, call.Notes.Failures)
+		require.Equal(t, (want == 5), call.Dead)
 		headers := call.Notes.Headers("orders")
 		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
 	}

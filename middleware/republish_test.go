@@ -135,21 +135,16 @@ func TestHolding(t *testing.T) {
 					t.Errorf("held for %v, want %v", took, test.took)
 				}
 				calls := broker.Calls()
-				if len(calls) != test.tries {
-					t.Errorf("%d tries, want %d", len(calls), test.tries)
-				}
+				assert.Len(t, calls, test.tries)
 				for _, call := range calls {
 					if call.Dead || call.Notes.Failures != 1 || !reflect.DeepEqual(call.Notes, calls[0].Notes) {
 						t.Errorf("tried %+v", call)
 					}
 				}
-				if (err == nil) != (len(test.want) == 0) {
-					t.Errorf("got %v", err)
-				}
+				assert.Equal(t, (len(test.want) == 0), (err == nil))
 				wantErrors(t, err, test.want...)
-				if isClosed(msg.Acked()) || isClosed(msg.Nacked()) {
-					t.Error("the message was settled by the middleware, not the router")
-				}
+				assert.False(t, isClosed(msg.Acked()))
+				assert.False(t, isClosed(msg.Nacked()))
 			})
 		})
 	}
@@ -184,9 +179,8 @@ func TestATryThatTakesLongIsFinished(t *testing.T) {
 			return nil
 		}))
 		d := middleware.Delivery{Gone: after(time.Second), Closing: after(time.Second)}
-		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(d)); err != nil {
-			t.Errorf("confirmed, but got %v", err)
-		}
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(d))
+		assert.NoError(t, err)
 	})
 }
 
@@ -325,9 +319,7 @@ func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
 			return errBoom
 		})), msg)
 	assert.Equal(t, []string{"7  ", "7 paid ", "7 paid ", "7 paid "}, seen)
-	if result.Attempts != 3 {
-		t.Errorf("got %s", result)
-	}
+	assert.Equal(t, 3, result.Attempts)
 }
 
 func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {

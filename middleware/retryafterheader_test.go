@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -66,9 +67,8 @@ func TestParseRetryAfter(t *testing.T) {
 				header.Set("Date", test.date)
 			}
 			got, found := parseRetryAfter(header, func() time.Time { return now })
-			if got != test.want || found != test.found {
-				t.Errorf("got %v, %v, want %v, %v", got, found, test.want, test.found)
-			}
+			assert.Equal(t, test.want, got)
+			assert.Equal(t, test.found, found)
 		})
 	}
 	if _, found := parseRetryAfter(nil, time.Now); found {
@@ -102,18 +102,14 @@ func TestRetryAfterHeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := RetryAfterHeader(errBusy, test.header, test.limit)
-			if !errors.Is(err, errBusy) {
-				t.Fatalf("got %v", err)
-			}
+			require.ErrorIs(t, err, errBusy)
 			found, marked := markOf(err)
 			if marked != test.marked || found.floor != test.floor || marked && found.class != header.ClassRetryable {
 				t.Errorf("got %+v, %v", found, marked)
 			}
 		})
 	}
-	if err := RetryAfterHeader(nil, asks("7"), 0); err != nil {
-		t.Errorf("of nil: %v", err)
-	}
+	assert.Nil(t, RetryAfterHeader(nil, asks("7"), 0))
 }
 
 // What a real server writes is read: net/http adds a Date of its own.
@@ -168,8 +164,7 @@ func FuzzParseRetryAfter(f *testing.F) {
 			t.Errorf("%q, %q: got %v, %v", value, date, got, found)
 		}
 		mark, marked := markOf(RetryAfterHeader(errTest, header, time.Minute))
-		if marked != found || mark.floor > min(got, time.Minute) {
-			t.Errorf("%q, %q: got %v, marked %+v, %v", value, date, got, mark, marked)
-		}
+		assert.Equal(t, found, marked)
+		assert.False(t, mark.floor > min(got, time.Minute))
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -25,9 +26,7 @@ import (
 func refusedURL(t *testing.T, rawURL string) error {
 	t.Helper()
 	_, err := http.Get(rawURL)
-	if err == nil {
-		t.Fatal("somebody answers")
-	}
+	require.Error(t, err)
 	return err
 }
 
@@ -37,17 +36,13 @@ func TestErrorTextIsThatOfTheOption(t *testing.T) {
 	secret := errors.New("secret")
 	var told []string
 	call := handle(t, failsWith(secret), middleware.WithLogger(logger), middleware.WithErrorText(func(err error) string {
-		if !errors.Is(err, secret) {
-			t.Errorf("asked about %v", err)
-		}
+		assert.ErrorIs(t, err, secret)
 		return "public"
 	}), middleware.WithObserver(middleware.ObserverFunc(func(_ context.Context, e middleware.Event) { told = append(told, e.ErrorText()) })))
-	if len(told) != 1 || told[0] != "public" {
-		t.Errorf("observers were told %q", told)
-	}
-	if call.Notes.Error != "public" || call.Notes.History[0].Error != "public" {
-		t.Errorf("notes say %q, history %+v", call.Notes.Error, call.Notes.History)
-	}
+	require.Len(t, told, 1)
+	assert.Equal(t, "public", told[0])
+	assert.Equal(t, "public", call.Notes.Error)
+	assert.Equal(t, "public", call.Notes.History[0].Error)
 	if text := fmt.Sprint(logger.Captured()); strings.Contains(text, "secret") || !strings.Contains(text, "public") {
 		t.Errorf("logged %s", text)
 	}
@@ -62,22 +57,16 @@ func TestErrorTextThatPanics(t *testing.T) {
 func TestWithErrorTextRefusesNil(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, middleware.WithErrorText(nil))
-	if err == nil || !strings.Contains(err.Error(), "WithErrorText: text is nil") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorContains(t, err, "WithErrorText: text is nil")
 }
 
 func TestHostsOnly(t *testing.T) {
 	t.Parallel()
 	const address = "http://user:pass@127.0.0.1:1/hook/s3cr3t?token=s3cr3t"
 	refused := refusedURL(t, address)
-	if !strings.Contains(refused.Error(), "s3cr3t") {
-		t.Fatalf("net/http does not quote the URL any more: %v", refused)
-	}
+	require.Contains(t, refused.Error(), "s3cr3t")
 	var inner *url.Error
-	if !errors.As(refused, &inner) {
-		t.Fatalf("%T", refused)
-	}
+	require.True(t, errors.As(refused, &inner))
 	for name, err := range map[string]error{
 		"plain":      refused,
 		"wrapped":    fmt.Errorf("deliver: %w", refused),
@@ -89,9 +78,7 @@ func TestHostsOnly(t *testing.T) {
 		"quoted URL": &url.Error{Op: "Get", URL: "http://127.0.0.1/\"s3cr3t\"", Err: errBoom},
 	} {
 		got := middleware.RedactURLs(err)
-		if strings.Contains(got, "s3cr3t") {
-			t.Errorf("%s: %s", name, got)
-		}
+		assert.NotContains(t, got, "s3cr3t", name)
 		if name != "no URL" && !strings.Contains(got, "127.0.0.1") {
 			t.Errorf("%s: the host is gone: %s", name, got)
 		}
@@ -145,9 +132,8 @@ func TestAPanicIsAFailureWithItsValueOnly(t *testing.T) {
 				},
 			} {
 				notes := handle(t, h).Notes
-				if notes.Error != test.want || notes.History[0].Error != test.want {
-					t.Errorf("%s: got %q, %q; want %q", by, notes.Error, notes.History[0].Error, test.want)
-				}
+				assert.Equal(t, test.want, notes.Error, by)
+				assert.Equal(t, test.want, notes.History[0].Error, by)
 			}
 		})
 	}
@@ -163,12 +149,10 @@ func TestClassifiersSeeThePanic(t *testing.T) {
 	handle(t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) }, middleware.WithClassifier(spy))
 
 	var panicked *middleware.PanicError
-	if !errors.As(seen, &panicked) || !errors.Is(seen, errBoom) {
-		t.Fatalf("classified %v", seen)
-	}
-	if panicked.Value != errBoom || !strings.Contains(string(panicked.Stack), "TestClassifiersSeeThePanic") {
-		t.Errorf("value %v, stack:\n%s", panicked.Value, panicked.Stack)
-	}
+	require.True(t, errors.As(seen, &panicked))
+	require.ErrorIs(t, seen, errBoom)
+	assert.Same(t, errBoom, panicked.Value)
+	assert.Contains(t, string(panicked.Stack), "TestClassifiersSeeThePanic")
 }
 
 func TestErrorsWhoseMethodsPanicAreContained(t *testing.T) {
@@ -188,9 +172,8 @@ func TestErrorsWhoseMethodsPanicAreContained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
-			if call.Notes.Error != test.want || call.Notes.Class != retryable {
-				t.Errorf("got %q, %s; want %q, retryable", call.Notes.Error, call.Notes.Class, test.want)
-			}
+			assert.Equal(t, test.want, call.Notes.Error)
+			assert.Equal(t, retryable, call.Notes.Class)
 		})
 	}
 }

@@ -86,9 +86,8 @@ func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
 		"end of a nil list":    {backoff.List(nil), nil, false},
 	} {
 		_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), test.policy, test.options...)
-		if errors.Is(err, backoff.ErrNoEnd) != test.refused || (err != nil) != test.refused {
-			t.Errorf("%s: got %v", name, err)
-		}
+		assert.Equal(t, test.refused, errors.Is(err, backoff.ErrNoEnd), name)
+		assert.Equal(t, test.refused, (err != nil), name)
 		if test.refused && !strings.Contains(err.Error(), "policy is not known to stop retrying") {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -135,17 +134,14 @@ func TestPoliciesAreChecked(t *testing.T) {
 	} {
 		assert.ErrorContains(t, err, want)
 	}
-	if lines := strings.Split(err.Error(), "\n"); len(lines) != 6 || !errors.Is(err, backoff.ErrNoEnd) {
-		t.Errorf("got %d problems:\n%v", len(lines), err)
-	}
+	require.Len(t, strings.Split(err.Error(), "\n"), 6)
+	assert.ErrorIs(t, err, backoff.ErrNoEnd)
 	for name, option := range map[string]middleware.Option{
 		"attempts": middleware.WithMaxAttempts(3), "age": middleware.WithMaxAge(time.Hour),
 	} {
 		_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, option,
 			middleware.WithPolicyFor(middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second}))
-		if err != nil {
-			t.Errorf("with a bound, %s: %v", name, err)
-		}
+		assert.NoError(t, err, name)
 	}
 }
 
@@ -159,12 +155,8 @@ func TestPolicies(t *testing.T) {
 	require.NoError(t, err)
 	want := []backoff.Policy{every(1), every(2), unbounded}
 	retry.Policies()[0] = nil
-	if got := retry.Policies(); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if remarks := logger.Captured()[watermill.InfoLogLevel]; len(remarks) != 1 {
-		t.Errorf("logged %+v", remarks)
-	}
+	assert.Equal(t, want, retry.Policies())
+	assert.Len(t, logger.Captured()[watermill.InfoLogLevel], 1)
 }
 
 // every is a policy that can be told from others by its delay.
@@ -245,9 +237,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 		require.NoError(t, pubSub.Publish(topic, message.NewMessage(topic, nil)))
 	}
 	for range 3 {
-		if <-last {
-			t.Error("LastAttempt is true")
-		}
+		assert.False(t, <-last)
 		<-decided // closing the router would interrupt what comes after the handler
 	}
 	require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))

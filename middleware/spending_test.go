@@ -50,9 +50,7 @@ func (s *spender) deliverAs(d middleware.Delivery, err error) string {
 		s.handled++
 		return nil, err
 	})(newMessage(d))
-	if result != nil {
-		s.t.Fatal(result)
-	}
+	require.Nil(s.t, result)
 	calls := s.broker.Calls()[before:]
 	switch {
 	case len(calls) == 0:
@@ -165,22 +163,16 @@ func TestBudgetHoldsBack(t *testing.T) {
 			t.Errorf("an attempt was counted: %+v", held)
 		}
 		suspect := middleware.Delivery{State: state{Interruptions: 2}}
-		if got := s.deliverAs(suspect, errBoom); got != "held back 1m0s" {
-			t.Fatal(got)
-		}
+		require.Equal(t, "held back 1m0s", s.deliverAs(suspect, errBoom))
 		if calls := s.broker.Calls(); calls[len(calls)-1].Notes.Interruptions != 2 {
 			t.Error("held back is not handled: the suspicion is still there")
 		}
 		// One held back for long enough is handled all the same.
 		old := middleware.Delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
-		if got := s.deliverAs(old, nil); got != "handled" {
-			t.Error(got)
-		}
+		assert.Equal(t, "handled", s.deliverAs(old, nil))
 		// And one that would come back too late.
 		late := middleware.Delivery{State: state{Deadline: time.Now().Add(time.Second)}}
-		if got := s.deliverAs(late, nil); got != "handled" {
-			t.Error(got)
-		}
+		assert.Equal(t, "handled", s.deliverAs(late, nil))
 		time.Sleep(9 * time.Second)
 		s.expect(nil, "held back 1m0s")
 		time.Sleep(2 * time.Second) // probes again, and of what is left nothing fails
@@ -194,9 +186,7 @@ func TestBadBudgets(t *testing.T) {
 		Window: time.Millisecond, Share: 1.5, Minimum: -1, Retries: -2, Probes: -3, Delay: -time.Second,
 	})
 	for _, want := range []string{"window 1ms", "share 1.5", "minimum -1", "retries -2", "probes -3", "delay -1s"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want it to name %s", err, want)
-		}
+		assert.ErrorContains(t, err, want)
 	}
 	for want, cfg := range map[string]middleware.BudgetConfig{
 		"neither share nor retries": {},
@@ -211,13 +201,9 @@ func TestBadBudgets(t *testing.T) {
 	require.NoError(t, err)
 	unlisted := backoff.Limit{Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Second, true }), Retries: 3}
 	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), unlisted, middleware.WithBudget(budget))
-	if err == nil || !strings.Contains(err.Error(), "set Delay of the BudgetConfig") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
 	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, middleware.WithBudget(nil))
-	if err == nil || !strings.Contains(err.Error(), "WithBudget: budget is nil") {
-		t.Errorf("got %v", err)
-	}
+	assert.ErrorContains(t, err, "WithBudget: budget is nil")
 }
 
 func TestBudgetSharedByManyHandlers(t *testing.T) {
