@@ -25,11 +25,11 @@ func TestAccessorsWithoutADelivery(t *testing.T) {
 
 func TestAccessorsOnEachAttempt(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var attempts, past []int
 	var last, failed []bool
 	var first []time.Time
-	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
 		ctx := msg.Context()
 		attempts = append(attempts, middleware.Attempt(ctx))
 		last = append(last, middleware.LastAttempt(ctx))
@@ -38,7 +38,7 @@ func TestAccessorsOnEachAttempt(t *testing.T) {
 		past = append(past, len(s.History))
 		assert.Equal(t, "shop order.created", s.OriginExchange+" "+s.OriginRoutingKey)
 		return errBoom
-	})), newMessage(middleware.Delivery{State: state{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
+	})), newMessage(delivery{State: state{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
 
 	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
 	assert.Equal(t, []int{1, 2, 3}, attempts)
@@ -74,13 +74,13 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got bool
-			h := newRetry(t, middlewaretest.NewBroker(), test.options...).Middleware(
-				middlewaretest.Consumer(func(msg *message.Message) error {
+			h := newRetry(t, newBroker(), test.options...).Middleware(
+				consumer(func(msg *message.Message) error {
 					got = middleware.LastAttempt(msg.Context())
 					return nil
 				}),
 			)
-			if _, err := h(newMessage(middleware.Delivery{State: test.notes})); err != nil || got != test.want {
+			if _, err := h(newMessage(delivery{State: test.notes})); err != nil || got != test.want {
 				t.Errorf("got %v, %v; want %v", got, err, test.want)
 			}
 		})
@@ -90,20 +90,20 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 // A policy that chooses by error may take it for granted that there is one.
 func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 		return time.Second, f.Err.Error() != "unknown error"
 	}), middleware.WithMaxAttempts(5))
 	require.NoError(t, err)
-	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	broker.Run(retry.Middleware(consumer(func(msg *message.Message) error {
 		assert.True(t, middleware.LastAttempt(msg.Context()))
 		return nil
-	})), newMessage(middleware.Delivery{}))
+	})), newMessage(delivery{}))
 }
 
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: state{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
+	msg := newMessage(delivery{State: state{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
 	if at := middleware.StateOf(msg.Context()).FirstFailure; at.IsZero() || at.After(time.Now()) {
 		t.Errorf("got %v", at)
 	}
@@ -112,7 +112,7 @@ func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 func TestPastAttemptsIsACopy(t *testing.T) {
 	t.Parallel()
 	notes := state{History: []header.AttemptError{{Attempt: 1}}}
-	ctx := newMessage(middleware.Delivery{State: notes}).Context()
+	ctx := newMessage(delivery{State: notes}).Context()
 	middleware.StateOf(ctx).History[0].Attempt = 9
 	assert.Equal(t, 1, middleware.StateOf(ctx).History[0].Attempt)
 }
@@ -133,22 +133,22 @@ func TestDeduplicationKey(t *testing.T) {
 		d    middleware.Delivery
 		same bool // as that of another message with the same ids
 	}{
-		"first delivery":              {"uuid", middleware.Delivery{Queue: "orders"}, true},
-		"with a message id":           {"uuid", middleware.Delivery{Queue: "orders", MessageID: "id"}, true},
-		"with a message id alone":     {"", middleware.Delivery{Queue: "orders", MessageID: "id"}, true},
-		"with no id":                  {"", middleware.Delivery{Queue: "orders"}, false},
-		"redelivered":                 {"uuid", middleware.Delivery{Redelivered: true}, false},
-		"retried":                     {"uuid", middleware.Delivery{State: state{Failures: 1}}, false},
-		"set aside":                   {"uuid", middleware.Delivery{State: state{FirstSeen: time.Now()}}, false},
-		"moved back when it was dead": {"uuid", middleware.Delivery{State: state{History: make([]header.AttemptError, 1)}}, false},
+		"first delivery":              {"uuid", delivery{Queue: "orders"}, true},
+		"with a message id":           {"uuid", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with a message id alone":     {"", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with no id":                  {"", delivery{Queue: "orders"}, false},
+		"redelivered":                 {"uuid", delivery{Redelivered: true}, false},
+		"retried":                     {"uuid", delivery{State: state{Failures: 1}}, false},
+		"set aside":                   {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
+		"moved back when it was dead": {"uuid", delivery{State: state{History: make([]header.AttemptError, 1)}}, false},
 	} {
 		one, another := key(test.uuid, test.d), key(test.uuid, test.d)
 		assert.Equal(t, test.same, (one == another), name)
 	}
-	byID := middleware.Delivery{Queue: "orders", MessageID: "id"}
+	byID := delivery{Queue: "orders", MessageID: "id"}
 	assert.Equal(t, key("another", byID), key("one", byID))
-	assert.NotEqual(t, key("uuid", middleware.Delivery{Queue: "mails"}), key("uuid", middleware.Delivery{Queue: "orders"}))
+	assert.NotEqual(t, key("uuid", delivery{Queue: "mails"}), key("uuid", delivery{Queue: "orders"}))
 	got, err := middleware.DeduplicationKey(message.NewMessage("uuid", nil))
 	require.NoError(t, err)
-	assert.Equal(t, key("uuid", middleware.Delivery{}), got)
+	assert.Equal(t, key("uuid", delivery{}), got)
 }

@@ -19,14 +19,13 @@ import (
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func TestSuccessIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	out := []*message.Message{message.NewMessage("out", nil)}
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	before := msg.Copy()
 	produced, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
 		return out, nil
@@ -40,8 +39,8 @@ func TestSuccessIsLeftAlone(t *testing.T) {
 
 func TestFailureIsHandedOver(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{})
+	broker := newBroker()
+	msg := newMessage(delivery{})
 	before := msg.Copy()
 	produced, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
 		return []*message.Message{message.NewMessage("out", nil)}, errBoom
@@ -61,8 +60,8 @@ func TestNotesOfAFailure(t *testing.T) {
 	t.Parallel()
 	earlier := time.Now().Add(-time.Hour)
 	past := []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}}
-	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{State: state{
+	broker := newBroker()
+	msg := newMessage(delivery{State: state{
 		Failures: 1, FirstSeen: earlier, FirstFailure: earlier, NotBefore: earlier, History: past,
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: earlier.Add(24 * time.Hour),
 	}})
@@ -96,11 +95,11 @@ func TestAHandlerThatSettlesTheMessageItselfHasDecided(t *testing.T) {
 		"nack": (*message.Message).Nack,
 		"ack":  (*message.Message).Ack,
 	} {
-		broker := middlewaretest.NewBroker()
-		_, err := newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		broker := newBroker()
+		_, err := newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
 			settle(msg)
 			return errBoom
-		}))(newMessage(middleware.Delivery{}))
+		}))(newMessage(delivery{}))
 		assert.Same(t, errBoom, err, name)
 		assert.Empty(t, broker.Calls(), name)
 	}
@@ -108,15 +107,15 @@ func TestAHandlerThatSettlesTheMessageItselfHasDecided(t *testing.T) {
 
 func TestOfTwoNestedTheInnerActs(t *testing.T) {
 	t.Parallel()
-	outer, inner := middlewaretest.NewBroker(), middlewaretest.NewBroker()
+	outer, inner := newBroker(), newBroker()
 	last := false
 	h := newRetry(t, outer).Middleware(newRetry(t, inner, middleware.WithMaxAttempts(1)).Middleware(
-		middlewaretest.Consumer(func(msg *message.Message) error {
+		consumer(func(msg *message.Message) error {
 			last = middleware.LastAttempt(msg.Context())
 			return errBoom
 		}),
 	))
-	acked(t, h, newMessage(middleware.Delivery{}))
+	acked(t, h, newMessage(delivery{}))
 	assert.Empty(t, outer.Calls())
 	assert.Len(t, inner.DeadLetters(), 1)
 	assert.True(t, last)
@@ -124,23 +123,23 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 
 func TestOfTwoNestedTheOuterTakesNoTroubleForAFailure(t *testing.T) {
 	t.Parallel()
-	outer, inner := middlewaretest.NewBroker(), middlewaretest.NewBroker()
+	outer, inner := newBroker(), newBroker()
 	inner.FailNext(1, middleware.ErrNotDelivered)
 	h := newRetry(t, outer).Middleware(newRetry(t, inner).Middleware(failsWith(errBoom)))
-	_, err := h(newMessage(middleware.Delivery{}))
+	_, err := h(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 	assert.Empty(t, outer.Calls())
 }
 
 func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	t.Parallel()
-	consumed := newMessage(middleware.Delivery{State: state{Failures: 2}})
+	consumed := newMessage(delivery{State: state{Failures: 2}})
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
 	assert.Nil(t, middleware.DeliveryOf(inherited.Context(), inherited))
 	if d := middleware.DeliveryOf(inherited.Context(), nil); d == nil || d.Message() != consumed {
 		t.Errorf("DeliveryOf any message found %+v, want that of the message consumed", d)
 	}
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), inherited)
 	if calls := broker.Calls(); calls[0].Notes.Failures != 1 || calls[0].Queue != "" {
 		t.Errorf("got %+v", calls)
@@ -156,15 +155,15 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 		msg   *message.Message
 		cause error
 	}{
-		"stale":        {newMessage(middleware.Delivery{Gone: closedChan()}), nil},
-		"context done": {attached(done, middleware.Delivery{}), errShutdown},
+		"stale":        {newMessage(delivery{Gone: closedChan()}), nil},
+		"context done": {attached(done, delivery{}), errShutdown},
 		"context done, no delivery": {
 			message.NewMessageWithContext(done, "uuid", nil), errShutdown,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			_, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
 				t.Error("handler was called")
 				return nil, nil
@@ -193,13 +192,13 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			for _, result := range []error{errBoom, nil} {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				gone := make(chan struct{})
-				msg := attached(ctx, middleware.Delivery{Gone: gone})
-				_, err := newRetry(t, broker).Middleware(middlewaretest.Consumer(func(*message.Message) error {
+				msg := attached(ctx, delivery{Gone: gone})
+				_, err := newRetry(t, broker).Middleware(consumer(func(*message.Message) error {
 					interrupt(gone, cancel)
 					return result
 				}))(msg)
@@ -218,12 +217,12 @@ func TestInterruptedWhileTheHandlerRan(t *testing.T) {
 // A Timeout below replaces the context of the message and cancels it.
 func TestTheContextOfEntryCounts(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	timeout := wmiddleware.Timeout(time.Nanosecond)(middlewaretest.Consumer(func(msg *message.Message) error {
+	broker := newBroker()
+	timeout := wmiddleware.Timeout(time.Nanosecond)(consumer(func(msg *message.Message) error {
 		<-msg.Context().Done()
 		return msg.Context().Err()
 	}))
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	acked(t, newRetry(t, broker).Middleware(timeout), msg)
 	assert.NotNil(t, msg.Context().Err())
 	if calls := broker.Calls(); len(calls) != 1 || calls[0].Notes.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
@@ -242,21 +241,21 @@ func TestAPublishThatHasBegunIsNotCancelled(t *testing.T) {
 		published = ctx.Err() == nil && ctx.Value(key{}) == "trace" && middleware.DeliveryOf(ctx, msg) != nil
 		return nil
 	}))
-	if _, err := retry.Middleware(failsWith(errBoom))(attached(ctx, middleware.Delivery{})); err != nil || !published {
+	if _, err := retry.Middleware(failsWith(errBoom))(attached(ctx, delivery{})); err != nil || !published {
 		t.Errorf("got %v, published with all values and no end: %v", err, published)
 	}
 }
 
 func TestTheTextOfAnInterruptionNamesItsCause(t *testing.T) {
 	t.Parallel()
-	retry := newRetry(t, middlewaretest.NewBroker())
-	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{Gone: closedChan()}))
+	retry := newRetry(t, newBroker())
+	_, err := retry.Middleware(succeeds)(newMessage(delivery{Gone: closedChan()}))
 	assert.Equal(t, "handling was interrupted: delivery is stale", err.Error())
 	gone := make(chan struct{})
-	_, err = retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+	_, err = retry.Middleware(consumer(func(*message.Message) error {
 		close(gone)
 		return errBoom
-	}))(newMessage(middleware.Delivery{Gone: gone}))
+	}))(newMessage(delivery{Gone: gone}))
 	assert.EqualError(t, err, "handling was interrupted: delivery is stale; handler: boom")
 }
 
@@ -264,7 +263,7 @@ func TestTheTextOfAnInterruptionNamesItsCause(t *testing.T) {
 // message would hang for ever.
 func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	exits := middleware.ClassifierFunc(func(error) (header.Class, bool) {
 		runtime.Goexit()
 		return "", false
@@ -276,7 +275,7 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 		}),
 		"in a classifier": newRetry(t, broker, middleware.WithClassifier(exits)).Middleware(failsWith(errBoom)),
 	} {
-		msg := newMessage(middleware.Delivery{})
+		msg := newMessage(delivery{})
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -292,14 +291,14 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 // A middleware outside that calls twice used to have the message handed over twice.
 func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 	t.Parallel()
-	broker, logger := middlewaretest.NewBroker(), watermill.NewCaptureLogger()
+	broker, logger := newBroker(), watermill.NewCaptureLogger()
 	calls := 0
 	h := newRetry(t, broker, middleware.WithLogger(logger)).Middleware(func(*message.Message) ([]*message.Message, error) {
 		calls++
 		return nil, errBoom
 	})
 	for range 3 {
-		msg := newMessage(middleware.Delivery{})
+		msg := newMessage(delivery{})
 		if produced, err := wmiddleware.Duplicator(h)(msg); produced != nil || err != nil {
 			t.Errorf("got %v, %v", produced, err)
 		}
@@ -319,7 +318,7 @@ func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	msg.Metadata.Set(wmiddleware.ReasonForPoisonedKey, "boom")
 	acked(t, newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds), msg)
 	assert.Empty(t, logger.Captured())

@@ -17,7 +17,7 @@ import (
 var errBoom = errors.New("boom")
 
 func failsWith(err error) message.HandlerFunc {
-	return middlewaretest.Consumer(func(*message.Message) error { return err })
+	return consumer(func(*message.Message) error { return err })
 }
 
 func newMessage(d middleware.Delivery) *message.Message {
@@ -31,8 +31,8 @@ func newMessage(d middleware.Delivery) *message.Message {
 // the middleware made of it.
 func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) middlewaretest.Call {
 	tb.Helper()
-	broker := middlewaretest.NewBroker()
-	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(middleware.Delivery{}))
+	broker := newBroker()
+	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(delivery{}))
 	if err != nil {
 		tb.Fatalf("not handed over: %v", err)
 	}
@@ -80,10 +80,18 @@ func wantErrors(tb testing.TB, got error, want ...error) {
 	}
 }
 
-// state and options are short for the tables.
+// Short names for the tables.
 type (
-	state   = header.RetryState
-	options = []middleware.Option
+	delivery = middleware.Delivery
+	state    = header.RetryState
+	options  = []middleware.Option
+)
+
+const exhausted = header.ReasonExhausted
+
+var (
+	newBroker = middlewaretest.NewBroker
+	consumer  = middlewaretest.Consumer
 )
 
 // acked has h handle msg, and the router would ack it.

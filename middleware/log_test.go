@@ -17,7 +17,6 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -25,7 +24,7 @@ import (
 func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *message.Message) watermill.CapturedMessage {
 	t.Helper()
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
+	_, _ = newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
 	lines := logger.Captured()
 	require.Len(t, lines, 1)
 	require.Len(t, lines[level], 1)
@@ -34,7 +33,7 @@ func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *
 
 func TestLogOfARetry(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: state{Failures: 1}})
+	msg := newMessage(delivery{State: state{Failures: 1}})
 	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
 	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 	want := watermill.LogFields{
@@ -52,14 +51,14 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	for given, asked := range map[time.Duration]any{
 		time.Millisecond: nil, 1100 * time.Millisecond: nil, 1101 * time.Millisecond: time.Second, 5 * time.Second: time.Second,
 	} {
-		msg := newMessage(middleware.Delivery{Given: func(time.Duration) time.Duration { return given }})
+		msg := newMessage(delivery{Given: func(time.Duration) time.Duration { return given }})
 		line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 		assert.Equal(t, max(given, time.Second), line.Fields["delay"])
 		assert.Equal(t, asked, line.Fields["asked"])
 	}
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(t, slower{}, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	_, _ = newRetry(t, slower{}, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	assert.Equal(t, 5*time.Second, line.Fields["delay"])
 	assert.Equal(t, time.Second, line.Fields["asked"])
@@ -71,13 +70,13 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	t.Parallel()
 	var told events
 	logger := watermill.NewCaptureLogger()
-	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told)).Middleware(
+	h := newRetry(t, newBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told)).Middleware(
 		func(msg *message.Message) ([]*message.Message, error) {
 			msg.UUID = "u-2"
 			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
 			return nil, errBoom
 		})
-	acked(t, h, newMessage(middleware.Delivery{MessageID: "m-1"}))
+	acked(t, h, newMessage(delivery{MessageID: "m-1"}))
 	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
 	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" || fields["correlation_id"] != "c-2" {
 		t.Errorf("logged %v", fields)
@@ -89,7 +88,7 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 
 func TestLogOfADeadLetter(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	line := logged(t, watermill.ErrorLogLevel, failsWith(middleware.Permanent(errBoom)), msg)
 	want := watermill.LogFields{
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
@@ -107,7 +106,7 @@ func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
 		"stack": wmiddleware.Recoverer(func(*message.Message) ([]*message.Message, error) { panic("no stock") }),
 		"long":  failsWith(errors.New(strings.Repeat("boom ", 1<<18))),
 	} {
-		text, _ := logged(t, watermill.InfoLogLevel, h, newMessage(middleware.Delivery{})).Fields["error"].(string)
+		text, _ := logged(t, watermill.InfoLogLevel, h, newMessage(delivery{})).Fields["error"].(string)
 		if text == "" || len(text) > 512 || strings.Contains(text, ".go:") {
 			t.Errorf("%s: logged %d bytes: %q", name, len(text), text)
 		}
@@ -117,11 +116,11 @@ func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
 func TestLogOfAnInterruption(t *testing.T) {
 	t.Parallel()
 	cancelled, cancel := context.WithCancel(context.Background())
-	h := middlewaretest.Consumer(func(*message.Message) error {
+	h := consumer(func(*message.Message) error {
 		cancel()
 		return errBoom
 	})
-	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, middleware.Delivery{}))
+	line := logged(t, watermill.InfoLogLevel, h, attached(cancelled, delivery{}))
 	assert.Equal(t, "context canceled", line.Fields["cause"])
 	assert.Equal(t, "boom", line.Fields["error"])
 }
@@ -131,12 +130,12 @@ func TestLogOfAnInterruption(t *testing.T) {
 func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
-	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger))
-	waits := middlewaretest.Consumer(func(msg *message.Message) error {
+	retry := newRetry(t, newBroker(), middleware.WithLogger(logger))
+	waits := consumer(func(msg *message.Message) error {
 		<-msg.Context().Done()
 		return errBoom
 	})
-	_, err := wmiddleware.Timeout(time.Millisecond)(retry.Middleware(waits))(newMessage(middleware.Delivery{}))
+	_, err := wmiddleware.Timeout(time.Millisecond)(retry.Middleware(waits))(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrInterrupted)
 	lines := logger.Captured()[watermill.ErrorLogLevel]
 	require.Len(t, lines, 1)
@@ -146,12 +145,12 @@ func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
 func TestLogOfAPolicyThatPanics(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
 		panic("of mine")
 	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
 	require.NoError(t, err)
-	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
+	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s", result.String())
 	line := logger.Captured()[watermill.ErrorLogLevel][0]
 	assert.Equal(t, "Retry decision: policy panicked, waiting a minute instead", line.Msg)
@@ -161,20 +160,20 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var told []middleware.DeadLetter
 	h := newRetry(t, broker, middleware.WithDeadLetterHook(func(ctx context.Context, dead middleware.DeadLetter) {
 		assert.Equal(t, "trace", ctx.Value(key{}))
 		assert.Len(t, broker.DeadLetters(), 1)
 		told = append(told, dead)
 	})).Middleware(failsWith(errBoom))
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	msg.SetContext(context.WithValue(msg.Context(), key{}, "trace"))
 	result := broker.Run(h, msg)
 	require.Len(t, told, 1)
 	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
 	dead := told[0]
-	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != header.ReasonExhausted {
+	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != exhausted {
 		t.Errorf("got %+v", dead)
 	}
 	assert.Equal(t, broker.DeadLetters()[0].Notes, dead.State)
@@ -191,10 +190,10 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	t.Parallel()
 	var told []middleware.DeadLetter
-	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
+	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
 		told = append(told, dead)
 	})).Middleware(mustNotBeCalled(t))
-	_, err := h(newMessage(middleware.Delivery{State: state{Failures: 3, Error: "third"}}))
+	_, err := h(newMessage(delivery{State: state{Failures: 3, Error: "third"}}))
 	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
 		t.Errorf("got %v, %+v", err, told)
 	}
@@ -202,19 +201,19 @@ func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 
 func TestTheHookIsNotCalled(t *testing.T) {
 	t.Parallel()
-	refuses := middlewaretest.NewBroker()
+	refuses := newBroker()
 	refuses.FailNext(1, middleware.ErrNotDelivered)
 	for name, test := range map[string]struct {
 		broker *middlewaretest.Broker
 		err    error
 	}{
-		"success":       {middlewaretest.NewBroker(), nil},
-		"retry":         {middlewaretest.NewBroker(), errBoom},
-		"set aside":     {middlewaretest.NewBroker(), middleware.Snooze(errBoom, time.Minute)},
+		"success":       {newBroker(), nil},
+		"retry":         {newBroker(), errBoom},
+		"set aside":     {newBroker(), middleware.Snooze(errBoom, time.Minute)},
 		"not confirmed": {refuses, middleware.Permanent(errBoom)},
 	} {
 		hook := middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { t.Errorf("%s: called", name) })
-		_, _ = newRetry(t, test.broker, hook).Middleware(failsWith(test.err))(newMessage(middleware.Delivery{}))
+		_, _ = newRetry(t, test.broker, hook).Middleware(failsWith(test.err))(newMessage(delivery{}))
 	}
 }
 
@@ -222,11 +221,11 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	called := false
-	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger),
+	h := newRetry(t, newBroker(), middleware.WithLogger(logger),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { panic("of mine") }),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { called = true }),
 	).Middleware(failsWith(middleware.Permanent(errBoom)))
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	if _, err := h(msg); err != nil || !called || isClosed(msg.Nacked()) {
 		t.Errorf("got %v, the next one called: %v", err, called)
 	}
@@ -239,10 +238,10 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 // The router would wait for ever, and a nack would handle the message again.
 func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 	t.Parallel()
-	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithDeadLetterHook(
+	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(
 		func(context.Context, middleware.DeadLetter) { runtime.Goexit() },
 	)).Middleware(failsWith(middleware.Permanent(errBoom)))
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

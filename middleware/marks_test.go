@@ -20,7 +20,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 const (
@@ -176,10 +175,10 @@ func TestLaterReadsAsItsError(t *testing.T) {
 
 func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var seen []string
 	step := 0
-	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
 		ctx := msg.Context()
 		state := middleware.StateOf(ctx)
 		since, failed := !state.FirstSeen.IsZero(), !state.FirstFailure.IsZero()
@@ -189,7 +188,7 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 			return errBoom
 		}
 		return middleware.Snooze(errBoom, time.Minute)
-	})), newMessage(middleware.Delivery{}))
+	})), newMessage(delivery{}))
 	want := []string{
 		"attempt 1, 0 past, seen false, failed false",
 		"attempt 1, 0 past, seen true, failed false",
@@ -213,12 +212,12 @@ func TestLaterEndsAfterADay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			delay := time.Hour - time.Second // a real second may pass during the test
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
-			), newMessage(middleware.Delivery{}))
-			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != header.ReasonExhausted {
+			), newMessage(delivery{}))
+			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != exhausted {
 				t.Errorf("got %s", result)
 			}
 			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
@@ -228,7 +227,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 
 func TestLogOfSettingAside(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Snooze(errBoom, time.Minute)), msg)
 	want := watermill.LogFields{
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
@@ -242,8 +241,8 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
-	msg := newMessage(middleware.Delivery{State: state{FirstSeen: seen}})
-	h := newRetry(t, middlewaretest.NewBroker(), middleware.WithLogger(logger)).Middleware(
+	msg := newMessage(delivery{State: state{FirstSeen: seen}})
+	h := newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(
 		failsWith(middleware.Snooze(errBoom, time.Minute)))
 	acked(t, h, msg)
 	lines := logger.Captured()[watermill.InfoLogLevel]
@@ -256,9 +255,9 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 
 func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Snooze(errBoom, time.Minute)))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Snooze(errBoom, time.Minute)))(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
 }
 
@@ -300,7 +299,7 @@ func TestWithLaterForSetsAside(t *testing.T) {
 
 func TestWithLaterForRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{},
+	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{},
 		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second), middleware.WithSnoozeFor(time.Second, errBoom, nil))
 	require.Error(t, err)
 	for _, want := range []string{

@@ -45,14 +45,14 @@ func TestEventsOfAMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 30 * time.Millisecond
 		var told events
-		broker := middlewaretest.NewBroker()
+		broker := newBroker()
 		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithClassifier(middleware.PermanentErrors(errGone)))
 		msg := middlewaretest.NewMessage(middleware.Delivery{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
 		calls := 0
 		later := middleware.Snooze(errBoom, time.Minute)
-		broker.Run(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		broker.Run(retry.Middleware(consumer(func(*message.Message) error {
 			calls++
 			time.Sleep(took)
 			switch calls {
@@ -129,7 +129,7 @@ func TestEventOfAPanic(t *testing.T) {
 func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
-	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithObserver(&told))
+	retry := newRetry(t, newBroker(), middleware.WithObserver(&told))
 	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}))
 	require.NoError(t, err)
 	told.want(t, middleware.EventDeadLettered)
@@ -142,7 +142,7 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var told events
-		broker := middlewaretest.NewBroker()
+		broker := newBroker()
 		retry := newRetry(t, broker, middleware.WithObserver(&told))
 		broker.FailNext(2, errUnconfirmed)
 		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
@@ -186,7 +186,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 			t.Parallel()
 			var told events
 			retry := newRetry(t, unused{}, middleware.WithObserver(&told))
-			_, err := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+			_, err := retry.Middleware(consumer(func(*message.Message) error {
 				close(gone)
 				return errBoom
 			}))(test.msg)
@@ -202,7 +202,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
 	t.Parallel()
 	var told events
-	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(middlewaretest.Consumer(
+	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(consumer(
 		func(msg *message.Message) error { msg.Ack(); return errBoom }))(newMessage(middleware.Delivery{}))
 	wantErrors(t, err, errBoom)
 	told.want(t, middleware.EventSelfSettled)
@@ -217,9 +217,9 @@ func TestNothingIsToldTwice(t *testing.T) {
 		broker  *middlewaretest.Broker
 		want    middleware.EventKind
 	}{
-		"handled":  {succeeds, middlewaretest.NewBroker(), middleware.EventHandled},
-		"retried":  {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRetried},
-		"returned": {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRequeued},
+		"handled":  {succeeds, newBroker(), middleware.EventHandled},
+		"retried":  {failsWith(errBoom), newBroker(), middleware.EventRetried},
+		"returned": {failsWith(errBoom), newBroker(), middleware.EventRequeued},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -254,7 +254,7 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	var told events
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry := newRetry(t, broker, middleware.WithLogger(logger), middleware.WithObserver(
 		middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told,
 	))
@@ -285,7 +285,7 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			if test.at == middleware.EventFailing {
 				broker.FailNext(1, nil)
 			}

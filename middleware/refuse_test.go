@@ -14,7 +14,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func mustNotBeCalled(t *testing.T) message.HandlerFunc {
@@ -29,9 +28,9 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	t.Parallel()
 	earlier := time.Now().Add(-time.Hour)
 	past := []header.AttemptError{{Attempt: 3, At: earlier, Error: "third"}}
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	logger := watermill.NewCaptureLogger()
-	msg := newMessage(middleware.Delivery{State: state{
+	msg := newMessage(delivery{State: state{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
@@ -48,7 +47,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	n.DeadAt = time.Time{}
 	want := state{
 		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
-		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: header.ReasonExhausted,
+		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: exhausted,
 	}
 	assert.Equal(t, want, n)
 
@@ -74,11 +73,11 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		want    header.Reason // "": handled
 	}{
 		"policy, the last attempt":     {state{Failures: 2}, nil, ""},
-		"policy":                       {state{Failures: 3}, nil, header.ReasonExhausted},
-		"forged, above any bound":      {state{Failures: 1 << 62}, nil, header.ReasonExhausted},
+		"policy":                       {state{Failures: 3}, nil, exhausted},
+		"forged, above any bound":      {state{Failures: 1 << 62}, nil, exhausted},
 		"forged, below any bound":      {state{Failures: -1 << 62}, nil, ""},
 		"attempts, the last":           {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
-		"attempts":                     {state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, header.ReasonExhausted},
+		"attempts":                     {state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, exhausted},
 		"age":                          {state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, ""},
 		"deadline, first delivery":     {state{Deadline: hourAgo}, nil, ""},
 		"deadline, after a failure":    {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
@@ -86,12 +85,12 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			called := false
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(func(*message.Message) ([]*message.Message, error) {
 				called = true
 				return nil, nil
-			}), newMessage(middleware.Delivery{State: test.notes}))
+			}), newMessage(delivery{State: test.notes}))
 			assert.Equal(t, (test.want == ""), called)
 			assert.Equal(t, test.want, result.Notes.Reason)
 			assert.Equal(t, called, (result.Attempts == 1))
@@ -102,35 +101,35 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 
 func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, middleware.WithPolicyFor(
 		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
 	require.NoError(t, err)
-	assert.Equal(t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})).Attempts)
+	assert.Equal(t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{})).Attempts)
 }
 
 // The outer one has the shorter policy. What the inner one grants must not be
 // dead-lettered by the other, not even after a restart.
 func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	nested := func() message.HandlerFunc {
 		inner, err := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 		require.NoError(t, err)
 		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
 	}
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	for want := 1; want <= 5; want++ {
 		acked(t, nested(), msg)
 		call := broker.Calls()[want-1]
 		require.Equal(t, want, call.Notes.Failures)
 		require.Equal(t, (want == 5), call.Dead)
 		headers := call.Notes.Headers("orders")
-		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
 	}
 
-	forged := newMessage(middleware.Delivery{State: state{Failures: 9, Inner: true}})
+	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})
 	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
 	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
@@ -140,17 +139,17 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 
 func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	msg := newMessage(middleware.Delivery{State: state{Failures: 3}})
+	msg := newMessage(delivery{State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 }
 
 func TestAStaleMessagePastItsLimitIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{Gone: closedChan(), State: state{Failures: 3}})
+	broker := newBroker()
+	msg := newMessage(delivery{Gone: closedChan(), State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrInterrupted)
 	assert.Empty(t, broker.Calls())

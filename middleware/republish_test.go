@@ -18,7 +18,6 @@ import (
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 var errUnconfirmed = errors.New("publish was not confirmed")
@@ -52,42 +51,42 @@ func TestHolding(t *testing.T) {
 		},
 		"as long as the Subscriber says": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
+				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"as long as the Subscriber says, and no Arrived": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
+				return delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"the Subscriber may hold for longer than 25 minutes": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(time.Hour)}
+				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(time.Hour)}
 			},
 			failures: 320, tries: 321, took: 1587500 * time.Millisecond,
 		},
 		"counted from the arrival": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-25*time.Minute + 2*time.Second)}
+				return delivery{Arrived: time.Now().Add(-25*time.Minute + 2*time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"a handler that took longer than the limit: one try": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-30 * time.Minute)}
+				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			failures: 1000, tries: 1, want: held,
 		},
 		"a handler that took longer, and the one try succeeds": {
 			delivery: func() middleware.Delivery {
-				return middleware.Delivery{Arrived: time.Now().Add(-30 * time.Minute)}
+				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			tries: 1,
 		},
 		"until the delivery is stale": {
-			delivery: func() middleware.Delivery { return middleware.Delivery{Gone: after(4 * time.Second)} },
+			delivery: func() middleware.Delivery { return delivery{Gone: after(4 * time.Second)} },
 			failures: 1000, tries: 4, took: 4 * time.Second,
 			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted},
 		},
@@ -96,26 +95,26 @@ func TestHolding(t *testing.T) {
 			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted, context.DeadlineExceeded},
 		},
 		"until shutdown": {
-			delivery: func() middleware.Delivery { return middleware.Delivery{Closing: after(4 * time.Second)} },
+			delivery: func() middleware.Delivery { return delivery{Closing: after(4 * time.Second)} },
 			failures: 1000, tries: 4, took: 4 * time.Second, want: held,
 		},
 		"shutdown had begun: one try": {
-			delivery: func() middleware.Delivery { return middleware.Delivery{Closing: closedChan()} },
+			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
 			failures: 1000, tries: 1, want: held,
 		},
 		"shutdown had begun, and the one try succeeds": {
-			delivery: func() middleware.Delivery { return middleware.Delivery{Closing: closedChan()} },
+			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
 			tries:    1,
 		},
 		"one that arrived without a time": {
-			delivery: func() middleware.Delivery { return middleware.Delivery{} },
+			delivery: func() middleware.Delivery { return delivery{} },
 			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d := middleware.Delivery{Arrived: time.Now()}
+				d := delivery{Arrived: time.Now()}
 				if test.delivery != nil {
 					d = test.delivery()
 				}
@@ -125,7 +124,7 @@ func TestHolding(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, test.ctx)
 					defer cancel()
 				}
-				broker := middlewaretest.NewBroker()
+				broker := newBroker()
 				broker.FailNext(test.failures, errUnconfirmed)
 				msg := attached(ctx, d)
 				began := time.Now()
@@ -153,9 +152,9 @@ func TestHolding(t *testing.T) {
 func TestADeadLetterIsHeldToo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		broker := middlewaretest.NewBroker()
+		broker := newBroker()
 		broker.FailNext(3, errUnconfirmed)
-		_, err := newRetry(t, broker).Middleware(failsWith(middleware.Permanent(errBoom)))(newMessage(middleware.Delivery{}))
+		_, err := newRetry(t, broker).Middleware(failsWith(middleware.Permanent(errBoom)))(newMessage(delivery{}))
 		if err != nil || len(broker.Calls()) != 4 || len(broker.DeadLetters()) != 1 {
 			t.Errorf("got %v, %+v", err, broker.Calls())
 		}
@@ -164,9 +163,9 @@ func TestADeadLetterIsHeldToo(t *testing.T) {
 
 func TestAMessageThatWasNotDeliveredIsNotHeld(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotDelivered, middleware.ErrNotHandedOver)
 	require.Len(t, broker.Calls(), 1)
 }
@@ -178,7 +177,7 @@ func TestATryThatTakesLongIsFinished(t *testing.T) {
 			<-time.After(30 * time.Second)
 			return nil
 		}))
-		d := middleware.Delivery{Gone: after(time.Second), Closing: after(time.Second)}
+		d := delivery{Gone: after(time.Second), Closing: after(time.Second)}
 		_, err := retry.Middleware(failsWith(errBoom))(newMessage(d))
 		assert.NoError(t, err)
 	})
@@ -188,10 +187,10 @@ func TestLogOfAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		logger := watermill.NewCaptureLogger()
-		broker := middlewaretest.NewBroker()
+		broker := newBroker()
 		broker.FailNext(28, errUnconfirmed)
 		_, err := newRetry(t, broker, middleware.WithLogger(logger)).
-			Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+			Middleware(failsWith(errBoom))(newMessage(delivery{}))
 		require.NoError(t, err)
 		var held []any
 		for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
@@ -210,7 +209,7 @@ const correlation = wmiddleware.CorrelationIDMetadataKey
 
 // setting returns a handler that sets the metadata and fails.
 func setting(metadata map[string]string, err error) message.HandlerFunc {
-	return middlewaretest.Consumer(func(msg *message.Message) error {
+	return consumer(func(msg *message.Message) error {
 		maps.Copy(msg.Metadata, metadata)
 		return err
 	})
@@ -302,12 +301,12 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 
 func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{})
+	broker := newBroker()
+	msg := newMessage(delivery{})
 	msg.Metadata.Set("tenant", "7")
 	var seen []string
 	result := broker.Run(newRetry(t, broker, middleware.WithKeptMetadata("step", "tenant")).Middleware(
-		middlewaretest.Consumer(func(msg *message.Message) error {
+		consumer(func(msg *message.Message) error {
 			seen = append(seen, msg.Metadata["tenant"]+" "+msg.Metadata["step"]+" "+msg.Metadata["other"])
 			delete(msg.Metadata, "tenant") // has no effect
 			msg.Metadata["other"] = "lost"
@@ -324,11 +323,11 @@ func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
 
 func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	a := newRetry(t, broker, middleware.WithKeptMetadata("a"))
 	newRetry(t, broker, middleware.WithKeptMetadata("b"))
 	h := a.Middleware(setting(map[string]string{"a": "1", "b": "2"}, errBoom))
-	acked(t, h, newMessage(middleware.Delivery{}))
+	acked(t, h, newMessage(delivery{}))
 	if got, want := broker.Calls()[0].Notes.Metadata, (map[string]string{"a": "1"}); !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 // refusedURL is what net/http returns where nobody listens.
@@ -56,7 +55,7 @@ func TestErrorTextThatPanics(t *testing.T) {
 
 func TestWithErrorTextRefusesNil(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, middleware.WithErrorText(nil))
+	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithErrorText(nil))
 	assert.ErrorContains(t, err, "WithErrorText: text is nil")
 }
 
@@ -95,7 +94,7 @@ func TestAnErrorForTheRouterPrintedTheStackOfARecoveredPanic(t *testing.T) {
 		"as it is":      newRetry(t, down),
 		"WithErrorText": newRetry(t, down, middleware.WithErrorText(func(error) string { return "public" })),
 	} {
-		_, err := retry.Middleware(handler)(newMessage(middleware.Delivery{}))
+		_, err := retry.Middleware(handler)(newMessage(delivery{}))
 		wantErrors(t, err, middleware.ErrNotHandedOver)
 		if text := err.Error(); strings.Contains(text, "goroutine ") || strings.Contains(text, ".go:") {
 			t.Errorf("%s: %s", name, text)

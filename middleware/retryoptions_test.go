@@ -49,7 +49,7 @@ func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 
 func TestNilIsRefused(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	policy := backoff.List{time.Second}
 	for name, test := range map[string]struct {
 		republisher middleware.Republisher
@@ -85,7 +85,7 @@ func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
 		"end":                  {backoff.List{}, nil, false},
 		"end of a nil list":    {backoff.List(nil), nil, false},
 	} {
-		_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), test.policy, test.options...)
+		_, err := middleware.NewDelayedRetry(newBroker(), test.policy, test.options...)
 		assert.Equal(t, test.refused, errors.Is(err, backoff.ErrNoEnd), name)
 		assert.Equal(t, test.refused, (err != nil), name)
 		if test.refused && !strings.Contains(err.Error(), "policy is not known to stop retrying") {
@@ -98,7 +98,7 @@ func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
-	retry, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), policy, middleware.WithLogger(logger))
+	retry, err := middleware.NewDelayedRetry(newBroker(), policy, middleware.WithLogger(logger))
 	require.NoError(t, err)
 	retry.Middleware(succeeds)
 	var remarks []string
@@ -113,7 +113,7 @@ func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
 func TestPoliciesAreChecked(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(
-		middlewaretest.NewBroker(), backoff.None{},
+		newBroker(), backoff.None{},
 		middleware.WithPolicyFor(middleware.Selector{}, every(1)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, nil),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Handler: "billing"}, every(1)),
@@ -139,7 +139,7 @@ func TestPoliciesAreChecked(t *testing.T) {
 	for name, option := range map[string]middleware.Option{
 		"attempts": middleware.WithMaxAttempts(3), "age": middleware.WithMaxAge(time.Hour),
 	} {
-		_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, option,
+		_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, option,
 			middleware.WithPolicyFor(middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second}))
 		assert.NoError(t, err, name)
 	}
@@ -149,7 +149,7 @@ func TestPolicies(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	unbounded := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
-	retry, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), every(1),
+	retry, err := middleware.NewDelayedRetry(newBroker(), every(1),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "a"}, every(2)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "b"}, unbounded), middleware.WithLogger(logger))
 	require.NoError(t, err)
@@ -191,10 +191,10 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			logger := watermill.NewCaptureLogger()
 			h := newRetry(t, broker, append(policies, middleware.WithLogger(logger))...).Middleware(failsWith(test.err))
-			acked(t, h, newMessage(middleware.Delivery{Queue: test.queue}))
+			acked(t, h, newMessage(delivery{Queue: test.queue}))
 			assert.Equal(t, test.want, broker.Calls()[0].Delay)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if panicked := test.queue == "panics"; panicked != (len(lines) == 1) {
@@ -212,7 +212,7 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	pubSub := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	require.NoError(t, err)
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	decided := make(chan bool, 4)
 	retry := newRetry(t, broker,
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Topic: "orders"}, every(2)),
@@ -251,31 +251,31 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 
 func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var last []bool
 	h := newRetry(t, broker,
 		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, every(1)),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{time.Second}),
-	).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	).Middleware(consumer(func(msg *message.Message) error {
 		last = append(last, middleware.LastAttempt(msg.Context()))
 		return errNoStock
 	}))
-	broker.Run(h, newMessage(middleware.Delivery{}))
+	broker.Run(h, newMessage(delivery{}))
 	assert.Equal(t, []bool{false, true}, last)
 }
 
 func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	errOther := errors.New("other")
 	h := newRetry(t, broker, // 1s 10s for any error
 		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errOther)}, backoff.List{2, 3, 4 * time.Second}),
-	).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	).Middleware(consumer(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 3 {
 			return errOther
 		}
 		return errBoom
 	}))
-	got := broker.Run(h, newMessage(middleware.Delivery{}))
+	got := broker.Run(h, newMessage(delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 4 attempts, delays 1s 10s 4s", got.String())
 }

@@ -33,7 +33,7 @@ func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware
 	t.Helper()
 	budget, err := middleware.NewBudget(cfg)
 	require.NoError(t, err)
-	s := &spender{t: t, budget: budget, broker: middlewaretest.NewBroker(), logger: watermill.NewCaptureLogger()}
+	s := &spender{t: t, budget: budget, broker: newBroker(), logger: watermill.NewCaptureLogger()}
 	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
 	s.retry, err = middleware.NewDelayedRetry(s.broker, backoff.List{time.Second, time.Minute}, options...)
 	require.NoError(t, err)
@@ -41,7 +41,7 @@ func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware
 }
 
 // deliver has a fresh message handled with err, and returns what became of it.
-func (s *spender) deliver(err error) string { return s.deliverAs(middleware.Delivery{}, err) }
+func (s *spender) deliver(err error) string { return s.deliverAs(delivery{}, err) }
 
 func (s *spender) deliverAs(d middleware.Delivery, err error) string {
 	s.t.Helper()
@@ -139,11 +139,11 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 		s.expect(errBoom, "1s", "1s")
 		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")
-		soon := middleware.Delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
+		soon := delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
 		assert.Equal(t, "1s", s.deliverAs(soon, errBoom))
 		s.expect(errBoom, "1h0m0s")
 		// The slow delay would be in time as asked, and is not as it is given.
-		coarse := middleware.Delivery{
+		coarse := delivery{
 			State: state{Deadline: time.Now().Add(2 * time.Hour)},
 			Given: func(asked time.Duration) time.Duration { return 3 * asked },
 		}
@@ -162,16 +162,16 @@ func TestBudgetHoldsBack(t *testing.T) {
 		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
 			t.Errorf("an attempt was counted: %+v", held)
 		}
-		suspect := middleware.Delivery{State: state{Interruptions: 2}}
+		suspect := delivery{State: state{Interruptions: 2}}
 		require.Equal(t, "held back 1m0s", s.deliverAs(suspect, errBoom))
 		if calls := s.broker.Calls(); calls[len(calls)-1].Notes.Interruptions != 2 {
 			t.Error("held back is not handled: the suspicion is still there")
 		}
 		// One held back for long enough is handled all the same.
-		old := middleware.Delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
+		old := delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
 		assert.Equal(t, "handled", s.deliverAs(old, nil))
 		// And one that would come back too late.
-		late := middleware.Delivery{State: state{Deadline: time.Now().Add(time.Second)}}
+		late := delivery{State: state{Deadline: time.Now().Add(time.Second)}}
 		assert.Equal(t, "handled", s.deliverAs(late, nil))
 		time.Sleep(9 * time.Second)
 		s.expect(nil, "held back 1m0s")
@@ -200,9 +200,9 @@ func TestBadBudgets(t *testing.T) {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
 	require.NoError(t, err)
 	unlisted := backoff.Limit{Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Second, true }), Retries: 3}
-	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), unlisted, middleware.WithBudget(budget))
+	_, err = middleware.NewDelayedRetry(newBroker(), unlisted, middleware.WithBudget(budget))
 	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
-	_, err = middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.None{}, middleware.WithBudget(nil))
+	_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithBudget(nil))
 	assert.ErrorContains(t, err, "WithBudget: budget is nil")
 }
 
@@ -210,7 +210,7 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 	t.Parallel()
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Hour, Retries: 100})
 	require.NoError(t, err)
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var wg sync.WaitGroup
 	for range 8 {
 		retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget))
@@ -221,7 +221,7 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 				if i%2 == 0 {
 					failure = errBoom
 				}
-				acked(t, retry.Middleware(failsWith(failure)), newMessage(middleware.Delivery{}))
+				acked(t, retry.Middleware(failsWith(failure)), newMessage(delivery{}))
 				stateOf(budget)
 			}
 		})

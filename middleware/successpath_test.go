@@ -26,7 +26,7 @@ func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 	for i := range 10 {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
-	d := &middleware.Attached{Delivery: middleware.Delivery{
+	d := &middleware.Attached{Delivery: delivery{
 		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), State: notes,
 	}}
 	d.Attach(msg)
