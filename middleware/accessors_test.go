@@ -53,7 +53,9 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	hourAgo := time.Now().Add(-time.Hour)
 	// Where the end of the policy is not known, the message reaches the handler.
 	unknownEnd := options{
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay),
+		),
 		middleware.WithMaxAge(24 * time.Hour),
 	}
 	for name, test := range map[string]struct {
@@ -61,15 +63,20 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		options []middleware.Option
 		want    bool
 	}{
-		"first of three":        {state{}, nil, false},
-		"third of three":        {state{Failures: 2}, nil, true},
-		"attempts":              {state{}, options{middleware.WithMaxAttempts(1)}, true},
-		"age":                   {state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true},
-		"deadline":              {state{Deadline: hourAgo}, nil, true},
-		"whatever the default":  {state{}, options{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":     {state{Failures: 1 << 62}, unknownEnd, true},
-		"forged, negative":      {state{Failures: -1}, nil, false},
-		"forged, first in 2999": {state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, options{middleware.WithMaxAge(time.Hour)}, false},
+		"first of three": {state{}, nil, false},
+		"third of three": {state{Failures: 2}, nil, true},
+		"attempts":       {state{}, options{middleware.WithMaxAttempts(1)}, true},
+		"age": {
+			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true,
+		},
+		"deadline":             {state{Deadline: hourAgo}, nil, true},
+		"whatever the default": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above":    {state{Failures: 1 << 62}, unknownEnd, true},
+		"forged, negative":     {state{Failures: -1}, nil, false},
+		"forged, first in 2999": {
+			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
+			options{middleware.WithMaxAge(time.Hour)}, false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +98,9 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (
+		time.Duration, bool,
+	) {
 		return time.Second, f.Err.Error() != "unknown error"
 	}), middleware.WithMaxAttempts(5))
 	require.NoError(t, err)
@@ -133,14 +142,16 @@ func TestDeduplicationKey(t *testing.T) {
 		d    middleware.Delivery
 		same bool // as that of another message with the same ids
 	}{
-		"first delivery":              {"uuid", delivery{Queue: "orders"}, true},
-		"with a message id":           {"uuid", delivery{Queue: "orders", MessageID: "id"}, true},
-		"with a message id alone":     {"", delivery{Queue: "orders", MessageID: "id"}, true},
-		"with no id":                  {"", delivery{Queue: "orders"}, false},
-		"redelivered":                 {"uuid", delivery{Redelivered: true}, false},
-		"retried":                     {"uuid", delivery{State: state{Failures: 1}}, false},
-		"set aside":                   {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
-		"moved back when it was dead": {"uuid", delivery{State: state{History: make([]header.AttemptError, 1)}}, false},
+		"first delivery":          {"uuid", delivery{Queue: "orders"}, true},
+		"with a message id":       {"uuid", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with a message id alone": {"", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with no id":              {"", delivery{Queue: "orders"}, false},
+		"redelivered":             {"uuid", delivery{Redelivered: true}, false},
+		"retried":                 {"uuid", delivery{State: state{Failures: 1}}, false},
+		"set aside":               {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
+		"moved back when it was dead": {
+			"uuid", delivery{State: state{History: make([]header.AttemptError, 1)}}, false,
+		},
 	} {
 		one, another := key(test.uuid, test.d), key(test.uuid, test.d)
 		assert.Equal(t, test.same, (one == another), name)

@@ -49,7 +49,9 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	d.Attach(msg)
 	msg.UUID = "u-2"
 	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
-	want = watermill.LogFields{"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1"}
+	want = watermill.LogFields{
+		"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1",
+	}
 	assert.Equal(t, want, d.LogFields())
 	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
 	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {

@@ -21,7 +21,9 @@ func always(class header.Class) middleware.Classifier {
 func TestClassifiers(t *testing.T) {
 	t.Parallel()
 	errInvalid, errOther := errors.New("invalid"), errors.New("other")
-	noOpinion := middleware.ClassifierFunc(func(error) (header.Class, bool) { return permanent, false })
+	noOpinion := middleware.ClassifierFunc(
+		func(error) (header.Class, bool) { return permanent, false },
+	)
 	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("classifier") })
 	with := middleware.WithClassifier
 	for name, test := range map[string]struct {
@@ -29,22 +31,37 @@ func TestClassifiers(t *testing.T) {
 		options []middleware.Option
 		want    header.Class
 	}{
-		"by default retryable":      {errBoom, nil, retryable},
-		"another default":           {errBoom, options{middleware.WithDefaultClass(permanent)}, permanent},
-		"permanent by value":        {errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent},
-		"permanent by value, in %w": {fmt.Errorf("a: %w", errInvalid), options{with(middleware.PermanentErrors(errInvalid))}, permanent},
-		"not among the permanent":   {errBoom, options{with(middleware.PermanentErrors(errInvalid, nil))}, retryable},
-		"none permanent":            {errBoom, options{with(middleware.PermanentErrors())}, retryable},
-		"the first match wins":      {errBoom, options{with(always(permanent), always(retryable))}, permanent},
-		"options keep their order":  {errBoom, options{with(always(permanent)), with(always(retryable))}, permanent},
-		"no opinion: the next":      {errBoom, options{with(noOpinion, always(permanent))}, permanent},
-		"no opinion: the default":   {errBoom, options{with(noOpinion)}, retryable},
-		"unknown class: the next":   {errBoom, options{with(always("fatal"), always(permanent))}, permanent},
-		"empty class: the default":  {errBoom, options{with(always(""))}, retryable},
-		"panic: the next":           {errBoom, options{with(panics, always(permanent))}, permanent},
-		"panic: the default":        {errBoom, options{with(panics)}, retryable},
-		"a mark comes first":        {middleware.Retryable(errBoom), options{with(always(permanent))}, retryable},
-		"a mark before the default": {middleware.Retryable(errBoom), options{middleware.WithDefaultClass(permanent)}, retryable},
+		"by default retryable": {errBoom, nil, retryable},
+		"another default":      {errBoom, options{middleware.WithDefaultClass(permanent)}, permanent},
+		"permanent by value": {
+			errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent,
+		},
+		"permanent by value, in %w": {
+			fmt.Errorf("a: %w", errInvalid), options{with(middleware.PermanentErrors(errInvalid))},
+			permanent,
+		},
+		"not among the permanent": {
+			errBoom, options{with(middleware.PermanentErrors(errInvalid, nil))}, retryable,
+		},
+		"none permanent":       {errBoom, options{with(middleware.PermanentErrors())}, retryable},
+		"the first match wins": {errBoom, options{with(always(permanent), always(retryable))}, permanent},
+		"options keep their order": {
+			errBoom, options{with(always(permanent)), with(always(retryable))}, permanent,
+		},
+		"no opinion: the next":    {errBoom, options{with(noOpinion, always(permanent))}, permanent},
+		"no opinion: the default": {errBoom, options{with(noOpinion)}, retryable},
+		"unknown class: the next": {
+			errBoom, options{with(always("fatal"), always(permanent))}, permanent,
+		},
+		"empty class: the default": {errBoom, options{with(always(""))}, retryable},
+		"panic: the next":          {errBoom, options{with(panics, always(permanent))}, permanent},
+		"panic: the default":       {errBoom, options{with(panics)}, retryable},
+		"a mark comes first": {
+			middleware.Retryable(errBoom), options{with(always(permanent))}, retryable,
+		},
+		"a mark before the default": {
+			middleware.Retryable(errBoom), options{middleware.WithDefaultClass(permanent)}, retryable,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -74,12 +91,17 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 			middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") }),
 			"Retry decision: classifier panicked", "of mine",
 		},
-		"unknown class": {always("fatal"), "Retry decision: classifier returned an unknown class", "fatal"},
+		"unknown class": {
+			always("fatal"), "Retry decision: classifier returned an unknown class", "fatal",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			logger := watermill.NewCaptureLogger()
-			handle(t, failsWith(errBoom), middleware.WithClassifier(test.classifier), middleware.WithLogger(logger))
+			handle(
+				t, failsWith(errBoom), middleware.WithClassifier(test.classifier),
+				middleware.WithLogger(logger),
+			)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != test.message || lines[0].Fields["value"] != test.value {
 				t.Errorf("logged %+v", lines)
@@ -106,27 +128,44 @@ func TestMatchers(t *testing.T) {
 		err        error
 		want       header.Class
 	}{
-		"retryable by value":         {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
-		"retryable by value, in %w":  {middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable},
-		"retryable by value, joined": {middleware.RetryableErrors(errBoom), errors.Join(errOther, errBoom), retryable},
-		"not among the retryable":    {middleware.RetryableErrors(errOther, nil), errBoom, ""},
-		"none retryable":             {middleware.RetryableErrors(), errBoom, ""},
-		"permanent by value":         {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
-		"none permanent":             {middleware.PermanentErrors(nil), errBoom, ""},
-		"permanent by type":          {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent},
-		"permanent by type, in %w":   {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax), permanent},
-		"not of the permanent type":  {middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), errBoom, ""},
-		"retryable by type":          {middleware.RetryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable},
-		"not of the retryable type":  {middleware.RetryableIf(middleware.IsType[*fs.PathError]), errBoom, ""},
+		"retryable by value": {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
+		"retryable by value, in %w": {
+			middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable,
+		},
+		"retryable by value, joined": {
+			middleware.RetryableErrors(errBoom), errors.Join(errOther, errBoom), retryable,
+		},
+		"not among the retryable": {middleware.RetryableErrors(errOther, nil), errBoom, ""},
+		"none retryable":          {middleware.RetryableErrors(), errBoom, ""},
+		"permanent by value":      {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
+		"none permanent":          {middleware.PermanentErrors(nil), errBoom, ""},
+		"permanent by type": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent,
+		},
+		"permanent by type, in %w": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax),
+			permanent,
+		},
+		"not of the permanent type": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), errBoom, "",
+		},
+		"retryable by type": {
+			middleware.RetryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable,
+		},
+		"not of the retryable type": {
+			middleware.RetryableIf(middleware.IsType[*fs.PathError]), errBoom, "",
+		},
 		"by an interface": {middleware.RetryableIf(middleware.IsType[interface {
 			Timeout() bool
 			error
 		}]), &fs.PathError{Err: errBoom}, retryable},
-		"by the interface of all errors": {middleware.PermanentIf(middleware.IsType[error]), errBoom, permanent},
-		"permanent by predicate":         {middleware.PermanentIf(isBoom), errBoom, permanent},
-		"not by predicate":               {middleware.PermanentIf(isBoom), errOther, ""},
-		"retryable by predicate":         {middleware.RetryableIf(isBoom), errBoom, retryable},
-		"not retryable by predicate":     {middleware.RetryableIf(isBoom), errOther, ""},
+		"by the interface of all errors": {
+			middleware.PermanentIf(middleware.IsType[error]), errBoom, permanent,
+		},
+		"permanent by predicate":     {middleware.PermanentIf(isBoom), errBoom, permanent},
+		"not by predicate":           {middleware.PermanentIf(isBoom), errOther, ""},
+		"retryable by predicate":     {middleware.RetryableIf(isBoom), errBoom, retryable},
+		"not retryable by predicate": {middleware.RetryableIf(isBoom), errOther, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -151,7 +190,10 @@ func TestANilPredicateIsRefused(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(unused{}, tenfold,
 		middleware.WithClassifier(middleware.PermanentIf(nil), middleware.RetryableIf(nil)))
-	assert.Equal(t, "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil", fmt.Sprint(err))
+	assert.Equal(
+		t, "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil",
+		fmt.Sprint(err),
+	)
 }
 
 func TestTheFirstMatchWins(t *testing.T) {

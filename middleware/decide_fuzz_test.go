@@ -58,8 +58,12 @@ func FuzzGuardKeepsWhatWasPromised(f *testing.F) {
 	f.Add(uint8(6), uint8(10), uint8(2), uint8(9), uint8(0), 99, true)
 	f.Add(uint8(6), uint8(7), uint8(15), uint8(9), uint8(4), 4, true)
 	f.Add(uint8(11), uint8(6), uint8(14), uint8(3), uint8(0), 3, true)
-	f.Fuzz(func(t *testing.T, outer, kind, other, retries, attempts uint8, failures int, matches bool) {
-		policy := fuzzed(outer, int(retries%20), fuzzed(kind, int(retries%7), backoff.Constant{Interval: time.Second}))
+	f.Fuzz(func(
+		t *testing.T, outer, kind, other, retries, attempts uint8, failures int, matches bool,
+	) {
+		policy := fuzzed(
+			outer, int(retries%20), fuzzed(kind, int(retries%7), backoff.Constant{Interval: time.Second}),
+		)
 		l := limits{policy: policy, maxAttempts: int(attempts % 30), rules: []rule{{
 			Selector: Selector{Error: RetryableIf(func(error) bool { return matches })},
 			policy:   fuzzed(other, int(attempts%9), policy),
@@ -88,7 +92,9 @@ func FuzzKeptMetadata(f *testing.F) {
 		logs := 0
 		s := settings{kept: kept{}}
 		_ = WithKeptMetadata(key, other)(&s)
-		got := s.kept.of(map[string]string{key: value, other: otherValue}, func(string, string) { logs++ })
+		got := s.kept.of(
+			map[string]string{key: value, other: otherValue}, func(string, string) { logs++ },
+		)
 		total := 0
 		for k, v := range got {
 			total += len(k) + len(v)

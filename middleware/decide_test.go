@@ -88,9 +88,11 @@ func TestDecide(t *testing.T) {
 			reason: exhausted, count: 4,
 		},
 
-		"floor above the delay":            {mark: after(minute), delay: minute},
-		"floor below the delay":            {mark: after(second), delay: 2 * second},
-		"floor of a message with no retry": {mark: after(minute), state: state{Failures: 3}, reason: exhausted, count: 4},
+		"floor above the delay": {mark: after(minute), delay: minute},
+		"floor below the delay": {mark: after(second), delay: 2 * second},
+		"floor of a message with no retry": {
+			mark: after(minute), state: state{Failures: 3}, reason: exhausted, count: 4,
+		},
 		"floor above what a queue can wait": {
 			mark: after(math.MaxInt64), delay: 315_360_000 * second,
 		},
@@ -128,13 +130,17 @@ func TestDecide(t *testing.T) {
 
 		"forged counter: negative": {state: state{Failures: -7}, delay: 2 * second},
 		"forged counter: lowest":   {state: state{Failures: math.MinInt}, delay: 2 * second},
-		"forged counter: highest":  {state: state{Failures: math.MaxInt}, reason: exhausted, count: 1_000_000},
+		"forged counter: highest": {
+			state: state{Failures: math.MaxInt}, reason: exhausted, count: 1_000_000,
+		},
 		"forged counter: highest, no end": {
 			limits: endless, state: state{Failures: math.MaxInt}, delay: minute, count: 1_000_000,
 		},
 
-		"policy panics: a minute":                   {limits: panics, delay: minute},
-		"policy panics: but for a hundred failures": {limits: panics, state: state{Failures: 99}, reason: exhausted, count: 100},
+		"policy panics: a minute": {limits: panics, delay: minute},
+		"policy panics: but for a hundred failures": {
+			limits: panics, state: state{Failures: 99}, reason: exhausted, count: 100,
+		},
 		"policy panics: attempts still count": {
 			limits: limits{policy: panics.policy, maxAttempts: 2}, state: state{Failures: 1},
 			reason: exhausted, count: 2,
@@ -177,21 +183,38 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 		state  header.RetryState
 		want   outcome
 	}{
-		"age: in time":       {limits{policy: policy, maxAge: minute}, retryable, state{}, outcome{delay: 2 * second}},
-		"age: too late":      {limits{policy: policy, maxAge: minute - 1}, retryable, state{}, outcome{reason: tooOld}},
-		"deadline: in time":  {limits{policy: policy}, retryable, state{Deadline: noon.Add(minute)}, outcome{delay: 2 * second}},
-		"deadline: too late": {limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late}},
-		"Snooze: in time":    {limits{policy: policy, maxSnooze: minute}, aside, state{}, outcome{delay: 2 * second, snoozed: true}},
+		"age: in time": {
+			limits{policy: policy, maxAge: minute}, retryable, state{}, outcome{delay: 2 * second},
+		},
+		"age: too late": {
+			limits{policy: policy, maxAge: minute - 1}, retryable, state{}, outcome{reason: tooOld},
+		},
+		"deadline: in time": {
+			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute)}, outcome{delay: 2 * second},
+		},
+		"deadline: too late": {
+			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
+		},
+		"Snooze: in time": {
+			limits{policy: policy, maxSnooze: minute}, aside, state{},
+			outcome{delay: 2 * second, snoozed: true},
+		},
 		"Snooze: over its limit": {
-			limits{policy: policy, maxSnooze: minute - 1}, aside, state{}, outcome{delay: 2 * second, overdue: true},
+			limits{
+				policy: policy, maxSnooze: minute - 1,
+			}, aside, state{}, outcome{delay: 2 * second, overdue: true},
 		},
 		"Snooze: past the deadline": {
-			limits{policy: policy, maxSnooze: hour}, aside, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
+			limits{
+				policy: policy, maxSnooze: hour,
+			}, aside, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := test.limits.decide(failure{err: errTest, mark: test.mark, state: test.state, now: noon, given: toTheMinute})
+			got := test.limits.decide(
+				failure{err: errTest, mark: test.mark, state: test.state, now: noon, given: toTheMinute},
+			)
 			test.want.count, test.want.first = 1, noon
 			assert.Equal(t, test.want, got)
 		})
@@ -227,7 +250,9 @@ func TestExactlySoManyAttempts(t *testing.T) {
 		"max attempts 1":     {limits{policy: backoff.Constant{Interval: second}, maxAttempts: 1}, 1},
 		"max attempts 7":     {limits{policy: backoff.Constant{Interval: second}, maxAttempts: 7}, 7},
 		"the lower one wins": {limits{policy: backoff.List{1, 2, 3}, maxAttempts: 3}, 3},
-		"a minute of age":    {limits{policy: backoff.Constant{Interval: 20 * second}, maxAge: minute}, 4},
+		"a minute of age": {
+			limits{policy: backoff.Constant{Interval: 20 * second}, maxAge: minute}, 4,
+		},
 		"policy that panics": {limits{policy: panicking}, 100},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +303,9 @@ func TestDecideAboutLater(t *testing.T) {
 			want: aside(minute, 1),
 		},
 		"at the last attempt": {
-			limits: with(func(l *limits) { l.maxAttempts = 3 }), mark: snoozeFor(minute), state: state{Failures: 2},
+			limits: with(
+				func(l *limits) { l.maxAttempts = 3 },
+			), mark: snoozeFor(minute), state: state{Failures: 2},
 			want: aside(minute, 3),
 		},
 		"no delay is the shortest": {
@@ -333,11 +360,15 @@ func TestDecideAboutLater(t *testing.T) {
 			limits: hourAge, mark: snoozeFor(2 * hour), want: aside(2*hour, 1),
 		},
 		"age: back at the very limit": {
-			limits: hourAge, mark: snoozeFor(minute), state: state{Failures: 1, FirstFailure: noon.Add(-59 * minute)},
+			limits: hourAge, mark: snoozeFor(minute), state: state{
+				Failures: 1, FirstFailure: noon.Add(-59 * minute),
+			},
 			want: aside(minute, 2),
 		},
 		"age: back just after it": {
-			limits: hourAge, mark: snoozeFor(minute), state: state{Failures: 1, FirstFailure: noon.Add(-59*minute - 1)},
+			limits: hourAge, mark: snoozeFor(minute), state: state{
+				Failures: 1, FirstFailure: noon.Add(-59*minute - 1),
+			},
 			want: outcome{reason: tooOld, count: 2},
 		},
 	} {
@@ -359,10 +390,14 @@ func TestRecordOfSettingAside(t *testing.T) {
 	brought := state{
 		Failures: 2, FirstSeen: earlier, FirstFailure: earlier, Delay: 7 * second, Snoozed: hour,
 		NotBefore: noon, Interruptions: 2, Inner: true,
-		Error: "first", Class: header.ClassRetryable, History: []header.AttemptError{{Attempt: 1, At: earlier, Error: "first"}},
+		Error: "first", Class: header.ClassRetryable, History: []header.AttemptError{
+			{Attempt: 1, At: earlier, Error: "first"},
+		},
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(hour),
 	}
-	f := failure{err: errTest, mark: snoozeFor(minute), now: noon, state: brought, at: place{handler: "billing"}}
+	f := failure{
+		err: errTest, mark: snoozeFor(minute), now: noon, state: brought, at: place{handler: "billing"},
+	}
 	want := brought
 	want.Snoozed, want.NotBefore, want.Interruptions, want.WaitingSince = minute, time.Time{}, 0, noon
 	assert.Equal(t, want, recorded(f, outcome{snoozed: true, delay: minute, count: 3}, "closed"))
@@ -376,7 +411,9 @@ func TestRecordOfSettingAside(t *testing.T) {
 func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
 	t.Parallel()
 	var last []time.Duration
-	l := limits{maxSnooze: hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	l := limits{maxSnooze: hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (
+		time.Duration, bool,
+	) {
 		last = append(last, f.Last)
 		return 3 * second, true
 	})}
@@ -411,7 +448,10 @@ func TestRecordOfARetry(t *testing.T) {
 		OriginExchange: "shop", OriginRoutingKey: "order.created", Deadline: noon.Add(hour),
 		History: []header.AttemptError{
 			{Attempt: 1, At: earlier, Error: "first", Delay: "1h0m0s"},
-			{Attempt: 2, At: noon, Handler: "billing", Class: header.ClassRetryable, Error: "second", Delay: "1m0s"},
+			{
+				Attempt: 2, At: noon, Handler: "billing", Class: header.ClassRetryable, Error: "second",
+				Delay: "1m0s",
+			},
 		},
 	}
 	assert.Equal(t, want, got)
@@ -428,7 +468,8 @@ func TestRecordOfADeadLetter(t *testing.T) {
 		Failures: 1, FirstSeen: noon, FirstFailure: noon, Error: "boom", Class: header.ClassPermanent,
 		Handler: "billing", Reason: gaveUp, DeadAt: noon,
 		History: []header.AttemptError{{
-			Attempt: 1, At: noon, Handler: "billing", Class: header.ClassPermanent, Error: "boom", Reason: gaveUp,
+			Attempt: 1, At: noon, Handler: "billing", Class: header.ClassPermanent, Error: "boom",
+			Reason: gaveUp,
 		}},
 	}
 	assert.Equal(t, want, got)

@@ -27,7 +27,9 @@ func TestSuccessIsLeftAlone(t *testing.T) {
 	out := []*message.Message{message.NewMessage("out", nil)}
 	msg := newMessage(delivery{})
 	before := msg.Copy()
-	produced, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
+	produced, err := newRetry(t, broker).Middleware(func(*message.Message) (
+		[]*message.Message, error,
+	) {
 		return out, nil
 	})(msg)
 	if err != nil || len(produced) != 1 || &produced[0] != &out[0] {
@@ -42,7 +44,9 @@ func TestFailureIsHandedOver(t *testing.T) {
 	broker := newBroker()
 	msg := newMessage(delivery{})
 	before := msg.Copy()
-	produced, err := newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
+	produced, err := newRetry(t, broker).Middleware(func(*message.Message) (
+		[]*message.Message, error,
+	) {
 		return []*message.Message{message.NewMessage("out", nil)}, errBoom
 	})(msg)
 	assert.Nil(t, produced)
@@ -68,15 +72,18 @@ func TestNotesOfAFailure(t *testing.T) {
 	began := time.Now()
 	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
 	n := broker.Calls()[0].Notes
-	if n.Failures != 2 || n.Delay != 10*time.Second || n.Error != "boom" || n.Class != retryable || !n.NotBefore.IsZero() {
+	if n.Failures != 2 || n.Delay != 10*time.Second || n.Error != "boom" || n.Class != retryable ||
+		!n.NotBefore.IsZero() {
 		t.Errorf("got %+v", n)
 	}
-	if !n.FirstSeen.Equal(earlier) || !n.FirstFailure.Equal(earlier) || !n.Deadline.Equal(earlier.Add(24*time.Hour)) {
+	if !n.FirstSeen.Equal(earlier) || !n.FirstFailure.Equal(earlier) ||
+		!n.Deadline.Equal(earlier.Add(24*time.Hour)) {
 		t.Errorf("times were not carried over: %+v", n)
 	}
 	assert.Equal(t, "shop", n.OriginExchange)
 	assert.Equal(t, "order.created", n.OriginRoutingKey)
-	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 || n.History[1].At.Before(began) {
+	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 ||
+		n.History[1].At.Before(began) {
 		t.Errorf("history is %+v", n.History)
 	}
 }
@@ -84,7 +91,8 @@ func TestNotesOfAFailure(t *testing.T) {
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).Notes
-	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) || len(n.History[0].Error) > 256 {
+	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) ||
+		len(n.History[0].Error) > 256 {
 		t.Errorf("%d and %d bytes", len(n.Error), len(n.History[0].Error))
 	}
 }
@@ -225,7 +233,8 @@ func TestTheContextOfEntryCounts(t *testing.T) {
 	msg := newMessage(delivery{})
 	acked(t, newRetry(t, broker).Middleware(timeout), msg)
 	assert.NotNil(t, msg.Context().Err())
-	if calls := broker.Calls(); len(calls) != 1 || calls[0].Notes.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
+	if calls := broker.Calls(); len(calls) != 1 ||
+		calls[0].Notes.Error != "context deadline exceeded" || calls[0].Queue != "orders" {
 		t.Errorf("got %+v", calls)
 	}
 }
@@ -238,10 +247,12 @@ func TestAPublishThatHasBegunIsNotCancelled(t *testing.T) {
 	published := false
 	retry := newRetry(t, republishFunc(func(ctx context.Context, msg *message.Message) error {
 		cancel()
-		published = ctx.Err() == nil && ctx.Value(key{}) == "trace" && middleware.DeliveryOf(ctx, msg) != nil
+		published = ctx.Err() == nil && ctx.Value(key{}) == "trace" &&
+			middleware.DeliveryOf(ctx, msg) != nil
 		return nil
 	}))
-	if _, err := retry.Middleware(failsWith(errBoom))(attached(ctx, delivery{})); err != nil || !published {
+	if _, err := retry.Middleware(failsWith(errBoom))(attached(ctx, delivery{})); err != nil ||
+		!published {
 		t.Errorf("got %v, published with all values and no end: %v", err, published)
 	}
 }
@@ -269,11 +280,15 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 		return "", false
 	})
 	for name, h := range map[string]message.HandlerFunc{
-		"in the handler": newRetry(t, broker).Middleware(func(*message.Message) ([]*message.Message, error) {
+		"in the handler": newRetry(t, broker).Middleware(func(*message.Message) (
+			[]*message.Message, error,
+		) {
 			runtime.Goexit()
 			return nil, nil
 		}),
-		"in a classifier": newRetry(t, broker, middleware.WithClassifier(exits)).Middleware(failsWith(errBoom)),
+		"in a classifier": newRetry(
+			t, broker, middleware.WithClassifier(exits),
+		).Middleware(failsWith(errBoom)),
 	} {
 		msg := newMessage(delivery{})
 		done := make(chan struct{})
@@ -293,7 +308,9 @@ func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 	t.Parallel()
 	broker, logger := newBroker(), watermill.NewCaptureLogger()
 	calls := 0
-	h := newRetry(t, broker, middleware.WithLogger(logger)).Middleware(func(*message.Message) ([]*message.Message, error) {
+	h := newRetry(
+		t, broker, middleware.WithLogger(logger),
+	).Middleware(func(*message.Message) ([]*message.Message, error) {
 		calls++
 		return nil, errBoom
 	})
@@ -351,10 +368,16 @@ func (l looped) send(topic string, msg *message.Message, headers map[string]stri
 
 // running is a router with one handler of topic "orders" behind a DelayedRetry.
 // What the handler returns goes to topic "out".
-func running(t *testing.T, h message.HandlerFunc, options ...middleware.Option) *gochannel.GoChannel {
+func running(
+	t *testing.T, h message.HandlerFunc, options ...middleware.Option,
+) *gochannel.GoChannel {
 	t.Helper()
-	pubSub := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{})
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	pubSub := gochannel.NewGoChannel(
+		gochannel.Config{OutputChannelBuffer: 10, Persistent: true}, watermill.NopLogger{},
+	)
+	router, err := message.NewRouter(
+		message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{},
+	)
 	require.NoError(t, err)
 	router.AddMiddleware(newRetry(t, looped{pubSub}, options...).Middleware)
 	router.AddHandler("billing", "orders", pubSub, "out", pubSub, h)

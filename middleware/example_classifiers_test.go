@@ -22,7 +22,9 @@ import (
 func ExampleNetworkErrors() {
 	handle := func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 1 {
-			return &url.Error{Op: "Post", URL: "http://stock", Err: io.EOF} // the server closed the connection
+			return &url.Error{
+				Op: "Post", URL: "http://stock", Err: io.EOF,
+			} // the server closed the connection
 		}
 		return errInvalidOrder
 	}
@@ -51,7 +53,9 @@ func ExampleTimeouts() {
 }
 
 func ExampleRefusedConnections() {
-	err := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	err := &net.OpError{
+		Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED),
+	}
 	class, ok := middleware.RefusedConnections().Classify(err)
 	fmt.Println(class, ok)
 	// Output: retryable true

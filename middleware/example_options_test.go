@@ -27,7 +27,10 @@ func ExampleNewBudget() {
 		fmt.Println(err)
 		return
 	}
-	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget), middleware.WithMaxAttempts(5))
+	run(
+		func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
+		middleware.WithMaxAttempts(5),
+	)
 	fmt.Println("closed:", budget.Closed())
 	// Output:
 	// dead-lettered (exhausted) after 5 attempts, delays 1s 10s 5m0s 8m20s
@@ -49,7 +52,8 @@ func ExampleRedactURLs() {
 		Op: "Post", URL: "https://shop.example/hooks?token=s3cret", Err: errors.New("connection refused"),
 	})
 	fmt.Println(err)
-	fmt.Println(middleware.RedactURLs(err)) // in a program: middleware.WithErrorText(middleware.RedactURLs)
+	// in a program: middleware.WithErrorText(middleware.RedactURLs)
+	fmt.Println(middleware.RedactURLs(err))
 	// Output:
 	// deliver: Post "https://shop.example/hooks?token=s3cret": connection refused
 	// deliver: Post "https://shop.example": connection refused
@@ -63,7 +67,9 @@ func ExampleDeliveryOf() {
 		msgCopy.SetContext(msg.Context())
 		fmt.Println("delivered from", middleware.DeliveryOf(msg.Context(), msg).Queue)
 		fmt.Println("a copy was delivered:", middleware.DeliveryOf(msgCopy.Context(), msgCopy) != nil)
-		fmt.Println("its context is of a delivery from", middleware.DeliveryOf(msgCopy.Context(), nil).Queue)
+		fmt.Println(
+			"its context is of a delivery from", middleware.DeliveryOf(msgCopy.Context(), nil).Queue,
+		)
 		return nil
 	})
 	// Output:
@@ -77,7 +83,9 @@ func ExampleDeliveryOf() {
 // retries through.
 func ExampleDeduplicationKey() {
 	key := func(failures int) string {
-		delivery := middleware.Delivery{Queue: "orders", MessageID: "order-7", State: header.RetryState{Failures: failures}}
+		delivery := middleware.Delivery{
+			Queue: "orders", MessageID: "order-7", State: header.RetryState{Failures: failures},
+		}
 		key, err := middleware.DeduplicationKey(middlewaretest.NewMessage(delivery, nil))
 		if err != nil {
 			fmt.Println(err)
@@ -151,7 +159,9 @@ func ExampleWithPolicyFor() {
 	// In a program: client.NewSubscriber(cfg, topology.ForPolicy(retry.Policies()...))
 	fmt.Println(len(retry.Policies()), "policies")
 
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock }))
+	handler := retry.Middleware(
+		middlewaretest.Consumer(func(*message.Message) error { return errNoStock }),
+	)
 	for _, queue := range []string{"orders", "mails", "parcels"} {
 		msg := middlewaretest.NewMessage(middleware.Delivery{Queue: queue}, nil)
 		fmt.Println(queue, broker.Run(handler, msg).Delays)
@@ -201,7 +211,9 @@ func ExampleWithObserver() {
 		fmt.Println(err)
 		return
 	}
-	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }))
+	handler := retry.Middleware(
+		middlewaretest.Consumer(func(*message.Message) error { return errors.New("no stock") }),
+	)
 	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
 	// Output:
 	// attempt 1 retried retryable  1s no stock
@@ -210,7 +222,10 @@ func ExampleWithObserver() {
 
 // answer is what a server that is asked too often says.
 func answer(retryAfter string) *http.Response {
-	return &http.Response{StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests", Header: http.Header{"Retry-After": {retryAfter}}}
+	return &http.Response{
+		StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests",
+		Header: http.Header{"Retry-After": {retryAfter}},
+	}
 }
 
 func ExampleRetryAfterHeader() {

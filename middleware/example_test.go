@@ -20,7 +20,9 @@ var (
 )
 
 // tenfold is the policy of most examples.
-var tenfold = backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
+var tenfold = backoff.Exponential{
+	Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5,
+}
 
 // run carries one message through its retries and prints what became of it.
 // The Broker stands in for a client of the topology package.
@@ -44,7 +46,8 @@ func ExampleNewDelayedRetry() {
 		fmt.Println(err)
 		return
 	}
-	handler := retry.Middleware(func(*message.Message) ([]*message.Message, error) { // router.AddMiddleware(retry.Middleware)
+	// router.AddMiddleware(retry.Middleware)
+	handler := retry.Middleware(func(*message.Message) ([]*message.Message, error) {
 		return nil, errNoStock
 	})
 
@@ -67,7 +70,9 @@ func ExampleNewDelayedRetry_invalid() {
 }
 
 func ExampleNewDelayedRetry_noEnd() {
-	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute})
+	_, err := middleware.NewDelayedRetry(
+		middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute},
+	)
 	fmt.Println(errors.Is(err, backoff.ErrNoEnd))
 	// Output: true
 }
@@ -139,14 +144,18 @@ func ExampleStateOf() {
 		state := middleware.StateOf(msg.Context())
 		fmt.Println("first came with", state.OriginExchange, state.OriginRoutingKey)
 		for _, past := range state.History {
-			fmt.Printf("attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay)
+			fmt.Printf(
+				"attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay,
+			)
 			fmt.Println("failing for", time.Since(state.FirstFailure).Round(time.Second))
 		}
 		return errNoStock
 	}
 	broker := middlewaretest.NewBroker()
 	retry, _ := middleware.NewDelayedRetry(broker, tenfold, middleware.WithMaxAttempts(2))
-	broker.Run(retry.Middleware(middlewaretest.Consumer(handle)), middlewaretest.NewMessage(middleware.Delivery{
+	broker.Run(retry.Middleware(
+		middlewaretest.Consumer(handle),
+	), middlewaretest.NewMessage(middleware.Delivery{
 		Queue: "orders",
 		State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"},
 	}, []byte("order 7")))
@@ -185,7 +194,10 @@ func Example_errNotHandedOver() {
 		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock })),
 		middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil),
 	)
-	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver), errors.Is(result.Err, errNoStock))
+	fmt.Println(
+		result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver),
+		errors.Is(result.Err, errNoStock),
+	)
 	// Output: nacked true true
 }
 

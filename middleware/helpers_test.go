@@ -29,7 +29,9 @@ func newMessage(d middleware.Delivery) *message.Message {
 
 // handle lets one failing delivery of a fresh message through and returns what
 // the middleware made of it.
-func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) middlewaretest.Call {
+func handle(
+	tb testing.TB, h message.HandlerFunc, options ...middleware.Option,
+) middlewaretest.Call {
 	tb.Helper()
 	broker := newBroker()
 	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(delivery{}))
@@ -52,7 +54,9 @@ func (f republishFunc) Republish(
 	return middleware.Republished{}, f(ctx, msg)
 }
 
-func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ header.RetryState) error {
+func (f republishFunc) DeadLetter(
+	ctx context.Context, msg *message.Message, _ header.RetryState,
+) error {
 	return f(ctx, msg)
 }
 

@@ -21,7 +21,9 @@ import (
 )
 
 // logged runs one failing delivery and returns the only line that was logged.
-func logged(t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *message.Message) watermill.CapturedMessage {
+func logged(
+	t *testing.T, level watermill.LogLevel, h message.HandlerFunc, msg *message.Message,
+) watermill.CapturedMessage {
 	t.Helper()
 	logger := watermill.NewCaptureLogger()
 	_, _ = newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
@@ -37,7 +39,8 @@ func TestLogOfARetry(t *testing.T) {
 	msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-1")
 	line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
 	want := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "", "queue": "orders", "topic": "",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "correlation_id": "c-1", "handler": "",
+		"queue": "orders", "topic": "",
 		"attempt": 2, "delay": 10 * time.Second, "class": "retryable", "error": "boom",
 	}
 	assert.Equal(t, "Message will be retried", line.Msg)
@@ -49,7 +52,8 @@ func TestLogOfARetry(t *testing.T) {
 func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	for given, asked := range map[time.Duration]any{
-		time.Millisecond: nil, 1100 * time.Millisecond: nil, 1101 * time.Millisecond: time.Second, 5 * time.Second: time.Second,
+		time.Millisecond: nil, 1100 * time.Millisecond: nil, 1101 * time.Millisecond: time.Second,
+		5 * time.Second: time.Second,
 	} {
 		msg := newMessage(delivery{Given: func(time.Duration) time.Duration { return given }})
 		line := logged(t, watermill.InfoLogLevel, failsWith(errBoom), msg)
@@ -58,7 +62,9 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	}
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(t, slower{}, middleware.WithLogger(logger)).Middleware(failsWith(errBoom))(newMessage(delivery{}))
+	_, _ = newRetry(
+		t, slower{}, middleware.WithLogger(logger),
+	).Middleware(failsWith(errBoom))(newMessage(delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	assert.Equal(t, 5*time.Second, line.Fields["delay"])
 	assert.Equal(t, time.Second, line.Fields["asked"])
@@ -70,7 +76,9 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	t.Parallel()
 	var told events
 	logger := watermill.NewCaptureLogger()
-	h := newRetry(t, newBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told)).Middleware(
+	h := newRetry(
+		t, newBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told),
+	).Middleware(
 		func(msg *message.Message) ([]*message.Message, error) {
 			msg.UUID = "u-2"
 			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
@@ -78,7 +86,8 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 		})
 	acked(t, h, newMessage(delivery{MessageID: "m-1"}))
 	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
-	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" || fields["correlation_id"] != "c-2" {
+	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" ||
+		fields["correlation_id"] != "c-2" {
 		t.Errorf("logged %v", fields)
 	}
 	if e := told.all[0]; e.MessageID != "m-1" || e.MessageUUID != "u-2" || e.CorrelationID != "c-2" {
@@ -94,7 +103,8 @@ func TestLogOfADeadLetter(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "class": "permanent", "reason": "permanent",
 	}
-	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" || !reflect.DeepEqual(line.Fields, want) {
+	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" ||
+		!reflect.DeepEqual(line.Fields, want) {
 		t.Errorf("got %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, want)
 	}
 	wantErrors(t, line.Err, errBoom)
@@ -103,8 +113,10 @@ func TestLogOfADeadLetter(t *testing.T) {
 func TestNoStackAndNoLongTextIsLogged(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]message.HandlerFunc{
-		"stack": wmiddleware.Recoverer(func(*message.Message) ([]*message.Message, error) { panic("no stock") }),
-		"long":  failsWith(errors.New(strings.Repeat("boom ", 1<<18))),
+		"stack": wmiddleware.Recoverer(
+			func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		),
+		"long": failsWith(errors.New(strings.Repeat("boom ", 1<<18))),
 	} {
 		text, _ := logged(t, watermill.InfoLogLevel, h, newMessage(delivery{})).Fields["error"].(string)
 		if text == "" || len(text) > 512 || strings.Contains(text, ".go:") {
@@ -146,7 +158,9 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	broker := newBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
+	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(backoff.Failure) (
+		time.Duration, bool,
+	) {
 		panic("of mine")
 	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
 	require.NoError(t, err)
@@ -162,18 +176,20 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 	type key struct{}
 	broker := newBroker()
 	var told []middleware.DeadLetter
-	h := newRetry(t, broker, middleware.WithDeadLetterHook(func(ctx context.Context, dead middleware.DeadLetter) {
+	hook := func(ctx context.Context, dead middleware.DeadLetter) {
 		assert.Equal(t, "trace", ctx.Value(key{}))
 		assert.Len(t, broker.DeadLetters(), 1)
 		told = append(told, dead)
-	})).Middleware(failsWith(errBoom))
+	}
+	h := newRetry(t, broker, middleware.WithDeadLetterHook(hook)).Middleware(failsWith(errBoom))
 	msg := newMessage(delivery{})
 	msg.SetContext(context.WithValue(msg.Context(), key{}, "trace"))
 	result := broker.Run(h, msg)
 	require.Len(t, told, 1)
 	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
 	dead := told[0]
-	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID || dead.State.Reason != exhausted {
+	if dead.Err != errBoom || dead.Queue != "orders" || dead.Message.UUID != msg.UUID ||
+		dead.State.Reason != exhausted {
 		t.Errorf("got %+v", dead)
 	}
 	assert.Equal(t, broker.DeadLetters()[0].Notes, dead.State)
@@ -190,9 +206,10 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	t.Parallel()
 	var told []middleware.DeadLetter
-	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(func(_ context.Context, dead middleware.DeadLetter) {
+	hook := func(_ context.Context, dead middleware.DeadLetter) {
 		told = append(told, dead)
-	})).Middleware(mustNotBeCalled(t))
+	}
+	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(hook)).Middleware(mustNotBeCalled(t))
 	_, err := h(newMessage(delivery{State: state{Failures: 3, Error: "third"}}))
 	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
 		t.Errorf("got %v, %+v", err, told)
@@ -212,7 +229,9 @@ func TestTheHookIsNotCalled(t *testing.T) {
 		"set aside":     {newBroker(), middleware.Snooze(errBoom, time.Minute)},
 		"not confirmed": {refuses, middleware.Permanent(errBoom)},
 	} {
-		hook := middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { t.Errorf("%s: called", name) })
+		hook := middleware.WithDeadLetterHook(
+			func(context.Context, middleware.DeadLetter) { t.Errorf("%s: called", name) },
+		)
 		_, _ = newRetry(t, test.broker, hook).Middleware(failsWith(test.err))(newMessage(delivery{}))
 	}
 }
@@ -230,7 +249,8 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 		t.Errorf("got %v, the next one called: %v", err, called)
 	}
 	lines := logger.Captured()[watermill.ErrorLogLevel]
-	if len(lines) != 2 || lines[1].Msg != "Dead-letter hook panicked" || lines[1].Fields["value"] != "of mine" {
+	if len(lines) != 2 || lines[1].Msg != "Dead-letter hook panicked" ||
+		lines[1].Fields["value"] != "of mine" {
 		t.Errorf("logged %+v", lines)
 	}
 }
@@ -254,7 +274,9 @@ func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 
 func TestANilHookIsRefused(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0))
+	_, err := middleware.NewDelayedRetry(
+		unused{}, tenfold, middleware.WithDeadLetterHook(nil), middleware.WithSnoozeLimit(0),
+	)
 	want := "new delayed retry: WithDeadLetterHook: hook is nil\nWithSnoozeLimit: 0s is not positive"
 	assert.EqualError(t, err, want)
 }

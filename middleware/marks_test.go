@@ -34,32 +34,55 @@ func TestMarks(t *testing.T) {
 		class header.Class
 		delay time.Duration // that of the first retry, 1s unless marked
 	}{
-		"none":                     {errBoom, retryable, time.Second},
-		"permanent":                {middleware.Permanent(errBoom), permanent, 0},
-		"retryable":                {middleware.Retryable(errBoom), retryable, time.Second},
-		"retry after":              {middleware.RetryAfter(errBoom, time.Minute), retryable, time.Minute},
-		"retry after less":         {middleware.RetryAfter(errBoom, time.Millisecond), retryable, time.Second},
-		"retry after nothing":      {middleware.RetryAfter(errBoom, -time.Minute), retryable, time.Second},
-		"retry after for ever":     {middleware.RetryAfter(errBoom, math.MaxInt64), retryable, 315_360_000 * time.Second},
-		"through %w":               {fmt.Errorf("order 7: %w", middleware.Permanent(errBoom)), permanent, 0},
-		"through two %w":           {fmt.Errorf("%w, %w", errBoom, middleware.Permanent(errBoom)), permanent, 0},
-		"through errors.Join":      {errors.Join(errBoom, middleware.Permanent(errBoom)), permanent, 0},
-		"through pkg/errors":       {pkgerrors.WithStack(middleware.Permanent(errBoom)), permanent, 0},
-		"through a multierror":     {&multierror{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
-		"through a chain":          {chain{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
-		"through a nested tree":    {fmt.Errorf("a: %w", errors.Join(errBoom, fmt.Errorf("b: %w", middleware.Permanent(errBoom)))), permanent, 0},
-		"the outer one wins":       {middleware.Retryable(middleware.Permanent(errBoom)), retryable, time.Second},
-		"the outer one wins, too":  {middleware.Permanent(middleware.RetryAfter(errBoom, time.Hour)), permanent, 0},
-		"the first joined wins":    {errors.Join(middleware.Retryable(errBoom), middleware.Permanent(errBoom)), retryable, time.Second},
-		"depth comes before width": {errors.Join(fmt.Errorf("a: %w", middleware.Permanent(errBoom)), middleware.Retryable(errBoom)), permanent, 0},
+		"none":                {errBoom, retryable, time.Second},
+		"permanent":           {middleware.Permanent(errBoom), permanent, 0},
+		"retryable":           {middleware.Retryable(errBoom), retryable, time.Second},
+		"retry after":         {middleware.RetryAfter(errBoom, time.Minute), retryable, time.Minute},
+		"retry after less":    {middleware.RetryAfter(errBoom, time.Millisecond), retryable, time.Second},
+		"retry after nothing": {middleware.RetryAfter(errBoom, -time.Minute), retryable, time.Second},
+		"retry after for ever": {
+			middleware.RetryAfter(errBoom, math.MaxInt64), retryable, 315_360_000 * time.Second,
+		},
+		"through %w": {fmt.Errorf("order 7: %w", middleware.Permanent(errBoom)), permanent, 0},
+		"through two %w": {
+			fmt.Errorf("%w, %w", errBoom, middleware.Permanent(errBoom)), permanent, 0,
+		},
+		"through errors.Join":  {errors.Join(errBoom, middleware.Permanent(errBoom)), permanent, 0},
+		"through pkg/errors":   {pkgerrors.WithStack(middleware.Permanent(errBoom)), permanent, 0},
+		"through a multierror": {&multierror{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
+		"through a chain":      {chain{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
+		"through a nested tree": {
+			fmt.Errorf("a: %w", errors.Join(errBoom, fmt.Errorf("b: %w", middleware.Permanent(errBoom)))),
+			permanent, 0,
+		},
+		"the outer one wins": {
+			middleware.Retryable(middleware.Permanent(errBoom)), retryable, time.Second,
+		},
+		"the outer one wins, too": {
+			middleware.Permanent(middleware.RetryAfter(errBoom, time.Hour)), permanent, 0,
+		},
+		"the first joined wins": {
+			errors.Join(middleware.Retryable(errBoom), middleware.Permanent(errBoom)), retryable,
+			time.Second,
+		},
+		"depth comes before width": {
+			errors.Join(fmt.Errorf("a: %w", middleware.Permanent(errBoom)), middleware.Retryable(errBoom)),
+			permanent, 0,
+		},
 
-		"cenkalti v4 permanent":          {backoff4.Permanent(errBoom), permanent, 0},
-		"cenkalti v4 permanent, wrapped": {fmt.Errorf("order 7: %w", backoff4.Permanent(errBoom)), permanent, 0},
-		"cenkalti v5 permanent":          {backoff5.Permanent(errBoom), permanent, 0},
-		"cenkalti v5 permanent of nil":   {&backoff5.PermanentError{}, permanent, 0},
-		"cenkalti v5 retry after":        {errors.Join(errBoom, backoff5.RetryAfter(60)), retryable, time.Minute},
+		"cenkalti v4 permanent": {backoff4.Permanent(errBoom), permanent, 0},
+		"cenkalti v4 permanent, wrapped": {
+			fmt.Errorf("order 7: %w", backoff4.Permanent(errBoom)), permanent, 0,
+		},
+		"cenkalti v5 permanent":        {backoff5.Permanent(errBoom), permanent, 0},
+		"cenkalti v5 permanent of nil": {&backoff5.PermanentError{}, permanent, 0},
+		"cenkalti v5 retry after": {
+			errors.Join(errBoom, backoff5.RetryAfter(60)), retryable, time.Minute,
+		},
 		"cenkalti v5 retry after a past": {backoff5.RetryAfter(-60), retryable, time.Second},
-		"ours around theirs":             {middleware.Retryable(backoff5.Permanent(errBoom)), retryable, time.Second},
+		"ours around theirs": {
+			middleware.Retryable(backoff5.Permanent(errBoom)), retryable, time.Second,
+		},
 
 		"an error that wraps itself": {loop{}, retryable, time.Second},
 	} {
@@ -82,7 +105,8 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		assert.Equal(t, "boom", marked.Error(), name)
 		assert.Same(t, errBoom, errors.Unwrap(marked), name)
 	}
-	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil || middleware.RetryAfter(nil, 1) != nil {
+	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil ||
+		middleware.RetryAfter(nil, 1) != nil {
 		t.Error("a mark of nil is not nil")
 	}
 }
@@ -104,7 +128,11 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 
 func TestMarksThroughAPanic(t *testing.T) {
 	t.Parallel()
-	panics := func(*message.Message) ([]*message.Message, error) { panic(middleware.Permanent(errBoom)) }
+	panics := func(*message.Message) (
+		[]*message.Message, error,
+	) {
+		panic(middleware.Permanent(errBoom))
+	}
 	for name, h := range map[string]message.HandlerFunc{
 		"caught here":         panics,
 		"caught by Recoverer": wmiddleware.Recoverer(panics),
@@ -158,7 +186,8 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
 			assert.Equal(t, test.aside, call.SetAside)
-			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 || call.Notes.FirstSeen.IsZero()) {
+			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 ||
+				call.Notes.FirstSeen.IsZero()) {
 				t.Errorf("got %+v", call)
 			}
 		})
@@ -198,7 +227,10 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 		"attempt 3, 2 past, seen true, failed true",
 	}
 	assert.Equal(t, want, seen)
-	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s", result.String())
+	assert.Equal(
+		t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, set aside 1m0s 1m0s 1m0s",
+		result.String(),
+	)
 }
 
 func TestLaterEndsAfterADay(t *testing.T) {
@@ -217,7 +249,8 @@ func TestLaterEndsAfterADay(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(delivery{}))
-			if len(result.SetAside) != test.aside || result.Attempts != 3 || result.Notes.Reason != exhausted {
+			if len(result.SetAside) != test.aside || result.Attempts != 3 ||
+				result.Notes.Reason != exhausted {
 				t.Errorf("got %s", result)
 			}
 			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
@@ -257,7 +290,9 @@ func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	_, err := newRetry(t, broker).Middleware(failsWith(middleware.Snooze(errBoom, time.Minute)))(newMessage(delivery{}))
+	_, err := newRetry(t, broker).Middleware(
+		failsWith(middleware.Snooze(errBoom, time.Minute)),
+	)(newMessage(delivery{}))
 	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
 }
 
@@ -277,22 +312,31 @@ func TestWithLaterForSetsAside(t *testing.T) {
 		want  time.Duration
 		class header.Class
 	}{
-		"the first":           {err: errOpen, aside: true, want: time.Minute},
-		"the second":          {err: errBusy, aside: true, want: time.Minute},
-		"wrapped":             {err: fmt.Errorf("sell: %w", errOpen), aside: true, want: time.Minute},
-		"before a classifier": {err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))}, aside: true, want: time.Minute},
-		"the first rule wins": {err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, aside: true, want: time.Minute},
-		"a second rule":       {err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, aside: true, want: time.Hour},
-		"a mark comes first":  {err: middleware.Permanent(errOpen), class: permanent},
-		"another":             {err: errBoom, class: retryable, want: time.Second},
-		"panics":              {err: comparing{errBoom}, class: retryable, want: time.Second},
+		"the first":  {err: errOpen, aside: true, want: time.Minute},
+		"the second": {err: errBusy, aside: true, want: time.Minute},
+		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), aside: true, want: time.Minute},
+		"before a classifier": {
+			err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))},
+			aside: true, want: time.Minute,
+		},
+		"the first rule wins": {
+			err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, aside: true,
+			want: time.Minute,
+		},
+		"a second rule": {
+			err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, aside: true,
+			want: time.Hour,
+		},
+		"a mark comes first": {err: middleware.Permanent(errOpen), class: permanent},
+		"another":            {err: errBoom, class: retryable, want: time.Second},
+		"panics":             {err: comparing{errBoom}, class: retryable, want: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := handle(t, failsWith(test.err), append(options{minute}, test.more...)...)
-			if aside := got.Notes.Snoozed > 0; aside != test.aside || got.Delay != test.want || got.Notes.Class != test.class {
-				t.Errorf("set aside %v for %v, class %q; want %v, %v, %q", aside, got.Delay, got.Notes.Class, test.aside, test.want, test.class)
-			}
+			assert.Equal(t, test.aside, got.Notes.Snoozed > 0)
+			assert.Equal(t, test.want, got.Delay)
+			assert.Equal(t, test.class, got.Notes.Class)
 		})
 	}
 }
@@ -300,10 +344,12 @@ func TestWithLaterForSetsAside(t *testing.T) {
 func TestWithLaterForRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{},
-		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second), middleware.WithSnoozeFor(time.Second, errBoom, nil))
+		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second),
+		middleware.WithSnoozeFor(time.Second, errBoom, nil))
 	require.Error(t, err)
 	for _, want := range []string{
-		"WithSnoozeFor: 0s is not positive", "WithSnoozeFor: no errors are named", "WithSnoozeFor: error 1 is nil",
+		"WithSnoozeFor: 0s is not positive", "WithSnoozeFor: no errors are named",
+		"WithSnoozeFor: error 1 is nil",
 	} {
 		assert.ErrorContains(t, err, want)
 	}

@@ -46,7 +46,10 @@ func TestEventsOfAMessage(t *testing.T) {
 		const took = 30 * time.Millisecond
 		var told events
 		broker := newBroker()
-		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithClassifier(middleware.PermanentErrors(errGone)))
+		retry := newRetry(
+			t, broker, middleware.WithObserver(&told),
+			middleware.WithClassifier(middleware.PermanentErrors(errGone)),
+		)
 		msg := middlewaretest.NewMessage(middleware.Delivery{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
@@ -68,18 +71,24 @@ func TestEventsOfAMessage(t *testing.T) {
 		// is set back instead.
 		began := time.Now().Add(-3 * took).UTC()
 		common := middleware.Event{
-			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true, Duration: took,
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true,
+			Duration: took,
 		}
-		retried, aside, dead := common, common, common
-		retried.Kind, retried.At, retried.Attempt, retried.Failures = middleware.EventRetried, began.Add(took), 1, 1
-		retried.Class, retried.Err, retried.DelayAsked, retried.DelayGiven = "retryable", errBoom, time.Second, time.Second
-		aside.Kind, aside.At, aside.Attempt, aside.Failures = middleware.EventSnoozed, began.Add(2*took), 2, 1
-		aside.Err, aside.DelayAsked, aside.DelayGiven = later, time.Minute, time.Minute
-		aside.DelayMeasured, aside.LastDelay, aside.Age = time.Second, time.Second, time.Second+took
-		dead.Kind, dead.At, dead.Attempt, dead.Failures = middleware.EventDeadLettered, began.Add(3*took), 2, 2
+		retried, snoozed, dead := common, common, common
+		retried.Kind, retried.At = middleware.EventRetried, began.Add(took)
+		retried.Attempt, retried.Failures, retried.Class, retried.Err = 1, 1, "retryable", errBoom
+		retried.DelayAsked, retried.DelayGiven = time.Second, time.Second
+		snoozed.Kind, snoozed.At, snoozed.Attempt, snoozed.Failures = middleware.EventSnoozed, began.Add(
+			2*took,
+		), 2, 1
+		snoozed.Err, snoozed.DelayAsked, snoozed.DelayGiven = later, time.Minute, time.Minute
+		snoozed.DelayMeasured, snoozed.LastDelay, snoozed.Age = time.Second, time.Second, time.Second+took
+		dead.Kind, dead.At = middleware.EventDeadLettered, began.Add(3*took)
+		dead.Attempt, dead.Failures = 2, 2
 		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
-		dead.DelayMeasured, dead.LastDelay, dead.Age = time.Minute, time.Minute, time.Minute+time.Second+2*took
-		for i, want := range []middleware.Event{retried, aside, dead} {
+		dead.DelayMeasured, dead.LastDelay = time.Minute, time.Minute
+		dead.Age = time.Minute + time.Second + 2*took
+		for i, want := range []middleware.Event{retried, snoozed, dead} {
 			assert.False(t, i >= len(told.all))
 			assert.Equal(t, want, told.all[i])
 		}
@@ -99,11 +108,14 @@ func TestEventOfASuccess(t *testing.T) {
 			if failures > 0 {
 				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 			}
-			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{State: notes}))
+			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(
+				newMessage(middleware.Delivery{State: notes}),
+			)
 			require.NoError(t, err)
 			told.want(t, middleware.EventHandled)
 			e := told.all[0]
-			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called || e.Duration <= 0 {
+			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called ||
+				e.Duration <= 0 {
 				t.Errorf("told %+v", e)
 			}
 			if failures > 0 && (e.Age < time.Hour || e.Age > 2*time.Hour) || failures == 0 && e.Age != 0 {
@@ -117,10 +129,14 @@ func TestEventOfASuccess(t *testing.T) {
 func TestEventOfAPanic(t *testing.T) {
 	t.Parallel()
 	var told events
-	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") }, middleware.WithObserver(&told))
+	handle(
+		t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		middleware.WithObserver(&told),
+	)
 	told.want(t, middleware.EventRetried)
 	var panicked *middleware.PanicError
-	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 || e.ErrorText() != "panic: no stock" {
+	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 ||
+		e.ErrorText() != "panic: no stock" {
 		t.Errorf("told %+v, %q", e, e.ErrorText())
 	}
 	assert.Empty(t, (middleware.Event{}).ErrorText())
@@ -130,10 +146,13 @@ func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
 	retry := newRetry(t, newBroker(), middleware.WithObserver(&told))
-	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}))
+	_, err := retry.Middleware(succeeds)(
+		newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}),
+	)
 	require.NoError(t, err)
 	told.want(t, middleware.EventDeadLettered)
-	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 || e.Failures != 9 {
+	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 ||
+		e.Failures != 9 {
 		t.Errorf("told %+v", e)
 	}
 }
@@ -147,12 +166,16 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		broker.FailNext(2, errUnconfirmed)
 		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
-		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered, middleware.EventRetried)
+		told.want(
+			t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
+			middleware.EventRetried,
+		)
 		for i, want := range []middleware.Event{
 			{Tries: 1, Err: errUnconfirmed}, {Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
 			{Tries: 3, Held: 1500 * time.Millisecond},
 		} {
-			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held || !errors.Is(got.Err, want.Err) {
+			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held ||
+				!errors.Is(got.Err, want.Err) {
 				t.Errorf("told %+v, want %+v", got, want)
 			}
 		}
@@ -161,7 +184,10 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		broker.FailNext(9, errUnconfirmed)
 		held.HoldUntil = time.Now().Add(2 * time.Second)
 		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
-		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventRequeued)
+		told.want(
+			t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
+			middleware.EventRequeued,
+		)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
 			t.Errorf("told %+v", last)
@@ -203,7 +229,9 @@ func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
 	t.Parallel()
 	var told events
 	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(consumer(
-		func(msg *message.Message) error { msg.Ack(); return errBoom }))(newMessage(middleware.Delivery{}))
+		func(msg *message.Message) error { msg.Ack(); return errBoom }))(
+		newMessage(middleware.Delivery{}),
+	)
 	wantErrors(t, err, errBoom)
 	told.want(t, middleware.EventSelfSettled)
 }
@@ -233,7 +261,9 @@ func TestNothingIsToldTwice(t *testing.T) {
 			}
 			_, _ = outer.Middleware(inner.Middleware(test.handler))(newMessage(delivery))
 
-			kinds := slices.DeleteFunc(told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing })
+			kinds := slices.DeleteFunc(
+				told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing },
+			)
 			assert.Equal(t, []middleware.EventKind{test.want}, kinds)
 		})
 	}
@@ -311,8 +341,12 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 func TestObserversThatAreNil(t *testing.T) {
 	t.Parallel()
 	var nobody *events
-	_, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody))
-	assert.EqualError(t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil")
+	_, err := middleware.NewDelayedRetry(
+		unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody),
+	)
+	assert.EqualError(
+		t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil",
+	)
 }
 
 // oversized is a Republisher for which no message has room for notes.
@@ -336,7 +370,9 @@ func (slower) Republish(
 // It was logged as one that will be retried.
 func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	t.Parallel()
-	for name, err := range map[string]error{"retry": errBoom, "later": middleware.Snooze(errBoom, time.Hour)} {
+	for name, err := range map[string]error{
+		"retry": errBoom, "snooze": middleware.Snooze(errBoom, time.Hour),
+	} {
 		var told events
 		logger := watermill.NewCaptureLogger()
 		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
@@ -360,7 +396,9 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
-	_, err := newRetry(t, slower{}, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(
+		t, slower{}, middleware.WithObserver(&told),
+	).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	require.NoError(t, err)
 	if e := told.all[0]; e.DelayAsked != time.Second || e.DelayGiven != 5*time.Second {
 		t.Errorf("told %+v", e)
@@ -378,7 +416,8 @@ func TestEventsNameThePlace(t *testing.T) {
 	wmiddleware.SetCorrelationID("c-1", msg)
 	require.NoError(t, pubSub.Publish("orders", msg))
 	e := <-got
-	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" || e.CorrelationID != "c-1" {
+	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" ||
+		e.CorrelationID != "c-1" {
 		t.Errorf("told %+v", e)
 	}
 }
@@ -389,7 +428,9 @@ func TestEventsOfABudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var told events
-		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told))
+		s := newSpender(
+			t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told),
+		)
 		s.expect(errBoom, "1s", "1m0s")
 		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)
 		if told.all[0].OverBudget || !told.all[2].OverBudget || told.all[2].DelayAsked != time.Minute {

@@ -50,7 +50,8 @@ func TestPastItsLimit(t *testing.T) {
 		{Selector: Selector{Queue: "slow"}, policy: backoff.List{1, 2, 3, 4, 5}},
 		{Selector: Selector{Queue: "orders", Error: errs}, policy: backoff.List{1, 2, 3, 4}},
 		{Selector: Selector{Handler: "mail"}, policy: backoff.List{1}},
-		{Selector: Selector{Handler: "mail", Queue: "mails"}, policy: backoff.List{1, 2, 3, 4, 5, 6}}, // never reached
+		// never reached
+		{Selector: Selector{Handler: "mail", Queue: "mails"}, policy: backoff.List{1, 2, 3, 4, 5, 6}},
 		{Selector: Selector{Topic: "endless", Error: errs}, policy: backoff.Constant{Interval: 1}},
 	}}
 	for _, l := range []*limits{&two, &endless, &attempts, &rules} {
@@ -64,40 +65,67 @@ func TestPastItsLimit(t *testing.T) {
 		inner  bool
 		want   header.Reason
 	}{
-		"first delivery":                   {two, state{}, none, false, ""},
-		"as many as there are retries":     {two, state{Failures: 2}, none, false, ""},
-		"one more":                         {two, state{Failures: 3}, none, false, exhausted},
-		"far more":                         {two, state{Failures: 1 << 62}, none, false, exhausted},
-		"less than none":                   {two, state{Failures: -1}, none, false, ""},
-		"end not known":                    {endless, state{Failures: 1 << 62}, none, false, ""},
-		"attempts left":                    {attempts, state{Failures: 2}, none, false, ""},
-		"no attempt left":                  {attempts, state{Failures: 3}, none, false, exhausted},
-		"old, but promised":                {endless, state{Failures: 1, FirstFailure: noon.Add(-hour)}, none, false, ""},
-		"deadline now":                     {two, state{Failures: 1, Deadline: noon}, none, false, ""},
-		"deadline past":                    {two, state{Failures: 1, Deadline: noon.Add(-1)}, none, false, late},
-		"deadline past while it was aside": {two, state{FirstSeen: noon, Deadline: noon.Add(-1)}, none, false, late},
-		"both past":                        {two, state{Failures: 3, Deadline: noon.Add(-1)}, none, false, exhausted},
+		"first delivery":               {two, state{}, none, false, ""},
+		"as many as there are retries": {two, state{Failures: 2}, none, false, ""},
+		"one more":                     {two, state{Failures: 3}, none, false, exhausted},
+		"far more":                     {two, state{Failures: 1 << 62}, none, false, exhausted},
+		"less than none":               {two, state{Failures: -1}, none, false, ""},
+		"end not known":                {endless, state{Failures: 1 << 62}, none, false, ""},
+		"attempts left":                {attempts, state{Failures: 2}, none, false, ""},
+		"no attempt left":              {attempts, state{Failures: 3}, none, false, exhausted},
+		"old, but promised": {
+			endless, state{Failures: 1, FirstFailure: noon.Add(-hour)}, none, false, "",
+		},
+		"deadline now":  {two, state{Failures: 1, Deadline: noon}, none, false, ""},
+		"deadline past": {two, state{Failures: 1, Deadline: noon.Add(-1)}, none, false, late},
+		"deadline past while it was aside": {
+			two, state{FirstSeen: noon, Deadline: noon.Add(-1)}, none, false, late,
+		},
+		"both past": {two, state{Failures: 3, Deadline: noon.Add(-1)}, none, false, exhausted},
 
-		"granted by an inner one":            {two, state{Failures: 9, Inner: true}, none, false, ""},
-		"granted by this inner one":          {two, state{Failures: 3, Inner: true}, none, true, exhausted},
-		"granted by an outer one":            {two, state{Failures: 9}, none, true, ""},
-		"granted by an inner one, attempts":  {attempts, state{Failures: 9, Inner: true}, none, false, ""},
-		"granted by an inner one, too late":  {two, state{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, none, false, late},
-		"no rule for this place":             {rules, state{Failures: 3}, none, false, exhausted},
-		"the rule for the queue":             {rules, state{Failures: 5}, place{queue: "slow"}, false, ""},
-		"past the rule for the queue":        {rules, state{Failures: 6}, place{queue: "slow"}, false, exhausted},
-		"perhaps the rule for an error":      {rules, state{Failures: 4}, place{queue: "orders"}, false, ""},
-		"past the rule for an error":         {rules, state{Failures: 5}, place{queue: "orders"}, false, exhausted},
-		"the rule that is shorter":           {rules, state{Failures: 1}, place{handler: "mail", queue: "mails"}, false, ""},
-		"past the rule that is shorter":      {rules, state{Failures: 2}, place{handler: "mail", queue: "mails"}, false, exhausted},
-		"the longest of those that match":    {rules, state{Failures: 4}, place{handler: "mail", queue: "orders"}, false, ""},
-		"past the longest of those":          {rules, state{Failures: 5}, place{handler: "mail", queue: "orders"}, false, exhausted},
-		"an end not known among those":       {rules, state{Failures: 1 << 62}, place{topic: "endless"}, false, ""},
-		"an end not known comes after those": {rules, state{Failures: 6}, place{queue: "slow", topic: "endless"}, false, exhausted},
+		"granted by an inner one": {two, state{Failures: 9, Inner: true}, none, false, ""},
+		"granted by this inner one": {
+			two, state{Failures: 3, Inner: true}, none, true, exhausted,
+		},
+		"granted by an outer one":           {two, state{Failures: 9}, none, true, ""},
+		"granted by an inner one, attempts": {attempts, state{Failures: 9, Inner: true}, none, false, ""},
+		"granted by an inner one, too late": {
+			two, state{Failures: 1, Inner: true, Deadline: noon.Add(-1)}, none, false, late,
+		},
+		"no rule for this place": {rules, state{Failures: 3}, none, false, exhausted},
+		"the rule for the queue": {rules, state{Failures: 5}, place{queue: "slow"}, false, ""},
+		"past the rule for the queue": {
+			rules, state{Failures: 6}, place{queue: "slow"}, false, exhausted,
+		},
+		"perhaps the rule for an error": {rules, state{Failures: 4}, place{queue: "orders"}, false, ""},
+		"past the rule for an error": {
+			rules, state{Failures: 5}, place{queue: "orders"}, false, exhausted,
+		},
+		"the rule that is shorter": {
+			rules, state{Failures: 1}, place{handler: "mail", queue: "mails"}, false, "",
+		},
+		"past the rule that is shorter": {
+			rules, state{Failures: 2}, place{handler: "mail", queue: "mails"}, false, exhausted,
+		},
+		"the longest of those that match": {
+			rules, state{Failures: 4}, place{handler: "mail", queue: "orders"}, false, "",
+		},
+		"past the longest of those": {
+			rules, state{Failures: 5}, place{handler: "mail", queue: "orders"}, false, exhausted,
+		},
+		"an end not known among those": {
+			rules, state{Failures: 1 << 62}, place{topic: "endless"}, false, "",
+		},
+		"an end not known comes after those": {
+			rules, state{Failures: 6}, place{queue: "slow", topic: "endless"}, false, exhausted,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(t, test.want, test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }))
+			assert.Equal(
+				t, test.want,
+				test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }),
+			)
 		})
 	}
 }

@@ -31,7 +31,8 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	broker := newBroker()
 	logger := watermill.NewCaptureLogger()
 	msg := newMessage(delivery{State: state{
-		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier,
+		Error: "third",
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
 	began := time.Now()
@@ -46,7 +47,8 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	n := dead[0].Notes
 	n.DeadAt = time.Time{}
 	want := state{
-		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third",
+		Class:   retryable,
 		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: exhausted,
 	}
 	assert.Equal(t, want, n)
@@ -56,10 +58,15 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	require.Len(t, lines[watermill.ErrorLogLevel], 1)
 	line := lines[watermill.ErrorLogLevel][0]
 	fields := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 4, "reason": "exhausted",
 	}
-	if line.Msg != "Message dead-lettered without being handled" || !reflect.DeepEqual(line.Fields, fields) ||
-		!strings.HasPrefix(line.Err.Error(), "message arrived past its limit: its count is forged, or another consumer has a longer policy") {
+	if line.Msg != "Message dead-lettered without being handled" ||
+		!reflect.DeepEqual(line.Fields, fields) ||
+		!strings.HasPrefix(
+			line.Err.Error(),
+			"message arrived past its limit: its count is forged, or another consumer has a longer policy",
+		) {
 		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
 	}
 }
@@ -72,22 +79,30 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		options []middleware.Option
 		want    header.Reason // "": handled
 	}{
-		"policy, the last attempt":     {state{Failures: 2}, nil, ""},
-		"policy":                       {state{Failures: 3}, nil, exhausted},
-		"forged, above any bound":      {state{Failures: 1 << 62}, nil, exhausted},
-		"forged, below any bound":      {state{Failures: -1 << 62}, nil, ""},
-		"attempts, the last":           {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
-		"attempts":                     {state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, exhausted},
-		"age":                          {state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, ""},
-		"deadline, first delivery":     {state{Deadline: hourAgo}, nil, ""},
-		"deadline, after a failure":    {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
-		"deadline, after it was aside": {state{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"policy, the last attempt": {state{Failures: 2}, nil, ""},
+		"policy":                   {state{Failures: 3}, nil, exhausted},
+		"forged, above any bound":  {state{Failures: 1 << 62}, nil, exhausted},
+		"forged, below any bound":  {state{Failures: -1 << 62}, nil, ""},
+		"attempts, the last":       {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
+		"attempts": {
+			state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, exhausted,
+		},
+		"age": {
+			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, "",
+		},
+		"deadline, first delivery":  {state{Deadline: hourAgo}, nil, ""},
+		"deadline, after a failure": {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"deadline, after it was aside": {
+			state{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			broker := newBroker()
 			called := false
-			result := broker.Run(newRetry(t, broker, test.options...).Middleware(func(*message.Message) ([]*message.Message, error) {
+			result := broker.Run(newRetry(
+				t, broker, test.options...,
+			).Middleware(func(*message.Message) ([]*message.Message, error) {
 				called = true
 				return nil, nil
 			}), newMessage(delivery{State: test.notes}))
@@ -106,7 +121,9 @@ func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
 	require.NoError(t, err)
-	assert.Equal(t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{})).Attempts)
+	assert.Equal(
+		t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{})).Attempts,
+	)
 }
 
 // The outer one has the shorter policy. What the inner one grants must not be
@@ -126,7 +143,12 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 		require.Equal(t, want, call.Notes.Failures)
 		require.Equal(t, (want == 5), call.Dead)
 		headers := call.Notes.Headers("orders")
-		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (
+			string, bool,
+		) {
+			value, ok := headers[key]
+			return value, ok
+		})})
 	}
 
 	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})

@@ -154,7 +154,9 @@ func TestADeadLetterIsHeldToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broker := newBroker()
 		broker.FailNext(3, errUnconfirmed)
-		_, err := newRetry(t, broker).Middleware(failsWith(middleware.Permanent(errBoom)))(newMessage(delivery{}))
+		_, err := newRetry(t, broker).Middleware(
+			failsWith(middleware.Permanent(errBoom)),
+		)(newMessage(delivery{}))
 		if err != nil || len(broker.Calls()) != 4 || len(broker.DeadLetters()) != 1 {
 			t.Errorf("got %v, %+v", err, broker.Calls())
 		}
@@ -197,9 +199,12 @@ func TestLogOfAnOutage(t *testing.T) {
 			wantErrors(t, line.Err, errUnconfirmed)
 			held = append(held, line.Fields["held"])
 		}
-		assert.Equal(t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held)
+		assert.Equal(
+			t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held,
+		)
 		info := logger.Captured()[watermill.InfoLogLevel]
-		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond || info[0].Fields["tries"] != 29 {
+		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond ||
+			info[0].Fields["tries"] != 29 {
 			t.Errorf("logged %+v", info)
 		}
 	})
@@ -223,13 +228,29 @@ func TestMetadataThatIsKept(t *testing.T) {
 		set     map[string]string
 		want    map[string]string
 	}{
-		"none is there":             {nil, nil, nil},
-		"by default":                {nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"}},
-		"an option adds":            {options{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1", "tenant": "7"}},
-		"two options add":           {options{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"}, map[string]string{"tenant": "7", "step": "2"}},
-		"named twice":               {options{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"}, map[string]string{"tenant": "7"}},
-		"empty":                     {options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""}},
-		"upper case is no broker's": {options{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"}, map[string]string{"X-Request-ID": "7"}},
+		"none is there": {nil, nil, nil},
+		"by default": {
+			nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"},
+		},
+		"an option adds": {
+			options{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"},
+			map[string]string{correlation: "c-1", "tenant": "7"},
+		},
+		"two options add": {
+			options{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"},
+			map[string]string{"tenant": "7", "step": "2"},
+		},
+		"named twice": {
+			options{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"},
+			map[string]string{"tenant": "7"},
+		},
+		"empty": {
+			options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""},
+		},
+		"upper case is no broker's": {
+			options{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"},
+			map[string]string{"X-Request-ID": "7"},
+		},
 		"longest": {
 			options{keep("k")},
 			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
@@ -241,7 +262,9 @@ func TestMetadataThatIsKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for _, err := range []error{errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute)} {
+			for _, err := range []error{
+				errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute),
+			} {
 				call := handle(t, setting(test.set, err), test.options...)
 				assert.Equal(t, test.want, call.Notes.Metadata)
 				for key := range test.want {
@@ -268,11 +291,14 @@ func TestMetadataThatCannotBeKeptIsLogged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			logger := watermill.NewCaptureLogger()
-			call := handle(t, setting(map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom),
+			call := handle(t, setting(
+				map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom,
+			),
 				middleware.WithKeptMetadata("k", "z"), middleware.WithLogger(logger))
 			assert.Equal(t, (map[string]string{correlation: "c-1", "z": "26"}), call.Notes.Metadata)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
-			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" || lines[0].Fields["key"] != "k" || lines[0].Err.Error() != test.why {
+			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" ||
+				lines[0].Fields["key"] != "k" || lines[0].Err.Error() != test.why {
 				t.Errorf("logged %+v", lines)
 			}
 		})
@@ -291,8 +317,11 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 		"\xff":                   `key "\xff" is not UTF-8`,
 		strings.Repeat("k", 256): "is longer than 255 bytes",
 	} {
-		_, err := middleware.NewDelayedRetry(unused{}, tenfold, middleware.WithKeptMetadata("fine", key, strings.Repeat("k", 255)))
-		if err == nil || !strings.Contains(err.Error(), "WithKeptMetadata: ") || !strings.Contains(err.Error(), why) ||
+		_, err := middleware.NewDelayedRetry(
+			unused{}, tenfold, middleware.WithKeptMetadata("fine", key, strings.Repeat("k", 255)),
+		)
+		if err == nil || !strings.Contains(err.Error(), "WithKeptMetadata: ") ||
+			!strings.Contains(err.Error(), why) ||
 			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: got %v", key, err)
 		}
@@ -328,7 +357,5 @@ func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {
 	newRetry(t, broker, middleware.WithKeptMetadata("b"))
 	h := a.Middleware(setting(map[string]string{"a": "1", "b": "2"}, errBoom))
 	acked(t, h, newMessage(delivery{}))
-	if got, want := broker.Calls()[0].Notes.Metadata, (map[string]string{"a": "1"}); !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.Equal(t, map[string]string{"a": "1"}, broker.Calls()[0].Notes.Metadata)
 }

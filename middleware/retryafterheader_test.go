@@ -25,37 +25,43 @@ func TestParseRetryAfter(t *testing.T) {
 		want        time.Duration
 		found       bool
 	}{
-		"nothing":                   {"", "", 0, false},
-		"a blank":                   {"  ", "", 0, false},
-		"seconds":                   {"120", "", 2 * time.Minute, true},
-		"seconds in blanks":         {" 7\t", "", 7 * time.Second, true},
-		"leading zeros":             {"000007", "", 7 * time.Second, true},
-		"zero":                      {"0", "", 0, true},
-		"negative":                  {"-5", "", 0, false},
-		"with a sign":               {"+5", "", 0, false},
-		"a fraction":                {"1.5", "", 0, false},
-		"an exponent":               {"1e3", "", 0, false},
-		"hexadecimal":               {"0x10", "", 0, false},
-		"digits of another script":  {"٧", "", 0, false},
-		"a unit":                    {"7s", "", 0, false},
-		"words":                     {"soon", "", 0, false},
-		"two numbers":               {"7, 8", "", 0, false},
-		"ten years":                 {"315360000", "", tenYears, true},
-		"more than ten years":       {"315360001", "", tenYears, true},
-		"more than an int64":        {"9223372036854775808", "", tenYears, true},
-		"wraps around to little":    {"18446744073709551617", "", tenYears, true},
-		"a million digits":          {strings.Repeat("9", 1_000_000), "", tenYears, true},
-		"a date":                    {"Thu, 02 Jan 2025 12:00:30 GMT", "", 30 * time.Second, true},
-		"a date of RFC 850":         {"Thursday, 02-Jan-25 12:00:30 GMT", "", 30 * time.Second, true},
-		"a date of C":               {"Thu Jan  2 12:00:30 2025", "", 30 * time.Second, true},
-		"a date that is now":        {"Thu, 02 Jan 2025 12:00:00 GMT", "", 0, true},
-		"a date that is past":       {"Thu, 02 Jan 2025 11:00:00 GMT", "", 0, true},
-		"the first date":            {"Mon, 01 Jan 0001 00:00:00 GMT", "", 0, true},
-		"the last date":             {"Fri, 31 Dec 9999 23:59:59 GMT", "", tenYears, true},
-		"a date in RFC 3339":        {"2025-01-02T12:00:30Z", "", 0, false},
-		"a date by another clock":   {"Wed, 01 Jan 2020 00:00:05 GMT", "Wed, 01 Jan 2020 00:00:03 GMT", 2 * time.Second, true},
-		"past by another clock":     {"Thu, 02 Jan 2025 12:00:30 GMT", "Thu, 02 Jan 2025 12:01:00 GMT", 0, true},
-		"all of time apart":         {"Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", tenYears, true},
+		"nothing":                  {"", "", 0, false},
+		"a blank":                  {"  ", "", 0, false},
+		"seconds":                  {"120", "", 2 * time.Minute, true},
+		"seconds in blanks":        {" 7\t", "", 7 * time.Second, true},
+		"leading zeros":            {"000007", "", 7 * time.Second, true},
+		"zero":                     {"0", "", 0, true},
+		"negative":                 {"-5", "", 0, false},
+		"with a sign":              {"+5", "", 0, false},
+		"a fraction":               {"1.5", "", 0, false},
+		"an exponent":              {"1e3", "", 0, false},
+		"hexadecimal":              {"0x10", "", 0, false},
+		"digits of another script": {"٧", "", 0, false},
+		"a unit":                   {"7s", "", 0, false},
+		"words":                    {"soon", "", 0, false},
+		"two numbers":              {"7, 8", "", 0, false},
+		"ten years":                {"315360000", "", tenYears, true},
+		"more than ten years":      {"315360001", "", tenYears, true},
+		"more than an int64":       {"9223372036854775808", "", tenYears, true},
+		"wraps around to little":   {"18446744073709551617", "", tenYears, true},
+		"a million digits":         {strings.Repeat("9", 1_000_000), "", tenYears, true},
+		"a date":                   {"Thu, 02 Jan 2025 12:00:30 GMT", "", 30 * time.Second, true},
+		"a date of RFC 850":        {"Thursday, 02-Jan-25 12:00:30 GMT", "", 30 * time.Second, true},
+		"a date of C":              {"Thu Jan  2 12:00:30 2025", "", 30 * time.Second, true},
+		"a date that is now":       {"Thu, 02 Jan 2025 12:00:00 GMT", "", 0, true},
+		"a date that is past":      {"Thu, 02 Jan 2025 11:00:00 GMT", "", 0, true},
+		"the first date":           {"Mon, 01 Jan 0001 00:00:00 GMT", "", 0, true},
+		"the last date":            {"Fri, 31 Dec 9999 23:59:59 GMT", "", tenYears, true},
+		"a date in RFC 3339":       {"2025-01-02T12:00:30Z", "", 0, false},
+		"a date by another clock": {
+			"Wed, 01 Jan 2020 00:00:05 GMT", "Wed, 01 Jan 2020 00:00:03 GMT", 2 * time.Second, true,
+		},
+		"past by another clock": {
+			"Thu, 02 Jan 2025 12:00:30 GMT", "Thu, 02 Jan 2025 12:01:00 GMT", 0, true,
+		},
+		"all of time apart": {
+			"Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", tenYears, true,
+		},
 		"a clock not readable":      {"Thu, 02 Jan 2025 12:00:30 GMT", "noon", 30 * time.Second, true},
 		"seconds by another clock":  {"7", "Wed, 01 Jan 2020 00:00:03 GMT", 7 * time.Second, true},
 		"an answer without a value": {"", "Wed, 01 Jan 2020 00:00:03 GMT", 0, false},
@@ -75,7 +81,8 @@ func TestParseRetryAfter(t *testing.T) {
 		t.Error("found in nil")
 	}
 	later := time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)
-	if got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now); !found || got < 59*time.Minute || got > time.Hour {
+	if got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now); !found ||
+		got < 59*time.Minute || got > time.Hour {
 		t.Errorf("got %v, %v by the clock here", got, found)
 	}
 }
@@ -104,7 +111,8 @@ func TestRetryAfterHeader(t *testing.T) {
 			err := RetryAfterHeader(errBusy, test.header, test.limit)
 			require.ErrorIs(t, err, errBusy)
 			found, marked := markOf(err)
-			if marked != test.marked || found.floor != test.floor || marked && found.class != header.ClassRetryable {
+			if marked != test.marked || found.floor != test.floor ||
+				marked && found.class != header.ClassRetryable {
 				t.Errorf("got %+v, %v", found, marked)
 			}
 		})
@@ -135,8 +143,9 @@ func TestRetryAfterOfAServer(t *testing.T) {
 		low, high time.Duration
 		found     bool
 	}{
-		"/seconds":     {7 * time.Second, 7 * time.Second, true},
-		"/date":        {6 * time.Second, 8 * time.Second, true}, // both in whole seconds, maybe not the same
+		"/seconds": {7 * time.Second, 7 * time.Second, true},
+		// both in whole seconds, maybe not the same
+		"/date":        {6 * time.Second, 8 * time.Second, true},
 		"/past":        {0, 0, true},
 		"/other-clock": {7 * time.Second, 7 * time.Second, true},
 		"/nothing":     {0, 0, false},

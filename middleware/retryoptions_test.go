@@ -62,7 +62,8 @@ func TestNilIsRefused(t *testing.T) {
 		"nil pointer as policy":      {broker, (*backoff.Constant)(nil)},
 		"nil func as policy":         {broker, backoff.PolicyFunc(nil)},
 	} {
-		if retry, err := middleware.NewDelayedRetry(test.republisher, test.policy); err == nil || retry != nil {
+		if retry, err := middleware.NewDelayedRetry(test.republisher, test.policy); err == nil ||
+			retry != nil {
 			t.Errorf("%s: got %v, %v", name, retry, err)
 		}
 	}
@@ -118,9 +119,13 @@ func TestPoliciesAreChecked(t *testing.T) {
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, nil),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Handler: "billing"}, every(1)),
 		middleware.WithPolicyFor(middleware.Selector{Topic: "a"}, backoff.List{-1}),
-		middleware.WithPolicyFor(middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second}),
+		middleware.WithPolicyFor(
+			middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
+		),
 		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableIf(nil)}, every(1)),
-		middleware.WithPolicyFor(middleware.Selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1),
+		),
 		middleware.WithPolicyFor(middleware.Selector{Handler: "mail"}, every(1)),
 	)
 	require.Error(t, err)
@@ -140,7 +145,9 @@ func TestPoliciesAreChecked(t *testing.T) {
 		"attempts": middleware.WithMaxAttempts(3), "age": middleware.WithMaxAge(time.Hour),
 	} {
 		_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, option,
-			middleware.WithPolicyFor(middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second}))
+			middleware.WithPolicyFor(
+				middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
+			))
 		assert.NoError(t, err, name)
 	}
 }
@@ -151,7 +158,9 @@ func TestPolicies(t *testing.T) {
 	unbounded := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
 	retry, err := middleware.NewDelayedRetry(newBroker(), every(1),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "a"}, every(2)),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "b"}, unbounded), middleware.WithLogger(logger))
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "b"}, unbounded,
+		), middleware.WithLogger(logger))
 	require.NoError(t, err)
 	want := []backoff.Policy{every(1), every(2), unbounded}
 	retry.Policies()[0] = nil
@@ -170,10 +179,16 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") })
 	policies := options{
 		middleware.WithPolicyFor(middleware.Selector{Queue: "panics", Error: panics}, every(9)),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2),
+		),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "slow"}, every(3)),
-		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errLimit)}, every(4)),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Error: always(permanent)}, every(5)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errLimit)}, every(4),
+		),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders", Error: always(permanent)}, every(5),
+		),
 	}
 	for name, test := range map[string]struct {
 		queue string
@@ -193,7 +208,9 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 			t.Parallel()
 			broker := newBroker()
 			logger := watermill.NewCaptureLogger()
-			h := newRetry(t, broker, append(policies, middleware.WithLogger(logger))...).Middleware(failsWith(test.err))
+			h := newRetry(
+				t, broker, append(policies, middleware.WithLogger(logger))...,
+			).Middleware(failsWith(test.err))
 			acked(t, h, newMessage(delivery{Queue: test.queue}))
 			assert.Equal(t, test.want, broker.Calls()[0].Delay)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
@@ -218,7 +235,9 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Topic: "orders"}, every(2)),
 		middleware.WithPolicyFor(middleware.Selector{Handler: "billing"}, every(3)),
 		middleware.WithPolicyFor(middleware.Selector{Topic: "orders"}, every(4)),
-		middleware.WithObserver(middleware.ObserverFunc(func(context.Context, middleware.Event) { decided <- true })),
+		middleware.WithObserver(
+			middleware.ObserverFunc(func(context.Context, middleware.Event) { decided <- true }),
+		),
 	)
 	router.AddMiddleware(retry.Middleware)
 	last := make(chan bool, 4)
@@ -245,7 +264,9 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	for _, call := range broker.Calls() {
 		got[call.Notes.Handler] = call.Delay
 	}
-	want := map[string]time.Duration{"billing": 2 * time.Second, "mail": 4 * time.Second, "stock": time.Second}
+	want := map[string]time.Duration{
+		"billing": 2 * time.Second, "mail": 4 * time.Second, "stock": time.Second,
+	}
 	assert.Equal(t, want, got)
 }
 
@@ -254,7 +275,9 @@ func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
 	broker := newBroker()
 	var last []bool
 	h := newRetry(t, broker,
-		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, every(1)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, every(1),
+		),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{time.Second}),
 	).Middleware(consumer(func(msg *message.Message) error {
 		last = append(last, middleware.LastAttempt(msg.Context()))
@@ -269,7 +292,10 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	broker := newBroker()
 	errOther := errors.New("other")
 	h := newRetry(t, broker, // 1s 10s for any error
-		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errOther)}, backoff.List{2, 3, 4 * time.Second}),
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errOther)},
+			backoff.List{2, 3, 4 * time.Second},
+		),
 	).Middleware(consumer(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 3 {
 			return errOther

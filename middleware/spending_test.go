@@ -35,7 +35,9 @@ func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware
 	require.NoError(t, err)
 	s := &spender{t: t, budget: budget, broker: newBroker(), logger: watermill.NewCaptureLogger()}
 	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
-	s.retry, err = middleware.NewDelayedRetry(s.broker, backoff.List{time.Second, time.Minute}, options...)
+	s.retry, err = middleware.NewDelayedRetry(
+		s.broker, backoff.List{time.Second, time.Minute}, options...,
+	)
 	require.NoError(t, err)
 	return s
 }
@@ -89,7 +91,8 @@ func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
 		s.expect(nil, "handled", "handled", "handled", "handled")
 		s.expect(errBoom, "1s")
 		lines := s.logger.Captured()
-		if closed := lines[watermill.ErrorLogLevel]; closed[0].Msg != "Retry budget is closed" || closed[0].Fields["failed"] != 4 {
+		if closed := lines[watermill.ErrorLogLevel]; closed[0].Msg != "Retry budget is closed" ||
+			closed[0].Fields["failed"] != 4 {
 			t.Errorf("logged %+v", closed)
 		}
 		if !s.logger.Has(watermill.CapturedMessage{
@@ -135,7 +138,9 @@ func TestBudgetOfRetriesAMinute(t *testing.T) {
 func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, middleware.WithMaxAge(time.Minute))
+		s := newSpender(
+			t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, middleware.WithMaxAge(time.Minute),
+		)
 		s.expect(errBoom, "1s", "1s")
 		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")
@@ -185,7 +190,9 @@ func TestBadBudgets(t *testing.T) {
 	_, err := middleware.NewBudget(middleware.BudgetConfig{
 		Window: time.Millisecond, Share: 1.5, Minimum: -1, Retries: -2, Probes: -3, Delay: -time.Second,
 	})
-	for _, want := range []string{"window 1ms", "share 1.5", "minimum -1", "retries -2", "probes -3", "delay -1s"} {
+	for _, want := range []string{
+		"window 1ms", "share 1.5", "minimum -1", "retries -2", "probes -3", "delay -1s",
+	} {
 		assert.ErrorContains(t, err, want)
 	}
 	for want, cfg := range map[string]middleware.BudgetConfig{
@@ -199,7 +206,12 @@ func TestBadBudgets(t *testing.T) {
 	}
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
 	require.NoError(t, err)
-	unlisted := backoff.Limit{Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Second, true }), Retries: 3}
+	unlisted := backoff.Limit{
+		Policy: backoff.PolicyFunc(
+			func(backoff.Failure) (time.Duration, bool) { return time.Second, true },
+		),
+		Retries: 3,
+	}
 	_, err = middleware.NewDelayedRetry(newBroker(), unlisted, middleware.WithBudget(budget))
 	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
 	_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithBudget(nil))
@@ -213,7 +225,9 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 	broker := newBroker()
 	var wg sync.WaitGroup
 	for range 8 {
-		retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget))
+		retry, err := middleware.NewDelayedRetry(
+			broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget),
+		)
 		require.NoError(t, err)
 		wg.Go(func() {
 			for i := range 50 {
@@ -237,5 +251,7 @@ func TestBudgetSharedByManyHandlers(t *testing.T) {
 
 func stateOf(b *middleware.Budget) string {
 	deliveries, failed, retries := b.Counts()
-	return fmt.Sprintf("closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries)
+	return fmt.Sprintf(
+		"closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries,
+	)
 }

@@ -27,7 +27,9 @@ func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 		msg.Metadata.Set("key-"+strconv.Itoa(i), "value")
 	}
 	d := &middleware.Attached{Delivery: delivery{
-		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(chan struct{}), State: notes,
+		Queue: "orders", Arrived: time.Now(), Gone: ctx.Done(), Closing: make(
+			chan struct{},
+		), State: notes,
 	}}
 	d.Attach(msg)
 	for key := range routerKey(4) {
@@ -38,9 +40,13 @@ func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 
 func succeeds(*message.Message) ([]*message.Message, error) { return nil, nil }
 
-func newRetry(tb testing.TB, r middleware.Republisher, options ...middleware.Option) *middleware.DelayedRetry {
+func newRetry(
+	tb testing.TB, r middleware.Republisher, options ...middleware.Option,
+) *middleware.DelayedRetry {
 	tb.Helper()
-	retry, err := middleware.NewDelayedRetry(r, backoff.List{time.Second, 10 * time.Second}, options...)
+	retry, err := middleware.NewDelayedRetry(
+		r, backoff.List{time.Second, 10 * time.Second}, options...,
+	)
 	require.NoError(tb, err)
 	return retry
 }
@@ -49,8 +55,12 @@ func newRetry(tb testing.TB, r middleware.Republisher, options ...middleware.Opt
 func everything(tb testing.TB) *middleware.DelayedRetry {
 	return newRetry(tb, unused{},
 		middleware.WithClassifier(middleware.NetworkErrors()),
-		middleware.WithMaxAttempts(9), middleware.WithMaxAge(time.Hour), middleware.WithSnoozeLimit(time.Hour),
-		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Error: middleware.Timeouts()}, backoff.List{1, 2}),
+		middleware.WithMaxAttempts(
+			9,
+		), middleware.WithMaxAge(time.Hour), middleware.WithSnoozeLimit(time.Hour),
+		middleware.WithPolicyFor(
+			middleware.Selector{Handler: "billing", Error: middleware.Timeouts()}, backoff.List{1, 2},
+		),
 		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{1, 2, 3}),
 		middleware.WithKeptMetadata("key-1", "key-2"),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) {}),
