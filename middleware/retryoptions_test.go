@@ -305,3 +305,59 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	got := broker.Run(h, newMessage(delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 4 attempts, delays 1s 10s 4s", got.String())
 }
+
+// client is a Republisher with a logger and observers, as topology.Client is one.
+type client struct {
+	*middlewaretest.Broker
+	logger   *watermill.CaptureLoggerAdapter
+	observer *events
+}
+
+func (c client) Logger() watermill.LoggerAdapter { return c.logger }
+
+func (c client) logged() bool { return len(c.logger.Captured()) > 0 }
+
+func (c client) observed() bool { return len(c.observer.all) > 0 }
+
+func (c client) Observers() []middleware.Observer {
+	if c.observer == nil {
+		return nil
+	}
+	return []middleware.Observer{c.observer}
+}
+
+// Given a client with a logger and an observer, when a handler fails, then they are told
+// unless an option names others.
+func TestLoggerAndObserversOfTheRepublisher(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		ownLogger, ownObserver bool
+	}{
+		"both are the client's": {},
+		"another logger":        {ownLogger: true},
+		"another observer":      {ownObserver: true},
+		"both are others":       {ownLogger: true, ownObserver: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			theirs := client{newBroker(), watermill.NewCaptureLogger(), new(events)}
+			own := client{nil, watermill.NewCaptureLogger(), new(events)}
+			var chosen options
+			if test.ownLogger {
+				chosen = append(chosen, middleware.WithLogger(own.logger))
+			}
+			if test.ownObserver {
+				chosen = append(chosen, middleware.WithObserver(own.observer))
+			}
+			h := newRetry(t, theirs, chosen...).Middleware(failsWith(errBoom))
+			acked(t, h, newMessage(delivery{}))
+			assert.Equal(t, !test.ownLogger, theirs.logged())
+			assert.Equal(t, test.ownLogger, own.logged())
+			assert.Equal(t, !test.ownObserver, theirs.observed())
+			assert.Equal(t, test.ownObserver, own.observed())
+		})
+	}
+	// A client without either is fine.
+	h := newRetry(t, client{Broker: newBroker()}).Middleware(failsWith(errBoom))
+	acked(t, h, newMessage(delivery{}))
+}
