@@ -69,10 +69,10 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"age": {
 			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true,
 		},
-		"deadline":             {state{Deadline: hourAgo}, nil, true},
-		"whatever the default": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":    {state{Failures: 1 << 62}, unknownEnd, true},
-		"forged, negative":     {state{Failures: -1}, nil, false},
+		"deadline":          {state{Deadline: hourAgo}, nil, true},
+		"any default class": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above": {state{Failures: 1 << 62}, unknownEnd, true},
+		"forged, negative":  {state{Failures: -1}, nil, false},
 		"forged, first in 2999": {
 			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
 			options{middleware.WithMaxAge(time.Hour)}, false,
@@ -140,7 +140,7 @@ func TestDeduplicationKey(t *testing.T) {
 	for name, test := range map[string]struct {
 		uuid string
 		d    middleware.Delivery
-		same bool // as that of another message with the same ids
+		same bool // the key of another message with the same ids
 	}{
 		"first delivery":          {"uuid", delivery{Queue: "orders"}, true},
 		"with a message id":       {"uuid", delivery{Queue: "orders", MessageID: "id"}, true},
@@ -148,7 +148,7 @@ func TestDeduplicationKey(t *testing.T) {
 		"with no id":              {"", delivery{Queue: "orders"}, false},
 		"redelivered":             {"uuid", delivery{Redelivered: true}, false},
 		"retried":                 {"uuid", delivery{State: state{Failures: 1}}, false},
-		"set aside":               {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
+		"snoozed":                 {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
 		"moved back when it was dead": {
 			"uuid", delivery{State: state{History: make([]header.AttemptError, 1)}}, false,
 		},

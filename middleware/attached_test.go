@@ -35,8 +35,8 @@ func TestHowFarADeliveryHasCome(t *testing.T) {
 	assert.False(t, gone.Unsettled())
 }
 
-// The Subscriber logs and tells while the handler has the message: of its ids, those
-// count that it was attached with. Without a message there are those of the delivery.
+// The Subscriber logs and tells while the handler has the message, so the ids of Attach count.
+// Without a message the ids are the delivery's.
 func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	t.Parallel()
 	detached := &middleware.Attached{Delivery: delivery{MessageID: "m-1", CorrelationID: "c-0"}}
@@ -59,8 +59,8 @@ func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
 	}
 }
 
-// What the Subscriber asks of a delivery, it asks while the handler may write the
-// message's context: the one that it entered with counts.
+// The Subscriber asks while the handler may write the message's context, so the context of the
+// entry counts.
 func TestEntryContext(t *testing.T) {
 	t.Parallel()
 	type key struct{}

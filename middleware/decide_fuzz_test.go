@@ -51,9 +51,9 @@ func fuzzed(kind uint8, retries int, inner backoff.Policy) backoff.Policy {
 	}
 }
 
-// Whatever retry is granted, the guard lets it through; and a count that no
-// policy grants is stopped wherever the end is known.
-func FuzzGuardKeepsWhatWasPromised(f *testing.F) {
+// Every retry that is granted is handled when it comes back. A count that no policy grants is
+// stopped if the end of the policies is known.
+func FuzzPastLimitKeepsPromises(f *testing.F) {
 	f.Add(uint8(1), uint8(0), uint8(6), uint8(3), uint8(0), 3, false)
 	f.Add(uint8(6), uint8(10), uint8(2), uint8(9), uint8(0), 99, true)
 	f.Add(uint8(6), uint8(7), uint8(15), uint8(9), uint8(4), 4, true)

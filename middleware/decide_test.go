@@ -93,7 +93,7 @@ func TestDecide(t *testing.T) {
 		"floor of a message with no retry": {
 			mark: after(minute), state: state{Failures: 3}, reason: exhausted, count: 4,
 		},
-		"floor above what a queue can wait": {
+		"floor above the longest delay": {
 			mark: after(math.MaxInt64), delay: 315_360_000 * second,
 		},
 
@@ -175,7 +175,7 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 	toTheMinute := func(asked time.Duration) time.Duration {
 		return (asked + minute - 1).Truncate(minute)
 	}
-	retryable, aside := mark{class: header.ClassRetryable}, snoozeFor(2*second)
+	retryable, snoozed := mark{class: header.ClassRetryable}, snoozeFor(2*second)
 	policy := backoff.List{2 * second}
 	for name, test := range map[string]struct {
 		limits limits
@@ -196,18 +196,18 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
 		},
 		"Snooze: in time": {
-			limits{policy: policy, maxSnooze: minute}, aside, state{},
+			limits{policy: policy, maxSnooze: minute}, snoozed, state{},
 			outcome{delay: 2 * second, snoozed: true},
 		},
 		"Snooze: over its limit": {
 			limits{
 				policy: policy, maxSnooze: minute - 1,
-			}, aside, state{}, outcome{delay: 2 * second, overdue: true},
+			}, snoozed, state{}, outcome{delay: 2 * second, overdue: true},
 		},
 		"Snooze: past the deadline": {
 			limits{
 				policy: policy, maxSnooze: hour,
-			}, aside, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
+			}, snoozed, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestExactlySoManyAttempts(t *testing.T) {
 	}
 }
 
-func TestDecideAboutLater(t *testing.T) {
+func TestDecideAboutSnooze(t *testing.T) {
 	t.Parallel()
 	day := limits{policy: backoff.List{2 * second, 5 * second}, maxSnooze: 24 * hour}
 	with := func(change func(*limits)) limits {
@@ -283,7 +283,7 @@ func TestDecideAboutLater(t *testing.T) {
 	}
 	hourAge := with(func(l *limits) { l.maxAge = hour })
 
-	aside := func(delay time.Duration, count int) outcome {
+	snoozed := func(delay time.Duration, count int) outcome {
 		return outcome{snoozed: true, delay: delay, count: count}
 	}
 	overdue := func(delay time.Duration, count int) outcome {
@@ -293,32 +293,32 @@ func TestDecideAboutLater(t *testing.T) {
 		limits limits // zero: day
 		mark   mark
 		state  header.RetryState
-		want   outcome // its count is that of a failure
+		want   outcome // counts as after a failure
 	}{
 		"at attempt 1": {
-			mark: snoozeFor(minute), want: aside(minute, 1),
+			mark: snoozeFor(minute), want: snoozed(minute, 1),
 		},
-		"whatever the policy": {
+		"any policy": {
 			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: snoozeFor(minute),
-			want: aside(minute, 1),
+			want: snoozed(minute, 1),
 		},
 		"at the last attempt": {
 			limits: with(
 				func(l *limits) { l.maxAttempts = 3 },
 			), mark: snoozeFor(minute), state: state{Failures: 2},
-			want: aside(minute, 3),
+			want: snoozed(minute, 3),
 		},
 		"no delay is the shortest": {
-			mark: snoozeFor(0), want: aside(time.Millisecond, 1),
+			mark: snoozeFor(0), want: snoozed(time.Millisecond, 1),
 		},
 		"for longer than a queue can wait": {
 			limits: with(func(l *limits) { l.maxSnooze = math.MaxInt64 }), mark: snoozeFor(math.MaxInt64),
-			want: aside(backoff.MaxDelay, 1),
+			want: snoozed(backoff.MaxDelay, 1),
 		},
 
 		"back at the very limit": {
 			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(-23 * hour)},
-			want: aside(hour, 1),
+			want: snoozed(hour, 1),
 		},
 		"back just after it: a failure, not before": {
 			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(-23*hour - 1)},
@@ -341,12 +341,12 @@ func TestDecideAboutLater(t *testing.T) {
 		},
 		"first seen forged to lie ahead counts as now": {
 			mark: snoozeFor(hour), state: state{FirstSeen: noon.Add(1000 * hour)},
-			want: aside(hour, 1),
+			want: snoozed(hour, 1),
 		},
 
 		"deadline: back at the very deadline": {
 			mark: snoozeFor(hour), state: state{Deadline: noon.Add(hour)},
-			want: aside(hour, 1),
+			want: snoozed(hour, 1),
 		},
 		"deadline: back just after it": {
 			mark: snoozeFor(hour), state: state{Deadline: noon.Add(hour - 1)},
@@ -357,13 +357,13 @@ func TestDecideAboutLater(t *testing.T) {
 			want: outcome{reason: late, count: 1},
 		},
 		"age: no failure, no age": {
-			limits: hourAge, mark: snoozeFor(2 * hour), want: aside(2*hour, 1),
+			limits: hourAge, mark: snoozeFor(2 * hour), want: snoozed(2*hour, 1),
 		},
 		"age: back at the very limit": {
 			limits: hourAge, mark: snoozeFor(minute), state: state{
 				Failures: 1, FirstFailure: noon.Add(-59 * minute),
 			},
-			want: aside(minute, 2),
+			want: snoozed(minute, 2),
 		},
 		"age: back just after it": {
 			limits: hourAge, mark: snoozeFor(minute), state: state{
@@ -384,7 +384,7 @@ func TestDecideAboutLater(t *testing.T) {
 	}
 }
 
-func TestRecordOfSettingAside(t *testing.T) {
+func TestRecordOfASnooze(t *testing.T) {
 	t.Parallel()
 	earlier := noon.Add(-hour)
 	brought := state{
@@ -407,8 +407,8 @@ func TestRecordOfSettingAside(t *testing.T) {
 	assert.Equal(t, want, recorded(f, outcome{snoozed: true, delay: minute, count: 1}, "closed"))
 }
 
-// What the policy sees as the delay given last is that of the last failure.
-func TestSettingAsideIsHiddenFromThePolicy(t *testing.T) {
+// The policy sees the delay of the last failure as the last delay.
+func TestSnoozeIsHiddenFromThePolicy(t *testing.T) {
 	t.Parallel()
 	var last []time.Duration
 	l := limits{maxSnooze: hour, policy: backoff.PolicyFunc(func(f backoff.Failure) (

@@ -145,7 +145,7 @@ func TestAMessageThatOnlyInheritedADeliveryHasNone(t *testing.T) {
 	inherited := message.NewMessageWithContext(consumed.Context(), "uuid", nil)
 	assert.Nil(t, middleware.DeliveryOf(inherited.Context(), inherited))
 	if d := middleware.DeliveryOf(inherited.Context(), nil); d == nil || d.Message() != consumed {
-		t.Errorf("DeliveryOf any message found %+v, want that of the message consumed", d)
+		t.Errorf("DeliveryOf any message found %+v, want the delivery of the consumed message", d)
 	}
 	broker := newBroker()
 	acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), inherited)
@@ -367,7 +367,7 @@ func (l looped) send(topic string, msg *message.Message, headers map[string]stri
 }
 
 // running is a router with one handler of topic "orders" behind a DelayedRetry.
-// What the handler returns goes to topic "out".
+// The messages of the handler go to topic "out".
 func running(
 	t *testing.T, h message.HandlerFunc, options ...middleware.Option,
 ) *gochannel.GoChannel {

@@ -82,7 +82,7 @@ func ExampleIsType() {
 	// Output: dead-lettered (permanent) after 1 attempt
 }
 
-// statusError is what a client of one's own makes of an HTTP answer.
+// statusError is the error of a program's own HTTP client.
 type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }

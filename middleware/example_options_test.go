@@ -79,7 +79,7 @@ func ExampleDeliveryOf() {
 	// handled after 1 attempt
 }
 
-// With this key Watermill's Deduplicator finds what a producer has sent twice, and lets
+// With this key Watermill's Deduplicator finds messages that a producer has sent twice, and lets
 // retries through.
 func ExampleDeduplicationKey() {
 	key := func(failures int) string {
@@ -220,7 +220,7 @@ func ExampleWithObserver() {
 	// attempt 2 dead_lettered retryable exhausted 0s no stock
 }
 
-// answer is what a server that is asked too often says.
+// answer is the response of a server that is asked too often.
 func answer(retryAfter string) *http.Response {
 	return &http.Response{
 		StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests",

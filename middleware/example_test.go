@@ -181,8 +181,8 @@ func ExamplePanicError() {
 	// dead-lettered (permanent) after 1 attempt
 }
 
-// What the router is given when the machinery cannot take the message over: here
-// because shutdown has begun, so that the message cannot be held.
+// The router gets this error when the message cannot be handed over. Here shutdown has begun, so
+// the message cannot be held.
 func Example_errNotHandedOver() {
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, errors.New("publish was not confirmed"))

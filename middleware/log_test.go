@@ -47,8 +47,8 @@ func TestLogOfARetry(t *testing.T) {
 	assert.Equal(t, want, line.Fields)
 }
 
-// The line has the delay that is waited for; the one that was asked for is beside it
-// where they differ by more than a tenth.
+// The line has the delay of the wait queue, and beside it the delay that was asked for if the two
+// differ by more than a tenth.
 func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	for given, asked := range map[time.Duration]any{
@@ -226,7 +226,7 @@ func TestTheHookIsNotCalled(t *testing.T) {
 	}{
 		"success":       {newBroker(), nil},
 		"retry":         {newBroker(), errBoom},
-		"set aside":     {newBroker(), middleware.Snooze(errBoom, time.Minute)},
+		"snoozed":       {newBroker(), middleware.Snooze(errBoom, time.Minute)},
 		"not confirmed": {refuses, middleware.Permanent(errBoom)},
 	} {
 		hook := middleware.WithDeadLetterHook(

@@ -32,7 +32,7 @@ func TestMarks(t *testing.T) {
 	for name, test := range map[string]struct {
 		err   error
 		class header.Class
-		delay time.Duration // that of the first retry, 1s unless marked
+		delay time.Duration // of the first retry, 1s unless marked
 	}{
 		"none":                {errBoom, retryable, time.Second},
 		"permanent":           {middleware.Permanent(errBoom), permanent, 0},
@@ -80,7 +80,7 @@ func TestMarks(t *testing.T) {
 			errors.Join(errBoom, backoff5.RetryAfter(60)), retryable, time.Minute,
 		},
 		"cenkalti v5 retry after a past": {backoff5.RetryAfter(-60), retryable, time.Second},
-		"ours around theirs": {
+		"millpond around cenkalti": {
 			middleware.Retryable(backoff5.Permanent(errBoom)), retryable, time.Second,
 		},
 
@@ -111,7 +111,7 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 	}
 }
 
-// Watermill's Retry takes cenkalti's mark off, and leaves ours on.
+// Watermill's Retry removes cenkalti's mark, and keeps millpond's.
 func TestMarksInsideWatermillRetry(t *testing.T) {
 	t.Parallel()
 	retry := wmiddleware.Retry{InitialInterval: time.Nanosecond}
@@ -119,8 +119,8 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 		err  error
 		want header.Class
 	}{
-		"ours":   {middleware.Permanent(errBoom), permanent},
-		"theirs": {backoff5.Permanent(errBoom), retryable},
+		"millpond": {middleware.Permanent(errBoom), permanent},
+		"cenkalti": {backoff5.Permanent(errBoom), retryable},
 	} {
 		assert.Equal(t, test.want, handle(t, retry.Middleware(failsWith(test.err))).Notes.Class, name)
 	}
@@ -166,12 +166,12 @@ type loop struct{}
 func (loop) Error() string { return "loop" }
 func (loop) Unwrap() error { return loop{} }
 
-func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
+func TestSnoozeIsFoundAsOtherMarksAre(t *testing.T) {
 	t.Parallel()
 	closed := middleware.Snooze(errBoom, time.Minute)
 	for name, test := range map[string]struct {
-		err   error
-		aside bool
+		err     error
+		snoozed bool
 	}{
 		"as it is":              {closed, true},
 		"through %w":            {fmt.Errorf("order 7: %w", closed), true},
@@ -185,8 +185,8 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
-			assert.Equal(t, test.aside, call.SetAside)
-			if test.aside && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 ||
+			assert.Equal(t, test.snoozed, call.SetAside)
+			if test.snoozed && (call.Dead || call.Delay != time.Minute || call.Notes.Failures != 0 ||
 				call.Notes.FirstSeen.IsZero()) {
 				t.Errorf("got %+v", call)
 			}
@@ -194,7 +194,7 @@ func TestLaterIsFoundAsOtherMarksAre(t *testing.T) {
 	}
 }
 
-func TestLaterReadsAsItsError(t *testing.T) {
+func TestSnoozeHasTheTextOfItsError(t *testing.T) {
 	t.Parallel()
 	assert.Nil(t, middleware.Snooze(nil, time.Minute))
 	err := middleware.Snooze(errBoom, time.Minute)
@@ -202,7 +202,7 @@ func TestLaterReadsAsItsError(t *testing.T) {
 	assert.ErrorIs(t, err, errBoom)
 }
 
-func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
+func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
 	var seen []string
@@ -233,11 +233,11 @@ func TestAMessageSetAsideKeepsItsAttempts(t *testing.T) {
 	)
 }
 
-func TestLaterEndsAfterADay(t *testing.T) {
+func TestSnoozeEndsAfterADay(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		options []middleware.Option
-		aside   int
+		snoozed int
 	}{
 		"by default": {nil, 24},
 		"an option":  {options{middleware.WithSnoozeLimit(3*time.Hour + time.Minute)}, 3},
@@ -249,7 +249,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(delivery{}))
-			if len(result.SetAside) != test.aside || result.Attempts != 3 ||
+			if len(result.SetAside) != test.snoozed || result.Attempts != 3 ||
 				result.Notes.Reason != exhausted {
 				t.Errorf("got %s", result)
 			}
@@ -258,7 +258,7 @@ func TestLaterEndsAfterADay(t *testing.T) {
 	}
 }
 
-func TestLogOfSettingAside(t *testing.T) {
+func TestLogOfASnooze(t *testing.T) {
 	t.Parallel()
 	msg := newMessage(delivery{})
 	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Snooze(errBoom, time.Minute)), msg)
@@ -270,7 +270,7 @@ func TestLogOfSettingAside(t *testing.T) {
 	assert.Equal(t, want, line.Fields)
 }
 
-func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
+func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
@@ -286,7 +286,7 @@ func TestLogOfAMessageSetAsideForTooLong(t *testing.T) {
 	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
 }
 
-func TestAMessageThatCannotBeSetAsideIsHeldAndNacked(t *testing.T) {
+func TestASnoozeThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
@@ -301,30 +301,30 @@ type comparing struct{ error }
 
 func (comparing) Is(error) bool { panic("compared") }
 
-func TestWithLaterForSetsAside(t *testing.T) {
+func TestWithSnoozeForSnoozes(t *testing.T) {
 	t.Parallel()
 	errOpen, errBusy := errors.New("open"), errors.New("busy")
 	minute := middleware.WithSnoozeFor(time.Minute, errOpen, errBusy)
 	for name, test := range map[string]struct {
-		err   error
-		more  []middleware.Option
-		aside bool
-		want  time.Duration
-		class header.Class
+		err     error
+		more    []middleware.Option
+		snoozed bool
+		want    time.Duration
+		class   header.Class
 	}{
-		"the first":  {err: errOpen, aside: true, want: time.Minute},
-		"the second": {err: errBusy, aside: true, want: time.Minute},
-		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), aside: true, want: time.Minute},
+		"the first":  {err: errOpen, snoozed: true, want: time.Minute},
+		"the second": {err: errBusy, snoozed: true, want: time.Minute},
+		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), snoozed: true, want: time.Minute},
 		"before a classifier": {
 			err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))},
-			aside: true, want: time.Minute,
+			snoozed: true, want: time.Minute,
 		},
 		"the first rule wins": {
-			err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, aside: true,
+			err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, snoozed: true,
 			want: time.Minute,
 		},
 		"a second rule": {
-			err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, aside: true,
+			err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, snoozed: true,
 			want: time.Hour,
 		},
 		"a mark comes first": {err: middleware.Permanent(errOpen), class: permanent},
@@ -334,14 +334,14 @@ func TestWithLaterForSetsAside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := handle(t, failsWith(test.err), append(options{minute}, test.more...)...)
-			assert.Equal(t, test.aside, got.Notes.Snoozed > 0)
+			assert.Equal(t, test.snoozed, got.Notes.Snoozed > 0)
 			assert.Equal(t, test.want, got.Delay)
 			assert.Equal(t, test.class, got.Notes.Class)
 		})
 	}
 }
 
-func TestWithLaterForRefuses(t *testing.T) {
+func TestWithSnoozeForRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{},
 		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second),

@@ -67,8 +67,8 @@ func TestEventsOfAMessage(t *testing.T) {
 			return errGone
 		})), msg)
 
-		// Run's clock stands still while a message waits: what it was republished at
-		// is set back instead.
+		// Run's clock stands still while a message waits. Run sets the time of the republish
+		// back instead.
 		began := time.Now().Add(-3 * took).UTC()
 		common := middleware.Event{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true,
@@ -236,7 +236,7 @@ func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
 	told.want(t, middleware.EventSelfSettled)
 }
 
-// Of two DelayedRetry around a handler one tells, whatever becomes of the message.
+// Of two DelayedRetry around a handler only one tells.
 func TestNothingIsToldTwice(t *testing.T) {
 	t.Parallel()
 	closing := closedChan()
@@ -300,8 +300,8 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 	assert.Equal(t, 1, panics)
 }
 
-// An observer that ends the goroutine leaves no message unsettled: what the broker
-// has confirmed is acked, anything else nacked.
+// An observer that ends the goroutine leaves no message unsettled. The message is acked if the
+// broker has confirmed a copy, else nacked.
 func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -340,9 +340,9 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 
 func TestObserversThatAreNil(t *testing.T) {
 	t.Parallel()
-	var nobody *events
+	var missing *events
 	_, err := middleware.NewDelayedRetry(
-		unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody),
+		unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, missing),
 	)
 	assert.EqualError(
 		t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil",
@@ -367,7 +367,7 @@ func (slower) Republish(
 	return middleware.Republished{Delay: 5 * time.Second}, nil
 }
 
-// It was logged as one that will be retried.
+// The log used to say that such a message will be retried.
 func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{
@@ -392,7 +392,7 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	}
 }
 
-// The delay that the wait queue gives is told beside the one that was asked for.
+// Observers are told the delay of the wait queue beside the delay that was asked for.
 func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
@@ -422,7 +422,7 @@ func TestEventsNameThePlace(t *testing.T) {
 	}
 }
 
-// A budget closes with one message and opens with another; what it slows down or
+// A budget closes with one message and opens with another. A message that it slows down or
 // holds back says so.
 func TestEventsOfABudget(t *testing.T) {
 	t.Parallel()

@@ -78,7 +78,7 @@ func TestPastItsLimit(t *testing.T) {
 		},
 		"deadline now":  {two, state{Failures: 1, Deadline: noon}, none, false, ""},
 		"deadline past": {two, state{Failures: 1, Deadline: noon.Add(-1)}, none, false, late},
-		"deadline past while it was aside": {
+		"deadline past while it snoozed": {
 			two, state{FirstSeen: noon, Deadline: noon.Add(-1)}, none, false, late,
 		},
 		"both past": {two, state{Failures: 3, Deadline: noon.Add(-1)}, none, false, exhausted},
@@ -107,7 +107,7 @@ func TestPastItsLimit(t *testing.T) {
 		"past the rule that is shorter": {
 			rules, state{Failures: 2}, place{handler: "mail", queue: "mails"}, false, exhausted,
 		},
-		"the longest of those that match": {
+		"the longest rule that matches": {
 			rules, state{Failures: 4}, place{handler: "mail", queue: "orders"}, false, "",
 		},
 		"past the longest of those": {

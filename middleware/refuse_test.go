@@ -92,7 +92,7 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		},
 		"deadline, first delivery":  {state{Deadline: hourAgo}, nil, ""},
 		"deadline, after a failure": {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
-		"deadline, after it was aside": {
+		"deadline, after a snooze": {
 			state{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline,
 		},
 	} {
@@ -126,8 +126,8 @@ func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	)
 }
 
-// The outer one has the shorter policy. What the inner one grants must not be
-// dead-lettered by the other, not even after a restart.
+// Given an outer DelayedRetry with a shorter policy, when the inner one grants a retry, then the
+// outer one does not dead-letter the message, not even after a restart.
 func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()

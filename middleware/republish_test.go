@@ -106,7 +106,7 @@ func TestHolding(t *testing.T) {
 			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
 			tries:    1,
 		},
-		"one that arrived without a time": {
+		"no Arrived and no HoldUntil: 25 minutes": {
 			delivery: func() middleware.Delivery { return delivery{} },
 			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
 		},

@@ -160,8 +160,8 @@ func (a attempt) interrupted() error {
 	return f.orNack(func() error { return f.requeue(f.d.interruption(f.d.ctx)) })
 }
 
-// pastLimit returns the dead letter that a message becomes which arrives past its limit, and
-// nil if the handler is to be called.
+// pastLimit returns the outcome of a message that arrives past its limit: a dead letter. It
+// returns nil if the handler is to be called.
 func (a *attempt) pastLimit() *outcome {
 	var at place
 	if len(a.r.limits.rules) > 0 { // asking the context costs more than all the rest
@@ -235,7 +235,8 @@ func (a attempt) settle(err error) error {
 	})
 }
 
-// prepare prepares the log.
+// prepare finds the place of the message and prepares the log. From here on this DelayedRetry
+// decides, so no other one tells observers.
 func (f *failed) prepare() {
 	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
 	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {

@@ -120,7 +120,7 @@ func TestRetryAfterHeader(t *testing.T) {
 	assert.Nil(t, RetryAfterHeader(nil, asks("7"), 0))
 }
 
-// What a real server writes is read: net/http adds a Date of its own.
+// The header of a real server is read; net/http adds a Date.
 func TestRetryAfterOfAServer(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

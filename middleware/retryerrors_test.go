@@ -21,7 +21,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// refusedURL is what net/http returns where nobody listens.
+// refusedURL is the error of net/http if no process listens.
 func refusedURL(t *testing.T, rawURL string) error {
 	t.Helper()
 	_, err := http.Get(rawURL)
@@ -66,7 +66,7 @@ func TestWithErrorTextRefusesNil(t *testing.T) {
 	assert.ErrorContains(t, err, "WithErrorText: text is nil")
 }
 
-func TestHostsOnly(t *testing.T) {
+func TestRedactURLs(t *testing.T) {
 	t.Parallel()
 	const address = "http://user:pass@127.0.0.1:1/hook/s3cr3t?token=s3cr3t"
 	refused := refusedURL(t, address)

@@ -175,12 +175,12 @@ func TestBudgetHoldsBack(t *testing.T) {
 		// One held back for long enough is handled all the same.
 		old := delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
 		assert.Equal(t, "handled", s.deliverAs(old, nil))
-		// And one that would come back too late.
+		// A message that would come back too late is handled.
 		late := delivery{State: state{Deadline: time.Now().Add(time.Second)}}
 		assert.Equal(t, "handled", s.deliverAs(late, nil))
 		time.Sleep(9 * time.Second)
 		s.expect(nil, "held back 1m0s")
-		time.Sleep(2 * time.Second) // probes again, and of what is left nothing fails
+		time.Sleep(2 * time.Second) // probes again, and no failure is left in the window
 		s.expect(nil, "handled", "handled", "handled", "handled")
 	})
 }

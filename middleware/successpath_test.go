@@ -18,7 +18,7 @@ import (
 type routerKey int
 
 // deliveredMessage is a message as a router hands it out: a cancellable context
-// with the delivery in it, below what the router adds, and ten metadata keys.
+// with the delivery in it, below the values of the router, and ten metadata keys.
 func deliveredMessage(tb testing.TB, notes header.RetryState) *message.Message {
 	ctx, cancel := context.WithCancel(context.Background())
 	tb.Cleanup(cancel)
@@ -67,8 +67,7 @@ func everything(tb testing.TB) *middleware.DelayedRetry {
 	)
 }
 
-// Notes of a message that has failed once, and of one that also has an
-// expiration, for which the clock is asked.
+// States of a message that has failed once. The second one also expires, so the clock is asked.
 var (
 	second   = state{Failures: 1, FirstSeen: time.Now()}
 	expiring = state{Failures: 1, FirstSeen: time.Now(), Deadline: time.Now().Add(24 * time.Hour)}
