@@ -49,7 +49,7 @@ func TestPoisonQueueInsideIsNamed(t *testing.T) {
 	}
 	awaitAttempts(t, attempts, 1, 1, 1)
 	requireNothingLeft(t, r, 0)
-	require.Equal(t, 1, r.logs.said("A PoisonQueue inside DelayedRetry has taken an error away before it could be retried"))
+	require.Equal(t, 1, r.logs.said("A PoisonQueue inside DelayedRetry took an error away before the message could be retried"))
 }
 
 // Outside, it sees no failure of the handler.
@@ -161,7 +161,7 @@ func TestInstantAckIsNamed(t *testing.T) {
 				awaitAttempts(t, attempts, 1)
 			}
 			testbroker.WaitFor(t, "a line for each message that is lost", patience, func() bool {
-				return r.logs.said("Handler failed after its message was acked: it is lost and cannot be retried") == messages
+				return r.logs.said("Handler failed after its message was acked: the message is lost and cannot be retried") == messages
 			})
 			requireNothingLeft(t, r, 0)
 			require.Empty(t, attempts)

@@ -130,7 +130,7 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			require.Equal(t, 1, calls.count())
 			require.Empty(t, r.logs.entriesOf("Message will be retried"), "it has not waited")
-			require.Empty(t, r.logs.entriesOf("Message set aside"), "it has not waited")
+			require.Empty(t, r.logs.entriesOf("Message snoozed"), "it has not waited")
 		})
 	}
 }

@@ -42,9 +42,9 @@ var ways = []struct {
 	}},
 	{"invalid", kinds("dead_lettered"), []string{"error: Message dead-lettered"}},
 	{"panics", kinds("retried", "handled"), []string{"info: Message will be retried"}},
-	{"later", kinds("snoozed", "handled"), []string{"info: Message set aside"}},
+	{"later", kinds("snoozed", "handled"), []string{"info: Message snoozed"}},
 	{"nacked", kinds("handled", "snoozed", "handled"), nil},
-	{"acked", kinds("self_settled"), []string{"error: Handler failed after its message was acked: it is lost and cannot be retried; leave InstantAck out, and ack in no handler"}},
+	{"acked", kinds("self_settled"), []string{"error: Handler failed after its message was acked: the message is lost and cannot be retried; remove InstantAck, and do not ack in a handler"}},
 	{"oversized", kinds("dead_lettered"), []string{
 		"error: Message cannot be retried, dead-lettering it", "error: Message dead-lettered",
 	}},
