@@ -277,27 +277,31 @@ func (a *attempt) warnOrder(err error) {
 	_, poisoned := a.d.msg.Metadata[wmiddleware.ReasonForPoisonedKey]
 	_, delayed := a.d.msg.Metadata[delay.DelayedForKey]
 	switch {
-	case err == nil && poisoned:
-		a.warn(&a.r.warned.poison, "A PoisonQueue inside DelayedRetry took an error away before the "+
-			"message could be retried: remove it, because DelayedRetry dead-letters by itself")
-	case err != nil && delayed:
-		a.warn(&a.r.warned.delayed, "DelayOnError inside DelayedRetry has no effect: "+
-			"remove it, because the retry policy sets the delay")
+	case err == nil && poisoned && first(&a.r.warned.poison):
+		a.r.logger.Error("A PoisonQueue inside DelayedRetry took an error away before the message "+
+			"could be retried: remove it, because DelayedRetry dead-letters by itself",
+			errOrder, a.fields(placeOf(a.ctx, a.d)))
+	case err != nil && delayed && first(&a.r.warned.delayed):
+		a.r.logger.Error("DelayOnError inside DelayedRetry has no effect: "+
+			"remove it, because the retry policy sets the delay", errOrder, a.fields(placeOf(a.ctx, a.d)))
 	}
 }
 
 // warnCalledAgain warns once of a middleware outside that calls DelayedRetry again for a
 // message that was handed over.
 func (a *attempt) warnCalledAgain() {
-	a.warn(&a.r.warned.again, "DelayedRetry was called again for a message that it had handed over: "+
-		"put middlewares that repeat a call, such as Duplicator or Retry, inside DelayedRetry")
+	if first(&a.r.warned.again) {
+		a.r.logger.Error("DelayedRetry was called again for a message that it had handed over: "+
+			"put middlewares that repeat a call, such as Duplicator or Retry, inside DelayedRetry",
+			errOrder, a.fields(placeOf(a.ctx, a.d)))
+	}
 }
 
-func (a *attempt) warn(said *atomic.Bool, text string) {
-	if said.CompareAndSwap(false, true) {
-		at := placeOf(a.ctx, a.d)
-		a.r.logger.Error(text, errOrder, a.d.logFields(a.d.idsNow()).Add(watermill.LogFields{
-			"handler": at.handler, "queue": at.queue, "topic": at.topic,
-		}))
-	}
+func first(said *atomic.Bool) bool { return said.CompareAndSwap(false, true) }
+
+// fields are the fields of each log line about the message.
+func (a *attempt) fields(at place) watermill.LogFields {
+	fields := a.d.logFields(a.d.idsNow())
+	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
+	return fields
 }

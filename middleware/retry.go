@@ -240,9 +240,7 @@ func (a attempt) settle(err error) error {
 func (f *failed) prepare() {
 	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
 	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {
-		fields := f.d.logFields(f.d.idsNow())
-		fields["handler"], fields["queue"], fields["topic"] = f.at.handler, f.at.queue, f.at.topic
-		f.logger = f.logger.With(fields)
+		f.logger = f.logger.With(f.fields(f.at))
 	}
 }
 
