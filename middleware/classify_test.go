@@ -37,7 +37,8 @@ func TestClassifiers(t *testing.T) {
 			errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent,
 		},
 		"permanent by value, in %w": {
-			fmt.Errorf("a: %w", errInvalid), options{with(middleware.PermanentErrors(errInvalid))},
+			fmt.Errorf("a: %w", errInvalid),
+			options{with(middleware.PermanentErrors(errInvalid))},
 			permanent,
 		},
 		"not among the permanent": {

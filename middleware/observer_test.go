@@ -171,7 +171,8 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 			middleware.EventRetried,
 		)
 		for i, want := range []middleware.Event{
-			{Tries: 1, Err: errUnconfirmed}, {Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
+			{Tries: 1, Err: errUnconfirmed},
+			{Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
 			{Tries: 3, Held: 1500 * time.Millisecond},
 		} {
 			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held ||
