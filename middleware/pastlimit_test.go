@@ -36,7 +36,10 @@ func TestRetriesThatDelayedRetryMayGrant(t *testing.T) {
 		"by error in a limit":        {backoff.Limit{Policy: choice(two, endless), Retries: 4}, 4},
 		"by error in a high limit":   {backoff.Limit{Policy: choice(two, two), Retries: 4}, 4},
 	} {
-		assert.Equal(t, test.want, retriesOf(test.policy), name)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, retriesOf(test.policy))
+		})
 	}
 }
 
