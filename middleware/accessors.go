@@ -1,92 +1,103 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Attempt returns the number of this attempt, 1 at the first delivery. ctx is
-// the message's context, which is also the one a CQRS handler is given. Without
-// a delivery in it the result is 1.
+// Attempt returns the number of this attempt, 1 at the first delivery. ctx is the message's
+// context, which a CQRS handler gets as well. Without a delivery in ctx the result is 1.
 func Attempt(ctx context.Context) int {
-	d := deliveryFrom(ctx)
+	d := DeliveryOf(ctx, nil)
 	if d == nil {
 		return 1
 	}
 	return attemptOf(d)
 }
 
-func attemptOf(d *Delivery) int {
+func attemptOf(d *Attached) int {
 	return min(max(d.State.Failures, 0), header.MaxFailures-1) + 1
 }
 
-// LastAttempt reports whether the message would be dead-lettered if this
-// attempt failed now with a retryable error that the policy does not know. All
-// that the innermost DelayedRetry around the handler goes by counts: the policy,
-// WithMaxAttempts, WithMaxAge and the message's own expiration. It is false
-// where there is no DelayedRetry. Where a random delay meets a limit on the age or
-// an expiration it is a guess, for the delay is drawn anew.
+// LastAttempt reports whether the message would be dead-lettered if this attempt failed now
+// with a retryable error that the policy does not know. It asks the innermost DelayedRetry
+// around the handler, with all its limits: the policy, WithMaxAttempts, WithMaxAge and the
+// message's own expiration. Without a DelayedRetry it is false. It is a guess if a random delay
+// meets a limit on the age or an expiration, because the delay is drawn anew.
 func LastAttempt(ctx context.Context) bool {
-	d := deliveryFrom(ctx)
+	d := DeliveryOf(ctx, nil)
 	if d == nil || d.retry == nil {
 		return false
 	}
-	decided := d.retry.limits.decide(failure{
+	o := d.retry.limits.decide(failure{
 		err:   errUnknown,
 		mark:  mark{class: header.ClassRetryable},
 		at:    placeOf(ctx, d),
-		notes: d.State,
+		state: d.State,
 		now:   d.retry.now().UTC(),
 	})
-	return decided.reason != ""
+	return o.reason != ""
 }
 
-// errUnknown is shown to the policy where there is no error yet.
+// errUnknown is shown to the policy while there is no error yet.
 var errUnknown = errors.New("unknown error")
 
-// FirstFailure returns when the first attempt failed; false at attempt 1.
-func FirstFailure(ctx context.Context) (time.Time, bool) {
-	d := deliveryFrom(ctx)
-	if d == nil || d.State.FirstFailure.IsZero() {
-		return time.Time{}, false
-	}
-	return notAfter(d.State.FirstFailure, time.Now()), true
-}
-
-// FirstSeen returns when the message was first set aside or republished; false
-// if that has not happened. WithSnoozeLimit counts from here.
-func FirstSeen(ctx context.Context) (time.Time, bool) {
-	d := deliveryFrom(ctx)
-	if d == nil || d.State.FirstSeen.IsZero() {
-		return time.Time{}, false
-	}
-	return notAfter(d.State.FirstSeen, time.Now()), true
-}
-
-// Origin returns the exchange and the routing key the message first came with,
-// the same on every attempt. It is false where they are not known. The exchange
-// of a message sent straight to a queue is "".
-func Origin(ctx context.Context) (exchange, routingKey string, ok bool) {
-	d := deliveryFrom(ctx)
+// StateOf returns the retry state of the message: the time of its first failure, the exchange
+// and the routing key that it first came with, the failed attempts before this one, and so on.
+// It is empty if ctx has no delivery. The caller owns it.
+//
+// FirstFailure is zero at attempt 1, FirstSeen until the message is first snoozed or
+// republished. OriginExchange is empty for a message that was sent straight to a queue. History
+// begins with the oldest attempt; of very many the oldest are missing. After a dead letter was
+// moved back, it begins with the attempts of the earlier rounds, also at attempt 1.
+func StateOf(ctx context.Context) header.RetryState {
+	d := DeliveryOf(ctx, nil)
 	if d == nil {
-		return "", "", false
+		return header.RetryState{}
 	}
-	exchange, routingKey = d.State.OriginExchange, d.State.OriginRoutingKey
-	return exchange, routingKey, exchange != "" || routingKey != ""
+	state := d.State
+	state.History = slices.Clone(state.History)
+	for _, t := range []*time.Time{&state.FirstFailure, &state.FirstSeen} {
+		if !t.IsZero() {
+			*t = notAfter(*t, time.Now())
+		}
+	}
+	return state
 }
 
-// PastAttempts returns the failed attempts before this one, oldest first; a
-// copy. The oldest of very many are missing. After a dead letter was moved back
-// the attempts of the earlier rounds come first, so there may be some at
-// attempt 1.
-func PastAttempts(ctx context.Context) []header.AttemptError {
-	d := deliveryFrom(ctx)
+// DeduplicationKey is the KeyFactory for Watermill's Deduplicator. The Deduplicator remembers a
+// key before the handler is called and swallows later messages with the same key. Its default
+// key is made of the payload, so that no message would ever be tried twice.
+//
+// DeduplicationKey is the same only for messages that a producer sent twice to a queue: with
+// one message id or, without that property, with one UUID. A message without any id has a new
+// key each time, and so has a message that may not have been handled yet, because it was
+// retried, snoozed, nacked, moved back from the dead-letter queue, or delivered again after
+// an interruption.
+//
+// That leaves the duplicates of a hand-over or a crash to the handler. Only an inbox in the
+// transaction of the handler's own work finds those; see examples/idempotency.
+//
+//	deduplicator := &wmiddleware.Deduplicator{KeyFactory: middleware.DeduplicationKey, …}
+//
+// The message must come from a Subscriber that sets Delivery.Redelivered, as topology's does.
+// The error is always nil.
+func DeduplicationKey(msg *message.Message) (string, error) {
+	d := DeliveryOf(msg.Context(), nil)
 	if d == nil {
-		return nil
+		d = &Attached{}
 	}
-	return slices.Clone(d.State.History)
+	id := cmp.Or(d.MessageID, msg.UUID)
+	if id == "" || d.Redelivered || d.State.HasWaited() || len(d.State.History) > 0 {
+		return "again " + watermill.NewUUID(), nil
+	}
+	return "first " + id + " " + d.Queue, nil
 }

@@ -2,11 +2,12 @@ package middleware_test
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -17,70 +18,44 @@ import (
 func TestAccessorsWithoutADelivery(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	if got := middleware.Attempt(ctx); got != 1 {
-		t.Errorf("Attempt is %d", got)
-	}
-	if middleware.LastAttempt(ctx) {
-		t.Error("LastAttempt is true")
-	}
-	if at, ok := middleware.FirstFailure(ctx); ok || !at.IsZero() {
-		t.Errorf("FirstFailure is %v", at)
-	}
-	if exchange, key, ok := middleware.Origin(ctx); ok || exchange != "" || key != "" {
-		t.Errorf("Origin is %q, %q", exchange, key)
-	}
-	if past := middleware.PastAttempts(ctx); len(past) != 0 {
-		t.Errorf("PastAttempts are %v", past)
-	}
+	assert.Equal(t, 1, middleware.Attempt(ctx))
+	assert.False(t, middleware.LastAttempt(ctx))
+	assert.Zero(t, middleware.StateOf(ctx))
 }
 
 func TestAccessorsOnEachAttempt(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	var attempts, past []int
 	var last, failed []bool
 	var first []time.Time
-	result := broker.Run(newRetry(t, broker).Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
 		ctx := msg.Context()
 		attempts = append(attempts, middleware.Attempt(ctx))
 		last = append(last, middleware.LastAttempt(ctx))
-		at, ok := middleware.FirstFailure(ctx)
-		first, failed = append(first, at), append(failed, ok)
-		past = append(past, len(middleware.PastAttempts(ctx)))
-		if exchange, key, ok := middleware.Origin(ctx); !ok || exchange != "shop" || key != "order.created" {
-			t.Errorf("Origin is %q, %q, %v", exchange, key, ok)
-		}
+		s := middleware.StateOf(ctx)
+		first, failed = append(first, s.FirstFailure), append(failed, !s.FirstFailure.IsZero())
+		past = append(past, len(s.History))
+		assert.Equal(t, "shop order.created", s.OriginExchange+" "+s.OriginRoutingKey)
 		return errBoom
-	})), newMessage(middleware.Delivery{State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
+	})), newMessage(delivery{State: state{OriginExchange: "shop", OriginRoutingKey: "order.created"}}))
 
-	if result.Outcome != middlewaretest.DeadLettered {
-		t.Fatal(result)
-	}
-	if !slices.Equal(attempts, []int{1, 2, 3}) || !slices.Equal(past, []int{0, 1, 2}) {
-		t.Errorf("attempts %v with %v past ones", attempts, past)
-	}
-	if !slices.Equal(last, []bool{false, false, true}) || !slices.Equal(failed, []bool{false, true, true}) {
-		t.Errorf("last %v, failed before %v", last, failed)
-	}
-	if age := first[1].Sub(first[2]); age != 10*time.Second {
-		t.Errorf("the first failure is %v older at attempt 3 than at attempt 2, want 10s", age)
-	}
-}
-
-func TestOriginOnTheDefaultExchange(t *testing.T) {
-	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{OriginRoutingKey: "orders"}})
-	if exchange, key, ok := middleware.Origin(msg.Context()); !ok || exchange != "" || key != "orders" {
-		t.Errorf("got %q, %q, %v", exchange, key, ok)
-	}
+	require.Equal(t, middlewaretest.DeadLettered, result.Outcome)
+	assert.Equal(t, []int{1, 2, 3}, attempts)
+	assert.Equal(t, []int{0, 1, 2}, past)
+	assert.Equal(t, []bool{false, false, true}, last)
+	assert.Equal(t, []bool{false, true, true}, failed)
+	assert.Equal(t, 10*time.Second, first[1].Sub(first[2]), "the first failure stays the same")
 }
 
 func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	t.Parallel()
 	hourAgo := time.Now().Add(-time.Hour)
 	// Where the end of the policy is not known, the message reaches the handler.
-	unknownEnd := []middleware.Option{
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
+	unknownEnd := options{
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay),
+		),
 		middleware.WithMaxAge(24 * time.Hour),
 	}
 	for name, test := range map[string]struct {
@@ -88,26 +63,32 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		options []middleware.Option
 		want    bool
 	}{
-		"first of three":        {header.RetryState{}, nil, false},
-		"third of three":        {header.RetryState{Failures: 2}, nil, true},
-		"attempts":              {header.RetryState{}, []middleware.Option{middleware.WithMaxAttempts(1)}, true},
-		"age":                   {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, true},
-		"deadline":              {header.RetryState{Deadline: hourAgo}, nil, true},
-		"whatever the default":  {header.RetryState{}, []middleware.Option{middleware.WithDefaultClass(permanent)}, false},
-		"forged, far above":     {header.RetryState{Failures: 1 << 62}, unknownEnd, true},
-		"forged, negative":      {header.RetryState{Failures: -1}, nil, false},
-		"forged, first in 2999": {header.RetryState{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)}, []middleware.Option{middleware.WithMaxAge(time.Hour)}, false},
+		"first of three": {state{}, nil, false},
+		"third of three": {state{Failures: 2}, nil, true},
+		"attempts":       {state{}, options{middleware.WithMaxAttempts(1)}, true},
+		"age": {
+			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true,
+		},
+		"deadline":          {state{Deadline: hourAgo}, nil, true},
+		"any default class": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
+		"forged, far above": {state{Failures: 1 << 62}, unknownEnd, true},
+		"forged, negative":  {state{Failures: -1}, nil, false},
+		"forged, first in 2999": {
+			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
+			options{middleware.WithMaxAge(time.Hour)},
+			false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got bool
-			h := newRetry(t, middlewaretest.NewBroker(), test.options...).Middleware(
-				middlewaretest.Consumer(func(msg *message.Message) error {
+			h := newRetry(t, newBroker(), test.options...).Middleware(
+				consumer(func(msg *message.Message) error {
 					got = middleware.LastAttempt(msg.Context())
 					return nil
 				}),
 			)
-			if _, err := h(newMessage(middleware.Delivery{State: test.notes})); err != nil || got != test.want {
+			if _, err := h(newMessage(delivery{State: test.notes})); err != nil || got != test.want {
 				t.Errorf("got %v, %v; want %v", got, err, test.want)
 			}
 		})
@@ -117,35 +98,69 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 // A policy that chooses by error may take it for granted that there is one.
 func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	broker := newBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.PolicyFunc(func(f backoff.Failure) (
+		time.Duration, bool,
+	) {
 		return time.Second, f.Err.Error() != "unknown error"
 	}), middleware.WithMaxAttempts(5))
-	if err != nil {
-		t.Fatal(err)
-	}
-	broker.Run(retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
-		if !middleware.LastAttempt(msg.Context()) {
-			t.Error("want true")
-		}
+	require.NoError(t, err)
+	broker.Run(retry.Middleware(consumer(func(msg *message.Message) error {
+		assert.True(t, middleware.LastAttempt(msg.Context()))
 		return nil
-	})), newMessage(middleware.Delivery{}))
+	})), newMessage(delivery{}))
 }
 
 func TestAFirstFailureThatLiesAheadIsNow(t *testing.T) {
 	t.Parallel()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
-	if at, ok := middleware.FirstFailure(msg.Context()); !ok || at.After(time.Now()) {
-		t.Errorf("got %v, %v", at, ok)
+	msg := newMessage(delivery{State: state{Failures: 1, FirstFailure: time.Now().Add(time.Hour)}})
+	if at := middleware.StateOf(msg.Context()).FirstFailure; at.IsZero() || at.After(time.Now()) {
+		t.Errorf("got %v", at)
 	}
 }
 
 func TestPastAttemptsIsACopy(t *testing.T) {
 	t.Parallel()
-	notes := header.RetryState{History: []header.AttemptError{{Attempt: 1}}}
-	ctx := newMessage(middleware.Delivery{State: notes}).Context()
-	middleware.PastAttempts(ctx)[0].Attempt = 9
-	if got := middleware.PastAttempts(ctx)[0].Attempt; got != 1 {
-		t.Errorf("got %d", got)
+	notes := state{History: []header.AttemptError{{Attempt: 1}}}
+	ctx := newMessage(delivery{State: notes}).Context()
+	middleware.StateOf(ctx).History[0].Attempt = 9
+	assert.Equal(t, 1, middleware.StateOf(ctx).History[0].Attempt)
+}
+
+func TestDeduplicationKey(t *testing.T) {
+	t.Parallel()
+	key := func(uuid string, d middleware.Delivery) string {
+		t.Helper()
+		msg := message.NewMessage(uuid, nil)
+		(&middleware.Attached{Delivery: d}).Attach(msg)
+		key, err := middleware.DeduplicationKey(msg)
+		assert.NoError(t, err)
+		assert.NotEqual(t, "", key)
+		return key
 	}
+	for name, test := range map[string]struct {
+		uuid string
+		d    middleware.Delivery
+		same bool // the key of another message with the same ids
+	}{
+		"first delivery":          {"uuid", delivery{Queue: "orders"}, true},
+		"with a message id":       {"uuid", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with a message id alone": {"", delivery{Queue: "orders", MessageID: "id"}, true},
+		"with no id":              {"", delivery{Queue: "orders"}, false},
+		"redelivered":             {"uuid", delivery{Redelivered: true}, false},
+		"retried":                 {"uuid", delivery{State: state{Failures: 1}}, false},
+		"snoozed":                 {"uuid", delivery{State: state{FirstSeen: time.Now()}}, false},
+		"moved back when it was dead": {
+			"uuid", delivery{State: state{History: make([]header.AttemptError, 1)}}, false,
+		},
+	} {
+		one, another := key(test.uuid, test.d), key(test.uuid, test.d)
+		assert.Equal(t, test.same, (one == another), name)
+	}
+	byID := delivery{Queue: "orders", MessageID: "id"}
+	assert.Equal(t, key("another", byID), key("one", byID))
+	assert.NotEqual(t, key("uuid", delivery{Queue: "mails"}), key("uuid", delivery{Queue: "orders"}))
+	got, err := middleware.DeduplicationKey(message.NewMessage("uuid", nil))
+	require.NoError(t, err)
+	assert.Equal(t, key("uuid", delivery{}), got)
 }

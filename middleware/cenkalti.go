@@ -3,14 +3,15 @@ package middleware
 import (
 	backoff4 "github.com/cenkalti/backoff/v4"
 	backoff5 "github.com/cenkalti/backoff/v5"
+
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// cenkaltiMark reads the errors of cenkalti/backoff as marks: *PermanentError
-// of v4 and v5 is permanent, *RetryAfterError of v5 is like RetryAfter.
+// cenkaltiMark reads the errors of cenkalti/backoff as marks: *PermanentError of v4 and v5 is
+// permanent, *RetryAfterError of v5 is like RetryAfter.
 //
-// Watermill's own Retry uses v5 and takes *PermanentError off the error it
-// returns: inside DelayedRetry it must be Permanent, or it is retried.
+// Watermill's own Retry uses v5 and removes *PermanentError from the error that it returns.
+// Inside DelayedRetry the mark must be Permanent, or the error is retried.
 func cenkaltiMark(err error) (mark, bool) {
 	if _, ok := as[*backoff4.PermanentError](err); ok {
 		return mark{class: header.ClassPermanent}, true

@@ -4,9 +4,8 @@ package middleware
 
 import "syscall"
 
-// Windows has numbers of its own: what its syscall package calls ECONNREFUSED
-// and so on is invented, and no system call returns it. No other system uses
-// these numbers.
+// The numbers of Windows. Its syscall package invents ECONNREFUSED and so on, and no system
+// call returns those. No other system uses these numbers.
 const (
 	wsaAddrNotAvail = syscall.Errno(10049)
 	wsaNetDown      = syscall.Errno(10050)
@@ -20,7 +19,7 @@ const (
 	wsaHostUnreach  = syscall.Errno(10065)
 )
 
-// refusedErrors are those of RefusedConnections.
+// refusedErrors belong to RefusedConnections.
 var refusedErrors = []error{syscall.ECONNREFUSED, wsaConnRefused}
 
 // lostErrors are the other errors of the system that NetworkErrors knows.

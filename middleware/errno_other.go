@@ -2,5 +2,5 @@
 
 package middleware
 
-// Errors of the network have no numbers here.
+// The errors of the network have no numbers on these systems.
 var refusedErrors, lostErrors []error

@@ -22,7 +22,9 @@ import (
 func ExampleNetworkErrors() {
 	handle := func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 1 {
-			return &url.Error{Op: "Post", URL: "http://stock", Err: io.EOF} // the server closed the connection
+			return &url.Error{
+				Op: "Post", URL: "http://stock", Err: io.EOF,
+			} // the server closed the connection
 		}
 		return errInvalidOrder
 	}
@@ -50,54 +52,37 @@ func ExampleTimeouts() {
 	//  false
 }
 
-func ExampleContextDeadline() {
-	class, ok := middleware.ContextDeadline().Classify(fmt.Errorf("charge: %w", context.DeadlineExceeded))
-	fmt.Println(class, ok)
-	_, ok = middleware.ContextDeadline().Classify(os.ErrDeadlineExceeded) // of a connection or a file
-	fmt.Println(ok)
-	// Output:
-	// retryable true
-	// false
-}
-
 func ExampleRefusedConnections() {
-	err := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	err := &net.OpError{
+		Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED),
+	}
 	class, ok := middleware.RefusedConnections().Classify(err)
 	fmt.Println(class, ok)
 	// Output: retryable true
 }
 
 func ExampleRetryableErrors() {
-	run(func(*message.Message) error { return errNoStock },
-		middleware.WithClassifier(middleware.RetryableErrors(errNoStock)),
+	run(func(*message.Message) error { return fmt.Errorf("charge: %w", context.DeadlineExceeded) },
+		middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded)),
 		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)
 	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
 }
 
-// Payloads that cannot be read will not get any better.
-func ExamplePermanentType() {
+// A payload that cannot be read does not get better.
+func ExampleIsType() {
 	run(func(*message.Message) error {
 		var order struct{ Number int }
 		return json.Unmarshal([]byte(`{"Number": "seven"}`), &order)
 	}, middleware.WithClassifier(
-		middleware.PermanentType[*json.SyntaxError](),
-		middleware.PermanentType[*json.UnmarshalTypeError](),
+		middleware.PermanentIf(middleware.IsType[*json.SyntaxError]),
+		middleware.PermanentIf(middleware.IsType[*json.UnmarshalTypeError]),
 	))
 	// Output: dead-lettered (permanent) after 1 attempt
 }
 
-func ExampleRetryableType() {
-	run(func(*message.Message) error { return &os.PathError{Op: "open", Path: "/mnt/share", Err: syscall.EIO} },
-		middleware.WithClassifier(middleware.RetryableType[*os.PathError]()),
-		middleware.WithDefaultClass(header.ClassPermanent),
-		middleware.WithMaxAttempts(2),
-	)
-	// Output: dead-lettered (exhausted) after 2 attempts, delays 1s
-}
-
-// statusError is what a client of one's own makes of an HTTP answer.
+// statusError is the error of a program's own HTTP client.
 type statusError int
 
 func (e statusError) Error() string { return fmt.Sprintf("status %d", int(e)) }

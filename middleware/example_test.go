@@ -20,7 +20,9 @@ var (
 )
 
 // tenfold is the policy of most examples.
-var tenfold = backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
+var tenfold = backoff.Exponential{
+	Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5,
+}
 
 // run carries one message through its retries and prints what became of it.
 // The Broker stands in for a client of the topology package.
@@ -44,7 +46,8 @@ func ExampleNewDelayedRetry() {
 		fmt.Println(err)
 		return
 	}
-	handler := retry.Middleware(func(*message.Message) ([]*message.Message, error) { // router.AddMiddleware(retry.Middleware)
+	// router.AddMiddleware(retry.Middleware)
+	handler := retry.Middleware(func(*message.Message) ([]*message.Message, error) {
 		return nil, errNoStock
 	})
 
@@ -67,7 +70,9 @@ func ExampleNewDelayedRetry_invalid() {
 }
 
 func ExampleNewDelayedRetry_noEnd() {
-	_, err := middleware.NewDelayedRetry(middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute})
+	_, err := middleware.NewDelayedRetry(
+		middlewaretest.NewBroker(), backoff.Constant{Interval: time.Minute},
+	)
 	fmt.Println(errors.Is(err, backoff.ErrNoEnd))
 	// Output: true
 }
@@ -134,41 +139,31 @@ func ExampleAttempt() {
 	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s
 }
 
-func ExampleFirstFailure() {
-	run(func(msg *message.Message) error {
-		since, failed := middleware.FirstFailure(msg.Context())
-		if !failed {
-			return errNoStock
-		}
-		fmt.Println("failing for", time.Since(since).Round(time.Second))
-		return nil
-	})
-	// Output:
-	// failing for 1s
-	// handled after 2 attempts, delays 1s
-}
-
-func ExamplePastAttempts() {
-	run(func(msg *message.Message) error {
-		for _, past := range middleware.PastAttempts(msg.Context()) {
-			fmt.Printf("attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay)
+func ExampleStateOf() {
+	handle := func(msg *message.Message) error {
+		state := middleware.StateOf(msg.Context())
+		fmt.Println("first came with", state.OriginExchange, state.OriginRoutingKey)
+		for _, past := range state.History {
+			fmt.Printf(
+				"attempt %d: %s, %s, next after %s\n", past.Attempt, past.Error, past.Class, past.Delay,
+			)
+			fmt.Println("failing for", time.Since(state.FirstFailure).Round(time.Second))
 		}
 		return errNoStock
-	}, middleware.WithMaxAttempts(2))
-	// Output:
-	// attempt 1: no stock, retryable, next after 1s
-	// dead-lettered (exhausted) after 2 attempts, delays 1s
-}
-
-func ExampleOrigin() {
-	msg := middlewaretest.NewMessage(middleware.Delivery{
+	}
+	broker := middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, tenfold, middleware.WithMaxAttempts(2))
+	broker.Run(retry.Middleware(
+		middlewaretest.Consumer(handle),
+	), middlewaretest.NewMessage(middleware.Delivery{
 		Queue: "orders",
 		State: header.RetryState{OriginExchange: "shop", OriginRoutingKey: "order.created"},
-	}, []byte("order 7"))
-
-	exchange, routingKey, ok := middleware.Origin(msg.Context())
-	fmt.Println(exchange, routingKey, ok)
-	// Output: shop order.created true
+	}, []byte("order 7")))
+	// Output:
+	// first came with shop order.created
+	// first came with shop order.created
+	// attempt 1: no stock, retryable, next after 1s
+	// failing for 1s
 }
 
 func ExamplePanicError() {
@@ -186,8 +181,8 @@ func ExamplePanicError() {
 	// dead-lettered (permanent) after 1 attempt
 }
 
-// What the router is given when the machinery cannot take the message over: here
-// because shutdown has begun, so that the message cannot be held.
+// The router gets this error when the message cannot be handed over. Here shutdown has begun, so
+// the message cannot be held.
 func Example_errNotHandedOver() {
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, errors.New("publish was not confirmed"))
@@ -199,7 +194,10 @@ func Example_errNotHandedOver() {
 		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock })),
 		middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil),
 	)
-	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver), errors.Is(result.Err, errNoStock))
+	fmt.Println(
+		result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver),
+		errors.Is(result.Err, errNoStock),
+	)
 	// Output: nacked true true
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -16,7 +17,7 @@ import (
 var errBoom = errors.New("boom")
 
 func failsWith(err error) message.HandlerFunc {
-	return middlewaretest.Consumer(func(*message.Message) error { return err })
+	return consumer(func(*message.Message) error { return err })
 }
 
 func newMessage(d middleware.Delivery) *message.Message {
@@ -28,10 +29,12 @@ func newMessage(d middleware.Delivery) *message.Message {
 
 // handle lets one failing delivery of a fresh message through and returns what
 // the middleware made of it.
-func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) middlewaretest.Call {
+func handle(
+	tb testing.TB, h message.HandlerFunc, options ...middleware.Option,
+) middlewaretest.Call {
 	tb.Helper()
-	broker := middlewaretest.NewBroker()
-	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(middleware.Delivery{}))
+	broker := newBroker()
+	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(delivery{}))
 	if err != nil {
 		tb.Fatalf("not handed over: %v", err)
 	}
@@ -46,11 +49,14 @@ func handle(tb testing.TB, h message.HandlerFunc, options ...middleware.Option) 
 type republishFunc func(ctx context.Context, msg *message.Message) error
 
 func (f republishFunc) Republish(
-	ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
-	return f(ctx, msg)
+	ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{}, f(ctx, msg)
 }
 
-func (f republishFunc) DeadLetter(ctx context.Context, msg *message.Message, _ header.RetryState) error {
+func (f republishFunc) DeadLetter(
+	ctx context.Context, msg *message.Message, _ header.RetryState,
+) error {
 	return f(ctx, msg)
 }
 
@@ -76,4 +82,25 @@ func wantErrors(tb testing.TB, got error, want ...error) {
 			tb.Errorf("got error %v, want it to wrap %v", got, w)
 		}
 	}
+}
+
+// Short names for the tables.
+type (
+	delivery = middleware.Delivery
+	state    = header.RetryState
+	options  = []middleware.Option
+)
+
+const exhausted = header.ReasonExhausted
+
+var (
+	newBroker = middlewaretest.NewBroker
+	consumer  = middlewaretest.Consumer
+)
+
+// acked has h handle msg, and the router would ack it.
+func acked(tb testing.TB, h message.HandlerFunc, msg *message.Message) {
+	tb.Helper()
+	_, err := h(msg)
+	require.NoError(tb, err)
 }

@@ -4,16 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	backoff4 "github.com/cenkalti/backoff/v4"
 	backoff5 "github.com/cenkalti/backoff/v5"
 	pkgerrors "github.com/pkg/errors"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
-
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -28,43 +32,65 @@ func TestMarks(t *testing.T) {
 	for name, test := range map[string]struct {
 		err   error
 		class header.Class
-		delay time.Duration // that of the first retry, 1s unless marked
+		delay time.Duration // of the first retry, 1s unless marked
 	}{
-		"none":                     {errBoom, retryable, time.Second},
-		"permanent":                {middleware.Permanent(errBoom), permanent, 0},
-		"retryable":                {middleware.Retryable(errBoom), retryable, time.Second},
-		"retry after":              {middleware.RetryAfter(errBoom, time.Minute), retryable, time.Minute},
-		"retry after less":         {middleware.RetryAfter(errBoom, time.Millisecond), retryable, time.Second},
-		"retry after nothing":      {middleware.RetryAfter(errBoom, -time.Minute), retryable, time.Second},
-		"retry after for ever":     {middleware.RetryAfter(errBoom, math.MaxInt64), retryable, 315_360_000 * time.Second},
-		"through %w":               {fmt.Errorf("order 7: %w", middleware.Permanent(errBoom)), permanent, 0},
-		"through two %w":           {fmt.Errorf("%w, %w", errBoom, middleware.Permanent(errBoom)), permanent, 0},
-		"through errors.Join":      {errors.Join(errBoom, middleware.Permanent(errBoom)), permanent, 0},
-		"through pkg/errors":       {pkgerrors.WithStack(middleware.Permanent(errBoom)), permanent, 0},
-		"through a multierror":     {&multierror{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
-		"through a chain":          {chain{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
-		"through a nested tree":    {fmt.Errorf("a: %w", errors.Join(errBoom, fmt.Errorf("b: %w", middleware.Permanent(errBoom)))), permanent, 0},
-		"the outer one wins":       {middleware.Retryable(middleware.Permanent(errBoom)), retryable, time.Second},
-		"the outer one wins, too":  {middleware.Permanent(middleware.RetryAfter(errBoom, time.Hour)), permanent, 0},
-		"the first joined wins":    {errors.Join(middleware.Retryable(errBoom), middleware.Permanent(errBoom)), retryable, time.Second},
-		"depth comes before width": {errors.Join(fmt.Errorf("a: %w", middleware.Permanent(errBoom)), middleware.Retryable(errBoom)), permanent, 0},
+		"none":                {errBoom, retryable, time.Second},
+		"permanent":           {middleware.Permanent(errBoom), permanent, 0},
+		"retryable":           {middleware.Retryable(errBoom), retryable, time.Second},
+		"retry after":         {middleware.RetryAfter(errBoom, time.Minute), retryable, time.Minute},
+		"retry after less":    {middleware.RetryAfter(errBoom, time.Millisecond), retryable, time.Second},
+		"retry after nothing": {middleware.RetryAfter(errBoom, -time.Minute), retryable, time.Second},
+		"retry after for ever": {
+			middleware.RetryAfter(errBoom, math.MaxInt64), retryable, 315_360_000 * time.Second,
+		},
+		"through %w": {fmt.Errorf("order 7: %w", middleware.Permanent(errBoom)), permanent, 0},
+		"through two %w": {
+			fmt.Errorf("%w, %w", errBoom, middleware.Permanent(errBoom)), permanent, 0,
+		},
+		"through errors.Join":  {errors.Join(errBoom, middleware.Permanent(errBoom)), permanent, 0},
+		"through pkg/errors":   {pkgerrors.WithStack(middleware.Permanent(errBoom)), permanent, 0},
+		"through a multierror": {&multierror{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
+		"through a chain":      {chain{errBoom, middleware.Permanent(errBoom)}, permanent, 0},
+		"through a nested tree": {
+			fmt.Errorf("a: %w", errors.Join(errBoom, fmt.Errorf("b: %w", middleware.Permanent(errBoom)))),
+			permanent, 0,
+		},
+		"the outer one wins": {
+			middleware.Retryable(middleware.Permanent(errBoom)), retryable, time.Second,
+		},
+		"the outer one wins, too": {
+			middleware.Permanent(middleware.RetryAfter(errBoom, time.Hour)), permanent, 0,
+		},
+		"the first joined wins": {
+			errors.Join(middleware.Retryable(errBoom), middleware.Permanent(errBoom)), retryable,
+			time.Second,
+		},
+		"depth comes before width": {
+			errors.Join(fmt.Errorf("a: %w", middleware.Permanent(errBoom)), middleware.Retryable(errBoom)),
+			permanent, 0,
+		},
 
-		"cenkalti v4 permanent":          {backoff4.Permanent(errBoom), permanent, 0},
-		"cenkalti v4 permanent, wrapped": {fmt.Errorf("order 7: %w", backoff4.Permanent(errBoom)), permanent, 0},
-		"cenkalti v5 permanent":          {backoff5.Permanent(errBoom), permanent, 0},
-		"cenkalti v5 permanent of nil":   {&backoff5.PermanentError{}, permanent, 0},
-		"cenkalti v5 retry after":        {errors.Join(errBoom, backoff5.RetryAfter(60)), retryable, time.Minute},
+		"cenkalti v4 permanent": {backoff4.Permanent(errBoom), permanent, 0},
+		"cenkalti v4 permanent, wrapped": {
+			fmt.Errorf("order 7: %w", backoff4.Permanent(errBoom)), permanent, 0,
+		},
+		"cenkalti v5 permanent":        {backoff5.Permanent(errBoom), permanent, 0},
+		"cenkalti v5 permanent of nil": {&backoff5.PermanentError{}, permanent, 0},
+		"cenkalti v5 retry after": {
+			errors.Join(errBoom, backoff5.RetryAfter(60)), retryable, time.Minute,
+		},
 		"cenkalti v5 retry after a past": {backoff5.RetryAfter(-60), retryable, time.Second},
-		"ours around theirs":             {middleware.Retryable(backoff5.Permanent(errBoom)), retryable, time.Second},
+		"millpond around cenkalti": {
+			middleware.Retryable(backoff5.Permanent(errBoom)), retryable, time.Second,
+		},
 
 		"an error that wraps itself": {loop{}, retryable, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			call := handle(t, failsWith(test.err))
-			if call.State.Class != test.class || call.Delay != test.delay {
-				t.Errorf("got %s, delay %v; want %s, %v", call.State.Class, call.Delay, test.class, test.delay)
-			}
+			assert.Equal(t, test.class, call.State.Class)
+			assert.Equal(t, test.delay, call.Delay)
 		})
 	}
 }
@@ -76,16 +102,16 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		"Retryable":  middleware.Retryable(errBoom),
 		"RetryAfter": middleware.RetryAfter(errBoom, time.Second),
 	} {
-		if marked.Error() != "boom" || errors.Unwrap(marked) != errBoom {
-			t.Errorf("%s: reads %q, unwraps to %v", name, marked, errors.Unwrap(marked))
-		}
+		assert.Equal(t, "boom", marked.Error(), name)
+		assert.Same(t, errBoom, errors.Unwrap(marked), name)
 	}
-	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil || middleware.RetryAfter(nil, 1) != nil {
+	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil ||
+		middleware.RetryAfter(nil, 1) != nil {
 		t.Error("a mark of nil is not nil")
 	}
 }
 
-// Watermill's Retry takes cenkalti's mark off, and leaves ours on.
+// Watermill's Retry removes cenkalti's mark, and keeps millpond's.
 func TestMarksInsideWatermillRetry(t *testing.T) {
 	t.Parallel()
 	retry := wmiddleware.Retry{InitialInterval: time.Nanosecond}
@@ -93,25 +119,25 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 		err  error
 		want header.Class
 	}{
-		"ours":   {middleware.Permanent(errBoom), permanent},
-		"theirs": {backoff5.Permanent(errBoom), retryable},
+		"millpond": {middleware.Permanent(errBoom), permanent},
+		"cenkalti": {backoff5.Permanent(errBoom), retryable},
 	} {
-		if got := handle(t, retry.Middleware(failsWith(test.err))).State.Class; got != test.want {
-			t.Errorf("%s: got %s, want %s", name, got, test.want)
-		}
+		assert.Equal(t, test.want, handle(t, retry.Middleware(failsWith(test.err))).State.Class, name)
 	}
 }
 
 func TestMarksThroughAPanic(t *testing.T) {
 	t.Parallel()
-	panics := func(*message.Message) ([]*message.Message, error) { panic(middleware.Permanent(errBoom)) }
+	panics := func(*message.Message) (
+		[]*message.Message, error,
+	) {
+		panic(middleware.Permanent(errBoom))
+	}
 	for name, h := range map[string]message.HandlerFunc{
 		"caught here":         panics,
 		"caught by Recoverer": wmiddleware.Recoverer(panics),
 	} {
-		if got := handle(t, h).State.Class; got != permanent {
-			t.Errorf("%s: got %s, want permanent", name, got)
-		}
+		assert.Equal(t, permanent, handle(t, h).State.Class, name)
 	}
 }
 
@@ -139,3 +165,192 @@ type loop struct{}
 
 func (loop) Error() string { return "loop" }
 func (loop) Unwrap() error { return loop{} }
+
+func TestSnoozeIsFoundAsOtherMarksAre(t *testing.T) {
+	t.Parallel()
+	closed := middleware.Snooze(errBoom, time.Minute)
+	for name, test := range map[string]struct {
+		err     error
+		snoozed bool
+	}{
+		"as it is":              {closed, true},
+		"through %w":            {fmt.Errorf("order 7: %w", closed), true},
+		"through errors.Join":   {errors.Join(errBoom, closed), true},
+		"through a multierror":  {&multierror{errBoom, closed}, true},
+		"the outer one wins":    {middleware.Snooze(middleware.Permanent(errBoom), time.Minute), true},
+		"an outer failure wins": {middleware.Retryable(closed), false},
+		"the first joined wins": {errors.Join(middleware.Permanent(errBoom), closed), false},
+		"retry after, no later": {middleware.RetryAfter(errBoom, time.Minute), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			call := handle(t, failsWith(test.err), middleware.WithDefaultClass(permanent))
+			assert.Equal(t, test.snoozed, call.Snoozed)
+			if test.snoozed && (call.Dead || call.Delay != time.Minute || call.State.Failures != 0 ||
+				call.State.FirstSeen.IsZero()) {
+				t.Errorf("got %+v", call)
+			}
+		})
+	}
+}
+
+func TestSnoozeHasTheTextOfItsError(t *testing.T) {
+	t.Parallel()
+	assert.Nil(t, middleware.Snooze(nil, time.Minute))
+	err := middleware.Snooze(errBoom, time.Minute)
+	assert.Equal(t, "boom", err.Error())
+	assert.ErrorIs(t, err, errBoom)
+}
+
+func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	var seen []string
+	step := 0
+	result := broker.Run(newRetry(t, broker).Middleware(consumer(func(msg *message.Message) error {
+		ctx := msg.Context()
+		state := middleware.StateOf(ctx)
+		since, failed := !state.FirstSeen.IsZero(), !state.FirstFailure.IsZero()
+		seen = append(seen, fmt.Sprintf("attempt %d, %d past, seen %v, failed %v",
+			middleware.Attempt(ctx), len(state.History), since, failed))
+		if step++; step == 3 || step > 4 {
+			return errBoom
+		}
+		return middleware.Snooze(errBoom, time.Minute)
+	})), newMessage(delivery{}))
+	want := []string{
+		"attempt 1, 0 past, seen false, failed false",
+		"attempt 1, 0 past, seen true, failed false",
+		"attempt 1, 0 past, seen true, failed false",
+		"attempt 2, 1 past, seen true, failed true",
+		"attempt 2, 1 past, seen true, failed true",
+		"attempt 3, 2 past, seen true, failed true",
+	}
+	assert.Equal(t, want, seen)
+	assert.Equal(
+		t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s, snoozed 1m0s 1m0s 1m0s",
+		result.String(),
+	)
+}
+
+func TestSnoozeEndsAfterADay(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		options []middleware.Option
+		snoozed int
+	}{
+		"by default": {nil, 24},
+		"an option":  {options{middleware.WithSnoozeLimit(3*time.Hour + time.Minute)}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := newBroker()
+			delay := time.Hour - time.Second // a real second may pass during the test
+			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
+				failsWith(middleware.Snooze(errBoom, delay)),
+			), newMessage(delivery{}))
+			if len(result.Snoozes) != test.snoozed || result.Attempts != 3 ||
+				result.State.Reason != exhausted {
+				t.Errorf("got %s", result)
+			}
+			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
+		})
+	}
+}
+
+func TestLogOfASnooze(t *testing.T) {
+	t.Parallel()
+	msg := newMessage(delivery{})
+	line := logged(t, watermill.InfoLogLevel, failsWith(middleware.Snooze(errBoom, time.Minute)), msg)
+	want := watermill.LogFields{
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 1, "delay": time.Minute, "error": "boom",
+	}
+	assert.Equal(t, "Message snoozed", line.Msg)
+	assert.Equal(t, want, line.Fields)
+}
+
+func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	seen := time.Now().Add(-25 * time.Hour)
+	msg := newMessage(delivery{State: state{FirstSeen: seen}})
+	h := newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(
+		failsWith(middleware.Snooze(errBoom, time.Minute)))
+	acked(t, h, msg)
+	lines := logger.Captured()[watermill.InfoLogLevel]
+	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer") ||
+		lines[1].Msg != "Message will be retried" {
+		t.Fatalf("logged %+v", lines)
+	}
+	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
+}
+
+func TestASnoozeThatCannotBeHandedOverIsNacked(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	broker.FailNext(1, middleware.ErrNotDelivered)
+	_, err := newRetry(t, broker).Middleware(
+		failsWith(middleware.Snooze(errBoom, time.Minute)),
+	)(newMessage(delivery{}))
+	wantErrors(t, err, errBoom, middleware.ErrNotHandedOver)
+}
+
+// comparing is an error that panics when it is compared.
+type comparing struct{ error }
+
+func (comparing) Is(error) bool { panic("compared") }
+
+func TestWithSnoozeForSnoozes(t *testing.T) {
+	t.Parallel()
+	errOpen, errBusy := errors.New("open"), errors.New("busy")
+	minute := middleware.WithSnoozeFor(time.Minute, errOpen, errBusy)
+	for name, test := range map[string]struct {
+		err     error
+		more    []middleware.Option
+		snoozed bool
+		want    time.Duration
+		class   header.Class
+	}{
+		"the first":  {err: errOpen, snoozed: true, want: time.Minute},
+		"the second": {err: errBusy, snoozed: true, want: time.Minute},
+		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), snoozed: true, want: time.Minute},
+		"before a classifier": {
+			err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))},
+			snoozed: true, want: time.Minute,
+		},
+		"the first rule wins": {
+			err: errOpen, more: options{middleware.WithSnoozeFor(time.Hour, errOpen)}, snoozed: true,
+			want: time.Minute,
+		},
+		"a second rule": {
+			err: errBoom, more: options{middleware.WithSnoozeFor(time.Hour, errBoom)}, snoozed: true,
+			want: time.Hour,
+		},
+		"a mark comes first": {err: middleware.Permanent(errOpen), class: permanent},
+		"another":            {err: errBoom, class: retryable, want: time.Second},
+		"panics":             {err: comparing{errBoom}, class: retryable, want: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := handle(t, failsWith(test.err), append(options{minute}, test.more...)...)
+			assert.Equal(t, test.snoozed, got.State.Snoozed > 0)
+			assert.Equal(t, test.want, got.Delay)
+			assert.Equal(t, test.class, got.State.Class)
+		})
+	}
+}
+
+func TestWithSnoozeForRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{},
+		middleware.WithSnoozeFor(0, errBoom), middleware.WithSnoozeFor(time.Second),
+		middleware.WithSnoozeFor(time.Second, errBoom, nil))
+	require.Error(t, err)
+	for _, want := range []string{
+		"WithSnoozeFor: 0s is not positive", "WithSnoozeFor: no errors are named",
+		"WithSnoozeFor: error 1 is nil",
+	} {
+		assert.ErrorContains(t, err, want)
+	}
+}

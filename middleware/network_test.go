@@ -15,6 +15,8 @@ import (
 	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -33,7 +35,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 	const timeout, deadline, refused, network = "timeouts", "deadline", "refused", "network"
 	classifiers := map[string]middleware.Classifier{
 		timeout:  middleware.Timeouts(),
-		deadline: middleware.ContextDeadline(),
+		deadline: middleware.RetryableErrors(context.DeadlineExceeded),
 		refused:  middleware.RefusedConnections(),
 		network:  middleware.NetworkErrors(),
 	}
@@ -41,35 +43,53 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 		err  error
 		want []string
 	}{
-		"refused":                      {systemCall(syscall.ECONNREFUSED), []string{refused, network}},
-		"refused, Windows":             {systemCall(10061), []string{refused, network}},
-		"refused, in a request":        {request(systemCall(syscall.ECONNREFUSED)), []string{refused, network}},
-		"refused, joined":              {errors.Join(errBoom, systemCall(syscall.ECONNREFUSED)), []string{refused, network}},
-		"refused, in a multierror":     {&multierror{errBoom, systemCall(syscall.ECONNREFUSED)}, []string{refused, network}},
-		"reset":                        {systemCall(syscall.ECONNRESET), []string{network}},
-		"reset, Windows":               {systemCall(10054), []string{network}},
-		"aborted":                      {systemCall(syscall.ECONNABORTED), []string{network}},
-		"broken pipe":                  {systemCall(syscall.EPIPE), []string{network}},
-		"closed":                       {&net.OpError{Op: "read", Err: net.ErrClosed}, []string{network}},
-		"host unreachable":             {systemCall(syscall.EHOSTUNREACH), []string{network}},
-		"network unreachable":          {systemCall(syscall.ENETUNREACH), []string{network}},
-		"host down":                    {systemCall(syscall.EHOSTDOWN), []string{network}},
-		"no local address left":        {systemCall(syscall.EADDRNOTAVAIL), []string{network}},
-		"timed out":                    {systemCall(syscall.ETIMEDOUT), []string{timeout, network}},
-		"EOF":                          {request(io.EOF), []string{network}},
-		"unexpected EOF":               {fmt.Errorf("read body: %w", io.ErrUnexpectedEOF), []string{network}},
-		"read deadline":                {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, []string{timeout, network}},
-		"request past a deadline":      {request(context.DeadlineExceeded), []string{timeout, deadline, network}},
-		"context deadline":             {context.DeadlineExceeded, []string{timeout, deadline}},
-		"context deadline, in %w":      {fmt.Errorf("a: %w", context.DeadlineExceeded), []string{timeout, deadline}},
-		"context deadline in a panic":  {wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded}, []string{timeout}},
-		"context cancelled":            {request(context.Canceled), nil},
-		"DNS, for now":                 {&net.DNSError{Err: "server misbehaving", IsTemporary: true}, []string{network}},
-		"DNS, timeout":                 {&net.DNSError{Err: "i/o timeout", IsTimeout: true}, []string{timeout, network}},
+		"refused":               {systemCall(syscall.ECONNREFUSED), []string{refused, network}},
+		"refused, Windows":      {systemCall(10061), []string{refused, network}},
+		"refused, in a request": {request(systemCall(syscall.ECONNREFUSED)), []string{refused, network}},
+		"refused, joined": {
+			errors.Join(errBoom, systemCall(syscall.ECONNREFUSED)), []string{refused, network},
+		},
+		"refused, in a multierror": {
+			&multierror{errBoom, systemCall(syscall.ECONNREFUSED)}, []string{refused, network},
+		},
+		"reset":                 {systemCall(syscall.ECONNRESET), []string{network}},
+		"reset, Windows":        {systemCall(10054), []string{network}},
+		"aborted":               {systemCall(syscall.ECONNABORTED), []string{network}},
+		"broken pipe":           {systemCall(syscall.EPIPE), []string{network}},
+		"closed":                {&net.OpError{Op: "read", Err: net.ErrClosed}, []string{network}},
+		"host unreachable":      {systemCall(syscall.EHOSTUNREACH), []string{network}},
+		"network unreachable":   {systemCall(syscall.ENETUNREACH), []string{network}},
+		"host down":             {systemCall(syscall.EHOSTDOWN), []string{network}},
+		"no local address left": {systemCall(syscall.EADDRNOTAVAIL), []string{network}},
+		"timed out":             {systemCall(syscall.ETIMEDOUT), []string{timeout, network}},
+		"EOF":                   {request(io.EOF), []string{network}},
+		"unexpected EOF":        {fmt.Errorf("read body: %w", io.ErrUnexpectedEOF), []string{network}},
+		"read deadline": {
+			&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, []string{timeout, network},
+		},
+		"request past a deadline": {
+			request(context.DeadlineExceeded), []string{timeout, deadline, network},
+		},
+		"context deadline": {context.DeadlineExceeded, []string{timeout, deadline}},
+		"context deadline, in %w": {
+			fmt.Errorf("a: %w", context.DeadlineExceeded), []string{timeout, deadline},
+		},
+		"context deadline in a panic": {
+			wmiddleware.RecoveredPanicError{V: context.DeadlineExceeded}, []string{timeout},
+		},
+		"context cancelled": {request(context.Canceled), nil},
+		"DNS, for now": {
+			&net.DNSError{Err: "server misbehaving", IsTemporary: true}, []string{network},
+		},
+		"DNS, timeout": {
+			&net.DNSError{Err: "i/o timeout", IsTimeout: true}, []string{timeout, network},
+		},
 		"DNS, no such host":            {&net.DNSError{Err: "no such host", IsNotFound: true}, nil},
 		"not the network":              {os.ErrNotExist, nil},
 		"another number of the system": {systemCall(syscall.EACCES), nil},
-		"an address that is none":      {&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port"}}, nil},
+		"an address that is none": {
+			&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port"}}, nil,
+		},
 		"an error that hides a timeout from what wraps it": {
 			request(fmt.Errorf("b: %w", os.ErrDeadlineExceeded)), []string{timeout, network},
 		},
@@ -86,9 +106,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 				if want[classifier] {
 					wanted = retryable
 				}
-				if class != wanted {
-					t.Errorf("%s says %q, want %q", classifier, class, wanted)
-				}
+				assert.Equal(t, wanted, class, classifier)
 			}
 		})
 	}
@@ -101,13 +119,10 @@ func TestARealConnectionThatIsRefused(t *testing.T) {
 		t.Skipf("needs a local network: %v", err)
 	}
 	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, listener.Close())
 	_, err = net.Dial("tcp", address)
-	if classOf(t, middleware.RefusedConnections(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
-		t.Errorf("not recognised: %#v", err)
-	}
+	assert.Equal(t, retryable, classOf(t, middleware.RefusedConnections(), err))
+	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 
 func TestARealReadThatTimesOut(t *testing.T) {
@@ -115,20 +130,15 @@ func TestARealReadThatTimesOut(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()
 	defer server.Close()
-	if err := client.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.SetReadDeadline(time.Now().Add(-time.Second)))
 	_, err := client.Read(make([]byte, 1))
-	if classOf(t, middleware.Timeouts(), err) != retryable || classOf(t, middleware.NetworkErrors(), err) != retryable {
-		t.Errorf("not recognised: %#v", err)
-	}
+	assert.Equal(t, retryable, classOf(t, middleware.Timeouts(), err))
+	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 
 func TestANetworkErrorThatWrapsItselfEnds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []middleware.Classifier{middleware.Timeouts(), middleware.NetworkErrors()} {
-		if got := classOf(t, c, loop{}); got != "" {
-			t.Errorf("got %q", got)
-		}
+		assert.Empty(t, classOf(t, c, loop{}))
 	}
 }

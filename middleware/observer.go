@@ -2,21 +2,21 @@ package middleware
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/observe"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Observer is told of every decision: it is what metrics, traces and other ways
-// to look at retries are made of.
+// Observer is told of every decision. Metrics, traces and your own view of retries are
+// observers.
 //
-// Observe runs in the handler's goroutine, after the fact and before the message
-// is settled: it should be quick. ctx has the values of the message's context.
-// It changes nothing about the message: one that panics is logged, once a minute
-// at most. It may be called from many goroutines at once.
+// Observe runs in the handler's goroutine, after the event and before the message is settled,
+// so it should be quick. ctx has the values of the message's context. Observe changes nothing
+// about the message: a panic is logged, at most once a minute. Many goroutines call it at once.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
@@ -27,138 +27,123 @@ type ObserverFunc func(ctx context.Context, e Event)
 // Observe calls f.
 func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
 
-// WithObserver adds observers, which are told of each event in their order. What
-// the Subscriber decides by itself it tells its own: give the same observers to
-// topology.WithObserver, and nothing is told twice. Of two DelayedRetry around a
-// handler the one that decides tells its own observers.
-//
-// A dead letter with its history and the message itself is what
-// WithDeadLetterHook is for: an Event is small, for there is one of each message.
-// Without an observer no event is made.
-func WithObserver(observers ...Observer) Option {
-	return func(s *settings) {
-		for i, o := range observers {
-			if isNil(o) {
-				s.refuse("WithObserver: observer %d is nil", i)
-				continue
-			}
-			s.tell = append(s.tell, o.Observe)
-		}
+// newEvents returns the list of the observers; nil if there are none.
+func newEvents(logger watermill.LoggerAdapter, observers []Observer) *observe.List[Event] {
+	var tell []func(context.Context, Event)
+	for _, o := range observers {
+		tell = append(tell, o.Observe)
 	}
-}
-
-// newObservers returns nil where nobody observes.
-func (s *settings) newObservers() *observe.List[Event] {
-	logger := s.logger
 	return observe.NewList(func(value any) {
 		logger.Error("Observer panicked", nil, watermill.LogFields{"value": valueText(value)})
-	}, s.tell...)
+	}, tell...)
 }
 
-// attempt is what observers are told of one call of the handler.
-type attempt struct {
-	began  time.Time // zero if nobody observes
-	called bool
-	took   time.Duration
-	// told is set once a DelayedRetry has decided about the message.
-	told bool
+// Event is one decision about a message, or one thing that happened to it. It shares nothing
+// with the message, so an observer may keep it. A field is zero if it is unknown, or if the
+// kind does not use it.
+type Event struct {
+	// Kind says what happened, and At when.
+	Kind EventKind
+	At   time.Time
+
+	// Handler is the name of the handler in the router. The Subscriber leaves it empty,
+	// because it decides before any handler is known.
+	Handler string
+	// Queue is the AMQP queue that the message was consumed from, Topic Watermill's topic.
+	Queue, Topic string
+	// Attempt is the number of this attempt, 1 at the first delivery. Failures counts the
+	// failures so far, this one included.
+	Attempt, Failures int
+
+	// MessageID and CorrelationID are message_id and correlation_id of the log lines.
+	// MessageUUID is Watermill's.
+	MessageID, CorrelationID, MessageUUID string
+
+	// Class of the error; empty if nothing failed.
+	Class header.Class
+	// Reason for dead-lettering; empty if the message was not dead-lettered.
+	Reason header.Reason
+	// Err is the error behind the event: the handler's, a *PanicError with the stack, or the
+	// error of the hand-over. Its text may be long and hold a stack; log ErrorText instead.
+	Err  error
+	text string // of Err, if WithErrorText changes it
+
+	// Called says whether the handler was called, and Duration how long it took.
+	Called   bool
+	Duration time.Duration
+	// Age is the time since the first failure; zero up to the first failure.
+	Age time.Duration
+
+	// OverBudget says that the retry budget changed the decision.
+	OverBudget bool
+	// DelayAsked is the delay that the decision asked for. DelayGiven is the delay of the
+	// wait queue, which is never less; the two are equal if the Republisher does not say.
+	DelayAsked, DelayGiven time.Duration
+	// DelayMeasured is how long the message really waited for this attempt: from the last
+	// republish until it arrived here, the time behind other messages included. The clocks
+	// of two processes measure it. LastDelay is the delay asked for then. Both are zero at
+	// the first delivery.
+	DelayMeasured, LastDelay time.Duration
+
+	// Tries counts the tries to hand the message over, and Held is the time since the first
+	// try. EventFailing, EventRecovered and EventRequeued have them.
+	Tries int
+	Held  time.Duration
+	// Interruptions counts how often the message was isolated as a suspect of ending the
+	// process.
+	Interruptions int
 }
 
-// ended notes that the handler has returned.
-func (a *attempt) ended() {
-	if !a.began.IsZero() {
-		a.called, a.took = true, time.Since(a.began)
-	}
-}
-
-// ToldRequeued reports whether a DelayedRetry has told its observers that the
-// message goes back to its queue (EventRequeued), so that the Subscriber does not
-// tell it again. It is asked once the message is nacked, and may be called at any
-// time.
-func (d *Delivery) ToldRequeued() bool { return atomic.LoadUint32(&d.toldReturned) != 0 }
-
-// observe tells the observers of an event, which set completes. settle is called
-// if an observer ends the goroutine, for nobody else would settle the message.
-func (r *DelayedRetry) observe(ctx context.Context, d *Delivery, kind EventKind, settle func() bool, set func(*Event)) {
-	if r.observers == nil {
-		return
-	}
-	// This goroutine has the message, so it may read it.
-	e := d.event(ctx, kind, r.now().UTC(), d.idsNow())
-	e.Called, e.Duration = d.attempt.called, d.attempt.took
-	set(&e)
-	if e.Err != nil && r.errorText != nil {
-		e.text = r.textOf(e.Err)
-	}
-	r.tellAll(ctx, e, settle)
-}
-
-func (r *DelayedRetry) tellAll(ctx context.Context, e Event, settle func() bool) {
-	returned := false
-	defer func() {
-		if !returned {
-			settle()
-		}
-	}()
-	r.observers.Tell(ctx, e)
-	returned = true
-}
-
-// observeHandled tells of a handler that succeeded. If an observer ends the
-// goroutine, what the handler produced is lost with it: the message is nacked.
-func (r *DelayedRetry) observeHandled(ctx context.Context, d *Delivery) {
-	if d.attempt.told { // handed over by an inner DelayedRetry, or told by it
-		return
-	}
-	d.attempt.told = true
-	e := d.event(ctx, EventHandled, r.now().UTC(), d.idsNow())
-	e.Called, e.Duration = d.attempt.called, d.attempt.took
-	r.tellAll(ctx, e, d.msg.Nack)
-}
-
-// observeUnsettled tells of a message that goes back to its queue.
-func (r *DelayedRetry) observeUnsettled(ctx context.Context, d *Delivery, err *unsettledError) {
-	if r.observers == nil {
-		return
-	}
-	d.attempt.told = true
-	atomic.StoreUint32(&d.toldReturned, 1)
-	r.observe(ctx, d, EventRequeued, d.msg.Nack, func(e *Event) {
-		e.Err, e.Tries, e.Held = err, err.tries, err.held
-	})
-}
-
-// observeHandedOver tells of a message that the broker has confirmed.
-func (r *DelayedRetry) observeHandedOver(ctx context.Context, d *Delivery, t *transfer) {
-	kind := EventRetried
+// ErrorText returns the text of Err as log lines have it: changed by WithErrorText, cut, and
+// of a panic only the value. It is empty without an Err.
+func (e Event) ErrorText() string {
 	switch {
-	case t.notes.Reason != "":
-		kind = EventDeadLettered
-	case t.aside:
-		kind = EventSnoozed
+	case e.Err == nil:
+		return ""
+	case e.text != "":
+		return excerpt.Of(e.text, maxLogBytes)
 	}
-	r.observe(ctx, d, kind, d.msg.Ack, func(e *Event) {
-		e.At, e.Err, e.Reason, e.OverBudget = t.now, t.err, t.notes.Reason, t.overBudget
-		e.Failures = t.notes.Failures
-		if !t.aside {
-			e.Class = t.notes.Class
-		}
-		if !t.notes.FirstFailure.IsZero() {
-			e.Age = t.now.Sub(notAfter(t.notes.FirstFailure, t.now))
-		}
-		if kind != EventDeadLettered {
-			e.DelayAsked = t.delay
-			e.DelayGiven = max(d.Republished.Delay, givenBy(d.Given, t.delay))
-		}
-	})
+	return excerpt.Of(errorText(e.Err), maxLogBytes)
 }
 
-// observeFailing and observeRecovered tell of the machinery. The message is
-// nacked by orNack if an observer ends the goroutine.
-func (r *DelayedRetry) observeFailing(ctx context.Context, d *Delivery, err error, tries int, held time.Duration) {
-	r.observe(ctx, d, EventFailing, d.msg.Nack, func(e *Event) { e.Err, e.Tries, e.Held = err, tries, held })
-}
+// EventKind says what an Event tells of. Metrics and traces use its value as a name.
+type EventKind string
 
-func (r *DelayedRetry) observeRecovered(ctx context.Context, d *Delivery, tries int, held time.Duration) {
-	r.observe(ctx, d, EventRecovered, d.msg.Ack, func(e *Event) { e.Tries, e.Held = tries, held })
-}
+// The kinds of an Event. The events of one message come in the order in which they happen.
+// Each comes once, from the DelayedRetry or Subscriber that decides.
+const (
+	// EventHandled says that the handler succeeded, after Attempt-1 failures.
+	EventHandled EventKind = "handled"
+	// EventRetried says that the handler failed, and a copy is confirmed in a wait queue.
+	EventRetried EventKind = "retried"
+	// EventSnoozed says that a copy is confirmed in a wait queue without a failure. The
+	// handler asked for it (Snooze), or the retry budget holds the message back (OverBudget)
+	// without a call of the handler. Or the router nacked: then the Subscriber tells, Called
+	// is false, and an EventHandled or EventRequeued may have come before.
+	EventSnoozed EventKind = "snoozed"
+	// EventDeadLettered says that a copy is confirmed in the dead-letter queue; see Reason.
+	EventDeadLettered EventKind = "dead_lettered"
+	// EventRequeued says that the message goes back to its queue: nothing was published, and
+	// no attempt counts. The context was done, the connection was lost, or the hand-over
+	// failed for as long as the message may be held. Err says which.
+	EventRequeued EventKind = "requeued"
+	// EventSelfSettled says that the handler failed and acked or nacked the message itself.
+	EventSelfSettled EventKind = "self_settled"
+
+	// EventFailing says that one try to hand the message over failed; Err is why. There are
+	// at most two a second.
+	EventFailing EventKind = "failing"
+	// EventRecovered says that the message was handed over after such failures.
+	EventRecovered EventKind = "recovered"
+
+	// EventCrashRound says that the Subscriber isolated the message as a suspect of ending
+	// the process; Interruptions counts these events.
+	EventCrashRound EventKind = "crash_round"
+
+	// EventBudgetClosed says that the retry budget closed with this message, for all handlers
+	// that share it; see Budget.
+	EventBudgetClosed EventKind = "budget_closed"
+	// EventBudgetOpened says that the budget is open again. The message of any handler that
+	// shares it may show this.
+	EventBudgetOpened EventKind = "budget_opened"
+)

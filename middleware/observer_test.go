@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"runtime"
 	"slices"
 	"testing"
@@ -13,6 +12,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -35,9 +36,7 @@ func (o *events) kinds() []middleware.EventKind {
 
 func (o *events) want(t *testing.T, kinds ...middleware.EventKind) {
 	t.Helper()
-	if got := o.kinds(); !slices.Equal(got, kinds) {
-		t.Fatalf("told of %v, want %v", got, kinds)
-	}
+	require.Equal(t, kinds, o.kinds())
 }
 
 // In a bubble every time is exact: the whole of each event is compared.
@@ -46,14 +45,17 @@ func TestEventsOfAMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 30 * time.Millisecond
 		var told events
-		broker := middlewaretest.NewBroker()
-		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithClassifier(middleware.PermanentErrors(errGone)))
+		broker := newBroker()
+		retry := newRetry(
+			t, broker, middleware.WithObserver(&told),
+			middleware.WithClassifier(middleware.PermanentErrors(errGone)),
+		)
 		msg := middlewaretest.NewMessage(middleware.Delivery{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
 		calls := 0
 		later := middleware.Snooze(errBoom, time.Minute)
-		broker.Run(retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+		broker.Run(retry.Middleware(consumer(func(*message.Message) error {
 			calls++
 			time.Sleep(took)
 			switch calls {
@@ -65,29 +67,32 @@ func TestEventsOfAMessage(t *testing.T) {
 			return errGone
 		})), msg)
 
-		// Run's clock stands still while a message waits: what it was republished at
-		// is set back instead.
+		// Run's clock stands still while a message waits. Run sets the time of the republish
+		// back instead.
 		began := time.Now().Add(-3 * took).UTC()
 		common := middleware.Event{
-			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true, Duration: took,
+			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true,
+			Duration: took,
 		}
-		retried, aside, dead := common, common, common
-		retried.Kind, retried.At, retried.Attempt, retried.Failures = middleware.EventRetried, began.Add(took), 1, 1
-		retried.Class, retried.Err, retried.DelayAsked, retried.DelayGiven = "retryable", errBoom, time.Second, time.Second
-		aside.Kind, aside.At, aside.Attempt, aside.Failures = middleware.EventSnoozed, began.Add(2*took), 2, 1
-		aside.Err, aside.DelayAsked, aside.DelayGiven = later, time.Minute, time.Minute
-		aside.DelayMeasured, aside.LastDelay, aside.Age = time.Second, time.Second, time.Second+took
-		dead.Kind, dead.At, dead.Attempt, dead.Failures = middleware.EventDeadLettered, began.Add(3*took), 2, 2
+		retried, snoozed, dead := common, common, common
+		retried.Kind, retried.At = middleware.EventRetried, began.Add(took)
+		retried.Attempt, retried.Failures, retried.Class, retried.Err = 1, 1, "retryable", errBoom
+		retried.DelayAsked, retried.DelayGiven = time.Second, time.Second
+		snoozed.Kind, snoozed.At, snoozed.Attempt, snoozed.Failures = middleware.EventSnoozed, began.Add(
+			2*took,
+		), 2, 1
+		snoozed.Err, snoozed.DelayAsked, snoozed.DelayGiven = later, time.Minute, time.Minute
+		snoozed.DelayMeasured, snoozed.LastDelay, snoozed.Age = time.Second, time.Second, time.Second+took
+		dead.Kind, dead.At = middleware.EventDeadLettered, began.Add(3*took)
+		dead.Attempt, dead.Failures = 2, 2
 		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
-		dead.DelayMeasured, dead.LastDelay, dead.Age = time.Minute, time.Minute, time.Minute+time.Second+2*took
-		for i, want := range []middleware.Event{retried, aside, dead} {
-			if i >= len(told.all) || !reflect.DeepEqual(told.all[i], want) {
-				t.Errorf("told\n%+v, want as %d\n%+v", told.all, i+1, want)
-			}
+		dead.DelayMeasured, dead.LastDelay = time.Minute, time.Minute
+		dead.Age = time.Minute + time.Second + 2*took
+		for i, want := range []middleware.Event{retried, snoozed, dead} {
+			assert.False(t, i >= len(told.all))
+			assert.Equal(t, want, told.all[i])
 		}
-		if len(told.all) != 3 {
-			t.Errorf("told of %v", told.kinds())
-		}
+		require.Len(t, told.all, 3)
 	})
 }
 
@@ -99,17 +104,18 @@ func TestEventOfASuccess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var told events
-			notes := header.RetryState{Failures: failures}
+			notes := state{Failures: failures}
 			if failures > 0 {
 				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 			}
-			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(newMessage(middleware.Delivery{State: notes}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(
+				newMessage(middleware.Delivery{State: notes}),
+			)
+			require.NoError(t, err)
 			told.want(t, middleware.EventHandled)
 			e := told.all[0]
-			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called || e.Duration <= 0 {
+			if e.Attempt != failures+1 || e.Failures != failures || e.Err != nil || !e.Called ||
+				e.Duration <= 0 {
 				t.Errorf("told %+v", e)
 			}
 			if failures > 0 && (e.Age < time.Hour || e.Age > 2*time.Hour) || failures == 0 && e.Age != 0 {
@@ -123,27 +129,30 @@ func TestEventOfASuccess(t *testing.T) {
 func TestEventOfAPanic(t *testing.T) {
 	t.Parallel()
 	var told events
-	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") }, middleware.WithObserver(&told))
+	handle(
+		t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		middleware.WithObserver(&told),
+	)
 	told.want(t, middleware.EventRetried)
 	var panicked *middleware.PanicError
-	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 || e.ErrorText() != "panic: no stock" {
+	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 ||
+		e.ErrorText() != "panic: no stock" {
 		t.Errorf("told %+v, %q", e, e.ErrorText())
 	}
-	if text := (middleware.Event{}).ErrorText(); text != "" {
-		t.Errorf("%q without an error", text)
-	}
+	assert.Empty(t, (middleware.Event{}).ErrorText())
 }
 
 func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
-	retry := newRetry(t, middlewaretest.NewBroker(), middleware.WithObserver(&told))
-	_, err := retry.Middleware(succeeds)(newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Class: "retryable"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	retry := newRetry(t, newBroker(), middleware.WithObserver(&told))
+	_, err := retry.Middleware(succeeds)(
+		newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}),
+	)
+	require.NoError(t, err)
 	told.want(t, middleware.EventDeadLettered)
-	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 || e.Failures != 9 {
+	if e := told.all[0]; e.Called || e.Err != nil || e.Reason != "exhausted" || e.Attempt != 10 ||
+		e.Failures != 9 {
 		t.Errorf("told %+v", e)
 	}
 }
@@ -152,26 +161,34 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var told events
-		broker := middlewaretest.NewBroker()
-		retry := newRetry(t, broker, middleware.WithObserver(&told), middleware.WithHoldLimit(2*time.Second))
+		broker := newBroker()
+		retry := newRetry(t, broker, middleware.WithObserver(&told))
 		broker.FailNext(2, errUnconfirmed)
-		if _, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{})); err != nil {
-			t.Fatal(err)
-		}
-		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered, middleware.EventRetried)
+		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
+		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
+		told.want(
+			t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
+			middleware.EventRetried,
+		)
 		for i, want := range []middleware.Event{
-			{Tries: 1, Err: errUnconfirmed}, {Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
+			{Tries: 1, Err: errUnconfirmed},
+			{Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
 			{Tries: 3, Held: 1500 * time.Millisecond},
 		} {
-			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held || !errors.Is(got.Err, want.Err) {
+			if got := told.all[i]; got.Tries != want.Tries || got.Held != want.Held ||
+				!errors.Is(got.Err, want.Err) {
 				t.Errorf("told %+v, want %+v", got, want)
 			}
 		}
 
 		told.all = nil
 		broker.FailNext(9, errUnconfirmed)
-		_, err := retry.Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
-		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing, middleware.EventRequeued)
+		held.HoldUntil = time.Now().Add(2 * time.Second)
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
+		told.want(
+			t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
+			middleware.EventRequeued,
+		)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
 			t.Errorf("told %+v", last)
@@ -196,7 +213,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 			t.Parallel()
 			var told events
 			retry := newRetry(t, unused{}, middleware.WithObserver(&told))
-			_, err := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error {
+			_, err := retry.Middleware(consumer(func(*message.Message) error {
 				close(gone)
 				return errBoom
 			}))(test.msg)
@@ -204,9 +221,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 			if e := told.all[0]; e.Err != err || e.Called != test.called {
 				t.Errorf("told %+v", e)
 			}
-			if d := middleware.DeliveryOf(test.msg.Context(), test.msg); !d.ToldRequeued() {
-				t.Error("the Subscriber would tell it again")
-			}
+			assert.True(t, middleware.DeliveryOf(test.msg.Context(), test.msg).ToldRequeued())
 		})
 	}
 }
@@ -214,13 +229,15 @@ func TestEventOfAnInterruption(t *testing.T) {
 func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
 	t.Parallel()
 	var told events
-	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(middlewaretest.Consumer(
-		func(msg *message.Message) error { msg.Ack(); return errBoom }))(newMessage(middleware.Delivery{}))
+	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(consumer(
+		func(msg *message.Message) error { msg.Ack(); return errBoom }))(
+		newMessage(middleware.Delivery{}),
+	)
 	wantErrors(t, err, errBoom)
 	told.want(t, middleware.EventSelfSettled)
 }
 
-// Of two DelayedRetry around a handler one tells, whatever becomes of the message.
+// Of two DelayedRetry around a handler only one tells.
 func TestNothingIsToldTwice(t *testing.T) {
 	t.Parallel()
 	closing := closedChan()
@@ -229,9 +246,9 @@ func TestNothingIsToldTwice(t *testing.T) {
 		broker  *middlewaretest.Broker
 		want    middleware.EventKind
 	}{
-		"handled":  {succeeds, middlewaretest.NewBroker(), middleware.EventHandled},
-		"retried":  {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRetried},
-		"returned": {failsWith(errBoom), middlewaretest.NewBroker(), middleware.EventRequeued},
+		"handled":  {succeeds, newBroker(), middleware.EventHandled},
+		"retried":  {failsWith(errBoom), newBroker(), middleware.EventRetried},
+		"returned": {failsWith(errBoom), newBroker(), middleware.EventRequeued},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -245,10 +262,10 @@ func TestNothingIsToldTwice(t *testing.T) {
 			}
 			_, _ = outer.Middleware(inner.Middleware(test.handler))(newMessage(delivery))
 
-			kinds := slices.DeleteFunc(told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing })
-			if !slices.Equal(kinds, []middleware.EventKind{test.want}) {
-				t.Errorf("told of %v", told.kinds())
-			}
+			kinds := slices.DeleteFunc(
+				told.kinds(), func(k middleware.EventKind) bool { return k == middleware.EventFailing },
+			)
+			assert.Equal(t, []middleware.EventKind{test.want}, kinds)
 		})
 	}
 }
@@ -268,14 +285,12 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	var told events
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry := newRetry(t, broker, middleware.WithLogger(logger), middleware.WithObserver(
 		middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told,
 	))
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
-	if got, want := result.String(), "dead-lettered (exhausted) after 3 attempts, delays 1s 10s"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", result.String())
 	told.want(t, middleware.EventRetried, middleware.EventRetried, middleware.EventDeadLettered)
 	panics := 0
 	for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
@@ -283,13 +298,11 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 			panics++
 		}
 	}
-	if panics != 1 {
-		t.Errorf("logged %d times, want once", panics)
-	}
+	assert.Equal(t, 1, panics)
 }
 
-// An observer that ends the goroutine leaves no message unsettled: what the broker
-// has confirmed is acked, anything else nacked.
+// An observer that ends the goroutine leaves no message unsettled. The message is acked if the
+// broker has confirmed a copy, else nacked.
 func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -303,7 +316,7 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			if test.at == middleware.EventFailing {
 				broker.FailNext(1, nil)
 			}
@@ -320,48 +333,58 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 				_, _ = retry.Middleware(test.handler)(msg)
 			}()
 			<-ended
-			if isClosed(msg.Acked()) != test.acked || isClosed(msg.Nacked()) == test.acked {
-				t.Errorf("acked %v, nacked %v", isClosed(msg.Acked()), isClosed(msg.Nacked()))
-			}
+			assert.Equal(t, test.acked, isClosed(msg.Acked()))
+			assert.NotEqual(t, test.acked, isClosed(msg.Nacked()))
 		})
 	}
 }
 
 func TestObserversThatAreNil(t *testing.T) {
 	t.Parallel()
-	var nobody *events
-	_, err := middleware.NewDelayedRetry(unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, nobody))
-	if err == nil || err.Error() != "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil" {
-		t.Errorf("got %v", err)
-	}
+	var missing *events
+	_, err := middleware.NewDelayedRetry(
+		unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, missing),
+	)
+	assert.EqualError(
+		t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil",
+	)
 }
 
 // oversized is a Republisher for which no message has room for notes.
 type oversized struct{ unused }
 
-func (oversized) Republish(ctx context.Context, msg *message.Message, _ time.Duration, _ header.RetryState) error {
-	middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Reason: header.ReasonOversized}
-	return nil
+func (oversized) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Reason: header.ReasonOversized}, nil
 }
 
-// It was logged as one that will be retried.
+// slower is a Republisher whose wait queue has a longer delay than it was asked for.
+type slower struct{ unused }
+
+func (slower) Republish(
+	context.Context, *message.Message, time.Duration, header.RetryState,
+) (middleware.Republished, error) {
+	return middleware.Republished{Delay: 5 * time.Second}, nil
+}
+
+// The log used to say that such a message will be retried.
 func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	t.Parallel()
-	for name, err := range map[string]error{"retry": errBoom, "later": middleware.Snooze(errBoom, time.Hour)} {
+	for name, err := range map[string]error{
+		"retry": errBoom, "snooze": middleware.Snooze(errBoom, time.Hour),
+	} {
 		var told events
 		logger := watermill.NewCaptureLogger()
 		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
-		if _, err := retry.Middleware(failsWith(err))(newMessage(middleware.Delivery{})); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, retry.Middleware(failsWith(err)), newMessage(middleware.Delivery{}))
 		told.want(t, middleware.EventDeadLettered)
 		if e := told.all[0]; e.Reason != "oversized" || e.DelayAsked != 0 {
 			t.Errorf("%s: told %+v", name, e)
 		}
 		lines := logger.Captured()
-		if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
-			t.Fatalf("%s: logged %+v", name, lines)
-		}
+		require.Len(t, lines, 1, name)
+		require.Len(t, lines[watermill.ErrorLogLevel], 1, name)
 		line := lines[watermill.ErrorLogLevel][0]
 		_, delay := line.Fields["delay"]
 		if line.Msg != "Message dead-lettered" || line.Fields["reason"] != "oversized" || delay {
@@ -370,18 +393,14 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	}
 }
 
-// The delay that the wait queue gives is told beside the one that was asked for.
+// Observers are told the delay of the wait queue beside the delay that was asked for.
 func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
-	given := republishFunc(func(ctx context.Context, msg *message.Message) error {
-		middleware.DeliveryOf(ctx, msg).Republished = middleware.Republished{Delay: 5 * time.Second}
-		return nil
-	})
-	_, err := newRetry(t, given, middleware.WithObserver(&told)).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, err := newRetry(
+		t, slower{}, middleware.WithObserver(&told),
+	).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
+	require.NoError(t, err)
 	if e := told.all[0]; e.DelayAsked != time.Second || e.DelayGiven != 5*time.Second {
 		t.Errorf("told %+v", e)
 	}
@@ -396,22 +415,23 @@ func TestEventsNameThePlace(t *testing.T) {
 		func(_ context.Context, e middleware.Event) { got <- e })))
 	msg := message.NewMessage("order-7", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
-	if err := pubSub.Publish("orders", msg); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pubSub.Publish("orders", msg))
 	e := <-got
-	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" || e.CorrelationID != "c-1" {
+	if e.Handler != "billing" || e.Topic != "orders" || e.MessageUUID != "order-7" ||
+		e.CorrelationID != "c-1" {
 		t.Errorf("told %+v", e)
 	}
 }
 
-// A budget closes with one message and opens with another; what it slows down or
+// A budget closes with one message and opens with another. A message that it slows down or
 // holds back says so.
 func TestEventsOfABudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var told events
-		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told))
+		s := newSpender(
+			t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told),
+		)
 		s.expect(errBoom, "1s", "1m0s")
 		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)
 		if told.all[0].OverBudget || !told.all[2].OverBudget || told.all[2].DelayAsked != time.Minute {

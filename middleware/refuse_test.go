@@ -8,11 +8,12 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
-	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
 func mustNotBeCalled(t *testing.T) message.HandlerFunc {
@@ -27,10 +28,11 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	t.Parallel()
 	earlier := time.Now().Add(-time.Hour)
 	past := []header.AttemptError{{Attempt: 3, At: earlier, Error: "third"}}
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	logger := watermill.NewCaptureLogger()
-	msg := newMessage(middleware.Delivery{State: header.RetryState{
-		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier, Error: "third",
+	msg := newMessage(delivery{State: state{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, NotBefore: earlier,
+		Error: "third",
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
 	began := time.Now()
@@ -44,24 +46,27 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 	}
 	n := dead[0].State
 	n.DeadAt = time.Time{}
-	want := header.RetryState{
-		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third", Class: retryable,
-		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: header.ReasonExhausted,
+	want := state{
+		Failures: 3, FirstSeen: earlier, FirstFailure: earlier, Delay: time.Second, Error: "third",
+		Class:   retryable,
+		History: past, OriginExchange: "shop", OriginRoutingKey: "order.created", Reason: exhausted,
 	}
-	if !reflect.DeepEqual(n, want) {
-		t.Errorf("got\n%+v, want\n%+v", n, want)
-	}
+	assert.Equal(t, want, n)
 
 	lines := logger.Captured()
-	if len(lines) != 1 || len(lines[watermill.ErrorLogLevel]) != 1 {
-		t.Fatalf("logged %+v", lines)
-	}
+	require.Len(t, lines, 1)
+	require.Len(t, lines[watermill.ErrorLogLevel], 1)
 	line := lines[watermill.ErrorLogLevel][0]
 	fields := watermill.LogFields{
-		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "", "attempt": 4, "reason": "exhausted",
+		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
+		"attempt": 4, "reason": "exhausted",
 	}
-	if line.Msg != "Message dead-lettered without being handled" || !reflect.DeepEqual(line.Fields, fields) ||
-		!strings.HasPrefix(line.Err.Error(), "message arrived past its limit: give all consumers of a queue the same policy and limits") {
+	if line.Msg != "Message dead-lettered without being handled" ||
+		!reflect.DeepEqual(line.Fields, fields) ||
+		!strings.HasPrefix(
+			line.Err.Error(),
+			"message arrived past its limit: its count is forged, or another consumer has a longer policy",
+		) {
 		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
 	}
 }
@@ -74,78 +79,79 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		options []middleware.Option
 		want    header.Reason // "": handled
 	}{
-		"policy, the last attempt":     {header.RetryState{Failures: 2}, nil, ""},
-		"policy":                       {header.RetryState{Failures: 3}, nil, header.ReasonExhausted},
-		"forged, above any bound":      {header.RetryState{Failures: 1 << 62}, nil, header.ReasonExhausted},
-		"forged, below any bound":      {header.RetryState{Failures: -1 << 62}, nil, ""},
-		"attempts, the last":           {header.RetryState{Failures: 1}, []middleware.Option{middleware.WithMaxAttempts(2)}, ""},
-		"attempts":                     {header.RetryState{Failures: 2}, []middleware.Option{middleware.WithMaxAttempts(2)}, header.ReasonExhausted},
-		"age":                          {header.RetryState{Failures: 1, FirstFailure: hourAgo}, []middleware.Option{middleware.WithMaxAge(time.Minute)}, ""},
-		"deadline, first delivery":     {header.RetryState{Deadline: hourAgo}, nil, ""},
-		"deadline, after a failure":    {header.RetryState{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
-		"deadline, after it was aside": {header.RetryState{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"policy, the last attempt": {state{Failures: 2}, nil, ""},
+		"policy":                   {state{Failures: 3}, nil, exhausted},
+		"forged, above any bound":  {state{Failures: 1 << 62}, nil, exhausted},
+		"forged, below any bound":  {state{Failures: -1 << 62}, nil, ""},
+		"attempts, the last":       {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
+		"attempts": {
+			state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, exhausted,
+		},
+		"age": {
+			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, "",
+		},
+		"deadline, first delivery":  {state{Deadline: hourAgo}, nil, ""},
+		"deadline, after a failure": {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
+		"deadline, after a snooze": {
+			state{FirstSeen: hourAgo, Deadline: hourAgo}, nil, header.ReasonDeadline,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			broker := middlewaretest.NewBroker()
+			broker := newBroker()
 			called := false
-			result := broker.Run(newRetry(t, broker, test.options...).Middleware(func(*message.Message) ([]*message.Message, error) {
+			result := broker.Run(newRetry(
+				t, broker, test.options...,
+			).Middleware(func(*message.Message) ([]*message.Message, error) {
 				called = true
 				return nil, nil
-			}), newMessage(middleware.Delivery{State: test.notes}))
-			if called != (test.want == "") || result.State.Reason != test.want {
-				t.Errorf("called: %v, %s", called, result)
-			}
-			if attempts := result.Attempts; (attempts == 1) != called {
-				t.Errorf("%d attempts", attempts)
-			}
-			if failures := result.State.Failures; failures > 1_000_000 {
-				t.Errorf("%d failures", failures)
-			}
+			}), newMessage(delivery{State: test.notes}))
+			assert.Equal(t, (test.want == ""), called)
+			assert.Equal(t, test.want, result.State.Reason)
+			assert.Equal(t, called, (result.Attempts == 1))
+			assert.False(t, result.State.Failures > 1_000_000)
 		})
 	}
 }
 
 func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, middleware.WithPolicyFor(
 		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{})); got.Attempts != 5 {
-		t.Errorf("got %s, want 5 attempts", got)
-	}
+	require.NoError(t, err)
+	assert.Equal(
+		t, 5, broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{})).Attempts,
+	)
 }
 
-// The outer one has the shorter policy. What the inner one grants must not be
-// dead-lettered by the other, not even after a restart.
+// Given an outer DelayedRetry with a shorter policy, when the inner one grants a retry, then the
+// outer one does not dead-letter the message, not even after a restart.
 func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	nested := func() message.HandlerFunc {
 		inner, err := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return newRetry(t, broker).Middleware(inner.Middleware(failsWith(errBoom)))
 	}
-	msg := newMessage(middleware.Delivery{})
+	msg := newMessage(delivery{})
 	for want := 1; want <= 5; want++ {
-		if _, err := nested()(msg); err != nil {
-			t.Fatal(err)
-		}
+		acked(t, nested(), msg)
 		call := broker.Calls()[want-1]
-		if call.State.Failures != want || call.Dead != (want == 5) {
-			t.Fatalf("failure %d: got %+v", want, call)
-		}
+		require.Equal(t, want, call.State.Failures)
+		require.Equal(t, (want == 5), call.Dead)
 		headers := call.State.Headers("orders")
-		msg = newMessage(middleware.Delivery{State: header.Parse("orders", func(key string) (string, bool) { value, ok := headers[key]; return value, ok })})
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (
+			string, bool,
+		) {
+			value, ok := headers[key]
+			return value, ok
+		})})
 	}
 
-	forged := newMessage(middleware.Delivery{State: header.RetryState{Failures: 9, Inner: true}})
+	forged := newMessage(delivery{State: state{Failures: 9, Inner: true}})
 	inner, _ := middleware.NewDelayedRetry(broker, backoff.List{1, 1, 1, 1})
 	h := newRetry(t, broker).Middleware(inner.Middleware(mustNotBeCalled(t)))
 	if _, err := h(forged); err != nil || len(broker.DeadLetters()) != 2 {
@@ -153,41 +159,20 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 	}
 }
 
-// A delivery that is attached again, as middlewaretest does, is a new one.
-func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
-	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	d := middleware.Delivery{Queue: "orders"}
-	for range 2 {
-		msg := message.NewMessage("uuid", nil)
-		d.Attach(msg)
-		if _, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, call := range broker.Calls() {
-		if call.State.Inner {
-			t.Errorf("delivery %d: taken for an inner one", i+1)
-		}
-	}
-}
-
 func TestAMessagePastItsLimitThatCannotBeHandedOverIsNacked(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
+	broker := newBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)
-	msg := newMessage(middleware.Delivery{State: header.RetryState{Failures: 3}})
+	msg := newMessage(delivery{State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrNotHandedOver, middleware.ErrNotDelivered)
 }
 
 func TestAStaleMessagePastItsLimitIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	broker := middlewaretest.NewBroker()
-	msg := newMessage(middleware.Delivery{Gone: closedChan(), State: header.RetryState{Failures: 3}})
+	broker := newBroker()
+	msg := newMessage(delivery{Gone: closedChan(), State: state{Failures: 3}})
 	_, err := newRetry(t, broker).Middleware(mustNotBeCalled(t))(msg)
 	wantErrors(t, err, middleware.ErrInterrupted)
-	if len(broker.Calls()) != 0 {
-		t.Errorf("published %+v", broker.Calls())
-	}
+	assert.Empty(t, broker.Calls())
 }

@@ -2,8 +2,9 @@ package middleware
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -11,134 +12,288 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/observe"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// DelayedRetry is a Watermill middleware that hands a message whose handler
-// failed over to the broker: for another attempt after a delay, or for the
-// dead-letter queue. The package documentation has its contract.
+// DelayedRetry is a Watermill middleware that gives a message whose handler failed to the
+// broker: for another attempt after a delay, or for the dead-letter queue. The package
+// documentation has its contract.
 //
 // One DelayedRetry may serve many handlers and queues at once.
 type DelayedRetry struct {
 	republisher Republisher
 	settings
-	now       func() time.Time
-	observers *observe.List[Event] // nil if nobody observes
-	order     order
+	now     func() time.Time
+	events  *observe.List[Event] // nil without observers
+	watched bool                 // a success is counted or told
+	warned  struct{ poison, delayed, again atomic.Bool }
 }
 
-// NewDelayedRetry returns a DelayedRetry that asks policy about every failure
-// and gives the message to republisher. Everything that is wrong with the
-// arguments is in one error: a nil republisher, a policy (also one of
-// WithPolicyFor) that is nil, invalid or without an end (see backoff.CheckEnd)
-// where neither WithMaxAttempts nor WithMaxAge sets one, an option with an
-// invalid value.
-func NewDelayedRetry(republisher Republisher, policy backoff.Policy, options ...Option) (*DelayedRetry, error) {
-	s, err := newSettings(policy, options)
-	if isNil(republisher) {
-		err = errors.Join(errors.New("republisher is nil"), err)
-	}
+// NewDelayedRetry returns a DelayedRetry that asks policy about every failure and gives
+// messages to republisher. It uses the republisher's logger and observers, if there are some and
+// no option names others.
+//
+// One error lists everything that is wrong: a nil republisher, a policy that is nil or
+// invalid, a policy without an end (see backoff.CheckEnd) if neither WithMaxAttempts nor
+// WithMaxAge sets one, invalid options. The policies of WithPolicyFor are checked as well.
+func NewDelayedRetry(
+	republisher Republisher, policy backoff.Policy, options ...Option,
+) (*DelayedRetry, error) {
+	s, err := newSettings(republisher, policy, options)
 	if err != nil {
 		return nil, fmt.Errorf("new delayed retry: %w", err)
 	}
-	for _, p := range s.limits.policies() {
+	r := &DelayedRetry{republisher: republisher, settings: s, now: time.Now}
+	r.events = newEvents(s.logger, s.observers)
+	r.limits.countRetries()
+	r.watched = r.events != nil || s.budget.Budget != nil
+	for _, p := range r.Policies() {
 		for _, remark := range backoff.Remarks(p) {
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
 		}
 	}
-	return &DelayedRetry{republisher: republisher, settings: s, now: time.Now, observers: s.newObservers()}, nil
+	return r, nil
 }
 
-// Middleware returns h with delayed retries around it. Where h succeeds its
-// messages are returned untouched. Where it fails, its messages are dropped, as
-// the router does, and the result is nil once the message was handed over. A
-// message that is past its limit when it arrives is dead-lettered, h not called.
-// Otherwise the error wraps ErrInterrupted or ErrNotHandedOver and the
-// handler's own; if the handler acked or nacked the message itself, it is the
-// handler's own.
+// Policies returns the policy of NewDelayedRetry and then the policies of WithPolicyFor in their
+// order, as topology.ForPolicy takes them. The caller owns the slice.
+func (r *DelayedRetry) Policies() []backoff.Policy { return r.limits.policies() }
+
+// Middleware returns h with delayed retries around it. If h succeeds, its messages are
+// returned untouched. If it fails, they are dropped, as the router does, and the result is
+// nil once the message was handed over. A message that arrives past its limit is
+// dead-lettered without a call of h.
+//
+// Any other result wraps ErrInterrupted or ErrNotHandedOver and the handler's error. If the
+// handler acked or nacked the message itself, the result is the handler's own error.
 func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
-		// Middlewares below replace the context of msg; this one counts.
-		ctx := msg.Context()
-		d := DeliveryOf(ctx, msg)
-		if d == nil {
-			d = adopt(msg)
-			ctx = msg.Context()
-		}
-		d.enter(ctx)
-		if d.handedOver { // a copy is confirmed: a second one would come back beside it
-			r.noticeAgain(ctx, d)
+		a := attempt{r: r}
+		a.begin(msg)
+		if a.d.handedOver { // a copy is confirmed: another copy would come back beside it
+			a.warnCalledAgain()
 			return nil, nil
 		}
-		d.retry = r
-		if d.outer == nil {
-			d.outer = r
+		// The context of an acked message is done as well, but no delivery will follow it:
+		// a middleware outside acks at once.
+		if a.d.ended() && !isAcked(msg) {
+			return nil, a.interrupted()
 		}
-		if d.outer == r {
-			d.attempt = attempt{}
-			d.tellAgain()
-		}
-		// The context the delivery was attached to: ctx is wrapped around it by the
-		// router, several times, and asking it costs more than all the rest. One
-		// that ends in between is noticed after the handler.
-		// The context of a message that is acked already is done as well, but no
-		// delivery will follow: an InstantAck outside.
-		if d.ended() && !isAcked(msg) {
-			cause := interruption(d.ctx, d)
-			err := &unsettledError{msg: msg, kind: ErrInterrupted, cause: cause}
-			r.observeUnsettled(ctx, d, err)
-			return nil, d.unsettled(err)
-		}
-		if d.returned {
-			if refused, err := r.refuse(ctx, d); refused {
-				return nil, d.unsettled(err)
+		if a.d.hasWaited {
+			if refused := a.pastLimit(); refused != nil {
+				return nil, a.refuse(refused)
 			}
 		}
 		if r.budget.Budget != nil && r.budget.cfg.Probes > 0 {
-			if held, err := r.holdBack(ctx, d); held {
-				return nil, d.unsettled(err)
+			if heldBack := a.holdBack(); heldBack != nil {
+				return nil, a.refuse(heldBack)
 			}
 		}
-		if r.observers != nil {
-			d.attempt.began = time.Now()
+		produced, err := a.call(h)
+		if err != nil {
+			return nil, a.settle(err)
 		}
-		keys := len(msg.Metadata)
-		produced, err := call(h, msg)
-		if r.observers != nil {
-			d.attempt.ended()
+		if r.watched {
+			a.reportHandled()
 		}
-		if len(msg.Metadata) != keys {
-			r.noticeInner(ctx, d, err)
-		}
-		if err == nil {
-			if r.budget.Budget != nil {
-				r.tellOfBudget(ctx, d, r.budget.handled(false))
-			}
-			if r.observers != nil {
-				r.observeHandled(ctx, d)
-			}
-			return produced, nil
-		}
-		return nil, d.unsettled(r.settle(ctx, d, err))
+		return produced, nil
 	}
 }
 
-// ended reports whether there is an interruption by the context the delivery was
-// attached to.
-func (d *Delivery) ended() bool {
-	return d.ctx.Err() != nil || !d.goneWithCtx && isClosed(d.Gone)
+// attempt is one message on its way through one DelayedRetry. It stays on the stack of a
+// success.
+type attempt struct {
+	r *DelayedRetry
+	d *Attached
+	// ctx is the one with which the message entered: middlewares inside replace it.
+	ctx context.Context
+
+	// Observers are told these.
+	called bool
+	took   time.Duration
 }
 
-// interruption says why nothing may be published for the delivery any more: the
-// cause of a context that is done, or that the broker has taken the message
-// back. It is nil if neither is so.
-func interruption(ctx context.Context, d *Delivery) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+// failed is an attempt that did not succeed: the handler failed, or was not called.
+type failed struct {
+	attempt
+	err    error  // of the handler; nil if it was not called
+	why    error  // err, or why the handler was not called
+	text   string // of why, uncut
+	at     place
+	logger watermill.LoggerAdapter
+	quiet  bool // the logger drops everything
+}
+
+// begin finds the delivery of the message, or makes one, and notes that it is here.
+func (a *attempt) begin(msg *message.Message) {
+	a.ctx = msg.Context()
+	d := deliveryIn(a.ctx)
+	if d == nil || d.msg != msg {
+		d = adopt(msg)
+		a.ctx = msg.Context()
 	}
-	select {
-	case <-d.Gone:
-		return errStale
-	default:
+	a.d = d
+	if d.progress.Load() != inside {
+		d.enter(a.ctx)
+	}
+	if d.handedOver {
+		return
+	}
+	d.retry = a.r
+	if d.outer == nil {
+		d.outer = a.r
+	}
+	if d.outer == a.r { // a Watermill Retry outside may call once more
+		d.told = false
+		if d.toldRequeued.Load() { // a store costs more
+			d.toldRequeued.Store(false)
+		}
+	}
+}
+
+// isInner reports whether another DelayedRetry is around this one.
+func (a *attempt) isInner() bool { return a.d.outer != a.r }
+
+// interrupted reports an attempt that ended before the handler was called.
+func (a attempt) interrupted() error {
+	f := &failed{attempt: a}
+	return f.orNack(func() error { return f.requeue(f.d.interruption(f.d.ctx)) })
+}
+
+// pastLimit returns the outcome of a message that arrives past its limit: a dead letter. It
+// returns nil if the handler is to be called.
+func (a *attempt) pastLimit() *outcome {
+	var at place
+	if len(a.r.limits.rules) > 0 { // asking the context costs more than all the rest
+		at = placeOf(a.ctx, a.d)
+	}
+	reason := a.r.limits.past(&a.d.State, at, a.isInner(), a.r.now)
+	if reason == "" {
 		return nil
 	}
+	return a.deadLetter(reason)
+}
+
+// refuse hands over a message that no handler may see.
+func (a attempt) refuse(o *outcome) error {
+	f := &failed{attempt: a, why: o.why, text: o.why.Error()}
+	return f.orNack(func() error {
+		f.prepare()
+		return f.finish(o)
+	})
+}
+
+// call calls the handler, and returns a panic as a *PanicError. If the handler ends its
+// goroutine (runtime.Goexit, as t.FailNow does), the router does not settle the message, so
+// call nacks.
+func (a *attempt) call(h message.HandlerFunc) (produced []*message.Message, err error) {
+	msg, keys, returned := a.d.msg, len(a.d.msg.Metadata), false
+	var began time.Time
+	if a.r.events != nil {
+		began = time.Now()
+	}
+	defer func() {
+		if !returned {
+			value := recover()
+			if value == nil {
+				msg.Nack()
+				return
+			}
+			err = &PanicError{Value: value, Stack: debug.Stack()}
+		}
+		if a.r.events != nil {
+			a.called, a.took = true, time.Since(began)
+		}
+		if len(msg.Metadata) != keys {
+			a.warnOrder(err)
+		}
+	}()
+	produced, err = h(msg)
+	returned = true
+	return produced, err
+}
+
+// settle decides about a message whose handler failed, and hands it over. The router acks if
+// the result is nil.
+func (a attempt) settle(err error) error {
+	f := &failed{attempt: a, err: err, why: err}
+	return f.orNack(func() error {
+		if isUnsettled(err, f.d.msg) { // an inner DelayedRetry has reported it
+			return err
+		}
+		f.text = f.r.textOf(err)
+		f.prepare()
+		if isAcked(f.d.msg) || isNacked(f.d.msg) {
+			f.reportSelfSettled()
+			return err
+		}
+		if cause := f.d.interruption(f.ctx); cause != nil {
+			f.logInterrupted(cause)
+			return f.requeue(cause)
+		}
+		return f.finish(f.decide())
+	})
+}
+
+// prepare finds the place of the message and prepares the log. From here on this DelayedRetry
+// decides, so no other one tells observers.
+func (f *failed) prepare() {
+	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
+	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {
+		f.logger = f.logger.With(f.fields(f.at))
+	}
+}
+
+// decide asks the classifiers, the policy and the budget.
+func (f *failed) decide() *outcome {
+	seen := failure{
+		err: f.err, at: f.at, inner: f.isInner(),
+		state: f.d.State, now: f.r.now().UTC(), given: f.d.Given,
+	}
+	var faults []fault
+	seen.mark, faults = f.r.classes.of(f.err)
+	o := f.r.limits.decide(seen)
+	o.faults = append(faults, o.faults...)
+	if f.r.budget.Budget != nil && !o.snoozed {
+		f.reportBudget(f.r.budget.handled(seen.mark.class == header.ClassRetryable))
+		if o.reason == "" {
+			f.spend(seen, &o)
+		}
+	}
+	o.record(seen, f.text)
+	return &o
+}
+
+// finish hands the message over and reports it. The router acks if the result is nil.
+func (f *failed) finish(o *outcome) error {
+	f.logDecision(o)
+	if err := f.handOver(o); err != nil {
+		return err
+	}
+	f.reportHandedOver(o)
+	return nil
+}
+
+// requeue reports a message that goes back to its queue, because its handling was
+// interrupted, and returns the error for the router.
+func (f *failed) requeue(cause error) error {
+	return f.reportRequeued(&unsettledError{kind: ErrInterrupted, cause: cause})
+}
+
+// orNack calls do, notes whether the message is unsettled after that, and returns the result.
+// do runs code of the user: if that ends the goroutine, the router does not settle the
+// message, so orNack nacks.
+func (f *failed) orNack(do func() error) error {
+	returned := false
+	defer func() {
+		if !returned {
+			f.d.msg.Nack()
+		}
+	}()
+	err := do()
+	returned = true
+	if err != nil && isUnsettled(err, f.d.msg) {
+		f.d.progress.Store(unsettled)
+	}
+	return err
 }

@@ -122,7 +122,7 @@ func open(
 // client.
 func (c *Client) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
-) error {
+) (middleware.Republished, error) {
 	return c.group.Republish(ctx, msg, delay, state)
 }
 

@@ -114,7 +114,7 @@ func (s *shop) tell() {
 }
 
 func counted(msg *message.Message) string {
-	if middleware.DeliveryIn(msg.Context()) == nil {
+	if middleware.DeliveryOf(msg.Context(), nil) == nil {
 		return "which no count says"
 	}
 	return fmt.Sprintf("counted as %d", middleware.Attempt(msg.Context()))

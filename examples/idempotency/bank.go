@@ -75,7 +75,7 @@ func (b *Bank) Handle(msg *message.Message) error {
 // queue is part of it, because two queues on one exchange get the same message, and each has its
 // own work.
 func identity(msg *message.Message) (queue, id string) {
-	d := middleware.DeliveryIn(msg.Context())
+	d := middleware.DeliveryOf(msg.Context(), nil)
 	if d == nil {
 		return "", msg.UUID
 	}

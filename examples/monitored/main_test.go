@@ -138,7 +138,7 @@ func TestServiceIsSeen(t *testing.T) {
 		}
 	}
 	require.True(t, messages["Message will be retried"] && messages["Message dead-lettered"] &&
-		messages["Message set aside"], messages)
+		messages["Message snoozed"], messages)
 	linked := 0
 	for _, span := range r.stdout.lines(t) {
 		require.Contains(t, []any{"publish " + r.queue, "process " + r.queue}, span["Name"])

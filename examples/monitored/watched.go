@@ -138,7 +138,7 @@ var errQuiet = errors.New("the receiver has asked for some quiet")
 // polite lets the deliveries to one receiver come back later, without a failure.
 func polite(deliver message.NoPublishHandlerFunc) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
-		if _, seen := middleware.FirstSeen(msg.Context()); !seen && msg.Metadata[storyKey] == "quiet" {
+		if middleware.StateOf(msg.Context()).FirstSeen.IsZero() && msg.Metadata[storyKey] == "quiet" {
 			return middleware.Snooze(errQuiet, time.Second)
 		}
 		return deliver(msg)

@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/examples/internal/webhook"
@@ -73,9 +75,15 @@ func TestRetryAfterOfReceiver(t *testing.T) {
 		header := http.Header{}
 		setRetryAfter(header, answer{status: 429, after: 2 * time.Second, date: date},
 			noon.Add(987*time.Millisecond))
-		wait, asked := middleware.ParseRetryAfter(header)
-		require.True(t, asked)
-		require.Equal(t, 2*time.Second, wait)
+		busy := middleware.RetryAfterHeader(errors.New("busy"), header, time.Hour)
+		broker := middlewaretest.NewBroker()
+		retry, err := webhook.NewRetry(broker)
+		require.NoError(t, err)
+		msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "webhooks"}, nil)
+		handle := middlewaretest.Consumer(func(*message.Message) error { return busy })
+		_, err = retry.Middleware(handle)(msg)
+		require.NoError(t, err)
+		require.Equal(t, 2*time.Second, broker.Calls()[0].Delay)
 	}
 }
 

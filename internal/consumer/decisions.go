@@ -149,7 +149,7 @@ func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
 // letter if the headers of the message left no room for a retry.
 func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryState, err error) {
 	if state.Reason == "" {
-		state.Reason = d.Republished.Reason
+		state.Reason = d.republished.Reason
 	}
 	if state.Reason != "" {
 		kind = middleware.EventDeadLettered
@@ -160,7 +160,7 @@ func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryS
 			e.Class = state.Class
 			return
 		}
-		e.DelayAsked, e.DelayGiven = MinSnooze, d.Republished.Delay
+		e.DelayAsked, e.DelayGiven = MinSnooze, d.republished.Delay
 	})
 }
 

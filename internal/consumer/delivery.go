@@ -20,7 +20,8 @@ import (
 
 // delivery is a delivery from its arrival until it is settled.
 type delivery struct {
-	middleware.Delivery
+	middleware.Attached
+	republished middleware.Republished // where the last copy to a wait queue is
 	sub *Subscription
 	on  *consumer
 	raw amqp.Delivery
@@ -214,7 +215,7 @@ func (c *consumer) settle(send func() error) (err error) {
 // Received returns the delivery behind the message that ctx belongs to, as a copy. It is
 // false if the message did not come from a Subscription.
 func Received(ctx context.Context) (amqp.Delivery, bool) {
-	attached := middleware.DeliveryIn(ctx)
+	attached := middleware.DeliveryOf(ctx, nil)
 	if attached == nil {
 		return amqp.Delivery{}, false
 	}

@@ -20,16 +20,17 @@ import (
 // and returns nil when the broker has confirmed it. See middleware.Republisher.
 func (g *Group) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
-) error {
+) (middleware.Republished, error) {
 	d, err := g.delivery(ctx, msg)
 	if err != nil {
-		return fmt.Errorf("republish: %w", err)
+		return middleware.Republished{}, fmt.Errorf("republish: %w", err)
 	}
 	if err := d.republish(ctx, delay, &state); err != nil {
-		return fmt.Errorf("republish message of queue %q: %w", d.sub.cfg.Queue, err)
+		err = fmt.Errorf("republish message of queue %q: %w", d.sub.cfg.Queue, err)
+		return middleware.Republished{}, err
 	}
 	d.sub.noteRounding(delay)
-	return nil
+	return d.republished, nil
 }
 
 // DeadLetter publishes a copy of the delivery behind msg to the dead-letter queue and
@@ -73,9 +74,9 @@ func (d *delivery) republish(
 	if err != nil {
 		return d.notRepublished(ctx, now, *state, err)
 	}
-	d.Republished = middleware.Republished{Delay: route.Delay}
+	d.republished = middleware.Republished{Delay: route.Delay}
 	if route.Delay < delay {
-		d.Republished.Delay = d.sub.cfg.Waits.Given(delay)
+		d.republished.Delay = d.sub.cfg.Waits.Given(delay)
 	}
 	return d.sub.outage.note(d, d.publish(ctx, &route, msg, false))
 }
@@ -91,7 +92,7 @@ func (d *delivery) notRepublished(
 	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
 	state.Reason, state.DeadAt = header.ReasonOversized, now
 	err = d.deadLetter(ctx, state)
-	d.Republished = middleware.Republished{Reason: state.Reason}
+	d.republished = middleware.Republished{Reason: state.Reason}
 	return err
 }
 

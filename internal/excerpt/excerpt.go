@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Of returns text as valid UTF-8 of at most limit bytes; what is cut is
-// marked with the length it had.
+// Of returns text as valid UTF-8 of at most limit bytes. A mark at the end of a text that was
+// cut names its length.
 func Of(text string, limit int) string {
 	length := len(text)
 	text = validStart(text, limit)
@@ -23,8 +23,8 @@ func Of(text string, limit int) string {
 	return text[:end] + mark
 }
 
-// validStart returns text as valid UTF-8, which is never longer, or as much of its
-// beginning as is longer than limit: a megabyte is not looked at for the sake of a
+// validStart returns text as valid UTF-8, which is never longer, or a beginning that is longer
+// than limit: it need not read a megabyte for a cut of a few hundred bytes.
 func validStart(text string, limit int) string {
 	for seen := 2 * limit; ; seen *= 2 {
 		if seen >= len(text) {

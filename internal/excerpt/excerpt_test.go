@@ -7,7 +7,7 @@ import (
 	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
-// What is cut is what looking at all of it would have cut.
+// The cut is the same as if the whole text had been read.
 func TestCutTextLooksAtTheBeginningOnly(t *testing.T) {
 	long := strings.Repeat("\xff\xfe€", 100_000)
 	for _, text := range []string{

@@ -1,8 +1,8 @@
-// Package hold keeps a goroutine at one task while the machinery behind it is
-// out of order: try, pause, try again, until it works or holding is over.
+// Package hold keeps a goroutine at one task while the broker or the network is out of order:
+// try, pause, try again, until the task succeeds or holding is over.
 //
-// The pauses double from half a second to five, so that an outage costs at most
-// two tries a second and is noticed to be over within five seconds.
+// The pauses double from half a second to five seconds. So an outage costs at most two tries a
+// second, and its end is noticed within five seconds.
 package hold
 
 import (
@@ -13,55 +13,51 @@ import (
 
 // The ends of a hold. Do joins one of them with the error of the last try.
 var (
-	// ErrGone: ctx is done or Options.Gone is closed.
-	ErrGone = errors.New("what was held is gone")
-	// ErrStopped: Options.Stop is closed.
+	// ErrGone says that ctx is done or Options.Gone is closed.
+	ErrGone = errors.New("the message is gone")
+	// ErrStopped says that Options.Stop is closed.
 	ErrStopped = errors.New("stopped holding")
-	// ErrLimit: the next try would begin after Options.Until.
+	// ErrLimit says that the next try would begin after Options.Until.
 	ErrLimit = errors.New("held for as long as allowed")
 )
 
 const (
 	defaultFirstPause = 500 * time.Millisecond
 	defaultMaxPause   = 5 * time.Second
-	// reportEvery keeps a long outage from filling the log.
+	// reportEvery keeps the log of a long outage short.
 	reportEvery = time.Minute
 )
 
-// Options say how long to hold and whom to tell. The zero value holds until
+// Options limit a hold and name the functions that are told of it. The zero value holds until
 // ctx is done.
 type Options struct {
-	// Gone is closed when there is nothing left to hold: no further try begins,
-	// not even the first. Default: never.
+	// Gone is closed when there is nothing left to hold: no further try begins, not even the
+	// first. Default: never.
 	Gone <-chan struct{}
-	// Stop is closed when time is short: no further try begins, but the first
-	// is still made. Default: never.
+	// Stop is closed when time is short: no further try begins, but the first is still made.
+	// Default: never.
 	Stop <-chan struct{}
-	// Until is when the last try may begin; the first may begin later than
-	// that. Default: no limit.
+	// Until is when the last try may begin; the first may begin later. Default: no limit.
 	Until time.Time
-	// FirstPause is the pause after the first try; each further pause is twice
-	// as long. Default: 500 ms.
+	// FirstPause is the pause after the first try; each further pause is twice as long.
+	// Default: 500 ms.
 	FirstPause time.Duration
 	// MaxPause is the longest pause. Default: 5 s.
 	MaxPause time.Duration
-	// Final reports that trying again after err cannot help. Default: it can.
+	// Final reports that another try after err cannot help. Default: it can.
 	Final func(err error) bool
-	// Failed is told of every failed try, the last one too. Default: nobody is
-	// told.
+	// Failed is told of every failed try, also of the last. Default: none is told.
 	Failed func(err error, tries int, held time.Duration)
-	// Failing is told of the first failed try that another one follows, and
-	// then of one a minute at most. Default: nobody is told.
+	// Failing is told of the first failed try that another try follows, and then of one try a
+	// minute at most. Default: none is told.
 	Failing func(err error, tries int, held time.Duration)
-	// Recovered is told of a success that did not come at the first try.
-	// Default: nobody is told.
+	// Recovered is told of a success after failed tries. Default: none is told.
 	Recovered func(tries int, held time.Duration)
 }
 
-// Do calls try until it returns nil, and returns nil then. Otherwise it returns
-// the last error as it is if that is final, or joined with ErrGone (and the
-// cause of ctx), ErrStopped or ErrLimit. A try that has begun is never cut
-// short: bounding it is the business of try.
+// Do calls try until it returns nil, and then returns nil. Otherwise it returns the last error:
+// as it is if it is final, or joined with ErrGone (and the cause of ctx), ErrStopped or
+// ErrLimit. Do never cuts a try short: try must limit its own time.
 func Do(ctx context.Context, o Options, try func() error) error {
 	pause := orDefault(o.FirstPause, defaultFirstPause)
 	maxPause := orDefault(o.MaxPause, defaultMaxPause)

@@ -1,4 +1,4 @@
-// Package observe tells observers, and outlives what they do.
+// Package observe tells observers of events, and survives their panics.
 package observe
 
 import (
@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// reportEvery keeps an observer that panics at every event from filling the log.
+// reportEvery keeps the log short if an observer panics at every event.
 const reportEvery = time.Minute
 
-// List tells several observers of the same events. A nil List has none, which is
-// what whoever builds events should ask first. It may be used from many
-// goroutines.
+// List tells several observers of the same events. A nil List has no observers: compare with
+// nil before you build an event. Many goroutines may use it.
 type List[E any] struct {
 	observers []*observer[E]
 	panicked  func(value any)
@@ -24,8 +23,8 @@ type observer[E any] struct {
 	reported time.Time
 }
 
-// NewList returns a List of the observers; nil if there are none. panicked is
-// told what one has panicked with, for each of them once a minute at most.
+// NewList returns a List of the observers; nil if there are none. panicked gets the value of an
+// observer's panic, once a minute at most for each observer.
 func NewList[E any](panicked func(value any), tell ...func(context.Context, E)) *List[E] {
 	if len(tell) == 0 {
 		return nil
@@ -37,8 +36,7 @@ func NewList[E any](panicked func(value any), tell ...func(context.Context, E)) 
 	return l
 }
 
-// Tell tells every observer of e, in the order they were given, in this
-// goroutine.
+// Tell tells every observer of e, in their order, in this goroutine.
 func (l *List[E]) Tell(ctx context.Context, e E) {
 	if l == nil {
 		return
@@ -50,7 +48,7 @@ func (l *List[E]) Tell(ctx context.Context, e E) {
 	}
 }
 
-// observe returns what the observer panicked with, or nil.
+// observe returns the value that the observer panicked with, or nil.
 func (o *observer[E]) observe(ctx context.Context, e E) (value any) {
 	defer func() { value = recover() }()
 	o.tell(ctx, e)

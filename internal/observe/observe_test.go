@@ -26,12 +26,12 @@ func TestNobodyObserves(t *testing.T) {
 	t.Parallel()
 	list := observe.NewList[string](nil)
 	if list != nil {
-		t.Error("a list of nobody is not nil")
+		t.Error("an empty list is not nil")
 	}
 	list.Tell(t.Context(), "event")
 }
 
-// One that always panics is reported once a minute, and costs the others nothing.
+// An observer that always panics is reported once a minute. The others are told as before.
 func TestPanicsAreContained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -78,7 +78,7 @@ func (s *subscriber) Close() error {
 // arrival is a message as it arrived. It shares nothing with the message that the
 // handler gets and may change in place.
 type arrival struct {
-	middleware.Delivery
+	middleware.Attached
 	republisher *Republisher
 	uuid        string
 	payload     message.Payload

@@ -137,20 +137,20 @@ func NewRepublisher(publisher message.Publisher, opts ...Option) (*Republisher, 
 // r.
 func (r *Republisher) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
-) error {
+) (middleware.Republished, error) {
 	a, err := r.arrivalOf(ctx, msg)
 	if err != nil {
-		return fmt.Errorf("republish: %w", err)
+		return middleware.Republished{}, fmt.Errorf("republish: %w", err)
 	}
 	topic := r.retryTopic(a.Queue)
 	out := a.copied(header.IsLive, state.Metadata)
 	write(out, state.Headers(topic))
 	waits := writeDelay(out.Metadata, time.Now(), delay)
 	if err := r.publish(ctx, r.publisher, topic, out); err != nil {
-		return fmt.Errorf("republish message of topic %q to %q: %w", a.Queue, topic, err)
+		err = fmt.Errorf("republish message of topic %q to %q: %w", a.Queue, topic, err)
+		return middleware.Republished{}, err
 	}
-	a.Republished = middleware.Republished{Delay: waits}
-	return nil
+	return middleware.Republished{Delay: waits}, nil
 }
 
 // DeadLetter implements middleware.Republisher. It publishes the message as it arrived

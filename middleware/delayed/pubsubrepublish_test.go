@@ -232,7 +232,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	attempts := make(chan seen, 10)
 	r.handle("invoices", func(msg *message.Message) error {
 		ctx := msg.Context()
-		s := seen{attempt: middleware.Attempt(ctx), past: len(middleware.PastAttempts(ctx))}
+		s := seen{attempt: middleware.Attempt(ctx), past: len(middleware.StateOf(ctx).History)}
 		for key := range msg.Metadata {
 			if header.IsLive(key) {
 				s.live = append(s.live, key)
@@ -300,7 +300,8 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 	copied := make(chan error, 2)
 	r.handle("orders", func(msg *message.Message) error {
 		ctx, state := msg.Context(), header.RetryState{}
-		copied <- republisher.Republish(ctx, msg.CopyWithContext(), time.Second, state)
+		_, err := republisher.Republish(ctx, msg.CopyWithContext(), time.Second, state)
+		copied <- err
 		copied <- another.DeadLetter(ctx, msg, state)
 		return nil
 	})
@@ -310,7 +311,7 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 		require.ErrorIs(t, receive(t, "an answer", copied), middleware.ErrNotDelivered)
 	}
 	plain := message.NewMessage("order-2", nil)
-	err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
+	_, err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
 	require.ErrorIs(t, err, middleware.ErrNotDelivered)
 	require.ErrorContains(t, err, "AddSubscriberDecorators(republisher.Subscriber)")
 }

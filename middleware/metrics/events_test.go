@@ -30,8 +30,8 @@ var (
 const (
 	retried = "info: Message will be retried"
 	dead    = "error: Message dead-lettered"
-	lost    = "error: Handler failed after its message was acked: it is lost and cannot be retried; " +
-		"leave InstantAck out, and ack in no handler"
+	lost    = "error: Handler failed after its message was acked: the message is lost and cannot be " +
+		"retried; remove InstantAck, and do not ack in a handler"
 	tooBig     = "error: Message cannot be retried, dead-lettering it"
 	unreadable = "error: Message cannot be decoded, dead-lettering it"
 	holding    = "error: Failed message cannot be handed over, holding it"
@@ -52,7 +52,7 @@ var ways = []struct {
 	{"hopeless", "retried retried dead_lettered", []string{retried, retried, dead}},
 	{"invalid", "dead_lettered", []string{dead}},
 	{"panics", "retried handled", []string{retried}},
-	{"later", "snoozed handled", []string{"info: Message set aside"}},
+	{"later", "snoozed handled", []string{"info: Message snoozed"}},
 	{"nacked", "handled snoozed handled", nil},
 	{"acked", "self_settled", []string{lost}},
 	{"oversized", "dead_lettered", []string{tooBig, dead}},

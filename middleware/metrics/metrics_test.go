@@ -169,10 +169,10 @@ func delivered(tb testing.TB) *message.Message {
 	ctx, cancel := context.WithCancel(context.Background())
 	tb.Cleanup(cancel)
 	msg := message.NewMessageWithContext(ctx, "uuid", nil)
-	(&middleware.Delivery{
+	(&middleware.Attached{Delivery: middleware.Delivery{
 		Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", Arrived: time.Now(),
 		Gone: make(chan struct{}), Closing: make(chan struct{}),
-	}).Attach(msg)
+	}}).Attach(msg)
 	return msg
 }
 

@@ -120,10 +120,11 @@ func (b *Broker) DeadLetters() []Call {
 // Republish records the call.
 func (b *Broker) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
-) error {
-	return b.record(ctx, Call{
+) (middleware.Republished, error) {
+	call := Call{
 		Message: msg, Delay: delay, Given: b.given(delay), State: state, Snoozed: state.Snoozed > 0,
-	})
+	}
+	return middleware.Republished{Delay: call.Given}, b.record(ctx, call)
 }
 
 // DeadLetter records the call.

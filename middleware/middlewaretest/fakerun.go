@@ -132,7 +132,7 @@ func (b *Broker) Run(h message.HandlerFunc, msg *message.Message) Result {
 	for deliveries := 1; ; deliveries++ {
 		delivery := middleware.Delivery{Given: b.given}
 		if d := middleware.DeliveryOf(msg.Context(), msg); d != nil {
-			delivery = *d
+			delivery = d.Delivery
 		}
 		produced, call, err := b.deliver(h, msg)
 		// Every attempt that is settled has an entry in the history.
@@ -213,7 +213,7 @@ func attach(ctx context.Context, msg *message.Message, delivery middleware.Deliv
 		}
 	}
 	msg.SetContext(ctx)
-	delivery.Attach(msg)
+	(&middleware.Attached{Delivery: delivery}).Attach(msg)
 }
 
 // redelivered returns the message as it comes back after a call. The state passes

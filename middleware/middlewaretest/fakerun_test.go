@@ -222,7 +222,7 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 	calls := 0
 	handler := middlewaretest.Consumer(func(msg *message.Message) error {
 		calls++
-		_, seen := middleware.FirstSeen(msg.Context())
+		seen := !middleware.StateOf(msg.Context()).FirstSeen.IsZero()
 		if inMetadata := msg.Metadata[header.FirstSeen] != ""; seen != (calls > 1) || inMetadata != seen {
 			t.Errorf("delivery %d: seen %v, metadata %v", calls, seen, msg.Metadata)
 		}

@@ -97,7 +97,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 		defer span.End()
 		made, outer := span.SpanContext(), trace.SpanContextFromContext(parent)
 		if d != nil && made.SpanID() != outer.SpanID() { // equal without an SDK
-			d.State.Traceparent = traceparent(made)
+			d.SetTraceparent(traceparent(made))
 		}
 		msg.SetContext(context.WithValue(ctx, spanKey{}, span))
 		produced, err := h(msg)
@@ -120,7 +120,7 @@ func (t *Tracing) Middleware(h message.HandlerFunc) message.HandlerFunc {
 // parents returns a context with the parent span of an attempt, and a link to the
 // attempt before, if there was one.
 func (t *Tracing) parents(
-	ctx context.Context, msg *message.Message, d *middleware.Delivery,
+	ctx context.Context, msg *message.Message, d *middleware.Attached,
 ) (context.Context, []trace.Link) {
 	// A middleware outside may have made a span of the message already.
 	if !trace.SpanContextFromContext(ctx).IsValid() {
@@ -161,7 +161,7 @@ func parse(traceparent string) trace.SpanContext {
 }
 
 // destination is the queue, because the number of routing keys has no bound.
-func destination(ctx context.Context, d *middleware.Delivery) string {
+func destination(ctx context.Context, d *middleware.Attached) string {
 	if d != nil && d.Queue != "" {
 		return d.Queue
 	}
@@ -171,7 +171,7 @@ func destination(ctx context.Context, d *middleware.Delivery) string {
 // attributes follow OpenTelemetry's conventions for messaging; more begin with
 // millpond.
 func attributes(
-	ctx context.Context, msg *message.Message, d *middleware.Delivery,
+	ctx context.Context, msg *message.Message, d *middleware.Attached,
 ) []attribute.KeyValue {
 	a := []attribute.KeyValue{
 		semconv.MessagingOperationTypeProcess,
@@ -195,8 +195,8 @@ func attributes(
 			seconds("millpond.delay_measured", e.DelayMeasured))
 	}
 	a = append(a, semconv.MessagingMessageID(e.MessageID), semconv.MessagingSystemRabbitMQ)
-	exchange, key, known := middleware.Origin(ctx)
-	if !known {
+	exchange, key := d.State.OriginExchange, d.State.OriginRoutingKey
+	if exchange == "" && key == "" {
 		return append(a, semconv.MessagingDestinationName(e.Queue))
 	}
 	return append(a,

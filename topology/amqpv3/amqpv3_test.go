@@ -78,7 +78,7 @@ func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	client := open(t, cfg, topology.PerQueue{Type: topology.Classic})
 	policy := backoff.List{100 * time.Millisecond}
 	attempts := run(t, client, cfg, "order.*", policy, func(msg *message.Message) error {
-		_, key, _ := middleware.Origin(msg.Context())
+		key := middleware.StateOf(msg.Context()).OriginRoutingKey
 		require.Equal(t, "order.created", key)
 		if middleware.Attempt(msg.Context()) == 1 {
 			return errFailed

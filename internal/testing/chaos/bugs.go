@@ -62,7 +62,7 @@ const moment = 100 * time.Millisecond
 
 func (r ackEarly) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
-) error {
+) (middleware.Republished, error) {
 	msg.Ack()
 	rest(ctx, moment)
 	return r.Client.Republish(ctx, msg, delay, notes)
@@ -82,10 +82,13 @@ const impatience = 500 * time.Millisecond
 
 func (r hardNack) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
-) error {
-	return r.once(ctx, func(ctx context.Context) error {
-		return r.Client.Republish(ctx, msg, delay, notes)
+) (middleware.Republished, error) {
+	var done middleware.Republished
+	err := r.once(ctx, func(ctx context.Context) (err error) {
+		done, err = r.Client.Republish(ctx, msg, delay, notes)
+		return err
 	})
+	return done, err
 }
 
 func (r hardNack) DeadLetter(ctx context.Context, msg *message.Message, notes header.RetryState,
@@ -111,12 +114,12 @@ type publishTwice struct{ *topology.Client }
 
 func (r publishTwice) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
-) error {
-	err := r.Client.Republish(ctx, msg, delay, notes)
+) (middleware.Republished, error) {
+	done, err := r.Client.Republish(ctx, msg, delay, notes)
 	if err == nil && notes.Failures == 1 {
-		err = r.Client.Republish(ctx, msg, delay, notes)
+		return r.Client.Republish(ctx, msg, delay, notes)
 	}
-	return err
+	return done, err
 }
 
 // Strategies are the names that [NewStrategy] knows.

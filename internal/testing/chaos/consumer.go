@@ -179,11 +179,11 @@ type gated struct {
 
 func (g gated) Republish(
 	ctx context.Context, msg *message.Message, delay time.Duration, notes header.RetryState,
-) error {
+) (middleware.Republished, error) {
 	if delay == Delays[len(Delays)-1] {
 		open, err := lockShared(g.gate)
 		if err != nil {
-			return err
+			return middleware.Republished{}, err
 		}
 		defer open()
 	}

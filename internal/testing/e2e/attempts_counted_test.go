@@ -305,7 +305,7 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
 		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
-			past <- len(middleware.PastAttempts(msg.Context()))
+			past <- len(middleware.StateOf(msg.Context()).History)
 			return rig.ErrFailed
 		},
 	})
@@ -339,7 +339,8 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 	rig.Start(t, config)
 	keys := make(chan string, 10)
 	config.Handle = func(msg *message.Message) error {
-		exchange, key, _ := middleware.Origin(msg.Context())
+		state := middleware.StateOf(msg.Context())
+		exchange, key := state.OriginExchange, state.OriginRoutingKey
 		keys <- exchange + " " + key
 		if failing.Add() < 4 {
 			return rig.ErrFailed

@@ -138,8 +138,7 @@ func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	got := rig.Await(t, arrivals)
 	require.Equal(t, 1, got.Attempt)
 	require.GreaterOrEqual(t, got.At.Sub(began), least)
-	seen, ok := middleware.FirstSeen(got.Msg.Context())
-	require.True(t, ok)
+	seen := middleware.StateOf(got.Msg.Context()).FirstSeen
 	require.GreaterOrEqual(t, seen.Sub(began), least, "first seen when it was due")
 
 	// The message of forty days can be seen.

@@ -198,7 +198,7 @@ func TestSubscriberWithThePolicyIsNotNamed(t *testing.T) {
 	r := rig.Start(t, rig.Config{
 		Policy: backoff.List{100 * time.Millisecond, 105 * time.Millisecond},
 		Handle: func(msg *message.Message) error {
-			if _, seen := middleware.FirstSeen(msg.Context()); !seen {
+			if middleware.StateOf(msg.Context()).FirstSeen.IsZero() {
 				return middleware.Snooze(rig.ErrFailed, 0) // as short as possible
 			}
 			return rig.ErrFailed

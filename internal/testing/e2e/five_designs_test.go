@@ -150,7 +150,7 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 	r := rig.Start(t, rig.Config{
 		URL: url, Strategy: strategy, Policy: delays, Configure: rig.OnTopic(exchange, "order.#"),
 		Handle: func(msg *message.Message) error {
-			_, key, _ := middleware.Origin(msg.Context())
+			key := middleware.StateOf(msg.Context()).OriginRoutingKey
 			keys <- key
 			if calls.Add() < 4 {
 				return rig.ErrFailed
@@ -357,7 +357,8 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 				}
 				return errVanishes
 			}
-			exchange, key, _ := middleware.Origin(msg.Context())
+			state := middleware.StateOf(msg.Context())
+			exchange, key := state.OriginExchange, state.OriginRoutingKey
 			attempt := middleware.Attempt(msg.Context())
 			calls = append(calls, call{raw.Exchange, raw.RoutingKey, exchange, key, attempt})
 			if times.Add() < 6 {

@@ -27,7 +27,7 @@ func TestHoldLimitEndsTheHoldOfFailedAndNackedMessages(t *testing.T) {
 			return func(msg *message.Message) ([]*message.Message, error) {
 				produced, err := h(msg)
 				if err == nil && middleware.Attempt(msg.Context()) == 1 && string(msg.Payload) == "nacked" {
-					if _, seen := middleware.FirstSeen(msg.Context()); !seen {
+					if middleware.StateOf(msg.Context()).FirstSeen.IsZero() {
 						err = rig.ErrFailed
 					}
 				}
@@ -46,7 +46,7 @@ func TestHoldLimitEndsTheHoldOfFailedAndNackedMessages(t *testing.T) {
 				ClientOptions:     []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
 				SubscriberOptions: []topology.SubscriberOption{topology.WithHoldLimit(time.Second)},
 				Handler: func(msg *message.Message) ([]*message.Message, error) {
-					if _, seen := middleware.FirstSeen(msg.Context()); !seen && name == "failed" {
+					if middleware.StateOf(msg.Context()).FirstSeen.IsZero() && name == "failed" {
 						return nil, rig.ErrFailed
 					}
 					handled <- string(msg.Payload)

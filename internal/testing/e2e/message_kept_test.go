@@ -102,7 +102,7 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 				if !ok {
 					t.Error("no delivery behind the message")
 				}
-				_, key, _ := middleware.Origin(msg.Context())
+				key := middleware.StateOf(msg.Context()).OriginRoutingKey
 				mu.Lock()
 				defer mu.Unlock()
 				attempts = append(attempts, seen{

@@ -251,5 +251,5 @@ func TestBudgetSparesAFailingDownstream(t *testing.T) {
 		require.LessOrEqual(t, with.calls.Load()*10, without)
 	}
 	require.Positive(t, with.calls.Load())
-	rig.WaitFor(t, "the budget to open", func() bool { return !budget.State().Closed })
+	rig.WaitFor(t, "the budget to open", func() bool { return !budget.Closed() })
 }

@@ -87,7 +87,8 @@ func TestSiblingSeesARetryAsNew(t *testing.T) {
 	for range 2 {
 		arrived := rig.Await(t, arrivals)
 		require.Equal(t, 1, arrived.Attempt)
-		exchange, key, _ := middleware.Origin(arrived.Msg.Context())
+		state := middleware.StateOf(arrived.Msg.Context())
+		exchange, key := state.OriginExchange, state.OriginRoutingKey
 		require.Equal(t, events+" order.created.eu", exchange+" "+key)
 	}
 	rig.WaitFor(t, "the retry", func() bool { return failing.Count() == 2 })

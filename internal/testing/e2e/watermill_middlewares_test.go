@@ -76,7 +76,7 @@ func TestComposedWithTimeout(t *testing.T) {
 		Policy: rig.Quickly(1), Inner: chain{wmiddleware.Timeout(50 * time.Millisecond)},
 		RetryOptions: []middleware.Option{
 			middleware.WithDefaultClass(header.ClassPermanent),
-			middleware.WithClassifier(middleware.ContextDeadline()),
+			middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded)),
 		},
 		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
@@ -222,7 +222,7 @@ func unsettled(t *testing.T, url string, outside message.HandlerMiddleware) (
 	r = rig.Start(t, rig.Config{
 		URL: url, PublisherURL: proxy.URL(), Policy: rig.Quickly(1), Outer: chain{outside},
 		ClientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		RetryOptions:  []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithHoldLimit(time.Millisecond)},
 		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
 			if calls.Add(1) > 1 {

@@ -109,7 +109,7 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	calls := make(chan seen, 10)
 	r := newRig(t, soon, func(msg *message.Message) error {
 		ctx := msg.Context()
-		calls <- seen{middleware.Attempt(ctx), len(middleware.PastAttempts(ctx))}
+		calls <- seen{middleware.Attempt(ctx), len(middleware.StateOf(ctx).History)}
 		return errFailed
 	})
 	r.publish(`{}`)

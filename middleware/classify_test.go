@@ -1,0 +1,208 @@
+package middleware_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/assert"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+func always(class header.Class) middleware.Classifier {
+	return middleware.ClassifierFunc(func(error) (header.Class, bool) { return class, true })
+}
+
+func TestClassifiers(t *testing.T) {
+	t.Parallel()
+	errInvalid, errOther := errors.New("invalid"), errors.New("other")
+	noOpinion := middleware.ClassifierFunc(
+		func(error) (header.Class, bool) { return permanent, false },
+	)
+	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("classifier") })
+	with := middleware.WithClassifier
+	for name, test := range map[string]struct {
+		err     error
+		options []middleware.Option
+		want    header.Class
+	}{
+		"by default retryable": {errBoom, nil, retryable},
+		"another default":      {errBoom, options{middleware.WithDefaultClass(permanent)}, permanent},
+		"permanent by value": {
+			errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent,
+		},
+		"permanent by value, in %w": {
+			fmt.Errorf("a: %w", errInvalid),
+			options{with(middleware.PermanentErrors(errInvalid))},
+			permanent,
+		},
+		"not among the permanent": {
+			errBoom, options{with(middleware.PermanentErrors(errInvalid, nil))}, retryable,
+		},
+		"none permanent":       {errBoom, options{with(middleware.PermanentErrors())}, retryable},
+		"the first match wins": {errBoom, options{with(always(permanent), always(retryable))}, permanent},
+		"options keep their order": {
+			errBoom, options{with(always(permanent)), with(always(retryable))}, permanent,
+		},
+		"no opinion: the next":    {errBoom, options{with(noOpinion, always(permanent))}, permanent},
+		"no opinion: the default": {errBoom, options{with(noOpinion)}, retryable},
+		"unknown class: the next": {
+			errBoom, options{with(always("fatal"), always(permanent))}, permanent,
+		},
+		"empty class: the default": {errBoom, options{with(always(""))}, retryable},
+		"panic: the next":          {errBoom, options{with(panics, always(permanent))}, permanent},
+		"panic: the default":       {errBoom, options{with(panics)}, retryable},
+		"a mark comes first": {
+			middleware.Retryable(errBoom), options{with(always(permanent))}, retryable,
+		},
+		"a mark before the default": {
+			middleware.Retryable(errBoom), options{middleware.WithDefaultClass(permanent)}, retryable,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, handle(t, failsWith(test.err), test.options...).State.Class)
+		})
+	}
+}
+
+func TestPermanentErrorsKeepsItsOwnList(t *testing.T) {
+	t.Parallel()
+	errs := []error{errBoom}
+	classifier := middleware.PermanentErrors(errs...)
+	errs[0] = errors.New("another")
+	if class, ok := classifier.Classify(errBoom); !ok || class != permanent {
+		t.Errorf("got %q, %v", class, ok)
+	}
+}
+
+func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		classifier middleware.Classifier
+		message    string
+		value      string
+	}{
+		"panic": {
+			middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") }),
+			"Retry decision: classifier panicked", "of mine",
+		},
+		"unknown class": {
+			always("fatal"), "Retry decision: classifier returned an unknown class", "fatal",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			logger := watermill.NewCaptureLogger()
+			handle(
+				t, failsWith(errBoom), middleware.WithClassifier(test.classifier),
+				middleware.WithLogger(logger),
+			)
+			lines := logger.Captured()[watermill.ErrorLogLevel]
+			if len(lines) != 1 || lines[0].Msg != test.message || lines[0].Fields["value"] != test.value {
+				t.Errorf("logged %+v", lines)
+			}
+		})
+	}
+}
+
+// classOf is "" where the classifier has no opinion.
+func classOf(t *testing.T, c middleware.Classifier, err error) header.Class {
+	t.Helper()
+	class, ok := c.Classify(err)
+	assert.Equal(t, (class != ""), ok)
+	return class
+}
+
+func TestMatchers(t *testing.T) {
+	t.Parallel()
+	errOther := errors.New("other")
+	syntax := &json.SyntaxError{Offset: 7}
+	isBoom := func(err error) bool { return err.Error() == "boom" }
+	for name, test := range map[string]struct {
+		classifier middleware.Classifier
+		err        error
+		want       header.Class
+	}{
+		"retryable by value": {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
+		"retryable by value, in %w": {
+			middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable,
+		},
+		"retryable by value, joined": {
+			middleware.RetryableErrors(errBoom), errors.Join(errOther, errBoom), retryable,
+		},
+		"not among the retryable": {middleware.RetryableErrors(errOther, nil), errBoom, ""},
+		"none retryable":          {middleware.RetryableErrors(), errBoom, ""},
+		"permanent by value":      {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
+		"none permanent":          {middleware.PermanentErrors(nil), errBoom, ""},
+		"permanent by type": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent,
+		},
+		"permanent by type, in %w": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax),
+			permanent,
+		},
+		"not of the permanent type": {
+			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), errBoom, "",
+		},
+		"retryable by type": {
+			middleware.RetryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable,
+		},
+		"not of the retryable type": {
+			middleware.RetryableIf(middleware.IsType[*fs.PathError]), errBoom, "",
+		},
+		"by an interface": {middleware.RetryableIf(middleware.IsType[interface {
+			Timeout() bool
+			error
+		}]), &fs.PathError{Err: errBoom}, retryable},
+		"by the interface of all errors": {
+			middleware.PermanentIf(middleware.IsType[error]), errBoom, permanent,
+		},
+		"permanent by predicate":     {middleware.PermanentIf(isBoom), errBoom, permanent},
+		"not by predicate":           {middleware.PermanentIf(isBoom), errOther, ""},
+		"retryable by predicate":     {middleware.RetryableIf(isBoom), errBoom, retryable},
+		"not retryable by predicate": {middleware.RetryableIf(isBoom), errOther, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, classOf(t, test.classifier, test.err))
+		})
+	}
+}
+
+func TestMatchersKeepTheirOwnList(t *testing.T) {
+	t.Parallel()
+	for name, make := range map[string]func(...error) middleware.Classifier{
+		"permanent": middleware.PermanentErrors, "retryable": middleware.RetryableErrors,
+	} {
+		errs := []error{errBoom}
+		classifier := make(errs...)
+		errs[0] = errors.New("another")
+		assert.NotEmpty(t, classOf(t, classifier, errBoom), name)
+	}
+}
+
+func TestANilPredicateIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(unused{}, tenfold,
+		middleware.WithClassifier(middleware.PermanentIf(nil), middleware.RetryableIf(nil)))
+	assert.Equal(
+		t, "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil",
+		fmt.Sprint(err),
+	)
+}
+
+func TestTheFirstMatchWins(t *testing.T) {
+	t.Parallel()
+	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), middleware.WithClassifier(
+		middleware.RetryableIf(middleware.IsType[*fs.PathError]), // no opinion
+		middleware.PermanentErrors(errBoom),
+		middleware.RetryableIf(func(error) bool { return true }),
+	)).State
+	assert.Equal(t, permanent, n.Class)
+}

@@ -1,0 +1,307 @@
+package middleware
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// The functions of this file tell of an attempt: log line and event together. No line holds a
+// payload or a stack, and every error text is cut.
+
+// reportHandled tells of a handler that succeeded. If an observer ends the goroutine, the
+// produced messages are lost with it, so the message is nacked.
+func (a *attempt) reportHandled() {
+	if a.r.budget.Budget != nil {
+		a.reportBudget(a.r.budget.handled(false))
+	}
+	if a.r.events == nil || a.d.told { // an inner DelayedRetry has told of it
+		return
+	}
+	a.d.told = true
+	a.tell(a.event(EventHandled), a.d.msg.Nack)
+}
+
+// reportSelfSettled tells of a handler that failed and acked or nacked the message itself.
+func (f *failed) reportSelfSettled() {
+	if isAcked(f.d.msg) {
+		f.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
+			"be retried; remove InstantAck, and do not ack in a handler", f.cutError(), nil)
+	} else {
+		f.logger.Info("Handler failed and nacked the message itself: the message is not retried",
+			f.withError(nil))
+	}
+	if f.r.events != nil {
+		e := f.event(EventSelfSettled)
+		e.Err = f.err
+		f.tell(e, f.d.msg.Nack)
+	}
+}
+
+func (f *failed) logInterrupted(cause error) {
+	if errors.Is(cause, context.DeadlineExceeded) {
+		f.logger.Error("Message context reached its deadline: no attempt is counted; "+
+			"a Timeout middleware belongs inside DelayedRetry, not around it", f.cutError(), nil)
+		return
+	}
+	f.logger.Info("Handling was interrupted: no attempt is counted", f.withError(watermill.LogFields{
+		"cause": excerpt.Of(errorText(cause), maxLogBytes),
+	}))
+}
+
+// reportRequeued tells of a message that goes back to its queue, and returns the error for
+// the router.
+func (f *failed) reportRequeued(err *unsettledError) error {
+	err.msg, err.handler, err.text = f.d.msg, f.err, excerpt.Of(f.text, maxLogBytes)
+	if f.r.events != nil {
+		f.d.told = true
+		f.d.toldRequeued.Store(true)
+		e := f.event(EventRequeued)
+		e.Err, e.Tries, e.Held = err, err.tries, err.held
+		f.tell(e, f.d.msg.Nack)
+	}
+	return err
+}
+
+// logDecision tells of code of the user that broke its contract, and of a snooze that is
+// refused.
+func (f *failed) logDecision(o *outcome) {
+	for _, fault := range o.faults {
+		f.logger.Error("Retry decision: "+fault.what, f.cutError(),
+			watermill.LogFields{"value": valueText(fault.value)})
+	}
+	if o.overdue {
+		f.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
+			watermill.LogFields{"first_seen": notAfter(f.d.State.FirstSeen, o.now)})
+	}
+}
+
+// logNotKept tells of a metadata value that does not travel.
+func (f *failed) logNotKept(o *outcome, key, why string) {
+	f.logger.Error("Metadata is not kept", errors.New(why), f.with(o, watermill.LogFields{"key": key}))
+}
+
+// observeFailing tells observers of every try that failed; logHolding logs some of them.
+func (f *failed) observeFailing(err error, tries int, held time.Duration) {
+	if f.r.events != nil {
+		e := f.event(EventFailing)
+		e.Err, e.Tries, e.Held = err, tries, held
+		f.tell(e, f.d.msg.Nack)
+	}
+}
+
+func (f *failed) logHolding(o *outcome, err error, tries int, held time.Duration) {
+	f.logger.Error("Failed message cannot be handed over, holding it",
+		cutError(err, errorText(err)), f.with(o, watermill.LogFields{"tries": tries, "held": held}))
+}
+
+// reportRecovered tells of a message that was handed over after failed tries.
+func (f *failed) reportRecovered(o *outcome, tries int, held time.Duration) {
+	f.logger.Info("Failed message handed over at last",
+		f.with(o, watermill.LogFields{"tries": tries, "held": held}))
+	if f.r.events != nil {
+		e := f.event(EventRecovered)
+		e.Tries, e.Held = tries, held
+		f.tell(e, f.d.msg.Ack)
+	}
+}
+
+func (f *failed) logNotHandedOver(o *outcome, err error) {
+	f.logger.Error("Failed message was not handed over: it goes back to its queue",
+		cutError(err, errorText(err)),
+		f.with(o, watermill.LogFields{"handler_error": excerpt.Of(f.text, maxLogBytes)}))
+}
+
+// reportHandedOver tells of a message of which the broker has confirmed a copy.
+func (f *failed) reportHandedOver(o *outcome) {
+	kind, fields := EventRetried, f.with(o, nil)
+	switch {
+	case o.state.Reason != "" && f.err == nil:
+		kind = EventDeadLettered
+		f.logger.Error("Message dead-lettered without being handled", f.cutError(), fields)
+	case o.state.Reason != "":
+		kind = EventDeadLettered
+		f.logger.Error("Message dead-lettered", f.cutError(), fields)
+	case o.snoozed:
+		kind = EventSnoozed
+		f.logger.Info("Message snoozed", f.withError(fields))
+	default:
+		f.logger.Info("Message will be retried", f.withError(fields))
+	}
+	if f.r.events != nil {
+		f.tell(f.outcomeEvent(kind, o), f.d.msg.Ack)
+	}
+	if kind == EventDeadLettered {
+		f.callHooks(o)
+	}
+}
+
+func (f *failed) outcomeEvent(kind EventKind, o *outcome) Event {
+	e := f.event(kind)
+	e.At, e.Err, e.Reason, e.OverBudget = o.now, f.err, o.state.Reason, o.overBudget
+	e.Failures = o.state.Failures
+	if !o.snoozed {
+		e.Class = o.state.Class
+	}
+	if !o.state.FirstFailure.IsZero() {
+		e.Age = o.now.Sub(notAfter(o.state.FirstFailure, o.now))
+	}
+	if kind != EventDeadLettered {
+		e.DelayAsked, e.DelayGiven = o.delay, o.given
+	}
+	return e
+}
+
+// callHooks calls the dead-letter hooks. The message is in the dead-letter queue, so it is
+// acked if a hook ends the goroutine.
+func (f *failed) callHooks(o *outcome) {
+	returned := false
+	defer func() {
+		if !returned {
+			f.d.msg.Ack()
+		}
+	}()
+	for _, hook := range f.r.hooks {
+		dead := DeadLetter{
+			Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
+		}
+		dead.State.History = slices.Clone(o.state.History)
+		if value := contain(func() { hook(f.ctx, dead) }); value != nil {
+			f.logger.Error("Dead-letter hook panicked", f.cutError(),
+				f.with(o, watermill.LogFields{"value": valueText(value)}))
+		}
+	}
+	returned = true
+}
+
+// reportBudget tells of a budget that has closed or opened with this message.
+func (a *attempt) reportBudget(c budgetChange) {
+	if !c.changed {
+		return
+	}
+	fields := watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed, "retries": c.retries}
+	kind := EventBudgetOpened
+	if c.closed {
+		kind = EventBudgetClosed
+		a.r.logger.Error("Retry budget is closed", errOverBudget, fields)
+	} else {
+		a.r.logger.Info("Retry budget is open again", fields)
+	}
+	if a.r.events != nil {
+		a.tell(a.event(kind), a.d.msg.Nack)
+	}
+}
+
+// event returns an event of this attempt. This goroutine has the message, so it may read it.
+func (a *attempt) event(kind EventKind) Event {
+	e := a.d.event(a.ctx, kind, a.r.now().UTC(), a.d.idsNow())
+	e.Called, e.Duration = a.called, a.took
+	return e
+}
+
+// tell tells the observers of e. If one of them ends the goroutine, the router does not settle
+// the message, so settle does.
+func (a *attempt) tell(e Event, settle func() bool) {
+	if e.Err != nil && a.r.errorText != nil {
+		e.text = a.r.textOf(e.Err)
+	}
+	returned := false
+	defer func() {
+		if !returned {
+			settle()
+		}
+	}()
+	a.r.events.Tell(a.ctx, e)
+	returned = true
+}
+
+// with adds to fields the class of a failure, and the delay or the reason of the outcome.
+func (f *failed) with(o *outcome, fields watermill.LogFields) watermill.LogFields {
+	if f.quiet {
+		return nil
+	}
+	if fields == nil {
+		fields = watermill.LogFields{}
+	}
+	if o.class != "" {
+		fields["class"] = string(o.class)
+	}
+	if o.overBudget {
+		fields["over_budget"] = true
+	}
+	switch o.state.Reason {
+	case "":
+		fields["delay"] = o.given
+		if o.given-o.delay > o.delay/10 { // a small difference is noise
+			fields["asked"] = o.delay
+		}
+	case header.ReasonDeadline:
+		fields["deadline"] = o.state.Deadline.UTC()
+		fields["deadline_from"] = o.state.DeadlineFrom
+		fallthrough
+	default:
+		fields["reason"] = string(o.state.Reason)
+	}
+	return fields
+}
+
+// withError adds the error to the fields of an info line, under the name that error lines use.
+func (f *failed) withError(fields watermill.LogFields) watermill.LogFields {
+	if f.quiet {
+		return nil
+	}
+	if fields == nil {
+		fields = watermill.LogFields{}
+	}
+	fields["error"] = excerpt.Of(f.text, maxLogBytes)
+	return fields
+}
+
+// cutError is the error of the attempt for the log.
+func (f *failed) cutError() error { return cutError(f.why, f.text) }
+
+var errOrder = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
+
+// warnOrder looks at the metadata that middlewares inside have added, and warns once of a
+// middleware that does not belong there. A success pays for one comparison of lengths.
+func (a *attempt) warnOrder(err error) {
+	_, poisoned := a.d.msg.Metadata[wmiddleware.ReasonForPoisonedKey]
+	_, delayed := a.d.msg.Metadata[delay.DelayedForKey]
+	switch {
+	case err == nil && poisoned && first(&a.r.warned.poison):
+		a.r.logger.Error("A PoisonQueue inside DelayedRetry took an error away before the message "+
+			"could be retried: remove it, because DelayedRetry dead-letters by itself",
+			errOrder, a.fields(placeOf(a.ctx, a.d)))
+	case err != nil && delayed && first(&a.r.warned.delayed):
+		a.r.logger.Error("DelayOnError inside DelayedRetry has no effect: "+
+			"remove it, because the retry policy sets the delay", errOrder, a.fields(placeOf(a.ctx, a.d)))
+	}
+}
+
+// warnCalledAgain warns once of a middleware outside that calls DelayedRetry again for a
+// message that was handed over.
+func (a *attempt) warnCalledAgain() {
+	if first(&a.r.warned.again) {
+		a.r.logger.Error("DelayedRetry was called again for a message that it had handed over: "+
+			"put middlewares that repeat a call, such as Duplicator or Retry, inside DelayedRetry",
+			errOrder, a.fields(placeOf(a.ctx, a.d)))
+	}
+}
+
+func first(said *atomic.Bool) bool { return said.CompareAndSwap(false, true) }
+
+// fields are the fields of each log line about the message.
+func (a *attempt) fields(at place) watermill.LogFields {
+	fields := a.d.logFields(a.d.idsNow())
+	fields["handler"], fields["queue"], fields["topic"] = at.handler, at.queue, at.topic
+	return fields
+}

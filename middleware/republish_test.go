@@ -1,0 +1,365 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+var errUnconfirmed = errors.New("publish was not confirmed")
+
+// after is closed d from now.
+func after(d time.Duration) <-chan struct{} {
+	c := make(chan struct{})
+	time.AfterFunc(d, func() { close(c) })
+	return c
+}
+
+func TestHolding(t *testing.T) {
+	t.Parallel()
+	held := []error{errBoom, errUnconfirmed, middleware.ErrNotHandedOver}
+	for name, test := range map[string]struct {
+		delivery func() middleware.Delivery
+		ctx      time.Duration // until the context is done; 0: never
+		failures int           // of the hand-over
+		tries    int
+		took     time.Duration
+		want     []error // empty: handed over
+	}{
+		"until it succeeds": {
+			failures: 4, tries: 5, took: 7500 * time.Millisecond,
+		},
+		"two minutes": {
+			failures: 28, tries: 29, took: 127500 * time.Millisecond,
+		},
+		"25 minutes by default": {
+			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
+		},
+		"as long as the Subscriber says": {
+			delivery: func() middleware.Delivery {
+				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
+			},
+			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
+		},
+		"as long as the Subscriber says, and no Arrived": {
+			delivery: func() middleware.Delivery {
+				return delivery{HoldUntil: time.Now().Add(2 * time.Second)}
+			},
+			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
+		},
+		"the Subscriber may hold for longer than 25 minutes": {
+			delivery: func() middleware.Delivery {
+				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(time.Hour)}
+			},
+			failures: 320, tries: 321, took: 1587500 * time.Millisecond,
+		},
+		"counted from the arrival": {
+			delivery: func() middleware.Delivery {
+				return delivery{Arrived: time.Now().Add(-25*time.Minute + 2*time.Second)}
+			},
+			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
+		},
+		"a handler that took longer than the limit: one try": {
+			delivery: func() middleware.Delivery {
+				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
+			},
+			failures: 1000, tries: 1, want: held,
+		},
+		"a handler that took longer, and the one try succeeds": {
+			delivery: func() middleware.Delivery {
+				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
+			},
+			tries: 1,
+		},
+		"until the delivery is stale": {
+			delivery: func() middleware.Delivery { return delivery{Gone: after(4 * time.Second)} },
+			failures: 1000, tries: 4, took: 4 * time.Second,
+			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted},
+		},
+		"until the context is done": {
+			ctx: 4 * time.Second, failures: 1000, tries: 4, took: 4 * time.Second,
+			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted, context.DeadlineExceeded},
+		},
+		"until shutdown": {
+			delivery: func() middleware.Delivery { return delivery{Closing: after(4 * time.Second)} },
+			failures: 1000, tries: 4, took: 4 * time.Second, want: held,
+		},
+		"shutdown had begun: one try": {
+			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
+			failures: 1000, tries: 1, want: held,
+		},
+		"shutdown had begun, and the one try succeeds": {
+			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
+			tries:    1,
+		},
+		"no Arrived and no HoldUntil: 25 minutes": {
+			delivery: func() middleware.Delivery { return delivery{} },
+			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := delivery{Arrived: time.Now()}
+				if test.delivery != nil {
+					d = test.delivery()
+				}
+				ctx := context.Background()
+				if test.ctx > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, test.ctx)
+					defer cancel()
+				}
+				broker := newBroker()
+				broker.FailNext(test.failures, errUnconfirmed)
+				msg := attached(ctx, d)
+				began := time.Now()
+				_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(msg)
+
+				if took := time.Since(began); took != test.took {
+					t.Errorf("held for %v, want %v", took, test.took)
+				}
+				calls := broker.Calls()
+				assert.Len(t, calls, test.tries)
+				for _, call := range calls {
+					if call.Dead || call.State.Failures != 1 || !reflect.DeepEqual(call.State, calls[0].State) {
+						t.Errorf("tried %+v", call)
+					}
+				}
+				assert.Equal(t, (len(test.want) == 0), (err == nil))
+				wantErrors(t, err, test.want...)
+				assert.False(t, isClosed(msg.Acked()))
+				assert.False(t, isClosed(msg.Nacked()))
+			})
+		})
+	}
+}
+
+func TestADeadLetterIsHeldToo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		broker := newBroker()
+		broker.FailNext(3, errUnconfirmed)
+		_, err := newRetry(t, broker).Middleware(
+			failsWith(middleware.Permanent(errBoom)),
+		)(newMessage(delivery{}))
+		if err != nil || len(broker.Calls()) != 4 || len(broker.DeadLetters()) != 1 {
+			t.Errorf("got %v, %+v", err, broker.Calls())
+		}
+	})
+}
+
+func TestAMessageThatWasNotDeliveredIsNotHeld(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	broker.FailNext(1, middleware.ErrNotDelivered)
+	_, err := newRetry(t, broker).Middleware(failsWith(errBoom))(newMessage(delivery{}))
+	wantErrors(t, err, errBoom, middleware.ErrNotDelivered, middleware.ErrNotHandedOver)
+	require.Len(t, broker.Calls(), 1)
+}
+
+func TestATryThatTakesLongIsFinished(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		retry := newRetry(t, republishFunc(func(context.Context, *message.Message) error {
+			<-time.After(30 * time.Second)
+			return nil
+		}))
+		d := delivery{Gone: after(time.Second), Closing: after(time.Second)}
+		_, err := retry.Middleware(failsWith(errBoom))(newMessage(d))
+		assert.NoError(t, err)
+	})
+}
+
+func TestLogOfAnOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		logger := watermill.NewCaptureLogger()
+		broker := newBroker()
+		broker.FailNext(28, errUnconfirmed)
+		_, err := newRetry(t, broker, middleware.WithLogger(logger)).
+			Middleware(failsWith(errBoom))(newMessage(delivery{}))
+		require.NoError(t, err)
+		var held []any
+		for _, line := range logger.Captured()[watermill.ErrorLogLevel] {
+			wantErrors(t, line.Err, errUnconfirmed)
+			held = append(held, line.Fields["held"])
+		}
+		assert.Equal(
+			t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held,
+		)
+		info := logger.Captured()[watermill.InfoLogLevel]
+		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond ||
+			info[0].Fields["tries"] != 29 {
+			t.Errorf("logged %+v", info)
+		}
+	})
+}
+
+const correlation = wmiddleware.CorrelationIDMetadataKey
+
+// setting returns a handler that sets the metadata and fails.
+func setting(metadata map[string]string, err error) message.HandlerFunc {
+	return consumer(func(msg *message.Message) error {
+		maps.Copy(msg.Metadata, metadata)
+		return err
+	})
+}
+
+func TestMetadataThatIsKept(t *testing.T) {
+	t.Parallel()
+	keep := middleware.WithKeptMetadata
+	for name, test := range map[string]struct {
+		options []middleware.Option
+		set     map[string]string
+		want    map[string]string
+	}{
+		"none is there": {nil, nil, nil},
+		"by default": {
+			nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"},
+		},
+		"an option adds": {
+			options{keep("tenant")},
+			map[string]string{correlation: "c-1", "tenant": "7"},
+			map[string]string{correlation: "c-1", "tenant": "7"},
+		},
+		"two options add": {
+			options{keep("tenant"), keep("step")},
+			map[string]string{"tenant": "7", "step": "2"},
+			map[string]string{"tenant": "7", "step": "2"},
+		},
+		"named twice": {
+			options{keep("tenant", "tenant", correlation)},
+			map[string]string{"tenant": "7"},
+			map[string]string{"tenant": "7"},
+		},
+		"empty": {
+			options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""},
+		},
+		"upper case is no broker's": {
+			options{keep("X-Request-ID")},
+			map[string]string{"X-Request-ID": "7"},
+			map[string]string{"X-Request-ID": "7"},
+		},
+		"longest": {
+			options{keep("k")},
+			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
+			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
+		},
+		"too long with its key": {
+			options{keep("k")}, map[string]string{"k": strings.Repeat("v", 8<<10)}, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, err := range []error{
+				errBoom, middleware.Permanent(errBoom), middleware.Snooze(errBoom, time.Minute),
+			} {
+				call := handle(t, setting(test.set, err), test.options...)
+				assert.Equal(t, test.want, call.State.Metadata)
+				for key := range test.want {
+					if _, written := call.State.Headers("orders")[key]; written {
+						t.Errorf("%s is among the notes", key)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestMetadataThatCannotBeKeptIsLogged(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		value string
+		why   string
+	}{
+		"not UTF-8":      {"\xff", "not UTF-8"},
+		"too long":       {strings.Repeat("v", 8<<10), "too long"},
+		"far too long":   {strings.Repeat("v", 1<<20), "too long"},
+		"with the other": {strings.Repeat("v", 8<<10-1), "too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			logger := watermill.NewCaptureLogger()
+			call := handle(t, setting(
+				map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom,
+			),
+				middleware.WithKeptMetadata("k", "z"), middleware.WithLogger(logger))
+			assert.Equal(t, (map[string]string{correlation: "c-1", "z": "26"}), call.State.Metadata)
+			lines := logger.Captured()[watermill.ErrorLogLevel]
+			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" ||
+				lines[0].Fields["key"] != "k" || lines[0].Err.Error() != test.why {
+				t.Errorf("logged %+v", lines)
+			}
+		})
+	}
+}
+
+func TestKeysThatCannotBeKept(t *testing.T) {
+	t.Parallel()
+	for key, why := range map[string]string{
+		"":                       `key "" is empty`,
+		"x-death":                `key "x-death" belongs to the broker`,
+		"CC":                     `key "CC" belongs to the broker`,
+		"BCC":                    `key "BCC" belongs to the broker`,
+		header.Failures:          `key "millpond-failures" belongs to this library`,
+		"millpond-":              `key "millpond-" belongs to this library`,
+		"\xff":                   `key "\xff" is not UTF-8`,
+		strings.Repeat("k", 256): "is longer than 255 bytes",
+	} {
+		_, err := middleware.NewDelayedRetry(
+			unused{}, tenfold, middleware.WithKeptMetadata("fine", key, strings.Repeat("k", 255)),
+		)
+		if err == nil || !strings.Contains(err.Error(), "WithKeptMetadata: ") ||
+			!strings.Contains(err.Error(), why) ||
+			strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: got %v", key, err)
+		}
+	}
+}
+
+func TestKeptMetadataIsSeenByTheNextAttempt(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	msg := newMessage(delivery{})
+	msg.Metadata.Set("tenant", "7")
+	var seen []string
+	result := broker.Run(newRetry(t, broker, middleware.WithKeptMetadata("step", "tenant")).Middleware(
+		consumer(func(msg *message.Message) error {
+			seen = append(seen, msg.Metadata["tenant"]+" "+msg.Metadata["step"]+" "+msg.Metadata["other"])
+			delete(msg.Metadata, "tenant") // has no effect
+			msg.Metadata["other"] = "lost"
+			if len(seen) == 1 {
+				msg.Metadata["step"] = "paid"
+				return middleware.Snooze(errBoom, time.Minute)
+			}
+			delete(msg.Metadata, "step")
+			return errBoom
+		})), msg)
+	assert.Equal(t, []string{"7  ", "7 paid ", "7 paid ", "7 paid "}, seen)
+	assert.Equal(t, 3, result.Attempts)
+}
+
+func TestKeptKeysAreNotSharedByTwoMiddlewares(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	a := newRetry(t, broker, middleware.WithKeptMetadata("a"))
+	newRetry(t, broker, middleware.WithKeptMetadata("b"))
+	h := a.Middleware(setting(map[string]string{"a": "1", "b": "2"}, errBoom))
+	acked(t, h, newMessage(delivery{}))
+	assert.Equal(t, map[string]string{"a": "1"}, broker.Calls()[0].State.Metadata)
+}

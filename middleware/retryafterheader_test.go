@@ -1,0 +1,179 @@
+package middleware
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+func TestParseRetryAfter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
+	const tenYears = 87_600 * time.Hour
+	for name, test := range map[string]struct {
+		value, date string
+		want        time.Duration
+		found       bool
+	}{
+		"nothing":                  {"", "", 0, false},
+		"a blank":                  {"  ", "", 0, false},
+		"seconds":                  {"120", "", 2 * time.Minute, true},
+		"seconds in blanks":        {" 7\t", "", 7 * time.Second, true},
+		"leading zeros":            {"000007", "", 7 * time.Second, true},
+		"zero":                     {"0", "", 0, true},
+		"negative":                 {"-5", "", 0, false},
+		"with a sign":              {"+5", "", 0, false},
+		"a fraction":               {"1.5", "", 0, false},
+		"an exponent":              {"1e3", "", 0, false},
+		"hexadecimal":              {"0x10", "", 0, false},
+		"digits of another script": {"٧", "", 0, false},
+		"a unit":                   {"7s", "", 0, false},
+		"words":                    {"soon", "", 0, false},
+		"two numbers":              {"7, 8", "", 0, false},
+		"ten years":                {"315360000", "", tenYears, true},
+		"more than ten years":      {"315360001", "", tenYears, true},
+		"more than an int64":       {"9223372036854775808", "", tenYears, true},
+		"wraps around to little":   {"18446744073709551617", "", tenYears, true},
+		"a million digits":         {strings.Repeat("9", 1_000_000), "", tenYears, true},
+		"a date":                   {"Thu, 02 Jan 2025 12:00:30 GMT", "", 30 * time.Second, true},
+		"a date of RFC 850":        {"Thursday, 02-Jan-25 12:00:30 GMT", "", 30 * time.Second, true},
+		"a date of C":              {"Thu Jan  2 12:00:30 2025", "", 30 * time.Second, true},
+		"a date that is now":       {"Thu, 02 Jan 2025 12:00:00 GMT", "", 0, true},
+		"a date that is past":      {"Thu, 02 Jan 2025 11:00:00 GMT", "", 0, true},
+		"the first date":           {"Mon, 01 Jan 0001 00:00:00 GMT", "", 0, true},
+		"the last date":            {"Fri, 31 Dec 9999 23:59:59 GMT", "", tenYears, true},
+		"a date in RFC 3339":       {"2025-01-02T12:00:30Z", "", 0, false},
+		"a date by another clock": {
+			"Wed, 01 Jan 2020 00:00:05 GMT", "Wed, 01 Jan 2020 00:00:03 GMT", 2 * time.Second, true,
+		},
+		"past by another clock": {
+			"Thu, 02 Jan 2025 12:00:30 GMT", "Thu, 02 Jan 2025 12:01:00 GMT", 0, true,
+		},
+		"all of time apart": {
+			"Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", tenYears, true,
+		},
+		"a clock not readable":      {"Thu, 02 Jan 2025 12:00:30 GMT", "noon", 30 * time.Second, true},
+		"seconds by another clock":  {"7", "Wed, 01 Jan 2020 00:00:03 GMT", 7 * time.Second, true},
+		"an answer without a value": {"", "Wed, 01 Jan 2020 00:00:03 GMT", 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			header := http.Header{"Retry-After": {test.value, "99"}}
+			if test.date != "" {
+				header.Set("Date", test.date)
+			}
+			got, found := parseRetryAfter(header, func() time.Time { return now })
+			assert.Equal(t, test.want, got)
+			assert.Equal(t, test.found, found)
+		})
+	}
+	if _, found := parseRetryAfter(nil, time.Now); found {
+		t.Error("found in nil")
+	}
+	later := time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)
+	if got, found := parseRetryAfter(http.Header{"Retry-After": {later}}, time.Now); !found ||
+		got < 59*time.Minute || got > time.Hour {
+		t.Errorf("got %v, %v by the clock here", got, found)
+	}
+}
+
+func TestRetryAfterHeader(t *testing.T) {
+	t.Parallel()
+	errBusy := errors.New("busy")
+	asks := func(value string) http.Header { return http.Header{"Retry-After": {value}} }
+	for name, test := range map[string]struct {
+		header http.Header
+		limit  time.Duration
+		marked bool
+		floor  time.Duration
+	}{
+		"asks for nothing":  {http.Header{}, time.Hour, false, 0},
+		"asks for nonsense": {asks("soon"), time.Hour, false, 0},
+		"seconds":           {asks("7"), time.Hour, true, 7 * time.Second},
+		"at the limit":      {asks("3600"), time.Hour, true, time.Hour},
+		"above the limit":   {asks("3601"), time.Hour, true, time.Hour},
+		"no limit":          {asks("3601"), 0, true, 3601 * time.Second},
+		"a negative limit":  {asks("99999999999"), -1, true, backoff.MaxDelay},
+		"zero":              {asks("0"), time.Hour, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := RetryAfterHeader(errBusy, test.header, test.limit)
+			require.ErrorIs(t, err, errBusy)
+			found, marked := markOf(err)
+			if marked != test.marked || found.floor != test.floor ||
+				marked && found.class != header.ClassRetryable {
+				t.Errorf("got %+v, %v", found, marked)
+			}
+		})
+	}
+	assert.Nil(t, RetryAfterHeader(nil, asks("7"), 0))
+}
+
+// The header of a real server is read; net/http adds a Date.
+func TestRetryAfterOfAServer(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch req.URL.Path {
+		case "/seconds":
+			w.Header().Set("Retry-After", "7")
+		case "/date":
+			w.Header().Set("Retry-After", time.Now().UTC().Add(7*time.Second).Format(http.TimeFormat))
+		case "/past":
+			w.Header().Set("Retry-After", time.Now().UTC().Add(-time.Hour).Format(http.TimeFormat))
+		case "/other-clock":
+			then := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
+			w.Header().Set("Date", then.Format(http.TimeFormat))
+			w.Header().Set("Retry-After", then.Add(7*time.Second).Format(http.TimeFormat))
+		}
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	t.Cleanup(server.Close)
+	for path, want := range map[string]struct {
+		low, high time.Duration
+		found     bool
+	}{
+		"/seconds": {7 * time.Second, 7 * time.Second, true},
+		// both in whole seconds, maybe not the same
+		"/date":        {6 * time.Second, 8 * time.Second, true},
+		"/past":        {0, 0, true},
+		"/other-clock": {7 * time.Second, 7 * time.Second, true},
+		"/nothing":     {0, 0, false},
+	} {
+		resp, err := server.Client().Get(server.URL + path)
+		require.NoError(t, err)
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		got, found := parseRetryAfter(resp.Header, time.Now)
+		if found != want.found || got < want.low || got > want.high {
+			t.Errorf("%s: got %v, %v, want %+v", path, got, found, want)
+		}
+	}
+}
+
+func FuzzParseRetryAfter(f *testing.F) {
+	f.Add("120", "")
+	f.Add("Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT")
+	f.Add("-1", "noon")
+	f.Add("99999999999999999999999999", "\x00")
+	f.Fuzz(func(t *testing.T, value, date string) {
+		header := http.Header{"Retry-After": {value}, "Date": {date}}
+		got, found := parseRetryAfter(header, time.Now)
+		if got < 0 || got > backoff.MaxDelay || !found && got != 0 {
+			t.Errorf("%q, %q: got %v, %v", value, date, got, found)
+		}
+		mark, marked := markOf(RetryAfterHeader(errTest, header, time.Minute))
+		assert.Equal(t, found, marked)
+		assert.False(t, mark.floor > min(got, time.Minute))
+	})
+}

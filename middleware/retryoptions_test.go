@@ -1,0 +1,363 @@
+package middleware_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(
+		nil, backoff.List{-time.Second},
+		middleware.WithClassifier(nil, middleware.ClassifierFunc(nil)),
+		middleware.WithDefaultClass("fatal"),
+		middleware.WithMaxAttempts(0),
+		middleware.WithMaxAge(0),
+		middleware.WithLogger(nil),
+		nil,
+	)
+	require.Error(t, err)
+	for _, want := range []string{
+		"new delayed retry: republisher is nil",
+		"backoff.List",
+		"WithClassifier: classifier 0 is nil", "WithClassifier: classifier 1 is nil",
+		`WithDefaultClass: unknown class "fatal"`,
+		"WithMaxAttempts: 0 is less than 1",
+		"WithMaxAge: 0s is not positive",
+		"WithLogger: logger is nil",
+		"option 5 is nil",
+	} {
+		assert.ErrorContains(t, err, want)
+	}
+}
+
+func TestNilIsRefused(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	policy := backoff.List{time.Second}
+	for name, test := range map[string]struct {
+		republisher middleware.Republisher
+		policy      backoff.Policy
+	}{
+		"republisher":                {nil, policy},
+		"nil pointer as republisher": {(*middlewaretest.Broker)(nil), policy},
+		"nil func as republisher":    {republishFunc(nil), policy},
+		"policy":                     {broker, nil},
+		"nil pointer as policy":      {broker, (*backoff.Constant)(nil)},
+		"nil func as policy":         {broker, backoff.PolicyFunc(nil)},
+	} {
+		if retry, err := middleware.NewDelayedRetry(test.republisher, test.policy); err == nil ||
+			retry != nil {
+			t.Errorf("%s: got %v, %v", name, retry, err)
+		}
+	}
+}
+
+func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
+	t.Parallel()
+	endless := backoff.Constant{Interval: time.Second}
+	for name, test := range map[string]struct {
+		policy  backoff.Policy
+		options []middleware.Option
+		refused bool
+	}{
+		"no end":               {endless, nil, true},
+		"no end, func":         {backoff.PolicyFunc(endless.Delay), nil, true},
+		"no end, but attempts": {endless, options{middleware.WithMaxAttempts(3)}, false},
+		"no end, but age":      {endless, options{middleware.WithMaxAge(time.Hour)}, false},
+		"no end, but limit":    {backoff.Limit{Policy: endless, Retries: 3}, nil, false},
+		"no end, on purpose":   {backoff.Unbounded{Policy: endless}, nil, false},
+		"end":                  {backoff.List{}, nil, false},
+		"end of a nil list":    {backoff.List(nil), nil, false},
+	} {
+		_, err := middleware.NewDelayedRetry(newBroker(), test.policy, test.options...)
+		assert.Equal(t, test.refused, errors.Is(err, backoff.ErrNoEnd), name)
+		assert.Equal(t, test.refused, (err != nil), name)
+		if test.refused && !strings.Contains(err.Error(), "policy is not known to stop retrying") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
+	retry, err := middleware.NewDelayedRetry(newBroker(), policy, middleware.WithLogger(logger))
+	require.NoError(t, err)
+	retry.Middleware(succeeds)
+	var remarks []string
+	for _, line := range logger.Captured()[watermill.InfoLogLevel] {
+		remarks = append(remarks, line.Fields["remark"].(string))
+	}
+	if want := backoff.Remarks(policy); len(want) == 0 || !reflect.DeepEqual(remarks, want) {
+		t.Errorf("logged %q, want %q", remarks, want)
+	}
+}
+
+func TestPoliciesAreChecked(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewDelayedRetry(
+		newBroker(), backoff.None{},
+		middleware.WithPolicyFor(middleware.Selector{}, every(1)),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, nil),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Handler: "billing"}, every(1)),
+		middleware.WithPolicyFor(middleware.Selector{Topic: "a"}, backoff.List{-1}),
+		middleware.WithPolicyFor(
+			middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
+		),
+		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableIf(nil)}, every(1)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1),
+		),
+		middleware.WithPolicyFor(middleware.Selector{Handler: "mail"}, every(1)),
+	)
+	require.Error(t, err)
+	for _, want := range []string{
+		"WithPolicyFor 1: selector is empty",
+		"WithPolicyFor 2: policy is nil",
+		"WithPolicyFor 3: never reached, because WithPolicyFor 2 matches the same failures",
+		"WithPolicyFor 4: backoff.List",
+		"WithPolicyFor 5: backoff.Constant",
+		"WithPolicyFor 6: classifier of the selector is nil",
+	} {
+		assert.ErrorContains(t, err, want)
+	}
+	require.Len(t, strings.Split(err.Error(), "\n"), 6)
+	assert.ErrorIs(t, err, backoff.ErrNoEnd)
+	for name, option := range map[string]middleware.Option{
+		"attempts": middleware.WithMaxAttempts(3), "age": middleware.WithMaxAge(time.Hour),
+	} {
+		_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, option,
+			middleware.WithPolicyFor(
+				middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
+			))
+		assert.NoError(t, err, name)
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	logger := watermill.NewCaptureLogger()
+	unbounded := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
+	retry, err := middleware.NewDelayedRetry(newBroker(), every(1),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "a"}, every(2)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "b"}, unbounded,
+		), middleware.WithLogger(logger))
+	require.NoError(t, err)
+	want := []backoff.Policy{every(1), every(2), unbounded}
+	retry.Policies()[0] = nil
+	assert.Equal(t, want, retry.Policies())
+	assert.Len(t, logger.Captured()[watermill.InfoLogLevel], 1)
+}
+
+// every is a policy that can be told from others by its delay.
+func every(seconds int) backoff.Policy {
+	return backoff.Constant{Interval: time.Duration(seconds) * time.Second, Retries: 3}
+}
+
+func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
+	t.Parallel()
+	errLimit := errors.New("rate limit")
+	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") })
+	policies := options{
+		middleware.WithPolicyFor(middleware.Selector{Queue: "panics", Error: panics}, every(9)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2),
+		),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "slow"}, every(3)),
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errLimit)}, every(4),
+		),
+		middleware.WithPolicyFor(
+			middleware.Selector{Queue: "orders", Error: always(permanent)}, every(5),
+		),
+	}
+	for name, test := range map[string]struct {
+		queue string
+		err   error
+		want  time.Duration
+	}{
+		"queue and error":                 {"orders", fmt.Errorf("a: %w", errLimit), 2 * time.Second},
+		"queue":                           {"slow", errBoom, 3 * time.Second},
+		"queue before error":              {"slow", errLimit, 3 * time.Second},
+		"error, on any queue":             {"mail", errLimit, 4 * time.Second},
+		"an opinion, whichever the class": {"orders", errBoom, 5 * time.Second},
+		"none matches":                    {"mail", errBoom, time.Second},
+		"a panic is no match":             {"panics", errBoom, time.Second},
+		"a panic is no match, the next":   {"panics", errLimit, 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			broker := newBroker()
+			logger := watermill.NewCaptureLogger()
+			h := newRetry(
+				t, broker, append(policies, middleware.WithLogger(logger))...,
+			).Middleware(failsWith(test.err))
+			acked(t, h, newMessage(delivery{Queue: test.queue}))
+			assert.Equal(t, test.want, broker.Calls()[0].Delay)
+			lines := logger.Captured()[watermill.ErrorLogLevel]
+			if panicked := test.queue == "panics"; panicked != (len(lines) == 1) {
+				t.Fatalf("logged %+v", lines)
+			} else if panicked && lines[0].Msg != "Retry decision: classifier of WithPolicyFor 1 panicked" {
+				t.Errorf("logged %+v", lines)
+			}
+		})
+	}
+}
+
+// Only a router names handlers and topics.
+func TestSelectorsByHandlerAndTopic(t *testing.T) {
+	t.Parallel()
+	pubSub := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
+	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
+	require.NoError(t, err)
+	broker := newBroker()
+	decided := make(chan bool, 4)
+	retry := newRetry(t, broker,
+		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Topic: "orders"}, every(2)),
+		middleware.WithPolicyFor(middleware.Selector{Handler: "billing"}, every(3)),
+		middleware.WithPolicyFor(middleware.Selector{Topic: "orders"}, every(4)),
+		middleware.WithObserver(
+			middleware.ObserverFunc(func(context.Context, middleware.Event) { decided <- true }),
+		),
+	)
+	router.AddMiddleware(retry.Middleware)
+	last := make(chan bool, 4)
+	for _, handler := range []struct{ name, topic string }{
+		{"billing", "orders"}, {"mail", "orders"}, {"stock", "parcels"},
+	} {
+		router.AddConsumerHandler(handler.name, handler.topic, pubSub, func(msg *message.Message) error {
+			last <- middleware.LastAttempt(msg.Context())
+			return errBoom
+		})
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.Background()) }()
+	<-router.Running()
+	for _, topic := range []string{"orders", "parcels"} {
+		require.NoError(t, pubSub.Publish(topic, message.NewMessage(topic, nil)))
+	}
+	for range 3 {
+		assert.False(t, <-last)
+		<-decided // closing the router would interrupt what comes after the handler
+	}
+	require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))
+	got := map[string]time.Duration{}
+	for _, call := range broker.Calls() {
+		got[call.State.Handler] = call.Delay
+	}
+	want := map[string]time.Duration{
+		"billing": 2 * time.Second, "mail": 4 * time.Second, "stock": time.Second,
+	}
+	assert.Equal(t, want, got)
+}
+
+func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	var last []bool
+	h := newRetry(t, broker,
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, every(1),
+		),
+		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{time.Second}),
+	).Middleware(consumer(func(msg *message.Message) error {
+		last = append(last, middleware.LastAttempt(msg.Context()))
+		return errNoStock
+	}))
+	broker.Run(h, newMessage(delivery{}))
+	assert.Equal(t, []bool{false, true}, last)
+}
+
+func TestTheCountIsOneForAllPolicies(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	errOther := errors.New("other")
+	h := newRetry(t, broker, // 1s 10s for any error
+		middleware.WithPolicyFor(
+			middleware.Selector{Error: middleware.RetryableErrors(errOther)},
+			backoff.List{2, 3, 4 * time.Second},
+		),
+	).Middleware(consumer(func(msg *message.Message) error {
+		if middleware.Attempt(msg.Context()) == 3 {
+			return errOther
+		}
+		return errBoom
+	}))
+	got := broker.Run(h, newMessage(delivery{}))
+	assert.Equal(t, "dead-lettered (exhausted) after 4 attempts, delays 1s 10s 4s", got.String())
+}
+
+// client is a Republisher with a logger and observers, as topology.Client is one.
+type client struct {
+	*middlewaretest.Broker
+	logger   *watermill.CaptureLoggerAdapter
+	observer *events
+}
+
+func (c client) Logger() watermill.LoggerAdapter { return c.logger }
+
+func (c client) logged() bool { return len(c.logger.Captured()) > 0 }
+
+func (c client) observed() bool { return len(c.observer.all) > 0 }
+
+func (c client) Observers() []middleware.Observer {
+	if c.observer == nil {
+		return nil
+	}
+	return []middleware.Observer{c.observer}
+}
+
+// Given a client with a logger and an observer, when a handler fails, then they are told
+// unless an option names others.
+func TestLoggerAndObserversOfTheRepublisher(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		ownLogger, ownObserver bool
+	}{
+		"both are the client's": {},
+		"another logger":        {ownLogger: true},
+		"another observer":      {ownObserver: true},
+		"both are others":       {ownLogger: true, ownObserver: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			theirs := client{newBroker(), watermill.NewCaptureLogger(), new(events)}
+			own := client{nil, watermill.NewCaptureLogger(), new(events)}
+			var chosen options
+			if test.ownLogger {
+				chosen = append(chosen, middleware.WithLogger(own.logger))
+			}
+			if test.ownObserver {
+				chosen = append(chosen, middleware.WithObserver(own.observer))
+			}
+			h := newRetry(t, theirs, chosen...).Middleware(failsWith(errBoom))
+			acked(t, h, newMessage(delivery{}))
+			assert.Equal(t, !test.ownLogger, theirs.logged())
+			assert.Equal(t, test.ownLogger, own.logged())
+			assert.Equal(t, !test.ownObserver, theirs.observed())
+			assert.Equal(t, test.ownObserver, own.observed())
+		})
+	}
+	// A client without either is fine.
+	h := newRetry(t, client{Broker: newBroker()}).Middleware(failsWith(errBoom))
+	acked(t, h, newMessage(delivery{}))
+}

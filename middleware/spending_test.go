@@ -1,0 +1,257 @@
+package middleware_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// spender is a handler with a budget and a log of what became of its failures.
+type spender struct {
+	t       *testing.T
+	budget  *middleware.Budget
+	broker  *middlewaretest.Broker
+	retry   *middleware.DelayedRetry
+	logger  *watermill.CaptureLoggerAdapter
+	handled int
+}
+
+// newSpender has the policy 1s 1m.
+func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware.Option) *spender {
+	t.Helper()
+	budget, err := middleware.NewBudget(cfg)
+	require.NoError(t, err)
+	s := &spender{t: t, budget: budget, broker: newBroker(), logger: watermill.NewCaptureLogger()}
+	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
+	s.retry, err = middleware.NewDelayedRetry(
+		s.broker, backoff.List{time.Second, time.Minute}, options...,
+	)
+	require.NoError(t, err)
+	return s
+}
+
+// deliver has a fresh message handled with err, and returns what became of it.
+func (s *spender) deliver(err error) string { return s.deliverAs(delivery{}, err) }
+
+func (s *spender) deliverAs(d middleware.Delivery, err error) string {
+	s.t.Helper()
+	before, called := len(s.broker.Calls()), s.handled
+	_, result := s.retry.Middleware(func(*message.Message) ([]*message.Message, error) {
+		s.handled++
+		return nil, err
+	})(newMessage(d))
+	require.Nil(s.t, result)
+	calls := s.broker.Calls()[before:]
+	switch {
+	case len(calls) == 0:
+		return "handled"
+	case calls[0].Dead:
+		return string(calls[0].State.Reason)
+	case calls[0].Snoozed && called == s.handled:
+		return "held back " + calls[0].Delay.String()
+	default:
+		return calls[0].Delay.String()
+	}
+}
+
+func (s *spender) expect(err error, want ...string) {
+	s.t.Helper()
+	var got []string
+	for range want {
+		got = append(got, s.deliver(err))
+	}
+	assert.Equal(s.t, want, got)
+}
+
+func TestBudgetClosesWithTheShareOfFailures(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 4})
+		s.expect(errBoom, "1s", "1s", "1s", "1m0s", "1m0s") // the fourth failure closes it
+		s.expect(middleware.Permanent(errBoom), "permanent")
+		s.expect(middleware.Snooze(errBoom, time.Second), "1s") // no failure, no retry
+		assert.Equal(t, "closed true, 6 deliveries, 5 failed, 3 retries", stateOf(s.budget))
+		// Half the share opens it: 6 of 24, but not 6 of 20.
+		for range 13 {
+			s.expect(nil, "handled")
+		}
+		s.expect(errBoom, "1m0s")
+		s.expect(nil, "handled", "handled", "handled", "handled")
+		s.expect(errBoom, "1s")
+		lines := s.logger.Captured()
+		if closed := lines[watermill.ErrorLogLevel]; closed[0].Msg != "Retry budget is closed" ||
+			closed[0].Fields["failed"] != 4 {
+			t.Errorf("logged %+v", closed)
+		}
+		if !s.logger.Has(watermill.CapturedMessage{
+			Level: watermill.InfoLogLevel, Msg: "Retry budget is open again",
+			Fields: watermill.LogFields{"deliveries": 24, "failed": 6, "retries": 3},
+		}) {
+			t.Errorf("logged %+v", lines)
+		}
+	})
+}
+
+func TestBudgetForgets(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		s.expect(errBoom, "1s", "1m0s")
+		time.Sleep(8 * time.Second)
+		s.expect(errBoom, "1m0s")
+		time.Sleep(2 * time.Second) // the first two are out of the window, one of one is left
+		s.expect(errBoom, "1m0s")
+		time.Sleep(11 * time.Second) // nothing is
+		s.expect(errBoom, "1s")
+	})
+}
+
+func TestBudgetOfRetriesAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute})
+		slow.expect(errBoom, "1s", "1s", "1m0s", "1m0s")
+		dead := newSpender(t, middleware.BudgetConfig{Retries: 2, Window: time.Minute, DeadLetter: true})
+		dead.expect(errBoom, "1s", "1s", "over_budget", "over_budget")
+		time.Sleep(time.Minute + time.Second)
+		slow.expect(errBoom, "1s", "1s", "1m0s")
+		dead.expect(errBoom, "1s", "1s", "over_budget")
+		last := dead.broker.DeadLetters()[2].State
+		if last.Failures != 1 || len(last.History) != 1 || last.Error != "boom" {
+			t.Errorf("the dead letter has %+v", last)
+		}
+	})
+}
+
+func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(
+			t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, middleware.WithMaxAge(time.Minute),
+		)
+		s.expect(errBoom, "1s", "1s")
+		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
+		s.expect(errBoom, "1s")
+		soon := delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
+		assert.Equal(t, "1s", s.deliverAs(soon, errBoom))
+		s.expect(errBoom, "1h0m0s")
+		// The slow delay would be in time as asked, and is not as it is given.
+		coarse := delivery{
+			State: state{Deadline: time.Now().Add(2 * time.Hour)},
+			Given: func(asked time.Duration) time.Duration { return 3 * asked },
+		}
+		assert.Equal(t, "1s", s.deliverAs(coarse, errBoom))
+	})
+}
+
+// While it is closed only probes reach the handler.
+func TestBudgetHoldsBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 2})
+		s.expect(errBoom, "1s", "1m0s") // closed
+		s.expect(errBoom, "1m0s", "1m0s", "held back 1m0s", "held back 1m0s")
+		held := s.broker.Calls()[5].State
+		if held.Failures != 0 || held.History != nil || held.FirstSeen.IsZero() {
+			t.Errorf("an attempt was counted: %+v", held)
+		}
+		suspect := delivery{State: state{Interruptions: 2}}
+		require.Equal(t, "held back 1m0s", s.deliverAs(suspect, errBoom))
+		if calls := s.broker.Calls(); calls[len(calls)-1].State.Interruptions != 2 {
+			t.Error("held back is not handled: the suspicion is still there")
+		}
+		// One held back for long enough is handled all the same.
+		old := delivery{State: state{FirstSeen: time.Now().Add(-24 * time.Hour)}}
+		assert.Equal(t, "handled", s.deliverAs(old, nil))
+		// A message that would come back too late is handled.
+		late := delivery{State: state{Deadline: time.Now().Add(time.Second)}}
+		assert.Equal(t, "handled", s.deliverAs(late, nil))
+		time.Sleep(9 * time.Second)
+		s.expect(nil, "held back 1m0s")
+		time.Sleep(2 * time.Second) // probes again, and no failure is left in the window
+		s.expect(nil, "handled", "handled", "handled", "handled")
+	})
+}
+
+func TestBadBudgets(t *testing.T) {
+	t.Parallel()
+	_, err := middleware.NewBudget(middleware.BudgetConfig{
+		Window: time.Millisecond, Share: 1.5, Minimum: -1, Retries: -2, Probes: -3, Delay: -time.Second,
+	})
+	for _, want := range []string{
+		"window 1ms", "share 1.5", "minimum -1", "retries -2", "probes -3", "delay -1s",
+	} {
+		assert.ErrorContains(t, err, want)
+	}
+	for want, cfg := range map[string]middleware.BudgetConfig{
+		"neither share nor retries": {},
+		"with a share":              {Retries: 1, Probes: 1},
+		"set one":                   {Share: 0.5, Probes: 1, DeadLetter: true},
+	} {
+		if _, err := middleware.NewBudget(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{Retries: 1})
+	require.NoError(t, err)
+	unlisted := backoff.Limit{
+		Policy: backoff.PolicyFunc(
+			func(backoff.Failure) (time.Duration, bool) { return time.Second, true },
+		),
+		Retries: 3,
+	}
+	_, err = middleware.NewDelayedRetry(newBroker(), unlisted, middleware.WithBudget(budget))
+	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
+	_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithBudget(nil))
+	assert.ErrorContains(t, err, "WithBudget: budget is nil")
+}
+
+func TestBudgetSharedByManyHandlers(t *testing.T) {
+	t.Parallel()
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Hour, Retries: 100})
+	require.NoError(t, err)
+	broker := newBroker()
+	var wg sync.WaitGroup
+	for range 8 {
+		retry, err := middleware.NewDelayedRetry(
+			broker, backoff.List{time.Second, time.Minute}, middleware.WithBudget(budget),
+		)
+		require.NoError(t, err)
+		wg.Go(func() {
+			for i := range 50 {
+				var failure error
+				if i%2 == 0 {
+					failure = errBoom
+				}
+				acked(t, retry.Middleware(failsWith(failure)), newMessage(delivery{}))
+				stateOf(budget)
+			}
+		})
+	}
+	wg.Wait()
+	delays := map[time.Duration]int{}
+	for _, call := range broker.Calls() {
+		delays[call.Delay]++
+	}
+	assert.Equal(t, "map[1s:100 1m0s:100]", fmt.Sprint(delays))
+	assert.Equal(t, "closed true, 400 deliveries, 200 failed, 100 retries", stateOf(budget))
+}
+
+func stateOf(b *middleware.Budget) string {
+	deliveries, failed, retries := b.Counts()
+	return fmt.Sprintf(
+		"closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries,
+	)
+}
