@@ -219,7 +219,9 @@ func TestALongOutageIsReportedOnceAMinute(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []time.Duration{0, 62500 * time.Millisecond, 122500 * time.Millisecond, 182500 * time.Millisecond}
+		want := []time.Duration{
+			0, 62500 * time.Millisecond, 122500 * time.Millisecond, 182500 * time.Millisecond,
+		}
 		if !reflect.DeepEqual(reports, want) {
 			t.Errorf("reported at %v, want %v", reports, want)
 		}
