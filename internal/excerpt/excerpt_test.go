@@ -11,8 +11,12 @@ import (
 func TestCutTextLooksAtTheBeginningOnly(t *testing.T) {
 	long := strings.Repeat("\xff\xfe€", 100_000)
 	for _, text := range []string{
-		"", "short", strings.Repeat("a", 511), strings.Repeat("a", 512), strings.Repeat("a", 513), strings.Repeat("é", 400), long, long + "\xff",
-		strings.Repeat("\xff", 100_000), strings.Repeat("\xff", 1023) + "é" + strings.Repeat("\xff", 1000) + long, "a" + strings.Repeat("€", 100_000),
+		"", "short", strings.Repeat("a", 511), strings.Repeat(
+			"a", 512,
+		), strings.Repeat("a", 513), strings.Repeat("é", 400), long, long + "\xff",
+		strings.Repeat("\xff", 100_000), strings.Repeat("\xff", 1023) + "é" + strings.Repeat(
+			"\xff", 1000,
+		) + long, "a" + strings.Repeat("€", 100_000),
 	} {
 		for _, limit := range []int{64, 256, 512, 513, 514, 515, 2048} {
 			whole := strings.ToValidUTF8(text, "?")

@@ -188,7 +188,8 @@ func TestARunningTryIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		err := hold.Do(ctx, hold.Options{Gone: after(time.Second), Stop: after(time.Second)}, func() error {
+		options := hold.Options{Gone: after(time.Second), Stop: after(time.Second)}
+		err := hold.Do(ctx, options, func() error {
 			<-time.After(10 * time.Second)
 			return nil
 		})
@@ -219,7 +220,9 @@ func TestALongOutageIsReportedOnceAMinute(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []time.Duration{0, 62500 * time.Millisecond, 122500 * time.Millisecond, 182500 * time.Millisecond}
+		want := []time.Duration{
+			0, 62500 * time.Millisecond, 122500 * time.Millisecond, 182500 * time.Millisecond,
+		}
 		if !reflect.DeepEqual(reports, want) {
 			t.Errorf("reported at %v, want %v", reports, want)
 		}
