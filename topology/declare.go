@@ -19,8 +19,18 @@ type channelRunner func(context.Context, func(*amqp.Channel) error) error
 // atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
 const atOnceTimeout = 20 * time.Second
 
-// declare declares a plan. It is idempotent and never changes what exists: a
-// conflict is a ConflictError, but for a queue that may be adopted.
+// Declare declares the plan. It is idempotent and never changes a queue or an exchange that exists:
+// one with other arguments is a *ConflictError, unless it is a queue that the plan may adopt, which
+// is logged. The plan's own queue is the user's and is not declared; a binding to it needs it to
+// exist. run calls its function with a channel of its own, because an error of the broker closes
+// the channel that it happens on.
+func (p Plan) Declare(
+	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
+	logger watermill.LoggerAdapter,
+) error {
+	return declare(ctx, run, p, logger)
+}
+
 func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter) error {
 	if declareAtOnce(ctx, run, plan) == nil {
 		return nil
@@ -94,10 +104,6 @@ func (b Binding) declare(ch *amqp.Channel, noWait bool) error {
 	return ch.QueueBind(b.Queue, b.RoutingKey, b.Exchange, noWait, b.arguments())
 }
 
-// missing returns the exchanges and queues that the plan names, its own queue
-// included, and that do not exist, in words. From 4.3 on looking takes the
-// configure permission (F24); what may not be looked at is taken to exist, and
-// where it does not, consuming or the first retry says so.
 func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error) {
 	var names []string
 	check := func(kind, name string, passive func(*amqp.Channel) error) error {
@@ -142,7 +148,16 @@ func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error
 	return names, nil
 }
 
-// checkExists reports what is missing of a plan that was to be provisioned.
+// CheckExists names the exchanges and queues of the plan that do not exist, its own queue included;
+// nil where there is none. From RabbitMQ 4.3 on looking takes the configure permission (F24): a
+// queue or an exchange that the user may not look at is taken to exist, and where it does not,
+// consuming or the first retry says so. run is the same as for Declare.
+func (p Plan) CheckExists(
+	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
+) error {
+	return checkExists(ctx, run, p)
+}
+
 func checkExists(ctx context.Context, run channelRunner, plan Plan) error {
 	names, err := missing(ctx, run, plan)
 	if err == nil && len(names) > 0 {

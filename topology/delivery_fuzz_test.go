@@ -109,7 +109,7 @@ func FuzzDelivery(f *testing.F) {
 		}
 		d := fuzzedDelivery(t, strategy, raw)
 
-		judge(&d.raw, d.State.Interruptions, defaultDeliveryLimit)
+		judge(&d.raw, d.State.Interruptions, 20)
 		if left := d.remaining(); left < 0 || left > max(d.State.Delay, d.State.Snoozed) || left > backoff.MaxDelay {
 			t.Errorf("must wait for %v: %+v", left, d.State)
 		}

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 )
@@ -26,18 +26,6 @@ var (
 	errCannotStore = errors.New("failed messages cannot be stored")
 	errOrder       = errors.New("middlewares are in the wrong order: see docs/middlewares.md")
 )
-
-// publishError is an error of the publisher as one that can be told apart.
-func publishError(err error) error {
-	var returned *publisher.ReturnedError
-	switch {
-	case errors.As(err, &returned), isCode(err, amqp.NotFound):
-		return fmt.Errorf("%w: %w", ErrUnroutable, err)
-	case errors.Is(err, publisher.ErrClosed):
-		return fmt.Errorf("%w: %w", ErrClosed, err)
-	}
-	return err
-}
 
 // ConflictError is returned when a queue or an exchange exists with other
 // arguments. RabbitMQ cannot change them. Where the queue or the exchange is the user's
@@ -111,34 +99,6 @@ func (e *ConflictError) field() string {
 // Unwrap returns what the broker said.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// inequivalent and difference are the broker's text for a conflict (F10), of
-// which the end may be cut. It is the only text of the broker that is read.
-var (
-	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (queue|exchange) '(?:(.*)' in vhost ')?`)
-	difference   = regexp.MustCompile(`: received (.*) but current is (.*)$`)
-)
-
-// conflict reads a refusal; nil if it is not about arguments. The broker's text says
-// whether it is about the queue or about an exchange that is declared beside it.
-func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error) *ConflictError {
-	m := inequivalent.FindStringSubmatch(amqpErr.Reason)
-	if m == nil {
-		return nil
-	}
-	c := &ConflictError{Kind: kind, Name: name, Argument: m[1], Err: err}
-	if m[2] != kind && m[3] != "" {
-		c.Kind, c.Name, args = m[2], m[3], nil
-	}
-	if m := difference.FindStringSubmatch(amqpErr.Reason); m != nil {
-		c.Wanted, c.Found = m[1], m[2]
-	} else if value, ok := args[c.Argument]; ok {
-		c.Wanted = fmt.Sprintf("'%v'", value)
-	} else {
-		c.Wanted = "none"
-	}
-	return c
-}
-
 // configuredError is declareError for what the user's Config names.
 func configuredError(kind, name string, args amqp.Table, err error) error {
 	err = declareError(kind, name, args, err)
@@ -158,8 +118,10 @@ func declareError(kind, name string, args amqp.Table, err error) error {
 	}
 	switch amqpErr.Code {
 	case amqp.PreconditionFailed:
-		if c := conflict(kind, name, args, amqpErr, err); c != nil {
-			return c
+		if c := audit.ReadConflict(kind, name, args, err); c != nil {
+			return &ConflictError{
+				Kind: c.Kind, Name: c.Name, Argument: c.Argument, Wanted: c.Wanted, Found: c.Found, Err: err,
+			}
 		}
 	case amqp.AccessRefused:
 		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for that name, and what else Plan.Permissions lists: %w", kind, name, err)
@@ -181,13 +143,7 @@ func withWayOut(err error) error {
 	return err
 }
 
-func isCode(err error, code int) bool {
-	if err == nil {
-		return false
-	}
-	var amqpErr *amqp.Error
-	return errors.As(err, &amqpErr) && amqpErr.Code == code
-}
+func isCode(err error, code int) bool { return audit.IsCode(err, code) }
 
 // tooLargeError is the ErrTooLarge of one message: of bytes, or of headers.
 type tooLargeError struct {

@@ -22,8 +22,6 @@ const (
 	// maxInterruptions is how often a suspect is isolated before it is given up.
 	// The first time may be a precaution: see rescue.
 	maxInterruptions = 4
-	// defaultDeliveryLimit is that of a quorum queue from RabbitMQ 4.0 on (F2).
-	defaultDeliveryLimit = 20
 	// putBackTimeout bounds the confirm of a message that is put back, because Close
 	// waits for it.
 	putBackTimeout = 5 * time.Second

@@ -14,6 +14,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -251,7 +252,7 @@ func (p *planned) vanished(ctx context.Context, route Route, returned bool) stri
 	}
 	to := newRouting(*p.plan).reach(route.Exchange, route.RoutingKey, nil)
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
-		if _, err := passive(ctx, p.publisher.Do, queue); isCode(err, amqp.NotFound) {
+		if _, err := audit.Passive(ctx, p.publisher.Do, queue); isCode(err, amqp.NotFound) {
 			return fmt.Sprintf("queue %q", queue)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -190,7 +191,7 @@ func (s *subscription) release(c *consumer, unbegun []arrival) {
 func (s *subscription) exists(conn *link.Conn) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeTimeout)
 	defer cancel()
-	_, err := passive(ctx, conn.Do, s.plan.Queue)
+	_, err := audit.Passive(ctx, conn.Do, s.plan.Queue)
 	return !isCode(err, amqp.NotFound) // a user who may not look is refused (F24)
 }
 

@@ -35,7 +35,6 @@ type clientOptions struct {
 	credentials    func(ctx context.Context) (user, password string, err error)
 	management     string // its URL, checked; "" for none
 	anyCluster     bool
-	noPolicies     bool
 	tell           []func(context.Context, middleware.Event)
 }
 
@@ -118,22 +117,6 @@ func WithBrokers(urls ...string) Option {
 func WithoutClusterCheck() Option {
 	return func(o *clientOptions) error {
 		o.anyCluster = true
-		return nil
-	}
-}
-
-// WithoutPolicyCheck says that no policy and no operator policy sets delivery-limit
-// on the queues that are looked at: by Peek and by the package operate, which
-// otherwise refuse a quorum queue whose policies they cannot see (ErrUnsafePeek). It
-// is for brokers whose management API cannot be reached; the argument of the queue is
-// still compared, and so are policies that are seen. Nothing checks it: under a policy
-// with a small delivery-limit the broker deletes messages that are looked at, silently
-// and for good.
-//
-// Default: a quorum queue is looked at only where WithManagement shows its policies.
-func WithoutPolicyCheck() Option {
-	return func(o *clientOptions) error {
-		o.noPolicies = true
 		return nil
 	}
 }

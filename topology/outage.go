@@ -3,7 +3,6 @@ package topology
 import (
 	"context"
 	"fmt"
-	"math"
 	"regexp"
 	"strconv"
 	"sync"
@@ -12,12 +11,11 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
 )
 
 const (
-	// defaultConsumerTimeout is how long RabbitMQ lets a consumer keep a delivery
-	// unless it is configured otherwise (F16).
-	defaultConsumerTimeout = 30 * time.Minute
 	// checkPause is between two looks at whether messages can be stored again.
 	checkPause = 5 * time.Second
 	// quietProbe is how long a probe must go on without a failure before the queue
@@ -44,58 +42,20 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 			return fmt.Errorf("WithConsumerTimeout: %v is negative", d)
 		}
 		if d == 0 {
-			d = maxHold
+			d = audit.MaxHold
 		}
 		o.consumerTimeout = d
 		return nil
 	}
 }
 
-// maxHold stands for no consumer timeout.
-const maxHold = 100 * 365 * 24 * time.Hour
-
 // hold is how long a delivery of the queue may be held, from its arrival.
-func (s *subscription) hold(f *queueFacts) time.Duration {
-	timeout := f.consumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments)
+func (s *subscription) hold(f *audit.Facts) time.Duration {
+	timeout := f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments)
 	if seen := time.Duration(s.timeout.Load()); seen > 0 {
 		timeout = min(timeout, seen)
 	}
-	return holdFor(timeout, s.subscriber.client.opts.confirmTimeout)
-}
-
-// consumerTimeout returns the broker's consumer timeout as far as it is known: said
-// is that of the option, 0 for none, consume are the arguments of the consumer. A
-// queue has a timeout of its own from 4.0 on, a consumer from 4.3 on (F33). That of
-// the node is nowhere to be seen.
-func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
-	if said > 0 {
-		return said
-	}
-	timeout := maxHold
-	consider := func(value any) {
-		if ms, ok := wholeNumber(value); ok && ms > 0 {
-			timeout = min(timeout, time.Duration(min(ms, maxHold.Milliseconds()))*time.Millisecond)
-		}
-	}
-	if f.version.atLeast(4, 0) {
-		consider(f.arguments["x-consumer-timeout"])
-		consider(f.policy["consumer-timeout"])
-	}
-	if f.version.atLeast(4, 3) {
-		consider(consume["x-consumer-timeout"])
-	}
-	if timeout == maxHold {
-		return defaultConsumerTimeout
-	}
-	return timeout
-}
-
-// holdFor returns how long a delivery may be held, from its arrival: three more
-// tries, and some time for the way to the broker, fit between that and the
-// consumer timeout.
-func holdFor(consumerTimeout, confirmTimeout time.Duration) time.Duration {
-	margin := 3*confirmTimeout + min(time.Minute, consumerTimeout/10)
-	return max(consumerTimeout-margin, consumerTimeout/2)
+	return audit.HoldFor(timeout, s.subscriber.client.opts.confirmTimeout)
 }
 
 // outage is a time in which failed messages cannot be stored, seen by one
@@ -208,8 +168,8 @@ func (o *outage) note(d *delivery, err error) error {
 
 // left is how often the delivery may still be given back, this time not counted.
 func (d *delivery) left() int {
-	if !d.on.counts || d.on.limit == noLimit {
-		return noLimit
+	if !d.on.counts || d.on.limit == audit.NoLimit {
+		return audit.NoLimit
 	}
 	return max(0, d.on.limit-int(deliveryCount(&d.raw))-1)
 }
@@ -219,20 +179,12 @@ func (d *delivery) left() int {
 // for as long as the broker allows.
 func (d *delivery) sayEndurance() {
 	fields := watermill.LogFields{"held_for": d.on.hold}
-	if left := d.left(); left != noLimit {
+	if left := d.left(); left != audit.NoLimit {
 		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.limit
-		fields["safe_for"] = times(left+1, d.on.hold)
+		fields["safe_for"] = audit.Times(left+1, d.on.hold)
 	}
 	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the queue is not consumed until "+
 		"messages can be stored again", fields)
-}
-
-// times returns n times d, or the longest duration there is.
-func times(n int, d time.Duration) time.Duration {
-	if d > 0 && time.Duration(n) > math.MaxInt64/d {
-		return math.MaxInt64
-	}
-	return time.Duration(n) * d
 }
 
 // suspend stops consuming because d was held for as long as the broker allows. It
@@ -277,12 +229,12 @@ func (s *subscription) endedBy(c *consumer, reason *amqp.Error) {
 	if err != nil || ms <= 0 {
 		return
 	}
-	timeout := time.Duration(min(ms, maxHold.Milliseconds())) * time.Millisecond
+	timeout := time.Duration(min(ms, audit.MaxHold.Milliseconds())) * time.Millisecond
 	s.timeout.Store(int64(timeout))
 	s.logger.Error("The broker has taken deliveries back after its consumer timeout: give handlers an end, and say the timeout with "+
 		"topology.WithConsumerTimeout", reason, watermill.LogFields{"consumer_timeout": timeout})
 	if s.outage.failedWithin(timeout) {
-		s.outage.begin(noLimit, c.probing)
+		s.outage.begin(audit.NoLimit, c.probing)
 	}
 }
 

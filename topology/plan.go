@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
 )
 
 // Plan is what one queue needs to wait and to give up: plain data, printable,
@@ -216,13 +218,4 @@ func argumentText(args amqp.Table) string {
 }
 
 // delayName writes a delay as names carry it: 5s, 1m30s, 2m, 6h, 100ms.
-func delayName(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
+func delayName(d time.Duration) string { return audit.DelayText(d) }

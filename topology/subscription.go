@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -43,10 +44,10 @@ type subscription struct {
 	workers *workers
 
 	outage  outage
-	timeout atomic.Int64               // the broker's consumer timeout, once it has struck
-	facts   atomic.Pointer[queueFacts] // nil until the queue was declared or found
-	warned  string                     // what was last said about the facts
-	ruled   string                     // what was last said about policies
+	timeout atomic.Int64                // the broker's consumer timeout, once it has struck
+	facts   atomic.Pointer[audit.Facts] // nil until the queue was declared or found
+	warned  string                      // what was last said about the facts
+	ruled   string                      // what was last said about policies
 
 	inHand inHand
 	rounds sync.Once // said that a delay is longer than all wait queues
@@ -187,12 +188,12 @@ func (s *subscription) consume(conn *link.Conn, probing bool) (*consumer, error)
 		return nil, fmt.Errorf("consume queue %q: %w", s.plan.Queue, withWayOut(err))
 	}
 	facts := s.facts.Load()
-	limit, _ := facts.deliveryLimit()
+	limit, _ := facts.DeliveryLimit()
 	ctx, cancel := context.WithCancel(s.base)
 	enough := make(chan struct{})
 	c := &consumer{
 		conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		counts: !facts.version.atLeast(4, 3), limit: limit, hold: s.hold(facts),
+		counts: !facts.Version.AtLeast(4, 3), limit: limit, hold: s.hold(facts),
 		probing: probing, enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}),
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/audit"
 )
 
 // ValidatePlan returns an error that lists everything in p by which messages could
@@ -38,6 +40,16 @@ func ValidatePlan(p Plan) error {
 		return fmt.Errorf("plan for queue %q: %w", p.Queue, errors.Join(v.problems...))
 	}
 	return nil
+}
+
+// Plan returns what queue needs under the client's strategy, for the delays that ForPolicy names;
+// other options make no difference.
+func (c *Client) Plan(queue string, options ...SubscriberOption) (Plan, error) {
+	var opts subscriberOptions
+	if err := apply(&opts, options); err != nil {
+		return Plan{}, fmt.Errorf("plan for queue %q: %w", queue, err)
+	}
+	return c.plan(queue, opts)
 }
 
 // planFor asks the client's strategy for a plan, and refuses one that may lose messages.
@@ -159,7 +171,7 @@ func (v *validation) queue(q Queue) {
 func (v *validation) waitQueue(q Queue) {
 	const way = "; topology.WaitQueue sets the safe arguments"
 	args := q.Arguments
-	if ttl, ok := wholeNumber(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
+	if ttl, ok := audit.WholeNumber(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
 		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
 	}
 	if q.Adopt {

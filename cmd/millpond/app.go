@@ -7,7 +7,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -52,7 +51,7 @@ func exitCode(ctx context.Context, err error) int {
 		return exitFound
 	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions), errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
-	case errors.Is(err, errRefused), errors.Is(err, topology.ErrUnsafePeek), errors.Is(err, operate.ErrUnsafe):
+	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek), errors.Is(err, operate.ErrUnsafe):
 		return exitRefused
 	case ctx.Err() != nil:
 		return exitInterrupted

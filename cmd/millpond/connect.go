@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -8,11 +9,11 @@ import (
 	"strings"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 const (
@@ -137,42 +138,30 @@ func (a app) planFor(c *cli.Command, queue string, list backoff.List, prefix str
 }
 
 // open connects.
-func (a app) open(ctx context.Context, c *cli.Command) (*topology.Client, error) {
-	list, err := delays(c)
-	if err != nil {
-		return nil, err
-	}
-	strategy, err := a.strategy(c, list)
-	if err != nil {
-		return nil, err
-	}
-	options := []topology.Option{topology.WithName("millpond tool")}
+func (a app) open(ctx context.Context, c *cli.Command) (*operate.Operator, error) {
+	options := []operate.Option{operate.WithName("millpond tool")}
 	if url := c.String(flagManagement); url != "" {
-		options = append(options, topology.WithManagement(url))
+		options = append(options, operate.WithManagement(url))
 	}
 	if c.Bool(flagNoPolicies) {
-		options = append(options, topology.WithoutPolicyCheck())
+		options = append(options, operate.WithoutPolicyCheck())
 	}
 	if c.Bool(flagProvisioned) {
-		options = append(options, topology.WithPreProvisioned())
+		options = append(options, operate.WithPreProvisioned())
 	}
-	url := c.String(flagURL)
-	if url == "" {
-		url = defaultURL
-	}
-	return topology.Open(ctx, wamqp.NewDurableQueueConfig(url).Connection, strategy, options...)
+	return operate.Open(ctx, cmp.Or(c.String(flagURL), defaultURL), options...)
 }
 
 // with connects, calls f with the plan of a queue, and closes.
-func (a app) with(ctx context.Context, c *cli.Command, queue string, f func(*topology.Client, topology.Plan) error) (err error) {
+func (a app) with(ctx context.Context, c *cli.Command, queue string, f func(*operate.Operator, topology.Plan) error) (err error) {
 	plan, err := a.planOf(c, queue)
 	if err != nil {
 		return err
 	}
-	client, err := a.open(ctx, c)
+	o, err := a.open(ctx, c)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	return f(client, plan)
+	defer func() { err = errors.Join(err, o.Close()) }()
+	return f(o, plan)
 }

@@ -136,8 +136,8 @@ func (a app) deadList() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				letters := first(limit, operate.Dead(ctx, client, plan, filter))
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				letters := first(limit, o.Dead(ctx, plan, filter))
 				if c.Bool("group") {
 					return a.groups(c, letters)
 				}
@@ -215,9 +215,9 @@ func (a app) deadShow() *cli.Command {
 				return usage("%s takes a queue and the id of a letter", c.FullName())
 			}
 			queue, id := c.Args().Get(0), c.Args().Get(1)
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				found := 0
-				for l, err := range operate.Dead(ctx, client, plan, operate.Filter{IDs: []string{id}}) {
+				for l, err := range o.Dead(ctx, plan, operate.Filter{IDs: []string{id}}) {
 					if err != nil {
 						return err
 					}

@@ -70,9 +70,9 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				bar := a.newBar("replaying")
-				p, err := operate.Replay(ctx, client, plan, operate.ReplayOptions{
+				p, err := o.Replay(ctx, plan, operate.ReplayOptions{
 					Filter: filter, Limit: limit, Rate: rate, To: c.String("to"), DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})
 				bar.end()
@@ -111,10 +111,10 @@ func (a app) deadDiscard() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				options := operate.DiscardOptions{Filter: filter, Limit: limit, DryRun: c.Bool("dry-run")}
 				if !c.Bool("yes") && !options.DryRun {
-					if err := a.confirmDiscard(ctx, client, plan, options); err != nil {
+					if err := a.confirmDiscard(ctx, o, plan, options); err != nil {
 						return err
 					}
 				}
@@ -128,7 +128,7 @@ func (a app) deadDiscard() *cli.Command {
 				}
 				bar := a.newBar("discarding")
 				options.Progress = bar.show
-				p, err := operate.Discard(ctx, client, plan, options)
+				p, err := o.Discard(ctx, plan, options)
 				bar.end()
 				return a.report(c, "discarded", p, err)
 			})
@@ -152,12 +152,12 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 	return file.Sync()
 }
 
-func (a app) confirmDiscard(ctx context.Context, client *topology.Client, plan topology.Plan, options operate.DiscardOptions) error {
+func (a app) confirmDiscard(ctx context.Context, o *operate.Operator, plan topology.Plan, options operate.DiscardOptions) error {
 	if !a.terminal(a.in) {
 		return usage("nobody can be asked here: pass --yes, or --dry-run to see how many there are")
 	}
 	options.DryRun = true
-	p, err := operate.Discard(ctx, client, plan, options)
+	p, err := o.Discard(ctx, plan, options)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (a app) deadExport() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) (err error) {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) (err error) {
 				out := a.out
 				if name := c.String("file"); name != "" {
 					file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -196,7 +196,7 @@ func (a app) deadExport() *cli.Command {
 					out = file
 				}
 				w := bufio.NewWriterSize(out, 64<<10)
-				n, err := operate.Export(ctx, client, plan, filter, limit, w)
+				n, err := o.Export(ctx, plan, filter, limit, w)
 				err = errors.Join(err, w.Flush())
 				fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
 				return err
@@ -221,7 +221,7 @@ func (a app) deadImport() *cli.Command {
 			if c.Int("skip") < 0 {
 				return usage("--skip %d is negative", c.Int("skip"))
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				in := a.in
 				if name := c.String("file"); name != "" {
 					file, err := os.Open(name)
@@ -231,7 +231,7 @@ func (a app) deadImport() *cli.Command {
 					defer func() { _ = file.Close() }()
 					in = file
 				}
-				lines, err := operate.Import(ctx, client, plan, in, operate.ImportOptions{To: c.String("to"), Skip: c.Int("skip")})
+				lines, err := o.Import(ctx, plan, in, operate.ImportOptions{To: c.String("to"), Skip: c.Int("skip")})
 				if c.Bool(flagJSON) {
 					j := map[string]any{"lines": lines}
 					if err != nil {

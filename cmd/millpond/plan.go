@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 func (a app) plan() *cli.Command {
@@ -69,8 +70,8 @@ func (a app) declare() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				if err := client.Declare(ctx, plan); err != nil {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				if err := o.Declare(ctx, plan); err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
@@ -96,8 +97,8 @@ func (a app) verify() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				findings, err := client.Verify(ctx, plan)
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				findings, err := o.Verify(ctx, plan)
 				if err != nil {
 					return err
 				}
@@ -107,7 +108,7 @@ func (a app) verify() *cli.Command {
 					a.printFindings(findings, "nothing found")
 				}
 				for _, f := range findings {
-					if f.Severity == topology.Critical || f.Problem == topology.Unchecked && c.Bool("strict") {
+					if f.Severity == operate.Critical || f.Problem == operate.Unchecked && c.Bool("strict") {
 						return errFound
 					}
 				}
@@ -117,13 +118,13 @@ func (a app) verify() *cli.Command {
 	}
 }
 
-func (a app) printFindings(findings []topology.Finding, none string) {
+func (a app) printFindings(findings []operate.Finding, none string) {
 	if len(findings) == 0 && none != "" {
 		fmt.Fprintln(a.out, a.colour(green, none))
 	}
 	for _, f := range findings {
 		code := yellow
-		if f.Severity == topology.Critical {
+		if f.Severity == operate.Critical {
 			code = red
 		}
 		fmt.Fprintln(a.out, a.colour(code, f.String()))
@@ -140,8 +141,8 @@ func orEmpty[T any](list []T) []T {
 // statusJSON is the status of a queue.
 type statusJSON struct {
 	Queue           string
-	Queues          []topology.QueueReport
-	Findings        []topology.Finding
+	Queues          []operate.QueueReport
+	Findings        []operate.Finding
 	ManagementError string `json:",omitempty"`
 }
 
@@ -156,16 +157,23 @@ func (a app) status() *cli.Command {
 			if c.NArg() == 0 {
 				return usage("%s takes the names of queues: AMQP cannot list them", c.FullName())
 			}
-			client, err := a.open(ctx, c)
+			plans := make([]topology.Plan, c.NArg())
+			for i, queue := range c.Args().Slice() {
+				var err error
+				if plans[i], err = a.planOf(c, queue); err != nil {
+					return err
+				}
+			}
+			o, err := a.open(ctx, c)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = client.Close() }()
+			defer func() { _ = o.Close() }()
 			for {
 				if c.Bool("watch") && a.terminal(a.out) {
 					fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 				}
-				if err := a.statusOnce(ctx, c, client); err != nil || !c.Bool("watch") {
+				if err := a.statusOnce(ctx, c, o, plans); err != nil || !c.Bool("watch") {
 					return err
 				}
 				select {
@@ -178,19 +186,15 @@ func (a app) status() *cli.Command {
 	}
 }
 
-func (a app) statusOnce(ctx context.Context, c *cli.Command, client *topology.Client) error {
+func (a app) statusOnce(ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan) error {
 	all := []statusJSON{}
-	said := map[topology.Finding]bool{} // about the broker: the same for each queue
-	for _, queue := range c.Args().Slice() {
-		plan, err := a.planOf(c, queue)
+	said := map[operate.Finding]bool{} // about the broker: the same for each queue
+	for _, plan := range plans {
+		report, err := o.Inspect(ctx, plan)
 		if err != nil {
 			return err
 		}
-		report, err := client.Inspect(ctx, plan)
-		if err != nil {
-			return err
-		}
-		findings, err := client.Verify(ctx, plan)
+		findings, err := o.Verify(ctx, plan)
 		if err != nil {
 			return err
 		}
@@ -201,7 +205,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, client *topology.Cl
 		all = append(all, s)
 		if !c.Bool(flagJSON) {
 			fmt.Fprint(a.out, report)
-			a.printFindings(slices.DeleteFunc(slices.Clone(findings), func(f topology.Finding) bool { return said[f] }), "")
+			a.printFindings(slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool { return said[f] }), "")
 			for _, f := range s.Findings {
 				said[f] = f.Kind == "broker"
 			}

@@ -18,8 +18,8 @@ func (a app) waiting() *cli.Command {
 		Name: "waiting", Usage: "messages that wait: list, release, cancel",
 		Commands: []*cli.Command{
 			a.waitingList(),
-			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now", operate.Release),
-			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue", operate.Cancel),
+			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now", (*operate.Operator).Release),
+			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue", (*operate.Operator).Cancel),
 		},
 	}
 }
@@ -46,8 +46,8 @@ func (a app) waitingList() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				waiters, err := operate.Waiting(ctx, client, plan)
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				waiters, err := o.Waiting(ctx, plan)
 				return errors.Join(err, a.printWaiting(c, waiters))
 			})
 		},
@@ -86,7 +86,7 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	return a.table(rows)
 }
 
-func (a app) takeOut(name, done, use string, act func(context.Context, *topology.Client, topology.Plan, operate.Selection) (operate.Progress, error)) *cli.Command {
+func (a app) takeOut(name, done, use string, act func(*operate.Operator, context.Context, topology.Plan, operate.Selection) (operate.Progress, error)) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "QUEUE",
 		Flags: []cli.Flag{
@@ -105,8 +105,8 @@ func (a app) takeOut(name, done, use string, act func(context.Context, *topology
 			if len(choose.IDs) == 0 && choose.Match == nil {
 				return usage("name the messages with --id, or pass --all")
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				p, err := act(ctx, client, plan, choose)
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				p, err := act(o, ctx, plan, choose)
 				if c.Bool(flagJSON) {
 					return a.report(c, done, p, err)
 				}
@@ -151,8 +151,8 @@ func (a app) prune() *cli.Command {
 			if len(names) == 0 {
 				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				results, err := operate.Prune(ctx, client, []topology.Plan{plan}, operate.PruneOptions{
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				results, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
 					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"), DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
 				})
 				return errors.Join(err, a.printPruned(c, results))

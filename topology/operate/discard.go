@@ -35,14 +35,14 @@ type DiscardOptions struct {
 
 // Discard throws dead letters away, those of other queues as well. Only what was in
 // the queue at the beginning is looked at.
-func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options DiscardOptions) (Progress, error) {
+func (o *Operator) Discard(ctx context.Context, plan topology.Plan, options DiscardOptions) (Progress, error) {
 	d := &discard{DiscardOptions: options, plan: plan}
 	queue, err := deadQueue(plan)
 	if err == nil && options.Limit < 0 {
 		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
 	}
 	for left, again := -1, true; again && err == nil; {
-		left, again, err = d.round(ctx, client, queue, left)
+		left, again, err = d.round(ctx, o, queue, left)
 	}
 	if err != nil {
 		return d.progress, fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
@@ -62,8 +62,8 @@ type discard struct {
 
 // round looks at up to left messages, until messages have been held for as long as
 // is safe; then again is true, and left what is still to be looked at.
-func (d *discard) round(ctx context.Context, client *topology.Client, queue string, left int) (_ int, again bool, err error) {
-	t, err := take(ctx, client, d.plan, queue, left)
+func (d *discard) round(ctx context.Context, o *Operator, queue string, left int) (_ int, again bool, err error) {
+	t, err := o.take(ctx, d.plan, queue, left)
 	if err != nil {
 		return 0, false, err
 	}

@@ -15,8 +15,8 @@ import (
 // Export writes the dead letters that filter chooses to w, up to limit of them if
 // it is not 0, each a line of JSON that Import reads, and returns how many they
 // were. They stay in the queue. Nothing is lost: see Encode.
-func Export(ctx context.Context, client *topology.Client, plan topology.Plan, filter Filter, limit int, w io.Writer) (n int, err error) {
-	for l, err := range Dead(ctx, client, plan, filter) {
+func (o *Operator) Export(ctx context.Context, plan topology.Plan, filter Filter, limit int, w io.Writer) (n int, err error) {
+	for l, err := range o.Dead(ctx, plan, filter) {
 		if err != nil {
 			return n, err
 		}
@@ -52,14 +52,14 @@ type ImportOptions struct {
 // doubles what it had done.
 //
 // They are as they were, but for what is never published again (see Replay).
-func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r io.Reader, options ImportOptions) (lines int, err error) {
+func (o *Operator) Import(ctx context.Context, plan topology.Plan, r io.Reader, options ImportOptions) (lines int, err error) {
 	queue := options.To
 	if queue == "" {
 		if queue, err = deadQueue(plan); err != nil {
 			return 0, fmt.Errorf("import: %w", err)
 		}
 	}
-	i := &importer{ImportOptions: options, client: client, queue: queue, done: options.Skip}
+	i := &importer{ImportOptions: options, operator: o, queue: queue, done: options.Skip}
 	if err := i.run(ctx, bufio.NewReaderSize(r, 64<<10)); err != nil {
 		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
 	}
@@ -68,12 +68,12 @@ func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r 
 
 type importer struct {
 	ImportOptions
-	client  *topology.Client
-	queue   string
-	done    int            // lines without a gap
-	failed  bool           // a line is not confirmed
-	pending []confirmation // those under way, oldest first
-	bytes   int
+	operator *Operator
+	queue    string
+	done     int            // lines without a gap
+	failed   bool           // a line is not confirmed
+	pending  []confirmation // those under way, oldest first
+	bytes    int
 }
 
 type confirmation struct {
@@ -127,7 +127,7 @@ func (i *importer) publish(ctx context.Context, line []byte) error {
 			return err
 		}
 		msg := wire.Publishing(&d, func(string) bool { return false }, nil)
-		if c.wait, err = i.client.StartPublish(context.WithoutCancel(ctx), "", i.queue, msg); err != nil {
+		if c.wait, err = i.operator.startPublish(context.WithoutCancel(ctx), "", i.queue, msg); err != nil {
 			return err
 		}
 	}

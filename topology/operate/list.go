@@ -15,11 +15,11 @@ import (
 //
 // After an error the loop ends. See the package's documentation for what cannot
 // be read.
-func Dead(ctx context.Context, client *topology.Client, plan topology.Plan, filter Filter) iter.Seq2[Letter, error] {
+func (o *Operator) Dead(ctx context.Context, plan topology.Plan, filter Filter) iter.Seq2[Letter, error] {
 	return func(yield func(Letter, error) bool) {
 		queue, err := deadQueue(plan)
 		if err == nil {
-			err = list(ctx, client, plan, queue, filter, func(l Letter) bool { return yield(l, nil) })
+			err = o.list(ctx, plan, queue, filter, func(l Letter) bool { return yield(l, nil) })
 		}
 		if err != nil {
 			yield(Letter{}, fmt.Errorf("dead letters of queue %q: %w", plan.Queue, err))
@@ -28,8 +28,8 @@ func Dead(ctx context.Context, client *topology.Client, plan topology.Plan, filt
 }
 
 // list shows the letters of a queue until show returns false.
-func list(ctx context.Context, client *topology.Client, plan topology.Plan, queue string, filter Filter, show func(Letter) bool) (err error) {
-	t, err := take(ctx, client, plan, queue, -1)
+func (o *Operator) list(ctx context.Context, plan topology.Plan, queue string, filter Filter, show func(Letter) bool) (err error) {
+	t, err := o.take(ctx, plan, queue, -1)
 	if err != nil {
 		return err
 	}

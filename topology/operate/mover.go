@@ -5,8 +5,6 @@ import (
 	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/millpond-go/millpond/topology"
 )
 
 const (
@@ -19,10 +17,10 @@ const (
 // mover publishes messages and acks each once it is confirmed, many under way,
 // in their order. After the first failure it takes no more.
 type mover struct {
-	ctx    context.Context // of publishes: those that were begun are finished
-	client *topology.Client
-	taken  *taking
-	done   func() // called for each that was moved
+	ctx      context.Context // of publishes: those that were begun are finished
+	operator *Operator
+	taken    *taking
+	done     func() // called for each that was moved
 
 	pending chan movement
 	settled chan struct{}
@@ -39,9 +37,9 @@ type movement struct {
 	wait func() error
 }
 
-func newMover(ctx context.Context, client *topology.Client, taken *taking, done func()) *mover {
+func newMover(ctx context.Context, o *Operator, taken *taking, done func()) *mover {
 	m := &mover{
-		ctx: context.WithoutCancel(ctx), client: client, taken: taken, done: done,
+		ctx: context.WithoutCancel(ctx), operator: o, taken: taken, done: done,
 		pending: make(chan movement, maxUnderWay), settled: make(chan struct{}), failed: make(chan struct{}),
 	}
 	m.room = sync.NewCond(&m.mu)
@@ -61,7 +59,7 @@ func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publ
 	m.mu.Unlock()
 	var wait func() error
 	if err == nil {
-		wait, err = m.client.StartPublish(m.ctx, exchange, routingKey, msg)
+		wait, err = m.operator.startPublish(m.ctx, exchange, routingKey, msg)
 	}
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -48,7 +49,7 @@ type Pruned struct {
 // these is missing the queue stays, and Why says so: ErrUnsafe is for what stays.
 // A classic queue is then deleted only if the broker finds it empty in that very
 // moment.
-func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, options PruneOptions) ([]Pruned, error) {
+func (o *Operator) Prune(ctx context.Context, plans []topology.Plan, options PruneOptions) ([]Pruned, error) {
 	results := make([]Pruned, len(options.Queues))
 	var candidates []*Pruned
 	for i, name := range options.Queues {
@@ -62,7 +63,7 @@ func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, 
 			candidates = append(candidates, &results[i])
 		}
 	}
-	if err := prove(ctx, client, candidates, options.Wait); err != nil {
+	if err := o.prove(ctx, candidates, options.Wait); err != nil {
 		return results, fmt.Errorf("prune: %w", err)
 	}
 	for _, p := range candidates {
@@ -73,7 +74,7 @@ func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, 
 		if options.DryRun {
 			continue
 		}
-		if err := deleteEmpty(ctx, client, p.Queue); err != nil {
+		if err := o.deleteEmpty(ctx, p.Queue); err != nil {
 			p.Deleted, p.Why = false, err.Error()
 		}
 	}
@@ -103,7 +104,7 @@ const gone = "it does not exist"
 
 // prove looks at queues until each was empty for long enough, or is known not to
 // be: then Why says so.
-func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, wait time.Duration) error {
+func (o *Operator) prove(ctx context.Context, candidates []*Pruned, wait time.Duration) error {
 	if len(candidates) == 0 {
 		return nil
 	}
@@ -115,7 +116,7 @@ func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, w
 			if p.Why != "" {
 				continue
 			}
-			problem, final, err := occupied(ctx, client, p.Queue)
+			problem, final, err := o.occupied(ctx, p.Queue)
 			until := end
 			if problem == uncounted {
 				until = counted
@@ -148,8 +149,8 @@ func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, w
 }
 
 // occupied says why a queue must not be deleted now; final, if waiting is no use.
-func occupied(ctx context.Context, client *topology.Client, queue string) (problem string, final bool, err error) {
-	report, err := client.Inspect(ctx, topology.Plan{Queue: queue})
+func (o *Operator) occupied(ctx context.Context, queue string) (problem string, final bool, err error) {
+	report, err := o.Inspect(ctx, topology.Plan{Queue: queue})
 	if err != nil {
 		return "", false, err
 	}
@@ -163,7 +164,7 @@ func occupied(ctx context.Context, client *topology.Client, queue string) (probl
 		return fmt.Sprintf("messages that are unacked or held are in no count of AMQP, and %v", report.ManagementErr), true, nil
 	case q.Ready.N > 0:
 		return fmt.Sprintf("%d messages wait in it", q.Ready.N), false, nil
-	case !client.HasManagement():
+	case o.opts.management == "":
 		return "messages that are unacked or held are in no count of AMQP: name the management API", true, nil
 	case !q.Total.Known():
 		return uncounted, false, nil
@@ -175,8 +176,8 @@ func occupied(ctx context.Context, client *topology.Client, queue string) (probl
 
 // deleteEmpty deletes a queue that was proven empty. A classic one the broker
 // deletes only if it is; a quorum queue refuses the condition with 540.
-func deleteEmpty(ctx context.Context, client *topology.Client, queue string) error {
-	err := onChannel(ctx, client, func(ch *amqp.Channel) error {
+func (o *Operator) deleteEmpty(ctx context.Context, queue string) error {
+	err := o.onChannel(ctx, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(queue, true, true, false)
 		return err
 	})
@@ -184,10 +185,10 @@ func deleteEmpty(ctx context.Context, client *topology.Client, queue string) err
 	if !errors.As(err, &refused) || refused.Code != amqp.NotImplemented {
 		return err
 	}
-	if err := client.CheckPeek(ctx, topology.Plan{}, queue); err != nil { // the get below is a look
+	if err := o.checkPeek(ctx, topology.Plan{}, queue); err != nil { // the get below is a look
 		return err
 	}
-	return onChannel(ctx, client, func(ch *amqp.Channel) error {
+	return o.onChannel(ctx, func(ch *amqp.Channel) error {
 		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 		if err != nil {
 			return err
@@ -204,15 +205,6 @@ func deleteEmpty(ctx context.Context, client *topology.Client, queue string) err
 }
 
 // onChannel runs f on a connection of its own.
-func onChannel(ctx context.Context, client *topology.Client, f func(*amqp.Channel) error) error {
-	conn, end, err := client.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	ch, err := conn.Channel()
-	if err != nil {
-		return fmt.Errorf("open channel: %w", err)
-	}
-	return f(ch)
+func (o *Operator) onChannel(ctx context.Context, f func(*amqp.Channel) error) error {
+	return o.call(ctx, func(ctx context.Context, conn *link.Conn) error { return conn.Do(ctx, f) })
 }

@@ -14,8 +14,8 @@ import (
 )
 
 // takeOut moves chosen messages from the wait queues of a plan to a route.
-func takeOut(
-	ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection,
+func (o *Operator) takeOut(
+	ctx context.Context, plan topology.Plan, choose Selection,
 	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
 ) (Progress, error) {
 	var mu sync.Mutex
@@ -27,9 +27,9 @@ func takeOut(
 	}
 	err := eachWaitQueue(plan, func(q topology.Queue) error {
 		var m *mover
-		err := pass(ctx, client, plan, q, func(t *taking, d amqp.Delivery) error {
+		err := o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
 			if m == nil {
-				m = newMover(ctx, client, t, func() { count(func() { p.Done++ }) })
+				m = newMover(ctx, o, t, func() { count(func() { p.Done++ }) })
 				t.before = m.finish
 				count(func() { p.Total += t.Total() })
 			}

@@ -61,8 +61,8 @@ type ReplayOptions struct {
 // After the first message that cannot be published Replay stops and says why;
 // topology.ErrUnroutable means that the queue does not exist. When ctx is done,
 // what has begun is finished. Progress is right with every error.
-func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, options ReplayOptions) (Progress, error) {
-	r := &replay{client: client, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate)}
+func (o *Operator) Replay(ctx context.Context, plan topology.Plan, options ReplayOptions) (Progress, error) {
+	r := &replay{operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate)}
 	err := r.prepare(ctx)
 	for again := true; again && err == nil; {
 		again, err = r.round(ctx)
@@ -78,13 +78,13 @@ func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, op
 
 type replay struct {
 	ReplayOptions
-	client  *topology.Client
-	plan    topology.Plan
-	dead    string
-	pace    pace
-	left    int   // of the messages there at the beginning; -1 before
-	moved   int   // begun to move
-	refusal error // the first of those that were refused
+	operator *Operator
+	plan     topology.Plan
+	dead     string
+	pace     pace
+	left     int   // of the messages there at the beginning; -1 before
+	moved    int   // begun to move
+	refusal  error // the first of those that were refused
 
 	mu       sync.Mutex
 	progress Progress
@@ -108,14 +108,14 @@ func (r *replay) prepare(ctx context.Context) error {
 	if r.Edit == nil || r.DryRun || r.Originals != "" {
 		return nil
 	}
-	if err := r.client.CheckPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
+	if err := r.operator.checkPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
 		return err
 	}
 	r.Originals = r.dead + ".originals"
 	for _, q := range r.plan.Queues {
 		if q.Name == r.dead {
 			q.Name, q.Adopt = r.Originals, true
-			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
+			return r.operator.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
 	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrInvalidOptions, r.dead)
@@ -124,7 +124,7 @@ func (r *replay) prepare(ctx context.Context) error {
 // round moves until the end, or until messages have been held for as long as is
 // safe; then again is true.
 func (r *replay) round(ctx context.Context) (again bool, err error) {
-	t, err := take(ctx, r.client, r.plan, r.dead, r.left)
+	t, err := r.operator.take(ctx, r.plan, r.dead, r.left)
 	if err != nil {
 		return false, err
 	}
@@ -133,7 +133,7 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	}
 	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 }) // they are counted again
 	before := r.now().Done
-	m := newMover(ctx, r.client, t, func() { r.count(func(p *Progress) { p.Done++ }) })
+	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
 	again, err = r.pass(ctx, t, m)
 	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
 		err = moveErr
@@ -210,7 +210,7 @@ func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) 
 		return false, err
 	}
 	if edited {
-		if err := r.client.Publish(m.ctx, "", r.Originals, wire.Publishing(&d, header.IsLive, nil)); err != nil {
+		if err := r.operator.publish(m.ctx, "", r.Originals, wire.Publishing(&d, header.IsLive, nil)); err != nil {
 			return false, fmt.Errorf("keep the original of message %q in queue %q: %w", l.ID, r.Originals, err)
 		}
 	}

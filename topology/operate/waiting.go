@@ -69,10 +69,10 @@ func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
 // is killed or the connection is lost, what was looked at may return late, by at
 // most the delay of its queue; nothing is lost. See docs/operations.md for how
 // that was measured.
-func Waiting(ctx context.Context, client *topology.Client, plan topology.Plan) ([]Waiter, error) {
+func (o *Operator) Waiting(ctx context.Context, plan topology.Plan) ([]Waiter, error) {
 	var found []Waiter
 	err := eachWaitQueue(plan, func(q topology.Queue) error {
-		return pass(ctx, client, plan, q, func(t *taking, d amqp.Delivery) error {
+		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
 			t.Keep(d.DeliveryTag)
 			found = append(found, newWaiter(&d, q))
 			return nil
@@ -99,8 +99,8 @@ func eachWaitQueue(plan topology.Plan, f func(topology.Queue) error) error {
 
 // pass takes all messages of a wait queue, shows them, and gives back those that
 // were kept.
-func pass(ctx context.Context, client *topology.Client, plan topology.Plan, q topology.Queue, show func(*taking, amqp.Delivery) error) (err error) {
-	t, err := take(ctx, client, plan, q.Name, -1)
+func (o *Operator) pass(ctx context.Context, plan topology.Plan, q topology.Queue, show func(*taking, amqp.Delivery) error) (err error) {
+	t, err := o.take(ctx, plan, q.Name, -1)
 	if err != nil {
 		return err
 	}
@@ -151,8 +151,8 @@ func (c Selection) chooses(w Waiter) bool {
 // What is passed over is treated as by Waiting, and what is refused there is
 // refused here. A message whose notes name another queue is counted as foreign and
 // stays. Killed in the middle, a message may come twice, and none is lost.
-func Release(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
-	p, err := takeOut(ctx, client, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
+func (o *Operator) Release(ctx context.Context, plan topology.Plan, choose Selection) (Progress, error) {
+	p, err := o.takeOut(ctx, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
 	if err != nil {
 		return p, fmt.Errorf("release what waits for queue %q: %w", plan.Queue, err)
 	}
@@ -161,8 +161,8 @@ func Release(ctx context.Context, client *topology.Client, plan topology.Plan, c
 
 // Cancel ends the wait of chosen messages as Release does, but they become dead
 // letters, with the reason middleware.ReasonCancelled.
-func Cancel(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
-	p, err := takeOut(ctx, client, plan, choose, plan.Dead, cancelled)
+func (o *Operator) Cancel(ctx context.Context, plan topology.Plan, choose Selection) (Progress, error) {
+	p, err := o.takeOut(ctx, plan, choose, plan.Dead, cancelled)
 	if err != nil {
 		return p, fmt.Errorf("cancel what waits for queue %q: %w", plan.Queue, err)
 	}
