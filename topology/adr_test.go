@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -30,12 +32,12 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 	// An inbox: what was handled once is not handled again.
 	var mu sync.Mutex
 	attempts, handled := map[string]int{}, map[string]int{}
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), strategy: strategy, policy: backoff.List{100 * time.Millisecond, 300 * time.Millisecond},
-		config:        quorumQueue,
-		options:       []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(errInvalid))},
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Strategy: strategy, Policy: backoff.List{100 * time.Millisecond, 300 * time.Millisecond},
+		Configure:     rig.QuorumQueue,
+		RetryOptions:  []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(errInvalid))},
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			raw, _ := topology.Received(msg.Context())
 			mu.Lock()
 			defer mu.Unlock()
@@ -44,32 +46,32 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 			case "invalid":
 				return nil, fmt.Errorf("order of nobody: %w", errInvalid)
 			case "hopeless":
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			case "held": // its first failure cannot be handed over
 				if attempts["held"] == 1 {
 					proxy.Blackhole(true)
 				}
 			}
 			if attempts[raw.MessageId] < 3 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			handled[raw.MessageId] = 1
 			return nil, nil
 		},
 	})
 	send := func(id string) {
-		r.publish(amqp.Publishing{MessageId: id, CorrelationId: "corr-" + id, Body: []byte("order " + id)})
+		r.Publish(amqp.Publishing{MessageId: id, CorrelationId: "corr-" + id, Body: []byte("order " + id)})
 	}
 	send("invalid")
 	send("hopeless")
 	dead := map[string]amqp.Delivery{}
 	for range 2 {
-		d := take(t, url, r.plan.Dead.RoutingKey)
+		d := rig.Take(t, url, r.Plan.Dead.RoutingKey)
 		dead[d.MessageId] = d
 	}
 	for id, want := range map[string]struct{ reason, class, failures, text string }{
 		"invalid":  {"permanent", "permanent", "1", "order of nobody: no such customer"},
-		"hopeless": {"exhausted", "retryable", "3", errFailed.Error()},
+		"hopeless": {"exhausted", "retryable", "3", rig.ErrFailed.Error()},
 	} {
 		d := dead[id]
 		require.Equal(t, "corr-"+id, d.CorrelationId)
@@ -82,13 +84,13 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 
 	// The machinery fails: the message is held, in the end it is retried.
 	send("held")
-	testbroker.WaitFor(t, "the message is held", patience, func() bool {
-		return len(r.logs.about("held")) > 0
+	rig.WaitFor(t, "the message is held", func() bool {
+		return len(r.Logs.About("held")) > 0
 	})
-	require.Equal(t, "Failed message cannot be handed over, holding it", r.logs.about("held")[0].msg)
-	require.Equal(t, 0, testbroker.Depth(t, url, r.plan.Dead.RoutingKey))
+	require.Equal(t, "Failed message cannot be handed over, holding it", r.Logs.About("held")[0].Msg)
+	require.Equal(t, 0, testbroker.Depth(t, url, r.Plan.Dead.RoutingKey))
 	proxy.Blackhole(false)
-	testbroker.WaitFor(t, "the held message is handled", patience, func() bool {
+	rig.WaitFor(t, "the held message is handled", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return handled["held"] == 1
@@ -102,16 +104,16 @@ func adrRow(t *testing.T, strategy topology.Strategy) {
 			{"attempt": 3, "class": "retryable", "reason": "exhausted"},
 		},
 	} {
-		lines := r.logs.about(id)
+		lines := r.Logs.About(id)
 		require.Len(t, lines, len(want), "lines about %s", id)
 		for i, line := range lines {
-			require.Equal(t, "corr-"+id, line.fields["correlation_id"])
-			require.Equal(t, "handler", line.fields["handler"])
-			require.Equal(t, r.queue, line.fields["queue"])
+			require.Equal(t, "corr-"+id, line.Fields["correlation_id"])
+			require.Equal(t, "handler", line.Fields["handler"])
+			require.Equal(t, r.Queue, line.Fields["queue"])
 			for key, value := range want[i] {
-				require.Equal(t, value, line.fields[key], "line %d about %s: %s", i+1, id, key)
+				require.Equal(t, value, line.Fields[key], "line %d about %s: %s", i+1, id, key)
 			}
 		}
 	}
-	require.NotContains(t, r.logs.text(), "order hopeless", "no payload is logged")
+	require.NotContains(t, r.Logs.Text(), "order hopeless", "no payload is logged")
 }

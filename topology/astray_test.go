@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -92,15 +94,15 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 		for _, name := range []string{"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum"} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				queue, strategy := testbroker.Queue(t), strategies[name](t)
+				queue, strategy := testbroker.Queue(t), rig.Strategies[name](t)
 				plan, err := strategy.Plan(queue, []time.Duration{time.Second})
 				require.NoError(t, err)
 				own := testbroker.Channel(t, url)
-				var calls timeline
-				r := newRig(t, rigConfig{
-					url: url, queue: queue, strategy: strategy, policy: backoff.List{time.Second},
-					handler: func(*message.Message) ([]*message.Message, error) {
-						if calls.add() > 1 {
+				var calls rig.Timeline
+				r := rig.Start(t, rig.Config{
+					URL: url, Queue: queue, Strategy: strategy, Policy: backoff.List{time.Second},
+					Handler: func(*message.Message) ([]*message.Message, error) {
+						if calls.Add() > 1 {
 							return nil, nil
 						}
 						for _, q := range plan.Queues {
@@ -108,12 +110,12 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 								t.Error(err)
 							}
 						}
-						return nil, errFailed
+						return nil, rig.ErrFailed
 					},
 				})
-				r.publish(amqp.Publishing{Body: []byte("here")})
-				testbroker.WaitFor(t, "the retry", patience, func() bool { return calls.count() == 2 })
-				lines := r.logs.saying("A part of the plan had vanished and was declared again")
+				r.Publish(amqp.Publishing{Body: []byte("here")})
+				rig.WaitFor(t, "the retry", func() bool { return calls.Count() == 2 })
+				lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
 				require.Len(t, lines, 1)
 				require.True(t, slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
 					return q.Delay > 0 && strings.Contains(lines[0], fmt.Sprintf("vanished:queue %q", q.Name))
@@ -133,15 +135,15 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const home, other = "home", "other"
-			url, strategy := ruledBy(t, name), strategies[name](t)
+			url, strategy := ruledBy(t, name), rig.Strategies[name](t)
 			var mu sync.Mutex
 			began, attempts := map[string]time.Time{}, map[string][]int{}
-			serve := func(queue string, handler message.HandlerFunc) *rig {
-				return newRig(t, rigConfig{url: url, queue: queue, strategy: strategy, policy: backoff.List{1300 * time.Millisecond}, handler: handler})
+			serve := func(queue string, handler message.HandlerFunc) *rig.Service {
+				return rig.Start(t, rig.Config{URL: url, Queue: queue, Strategy: strategy, Policy: backoff.List{1300 * time.Millisecond}, Handler: handler})
 			}
-			var wrong timeline
+			var wrong rig.Timeline
 			victim := serve(other, func(*message.Message) ([]*message.Message, error) {
-				wrong.add()
+				wrong.Add()
 				return nil, nil
 			})
 			done := 0
@@ -152,34 +154,34 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 				attempts[body] = append(attempts[body], middleware.Attempt(msg.Context()))
 				if attempt := middleware.Attempt(msg.Context()); attempt == 1 {
 					began[body] = time.Now()
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
-				if waited := time.Since(began[body]); waited < 1300*time.Millisecond-grace {
+				if waited := time.Since(began[body]); waited < 1300*time.Millisecond-rig.Grace {
 					t.Errorf("message %s came back after %v", body, waited)
 				}
 				done++
 				return nil, nil
 			})
 			for i := range messages {
-				r.publish(amqp.Publishing{Body: fmt.Append(nil, i), Priority: 9, Headers: amqp.Table{"number": int32(i)}})
+				r.Publish(amqp.Publishing{Body: fmt.Append(nil, i), Priority: 9, Headers: amqp.Table{"number": int32(i)}})
 			}
-			testbroker.WaitFor(t, "the retries", patience, func() bool {
+			rig.WaitFor(t, "the retries", func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return done == messages
 			})
-			victim.stop()
-			r.stop()
-			require.Zero(t, wrong.count(), "retries that the wrong handler got")
+			victim.Stop()
+			r.Stop()
+			require.Zero(t, wrong.Count(), "retries that the wrong handler got")
 			for body, calls := range attempts {
 				require.Equal(t, []int{1, 2}, calls, "message %s", body)
 			}
-			lines := victim.logs.saying("A retry of another queue came here")
+			lines := victim.Logs.Saying("A retry of another queue came here")
 			require.Len(t, lines, 1, "said once")
 			for _, want := range []string{"belongs_to:" + home, "queue:" + other, "routing_key:" + strings.Split(rules[name], `"`)[3], "list_policies"} {
 				require.Contains(t, lines[0], want)
 			}
-			for _, queue := range []string{home, other, home + ".dlq", other + ".dlq", r.plan.Queues[len(r.plan.Queues)-2].Name} {
+			for _, queue := range []string{home, other, home + ".dlq", other + ".dlq", r.Plan.Queues[len(r.Plan.Queues)-2].Name} {
 				require.Zero(t, testbroker.Depth(t, url, queue), queue)
 			}
 		})
@@ -191,30 +193,30 @@ func TestRetriesThatAPolicyLeadsToAnotherServiceComeHome(t *testing.T) {
 func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	t.Parallel()
 	const home, other = "home", "other"
-	url, strategy := ruledBy(t, "homeless"), shared(t, topology.Quorum)
+	url, strategy := ruledBy(t, "homeless"), rig.Shared(t, topology.Quorum)
 	policy := backoff.List{3 * time.Second}
-	var wrong timeline
-	victim := newRig(t, rigConfig{
-		url: url, queue: other, strategy: strategy, policy: policy, clientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			wrong.add()
+	var wrong rig.Timeline
+	victim := rig.Start(t, rig.Config{
+		URL: url, Queue: other, Strategy: strategy, Policy: policy, ClientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.Add()
 			return nil, nil
 		},
 	})
-	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, errFailed
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, rig.ErrFailed
 	}})
-	r.publish(amqp.Publishing{Body: []byte("homeless")})
-	testbroker.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
-	r.stop()
+	r.Publish(amqp.Publishing{Body: []byte("homeless")})
+	rig.WaitFor(t, "the message to wait", func() bool { return strings.Contains(r.Logs.Text(), "Message will be retried") })
+	r.Stop()
 	_, err := testbroker.Channel(t, url).QueueDelete(home, false, false, false)
 	require.NoError(t, err)
-	testbroker.WaitFor(t, "the log to say it", patience, func() bool { return len(victim.logs.saying("Messages are stranded")) > 0 })
-	stranded := take(t, url, strategy.Prefix+".stranded")
+	rig.WaitFor(t, "the log to say it", func() bool { return len(victim.Logs.Saying("Messages are stranded")) > 0 })
+	stranded := rig.Take(t, url, strategy.Prefix+".stranded")
 	require.Equal(t, home, stranded.RoutingKey)
 	require.Equal(t, home, stranded.Headers[header.Queue])
 	require.Equal(t, "1", stranded.Headers[header.Failures])
-	require.Zero(t, wrong.count())
+	require.Zero(t, wrong.Count())
 }
 
 // A service that may not publish behind the return exchange dead-letters a message that is not
@@ -223,33 +225,33 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	const home, other, vhost = "home", "other", "stuck"
 	url := ruledBy(t, vhost)
-	strategy, policy := shared(t, topology.Quorum), backoff.List{time.Second}
-	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, errFailed
+	strategy, policy := rig.Shared(t, topology.Quorum), backoff.List{time.Second}
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, rig.ErrFailed
 	}})
-	client, sub := openSubscriber(t, url, strategy, policy)
+	client, sub := rig.OpenSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
 	plan, err := client.Plan(other, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	node, least := ruledNode(t), plan.Permissions(false)
 	node.Grant(t, testbroker.Grant{VHost: vhost, User: vhost, Configure: least.Configure, Write: least.Write, Read: least.Read})
-	var wrong timeline
-	victim := newRig(t, rigConfig{
-		url: node.URLOf(vhost) + vhost, adminURL: url, queue: other, strategy: strategy, policy: policy,
-		clientOptions: []topology.Option{topology.WithPreProvisioned()},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			wrong.add()
+	var wrong rig.Timeline
+	victim := rig.Start(t, rig.Config{
+		URL: node.URLOf(vhost) + vhost, AdminURL: url, Queue: other, Strategy: strategy, Policy: policy,
+		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.Add()
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
-	dead := take(t, url, other+".dlq")
+	r.Publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
+	dead := rig.Take(t, url, other+".dlq")
 	require.Equal(t, string(header.ReasonMisdirected), dead.Headers[header.DeadReason])
 	require.Equal(t, home, dead.Headers[header.DeadQueue])
 	require.Equal(t, "1", dead.Headers[header.DeadFailures])
 	require.Equal(t, uint8(7), dead.Priority)
-	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
-	require.Zero(t, wrong.count())
+	require.Len(t, victim.Logs.Saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
+	require.Zero(t, wrong.Count())
 }
 
 // Where its own queue refuses the message for as long as the message may be held, the
@@ -258,37 +260,37 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	t.Parallel()
 	const home, other = "home", "other"
 	url := ruledBy(t, "full")
-	strategy, policy := shared(t, topology.Quorum), backoff.List{time.Second}
-	r := newRig(t, rigConfig{url: url, queue: home, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, errFailed
+	strategy, policy := rig.Shared(t, topology.Quorum), backoff.List{time.Second}
+	r := rig.Start(t, rig.Config{URL: url, Queue: home, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, rig.ErrFailed
 	}})
-	_, sub := openSubscriber(t, url, strategy, policy)
+	_, sub := rig.OpenSubscriber(t, url, strategy, policy)
 	require.NoError(t, sub.SubscribeInitialize(other))
-	r.publish(amqp.Publishing{Body: []byte("refused")})
-	testbroker.WaitFor(t, "the message to wait", patience, func() bool { return strings.Contains(r.logs.text(), "Message will be retried") })
-	r.stop()
+	r.Publish(amqp.Publishing{Body: []byte("refused")})
+	rig.WaitFor(t, "the message to wait", func() bool { return strings.Contains(r.Logs.Text(), "Message will be retried") })
+	r.Stop()
 	ch := testbroker.Channel(t, url)
 	_, err := ch.QueueDelete(home, false, false, false)
 	require.NoError(t, err)
 	_, err = ch.QueueDeclare(home, true, false, false, false, amqp.Table{"x-max-length": int32(0), "x-overflow": "reject-publish"})
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(home, home, strategy.Prefix+".return", false, nil))
-	var wrong timeline
-	victim := newRig(t, rigConfig{
-		url: url, queue: other, strategy: strategy, policy: policy,
-		subOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)}, // held for two
-		handler: func(*message.Message) ([]*message.Message, error) {
-			wrong.add()
+	var wrong rig.Timeline
+	victim := rig.Start(t, rig.Config{
+		URL: url, Queue: other, Strategy: strategy, Policy: policy,
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)}, // held for two
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			wrong.Add()
 			return nil, nil
 		},
 	})
-	dead := take(t, url, other+".dlq")
+	dead := rig.Take(t, url, other+".dlq")
 	require.Equal(t, "refused", string(dead.Body))
 	require.Equal(t, string(header.ReasonMisdirected), dead.Headers[header.DeadReason])
 	require.Equal(t, home, dead.Headers[header.DeadQueue])
 	require.Equal(t, "1", dead.Headers[header.DeadFailures])
-	require.Len(t, victim.logs.saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
-	require.Zero(t, wrong.count())
+	require.Len(t, victim.Logs.Saying("Message of another queue cannot be sent on, dead-lettering it"), 1)
+	require.Zero(t, wrong.Count())
 }
 
 // With Via the queue gets its retry whatever the key is. A sibling, to which the
@@ -296,43 +298,43 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 func TestASiblingDropsTheCopyThatAPolicyBroughtIt(t *testing.T) {
 	t.Parallel()
 	url := ruledBy(t, "sibling")
-	strategy, policy := returning(t, "events"), backoff.List{200 * time.Millisecond, 300 * time.Millisecond}
-	serve := func(key string, handler message.HandlerFunc) *rig {
-		return newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic("events", key), handler: handler})
+	strategy, policy := rig.SharedVia(t, "events"), backoff.List{200 * time.Millisecond, 300 * time.Millisecond}
+	serve := func(key string, handler message.HandlerFunc) *rig.Service {
+		return rig.Start(t, rig.Config{URL: url, Strategy: strategy, Policy: policy, Configure: rig.OnTopic("events", key), Handler: handler})
 	}
-	var wrong timeline
+	var wrong rig.Timeline
 	sibling := serve("mail.#", func(*message.Message) ([]*message.Message, error) {
-		wrong.add()
+		wrong.Add()
 		return nil, nil
 	})
-	arrivals := make(chan arrival, 10)
+	arrivals := make(chan rig.Arrival, 10)
 	r := serve("order.#", func(msg *message.Message) ([]*message.Message, error) {
 		raw, _ := topology.Received(msg.Context())
-		arrivals <- arrival{msg: msg, attempt: middleware.Attempt(msg.Context()), raw: raw}
+		arrivals <- rig.Arrival{Msg: msg, Attempt: middleware.Attempt(msg.Context()), Raw: raw}
 		if middleware.Attempt(msg.Context()) < 3 {
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		}
 		return nil, nil
 	})
-	publish(t, url, "events", "order.created", amqp.Publishing{})
+	rig.Publish(t, url, "events", "order.created", amqp.Publishing{})
 	for attempt := range 3 {
-		got := await(t, arrivals)
-		require.Equal(t, attempt+1, got.attempt)
-		require.Equal(t, "order.created", got.raw.RoutingKey)
+		got := rig.Await(t, arrivals)
+		require.Equal(t, attempt+1, got.Attempt)
+		require.Equal(t, "order.created", got.Raw.RoutingKey)
 	}
-	testbroker.WaitFor(t, "the sibling to say it", patience, func() bool {
-		return len(sibling.logs.saying("A retry returned through the exchange with another routing key")) == 1
+	rig.WaitFor(t, "the sibling to say it", func() bool {
+		return len(sibling.Logs.Saying("A retry returned through the exchange with another routing key")) == 1
 	})
-	testbroker.WaitFor(t, "both queues to be empty", patience, func() bool {
-		return testbroker.Depth(t, url, sibling.queue) == 0 && testbroker.Depth(t, url, r.queue) == 0
+	rig.WaitFor(t, "both queues to be empty", func() bool {
+		return testbroker.Depth(t, url, sibling.Queue) == 0 && testbroker.Depth(t, url, r.Queue) == 0
 	})
-	r.stop()
-	sibling.stop()
+	r.Stop()
+	sibling.Stop()
 	require.Empty(t, arrivals)
-	require.Zero(t, wrong.count())
-	require.Len(t, r.logs.saying("A retry returned through the exchange with another routing key"), 1)
-	require.Zero(t, testbroker.Depth(t, url, sibling.queue))
-	require.Zero(t, testbroker.Depth(t, url, sibling.queue+".dlq"))
+	require.Zero(t, wrong.Count())
+	require.Len(t, r.Logs.Saying("A retry returned through the exchange with another routing key"), 1)
+	require.Zero(t, testbroker.Depth(t, url, sibling.Queue))
+	require.Zero(t, testbroker.Depth(t, url, sibling.Queue+".dlq"))
 }
 
 // A policy with dead-letter-routing-key leads retries nowhere: they are stranded, and
@@ -344,22 +346,22 @@ func TestRetriesThatAPolicyLeadsNowhereAreNamed(t *testing.T) {
 	for _, name := range []string{"shared quorum", "shared classic", "levels quorum"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			strategy := strategies[name](t)
-			r := newRig(t, rigConfig{
-				url: url, strategy: strategy, policy: backoff.List{200 * time.Millisecond},
-				clientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
-				handler:       func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+			strategy := rig.Strategies[name](t)
+			r := rig.Start(t, rig.Config{
+				URL: url, Strategy: strategy, Policy: backoff.List{200 * time.Millisecond},
+				ClientOptions: []topology.Option{topology.WithStrandedPause(100 * time.Millisecond)},
+				Handler:       func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
 			})
 			for range messages {
-				r.publish(amqp.Publishing{})
+				r.Publish(amqp.Publishing{})
 			}
-			stranded := r.plan.Queues[len(r.plan.Queues)-2].Name
-			testbroker.WaitFor(t, "the log to say it", patience, func() bool {
-				lines := r.logs.saying("Messages are stranded")
+			stranded := r.Plan.Queues[len(r.Plan.Queues)-2].Name
+			rig.WaitFor(t, "the log to say it", func() bool {
+				lines := r.Logs.Saying("Messages are stranded")
 				return len(lines) > 0 && strings.Contains(lines[len(lines)-1], fmt.Sprintf("messages:%d queue:%s", messages, stranded))
 			})
-			require.LessOrEqual(t, len(r.logs.saying("Messages are stranded")), messages, "only when there are more")
-			require.Equal(t, r.queue, take(t, url, stranded).Headers[header.Queue])
+			require.LessOrEqual(t, len(r.Logs.Saying("Messages are stranded")), messages, "only when there are more")
+			require.Equal(t, r.Queue, rig.Take(t, url, stranded).Headers[header.Queue])
 		})
 	}
 }

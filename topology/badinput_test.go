@@ -1,10 +1,11 @@
 package topology_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -14,18 +15,6 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// openSubscriber returns a subscriber of its own client, both closed at the end.
-func openSubscriber(t testing.TB, url string, strategy topology.Strategy, policy backoff.Policy, options ...topology.Option) (*topology.Client, *topology.Subscriber) {
-	t.Helper()
-	cfg := wamqp.NewDurableQueueConfig(url)
-	client, err := topology.Open(context.Background(), cfg.Connection, strategy, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	return client, sub
-}
 
 func TestOpenNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
@@ -116,7 +105,7 @@ func TestNewSubscriberRefusesWhatLosesMessages(t *testing.T) {
 func TestSubscribeRefusesBadNamesBeforeDeclaring(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	_, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
+	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
 	long := strings.Repeat("q", 250) // fits, but not with ".wait.1s"
 	for topic, text := range map[string]string{"": "is empty", long: "AMQP allows 255"} {
 		_, err := sub.Subscribe(t.Context(), topic)
@@ -134,7 +123,7 @@ func TestMissingPermissionIsNamed(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
 	node.Grant(t, testbroker.Grant{VHost: "/", User: "narrow", Configure: "^orders$", Write: ".*", Read: ".*"})
-	_, sub := openSubscriber(t, node.URLOf("narrow"), topology.PerQueue{}, backoff.List{time.Second})
+	_, sub := rig.OpenSubscriber(t, node.URLOf("narrow"), topology.PerQueue{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, `declare queue "orders.wait.1s"`)
 	require.ErrorContains(t, err, "configure permission")

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -32,23 +34,23 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	}
 	url := testbroker.URL(t)
 	exchange := returnTo(strategy)
-	sibling := besideOn(t, url, exchange, "order.#")
+	sibling := rig.BesideOn(t, url, exchange, "order.#")
 
 	type seen struct {
 		exchange, key, originExchange, originKey string
 		attempt                                  int
 	}
-	var calls timeline
+	var calls rig.Timeline
 	var seens []seen
 	vanishing := 0
 	ch := testbroker.Channel(t, url)
-	r := newRig(t, rigConfig{
-		url: url, strategy: strategy, policy: policy,
-		config: func(cfg *wamqp.Config) {
-			onTopic(exchange, "order.#")(cfg)
-			picky(cfg)
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: policy,
+		Configure: func(cfg *wamqp.Config) {
+			rig.OnTopic(exchange, "order.#")(cfg)
+			rig.Picky(cfg)
 		},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			raw, _ := topology.Received(msg.Context())
 			if string(msg.Payload) == "vanishes" {
 				if vanishing++; vanishing == 1 {
@@ -61,57 +63,59 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 			s := seen{exchange: raw.Exchange, key: raw.RoutingKey, attempt: middleware.Attempt(msg.Context())}
 			s.originExchange, s.originKey, _ = middleware.Origin(msg.Context())
 			seens = append(seens, s)
-			if calls.add() < 6 {
-				return nil, errFailed
+			if calls.Add() < 6 {
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	other := newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic(exchange, "invoice.#"),
-		handler: func(*message.Message) ([]*message.Message, error) { return nil, nil }})
+	other := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: policy, Configure: rig.OnTopic(exchange, "invoice.#"),
+		Handler: func(*message.Message) ([]*message.Message, error) { return nil, nil },
+	})
 	if _, ok := strategy.(topology.Shared); ok {
-		require.Equal(t, r.plan.WaitSteps[0].Exchange, other.plan.WaitSteps[0].Exchange, "one block for many queues")
+		require.Equal(t, r.Plan.WaitSteps[0].Exchange, other.Plan.WaitSteps[0].Exchange, "one block for many queues")
 	}
-	send := func(body string) { publish(t, url, exchange, key, amqp.Publishing{Body: []byte(body)}) }
+	send := func(body string) { rig.Publish(t, url, exchange, key, amqp.Publishing{Body: []byte(body)}) }
 
 	send("order 1")
-	testbroker.WaitFor(t, "the sixth attempt", patience, func() bool { return calls.count() == 6 })
-	calls.requireGaps(t, delays...)
+	rig.WaitFor(t, "the sixth attempt", func() bool { return calls.Count() == 6 })
+	calls.RequireGaps(t, delays...)
 	for i, s := range seens {
 		through := exchange
 		if i > 0 {
-			through = r.plan.Via.Through
+			through = r.Plan.Via.Through
 		}
 		require.Equal(t, seen{through, key, exchange, key, i + 1}, s)
 	}
 	for range 6 { // the fan-out that the option warns of
-		copied := take(t, url, sibling)
+		copied := rig.Take(t, url, sibling)
 		require.Equal(t, "order 1", string(copied.Body))
 		require.Equal(t, key, copied.RoutingKey)
 	}
-	require.Contains(t, r.logs.text(), "every other queue bound there")
-	require.Equal(t, 0, testbroker.Depth(t, url, other.queue+".dlq"))
+	require.Contains(t, r.Logs.Text(), "every other queue bound there")
+	require.Equal(t, 0, testbroker.Depth(t, url, other.Queue+".dlq"))
 
 	requireFinal := func(d amqp.Delivery, queueKey string) {
 		require.Equal(t, exchange, d.Headers[header.OriginExchange])
 		require.Equal(t, key, d.Headers[header.OriginRoutingKey])
-		require.Equal(t, r.queue, d.Headers[queueKey])
+		require.Equal(t, r.Queue, d.Headers[queueKey])
 	}
 	send("refuse") // the marshaler does
-	requireFinal(take(t, url, r.queue+".dlq"), header.DeadQueue)
+	requireFinal(rig.Take(t, url, r.Queue+".dlq"), header.DeadQueue)
 
 	// The exchange vanishes while a message waits, and its queue gets it all the same;
 	// then the queue vanishes, too.
 	send("vanishes")
-	testbroker.WaitFor(t, "it waits for the second time", patience, func() bool {
-		return strings.Contains(r.logs.text(), "delay:"+enough.String()) && waiting(t, url, r.plan) == 1
+	rig.WaitFor(t, "it waits for the second time", func() bool {
+		return strings.Contains(r.Logs.Text(), "delay:"+enough.String()) && rig.Waiting(t, url, r.Plan) == 1
 	})
-	r.stop()
-	_, err := testbroker.Channel(t, url).QueueDelete(r.queue, false, false, false)
+	r.Stop()
+	_, err := testbroker.Channel(t, url).QueueDelete(r.Queue, false, false, false)
 	require.NoError(t, err)
-	stranded := r.plan.Exchanges[0].Name
-	requireFinal(take(t, url, stranded), header.Queue)
-	testbroker.WaitFor(t, "nothing waits", patience, func() bool { return waiting(t, url, r.plan) == 0 })
+	stranded := r.Plan.Exchanges[0].Name
+	requireFinal(rig.Take(t, url, stranded), header.Queue)
+	rig.WaitFor(t, "nothing waits", func() bool { return rig.Waiting(t, url, r.Plan) == 0 })
 	blockKeeps(t, strategy, delays)
 }
 
@@ -119,21 +123,21 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 func blockKeeps(t *testing.T, strategy topology.Strategy, delays backoff.List) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), strategy: strategy, policy: delays,
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(time.Second)},
-		subOptions:    []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
-		handler: func(*message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Strategy: strategy, Policy: delays,
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(time.Second)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
+		Handler: func(*message.Message) ([]*message.Message, error) {
 			proxy.Blackhole(true)
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("kept")})
-	testbroker.WaitFor(t, "it is held", patience, func() bool { return strings.Contains(r.logs.text(), "holding it") })
-	r.stop()
-	require.Equal(t, "kept", string(take(t, url, r.queue).Body))
-	require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
-	require.Equal(t, 0, waiting(t, url, r.plan))
+	r.Publish(amqp.Publishing{Body: []byte("kept")})
+	rig.WaitFor(t, "it is held", func() bool { return strings.Contains(r.Logs.Text(), "holding it") })
+	r.Stop()
+	require.Equal(t, "kept", string(rig.Take(t, url, r.Queue).Body))
+	require.Equal(t, 0, testbroker.Depth(t, url, r.Queue+".dlq"))
+	require.Equal(t, 0, rig.Waiting(t, url, r.Plan))
 }
 
 // returnTo is the exchange that a strategy returns messages through.

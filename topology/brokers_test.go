@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -23,33 +25,33 @@ func TestBrokersAreTriedInTurn(t *testing.T) {
 	url := testbroker.URL(t)
 	first, second := testbroker.NewProxy(t, url), testbroker.NewProxy(t, url)
 	first.Refuse(true)
-	var calls timeline
-	r := newRig(t, rigConfig{
-		url: first.URL(), adminURL: url,
-		clientOptions: []topology.Option{topology.WithBrokers("amqp://guest:guest@127.0.0.1:1/", second.URL())},
-		policy:        backoff.List{time.Second},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			if calls.add()%2 == 1 {
-				return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: first.URL(), AdminURL: url,
+		ClientOptions: []topology.Option{topology.WithBrokers("amqp://guest:guest@127.0.0.1:1/", second.URL())},
+		Policy:        backoff.List{time.Second},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			if calls.Add()%2 == 1 {
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("over the second")})
-	testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
+	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("over the second")})
+	rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 2 })
 	require.Positive(t, second.Connections())
 
 	first.Refuse(false)
 	second.Refuse(true)
 	second.Cut()
-	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("over the first")})
-	testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 4 })
-	require.NoError(t, r.client.Healthy())
+	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("over the first")})
+	rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 4 })
+	require.NoError(t, r.Client.Healthy())
 }
 
 func TestBrokersMustShareAVhost(t *testing.T) {
 	t.Parallel()
-	_, err := topology.Open(t.Context(), connection("amqp://127.0.0.1:1/a"), topology.PerQueue{}, topology.WithBrokers("amqp://127.0.0.1:1/b"))
+	_, err := topology.Open(t.Context(), rig.ConnectionConfig("amqp://127.0.0.1:1/a"), topology.PerQueue{}, topology.WithBrokers("amqp://127.0.0.1:1/b"))
 	require.ErrorContains(t, err, `WithBrokers names vhost "b"`)
 }
 
@@ -62,11 +64,11 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	var password atomic.Value
 	password.Store("shop")
 	var asked atomic.Int64
-	var calls timeline
+	var calls rig.Timeline
 	url := strings.Replace(node.URL(), "guest:guest", "shop:outdated", 1)
-	r := newRig(t, rigConfig{
-		url: url, adminURL: node.URL(), queue: "orders",
-		clientOptions: []topology.Option{
+	r := rig.Start(t, rig.Config{
+		URL: url, AdminURL: node.URL(), Queue: "orders",
+		ClientOptions: []topology.Option{
 			topology.WithName("shop"),
 			topology.WithCredentials(func(context.Context) (string, string, error) {
 				if asked.Add(1) == 4 {
@@ -75,9 +77,9 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 				return "shop", password.Load().(string), nil
 			}),
 		},
-		policy: backoff.List{time.Second},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			calls.add()
+		Policy: backoff.List{time.Second},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			calls.Add()
 			return nil, nil
 		},
 	})
@@ -89,9 +91,9 @@ func TestCredentialsAreAskedForAgain(t *testing.T) {
 	node.Ctl(t, "change_password", "shop", "second")
 	before := asked.Load()
 	node.Ctl(t, "close_all_connections", "rotated")
-	publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("after the change")})
-	testbroker.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 1 })
+	rig.Publish(t, node.URL(), "", "orders", amqp.Publishing{Body: []byte("after the change")})
+	rig.WaitFor(t, "it is handled", func() bool { return calls.Count() == 1 })
 	require.Greater(t, asked.Load(), before)
-	r.stop()
-	require.NotContains(t, r.logs.text(), "second")
+	r.Stop()
+	require.NotContains(t, r.Logs.Text(), "second")
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -37,26 +39,26 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 	)
 
 	type service struct {
-		*rig
+		*rig.Service
 		calls, handled atomic.Int64 // while it is out, and afterwards
 	}
 	var out atomic.Bool
 	out.Store(true)
 	serve := func(options ...middleware.Option) *service {
 		s := &service{}
-		s.rig = newRig(t, rigConfig{
-			url: url, policy: policy, config: prefetch(50), options: options,
-			subOptions: []topology.SubscriberOption{topology.ForPolicy(backoff.List{slow}), topology.WithConcurrency(concurrency)},
-			handler: func(*message.Message) ([]*message.Message, error) {
+		s.Service = rig.Start(t, rig.Config{
+			URL: url, Policy: policy, Configure: rig.Prefetch(50), RetryOptions: options,
+			SubscriberOptions: []topology.SubscriberOption{topology.ForPolicy(backoff.List{slow}), topology.WithConcurrency(concurrency)},
+			Handler: func(*message.Message) ([]*message.Message, error) {
 				if out.Load() {
 					s.calls.Add(1)
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
 				s.handled.Add(1)
 				return nil, nil
 			},
 		})
-		testbroker.Delete(t, s.queue+".wait.4s")
+		testbroker.Delete(t, s.Queue+".wait.4s")
 		return s
 	}
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Window: window, Minimum: minimum, Probes: probes, Delay: slow})
@@ -74,7 +76,7 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 	for tick := time.NewTicker(10 * time.Millisecond); time.Since(began) < outage; <-tick.C {
 		for ; sent < int(time.Since(began).Seconds()*float64(rate)); sent++ {
 			for _, s := range services {
-				last, err = ch.PublishWithDeferredConfirm("", s.queue, true, false, amqp.Publishing{DeliveryMode: amqp.Persistent})
+				last, err = ch.PublishWithDeferredConfirm("", s.Queue, true, false, amqp.Publishing{DeliveryMode: amqp.Persistent})
 				require.NoError(t, err)
 			}
 		}
@@ -83,9 +85,9 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 	out.Store(false)
 	windows := int64(time.Since(began)/window) + 1
 	for _, s := range services {
-		testbroker.WaitFor(t, "every message to be handled", patience, func() bool { return s.handled.Load() >= int64(sent) })
+		rig.WaitFor(t, "every message to be handled", func() bool { return s.handled.Load() >= int64(sent) })
 		require.Equal(t, int64(sent), s.handled.Load())
-		require.Equal(t, 0, testbroker.Depth(t, url, s.plan.Dead.RoutingKey))
+		require.Equal(t, 0, testbroker.Depth(t, url, s.Plan.Dead.RoutingKey))
 	}
 	t.Logf("%d calls of a downstream that is out for %v at %d messages a second", with.calls.Load(), outage, rate)
 	// A window in which no delivery came opens the budget: then the first failures close it again.
@@ -96,5 +98,5 @@ func TestBudgetSparesADownstreamThatIsOut(t *testing.T) {
 		require.LessOrEqual(t, with.calls.Load()*10, without)
 	}
 	require.Positive(t, with.calls.Load())
-	testbroker.WaitFor(t, "the budget to open", patience, func() bool { return !budget.State().Closed })
+	rig.WaitFor(t, "the budget to open", func() bool { return !budget.State().Closed })
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -26,14 +28,14 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 		attempt int
 	}
 	calls := make(chan call, 100)
-	release := func(strategy topology.PerQueue, policy backoff.List, failOn string) *rig {
-		return newRig(t, rigConfig{
-			url: url, queue: queue, strategy: strategy, policy: policy,
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+	release := func(strategy topology.PerQueue, policy backoff.List, failOn string) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Strategy: strategy, Policy: policy,
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				c := call{string(msg.Payload), middleware.Attempt(msg.Context())}
 				calls <- c
 				if c.body == failOn && c.attempt == 1 {
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
 				return nil, nil
 			},
@@ -45,35 +47,35 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 		select {
 		case c := <-calls:
 			return c
-		case <-time.After(patience):
+		case <-time.After(rig.Patience):
 			t.Fatalf("only these came back: %v", returned)
 			return call{}
 		}
 	}
-	deploy := func(strategy topology.PerQueue, policy backoff.List, body string) *rig {
+	deploy := func(strategy topology.PerQueue, policy backoff.List, body string) *rig.Service {
 		r := release(strategy, policy, body)
-		r.publish(amqp.Publishing{Body: []byte(body)})
+		r.Publish(amqp.Publishing{Body: []byte(body)})
 		for c := next(); c != (call{body, 1}); c = next() {
 			require.Equal(t, 2, c.attempt, c.body)
 			returned[c] = true
 		}
 		plan, err := strategy.Plan(queue, policy)
 		require.NoError(t, err)
-		testbroker.WaitFor(t, body+" waits", patience, func() bool {
+		rig.WaitFor(t, body+" waits", func() bool {
 			return testbroker.Depth(t, url, plan.WaitSteps[0].RoutingKey) == 1
 		})
 		return r
 	}
-	deploy(quorum, backoff.List{2 * time.Second, 5 * time.Second}, "first").stop()
-	deploy(quorum, backoff.List{3 * time.Second, 5 * time.Second}, "second").stop()
+	deploy(quorum, backoff.List{2 * time.Second, 5 * time.Second}, "first").Stop()
+	deploy(quorum, backoff.List{3 * time.Second, 5 * time.Second}, "second").Stop()
 	last := deploy(classic, backoff.List{3 * time.Second, 5 * time.Second}, "third")
 
 	for len(returned) < 3 {
 		returned[next()] = true
 	}
 	require.Equal(t, map[call]bool{{"first", 2}: true, {"second", 2}: true, {"third", 2}: true}, returned)
-	require.Contains(t, last.logs.text(), "it is used as it is", "the quorum DLQ is adopted")
-	require.NotContains(t, last.logs.text(), "PRECONDITION_FAILED")
+	require.Contains(t, last.Logs.Text(), "it is used as it is", "the quorum DLQ is adopted")
+	require.NotContains(t, last.Logs.Text(), "PRECONDITION_FAILED")
 }
 
 // A queue of the name of ours with other arguments: a clear error that names
@@ -84,7 +86,7 @@ func TestConflictingWaitQueueIsNamed(t *testing.T) {
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue+".wait.1s", true, false, false, false,
 		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(2000)})
 	require.NoError(t, err)
-	client, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
+	client, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
 	_ = client
 	_, err = sub.Subscribe(t.Context(), queue)
 	var conflict *topology.ConflictError
@@ -107,7 +109,7 @@ func TestConflictingExchangeIsNamed(t *testing.T) {
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
 	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
-	_, sub := openSubscriber(t, url, topology.PerAttempt{}, backoff.List{time.Second})
+	_, sub := rig.OpenSubscriber(t, url, topology.PerAttempt{}, backoff.List{time.Second})
 	_, err := sub.Subscribe(t.Context(), queue)
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)
@@ -125,7 +127,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	ch := testbroker.Channel(t, url)
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	for name, c := range map[string]struct {
@@ -140,9 +142,9 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 		queue := testbroker.Queue(t)
 		_, err := ch.QueueDeclare(queue, true, false, false, false, c.exists)
 		require.NoError(t, err)
-		cfg := queueConfig(url)
+		cfg := rig.QueueConfig(url)
 		cfg.Queue.Arguments = c.wanted
-		err = subscribeError(t, client, cfg, queue, backoff.List{time.Second})
+		err = rig.SubscribeError(t, client, cfg, queue, backoff.List{time.Second})
 		t.Log(err)
 		var conflict *topology.ConflictError
 		require.ErrorAs(t, err, &conflict, name)
@@ -155,7 +157,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
 	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
 	testbroker.Delete(t, exchange+"_shipping")
-	err = subscribeError(t, client, wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")), exchange, backoff.List{time.Second})
+	err = rig.SubscribeError(t, client, wamqp.NewDurablePubSubConfig(url, wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")), exchange, backoff.List{time.Second})
 	t.Log(err)
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)
@@ -173,13 +175,13 @@ func TestConflictWithALongNameWasNotRecognised(t *testing.T) {
 	ch := testbroker.Channel(t, url)
 	_, err := ch.QueueDeclare(queue+".dlq", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
-	_, sub := openSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
+	_, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, backoff.List{time.Second})
 	_, err = sub.Subscribe(t.Context(), queue)
 	require.NoError(t, err)
 
 	_, err = ch.QueueDeclare(queue+".wait.2s", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
-	_, sub = openSubscriber(t, url, topology.PerQueue{}, backoff.List{2 * time.Second})
+	_, sub = rig.OpenSubscriber(t, url, topology.PerQueue{}, backoff.List{2 * time.Second})
 	_, err = sub.Subscribe(t.Context(), queue)
 	var conflict *topology.ConflictError
 	require.ErrorAs(t, err, &conflict)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -33,19 +35,19 @@ func deduplicator(key wmiddleware.MessageHasher) message.HandlerMiddleware {
 func TestDeduplicatorSwallowsTheRetries(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
-	h := inside(failUntil(100, attempts), deduplicator(nil))
+	h := rig.Inside(rig.FailUntil(100, attempts), deduplicator(nil))
 	swallowed := make(chan int, 10)
-	r := newRig(t, rigConfig{policy: quickly(3), handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(3), Handler: func(msg *message.Message) ([]*message.Message, error) {
 		produced, err := h(msg)
 		if err == nil {
 			swallowed <- middleware.Attempt(msg.Context())
 		}
 		return produced, err
 	}})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1)
-	awaitAttempts(t, swallowed, 2)
-	requireNothingLeft(t, r, 0)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1)
+	rig.AwaitAttempts(t, swallowed, 2)
+	r.RequireNothingLeft(0)
 	require.Empty(t, attempts)
 }
 
@@ -53,35 +55,35 @@ func TestDeduplicatorSwallowsTheRetries(t *testing.T) {
 // the one that its producer has sent twice is not.
 func TestComposedWithDeduplicator(t *testing.T) {
 	t.Parallel()
-	for name, place := range map[string]func(*rigConfig, message.HandlerMiddleware){
-		"inside":  func(rc *rigConfig, m message.HandlerMiddleware) { rc.handler = inside(rc.handler, m) },
-		"outside": func(rc *rigConfig, m message.HandlerMiddleware) { rc.outer = []message.HandlerMiddleware{m} },
+	for name, place := range map[string]func(*rig.Config, message.HandlerMiddleware){
+		"inside":  func(rc *rig.Config, m message.HandlerMiddleware) { rc.Handler = rig.Inside(rc.Handler, m) },
+		"outside": func(rc *rig.Config, m message.HandlerMiddleware) { rc.Outer = []message.HandlerMiddleware{m} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var calls timeline
+			var calls rig.Timeline
 			attempts := make(chan int, 10)
-			rc := rigConfig{policy: quickly(1), handler: func(msg *message.Message) ([]*message.Message, error) {
+			rc := rig.Config{Policy: rig.Quickly(1), Handler: func(msg *message.Message) ([]*message.Message, error) {
 				attempts <- middleware.Attempt(msg.Context())
-				switch calls.add() {
+				switch calls.Add() {
 				case 1:
-					return nil, middleware.Snooze(errFailed, 100*time.Millisecond)
+					return nil, middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
 				case 2, 3, 4:
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
 				return nil, nil
 			}}
 			place(&rc, deduplicator(middleware.DeduplicationKey))
-			r := newRig(t, rc)
+			r := rig.Start(t, rc)
 			order := amqp.Publishing{Body: []byte("order"), MessageId: "id-1"}
-			r.publish(order)
-			awaitAttempts(t, attempts, 1, 1, 2) // set aside, then failed twice
-			dead := take(t, r.url, r.queue+".dlq")
-			r.publish(order) // absorbed
-			r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1", Headers: dead.Headers})
-			awaitAttempts(t, attempts, 1, 2) // moved back, failed, and handled
-			testbroker.WaitFor(t, "an empty queue", patience, func() bool { return testbroker.Depth(t, r.url, r.queue) == 0 })
-			requireNothingLeft(t, r, 0)
+			r.Publish(order)
+			rig.AwaitAttempts(t, attempts, 1, 1, 2) // set aside, then failed twice
+			dead := r.DeadLetter()
+			r.Publish(order) // absorbed
+			r.Publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1", Headers: dead.Headers})
+			rig.AwaitAttempts(t, attempts, 1, 2) // moved back, failed, and handled
+			rig.WaitFor(t, "an empty queue", func() bool { return r.Depth("") == 0 })
+			r.RequireNothingLeft(0)
 			require.Empty(t, attempts)
 		})
 	}
@@ -94,12 +96,12 @@ func TestDeduplicatorLetsRedeliveriesThrough(t *testing.T) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 10)
-	var calls timeline
-	r := newRig(t, rigConfig{
-		url: proxy.URL(), publisherURL: url, adminURL: url, policy: quickly(1),
-		handler: inside(func(msg *message.Message) ([]*message.Message, error) {
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: proxy.URL(), PublisherURL: url, AdminURL: url, Policy: rig.Quickly(1),
+		Handler: rig.Inside(func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
-			if calls.add() == 1 {
+			if calls.Add() == 1 {
 				proxy.Cut()
 				<-msg.Context().Done()
 				return nil, msg.Context().Err()
@@ -107,8 +109,8 @@ func TestDeduplicatorLetsRedeliveriesThrough(t *testing.T) {
 			return nil, nil
 		}, deduplicator(middleware.DeduplicationKey)),
 	})
-	publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
-	awaitAttempts(t, attempts, 1, 1)
-	r.stop()
-	require.Zero(t, testbroker.Depth(t, url, r.queue))
+	rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
+	rig.AwaitAttempts(t, attempts, 1, 1)
+	r.Stop()
+	require.Zero(t, testbroker.Depth(t, url, r.Queue))
 }

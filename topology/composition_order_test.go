@@ -3,11 +3,11 @@ package topology_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -20,18 +20,15 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// said counts the log lines with this text.
-func (c *capture) said(text string) int { return strings.Count(c.text(), text) }
-
 // poison is Watermill's PoisonQueue to a queue of the test's own.
 func poison(t *testing.T, url string) (queue string, m message.HandlerMiddleware) {
 	t.Helper()
 	queue = testbroker.Queue(t)
-	declareFirst(t, url, queue, func(*wamqp.Config) {})
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	rig.DeclareQueue(t, url, queue, nil)
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	m, err = wmiddleware.PoisonQueue(newPublisher(t, client, url), queue)
+	m, err = wmiddleware.PoisonQueue(rig.NewPublisher(t, client, url), queue)
 	require.NoError(t, err)
 	return queue, m
 }
@@ -42,14 +39,14 @@ func TestPoisonQueueInsideIsNamed(t *testing.T) {
 	url := testbroker.URL(t)
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{url: url, policy: quickly(1), handler: inside(failUntil(10, attempts), m)})
+	r := rig.Start(t, rig.Config{URL: url, Policy: rig.Quickly(1), Handler: rig.Inside(rig.FailUntil(10, attempts), m)})
 	for range 3 {
-		r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
-		take(t, url, queue)
+		r.Publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
+		rig.Take(t, url, queue)
 	}
-	awaitAttempts(t, attempts, 1, 1, 1)
-	requireNothingLeft(t, r, 0)
-	require.Equal(t, 1, r.logs.said("A PoisonQueue inside DelayedRetry has taken an error away before it could be retried"))
+	rig.AwaitAttempts(t, attempts, 1, 1, 1)
+	r.RequireNothingLeft(0)
+	require.Equal(t, 1, r.Logs.Said("A PoisonQueue inside DelayedRetry has taken an error away before it could be retried"))
 }
 
 // Outside, it sees no failure of the handler.
@@ -58,11 +55,11 @@ func TestComposedWithPoisonQueue(t *testing.T) {
 	url := testbroker.URL(t)
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{url: url, policy: quickly(1), handler: failUntil(10, attempts), outer: []message.HandlerMiddleware{m}})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 2)
-	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, url, r.queue+".dlq") == 1 })
-	requireNothingLeft(t, r, 1)
+	r := rig.Start(t, rig.Config{URL: url, Policy: rig.Quickly(1), Handler: rig.FailUntil(10, attempts), Outer: []message.HandlerMiddleware{m}})
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 2)
+	rig.WaitFor(t, "the dead letter", func() bool { return testbroker.Depth(t, url, r.Queue+".dlq") == 1 })
+	r.RequireNothingLeft(1)
 	require.Zero(t, testbroker.Depth(t, url, queue))
 }
 
@@ -74,22 +71,22 @@ func TestPoisonQueueOutsideThatTakesTheUnsettledIsNamed(t *testing.T) {
 	queue, m := poison(t, url)
 	attempts := make(chan int, 10)
 	proxy := testbroker.NewProxy(t, url)
-	h := failUntil(10, attempts)
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), policy: quickly(1), outer: []message.HandlerMiddleware{m},
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		options:       []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	h := rig.FailUntil(10, attempts)
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Policy: rig.Quickly(1), Outer: []message.HandlerMiddleware{m},
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
+		RetryOptions:  []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			proxy.Blackhole(true)
 			return h(msg)
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	taken := take(t, url, queue)
-	awaitAttempts(t, attempts, 1)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	taken := rig.Take(t, url, queue)
+	rig.AwaitAttempts(t, attempts, 1)
 	require.Contains(t, taken.Headers[wmiddleware.ReasonForPoisonedKey], middleware.ErrNotHandedOver.Error())
-	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return r.Logs.Said("Message was acked though DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
 }
@@ -102,32 +99,32 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 10)
 	first := true
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), policy: quickly(1),
-		outer: []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Policy: rig.Quickly(1),
+		Outer: []message.HandlerMiddleware{func(h message.HandlerFunc) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {
 				produced, _ := h(msg)
 				return produced, nil
 			}
 		}},
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		options:       []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
+		RetryOptions:  []middleware.Option{middleware.WithHoldLimit(time.Millisecond)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			if first {
 				first = false
 				proxy.Blackhole(true)
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return r.logs.said("Message was acked though DelayedRetry could not settle it") == 1
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return r.Logs.Said("Message was acked though DelayedRetry could not settle it") == 1
 	})
 	proxy.Blackhole(false)
-	awaitAttempts(t, attempts, 1, 1)
+	rig.AwaitAttempts(t, attempts, 1, 1)
 }
 
 // With an InstantAck every failure is a message lost, and each is named. Outside,
@@ -136,11 +133,11 @@ func TestSwallowedUnsettledMessageWasLost(t *testing.T) {
 func TestInstantAckIsNamed(t *testing.T) {
 	t.Parallel()
 	const messages = 20
-	for name, place := range map[string]func(*rigConfig){
-		"inside":  func(rc *rigConfig) { rc.handler = inside(rc.handler, wmiddleware.InstantAck) },
-		"outside": func(rc *rigConfig) { rc.outer = []message.HandlerMiddleware{wmiddleware.InstantAck} },
-		"outside, and the ack is done": func(rc *rigConfig) {
-			rc.outer = []message.HandlerMiddleware{wmiddleware.InstantAck, func(h message.HandlerFunc) message.HandlerFunc {
+	for name, place := range map[string]func(*rig.Config){
+		"inside":  func(rc *rig.Config) { rc.Handler = rig.Inside(rc.Handler, wmiddleware.InstantAck) },
+		"outside": func(rc *rig.Config) { rc.Outer = []message.HandlerMiddleware{wmiddleware.InstantAck} },
+		"outside, and the ack is done": func(rc *rig.Config) {
+			rc.Outer = []message.HandlerMiddleware{wmiddleware.InstantAck, func(h message.HandlerFunc) message.HandlerFunc {
 				return func(msg *message.Message) ([]*message.Message, error) {
 					<-msg.Context().Done()
 					return h(msg)
@@ -151,19 +148,19 @@ func TestInstantAckIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			attempts := make(chan int, 2*messages)
-			rc := rigConfig{policy: quickly(1), handler: failUntil(1000, attempts)}
+			rc := rig.Config{Policy: rig.Quickly(1), Handler: rig.FailUntil(1000, attempts)}
 			place(&rc)
-			r := newRig(t, rc)
+			r := rig.Start(t, rc)
 			for i := range messages {
-				r.publish(amqp.Publishing{Body: []byte(fmt.Sprint("order ", i))})
+				r.Publish(amqp.Publishing{Body: []byte(fmt.Sprint("order ", i))})
 			}
 			for range messages {
-				awaitAttempts(t, attempts, 1)
+				rig.AwaitAttempts(t, attempts, 1)
 			}
-			testbroker.WaitFor(t, "a line for each message that is lost", patience, func() bool {
-				return r.logs.said("Handler failed after its message was acked: it is lost and cannot be retried") == messages
+			rig.WaitFor(t, "a line for each message that is lost", func() bool {
+				return r.Logs.Said("Handler failed after its message was acked: it is lost and cannot be retried") == messages
 			})
-			requireNothingLeft(t, r, 0)
+			r.RequireNothingLeft(0)
 			require.Empty(t, attempts)
 		})
 	}
@@ -174,23 +171,23 @@ func TestInstantAckIsNamed(t *testing.T) {
 func TestDuplicatorOutsideIsNamed(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 100)
-	r := newRig(t, rigConfig{policy: quickly(3), handler: failUntil(100, attempts), outer: []message.HandlerMiddleware{wmiddleware.Duplicator}})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 2, 3, 4)
-	testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, r.url, r.queue+".dlq") > 0 })
-	requireNothingLeft(t, r, 1)
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(3), Handler: rig.FailUntil(100, attempts), Outer: []message.HandlerMiddleware{wmiddleware.Duplicator}})
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
+	rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") > 0 })
+	r.RequireNothingLeft(1)
 	require.Empty(t, attempts)
-	require.Equal(t, 1, r.logs.said("DelayedRetry was called again for a message that it had handed over"))
+	require.Equal(t, 1, r.Logs.Said("DelayedRetry was called again for a message that it had handed over"))
 }
 
 // Inside, it calls the handler twice, and a failure of either is one failure.
 func TestComposedWithDuplicator(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 100)
-	r := newRig(t, rigConfig{policy: quickly(3), handler: inside(failUntil(3, attempts), wmiddleware.Duplicator)})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 2, 3, 3)
-	requireNothingLeft(t, r, 0)
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(3), Handler: rig.Inside(rig.FailUntil(3, attempts), wmiddleware.Duplicator)})
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 2, 3, 3)
+	r.RequireNothingLeft(0)
 }
 
 // DelayOnError writes a delay into a message that does not travel: the policy
@@ -198,34 +195,34 @@ func TestComposedWithDuplicator(t *testing.T) {
 func TestDelayOnErrorInsideIsNamed(t *testing.T) {
 	t.Parallel()
 	attempts, seen := make(chan int, 10), make(chan string, 10)
-	h := failUntil(10, attempts)
+	h := rig.FailUntil(10, attempts)
 	onError := &wmiddleware.DelayOnError{InitialInterval: time.Hour, MaxInterval: time.Hour, Multiplier: 2}
-	r := newRig(t, rigConfig{policy: quickly(2), handler: inside(func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(2), Handler: rig.Inside(func(msg *message.Message) ([]*message.Message, error) {
 		seen <- msg.Metadata.Get(delay.DelayedForKey)
 		return h(msg)
 	}, onError.Middleware)})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 2, 3)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 2, 3)
 	for range 3 {
 		require.Empty(t, <-seen)
 	}
-	take(t, r.url, r.queue+".dlq")
-	require.Equal(t, 1, r.logs.said("DelayOnError inside DelayedRetry has no effect"))
+	r.DeadLetter()
+	require.Equal(t, 1, r.Logs.Said("DelayOnError inside DelayedRetry has no effect"))
 }
 
 // Errors that IgnoreErrors inside knows are successes. It compares texts, and knows
 // none that was wrapped with %w.
 func TestComposedWithIgnoreErrors(t *testing.T) {
 	t.Parallel()
-	errs := map[string]error{"ignored": errFailed, "marked": middleware.Permanent(errFailed), "wrapped": fmt.Errorf("sell: %w", errFailed)}
-	r := newRig(t, rigConfig{policy: quickly(1), handler: inside(func(msg *message.Message) ([]*message.Message, error) {
+	errs := map[string]error{"ignored": rig.ErrFailed, "marked": middleware.Permanent(rig.ErrFailed), "wrapped": fmt.Errorf("sell: %w", rig.ErrFailed)}
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: rig.Inside(func(msg *message.Message) ([]*message.Message, error) {
 		return nil, errs[string(msg.Payload)]
-	}, wmiddleware.NewIgnoreErrors([]error{errFailed}).Middleware)})
+	}, wmiddleware.NewIgnoreErrors([]error{rig.ErrFailed}).Middleware)})
 	for _, body := range []string{"ignored", "marked", "wrapped"} {
-		r.publish(amqp.Publishing{Body: []byte(body)})
+		r.Publish(amqp.Publishing{Body: []byte(body)})
 	}
-	require.Equal(t, "wrapped", string(take(t, r.url, r.queue+".dlq").Body))
-	requireNothingLeft(t, r, 0)
+	require.Equal(t, "wrapped", string(r.DeadLetter().Body))
+	r.RequireNothingLeft(0)
 }
 
 // Inside, a RandomFail is a failure. Outside, no attempt is counted: the message is
@@ -236,20 +233,20 @@ func TestComposedWithRandomFail(t *testing.T) {
 	for name, m := range map[string]message.HandlerMiddleware{"error": wmiddleware.RandomFail(1), "panic": wmiddleware.RandomPanic(1)} {
 		t.Run(name+" inside", func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, rigConfig{policy: quickly(1), handler: inside(succeeds, m)})
-			r.publish(amqp.Publishing{Body: []byte("order")})
-			dead := take(t, r.url, r.queue+".dlq")
+			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: rig.Inside(succeeds, m)})
+			r.Publish(amqp.Publishing{Body: []byte("order")})
+			dead := r.DeadLetter()
 			require.Equal(t, "2", dead.Headers[header.DeadFailures])
 			require.Contains(t, dead.Headers[header.DeadError], "random "+map[string]string{"error": "fail", "panic": "panic"}[name]+" occurred")
 		})
 		t.Run(name+" outside", func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, rigConfig{policy: quickly(1), handler: succeeds, outer: []message.HandlerMiddleware{m}})
-			r.publish(amqp.Publishing{Body: []byte("order")})
-			waiting := take(t, r.url, r.queue+".wait.1s")
+			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: succeeds, Outer: []message.HandlerMiddleware{m}})
+			r.Publish(amqp.Publishing{Body: []byte("order")})
+			waiting := rig.Take(t, r.URL, r.Queue+".wait.1s")
 			require.NotContains(t, waiting.Headers, header.Failures)
 			require.Contains(t, waiting.Headers, header.FirstSeen)
-			requireNothingLeft(t, r, 0)
+			r.RequireNothingLeft(0)
 		})
 	}
 }

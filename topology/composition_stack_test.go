@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/sony/gobreaker"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -20,24 +21,24 @@ import (
 // Throttle outside: the retries keep to the rate as well.
 func TestComposedWithThrottle(t *testing.T) {
 	t.Parallel()
-	var calls timeline
-	r := newRig(t, rigConfig{
-		policy: quickly(1), outer: []message.HandlerMiddleware{wmiddleware.NewThrottle(10, time.Second).Middleware},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: rig.Quickly(1), Outer: []message.HandlerMiddleware{wmiddleware.NewThrottle(10, time.Second).Middleware},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
 	for range 5 {
-		r.publish(amqp.Publishing{Body: []byte("order")})
+		r.Publish(amqp.Publishing{Body: []byte("order")})
 	}
-	testbroker.WaitFor(t, "ten calls", patience, func() bool { return calls.count() == 10 })
+	rig.WaitFor(t, "ten calls", func() bool { return calls.Count() == 10 })
 	// The first may find a tick waiting.
-	require.GreaterOrEqual(t, calls.all()[9], 800*time.Millisecond-grace)
-	requireNothingLeft(t, r, 0)
+	require.GreaterOrEqual(t, calls.All()[9], 800*time.Millisecond-rig.Grace)
+	r.RequireNothingLeft(0)
 }
 
 // An open circuit comes back later and burns no attempt; where it counts as a
@@ -60,13 +61,13 @@ func TestComposedWithCircuitBreaker(t *testing.T) {
 				ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures == 2 },
 			})
 			attempts := make(chan int, 10)
-			r := newRig(t, rigConfig{policy: quickly(2), options: c.options, handler: inside(failUntil(3, attempts), breaker.Middleware)})
-			r.publish(amqp.Publishing{Body: []byte("order")})
-			awaitAttempts(t, attempts, c.calls...)
+			r := rig.Start(t, rig.Config{Policy: rig.Quickly(2), RetryOptions: c.options, Handler: rig.Inside(rig.FailUntil(3, attempts), breaker.Middleware)})
+			r.Publish(amqp.Publishing{Body: []byte("order")})
+			rig.AwaitAttempts(t, attempts, c.calls...)
 			if c.dead == 1 {
-				testbroker.WaitFor(t, "the dead letter", patience, func() bool { return testbroker.Depth(t, r.url, r.queue+".dlq") == 1 })
+				rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") == 1 })
 			}
-			requireNothingLeft(t, r, c.dead)
+			r.RequireNothingLeft(c.dead)
 			require.Empty(t, attempts)
 		})
 	}
@@ -77,12 +78,12 @@ func TestComposedInTheRightOrder(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
 	errIgnored := errors.New("of no interest")
-	h := failUntil(4, attempts)
-	r := newRig(t, rigConfig{
-		policy:  quickly(3),
-		options: []middleware.Option{middleware.WithSnoozeFor(time.Second, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)},
-		outer:   []message.HandlerMiddleware{wmiddleware.CorrelationID, wmiddleware.NewThrottle(1000, time.Second).Middleware},
-		handler: inside(func(msg *message.Message) ([]*message.Message, error) {
+	h := rig.FailUntil(4, attempts)
+	r := rig.Start(t, rig.Config{
+		Policy:       rig.Quickly(3),
+		RetryOptions: []middleware.Option{middleware.WithSnoozeFor(time.Second, gobreaker.ErrOpenState, gobreaker.ErrTooManyRequests)},
+		Outer:        []message.HandlerMiddleware{wmiddleware.CorrelationID, wmiddleware.NewThrottle(1000, time.Second).Middleware},
+		Handler: rig.Inside(func(msg *message.Message) ([]*message.Message, error) {
 			if _, bounded := msg.Context().Deadline(); !bounded {
 				return nil, errors.Join(middleware.Permanent(errors.New("no deadline")), context.Canceled)
 			}
@@ -100,10 +101,10 @@ func TestComposedInTheRightOrder(t *testing.T) {
 			wmiddleware.Recoverer,
 		),
 	})
-	r.publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
-	dead := take(t, r.url, r.queue+".dlq")
-	awaitAttempts(t, attempts, 1, 1, 2, 2, 3, 3, 4, 4)
+	r.Publish(amqp.Publishing{Body: []byte("order"), MessageId: "id-1"})
+	dead := r.DeadLetter()
+	rig.AwaitAttempts(t, attempts, 1, 1, 2, 2, 3, 3, 4, 4)
 	require.Equal(t, "4", dead.Headers[header.DeadFailures])
 	require.Contains(t, dead.Headers[header.DeadError], "of no interest")
-	require.NotContains(t, r.logs.text(), "wrong order")
+	require.NotContains(t, r.Logs.Text(), "wrong order")
 }

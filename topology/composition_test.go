@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -13,72 +15,25 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// inside puts middlewares between DelayedRetry and a handler, the first outermost.
-func inside(h message.HandlerFunc, middlewares ...message.HandlerMiddleware) message.HandlerFunc {
-	for i := len(middlewares) - 1; i >= 0; i-- {
-		h = middlewares[i](h)
-	}
-	return h
-}
-
-// failUntil is a handler that fails before its nth call, and notes the attempts.
-func failUntil(n int, attempts chan int) message.HandlerFunc {
-	var calls atomic.Int32
-	return func(msg *message.Message) ([]*message.Message, error) {
-		attempts <- middleware.Attempt(msg.Context())
-		if int(calls.Add(1)) < n {
-			return nil, errFailed
-		}
-		return nil, nil
-	}
-}
-
-// awaitAttempts requires the next calls of a handler to have been these attempts.
-func awaitAttempts(t testing.TB, attempts chan int, want ...int) {
-	t.Helper()
-	for i, attempt := range want {
-		select {
-		case got := <-attempts:
-			require.Equal(t, attempt, got, "call %d", i+1)
-		case <-time.After(patience):
-			t.Fatalf("call %d of the handler has not come", i+1)
-		}
-	}
-}
-
-// requireNothingLeft requires a service that is stopped to have left nothing in its
-// queue, and so many dead letters.
-func requireNothingLeft(t testing.TB, r *rig, dead int) {
-	t.Helper()
-	r.stop()
-	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue), "messages left in the queue")
-	require.Equal(t, dead, testbroker.Depth(t, r.url, r.queue+".dlq"), "dead letters")
-}
-
-func quickly(retries int) backoff.Policy {
-	return backoff.Constant{Interval: 100 * time.Millisecond, Retries: retries}
-}
-
 // A panic is retried wherever Recoverer stands, and its stack goes nowhere.
 func TestComposedWithRecoverer(t *testing.T) {
 	t.Parallel()
 	panics := func(*message.Message) ([]*message.Message, error) { panic("no stock") }
-	for name, rc := range map[string]rigConfig{
-		"inside":  {handler: inside(panics, wmiddleware.Recoverer)},
-		"outside": {handler: panics, outer: []message.HandlerMiddleware{wmiddleware.Recoverer}},
+	for name, rc := range map[string]rig.Config{
+		"inside":  {Handler: rig.Inside(panics, wmiddleware.Recoverer)},
+		"outside": {Handler: panics, Outer: []message.HandlerMiddleware{wmiddleware.Recoverer}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rc.policy = quickly(1)
-			r := newRig(t, rc)
-			r.publish(amqp.Publishing{Body: []byte("order")})
-			dead := take(t, r.url, r.queue+".dlq")
+			rc.Policy = rig.Quickly(1)
+			r := rig.Start(t, rc)
+			r.Publish(amqp.Publishing{Body: []byte("order")})
+			dead := r.DeadLetter()
 			require.Equal(t, "2", dead.Headers[header.DeadFailures])
 			require.Contains(t, dead.Headers[header.DeadError], "no stock")
 			require.NotContains(t, dead.Headers[header.DeadError], "goroutine")
@@ -96,13 +51,13 @@ func TestComposedWithTimeout(t *testing.T) {
 		<-msg.Context().Done()
 		return nil, msg.Context().Err()
 	}
-	r := newRig(t, rigConfig{
-		policy: quickly(1), handler: inside(slow, wmiddleware.Timeout(50*time.Millisecond)),
-		options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
+	r := rig.Start(t, rig.Config{
+		Policy: rig.Quickly(1), Handler: rig.Inside(slow, wmiddleware.Timeout(50*time.Millisecond)),
+		RetryOptions: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent), middleware.WithClassifier(middleware.ContextDeadline())},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	dead := take(t, r.url, r.queue+".dlq")
-	awaitAttempts(t, attempts, 1, 2)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	dead := r.DeadLetter()
+	rig.AwaitAttempts(t, attempts, 1, 2)
 	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 }
 
@@ -112,9 +67,9 @@ func TestTimeoutOutsideIsNamed(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
 	var calls atomic.Int32
-	r := newRig(t, rigConfig{
-		policy: quickly(1), outer: []message.HandlerMiddleware{wmiddleware.Timeout(50 * time.Millisecond)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy: rig.Quickly(1), Outer: []message.HandlerMiddleware{wmiddleware.Timeout(50 * time.Millisecond)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			if calls.Add(1) < 3 {
 				<-msg.Context().Done()
@@ -123,10 +78,10 @@ func TestTimeoutOutsideIsNamed(t *testing.T) {
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 1, 1)
-	require.Contains(t, r.logs.text(), "a Timeout middleware belongs inside DelayedRetry, not around it")
-	requireNothingLeft(t, r, 0)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 1, 1)
+	require.Contains(t, r.Logs.Text(), "a Timeout middleware belongs inside DelayedRetry, not around it")
+	r.RequireNothingLeft(0)
 }
 
 // The correlation id that the first attempt has set is there at the next, and on
@@ -134,22 +89,22 @@ func TestTimeoutOutsideIsNamed(t *testing.T) {
 func TestComposedWithCorrelationID(t *testing.T) {
 	t.Parallel()
 	url, out := testbroker.URL(t), testbroker.Queue(t)
-	declareFirst(t, url, out, func(*wamqp.Config) {})
-	pub, err := wamqp.NewPublisher(queueConfig(url), watermill.NopLogger{})
+	rig.DeclareQueue(t, url, out, nil)
+	pub, err := wamqp.NewPublisher(rig.QueueConfig(url), watermill.NopLogger{})
 	require.NoError(t, err)
-	r := newRig(t, rigConfig{
-		url: url, policy: quickly(1), publisher: pub, publishTopic: out,
-		outer: []message.HandlerMiddleware{wmiddleware.CorrelationID},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, Policy: rig.Quickly(1), Publisher: pub, PublishTopic: out,
+		Outer: []message.HandlerMiddleware{wmiddleware.CorrelationID},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
 				wmiddleware.SetCorrelationID("made at attempt 1", msg)
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return []*message.Message{message.NewMessage(watermill.NewUUID(), []byte("produced"))}, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order")})
-	produced := take(t, url, out)
+	r.Publish(amqp.Publishing{Body: []byte("order")})
+	produced := rig.Take(t, url, out)
 	require.Equal(t, "made at attempt 1", produced.Headers[wmiddleware.CorrelationIDMetadataKey])
 }
 
@@ -163,21 +118,21 @@ func TestComposedWithRetry(t *testing.T) {
 		calls            int32
 		failures, reason string
 	}{
-		"any error": {errFailed, 6, "2", "exhausted"},
+		"any error": {rig.ErrFailed, 6, "2", "exhausted"},
 		// Retry takes cenkalti's mark away and leaves ours, of which it knows nothing.
-		"cenkalti's mark":        {cenkalti.Permanent(errFailed), 2, "2", "exhausted"},
-		"our mark":               {middleware.Permanent(errFailed), 3, "1", "permanent"},
-		"our mark in cenkalti's": {cenkalti.Permanent(middleware.Permanent(errFailed)), 1, "1", "permanent"},
+		"cenkalti's mark":        {cenkalti.Permanent(rig.ErrFailed), 2, "2", "exhausted"},
+		"our mark":               {middleware.Permanent(rig.ErrFailed), 3, "1", "permanent"},
+		"our mark in cenkalti's": {cenkalti.Permanent(middleware.Permanent(rig.ErrFailed)), 1, "1", "permanent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var calls atomic.Int32
-			r := newRig(t, rigConfig{policy: quickly(1), handler: inside(func(*message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: rig.Inside(func(*message.Message) ([]*message.Message, error) {
 				calls.Add(1)
 				return nil, c.err
 			}, quick)})
-			r.publish(amqp.Publishing{Body: []byte("order")})
-			dead := take(t, r.url, r.queue+".dlq")
+			r.Publish(amqp.Publishing{Body: []byte("order")})
+			dead := r.DeadLetter()
 			require.Equal(t, c.failures, dead.Headers[header.DeadFailures])
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			require.Equal(t, c.calls, calls.Load())

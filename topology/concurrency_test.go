@@ -3,13 +3,13 @@ package topology_test
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -19,72 +19,45 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// busy counts the handlers that run at once, and the calls for each message.
-type busy struct {
-	mu            sync.Mutex
-	running, most int
-	calls         map[string]int
-}
-
-func newBusy() *busy { return &busy{calls: map[string]int{}} }
-
-// enter counts a call; leave ends it.
-func (b *busy) enter(body string) (leave func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.running++
-	b.most = max(b.most, b.running)
-	b.calls[body]++
-	return func() { b.mu.Lock(); defer b.mu.Unlock(); b.running-- }
-}
-
-func (b *busy) now() int        { b.mu.Lock(); defer b.mu.Unlock(); return b.running }
-func (b *busy) peak() int       { b.mu.Lock(); defer b.mu.Unlock(); return b.most }
-func (b *busy) of(s string) int { b.mu.Lock(); defer b.mu.Unlock(); return b.calls[s] }
-func (b *busy) distinct() int   { b.mu.Lock(); defer b.mu.Unlock(); return len(b.calls) }
-func inFlight(n int) []topology.SubscriberOption {
-	return []topology.SubscriberOption{topology.WithConcurrency(n)}
-}
-
 // With 64 in flight, one blocked handler does not stop the others; Close ends all,
 // and the blocked one's message goes back to its queue with nothing spent.
 func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	t.Parallel()
 	const n, more = 64, 300
-	handlers, together := newBusy(), make(chan struct{})
-	r := newRig(t, rigConfig{
-		policy:     backoff.List{30 * time.Second},
-		subOptions: append(inFlight(n), topology.WithDrainTimeout(500*time.Millisecond)),
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			defer handlers.enter(string(msg.Payload))()
+	handlers, together := rig.NewBusy(), make(chan struct{})
+	r := rig.Start(t, rig.Config{
+		Policy:            backoff.List{30 * time.Second},
+		SubscriberOptions: append(rig.InFlight(n), topology.WithDrainTimeout(500*time.Millisecond)),
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			defer handlers.Enter(string(msg.Payload))()
 			if string(msg.Payload) == "blocked" {
 				<-msg.Context().Done()
 				return nil, msg.Context().Err()
 			}
 			select {
 			case <-together:
-			case <-time.After(patience):
+			case <-time.After(rig.Patience):
 				t.Error("never all at once")
 			}
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("blocked"), DeliveryMode: amqp.Persistent})
-	fill(t, r.url, r.queue, more)
-	testbroker.WaitFor(t, "all run at once", patience, func() bool { return handlers.now() == n })
-	require.Equal(t, more+1-n, testbroker.Depth(t, r.url, r.queue), "as many as there are places are prefetched")
+	r.Send("blocked")
+	rig.Fill(t, r.URL, r.Queue, more)
+	rig.WaitFor(t, "all run at once", func() bool { return handlers.Now() == n })
+	require.Equal(t, more+1-n, r.Depth(""), "as many as there are places are prefetched")
 	close(together)
-	testbroker.WaitFor(t, "the others are handled", patience, func() bool { return handlers.distinct() == more+1 && handlers.now() == 1 })
+	rig.WaitFor(t, "the others are handled", func() bool { return handlers.Distinct() == more+1 && handlers.Now() == 1 })
 
 	begun := time.Now()
-	r.stop()
-	require.Less(t, time.Since(begun), ceiling)
-	require.Equal(t, n, handlers.peak())
-	back := take(t, r.url, r.queue)
+	r.Stop()
+	require.Less(t, time.Since(begun), rig.Ceiling)
+	require.Equal(t, n, handlers.Peak())
+	back := rig.Take(t, r.URL, r.Queue)
 	require.Equal(t, "blocked", string(back.Body))
 	require.NotContains(t, back.Headers, header.Failures)
-	require.Zero(t, testbroker.Depth(t, r.url, r.queue))
-	require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
+	require.Zero(t, r.Depth(""))
+	require.Zero(t, r.Depth(".wait.30s"))
 }
 
 // Prefetch follows: a smaller one is raised, a larger one stays.
@@ -94,22 +67,22 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 	for _, c := range []struct{ concurrency, prefetch, unacked int }{{8, 1, 8}, {2, 50, 50}} {
 		t.Run(fmt.Sprintf("%d in flight, prefetch %d", c.concurrency, c.prefetch), func(t *testing.T) {
 			t.Parallel()
-			handlers, free := newBusy(), make(chan struct{})
-			r := newRig(t, rigConfig{
-				policy: backoff.List{time.Second}, config: prefetch(c.prefetch), subOptions: inFlight(c.concurrency),
-				handler: func(msg *message.Message) ([]*message.Message, error) {
-					defer handlers.enter(string(msg.Payload))()
+			handlers, free := rig.NewBusy(), make(chan struct{})
+			r := rig.Start(t, rig.Config{
+				Policy: backoff.List{time.Second}, Configure: rig.Prefetch(c.prefetch), SubscriberOptions: rig.InFlight(c.concurrency),
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
+					defer handlers.Enter(string(msg.Payload))()
 					<-free
 					return nil, nil
 				},
 			})
-			fill(t, r.url, r.queue, messages)
-			testbroker.WaitFor(t, "the prefetched are away", patience, func() bool {
-				return handlers.now() == c.concurrency && testbroker.Depth(t, r.url, r.queue) == messages-c.unacked
+			rig.Fill(t, r.URL, r.Queue, messages)
+			rig.WaitFor(t, "the prefetched are away", func() bool {
+				return handlers.Now() == c.concurrency && r.Depth("") == messages-c.unacked
 			})
 			close(free)
-			testbroker.WaitFor(t, "all are handled", patience, func() bool { return handlers.distinct() == messages })
-			require.Equal(t, c.concurrency, handlers.peak())
+			rig.WaitFor(t, "all are handled", func() bool { return handlers.Distinct() == messages })
+			require.Equal(t, c.concurrency, handlers.Peak())
 		})
 	}
 }
@@ -119,45 +92,37 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 func TestFailuresInFlightAreRetriedOnce(t *testing.T) {
 	t.Parallel()
 	const n, messages = 64, 500
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			handlers, done, together := newBusy(), newLedger(), make(chan struct{})
-			r := newRig(t, rigConfig{
-				strategy: strategy(t), policy: backoff.List{time.Second}, subOptions: inFlight(n), config: quorumQueue,
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			handlers, done, together := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(n), Configure: rig.QuorumQueue,
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					body := string(msg.Payload)
-					defer handlers.enter(body)()
+					defer handlers.Enter(body)()
 					if middleware.Attempt(msg.Context()) == 1 {
 						<-together
-						return nil, errFailed
+						return nil, rig.ErrFailed
 					}
-					done.handle(body)
+					done.Handle(body)
 					return nil, nil
 				},
 			})
-			fill(t, r.url, r.queue, messages)
-			testbroker.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
+			rig.Fill(t, r.URL, r.Queue, messages)
+			rig.WaitFor(t, "all places are taken", func() bool { return handlers.Now() == n })
 			close(together)
-			testbroker.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
-			r.stop()
-			require.Equal(t, n, handlers.peak())
+			rig.WaitFor(t, "every message is handled", func() bool { return done.Count() == messages })
+			r.Stop()
+			require.Equal(t, n, handlers.Peak())
 			for i := range messages {
-				require.Equal(t, 2, handlers.of(fmt.Sprint(i)), "message %d", i)
+				require.Equal(t, 2, handlers.Of(fmt.Sprint(i)), "message %d", i)
 			}
-			for _, queue := range append([]string{r.queue, r.queue + ".dlq"}, names(r.plan)...) {
-				require.Zero(t, testbroker.Depth(t, r.url, queue), queue)
+			for _, queue := range append([]string{r.Queue, r.Queue + ".dlq"}, rig.QueueNames(r.Plan)...) {
+				require.Zero(t, testbroker.Depth(t, r.URL, queue), queue)
 			}
 		})
 	}
-}
-
-func names(p topology.Plan) []string {
-	var names []string
-	for _, q := range p.Queues {
-		names = append(names, q.Name)
-	}
-	return names
 }
 
 // The consumer's connection is cut while eight handlers run that do not notice:
@@ -168,42 +133,42 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 	const n, messages = 8, 200
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
-	handlers, done, free := newBusy(), newLedger(), make(chan struct{})
-	r := newRig(t, rigConfig{
-		url: proxy.URL(), publisherURL: url, adminURL: url, subOptions: inFlight(n),
-		config: func(cfg *wamqp.Config) {
-			quorumQueue(cfg)
+	handlers, done, free := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
+	r := rig.Start(t, rig.Config{
+		URL: proxy.URL(), PublisherURL: url, AdminURL: url, SubscriberOptions: rig.InFlight(n),
+		Configure: func(cfg *wamqp.Config) {
+			rig.QuorumQueue(cfg)
 			cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 				BackoffInitialInterval: 50 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 200 * time.Millisecond,
 			}
 		},
-		policy: backoff.List{500 * time.Millisecond, 500 * time.Millisecond},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		Policy: backoff.List{500 * time.Millisecond, 500 * time.Millisecond},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			body := string(msg.Payload)
-			defer handlers.enter(body)()
+			defer handlers.Enter(body)()
 			<-free
-			if done.failOnce(body) {
-				return nil, errFailed
+			if done.FailOnce(body) {
+				return nil, rig.ErrFailed
 			}
-			done.handle(body)
+			done.Handle(body)
 			return nil, nil
 		},
 	})
-	consuming := func() int { return strings.Count(r.logs.text(), "Consuming") }
-	fill(t, url, r.queue, messages)
-	testbroker.WaitFor(t, "all places are taken", patience, func() bool { return handlers.now() == n })
+	consuming := func() int { return strings.Count(r.Logs.Text(), "Consuming") }
+	rig.Fill(t, url, r.Queue, messages)
+	rig.WaitFor(t, "all places are taken", func() bool { return handlers.Now() == n })
 	proxy.Cut()
-	testbroker.WaitFor(t, "it consumes again", patience, func() bool { return consuming() == 2 })
-	testbroker.WaitFor(t, "the broker has sent the next", patience, func() bool { return testbroker.Depth(t, url, r.queue) == messages-n })
-	require.Equal(t, n, handlers.peak(), "handlers of both connections")
+	rig.WaitFor(t, "it consumes again", func() bool { return consuming() == 2 })
+	rig.WaitFor(t, "the broker has sent the next", func() bool { return testbroker.Depth(t, url, r.Queue) == messages-n })
+	require.Equal(t, n, handlers.Peak(), "handlers of both connections")
 	close(free)
 	for cut := 1; cut <= 3; cut++ {
-		testbroker.WaitFor(t, "some are handled", patience, func() bool { return done.count() >= cut*messages/5 })
+		rig.WaitFor(t, "some are handled", func() bool { return done.Count() >= cut*messages/5 })
 		proxy.Cut()
 	}
-	testbroker.WaitFor(t, "every message is handled", patience, func() bool { return done.count() == messages })
-	require.Equal(t, n, handlers.peak())
-	r.stop()
-	require.Zero(t, testbroker.Depth(t, url, r.queue+".dlq"))
-	t.Logf("consumed from %d connections, %d messages handled", consuming(), done.count())
+	rig.WaitFor(t, "every message is handled", func() bool { return done.Count() == messages })
+	require.Equal(t, n, handlers.Peak())
+	r.Stop()
+	require.Zero(t, testbroker.Depth(t, url, r.Queue+".dlq"))
+	t.Logf("consumed from %d connections, %d messages handled", consuming(), done.Count())
 }

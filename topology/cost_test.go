@@ -6,12 +6,13 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // traffic is what clients have sent, over all their connections.
@@ -89,7 +90,7 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	runtime.ReadMemStats(&before)
 	l.fail(t)
 	runtime.ReadMemStats(&after)
-	testbroker.WaitFor(t, "the last ack", patience, func() bool { return sent.count("basic.ack") == n })
+	rig.WaitFor(t, "the last ack", func() bool { return sent.count("basic.ack") == n })
 
 	writes, frames := sent.take()
 	assert.Equal(t, map[string]int{"basic.publish": n, "header": n, "body": n, "basic.ack": n}, frames)

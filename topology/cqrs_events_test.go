@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
@@ -58,13 +60,13 @@ func TestUnknownEvents(t *testing.T) {
 			"processor": func(a *app, queue string, h func(context.Context, *orderPlaced) error) error {
 				handler, err := a.events(queue, ackUnknown).AddHandler(cqrs.NewEventHandler("placed", h))
 				if err == nil {
-					handler.AddMiddleware(a.retry(quickly(1)))
+					handler.AddMiddleware(a.retry(rig.Quickly(1)))
 				}
 				return err
 			},
 			// A group gives no handler to add a middleware to.
 			"group": func(a *app, queue string, h func(context.Context, *orderPlaced) error) error {
-				a.router.AddMiddleware(a.retry(backoff.None{}, middleware.WithPolicyFor(middleware.Selector{Handler: "placed"}, quickly(1))))
+				a.router.AddMiddleware(a.retry(backoff.None{}, middleware.WithPolicyFor(middleware.Selector{Handler: "placed"}, rig.Quickly(1))))
 				return a.eventGroups(queue, ackUnknown).AddHandlersGroup("placed", cqrs.NewGroupEventHandler(h))
 			},
 		} {
@@ -72,11 +74,11 @@ func TestUnknownEvents(t *testing.T) {
 				t.Parallel()
 				url, queue := testbroker.URL(t), testbroker.Queue(t)
 				attempts := make(chan int, 10)
-				a := newApp(t, url, quickly(1))
+				a := newApp(t, url, rig.Quickly(1))
 				require.NoError(t, add(a, queue, func(ctx context.Context, _ *orderPlaced) error {
 					attempts <- middleware.Attempt(ctx)
 					if middleware.Attempt(ctx) == 1 {
-						return errFailed
+						return rig.ErrFailed
 					}
 					return nil
 				}))
@@ -84,9 +86,9 @@ func TestUnknownEvents(t *testing.T) {
 				bus := a.eventBus(queue)
 				require.NoError(t, bus.Publish(t.Context(), &orderShipped{}))
 				require.NoError(t, bus.Publish(t.Context(), &orderPlaced{}))
-				awaitAttempts(t, attempts, 1, 2)
+				rig.AwaitAttempts(t, attempts, 1, 2)
 				if !ackUnknown {
-					dead := take(t, url, queue+".dlq")
+					dead := rig.Take(t, url, queue+".dlq")
 					require.Equal(t, "2", dead.Headers[header.DeadFailures])
 					require.Equal(t, "placed", dead.Headers[header.DeadHandler])
 				}
@@ -109,13 +111,13 @@ func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
 			attempt := middleware.Attempt(ctx)
 			calls <- map[int]string{1: "attempt 1: ", 2: "attempt 2: "}[attempt] + name
 			if fails && attempt == 1 {
-				return errFailed
+				return rig.ErrFailed
 			}
 			return nil
 		})
 	}
-	a := newApp(t, url, quickly(1))
-	a.router.AddMiddleware(a.retry(quickly(1)))
+	a := newApp(t, url, rig.Quickly(1))
+	a.router.AddMiddleware(a.retry(rig.Quickly(1)))
 	require.NoError(t, a.eventGroups(queue, false).AddHandlersGroup("group", handler("bill", false), handler("ship", true), handler("thank", false)))
 	stop := a.run(a.router)
 	require.NoError(t, a.eventBus(queue).Publish(t.Context(), &orderPlaced{}))

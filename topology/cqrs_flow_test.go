@@ -5,7 +5,8 @@ import (
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/components/fanin"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/components/requestreply"
@@ -26,9 +27,9 @@ func TestRequestReply(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue, replies := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
-			a := newApp(t, url, quickly(1))
-			a.router.AddMiddleware(a.retry(quickly(1)))
-			listening, err := a.client.NewSubscriber(queueConfig(url), topology.ForPolicy(backoff.None{}))
+			a := newApp(t, url, rig.Quickly(1))
+			a.router.AddMiddleware(a.retry(rig.Quickly(1)))
+			listening, err := a.client.NewSubscriber(rig.QueueConfig(url), topology.ForPolicy(backoff.None{}))
 			require.NoError(t, err)
 			backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
 				Publisher: a.publisher(),
@@ -45,24 +46,24 @@ func TestRequestReply(t *testing.T) {
 				requestreply.NewCommandHandlerWithResult("place", backend, func(ctx context.Context, cmd *placeOrder) (string, error) {
 					attempts <- middleware.Attempt(ctx)
 					if middleware.Attempt(ctx) == 1 {
-						return "", errFailed
+						return "", rig.ErrFailed
 					}
 					return "placed " + cmd.ID, nil
 				})))
 			stop := a.run(a.router)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 			defer cancel()
 			got, done, err := requestreply.SendWithReplies(ctx, a.commandBus(queue), backend, &placeOrder{ID: "7"})
 			require.NoError(t, err)
 			defer done()
-			require.EqualError(t, (<-got).Error, errFailed.Error())
+			require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
 			if ackErrors {
-				awaitAttempts(t, attempts, 1)
+				rig.AwaitAttempts(t, attempts, 1)
 			} else {
 				reply := <-got
 				require.NoError(t, reply.Error)
 				require.Equal(t, "placed 7", reply.HandlerResult)
-				awaitAttempts(t, attempts, 1, 2)
+				rig.AwaitAttempts(t, attempts, 1, 2)
 			}
 			done()
 			stop()
@@ -89,9 +90,9 @@ func TestForwarderRetries(t *testing.T) {
 	msg := message.NewMessage("id-1", []byte("order"))
 	msg.Metadata.Set("kind", "order")
 	require.NoError(t, forwarder.NewPublisher(a.publisher(), forwarder.PublisherConfig{ForwarderTopic: queue}).Publish(destination, msg))
-	testbroker.WaitFor(t, "a retry", patience, func() bool { return a.logs.said("Message will be retried") > 0 })
-	declareFirst(t, url, destination, func(*wamqp.Config) {})
-	arrived := take(t, url, destination)
+	rig.WaitFor(t, "a retry", func() bool { return a.logs.Said("Message will be retried") > 0 })
+	rig.DeclareQueue(t, url, destination, nil)
+	arrived := rig.Take(t, url, destination)
 	require.Equal(t, "order", string(arrived.Body))
 	require.Equal(t, "order", arrived.Headers["kind"])
 	stop()
@@ -115,16 +116,16 @@ func TestFanInSetsAside(t *testing.T) {
 		require.NoError(t, a.publisher().Publish(source, message.NewMessage("of "+source, []byte(source))))
 	}
 	failing := "Publishing produced messages failed"
-	testbroker.WaitFor(t, "three failures", patience, func() bool { return a.logs.said(failing) >= 3 })
-	declareFirst(t, url, target, func(*wamqp.Config) {})
-	bodies := []string{string(take(t, url, target).Body), string(take(t, url, target).Body)}
+	rig.WaitFor(t, "three failures", func() bool { return a.logs.Said(failing) >= 3 })
+	rig.DeclareQueue(t, url, target, nil)
+	bodies := []string{string(rig.Take(t, url, target).Body), string(rig.Take(t, url, target).Body)}
 	require.ElementsMatch(t, sources, bodies)
 	stop()
 	for _, source := range sources {
 		require.Zero(t, testbroker.Depth(t, url, source))
 		require.Zero(t, testbroker.Depth(t, url, source+".dlq"), "dead letters")
 	}
-	require.LessOrEqual(t, a.logs.said(failing), 100, "it spins")
+	require.LessOrEqual(t, a.logs.Said(failing), 100, "it spins")
 }
 
 // What a handler produces is published once it has succeeded; what failed attempts
@@ -134,8 +135,8 @@ func TestHandlerThatPublishes(t *testing.T) {
 	t.Parallel()
 	url, queue, out := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)
 	attempts := make(chan int, 1000)
-	a := newApp(t, url, quickly(1))
-	a.router.AddMiddleware(a.retry(quickly(1)))
+	a := newApp(t, url, rig.Quickly(1))
+	a.router.AddMiddleware(a.retry(rig.Quickly(1)))
 	sub, err := a.subscriber()
 	require.NoError(t, err)
 	a.router.AddHandler("handler", queue, sub, out, a.publisher(), func(msg *message.Message) ([]*message.Message, error) {
@@ -143,15 +144,15 @@ func TestHandlerThatPublishes(t *testing.T) {
 		attempts <- attempt
 		produced := []*message.Message{message.NewMessage(msg.UUID, []byte{byte('0' + attempt)})}
 		if attempt == 1 {
-			return produced, errFailed
+			return produced, rig.ErrFailed
 		}
 		return produced, nil
 	})
 	stop := a.run(a.router)
 	require.NoError(t, a.publisher().Publish(queue, message.NewMessage("id-1", nil)))
-	awaitAttempts(t, attempts, 1, 2, 2, 2)
-	declareFirst(t, url, out, func(*wamqp.Config) {})
-	require.Equal(t, "2", string(take(t, url, out).Body))
+	rig.AwaitAttempts(t, attempts, 1, 2, 2, 2)
+	rig.DeclareQueue(t, url, out, nil)
+	require.Equal(t, "2", string(rig.Take(t, url, out).Body))
 	stop()
 	require.Zero(t, testbroker.Depth(t, url, out), "one message is produced")
 	require.Zero(t, testbroker.Depth(t, url, queue))

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
@@ -31,14 +33,14 @@ type app struct {
 	policy backoff.Policy
 	client *topology.Client
 	router *message.Router
-	logs   *capture
+	logs   *rig.Logs
 }
 
 func newApp(t *testing.T, url string, policy backoff.Policy) *app {
 	t.Helper()
-	a := &app{t: t, url: url, policy: policy, logs: &capture{}}
+	a := &app{t: t, url: url, policy: policy, logs: &rig.Logs{}}
 	var err error
-	a.client, err = topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithLogger(a.logs))
+	a.client, err = topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithLogger(a.logs))
 	require.NoError(t, err)
 	a.router, err = message.NewRouter(message.RouterConfig{}, a.logs)
 	require.NoError(t, err)
@@ -46,10 +48,10 @@ func newApp(t *testing.T, url string, policy backoff.Policy) *app {
 }
 
 func (a *app) subscriber() (message.Subscriber, error) {
-	return a.client.NewSubscriber(queueConfig(a.url), topology.ForPolicy(a.policy))
+	return a.client.NewSubscriber(rig.QueueConfig(a.url), topology.ForPolicy(a.policy))
 }
 
-func (a *app) publisher() *topology.Publisher { return newPublisher(a.t, a.client, a.url) }
+func (a *app) publisher() *topology.Publisher { return rig.NewPublisher(a.t, a.client, a.url) }
 
 func (a *app) retry(policy backoff.Policy, options ...middleware.Option) message.HandlerMiddleware {
 	a.t.Helper()
@@ -74,7 +76,7 @@ func (a *app) run(service runnable) (stop func()) {
 	case <-service.Running():
 	case err := <-ended:
 		a.t.Fatalf("did not start: %v", err)
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		a.t.Fatal("did not start")
 	}
 	stop = sync.OnceFunc(func() {
@@ -82,7 +84,7 @@ func (a *app) run(service runnable) (stop func()) {
 		require.NoError(a.t, a.client.Close())
 		require.NoError(a.t, <-ended)
 		if a.t.Failed() {
-			a.logs.dump(a.t)
+			a.logs.Dump(a.t)
 		}
 	})
 	a.t.Cleanup(stop)
@@ -118,19 +120,19 @@ func TestCommandIsRetried(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts, ids := make(chan int, 10), make(chan string, 10)
-	a := newApp(t, url, quickly(2))
-	a.router.AddMiddleware(a.retry(quickly(2)))
+	a := newApp(t, url, rig.Quickly(2))
+	a.router.AddMiddleware(a.retry(rig.Quickly(2)))
 	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(ctx context.Context, cmd *placeOrder) error {
 		attempts <- middleware.Attempt(ctx)
 		ids <- cmd.ID
 		if middleware.LastAttempt(ctx) {
 			return nil
 		}
-		return errFailed
+		return rig.ErrFailed
 	})))
 	stop := a.run(a.router)
 	require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{ID: "7"}))
-	awaitAttempts(t, attempts, 1, 2, 3)
+	rig.AwaitAttempts(t, attempts, 1, 2, 3)
 	for range 3 {
 		require.Equal(t, "7", <-ids)
 	}
@@ -144,8 +146,8 @@ func TestCommandIsRetried(t *testing.T) {
 func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	a := newApp(t, url, quickly(2))
-	a.router.AddMiddleware(a.retry(quickly(2), middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]())))
+	a := newApp(t, url, rig.Quickly(2))
+	a.router.AddMiddleware(a.retry(rig.Quickly(2), middleware.WithClassifier(middleware.PermanentType[*json.SyntaxError]())))
 	require.NoError(t, a.commands(queue, false).AddHandlers(cqrs.NewCommandHandler("place", func(context.Context, *placeOrder) error {
 		t.Error("handler was called")
 		return nil
@@ -154,7 +156,7 @@ func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	msg := message.NewMessage("id-1", []byte("{"))
 	msg.Metadata.Set("name", jsonNames.Name(placeOrder{}))
 	require.NoError(t, a.publisher().Publish(queue, msg))
-	dead := take(t, url, queue+".dlq")
+	dead := rig.Take(t, url, queue+".dlq")
 	require.Equal(t, "permanent", dead.Headers[header.DeadReason])
 	require.Equal(t, "1", dead.Headers[header.DeadFailures])
 	require.Equal(t, "place", dead.Headers[header.DeadHandler])
@@ -166,18 +168,18 @@ func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts := make(chan int, 10)
-	a := newApp(t, url, quickly(2))
-	a.router.AddMiddleware(a.retry(quickly(2)))
+	a := newApp(t, url, rig.Quickly(2))
+	a.router.AddMiddleware(a.retry(rig.Quickly(2)))
 	require.NoError(t, a.commands(queue, true).AddHandlers(cqrs.NewCommandHandler("place", func(ctx context.Context, _ *placeOrder) error {
 		attempts <- middleware.Attempt(ctx)
-		return errFailed
+		return rig.ErrFailed
 	})))
 	stop := a.run(a.router)
 	bus := a.commandBus(queue)
 	for range 2 {
 		require.NoError(t, bus.Send(t.Context(), &placeOrder{}))
 	}
-	awaitAttempts(t, attempts, 1, 1)
+	rig.AwaitAttempts(t, attempts, 1, 1)
 	stop()
 	require.Zero(t, testbroker.Depth(t, url, queue))
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
@@ -188,17 +190,17 @@ func TestAckCommandHandlingErrorsLeavesNothingToRetry(t *testing.T) {
 func TestCommandsWithPoliciesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	a := newApp(t, url, quickly(2))
+	a := newApp(t, url, rig.Quickly(2))
 	retries := map[string]int{testbroker.Queue(t): 0, testbroker.Queue(t): 2}
 	for queue, n := range retries {
-		h, err := a.commands(queue, false).AddHandler(cqrs.NewCommandHandler(queue, func(context.Context, *placeOrder) error { return errFailed }))
+		h, err := a.commands(queue, false).AddHandler(cqrs.NewCommandHandler(queue, func(context.Context, *placeOrder) error { return rig.ErrFailed }))
 		require.NoError(t, err)
-		h.AddMiddleware(a.retry(backoff.Limit{Policy: quickly(100), Retries: n}))
+		h.AddMiddleware(a.retry(backoff.Limit{Policy: rig.Quickly(100), Retries: n}))
 	}
 	a.run(a.router)
 	for queue, n := range retries {
 		require.NoError(t, a.commandBus(queue).Send(t.Context(), &placeOrder{}))
-		dead := take(t, url, queue+".dlq")
+		dead := rig.Take(t, url, queue+".dlq")
 		require.Equal(t, map[int]string{0: "1", 2: "3"}[n], dead.Headers[header.DeadFailures])
 	}
 }

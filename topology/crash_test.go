@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -46,7 +48,7 @@ func TestCrashLoopEnds(t *testing.T) {
 			t.Parallel()
 			const messages, maxRestarts = 50, 15
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			removePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
+			rig.RemovePlan(t, url, topology.PerQueue{}, queue, []time.Duration{time.Second})
 			_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 			require.NoError(t, err)
 			for i := range messages {
@@ -54,11 +56,11 @@ func TestCrashLoopEnds(t *testing.T) {
 				if i == c.position {
 					body = "poison"
 				}
-				publish(t, url, "", queue, amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+				rig.Publish(t, url, "", queue, rig.Message(body))
 			}
 
 			handled := map[string]int{}
-			deadline := time.Now().Add(2 * patience)
+			deadline := time.Now().Add(2 * rig.Patience)
 			restarts := 0
 			for ; testbroker.Depth(t, url, queue+".dlq") != 1; restarts++ {
 				require.LessOrEqual(t, restarts, maxRestarts, "restarts")
@@ -71,7 +73,7 @@ func TestCrashLoopEnds(t *testing.T) {
 					require.Positive(t, handled[fmt.Sprint("innocent ", i, " attempt 1")], "innocent %d: %v", i, handled)
 				}
 			}
-			dead := take(t, url, queue+".dlq")
+			dead := rig.Take(t, url, queue+".dlq")
 			require.Equal(t, "poison", string(dead.Body))
 			require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
 			require.Equal(t, "0", dead.Headers[header.DeadFailures])
@@ -100,7 +102,7 @@ func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[s
 		}
 		_ = child.Wait() // killed
 	}()
-	testbroker.WaitFor(t, "the service dies or the poison is dead-lettered", patience, func() bool {
+	rig.WaitFor(t, "the service dies or the poison is dead-lettered", func() bool {
 		select {
 		case <-died:
 			return true
@@ -115,9 +117,9 @@ func runUntilItDies(t *testing.T, url, queue string, inFlight int, handled map[s
 
 // crash is a service whose handler kills its process over one message.
 func crash(t *testing.T, url, queue string) {
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	cfg.Consume.Qos.PrefetchCount = 50
-	quorumQueue(&cfg)
+	rig.QuorumQueue(&cfg)
 	policy := backoff.List{time.Second}
 	client, err := topology.Open(context.Background(), cfg.Connection, topology.PerQueue{})
 	require.NoError(t, err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -30,22 +32,22 @@ func handleStamped(t *testing.T, messages map[string]stamped, options ...topolog
 	url := testbroker.URL(t)
 	var mu sync.Mutex
 	attempts := map[string]int{}
-	r := newRig(t, rigConfig{
-		url: url, policy: backoff.List{100 * time.Millisecond, 240 * time.Hour}, subOptions: options,
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, Policy: backoff.List{100 * time.Millisecond, 240 * time.Hour}, SubscriberOptions: options,
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			raw, _ := topology.Received(msg.Context())
 			mu.Lock()
 			defer mu.Unlock()
 			attempts[raw.MessageId]++
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
 	for id, m := range messages {
-		r.publish(amqp.Publishing{MessageId: id, Timestamp: m.timestamp, Expiration: m.expiration})
+		r.Publish(amqp.Publishing{MessageId: id, Timestamp: m.timestamp, Expiration: m.expiration})
 	}
 	dead := map[string]amqp.Delivery{}
 	for range messages {
-		d := take(t, url, r.queue+".dlq")
+		d := rig.Take(t, url, r.Queue+".dlq")
 		dead[d.MessageId] = d
 	}
 	mu.Lock()
@@ -73,7 +75,7 @@ func requireCounted(t *testing.T, messages map[string]stamped, dead map[string]a
 			continue
 		}
 		require.False(t, end.Before(began.Add(valid)), "%s: %v", id, end)
-		require.WithinDuration(t, began.Add(valid), end, ceiling, id)
+		require.WithinDuration(t, began.Add(valid), end, rig.Ceiling, id)
 	}
 }
 
@@ -125,10 +127,10 @@ func TestTimestampWindowIsWhatTheOptionSays(t *testing.T) {
 	t.Run("negative", func(t *testing.T) {
 		t.Parallel()
 		url := testbroker.URL(t)
-		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+		client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
-		_, err = client.NewSubscriber(queueConfig(url), topology.WithTimestampWindow(-1, 0))
+		_, err = client.NewSubscriber(rig.QueueConfig(url), topology.WithTimestampWindow(-1, 0))
 		require.ErrorContains(t, err, "WithTimestampWindow: -1ns and 0s must not be negative")
 	})
 }
@@ -137,12 +139,12 @@ func TestTimestampWindowIsWhatTheOptionSays(t *testing.T) {
 // before, and nothing is invented about it.
 func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigConfig{policy: backoff.List{100 * time.Millisecond, time.Hour}, handler: func(*message.Message) ([]*message.Message, error) {
-		return nil, errFailed
+	r := rig.Start(t, rig.Config{Policy: backoff.List{100 * time.Millisecond, time.Hour}, Handler: func(*message.Message) ([]*message.Message, error) {
+		return nil, rig.ErrFailed
 	}})
 	end := time.Now().Add(10 * time.Minute).UTC().Format(time.RFC3339Nano)
-	r.publish(notes(r.queue, "millpond-failures", "1", "millpond-deadline", end))
-	dead := take(t, r.url, r.queue+".dlq")
+	r.Publish(notes(r.Queue, "millpond-failures", "1", "millpond-deadline", end))
+	dead := r.DeadLetter()
 	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
 	require.Equal(t, end, dead.Headers["millpond-dead-deadline"])
 	require.NotContains(t, dead.Headers, "millpond-dead-deadline-from")
@@ -152,20 +154,20 @@ func TestDeadlineOfAnOlderVersionIsRead(t *testing.T) {
 func TestExpirationOfADelayedMessageCountsFromItsPublish(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	arrivals := make(chan arrival, 1)
-	r := newRig(t, rigConfig{url: url, policy: backoff.List{time.Second}, handler: collect(arrivals)})
-	cfg := queueConfig(url)
+	arrivals := make(chan rig.Arrival, 1)
+	r := rig.Start(t, rig.Config{URL: url, Policy: backoff.List{time.Second}, Handler: rig.Collect(arrivals)})
+	cfg := rig.QueueConfig(url)
 	cfg.Marshaler = wamqp.DefaultMarshaler{PostprocessPublishing: func(p amqp.Publishing) amqp.Publishing {
 		p.Expiration, p.Timestamp = "600000", time.Now().Add(-time.Hour)
 		return p
 	}}
-	pub, err := r.client.NewPublisher(cfg)
+	pub, err := r.Client.NewPublisher(cfg)
 	require.NoError(t, err)
 	began := time.Now()
-	require.NoError(t, pub.Publish(r.queue, delayedBy(time.Second)))
-	raw, _ := topology.Received(await(t, arrivals).msg.Context())
+	require.NoError(t, pub.Publish(r.Queue, rig.DelayedBy(time.Second)))
+	raw, _ := topology.Received(rig.Await(t, arrivals).Msg.Context())
 	require.Equal(t, "publish", raw.Headers["millpond-deadline-from"])
 	end, err := time.Parse(time.RFC3339Nano, raw.Headers["millpond-deadline"].(string))
 	require.NoError(t, err)
-	require.WithinDuration(t, began.Add(10*time.Minute), end, ceiling)
+	require.WithinDuration(t, began.Add(10*time.Minute), end, rig.Ceiling)
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -37,36 +39,36 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 		}
 		return testbroker.Fault{}
 	})
-	var told handOvers
+	var told rig.HandOvers
 	runs := map[string]int{}
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), queue: queue, policy: backoff.List{200 * time.Millisecond},
-		strategy: topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: exchange} }}},
-		config:   func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
-		options:  []middleware.Option{middleware.WithObserver(&told)}, subOptions: []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Queue: queue, Policy: backoff.List{200 * time.Millisecond},
+		Strategy:     topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route { return topology.Route{Exchange: exchange} }}},
+		Configure:    func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)}, SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			runs[string(msg.Payload)]++
 			if string(msg.Payload) == "dead" {
-				return nil, middleware.Permanent(errFailed)
+				return nil, middleware.Permanent(rig.ErrFailed)
 			}
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("dead"), MessageId: "dead", DeliveryMode: amqp.Persistent})
+	r.Publish(amqp.Publishing{Body: []byte("dead"), MessageId: "dead", DeliveryMode: amqp.Persistent})
 	const others = 20
 	for i := range others {
-		r.publish(amqp.Publishing{Body: fmt.Append(nil, i), DeliveryMode: amqp.Persistent})
+		r.Publish(amqp.Publishing{Body: fmt.Append(nil, i), DeliveryMode: amqp.Persistent})
 	}
-	testbroker.WaitFor(t, "the retries, and three failed tries of the dead letter", patience, func() bool {
-		return told.succeeded() == others && told.atLeast(1, 3)
+	rig.WaitFor(t, "the retries, and three failed tries of the dead letter", func() bool {
+		return told.Succeeded() == others && told.AtLeast(1, 3)
 	})
-	assert.Contains(t, r.logs.text(), fmt.Sprintf("exchange %q may be missing, and the plan does not declare it", exchange))
-	assert.NotContains(t, r.logs.text(), "was declared again")
+	assert.Contains(t, r.Logs.Text(), fmt.Sprintf("exchange %q may be missing, and the plan does not declare it", exchange))
+	assert.NotContains(t, r.Logs.Text(), "was declared again")
 
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "fanout", false, false, false, false, nil))
@@ -74,17 +76,17 @@ func TestMissingDeadLetterExchangeIsNotDeclared(t *testing.T) {
 	_, err := ch.QueueDeclare(dead, true, false, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(dead, "", exchange, false, nil))
-	assert.Equal(t, "dead", string(take(t, url, dead).Body))
-	testbroker.WaitFor(t, "the second runs", patience, func() bool {
+	assert.Equal(t, "dead", string(rig.Take(t, url, dead).Body))
+	rig.WaitFor(t, "the second runs", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		all := 0
 		for _, n := range runs {
 			all += n
 		}
-		return all > 2*others && told.succeeded() == others+1
+		return all > 2*others && told.Succeeded() == others+1
 	})
-	r.stop()
+	r.Stop()
 	assert.Zero(t, testbroker.Depth(t, url, dead), "a second dead letter")
 	mu.Lock()
 	defer mu.Unlock()

@@ -2,14 +2,14 @@ package topology_test
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -28,34 +28,6 @@ const (
 	helpless = 10 * time.Second
 )
 
-// deathLimits are the delivery limits of the main queue, by what is declared.
-var deathLimits = []string{"3", "8", "default", "none"}
-
-// deathLimit returns the arguments of a quorum queue, and how often the broker gives a message back
-// before it drops it (F2).
-func deathLimit(t *testing.T, declared, version string) (amqp.Table, int64) {
-	t.Helper()
-	args := amqp.Table{"x-queue-type": "quorum"}
-	old := strings.HasPrefix(version, "3.")
-	switch {
-	case declared == "default" && old:
-		return args, math.MaxInt64
-	case declared == "default":
-		return args, 20
-	case declared == "none" && old:
-		args["x-delivery-limit"] = int64(1 << 30) // -1 means 0 there (F2)
-		return args, math.MaxInt64
-	case declared == "none":
-		args["x-delivery-limit"] = int64(-1)
-		return args, math.MaxInt64
-	}
-	var n int64
-	_, err := fmt.Sscan(declared, &n)
-	require.NoError(t, err)
-	args["x-delivery-limit"] = n
-	return args, n
-}
-
 // cells are those of the tables that run at once: each has up to a hundred handlers.
 var cells = make(chan struct{}, 4)
 
@@ -73,7 +45,7 @@ type mourned struct {
 	limit       int64
 	concurrency int
 	moments     *rand.Rand
-	handle      func(m *mortal, body string) error
+	handle      func(m *rig.Mortal, body string) error
 
 	mu        sync.Mutex
 	look      *amqp.Channel // of the test itself
@@ -90,7 +62,7 @@ func newMourned(
 ) *mourned {
 	t.Helper()
 	version, _ := conn.Properties["version"].(string)
-	args, limit := deathLimit(t, declared, version)
+	args, limit := rig.DeliveryLimit(t, declared, version)
 	look, err := conn.Channel()
 	require.NoError(t, err)
 	require.NoError(t, look.Confirm(false))
@@ -100,7 +72,7 @@ func newMourned(
 		moments:   rand.New(rand.NewPCG(uint64(concurrency), uint64(limit))),
 		published: map[string]bool{}, handled: map[string]int{}, reasons: map[string]string{},
 	}
-	removePlan(t, url, topology.PerQueue{}, m.queue, []time.Duration{time.Second})
+	rig.RemovePlan(t, url, topology.PerQueue{}, m.queue, []time.Duration{time.Second})
 	_, err = look.QueueDeclare(m.queue, true, false, false, false, args)
 	require.NoError(t, err)
 	return m
@@ -116,7 +88,7 @@ func (q *mourned) fill(n int) {
 	for range n {
 		body := fmt.Sprintf("message %d", len(q.published))
 		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false,
-			amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+			rig.Message(body))
 		require.NoError(q.t, err)
 		q.published[body] = true
 		last = confirm
@@ -152,33 +124,24 @@ func (q *mourned) depth(name string) int {
 	if len(q.published) == 0 { // nothing was declared yet
 		return 0
 	}
-	return readyIn(q.t, q.look, name)
-}
-
-// readyIn returns how many messages of a queue are ready, for those who look often: testbroker.Depth
-// makes a connection each time.
-func readyIn(t *testing.T, ch *amqp.Channel, queue string) int {
-	t.Helper()
-	found, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
-	require.NoError(t, err)
-	return found.Messages
+	return rig.Ready(q.t, q.look, name)
 }
 
 // begin starts a process on the queue.
-func (q *mourned) begin() *mortal {
+func (q *mourned) begin() *rig.Mortal {
 	q.t.Helper()
-	cfg := queueConfig(q.url)
+	cfg := rig.QueueConfig(q.url)
 	cfg.Queue.Arguments = q.args
 	cfg.Consume.Qos.PrefetchCount = q.concurrency + waitingBehind
-	return start(q.t, cfg, q.queue, q.concurrency, func(m *mortal, msg *message.Message) error {
+	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, func(m *rig.Mortal, msg *message.Message) error {
 		return q.handle(m, string(msg.Payload))
 	})
 }
 
 // done notes that a message was handled, unless the process is dead.
-func (q *mourned) done(m *mortal, body string) error {
-	if !m.alive(func() { q.mu.Lock(); defer q.mu.Unlock(); q.handled[body]++ }) {
-		return errDead
+func (q *mourned) done(m *rig.Mortal, body string) error {
+	if !m.Alive(func() { q.mu.Lock(); defer q.mu.Unlock(); q.handled[body]++ }) {
+		return rig.ErrDead
 	}
 	return nil
 }
@@ -186,8 +149,8 @@ func (q *mourned) done(m *mortal, body string) error {
 // atRisk reports whether a death now may have the broker drop a message: one was delivered that has
 // come as often as the limit allows, or may be on its way. Nothing is on its way when as many are
 // unacked as may be, or when the queue is empty and all that are near their end have arrived.
-func (q *mourned) atRisk(m *mortal) bool {
-	unacked, nearEnd := m.deliveries.inHand(q.limit)
+func (q *mourned) atRisk(m *rig.Mortal) bool {
+	unacked, nearEnd := m.Deliveries.InHand(q.limit)
 	if len(nearEnd) > 0 {
 		return true
 	}
@@ -198,14 +161,14 @@ func (q *mourned) atRisk(m *mortal) bool {
 	ready := q.depth(q.queue)
 	expected := q.nearEnd
 	q.mu.Unlock()
-	_, nearEnd = m.deliveries.inHand(q.limit)
-	return ready > 0 || !m.deliveries.haveSeen(expected) || len(nearEnd) > 0
+	_, nearEnd = m.Deliveries.InHand(q.limit)
+	return ready > 0 || !m.Deliveries.HaveSeen(expected) || len(nearEnd) > 0
 }
 
 // kill ends a process as soon as it has had the chance to put the messages out of danger that one
 // more death would drop. No implementation can help a process that dies before. The first time the
 // process has as long as helpless says; afterwards it has proved that it does not use the chance.
-func (q *mourned) kill(m *mortal) {
+func (q *mourned) kill(m *rig.Mortal) {
 	q.mu.Lock()
 	limit := q.patience
 	q.mu.Unlock()
@@ -217,7 +180,7 @@ func (q *mourned) kill(m *mortal) {
 		select {
 		case <-ticker.C:
 			continue
-		case <-m.dead:
+		case <-m.Dead:
 			return
 		case <-ended.C:
 		}
@@ -226,50 +189,34 @@ func (q *mourned) kill(m *mortal) {
 		q.mu.Unlock()
 		break
 	}
-	m.die()
-	_, next := m.deliveries.inHand(q.limit - 1)
+	m.Die()
+	_, next := m.Deliveries.InHand(q.limit - 1)
 	q.mu.Lock()
 	q.nearEnd = next
 	q.mu.Unlock()
 }
 
-// stillness says when no message is anywhere any more, so that the missing ones are taken for lost.
-type stillness struct {
-	since time.Time
-	looks int
-}
-
-// look reports whether there was nothing for five seconds and at fifty looks, because a busy
-// machine may take seconds for one.
-func (s *stillness) look(something bool) bool {
-	if something || s.looks == 0 {
-		*s = stillness{since: time.Now()}
-	}
-	s.looks++
-	return s.looks > 50 && time.Since(s.since) > 5*time.Second
-}
-
 // outlives reports whether the process lives until nothing is open, or until no message is anywhere
 // because the open ones are lost.
-func (q *mourned) outlives(m *mortal) bool {
+func (q *mourned) outlives(m *rig.Mortal) bool {
 	q.t.Helper()
-	var still stillness
+	var still rig.Stillness
 	over := false
-	testbroker.WaitFor(q.t, "the process to die, or to handle everything", patience, func() bool {
+	rig.WaitFor(q.t, "the process to die, or to handle everything", func() bool {
 		select {
-		case <-m.dead:
+		case <-m.Dead:
 			return true
 		default:
 		}
-		over = len(q.open()) == 0 || still.look(q.left(m) > 0)
+		over = len(q.open()) == 0 || still.Look(q.left(m) > 0)
 		return over
 	})
 	return over
 }
 
 // left is how many messages are ready, unacked or waiting.
-func (q *mourned) left(m *mortal) int {
-	unacked, _ := m.deliveries.inHand(0)
+func (q *mourned) left(m *rig.Mortal) int {
+	unacked, _ := m.Deliveries.InHand(0)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return unacked + q.depth(q.queue) + q.depth(q.queue+".wait.1s")
@@ -309,7 +256,7 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	conn := testbroker.Dial(t, url)
 	var all sync.WaitGroup
 	for _, concurrency := range []int{1, 10, 40, 100} {
-		for _, declared := range deathLimits {
+		for _, declared := range rig.DeliveryLimits {
 			for _, life := range []string{"longer", "shorter"} {
 				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
 				all.Go(func() {
@@ -326,16 +273,16 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 
 func dieOften(t *testing.T, q *mourned, longer bool, deaths int) {
 	var last atomic.Bool
-	q.handle = func(m *mortal, body string) error {
+	q.handle = func(m *rig.Mortal, body string) error {
 		if !longer && !last.Load() {
-			<-m.dead
-			return errDead
+			<-m.Dead
+			return rig.ErrDead
 		}
 		select {
 		case <-time.After(5 * time.Millisecond):
 			return q.done(m, body)
-		case <-m.dead:
-			return errDead
+		case <-m.Dead:
+			return rig.ErrDead
 		}
 	}
 	for range deaths {
@@ -355,17 +302,17 @@ func dieOften(t *testing.T, q *mourned, longer bool, deaths int) {
 }
 
 // delivered waits for the first delivery. It reports false where all messages are lost.
-func (q *mourned) delivered(m *mortal) bool {
+func (q *mourned) delivered(m *rig.Mortal) bool {
 	q.t.Helper()
-	var still stillness
+	var still rig.Stillness
 	found := false
-	testbroker.WaitFor(q.t, "a delivery", patience, func() bool {
+	rig.WaitFor(q.t, "a delivery", func() bool {
 		select {
-		case <-m.deliveries.first:
+		case <-m.Deliveries.First:
 			found = true
 			return true
 		default:
-			return still.look(q.left(m) > 0)
+			return still.Look(q.left(m) > 0)
 		}
 	})
 	return found
@@ -380,22 +327,22 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 	conn := testbroker.Dial(t, url)
 	var all sync.WaitGroup
 	for _, concurrency := range []int{1, 10, 40, 100} {
-		for _, declared := range deathLimits {
+		for _, declared := range rig.DeliveryLimits {
 			all.Go(func() {
 				defer cell()()
 				t.Run(fmt.Sprintf("concurrency %d, limit %s", concurrency, declared), func(t *testing.T) {
 					q := newMourned(t, conn, url, concurrency, declared)
 					messages := concurrency + 2*waitingBehind
 					poison := fmt.Sprintf("message %d", q.moments.IntN(messages))
-					q.handle = func(m *mortal, body string) error {
+					q.handle = func(m *rig.Mortal, body string) error {
 						if body == poison {
 							q.kill(m)
 						}
 						select {
 						case <-time.After(20 * time.Millisecond):
 							return q.done(m, body)
-						case <-m.dead:
-							return errDead
+						case <-m.Dead:
+							return rig.ErrDead
 						}
 					}
 					deaths := -1

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -16,7 +18,7 @@ import (
 
 // lane is a queue whose messages all fail, and its consumer.
 type lane struct {
-	rig    *rig
+	rig    *rig.Service
 	gate   sync.RWMutex // held while the queue is filled
 	left   atomic.Int64
 	ended  chan struct{} // the last of a batch is confirmed in the wait queue
@@ -41,17 +43,17 @@ func newLane(b testing.TB, inFlight int, configs ...func(*wamqp.Config)) *lane {
 			return produced, err
 		}
 	}
-	l.rig = newRig(b, rigConfig{
-		policy: backoff.List{time.Hour},
-		config: func(cfg *wamqp.Config) {
-			prefetch(64)(cfg)
+	l.rig = rig.Start(b, rig.Config{
+		Policy: backoff.List{time.Hour},
+		Configure: func(cfg *wamqp.Config) {
+			rig.Prefetch(64)(cfg)
 			for _, change := range configs {
 				change(cfg)
 			}
 		},
-		subOptions: []topology.SubscriberOption{topology.WithConcurrency(inFlight)},
-		outer:      []message.HandlerMiddleware{count},
-		handler:    func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(inFlight)},
+		Outer:             []message.HandlerMiddleware{count},
+		Handler:           func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
 	})
 	return l
 }
@@ -61,7 +63,7 @@ func (l *lane) load(b testing.TB, n int) {
 	b.Helper()
 	l.gate.Lock()
 	l.left.Store(int64(n))
-	fill(b, l.rig.url, l.rig.queue, n)
+	rig.Fill(b, l.rig.URL, l.rig.Queue, n)
 }
 
 // fail lets them fail, and returns when all wait.
@@ -70,7 +72,7 @@ func (l *lane) fail(b testing.TB) {
 	l.gate.Unlock()
 	select {
 	case <-l.ended:
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		b.Fatalf("%d messages have not failed", l.left.Load())
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/peer"
@@ -21,7 +23,7 @@ import (
 func TestFaultsAtEveryFrame(t *testing.T) {
 	t.Parallel()
 	// Its own broker, for a busy one may hold messages for three minutes (F23).
-	trials := newTrials(testbroker.Private(t, quickDeadLettering).URL())
+	trials := newTrials(testbroker.Private(t, rig.QuickDeadLettering).URL())
 	faults := oddFaults(trials)
 	faults = append(faults, frameFaults(t, trials)...)
 	require.Greater(t, len(faults), 200)

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -60,7 +62,7 @@ func dialTCP(t testing.TB, url string) *plain {
 	conn, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: uri.Port})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(rig.Patience)))
 	return &plain{t, conn, bufio.NewReader(conn)}
 }
 
@@ -252,7 +254,7 @@ func kept(d *amqp.Delivery) []any {
 // recordings. Every message fails twice; of two with one name the first succeeds then and
 // the second dies.
 type foreignRig struct {
-	*rig
+	*rig.Service
 	node      *testbroker.Node
 	mu        sync.Mutex
 	attempts  map[string][]amqp.Delivery
@@ -267,29 +269,29 @@ func newForeignRig(t *testing.T) *foreignRig {
 		node.Enable(t, "rabbitmq_amqp1_0")
 	}
 	f := &foreignRig{node: node, attempts: map[string][]amqp.Delivery{}, third: map[string]int{}}
-	f.rig = newRig(t, rigConfig{
-		url: node.URL(), config: quorumQueue, policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	f.Service = rig.Start(t, rig.Config{
+		URL: node.URL(), Configure: rig.QuorumQueue, Policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			raw, _ := topology.Received(msg.Context())
 			name := caseOf(&raw)
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.attempts[name] = append(f.attempts[name], raw)
 			if middleware.Attempt(msg.Context()) < 3 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			if f.third[name]++; f.third[name] == 1 {
 				f.succeeded++
 				return nil, nil
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	ch := testbroker.Channel(t, f.url)
+	ch := testbroker.Channel(t, f.URL)
 	require.NoError(t, ch.ExchangeDeclare("recorded", "fanout", true, false, false, false, nil))
 	_, err := ch.QueueDeclare("witness", true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
-	for _, queue := range []string{"witness", f.queue} {
+	for _, queue := range []string{"witness", f.Queue} {
 		require.NoError(t, ch.QueueBind(queue, "", "recorded", false, nil))
 	}
 	return f
@@ -306,20 +308,20 @@ type letter struct {
 // replayed replays a recording twice and returns the letters by their names.
 func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]byte) int, file string) map[string]*letter {
 	t.Helper()
-	lines, dlq := recording(t, file), f.queue+".dlq"
+	lines, dlq := recording(t, file), f.Queue+".dlq"
 	f.mu.Lock()
 	clear(f.attempts)
 	clear(f.third)
 	f.succeeded = 0
 	f.mu.Unlock()
-	n := replay(t, f.url, lines)
-	require.Equal(t, n, replay(t, f.url, lines))
-	testbroker.WaitFor(t, "each to succeed once and die once", patience, func() bool {
+	n := replay(t, f.URL, lines)
+	require.Equal(t, n, replay(t, f.URL, lines))
+	rig.WaitFor(t, "each to succeed once and die once", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.succeeded == n && testbroker.Depth(t, f.url, dlq) == n
+		return f.succeeded == n && testbroker.Depth(t, f.URL, dlq) == n
 	})
-	require.Equal(t, 2*n, testbroker.Depth(t, f.url, "witness"))
+	require.Equal(t, 2*n, testbroker.Depth(t, f.URL, "witness"))
 	letters := map[string]*letter{}
 	named := func(d *amqp.Delivery) *letter {
 		name := caseOf(d)
@@ -343,20 +345,20 @@ func (f *foreignRig) replayed(t *testing.T, replay func(testing.TB, string, [][]
 // taken empties a queue, each message as amqp091-go reads it and as it is sent. The
 // messages go back in between, and not every version keeps their order.
 func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) {
-	f.t.Helper()
-	p := dialPlain(f.t, f.url)
+	f.T.Helper()
+	p := dialPlain(f.T, f.URL)
 	sent := map[string]got{}
 	for range n {
 		g := p.get(queue)
 		sent[g.name] = g
 	}
-	require.NoError(f.t, p.conn.Close())
-	testbroker.WaitFor(f.t, "the messages to be back", patience, func() bool { return testbroker.Depth(f.t, f.url, queue) == n })
-	ch := testbroker.Channel(f.t, f.url)
+	require.NoError(f.T, p.conn.Close())
+	rig.WaitFor(f.T, "the messages to be back", func() bool { return testbroker.Depth(f.T, f.URL, queue) == n })
+	ch := testbroker.Channel(f.T, f.URL)
 	for range n {
-		testbroker.WaitFor(f.t, "a message in "+queue, patience, func() bool {
+		rig.WaitFor(f.T, "a message in "+queue, func() bool {
 			d, ok, err := ch.Get(queue, true)
-			require.NoError(f.t, err)
+			require.NoError(f.T, err)
 			if ok {
 				yield(d, sent[caseOf(&d)])
 			}

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -22,38 +24,38 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	second := testbroker.Queue(t)
-	var calls timeline
+	var calls rig.Timeline
 	attempts := make(chan int, 10)
-	newRig(t, rigConfig{
-		url: url, queue: second,
-		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	rig.Start(t, rig.Config{
+		URL: url, Queue: second,
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			for key := range msg.Metadata {
 				if middleware.Attempt(msg.Context()) == 1 && header.IsLive(key) {
 					t.Errorf("note %s of another queue is visible", key)
 				}
 			}
 			attempts <- middleware.Attempt(msg.Context())
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
 
 	pub, err := wamqp.NewPublisher(wamqp.NewDurableQueueConfig(url), watermill.NopLogger{})
 	require.NoError(t, err)
-	first := newRig(t, rigConfig{
-		url:          url,
-		policy:       backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
-		publisher:    pub,
-		publishTopic: second,
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			if calls.add() < 3 {
-				return nil, errFailed
+	first := rig.Start(t, rig.Config{
+		URL:          url,
+		Policy:       backoff.Constant{Interval: 50 * time.Millisecond, Retries: 3},
+		Publisher:    pub,
+		PublishTopic: second,
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if calls.Add() < 3 {
+				return nil, rig.ErrFailed
 			}
 			return []*message.Message{msg}, nil
 		},
 	})
-	first.publish(amqp.Publishing{Body: []byte("forwarded")})
-	dead := take(t, url, second+".dlq")
+	first.Publish(amqp.Publishing{Body: []byte("forwarded")})
+	dead := rig.Take(t, url, second+".dlq")
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 2, <-attempts)
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
@@ -66,27 +68,27 @@ func TestDeadLetterMovedBackStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
 	past := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 1},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			past <- len(middleware.PastAttempts(msg.Context()))
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
+	r.Publish(amqp.Publishing{Body: []byte("again"), MessageId: "id-9"})
 	for round := range 2 {
-		dead := take(t, r.url, r.queue+".dlq")
+		dead := r.DeadLetter()
 		require.Equal(t, "2", dead.Headers[header.DeadFailures])
 		for attempt := 1; attempt <= 2; attempt++ {
 			require.Equal(t, attempt, <-attempts)
 			require.Equal(t, 2*round+attempt-1, <-past)
 		}
 		if round == 0 {
-			r.publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
+			r.Publish(amqp.Publishing{Headers: dead.Headers, MessageId: dead.MessageId, Body: dead.Body})
 		} else {
 			require.Contains(t, dead.Headers[header.DeadHistory], `"reason":"exhausted"`)
-			require.Equal(t, r.queue, dead.Headers[header.OriginRoutingKey])
+			require.Equal(t, r.Queue, dead.Headers[header.OriginRoutingKey])
 		}
 	}
 }
@@ -106,24 +108,24 @@ func TestRetryReturnsToItsOwnQueueOnly(t *testing.T) {
 		testbroker.Delete(t, q, q+".dlq", q+".wait.100ms", q+".wait.1s")
 	}
 	policy := backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3}
-	var failing, fine timeline
-	newRig(t, rigConfig{url: url, queue: queues[1], config: topic, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
-		fine.add()
+	var failing, fine rig.Timeline
+	rig.Start(t, rig.Config{URL: url, Queue: queues[1], Configure: topic, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+		fine.Add()
 		return nil, nil
 	}})
 	keys := make(chan string, 10)
-	newRig(t, rigConfig{url: url, queue: queues[0], config: topic, policy: policy, handler: func(msg *message.Message) ([]*message.Message, error) {
+	rig.Start(t, rig.Config{URL: url, Queue: queues[0], Configure: topic, Policy: policy, Handler: func(msg *message.Message) ([]*message.Message, error) {
 		exchange, key, _ := middleware.Origin(msg.Context())
 		keys <- exchange + " " + key
-		if failing.add() < 4 {
-			return nil, errFailed
+		if failing.Add() < 4 {
+			return nil, rig.ErrFailed
 		}
 		return nil, nil
 	}})
-	publish(t, url, base, "order.created.eu", amqp.Publishing{Body: []byte("both")})
-	testbroker.WaitFor(t, "the fourth attempt", patience, func() bool { return failing.count() == 4 })
+	rig.Publish(t, url, base, "order.created.eu", amqp.Publishing{Body: []byte("both")})
+	rig.WaitFor(t, "the fourth attempt", func() bool { return failing.Count() == 4 })
 	for range 4 {
 		require.Equal(t, base+" order.created.eu", <-keys)
 	}
-	require.Equal(t, 1, fine.count())
+	require.Equal(t, 1, fine.Count())
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -74,20 +76,20 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		perAttempt.Delays, _ = backoff.Delays(linear)
 		strategy, graveyard = goqueueNames(t, url, queue, perAttempt)
 	}
-	calls := map[string]*timeline{"boundary": {}}
+	calls := map[string]*rig.Timeline{"boundary": {}}
 	for body := range want {
-		calls[body] = &timeline{}
+		calls[body] = &rig.Timeline{}
 	}
 	var mu sync.Mutex
 	var queues []string // that linear has waited in
-	r := newRig(t, rigConfig{
-		url: url, queue: queue, strategy: strategy, policy: policy, config: prefetch(20),
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			body := string(msg.Payload)
 			if body == "limited" {
 				return nil, errs["rate limit"]
 			}
-			if n := calls[body].add(); body == "linear" && n > 1 {
+			if n := calls[body].Add(); body == "linear" && n > 1 {
 				raw, _ := topology.Received(msg.Context())
 				mu.Lock()
 				defer mu.Unlock()
@@ -97,14 +99,14 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		},
 	})
 	for body := range want {
-		r.publish(amqp.Publishing{Body: []byte(body)})
+		r.Publish(amqp.Publishing{Body: []byte(body)})
 	}
 	for range doomed {
-		r.publish(amqp.Publishing{Body: []byte("boundary")})
+		r.Publish(amqp.Publishing{Body: []byte("boundary")})
 	}
 	dead := map[string]int{}
 	for range len(want) + doomed {
-		d := take(t, url, graveyard)
+		d := rig.Take(t, url, graveyard)
 		dead[string(d.Body)]++
 		require.Equal(t, "exhausted", d.Headers[header.DeadReason], "%s", d.Body)
 	}
@@ -112,28 +114,28 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		for i := range delays {
 			delays[i] *= time.Millisecond
 		}
-		calls[body].requireGaps(t, delays...)
+		calls[body].RequireGaps(t, delays...)
 		require.Equal(t, 1, dead[body], body)
 	}
-	require.Equal(t, 3*doomed, calls["boundary"].count(), "three attempts each, and no fourth")
+	require.Equal(t, 3*doomed, calls["boundary"].Count(), "three attempts each, and no fourth")
 	require.Equal(t, doomed, dead["boundary"])
 	if named {
 		want := []string{queue + "__retry.1", queue + "__retry.2", queue + "__retry.3"}
 		require.Equal(t, want, queues, "a queue for each attempt")
-		for _, q := range r.plan.Queues {
+		for _, q := range r.Plan.Queues {
 			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
 		}
 		if perAttempt.Via == "" {
-			require.Equal(t, queue+"__retry_exchange", r.plan.WaitSteps[0].Exchange)
+			require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
 		}
 	}
 
 	// Statistics of the main and of the retry queues: the longest wait is not waited for.
 	for range limited {
-		r.publish(amqp.Publishing{Body: []byte("limited")})
+		r.Publish(amqp.Publishing{Body: []byte("limited")})
 	}
-	testbroker.WaitFor(t, "the statistics to show what waits", patience, func() bool {
-		report, err := r.client.Inspect(t.Context(), r.plan)
+	rig.WaitFor(t, "the statistics to show what waits", func() bool {
+		report, err := r.Client.Inspect(t.Context(), r.Plan)
 		require.NoError(t, err)
 		main, wait := 0, 0
 		for _, q := range report.Queues {
@@ -146,12 +148,12 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		}
 		return main == 0 && wait == limited
 	})
-	if route, err := r.plan.Route(topology.Retry{Delay: limit, Attempt: 1}); r.plan.Levels == nil {
+	if route, err := r.Plan.Route(topology.Retry{Delay: limit, Attempt: 1}); r.Plan.Levels == nil {
 		require.NoError(t, err)
-		i := slices.IndexFunc(r.plan.WaitSteps, func(rung topology.Route) bool { return rung == route })
-		require.Equal(t, limited, testbroker.Depth(t, url, r.plan.Queues[i].Name), "in the queue of the rate limit")
+		i := slices.IndexFunc(r.Plan.WaitSteps, func(rung topology.Route) bool { return rung == route })
+		require.Equal(t, limited, testbroker.Depth(t, url, r.Plan.Queues[i].Name), "in the queue of the rate limit")
 	}
-	r.stop()
+	r.Stop()
 	require.Equal(t, 0, testbroker.Depth(t, url, queue))
 	require.Equal(t, 0, testbroker.Depth(t, url, graveyard))
 	goqueueBudget(t, strategy)
@@ -163,24 +165,24 @@ func goqueueBudget(t *testing.T, strategy topology.Strategy) {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{Window: time.Minute, Retries: granted, DeadLetter: true})
 	require.NoError(t, err)
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	var handled timeline
-	r := newRig(t, rigConfig{
-		url: url, queue: queue, strategy: withDead(strategy, topology.DeadLetters{}), policy: backoff.List{100 * time.Millisecond},
-		options: []middleware.Option{middleware.WithBudget(budget)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	var handled rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Strategy: rig.WithDeadLetters(strategy, topology.DeadLetters{}), Policy: backoff.List{100 * time.Millisecond},
+		RetryOptions: []middleware.Option{middleware.WithBudget(budget)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
-			handled.add()
+			handled.Add()
 			return nil, nil
 		},
 	})
-	fill(t, url, queue, messages)
+	rig.Fill(t, url, queue, messages)
 	for range messages - granted {
-		require.Equal(t, "over_budget", take(t, url, queue+".dlq").Headers[header.DeadReason])
+		require.Equal(t, "over_budget", rig.Take(t, url, queue+".dlq").Headers[header.DeadReason])
 	}
-	testbroker.WaitFor(t, "the others are handled", patience, func() bool { return handled.count() == granted })
-	r.stop()
+	rig.WaitFor(t, "the others are handled", func() bool { return handled.Count() == granted })
+	r.Stop()
 	require.Equal(t, 0, testbroker.Depth(t, url, queue+".dlq"))
 }
 
@@ -191,20 +193,20 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 	const messages = 1000
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	strategy, graveyard := goqueueNames(t, url, queue, topology.PerAttempt{Delays: []time.Duration{100 * time.Millisecond, 100 * time.Millisecond, 100 * time.Millisecond}})
-	var calls timeline
-	r := newRig(t, rigConfig{
-		url: url, queue: queue, strategy: strategy, policy: backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3},
-		subOptions: []topology.SubscriberOption{topology.WithConcurrency(50)},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Strategy: strategy, Policy: backoff.Constant{Interval: 100 * time.Millisecond, Retries: 3},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(50)},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
-	fill(t, url, queue, messages)
-	testbroker.WaitFor(t, "every message is in the DLQ", patience, func() bool { return testbroker.Depth(t, url, graveyard) == messages })
-	r.stop()
-	require.Equal(t, 4*messages, calls.count())
+	rig.Fill(t, url, queue, messages)
+	rig.WaitFor(t, "every message is in the DLQ", func() bool { return testbroker.Depth(t, url, graveyard) == messages })
+	r.Stop()
+	require.Equal(t, 4*messages, calls.Count())
 	require.Equal(t, 0, testbroker.Depth(t, url, queue))
-	require.Equal(t, 0, waiting(t, url, r.plan))
+	require.Equal(t, 0, rig.Waiting(t, url, r.Plan))
 	require.Equal(t, -1, testbroker.Depth(t, url, queue+"__retry.4"))
 }

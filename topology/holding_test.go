@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -34,9 +36,9 @@ func shortConsumerTimeout(t *testing.T) *testbroker.Node {
 
 // holding is a service whose handler fails at first, and that cannot store the failed message.
 type holding struct {
-	*rig
-	deliveries *deliveries
-	done       *ledger
+	*rig.Service
+	deliveries *rig.Deliveries
+	done       *rig.Ledger
 	messages   int
 	outage     func(on bool)
 }
@@ -48,7 +50,7 @@ func startHolding(
 	prefetched, concurrency int, more ...topology.SubscriberOption,
 ) *holding {
 	t.Helper()
-	h := &holding{deliveries: newDeliveries(), done: newLedger()}
+	h := &holding{deliveries: rig.NewDeliveries(), done: rig.NewLedger()}
 	proxy := testbroker.NewProxy(t, node.URL())
 	h.outage = proxy.Blackhole
 	options := []topology.Option{topology.WithConfirmTimeout(time.Second / 2)}
@@ -56,9 +58,9 @@ func startHolding(
 		options = append(options, topology.WithPreProvisioned())
 		h.outage = declareAhead(t, node.URL(), queue, args)
 	}
-	h.rig = newRig(t, rigConfig{
-		url: node.URL(), publisherURL: proxy.URL(), queue: queue, policy: backoff.List{time.Second},
-		config: func(cfg *wamqp.Config) {
+	h.Service = rig.Start(t, rig.Config{
+		URL: node.URL(), PublisherURL: proxy.URL(), Queue: queue, Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) {
 			cfg.Queue.Arguments = args
 			cfg.Consume.Qos.PrefetchCount = prefetched
 			cfg.Connection.AmqpConfig = &amqp.Config{Dial: func(network, address string) (net.Conn, error) {
@@ -66,16 +68,16 @@ func startHolding(
 				if err != nil {
 					return nil, err
 				}
-				return h.deliveries.watch(conn), nil
+				return h.deliveries.Watch(conn), nil
 			}}
 		},
-		clientOptions: options,
-		subOptions:    append(more, topology.WithConcurrency(concurrency)),
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		ClientOptions:     options,
+		SubscriberOptions: append(more, topology.WithConcurrency(concurrency)),
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
-			h.done.handle(string(msg.Payload))
+			h.done.Handle(string(msg.Payload))
 			return nil, nil
 		},
 	})
@@ -116,7 +118,7 @@ func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 	t.Helper()
 	h.outage(true)
 	h.messages = messages
-	fill(t, h.url, h.queue, messages)
+	rig.Fill(t, h.URL, h.Queue, messages)
 	<-time.After(outage)
 	h.outage(false)
 }
@@ -124,17 +126,17 @@ func (h *holding) during(t *testing.T, outage time.Duration, messages int) {
 // requireAllHandled waits until all messages are handled, or those that are not have vanished.
 func (h *holding) requireAllHandled(t *testing.T) {
 	t.Helper()
-	var still stillness
-	look := testbroker.Channel(t, h.url)
-	testbroker.WaitFor(t, "all to be handled", patience, func() bool {
-		unacked, _ := h.deliveries.inHand(0)
-		left := unacked + readyIn(t, look, h.queue) + readyIn(t, look, h.queue+".wait.1s")
-		return h.done.count() == h.messages || still.look(left > 0)
+	var still rig.Stillness
+	look := testbroker.Channel(t, h.URL)
+	rig.WaitFor(t, "all to be handled", func() bool {
+		unacked, _ := h.deliveries.InHand(0)
+		left := unacked + rig.Ready(t, look, h.Queue) + rig.Ready(t, look, h.Queue+".wait.1s")
+		return h.done.Count() == h.messages || still.Look(left > 0)
 	})
 	t.Logf("%d of %d handled, delivered %d times before at most, the broker ended %q",
-		h.done.count(), h.messages, h.deliveries.highestCount(), h.deliveries.objected())
-	require.Equal(t, h.messages, h.done.count(), "handled")
-	require.Zero(t, testbroker.Depth(t, h.url, h.queue+".dlq"), "dead letters")
+		h.done.Count(), h.messages, h.deliveries.HighestCount(), h.deliveries.Objected())
+	require.Equal(t, h.messages, h.done.Count(), "handled")
+	require.Zero(t, h.Depth(".dlq"), "dead letters")
 }
 
 // No failed message can be stored for longer than the delivery limit times the broker's consumer
@@ -150,11 +152,11 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 			queue := strings.NewReplacer(" ", "-", ",", "").Replace(name)
 			all.Go(func() {
 				t.Run(name, func(t *testing.T) {
-					args, _ := deathLimit(t, declared, node.Version())
+					args, _ := rig.DeliveryLimit(t, declared, node.Version())
 					h := startHolding(t, node, queue, args, missing, 10, 5, topology.WithConsumerTimeout(shortTimeout))
 					h.during(t, outage, 5)
 					h.requireAllHandled(t)
-					require.LessOrEqual(t, h.deliveries.highestCount(), int64(spentAtMost), "x-delivery-count")
+					require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost), "x-delivery-count")
 				})
 			})
 		}
@@ -167,11 +169,11 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 func TestHoldLimitCountsFromArrival(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
-	args, _ := deathLimit(t, "none", node.Version())
+	args, _ := rig.DeliveryLimit(t, "none", node.Version())
 	h := startHolding(t, node, "orders", args, false, 21, 1, topology.WithConsumerTimeout(shortTimeout))
 	h.during(t, 3*shortTimeout, 20)
 	h.requireAllHandled(t)
-	for _, ended := range h.deliveries.objected() {
+	for _, ended := range h.deliveries.Objected() {
 		require.NotContains(t, ended, "timed out", "ended by the broker")
 		require.NotContains(t, ended, "consumer cancelled", "ended by a quorum queue of 4.3")
 	}
@@ -182,12 +184,12 @@ func TestHoldLimitCountsFromArrival(t *testing.T) {
 func TestConsumerTimeoutIsLearned(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
-	args, _ := deathLimit(t, "default", node.Version())
+	args, _ := rig.DeliveryLimit(t, "default", node.Version())
 	h := startHolding(t, node, "orders", args, false, 10, 5)
 	h.during(t, 5*shortTimeout, 5)
 	h.requireAllHandled(t)
-	require.LessOrEqual(t, h.deliveries.highestCount(), int64(spentAtMost+1), "x-delivery-count")
+	require.LessOrEqual(t, h.deliveries.HighestCount(), int64(spentAtMost+1), "x-delivery-count")
 	if !strings.HasPrefix(node.Version(), "4.3") { // which ends the consumer without a reason (F33)
-		require.Positive(t, h.logs.said("The broker has taken deliveries back after its consumer timeout"))
+		require.Positive(t, h.Logs.Said("The broker has taken deliveries back after its consumer timeout"))
 	}
 }

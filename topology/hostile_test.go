@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -117,7 +119,7 @@ func hostiles(queue, victim string) map[string]hostile {
 // no connection is lost, and the messages around it are served.
 func TestHostileMessages(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
@@ -131,10 +133,10 @@ func TestHostileMessages(t *testing.T) {
 			var mu sync.Mutex
 			attempts, normal := map[string]int{}, 0
 			deaths := map[string]any{}
-			r := newRig(t, rigConfig{
-				url: url, queue: queue, strategy: strategy(t), config: prefetch(10),
-				policy: backoff.List{100 * time.Millisecond},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				URL: url, Queue: queue, Strategy: strategy(t), Configure: rig.Prefetch(10),
+				Policy: backoff.List{100 * time.Millisecond},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					raw, _ := topology.Received(msg.Context())
 					mu.Lock()
 					defer mu.Unlock()
@@ -146,7 +148,7 @@ func TestHostileMessages(t *testing.T) {
 					if middleware.Attempt(msg.Context()) == 2 && attempts[raw.MessageId] == 2 {
 						deaths[raw.MessageId] = raw.Headers["x-death"]
 					}
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				},
 			})
 			require.NoError(t, ch.Confirm(false))
@@ -166,7 +168,7 @@ func TestHostileMessages(t *testing.T) {
 			send(forever)
 
 			dead := map[string]amqp.Delivery{}
-			testbroker.WaitFor(t, "all in the dead-letter queue", patience, func() bool {
+			rig.WaitFor(t, "all in the dead-letter queue", func() bool {
 				d, ok, err := ch.Get(queue+".dlq", true)
 				require.NoError(t, err)
 				if ok {
@@ -175,7 +177,7 @@ func TestHostileMessages(t *testing.T) {
 				}
 				return len(dead) == len(cases)
 			})
-			testbroker.WaitFor(t, "the messages around them are handled", patience, func() bool {
+			rig.WaitFor(t, "the messages around them are handled", func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				return normal == len(cases)
@@ -190,20 +192,20 @@ func TestHostileMessages(t *testing.T) {
 					require.Len(t, deaths[id], 1, id)
 					entry := deaths[id].([]any)[0].(amqp.Table)
 					require.Equal(t, int64(1), entry["count"], id)
-					require.Equal(t, r.plan.Queues[0].Name, entry["queue"], id)
+					require.Equal(t, r.Plan.Queues[0].Name, entry["queue"], id)
 				}
 			}
 			require.Contains(t, deaths, "x-death, a list of strings")
 			// The copies that the producer's own publishes made, none of a retry's.
 			require.Equal(t, 2, testbroker.Depth(t, url, victim))
 			require.NotContains(t, attempts, "forever")
-			r.requireOneConnection()
+			r.RequireOneConnection()
 
-			r.stop()
-			if r.plan.Levels != nil { // waits for all of it at once
-				testbroker.WaitFor(t, "the one that waits for ten years to be counted", patience, func() bool {
+			r.Stop()
+			if r.Plan.Levels != nil { // waits for all of it at once
+				rig.WaitFor(t, "the one that waits for ten years to be counted", func() bool {
 					waiting := 0
-					for _, q := range r.plan.Queues {
+					for _, q := range r.Plan.Queues {
 						if q.Delay > 0 {
 							waiting += testbroker.Depth(t, url, q.Name)
 						}
@@ -212,10 +214,10 @@ func TestHostileMessages(t *testing.T) {
 				})
 				return
 			}
-			testbroker.WaitFor(t, "the one that waits for ten years to be back", patience, func() bool {
+			rig.WaitFor(t, "the one that waits for ten years to be back", func() bool {
 				return testbroker.Depth(t, url, queue) == 1
 			})
-			require.Equal(t, "forever", take(t, url, queue).MessageId)
+			require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
 		})
 	}
 }
@@ -247,32 +249,24 @@ func requireDead(t testing.TB, id string, c hostile, d amqp.Delivery) {
 	require.NotEqual(t, int64(99), d.Headers["x-delivery-count"], id)
 }
 
-// requireOneConnection asserts that the consumer never had to begin again.
-func (r *rig) requireOneConnection() {
-	r.t.Helper()
-	text := r.logs.text()
-	require.Equal(r.t, 1, strings.Count(text, " Consuming "), text)
-	require.NotContains(r.t, text, "Connection to RabbitMQ lost")
-}
-
 // A user id is checked against who publishes (F15): that of the producer would
 // have every retry refused.
 func TestForeignUserIDIsRetried(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
 	node.Grant(t, testbroker.Everything("/", "producer"))
-	var attempts timeline
-	r := newRig(t, rigConfig{
-		url: node.URL(), policy: backoff.List{100 * time.Millisecond},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			if raw, _ := topology.Received(msg.Context()); attempts.add() == 1 && raw.UserId != "producer" {
+	var attempts rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Policy: backoff.List{100 * time.Millisecond},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if raw, _ := topology.Received(msg.Context()); attempts.Add() == 1 && raw.UserId != "producer" {
 				t.Errorf("the first attempt has user id %q", raw.UserId)
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	publish(t, node.URLOf("producer"), "", r.queue, amqp.Publishing{UserId: "producer"})
-	require.Empty(t, take(t, r.url, r.queue+".dlq").UserId)
-	require.Equal(t, 2, attempts.count())
-	r.requireOneConnection()
+	rig.Publish(t, node.URLOf("producer"), "", r.Queue, amqp.Publishing{UserId: "producer"})
+	require.Empty(t, r.DeadLetter().UserId)
+	require.Equal(t, 2, attempts.Count())
+	r.RequireOneConnection()
 }

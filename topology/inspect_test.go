@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -15,38 +17,15 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// operator opens a client without a subscriber, and returns the plan of a queue.
-func operator(t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy, options ...topology.Option) (*topology.Client, topology.Plan) {
-	t.Helper()
-	client, err := topology.Open(t.Context(), connection(url), strategy, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	plan, err := client.Plan(queue, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	return client, plan
-}
-
-// provision declares the main queue and the plan, removed at the end.
-func provision(t testing.TB, url string, client *topology.Client, queue string, policy backoff.Policy) {
-	t.Helper()
-	cfg := queueConfig(url)
-	quorumQueue(&cfg)
-	cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	require.NoError(t, sub.SubscribeInitialize(queue))
-	require.NoError(t, sub.Close())
-}
-
 func TestInspectCountsEveryQueue(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy, strategy := backoff.List{time.Minute, time.Hour}, strategy(t)
-			removePlan(t, url, strategy, queue, policy)
-			client, plan := operator(t, url, queue, strategy, policy)
+			rig.RemovePlan(t, url, strategy, queue, policy)
+			client, plan := rig.Operator(t, url, queue, strategy, policy)
 
 			report, err := client.Inspect(t.Context(), plan)
 			require.NoError(t, err)
@@ -56,18 +35,18 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 			}
 			require.Contains(t, report.String(), "missing")
 
-			provision(t, url, client, queue, policy)
-			fill(t, url, queue, 3)
+			rig.Provision(t, url, client, queue, policy)
+			rig.Fill(t, url, queue, 3)
 			longest := plan.Queues[len(plan.WaitSteps)-1]
 			require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
-			fill(t, url, longest.Name, 5)
-			fill(t, url, plan.Dead.RoutingKey, 2)
+			rig.Fill(t, url, longest.Name, 5)
+			rig.Fill(t, url, plan.Dead.RoutingKey, 2)
 			deliveries, err := testbroker.Channel(t, url).Consume(queue, "", false, false, false, false, nil)
 			require.NoError(t, err)
 			<-deliveries
 
 			var roles []topology.Role
-			testbroker.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+			rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
 				report, err = client.Inspect(t.Context(), plan)
 				require.NoError(t, err)
 				roles = nil
@@ -86,7 +65,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 			for range plan.WaitSteps {
 				want = append(want, topology.RoleWait)
 			}
-			if sharing[name] {
+			if rig.Sharing[name] {
 				want = append(want, topology.RoleStranded)
 			}
 			require.Equal(t, append(want, topology.RoleDead), roles)
@@ -105,7 +84,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 	t.Parallel()
 	const waiting = 1000
-	rabbit, patience := `{dead_letter_worker_publisher_confirm_timeout, 5000}`, patience
+	rabbit, patience := `{dead_letter_worker_publisher_confirm_timeout, 5000}`, rig.Patience
 	if os.Getenv("MILLPOND_LONG") != "" {
 		rabbit, patience = "", 200*time.Second
 	}
@@ -115,16 +94,16 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			queue := "vanishing-" + string(kind)
-			client, plan := operator(t, url, queue, topology.PerQueue{Type: kind}, policy, topology.WithManagement(api))
-			provision(t, url, client, queue, policy)
+			client, plan := rig.Operator(t, url, queue, topology.PerQueue{Type: kind}, policy, topology.WithManagement(api))
+			rig.Provision(t, url, client, queue, policy)
 			waits := plan.Queues[len(plan.WaitSteps)-1].Name // the longest
-			fill(t, url, waits, waiting)
+			rig.Fill(t, url, waits, waiting)
 			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 			require.NoError(t, err)
 			testbroker.WaitFor(t, "the wait to end", patience, func() bool { return testbroker.Depth(t, url, waits) == 0 })
 
 			if kind == topology.Classic {
-				provision(t, url, client, queue, policy)
+				rig.Provision(t, url, client, queue, policy)
 				<-time.After(8 * time.Second) // longer than the broker would take to try again
 				back := testbroker.Depth(t, url, queue)
 				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
@@ -151,7 +130,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			require.Equal(t, topology.Count{N: waiting, Source: topology.SourceManagement}, report.Queues[len(plan.WaitSteps)].Total)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
-			provision(t, url, client, queue, policy)
+			rig.Provision(t, url, client, queue, policy)
 			began := time.Now()
 			testbroker.WaitFor(t, "all to be back", patience, func() bool { return testbroker.Depth(t, url, queue) == waiting })
 			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting, time.Since(began).Round(time.Second))
@@ -170,8 +149,8 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1/"))
-	provision(t, url, client, queue, policy)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1/"))
+	rig.Provision(t, url, client, queue, policy)
 	report, err := client.Inspect(t.Context(), plan)
 	require.NoError(t, err)
 	require.ErrorContains(t, report.ManagementErr, "127.0.0.1:1")
@@ -183,7 +162,7 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	require.NotContains(t, report.String()+findings[0].String(), "hush")
 
 	for _, bad := range []string{"", "amqp://guest:hush@host", "http://host", "http://guest:hush@", "http://guest:hu/sh@host", "http://guest:hu?sh@host", "http://guest:hu%zzhush@host"} {
-		_, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithManagement(bad))
+		_, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithManagement(bad))
 		require.ErrorContains(t, err, "WithManagement", bad)
 		require.NotContains(t, err.Error(), "hush")
 		require.NotContains(t, err.Error(), "hu/sh")
@@ -193,7 +172,7 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 func TestOperatorsQuestionsOfNobody(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	client, plan := operator(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
 	_, err := client.Inspect(t.Context(), topology.Plan{})
 	require.ErrorContains(t, err, "use Client.Plan")
 	_, err = client.Verify(t.Context(), topology.Plan{})

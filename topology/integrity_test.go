@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -58,13 +60,13 @@ func requireSame(t testing.TB, want amqp.Publishing, got amqp.Delivery) {
 
 func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 	t.Parallel()
-	cases := map[string]func() rigConfig{
-		"classic main queue": func() rigConfig { return rigConfig{} },
-		"quorum main queue":  func() rigConfig { return rigConfig{config: quorumQueue} },
-		"classic waiting":    func() rigConfig { return rigConfig{strategy: topology.PerQueue{Type: topology.Classic}} },
-		"shared":             func() rigConfig { return rigConfig{strategy: shared(t, topology.Quorum)} },
-		"levels":             func() rigConfig { return rigConfig{strategy: levels(t, topology.Quorum)} },
-		"levels classic":     func() rigConfig { return rigConfig{strategy: levels(t, topology.Classic)} },
+	cases := map[string]func() rig.Config{
+		"classic main queue": func() rig.Config { return rig.Config{} },
+		"quorum main queue":  func() rig.Config { return rig.Config{Configure: rig.QuorumQueue} },
+		"classic waiting":    func() rig.Config { return rig.Config{Strategy: topology.PerQueue{Type: topology.Classic}} },
+		"shared":             func() rig.Config { return rig.Config{Strategy: rig.Shared(t, topology.Quorum)} },
+		"levels":             func() rig.Config { return rig.Config{Strategy: rig.Levels(t, topology.Quorum)} },
+		"levels classic":     func() rig.Config { return rig.Config{Strategy: rig.Levels(t, topology.Classic)} },
 	}
 	for name, make := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -79,8 +81,8 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			var mu sync.Mutex
 			var attempts []seen
 			rc := make()
-			rc.policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
-			rc.handler = func(msg *message.Message) ([]*message.Message, error) {
+			rc.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
+			rc.Handler = func(msg *message.Message) ([]*message.Message, error) {
 				raw, ok := topology.Received(msg.Context())
 				if !ok {
 					t.Error("no delivery behind the message")
@@ -101,12 +103,12 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 				}
 				msg.Metadata["new"] = "one"
 				raw.Headers["bytes"].([]byte)[0] = 9
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
-			r := newRig(t, rc)
+			r := rig.Start(t, rc)
 			sent := foreign()
-			r.publish(sent)
-			dead := take(t, r.url, r.queue+".dlq")
+			r.Publish(sent)
+			dead := r.DeadLetter()
 			requireSame(t, sent, dead)
 			require.Equal(t, amqp.Persistent, dead.DeliveryMode)
 			require.NotContains(t, dead.Headers, "new")
@@ -115,8 +117,8 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			}
 			require.Equal(t, "3", dead.Headers[header.DeadFailures])
 			require.Equal(t, "handler", dead.Headers[header.DeadHandler])
-			require.Equal(t, errFailed.Error(), dead.Headers["reason_poisoned"])
-			require.Equal(t, r.queue, dead.Headers["topic_poisoned"])
+			require.Equal(t, rig.ErrFailed.Error(), dead.Headers["reason_poisoned"])
+			require.Equal(t, r.Queue, dead.Headers["topic_poisoned"])
 			require.Equal(t, "handler", dead.Headers["handler_poisoned"])
 			require.Equal(t, "topology.Subscriber", dead.Headers["subscriber_poisoned"])
 
@@ -125,7 +127,7 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			require.Len(t, attempts, 3)
 			for i, s := range attempts {
 				require.Equal(t, i+1, s.attempt)
-				require.Equal(t, r.queue, s.key)
+				require.Equal(t, r.Queue, s.key)
 				require.Equal(t, string(sent.Body), s.payload)
 				for key, text := range foreignMetadata {
 					require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
@@ -146,26 +148,26 @@ func TestRequeuedQuorumDeliveryIsDecoded(t *testing.T) {
 	_, err := ch.QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
 	sent := foreign()
-	publish(t, url, "", queue, sent)
+	rig.Publish(t, url, "", queue, sent)
 	d, ok, err := ch.Get(queue, false)
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.NoError(t, d.Reject(true))
 
-	var calls timeline
-	newRig(t, rigConfig{
-		url: url, queue: queue, config: quorumQueue,
-		policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			if n := calls.add(); n == 1 && msg.Metadata["x-delivery-count"] != "1" {
+	var calls rig.Timeline
+	rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Configure: rig.QuorumQueue,
+		Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if n := calls.Add(); n == 1 && msg.Metadata["x-delivery-count"] != "1" {
 				t.Errorf("x-delivery-count is %q", msg.Metadata["x-delivery-count"])
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	dead := take(t, url, queue+".dlq")
+	dead := rig.Take(t, url, queue+".dlq")
 	requireSame(t, sent, dead)
-	require.Equal(t, 3, calls.count())
+	require.Equal(t, 3, calls.Count())
 }
 
 // What would steer or harm a copy is not republished: CC and BCC, a user id, an
@@ -177,23 +179,23 @@ func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 	_, err := testbroker.Channel(t, url).QueueDeclare(side, true, false, false, false, nil)
 	require.NoError(t, err)
 
-	var calls timeline
-	r := newRig(t, rigConfig{
-		url:    url,
-		policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 2},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL:    url,
+		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 2},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{
+	r.Publish(amqp.Publishing{
 		Headers:    amqp.Table{"CC": []any{side}, "x-death": []any{"malformed"}},
 		UserId:     "guest",
 		Expiration: "60000",
 		Body:       []byte("steering"),
 	})
-	dead := take(t, url, r.queue+".dlq")
-	calls.requireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
+	dead := rig.Take(t, url, r.Queue+".dlq")
+	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
 	require.Empty(t, dead.UserId)
 	require.Empty(t, dead.Expiration)
 	require.NotContains(t, dead.Headers, "CC")
@@ -204,16 +206,16 @@ func TestSteeringPropertiesAreNotRepublished(t *testing.T) {
 // A message with its own expiration is not retried past its deadline.
 func TestOwnExpirationIsADeadline(t *testing.T) {
 	t.Parallel()
-	var calls timeline
-	r := newRig(t, rigConfig{
-		policy: backoff.List{100 * time.Millisecond, 20 * time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{100 * time.Millisecond, 20 * time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
-	dead := take(t, r.url, r.queue+".dlq")
+	r.Publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
+	dead := r.DeadLetter()
 	require.Equal(t, "deadline", dead.Headers[header.DeadReason])
-	require.Equal(t, 2, calls.count())
+	require.Equal(t, 2, calls.Count())
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -27,30 +29,30 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 	node := testbroker.Private(t)
 	policy := backoff.FullJitter{Policy: backoff.List{2 * time.Second}}
 	rungs := []time.Duration{500 * time.Millisecond, time.Second, 1500 * time.Millisecond, 2 * time.Second}
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			strategy := strategy(t)
 			var mu sync.Mutex
 			asked, on, failedAt := map[string]time.Duration{}, map[string]int{}, map[string]time.Time{}
 			handled := 0
-			r := newRig(t, rigConfig{
-				url: node.URL(), strategy: strategy, policy: policy, config: quorumQueue,
-				queue:      strings.ReplaceAll(name, " ", "-"),
-				subOptions: []topology.SubscriberOption{topology.WithConcurrency(16)},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				URL: node.URL(), Strategy: strategy, Policy: policy, Configure: rig.QuorumQueue,
+				Queue:             strings.ReplaceAll(name, " ", "-"),
+				SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(16)},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					body := string(msg.Payload)
 					mu.Lock()
 					defer mu.Unlock()
 					if middleware.Attempt(msg.Context()) == 1 {
 						failedAt[body] = time.Now()
-						return nil, errFailed
+						return nil, rig.ErrFailed
 					}
 					delay, err := time.ParseDuration(msg.Metadata.Get(header.Delay))
 					if err != nil {
 						t.Error(err)
 					}
-					if waited := time.Since(failedAt[body]); waited < delay-grace {
+					if waited := time.Since(failedAt[body]); waited < delay-rig.Grace {
 						t.Errorf("message %s waited %v, asked were %v", body, waited, delay)
 					}
 					handled++
@@ -61,52 +63,52 @@ func TestJitterSpreadsOverPlannedRungs(t *testing.T) {
 				},
 			})
 			planned := make([]time.Duration, 0, len(rungs))
-			for _, rung := range r.plan.WaitSteps {
+			for _, rung := range r.Plan.WaitSteps {
 				planned = append(planned, rung.Delay)
-				require.Contains(t, r.plan.String(), " "+rung.Delay.String()+" ")
+				require.Contains(t, r.Plan.String(), " "+rung.Delay.String()+" ")
 			}
-			if r.plan.Levels == nil {
+			if r.Plan.Levels == nil {
 				require.Equal(t, rungs, planned)
 			}
-			prefix, _, _ := strings.Cut(strings.Replace(names(r.plan)[0], ".level.", ".wait.", 1), ".wait.")
+			prefix, _, _ := strings.Cut(strings.Replace(rig.QueueNames(r.Plan)[0], ".level.", ".wait.", 1), ".wait.")
 			queues := func() []string {
 				var found []string
 				for line := range strings.Lines(node.Ctl(t, "list_queues", "--silent", "name")) {
-					if q := strings.TrimSpace(line); q == r.queue || strings.HasPrefix(q, r.queue+".") || strings.HasPrefix(q, prefix+".") {
+					if q := strings.TrimSpace(line); q == r.Queue || strings.HasPrefix(q, r.Queue+".") || strings.HasPrefix(q, prefix+".") {
 						found = append(found, q)
 					}
 				}
 				slices.Sort(found)
 				return found
 			}
-			want := slices.Sorted(slices.Values(append(names(r.plan), r.queue)))
+			want := slices.Sorted(slices.Values(append(rig.QueueNames(r.Plan), r.Queue)))
 			require.Equal(t, want, queues())
 
-			fill(t, r.url, r.queue, messages)
-			testbroker.WaitFor(t, "all are back", patience, func() bool { mu.Lock(); defer mu.Unlock(); return handled == messages })
-			r.stop()
+			rig.Fill(t, r.URL, r.Queue, messages)
+			rig.WaitFor(t, "all are back", func() bool { mu.Lock(); defer mu.Unlock(); return handled == messages })
+			r.Stop()
 			require.Equal(t, want, queues(), "no queue more than were planned")
 			t.Logf("came back from %v", on)
-			if r.plan.Levels != nil { // exact, by any level
+			if r.Plan.Levels != nil { // exact, by any level
 				entered := map[string]int{}
 				for _, delay := range asked {
-					route, err := r.plan.Route(topology.Retry{Delay: delay})
+					route, err := r.Plan.Route(topology.Retry{Delay: delay})
 					require.NoError(t, err)
 					require.LessOrEqual(t, route.Delay, delay+100*time.Millisecond)
-					waits, _ := walk(t, r.plan, route)
+					waits, _ := rig.Walk(t, r.Plan, route)
 					entered[waits[0].Name]++
 				}
 				require.Equal(t, entered, on)
 				return
 			}
-			for i, rung := range r.plan.WaitSteps {
+			for i, rung := range r.Plan.WaitSteps {
 				n := 0
 				for _, delay := range asked {
 					if delay <= rung.Delay && (i == 0 || delay > rungs[i-1]) {
 						n++
 					}
 				}
-				require.Equal(t, n, on[r.plan.Queues[i].Name], "rounded up to %v", rung.Delay)
+				require.Equal(t, n, on[r.Plan.Queues[i].Name], "rounded up to %v", rung.Delay)
 				require.Positive(t, n, "rung %v", rung.Delay)
 			}
 		})

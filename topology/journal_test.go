@@ -25,8 +25,8 @@ type journal struct {
 	fired   bool
 	thawed  func()
 
-	publish    place            // of the one under way
-	tags       map[place]uint64 // of the last one there
+	publish    wirePlace            // of the one under way
+	tags       map[wirePlace]uint64 // of the last one there
 	returned   bool
 	unanswered int // publishes the client has given up
 	confirms   int
@@ -36,8 +36,8 @@ type journal struct {
 	early      []string // acks that came before their confirm
 }
 
-// place is where a publish is answered; zero for nowhere.
-type place struct {
+// wirePlace is where a publish is answered; zero for nowhere.
+type wirePlace struct {
 	connection int
 	channel    uint16
 }
@@ -55,7 +55,7 @@ func (j *journal) watch(s side, proxy *testbroker.Proxy) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.proxies == nil {
-		j.proxies, j.tags = map[side]*testbroker.Proxy{}, map[place]uint64{}
+		j.proxies, j.tags = map[side]*testbroker.Proxy{}, map[wirePlace]uint64{}
 	}
 	j.proxies[s] = proxy
 	proxy.Tap(func(seen testbroker.Seen) testbroker.Fault { return j.look(s, seen) })
@@ -95,10 +95,10 @@ func (j *journal) look(s side, seen testbroker.Seen) testbroker.Fault {
 
 // passed counts what the promise is about. j.mu is held.
 func (j *journal) passed(s side, seen testbroker.Seen) {
-	method, at := seen.Method(), place{seen.Connection, seen.Channel()}
+	method, at := seen.Method(), wirePlace{seen.Connection, seen.Channel()}
 	switch {
 	case s == publishing && method == frame.BasicPublish:
-		if j.publish != (place{}) {
+		if j.publish != (wirePlace{}) {
 			j.unanswered++
 		}
 		j.publish, j.returned = at, false
@@ -113,7 +113,7 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 		if method == frame.BasicAck && !j.returned {
 			j.confirms++
 		}
-		j.publish = place{}
+		j.publish = wirePlace{}
 	case s == consuming && seen.Up && method == frame.BasicAck:
 		j.acks++
 		if j.acks > j.confirms+j.handled+j.excused {
@@ -133,7 +133,7 @@ func (j *journal) success() {
 func (j *journal) forget() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.publish, j.unanswered, j.confirms = place{}, 0, 0
+	j.publish, j.unanswered, j.confirms = wirePlace{}, 0, 0
 }
 
 // excuse notes that an ack comes that has nothing to do with the message.

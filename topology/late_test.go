@@ -1,12 +1,13 @@
 package topology_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -59,67 +60,25 @@ func (c *confirms) published() map[string]int {
 	return copies
 }
 
-// handOvers counts the tries of hand-overs that have failed, by message, and the
-// hand-overs that have succeeded.
-type handOvers struct {
-	mu     sync.Mutex
-	failed map[string]int
-	done   int
-}
-
-// Observe implements middleware.Observer.
-func (h *handOvers) Observe(_ context.Context, e middleware.Event) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch e.Kind {
-	case middleware.EventFailing:
-		if h.failed == nil {
-			h.failed = map[string]int{}
-		}
-		h.failed[e.MessageID]++
-	case middleware.EventRetried, middleware.EventDeadLettered:
-		h.done++
-	}
-}
-
-// succeeded is how many hand-overs have succeeded.
-func (h *handOvers) succeeded() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.done
-}
-
-// atLeast reports whether so many messages have failed so often.
-func (h *handOvers) atLeast(messages, tries int) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, n := range h.failed {
-		if n >= tries {
-			messages--
-		}
-	}
-	return messages <= 0
-}
-
 // lateRig is a service with five messages in progress that all fail, and whose copies a
 // peer takes without an answer.
-func lateRig(t *testing.T) (*rig, *confirms, *handOvers, *testbroker.Proxy) {
+func lateRig(t *testing.T) (*rig.Service, *confirms, *rig.HandOvers, *testbroker.Proxy) {
 	t.Helper()
 	var late confirms
-	var failing handOvers
+	var failing rig.HandOvers
 	proxy := testbroker.NewProxy(t, peer.Start(t, late.hold).URL())
-	r := newRig(t, rigConfig{
-		url: testbroker.URL(t), publisherURL: proxy.URL(),
-		config:        func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
-		subOptions:    []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
-		options:       []middleware.Option{middleware.WithObserver(&failing)},
-		policy:        backoff.List{time.Minute},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: testbroker.URL(t), PublisherURL: proxy.URL(),
+		Configure:         func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(lateMessages)},
+		RetryOptions:      []middleware.Option{middleware.WithObserver(&failing)},
+		Policy:            backoff.List{time.Minute},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if strings.HasSuffix(string(msg.Payload), "dead") {
-				return nil, middleware.Permanent(errFailed)
+				return nil, middleware.Permanent(rig.ErrFailed)
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
 	for i := range lateMessages {
@@ -127,7 +86,7 @@ func lateRig(t *testing.T) (*rig, *confirms, *handOvers, *testbroker.Proxy) {
 		if i%2 == 1 {
 			body += " dead"
 		}
-		r.publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
+		r.Publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
 	}
 	return r, &late, &failing, proxy
 }
@@ -142,11 +101,11 @@ const (
 func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 	t.Parallel()
 	r, late, failing, proxy := lateRig(t)
-	testbroker.WaitFor(t, "several tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 3) })
+	rig.WaitFor(t, "several tries of each hand-over", func() bool { return failing.AtLeast(lateMessages, 3) })
 	late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-	testbroker.WaitFor(t, "all hand-overs to succeed", patience, func() bool { return failing.succeeded() == lateMessages })
-	r.stop()
-	assert.Zero(t, testbroker.Depth(t, r.url, r.queue), "given back")
+	rig.WaitFor(t, "all hand-overs to succeed", func() bool { return failing.Succeeded() == lateMessages })
+	r.Stop()
+	assert.Zero(t, r.Depth(""), "given back")
 	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, late.published())
 	assert.Equal(t, 1, proxy.Connections())
 }
@@ -156,7 +115,7 @@ func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 	t.Parallel()
 	r, late, failing, _ := lateRig(t)
-	testbroker.WaitFor(t, "two tries of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 2) })
+	rig.WaitFor(t, "two tries of each hand-over", func() bool { return failing.AtLeast(lateMessages, 2) })
 	once := late.published()
 	assert.Equal(t, map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}, once)
 	channels := map[uint16]bool{}
@@ -166,11 +125,11 @@ func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 		}
 		channels[p.Channel] = true
 	})
-	testbroker.WaitFor(t, "all to be settled", patience, func() bool {
+	rig.WaitFor(t, "all to be settled", func() bool {
 		late.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-		return failing.succeeded() == lateMessages
+		return failing.Succeeded() == lateMessages
 	})
-	r.stop()
+	r.Stop()
 	for body, n := range late.published() {
 		assert.Equal(t, 2, n, "copies of %s", body)
 	}
@@ -181,11 +140,11 @@ func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 func TestShutdownWithAnOpenOutcome(t *testing.T) {
 	t.Parallel()
 	r, late, failing, _ := lateRig(t)
-	testbroker.WaitFor(t, "a failed try of each hand-over", patience, func() bool { return failing.atLeast(lateMessages, 1) })
+	rig.WaitFor(t, "a failed try of each hand-over", func() bool { return failing.AtLeast(lateMessages, 1) })
 	begun := time.Now()
-	r.stop()
+	r.Stop()
 	require.Less(t, time.Since(begun), closeLimit)
-	testbroker.WaitFor(t, "all messages in their queue", patience, func() bool { return testbroker.Depth(t, r.url, r.queue) == lateMessages })
+	rig.WaitFor(t, "all messages in their queue", func() bool { return r.Depth("") == lateMessages })
 	for body, n := range late.published() {
 		assert.Equal(t, 1, n, "copies of %s", body)
 	}

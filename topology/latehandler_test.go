@@ -4,9 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -22,10 +23,10 @@ func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 	node := testbroker.Private(t, testbroker.WithAdvancedConfig("[{rabbit, [{consumer_timeout, 3000}, {channel_tick_interval, 500}]}]."))
 	told, handled := make(chan struct{}, 10), make(chan string, 100)
 	first := true
-	r := newRig(t, rigConfig{
-		url: node.URL(), queue: "orders", policy: backoff.List{time.Second},
-		config: func(cfg *wamqp.Config) { quorumQueue(cfg); prefetch(1)(cfg) },
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: "orders", Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.Prefetch(1)(cfg) },
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if first { // one handler at a time
 				first = false
 				<-msg.Context().Done()
@@ -37,12 +38,12 @@ func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 		},
 	})
 	for _, body := range []string{"slow", "next", "last"} {
-		r.publish(amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+		r.Send(body)
 	}
 	begun := time.Now()
 	select {
 	case <-told:
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		t.Fatal("the handler was not told that the broker has its message back")
 	}
 	seen := map[string]bool{}
@@ -50,11 +51,11 @@ func TestHandlerBeyondTheConsumerTimeoutStopsNothing(t *testing.T) {
 		select {
 		case body := <-handled:
 			seen[body] = true
-		case <-time.After(patience):
+		case <-time.After(rig.Patience):
 			t.Fatalf("handled only %v", seen)
 		}
 	}
-	require.Less(t, time.Since(begun), timeout+ceiling)
-	r.stop()
+	require.Less(t, time.Since(begun), timeout+rig.Ceiling)
+	r.Stop()
 	require.Zero(t, testbroker.Depth(t, node.URL(), "orders"))
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -20,26 +22,26 @@ import (
 // where that is longer than every wait step (C6).
 func TestLaterSpendsNoAttempt(t *testing.T) {
 	t.Parallel()
-	var calls timeline
+	var calls rig.Timeline
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second}},
-		policy:   backoff.List{time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second}},
+		Policy:   backoff.List{time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
-			switch calls.add() {
+			switch calls.Add() {
 			case 1:
-				return nil, middleware.Snooze(errFailed, 2500*time.Millisecond)
+				return nil, middleware.Snooze(rig.ErrFailed, 2500*time.Millisecond)
 			case 2:
-				return nil, middleware.Snooze(errFailed, 0)
+				return nil, middleware.Snooze(rig.ErrFailed, 0)
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("later")})
-	dead := take(t, r.url, r.queue+".dlq")
+	r.Publish(amqp.Publishing{Body: []byte("later")})
+	dead := r.DeadLetter()
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
-	calls.requireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
+	calls.RequireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
 	require.Equal(t, []int{1, 1, 1, 2}, []int{<-attempts, <-attempts, <-attempts, <-attempts})
 }
 
@@ -48,26 +50,26 @@ func TestLaterSpendsNoAttempt(t *testing.T) {
 func TestForgedCountsAreGuarded(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		policy: backoff.List{time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
 			return nil, nil
 		},
 	})
 	for _, forged := range []string{"2", "99999999999999999999"} {
-		r.publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.queue, header.Failures: forged}, Body: []byte("forged")})
-		dead := take(t, r.url, r.queue+".dlq")
+		r.Publish(amqp.Publishing{Headers: amqp.Table{header.Queue: r.Queue, header.Failures: forged}, Body: []byte("forged")})
+		dead := r.DeadLetter()
 		require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 	}
 	require.Empty(t, attempts)
 	for _, headers := range []amqp.Table{
-		{header.Queue: r.queue, header.Failures: "-3"},
-		{header.Queue: r.queue, header.Failures: "many"},
+		{header.Queue: r.Queue, header.Failures: "-3"},
+		{header.Queue: r.Queue, header.Failures: "many"},
 		{header.Queue: "another", header.Failures: "99"},
 		{header.Failures: int64(99)},
 	} {
-		r.publish(amqp.Publishing{Headers: headers, Body: []byte("harmless")})
+		r.Publish(amqp.Publishing{Headers: headers, Body: []byte("harmless")})
 		require.Equal(t, 1, <-attempts)
 	}
 }
@@ -77,23 +79,23 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 func TestKeptMetadataTravels(t *testing.T) {
 	t.Parallel()
 	dead := make(chan middleware.DeadLetter, 1)
-	r := newRig(t, rigConfig{
-		policy: backoff.List{100 * time.Millisecond},
-		options: []middleware.Option{
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{100 * time.Millisecond},
+		RetryOptions: []middleware.Option{
 			middleware.WithKeptMetadata("step", "number"),
 			middleware.WithDeadLetterHook(func(_ context.Context, d middleware.DeadLetter) { dead <- d }),
 		},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if middleware.Attempt(msg.Context()) == 1 {
 				msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "corr-7")
 				msg.Metadata.Set("step", "charged")
 				msg.Metadata.Set("other", "lost")
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Headers: amqp.Table{"number": int64(7)}, MessageId: "id-7", Body: []byte("kept")})
-	letter := take(t, r.url, r.queue+".dlq")
+	r.Publish(amqp.Publishing{Headers: amqp.Table{"number": int64(7)}, MessageId: "id-7", Body: []byte("kept")})
+	letter := r.DeadLetter()
 	require.Equal(t, "corr-7", letter.Headers[wmiddleware.CorrelationIDMetadataKey])
 	require.Equal(t, "charged", letter.Headers["step"])
 	require.Equal(t, int64(7), letter.Headers["number"])
@@ -101,5 +103,5 @@ func TestKeptMetadataTravels(t *testing.T) {
 	hooked := <-dead
 	require.Equal(t, header.ReasonExhausted, hooked.State.Reason)
 	require.Len(t, hooked.State.History, 2)
-	require.ErrorIs(t, hooked.Err, errFailed)
+	require.ErrorIs(t, hooked.Err, rig.ErrFailed)
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -18,7 +20,7 @@ import (
 )
 
 func frames(url string, size int) wamqp.Config {
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	cfg.Connection.AmqpConfig = &amqp.Config{FrameSize: size}
 	return cfg
 }
@@ -35,7 +37,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 		require.ErrorContains(t, err, "set at least 16384")
 		t.Log(err)
 	}
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	_, err = client.NewSubscriber(frames(url, 4096))
@@ -44,7 +46,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "set at least 16384")
 
 	node := testbroker.Private(t, testbroker.WithConfig("frame_max = 8192"))
-	_, err = topology.Open(t.Context(), connection(node.URL()), topology.PerQueue{})
+	_, err = topology.Open(t.Context(), rig.ConnectionConfig(node.URL()), topology.PerQueue{})
 	require.ErrorContains(t, err, "the broker takes frames of at most 8192 bytes")
 	require.ErrorContains(t, err, "frame_max to at least 16384")
 	t.Log(err)
@@ -54,7 +56,7 @@ func TestSmallFrameIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, levels.Close()) })
 	queue := testbroker.Queue(t)
-	err = subscribeError(t, levels, frames(url, 16384), queue, backoff.List{time.Second})
+	err = rig.SubscribeError(t, levels, frames(url, 16384), queue, backoff.List{time.Second})
 	require.ErrorContains(t, err, "frames of 16384 bytes are too small")
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 	t.Log(err)
@@ -69,27 +71,27 @@ func TestLeastFrameTakesEveryNote(t *testing.T) {
 	queue += strings.Repeat("q", 255-len(queue)-len(".wait.1s"))
 	exchange, key := queue+"-exchan", strings.Repeat("k", 255)
 	testbroker.Delete(t, queue)
-	removePlan(t, url, topology.PerQueue{}, queue, backoff.List{time.Second})
+	rig.RemovePlan(t, url, topology.PerQueue{}, queue, backoff.List{time.Second})
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeDeclare(exchange, "direct", true, false, false, false, nil))
 	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
-	r := newRig(t, rigConfig{
-		queue: queue, keep: true, policy: backoff.List{time.Second},
-		config: func(cfg *wamqp.Config) { cfg.Connection = frames(url, 16384).Connection },
-		handler: func(*message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Queue: queue, Keep: true, Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) { cfg.Connection = frames(url, 16384).Connection },
+		Handler: func(*message.Message) ([]*message.Message, error) {
 			return nil, errors.New(strings.Repeat("e", 5000))
 		},
 	})
 	require.NoError(t, ch.QueueBind(queue, key, exchange, false, nil))
 	long := strings.Repeat("p", 255)
-	publish(t, url, exchange, key, amqp.Publishing{
+	rig.Publish(t, url, exchange, key, amqp.Publishing{
 		ContentType: long, ContentEncoding: long, CorrelationId: long, ReplyTo: long, MessageId: long, Type: long, AppId: long,
 		Expiration: "315360000000", Priority: 1, DeliveryMode: 2, Timestamp: time.Now(), Body: []byte("order"),
 	})
-	dead := take(t, url, queue+".dlq")
+	dead := rig.Take(t, url, queue+".dlq")
 	require.Equal(t, string(header.ReasonExhausted), dead.Headers[header.DeadReason])
 	require.Equal(t, "2", dead.Headers[header.DeadFailures])
 	require.Equal(t, exchange, dead.Headers[header.OriginExchange])
 	require.Len(t, dead.Headers[header.DeadError], 2048)
-	r.stop()
+	r.Stop()
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -19,21 +21,21 @@ import (
 // attempt.
 func TestLevelsWaitInRounds(t *testing.T) {
 	t.Parallel()
-	strategy := levels(t, topology.Quorum)
+	strategy := rig.Levels(t, topology.Quorum)
 	strategy.Max = 1500 * time.Millisecond // 100 to 800 ms
-	var calls timeline
+	var calls rig.Timeline
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		strategy: strategy, policy: backoff.List{3500 * time.Millisecond},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
+	r := rig.Start(t, rig.Config{
+		Strategy: strategy, Policy: backoff.List{3500 * time.Millisecond},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
 			attempts <- middleware.Attempt(msg.Context())
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("far")})
-	take(t, r.url, r.queue+".dlq")
-	calls.requireGaps(t, 3500*time.Millisecond)
+	r.Publish(amqp.Publishing{Body: []byte("far")})
+	r.DeadLetter()
+	calls.RequireGaps(t, 3500*time.Millisecond)
 	require.Equal(t, []int{1, 2}, []int{<-attempts, <-attempts})
 }
 
@@ -42,30 +44,30 @@ func TestLevelsWaitInRounds(t *testing.T) {
 // end the connection of whoever consumes it, for ever (F16).
 func TestManyHopsLeaveRoomInTheFrame(t *testing.T) {
 	t.Parallel()
-	strategy := levels(t, topology.Quorum)
+	strategy := rig.Levels(t, topology.Quorum)
 	strategy.Prefix += strings.Repeat("-long", 15)
 	strategy.Resolution, strategy.Max, strategy.Tolerance = time.Millisecond, time.Minute, -1
 	const delay = 1<<11 - 1 // in milliseconds: eleven hops
 	sizes := []int{112_000, 114_000, 116_000, 117_000, 120_000, 126_000}
-	var calls timeline
-	r := newRig(t, rigConfig{
-		strategy: strategy, policy: backoff.List{delay * time.Millisecond},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Strategy: strategy, Policy: backoff.List{delay * time.Millisecond},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
 	for _, size := range sizes {
-		r.publish(amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("x", size)}, DeliveryMode: amqp.Persistent})
+		r.Publish(amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("x", size)}, DeliveryMode: amqp.Persistent})
 	}
 	reasons := map[any]int{}
 	for range sizes {
-		dead := take(t, r.url, r.queue+".dlq")
+		dead := r.DeadLetter()
 		reasons[dead.Headers[header.DeadReason]]++
 	}
-	require.NotContains(t, r.logs.text(), "lost, reconnecting")
+	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
 	require.Equal(t, len(sizes), reasons["exhausted"]+reasons["oversized"])
 	require.Positive(t, reasons["exhausted"], "some are small enough")
 	require.Positive(t, reasons["oversized"], "some are too large for so many hops")
-	require.Equal(t, len(sizes)+reasons["exhausted"], calls.count())
+	require.Equal(t, len(sizes)+reasons["exhausted"], calls.Count())
 }

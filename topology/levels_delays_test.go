@@ -10,19 +10,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// unlisted cannot say which delays it returns.
-var unlisted = backoff.Limit{Retries: 3, Policy: backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return time.Millisecond, true })}
 
 // countQueues returns how many queues of the prefix the broker has.
 func countQueues(t testing.TB, node *testbroker.Node, prefix string) int {
@@ -71,14 +69,14 @@ func requireAnyDelay(t *testing.T, node *testbroker.Node, kind topology.QueueTyp
 	failed, back := map[int]time.Time{}, map[int]time.Duration{}
 	done := make(chan struct{})
 	prefix := "delays-" + string(kind)
-	r := newRig(t, rigConfig{
-		url: node.URL(), queue: prefix, strategy: topology.Levels{Type: kind, Prefix: prefix}, policy: unlisted,
-		subOptions: []topology.SubscriberOption{topology.WithConcurrency(16)},
-		config: func(cfg *wamqp.Config) {
-			prefetch(100)(cfg)
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: prefix, Strategy: topology.Levels{Type: kind, Prefix: prefix}, Policy: rig.Unlisted,
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(16)},
+		Configure: func(cfg *wamqp.Config) {
+			rig.Prefetch(100)(cfg)
 			cfg.Queue.Arguments = amqp.Table{"x-queue-type": string(kind)}
 		},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			i, err := strconv.Atoi(string(msg.Payload))
@@ -94,16 +92,16 @@ func requireAnyDelay(t *testing.T, node *testbroker.Node, kind topology.QueueTyp
 				return nil, nil
 			}
 			failed[i] = now
-			return nil, middleware.RetryAfter(errFailed, asked[i])
+			return nil, middleware.RetryAfter(rig.ErrFailed, asked[i])
 		},
 	})
 	before := countQueues(t, node, prefix)
 	require.Equal(t, 1+32+2, before, "the queue, its levels, stranded and dead letters")
 	slowest := probe(t, node.URL(), kind)
-	publishAtRate(t, node.URL(), r.queue, messages, rate)
+	publishAtRate(t, node.URL(), r.Queue, messages, rate)
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		t.Fatal("not all are back")
 	}
 	busy := slowest()
@@ -115,9 +113,9 @@ func requireAnyDelay(t *testing.T, node *testbroker.Node, kind topology.QueueTyp
 	behind, tooLate := 0, 0
 	byHops := map[int][]time.Duration{}
 	for i, took := range back {
-		route, err := r.plan.Route(topology.Retry{Delay: asked[i]})
+		route, err := r.Plan.Route(topology.Retry{Delay: asked[i]})
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, took, asked[i]-grace)
+		require.GreaterOrEqual(t, took, asked[i]-rig.Grace)
 		if took > asked[i]+late {
 			behind++
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -17,8 +19,8 @@ import (
 // declarePlan declares a plan of another queue, and that queue.
 func declarePlan(t testing.TB, url string, strategy topology.Strategy, queue string) topology.Plan {
 	t.Helper()
-	client, plan := operator(t, url, queue, strategy, unlisted)
-	provision(t, url, client, queue, unlisted)
+	client, plan := rig.Operator(t, url, queue, strategy, rig.Unlisted)
+	rig.Provision(t, url, client, queue, rig.Unlisted)
 	return plan
 }
 
@@ -30,7 +32,7 @@ func send(t testing.TB, url string, plan topology.Plan, delay time.Duration, n i
 	ch := testbroker.Channel(t, url)
 	returns := ch.NotifyReturn(make(chan amqp.Return, n))
 	require.NoError(t, ch.Confirm(false))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
 	for i := range n {
 		confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, route.Exchange, route.RoutingKey, true, false,
@@ -73,8 +75,8 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 			requireOwn(t, url, name, 2*each)
 		}
 	}
-	testbroker.WaitFor(t, "its messages to strand", patience, func() bool { return testbroker.Depth(t, url, "millpond.stranded") == 2*each })
-	stranded := take(t, url, "millpond.stranded")
+	rig.WaitFor(t, "its messages to strand", func() bool { return testbroker.Depth(t, url, "millpond.stranded") == 2*each })
+	stranded := rig.Take(t, url, "millpond.stranded")
 	require.Equal(t, vanished, stranded.AppId)
 	require.Equal(t, "1.1.eu%2Eorders", stranded.RoutingKey)
 }
@@ -83,7 +85,7 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 // all there are.
 func requireOwn(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	testbroker.WaitFor(t, fmt.Sprintf("%d messages in %q", n, queue), patience, func() bool { return testbroker.Depth(t, url, queue) >= n })
+	rig.WaitFor(t, fmt.Sprintf("%d messages in %q", n, queue), func() bool { return testbroker.Depth(t, url, queue) >= n })
 	ch := testbroker.Channel(t, url)
 	for range n {
 		d, ok, err := ch.Get(queue, true)
@@ -103,15 +105,15 @@ func TestVanishedLevelBlocksNobody(t *testing.T) {
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), levels(t, kind)
-			removePlan(t, url, strategy, queue, nil)
+			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), rig.Levels(t, kind)
+			rig.RemovePlan(t, url, strategy, queue, nil)
 			plan := declarePlan(t, url, strategy, queue)
 			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[3].Name, false, false, false)
 			require.NoError(t, err)
 			send(t, url, plan, 2400*time.Millisecond, each) // 1600 and the one of 800 ms
 			send(t, url, plan, 2*time.Second, each)         // 1600 and 400 ms
-			testbroker.WaitFor(t, "those that go another way", patience, func() bool { return testbroker.Depth(t, url, queue) == each })
-			testbroker.WaitFor(t, "the others to strand", patience, func() bool { return testbroker.Depth(t, url, strategy.Prefix+".stranded") == each })
+			rig.WaitFor(t, "those that go another way", func() bool { return testbroker.Depth(t, url, queue) == each })
+			rig.WaitFor(t, "the others to strand", func() bool { return testbroker.Depth(t, url, strategy.Prefix+".stranded") == each })
 
 			ch := testbroker.Channel(t, url)
 			returns := ch.NotifyReturn(make(chan amqp.Return, 1))

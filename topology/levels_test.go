@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -95,7 +97,7 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 // queue of the plan.
 func requireWalk(t testing.TB, broker, plan topology.Plan, route topology.Route) {
 	t.Helper()
-	waits, end := walk(t, broker, route)
+	waits, end := rig.Walk(t, broker, route)
 	require.Equal(t, plan.Queue, end)
 	require.Len(t, waits, route.Hops)
 	var total time.Duration
@@ -145,7 +147,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, none.Queues[:33], another.Queues[:33])
 	require.Equal(t, none.Exchanges, another.Exchanges)
-	require.Len(t, merged(none, another).Bindings, len(none.Bindings)+1)
+	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
 }
 
 // Strategies that differ share a broker: what has the same name is the same, and
@@ -153,9 +155,13 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 	t.Parallel()
 	strategies := []topology.Strategy{
-		topology.Levels{}, topology.Levels{Max: time.Minute}, topology.Levels{Max: time.Hour, Tolerance: -1},
-		topology.Levels{Resolution: time.Second}, topology.Levels{Resolution: 10 * time.Millisecond, Max: time.Minute},
-		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}}, topology.Shared{},
+		topology.Levels{},
+		topology.Levels{Max: time.Minute},
+		topology.Levels{Max: time.Hour, Tolerance: -1},
+		topology.Levels{Resolution: time.Second},
+		topology.Levels{Resolution: 10 * time.Millisecond, Max: time.Minute},
+		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}},
+		topology.Shared{},
 	}
 	var plans []topology.Plan
 	arguments := map[string]any{}
@@ -176,7 +182,7 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 			arguments["exchange "+e.Name] = e
 		}
 	}
-	broker := merged(plans...)
+	broker := rig.Merged(plans...)
 	for _, plan := range plans {
 		for _, asked := range []time.Duration{1, time.Second, 59900 * time.Millisecond, 80 * time.Second} {
 			route, err := plan.Route(topology.Retry{Delay: asked})

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/topology"
@@ -52,7 +54,7 @@ func TestLevelsKeepDestinationsApart(t *testing.T) {
 			require.NoError(t, err, name)
 			plans = append(plans, plan)
 		}
-		broker := merged(plans...)
+		broker := rig.Merged(plans...)
 		for _, plan := range plans {
 			for _, asked := range []time.Duration{1, 777 * time.Millisecond, 9876 * time.Millisecond, 1<<38*time.Millisecond - 1} {
 				route, err := plan.Route(topology.Retry{Delay: asked})
@@ -88,7 +90,7 @@ func FuzzLevels(f *testing.F) {
 		route, err := first.Route(topology.Retry{Delay: delay})
 		require.NoError(t, err)
 		require.LessOrEqual(t, len(route.RoutingKey), 255)
-		requireWalk(t, merged(first, second), first, route)
+		requireWalk(t, rig.Merged(first, second), first, route)
 		step := first.Levels.Resolution
 		longest := time.Duration(1<<first.Levels.Levels-1) * step
 		if delay <= longest {

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -17,19 +19,19 @@ import (
 func TestOrderIsNotKept(t *testing.T) {
 	t.Parallel()
 	handled := make(chan string, 10)
-	var calls timeline
-	r := newRig(t, rigConfig{
-		config: quorumQueue, policy: backoff.List{time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			if calls.add() == 1 {
-				return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Configure: rig.QuorumQueue, Policy: backoff.List{time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			if calls.Add() == 1 {
+				return nil, rig.ErrFailed
 			}
 			handled <- string(msg.Payload)
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("first")})
-	r.publish(amqp.Publishing{Body: []byte("second")})
+	r.Publish(amqp.Publishing{Body: []byte("first")})
+	r.Publish(amqp.Publishing{Body: []byte("second")})
 	require.Equal(t, "second", <-handled)
 	require.Equal(t, "first", <-handled)
 }
@@ -41,24 +43,24 @@ func TestDeletedWaitQueueLosesWhatIsInside(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			const delay = 2 * time.Second
-			var calls timeline
-			r := newRig(t, rigConfig{
-				strategy: topology.PerQueue{Type: kind}, policy: backoff.List{delay},
-				handler: func(*message.Message) ([]*message.Message, error) {
-					calls.add()
-					return nil, errFailed
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Strategy: topology.PerQueue{Type: kind}, Policy: backoff.List{delay},
+				Handler: func(*message.Message) ([]*message.Message, error) {
+					calls.Add()
+					return nil, rig.ErrFailed
 				},
 			})
-			r.publish(amqp.Publishing{Body: []byte("gone"), DeliveryMode: amqp.Persistent})
-			waits := r.plan.Queues[0].Name
-			testbroker.WaitFor(t, "the message waits", patience, func() bool { return testbroker.Depth(t, r.url, waits) == 1 })
-			lost, err := testbroker.Channel(t, r.url).QueueDelete(waits, false, false, false)
+			r.Send("gone")
+			waits := r.Plan.Queues[0].Name
+			rig.WaitFor(t, "the message waits", func() bool { return testbroker.Depth(t, r.URL, waits) == 1 })
+			lost, err := testbroker.Channel(t, r.URL).QueueDelete(waits, false, false, false)
 			require.NoError(t, err)
 			require.Equal(t, 1, lost)
 			<-time.After(2 * delay)
-			require.Equal(t, 1, calls.count())
-			require.Zero(t, testbroker.Depth(t, r.url, r.queue))
-			require.Zero(t, testbroker.Depth(t, r.url, r.queue+".dlq"))
+			require.Equal(t, 1, calls.Count())
+			require.Zero(t, r.Depth(""))
+			require.Zero(t, r.Depth(".dlq"))
 		})
 	}
 }

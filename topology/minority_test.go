@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -36,7 +38,7 @@ func TestMinorityMakesNoSecondCopy(t *testing.T) {
 		defer mu.Unlock()
 		runs[string(msg.Payload)]++
 		if middleware.Attempt(msg.Context()) == 1 {
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		}
 		return nil, nil
 	}
@@ -52,43 +54,43 @@ func TestMinorityMakesNoSecondCopy(t *testing.T) {
 			return true
 		}
 	}
-	var quorum, classic handOvers
-	service := func(queue string, kind topology.QueueType, told *handOvers) *rig {
-		return newRig(t, rigConfig{
-			url: url, queue: queue, keep: true, strategy: topology.PerQueue{Type: kind}, policy: backoff.List{200 * time.Millisecond},
-			config:        func(cfg *wamqp.Config) { quickReconnect(cfg) }, // classic main queues, on the node that stays
-			clientOptions: []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
-			subOptions:    []topology.SubscriberOption{topology.WithConcurrency(messages)},
-			options:       []middleware.Option{middleware.WithObserver(told)},
-			handler:       handler,
+	var quorum, classic rig.HandOvers
+	service := func(queue string, kind topology.QueueType, told *rig.HandOvers) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Keep: true, Strategy: topology.PerQueue{Type: kind}, Policy: backoff.List{200 * time.Millisecond},
+			Configure:         func(cfg *wamqp.Config) { rig.QuickReconnect(cfg) }, // classic main queues, on the node that stays
+			ClientOptions:     []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+			SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(messages)},
+			RetryOptions:      []middleware.Option{middleware.WithObserver(told)},
+			Handler:           handler,
 		})
 	}
 	slow, healthy := service("slow", topology.Quorum, &quorum), service("healthy", topology.Classic, &classic)
-	send := func(r *rig, prefix string) {
+	send := func(r *rig.Service, prefix string) {
 		for i := range messages {
 			body := fmt.Sprint(prefix, i)
-			r.publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
+			r.Publish(amqp.Publishing{Body: []byte(body), MessageId: body, DeliveryMode: amqp.Persistent})
 		}
 	}
 	send(slow, "before ")
-	testbroker.WaitFor(t, "the retries before the outage", patience, ran("before ", 2))
+	testbroker.WaitFor(t, "the retries before the outage", rig.Patience, ran("before ", 2))
 
 	for _, i := range []int{1, 2} {
 		require.NoError(t, c.Freeze(i))
 	}
 	send(slow, "slow ")
-	testbroker.WaitFor(t, "three failed tries of each hand-over", patience, func() bool { return quorum.atLeast(messages, 3) })
+	rig.WaitFor(t, "three failed tries of each hand-over", func() bool { return quorum.AtLeast(messages, 3) })
 	send(healthy, "healthy ")
-	testbroker.WaitFor(t, "the retries by classic queues", patience, ran("healthy ", 2))
+	testbroker.WaitFor(t, "the retries by classic queues", rig.Patience, ran("healthy ", 2))
 	for _, i := range []int{1, 2} {
 		require.NoError(t, c.Thaw(i))
 	}
-	testbroker.WaitFor(t, "the retries after the outage", patience, ran("slow ", 2))
-	testbroker.WaitFor(t, "all hand-overs", patience, func() bool { return quorum.succeeded() == 2*messages })
+	testbroker.WaitFor(t, "the retries after the outage", rig.Patience, ran("slow ", 2))
+	rig.WaitFor(t, "all hand-overs", func() bool { return quorum.Succeeded() == 2*messages })
 	send(slow, "after ")
-	testbroker.WaitFor(t, "the retries of later messages", patience, ran("after ", 2))
-	slow.stop()
-	healthy.stop()
+	testbroker.WaitFor(t, "the retries of later messages", rig.Patience, ran("after ", 2))
+	slow.Stop()
+	healthy.Stop()
 	for body, n := range runs {
 		if !strings.HasPrefix(body, "before ") { // one that expired a moment before may come twice (F18)
 			assert.Equal(t, 2, n, "runs of %s", body)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -36,14 +38,14 @@ func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
 	}
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
-	declareFirst(t, url, queue, func(*wamqp.Config) {})
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
+	rig.DeclareQueue(t, url, queue, nil)
+	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order")})
 	child := exec.Command(os.Args[0], "-test.run=^TestWatermillAMQPsSubscriberIsNamed$")
 	child.Env = append(os.Environ(), foreignQueue+"="+queue, "AMQP_URL="+url)
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
-	timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
+	timer := time.AfterFunc(rig.Patience, func() { _ = child.Process.Kill() })
 	defer timer.Stop()
 	var named bool
 	for lines := bufio.NewScanner(out); !named && lines.Scan(); {
@@ -55,15 +57,15 @@ func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
 }
 
 func serveForeign(t *testing.T, url, queue string) {
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 	require.NoError(t, err)
-	sub, err := wamqp.NewSubscriber(queueConfig(url), watermill.NopLogger{})
+	sub, err := wamqp.NewSubscriber(rig.QueueConfig(url), watermill.NopLogger{})
 	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, quickly(1), middleware.WithLogger(watermill.NewStdLoggerWithOut(os.Stdout, false, false)))
+	retry, err := middleware.NewDelayedRetry(client, rig.Quickly(1), middleware.WithLogger(watermill.NewStdLoggerWithOut(os.Stdout, false, false)))
 	require.NoError(t, err)
 	router := message.NewDefaultRouter(watermill.NopLogger{})
 	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("handler", queue, sub, func(*message.Message) error { return errFailed })
+	router.AddConsumerHandler("handler", queue, sub, func(*message.Message) error { return rig.ErrFailed })
 	require.NoError(t, router.Run(t.Context()))
 }
 
@@ -77,10 +79,10 @@ func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	grant := testbroker.Grant{VHost: "/", User: "narrow", Configure: "^orders.*$", Write: "^$", Read: "^$"}
 	node.Grant(t, grant)
 	url, narrow := node.URL(), node.URLOf(grant.User)
-	admin, sub := openSubscriber(t, url, topology.PerQueue{}, policy)
+	admin, sub := rig.OpenSubscriber(t, url, topology.PerQueue{}, policy)
 	require.NoError(t, sub.SubscribeInitialize("orders"))
 	require.NoError(t, admin.Close())
-	client, sub := openSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	client, sub := rig.OpenSubscriber(t, narrow, topology.PerQueue{}, policy, topology.WithPreProvisioned())
 	_, err := sub.Subscribe(t.Context(), "orders")
 	require.ErrorContains(t, err, wayOut)
 	require.NoError(t, client.Close())
@@ -88,17 +90,17 @@ func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 	grant.Read = "^orders$"
 	node.Grant(t, grant)
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		url: narrow, adminURL: url, queue: "orders", policy: policy, handler: failUntil(2, attempts),
-		clientOptions: []topology.Option{topology.WithPreProvisioned()},
+	r := rig.Start(t, rig.Config{
+		URL: narrow, AdminURL: url, Queue: "orders", Policy: policy, Handler: rig.FailUntil(2, attempts),
+		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
 	})
-	publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
-	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return r.logs.said("Failed message cannot be handed over, holding it") > 0 && r.logs.said(wayOut) > 0
+	rig.Publish(t, url, "", "orders", amqp.Publishing{Body: []byte("order")})
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return r.Logs.Said("Failed message cannot be handed over, holding it") > 0 && r.Logs.Said(wayOut) > 0
 	})
 	grant.Write = `^amq\.default$`
 	node.Grant(t, grant)
-	awaitAttempts(t, attempts, 1, 2)
+	rig.AwaitAttempts(t, attempts, 1, 2)
 }
 
 // A classic main queue works, and its limits are named; a quorum queue has none.
@@ -109,12 +111,12 @@ func TestClassicMainQueueIsNamed(t *testing.T) {
 		said   int
 	}{
 		"classic": {func(*wamqp.Config) {}, 1},
-		"quorum":  {quorumQueue, 0},
+		"quorum":  {rig.QuorumQueue, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, rigConfig{policy: quickly(1), config: c.config, handler: succeed})
-			require.Equal(t, c.said, r.logs.said("Warning: the queue is a classic one"))
+			r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Configure: c.config, Handler: succeed})
+			require.Equal(t, c.said, r.Logs.Said("Warning: the queue is a classic one"))
 		})
 	}
 }
@@ -124,21 +126,21 @@ func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	attempts := make(chan int, 10)
-	patient := newRig(t, rigConfig{
-		url: url, queue: queue, policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond, 3 * time.Second}, handler: failUntil(10, attempts),
+	patient := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Policy: backoff.List{50 * time.Millisecond, 50 * time.Millisecond, 3 * time.Second}, Handler: rig.FailUntil(10, attempts),
 	})
-	patient.publish(amqp.Publishing{Body: []byte("order")})
-	awaitAttempts(t, attempts, 1, 2, 3)
-	testbroker.WaitFor(t, "the message waits", patience, func() bool { return testbroker.Depth(t, url, queue+".wait.3s") == 1 })
-	patient.stop()
-	hasty := newRig(t, rigConfig{url: url, queue: queue, policy: backoff.List{50 * time.Millisecond}, handler: func(*message.Message) ([]*message.Message, error) {
+	patient.Publish(amqp.Publishing{Body: []byte("order")})
+	rig.AwaitAttempts(t, attempts, 1, 2, 3)
+	rig.WaitFor(t, "the message waits", func() bool { return testbroker.Depth(t, url, queue+".wait.3s") == 1 })
+	patient.Stop()
+	hasty := rig.Start(t, rig.Config{URL: url, Queue: queue, Policy: backoff.List{50 * time.Millisecond}, Handler: func(*message.Message) ([]*message.Message, error) {
 		t.Error("handler was called")
 		return nil, nil
 	}})
-	dead := take(t, url, queue+".dlq")
+	dead := rig.Take(t, url, queue+".dlq")
 	require.Equal(t, "3", dead.Headers[header.DeadFailures])
-	testbroker.WaitFor(t, "the line in the log", patience, func() bool {
-		return hasty.logs.said("message arrived past its limit: give all consumers of a queue the same policy and limits") == 1
+	rig.WaitFor(t, "the line in the log", func() bool {
+		return hasty.Logs.Said("message arrived past its limit: give all consumers of a queue the same policy and limits") == 1
 	})
 }
 
@@ -147,16 +149,16 @@ func TestTwoPoliciesOnOneQueueAreNamed(t *testing.T) {
 func TestDelayLongerThanEveryWaitQueueIsNamed(t *testing.T) {
 	t.Parallel()
 	attempts := make(chan int, 10)
-	h := failUntil(3, attempts)
-	r := newRig(t, rigConfig{policy: quickly(1), handler: func(msg *message.Message) ([]*message.Message, error) {
+	h := rig.FailUntil(3, attempts)
+	r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Handler: func(msg *message.Message) ([]*message.Message, error) {
 		produced, err := h(msg)
 		return produced, middleware.RetryAfter(err, 2500*time.Millisecond)
 	}})
 	for range 2 {
-		r.publish(amqp.Publishing{Body: []byte("order")})
+		r.Publish(amqp.Publishing{Body: []byte("order")})
 	}
-	awaitAttempts(t, attempts, 1, 1, 2, 2)
-	require.Equal(t, 1, r.logs.said("A delay is longer than every wait queue"))
-	require.Contains(t, r.logs.text(), "delay:2.5s longest:1s")
-	requireNothingLeft(t, r, 0)
+	rig.AwaitAttempts(t, attempts, 1, 1, 2, 2)
+	require.Equal(t, 1, r.Logs.Said("A delay is longer than every wait queue"))
+	require.Contains(t, r.Logs.Text(), "delay:2.5s longest:1s")
+	r.RequireNothingLeft(0)
 }

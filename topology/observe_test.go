@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -36,7 +38,7 @@ func (o *events) Observe(_ context.Context, e middleware.Event) {
 // in a row as one.
 func (o *events) wait(t *testing.T, last middleware.EventKind) (kinds []middleware.EventKind, all []middleware.Event) {
 	t.Helper()
-	testbroker.WaitFor(t, "the event "+string(last), patience, func() bool {
+	rig.WaitFor(t, "the event "+string(last), func() bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		all = slices.Clone(o.all)
@@ -60,7 +62,7 @@ func failOnce(before func()) message.HandlerMiddleware {
 			produced, err := h(msg)
 			if err == nil && calls.Add(1) == 1 {
 				before()
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return produced, err
 		}
@@ -72,14 +74,14 @@ func failOnce(before func()) message.HandlerMiddleware {
 func TestDelaysAreTold(t *testing.T) {
 	t.Parallel()
 	var told events
-	newRig(t, rigConfig{
-		strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
-		policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	rig.Start(t, rig.Config{
+		Strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
+		Policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 			return []time.Duration{0, 2500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
 		})},
-		options: []middleware.Option{middleware.WithObserver(&told)},
-		handler: func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
-	}).publish(amqp.Publishing{Body: []byte("far")})
+		RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
+		Handler:      func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
+	}).Publish(amqp.Publishing{Body: []byte("far")})
 	kinds, all := told.wait(t, middleware.EventDeadLettered)
 	require.Equal(t, []middleware.EventKind{"retried", "retried", "dead_lettered"}, kinds)
 	for i, want := range []struct{ asked, given time.Duration }{
@@ -89,8 +91,8 @@ func TestDelaysAreTold(t *testing.T) {
 		require.Equal(t, want.given, all[i].DelayGiven)
 		require.Equal(t, want.asked, all[i+1].LastDelay)
 		// What is left of a round under max(50 ms, 1 %) is not waited for.
-		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*time.Millisecond-grace)
-		require.Less(t, all[i+1].DelayMeasured, want.given+ceiling)
+		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*time.Millisecond-rig.Grace)
+		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
 	}
 }
 
@@ -100,12 +102,12 @@ func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	var told events
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), policy: backoff.List{time.Second}, handler: succeed,
-		clientOptions: []topology.Option{topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second)},
-		outer:         []message.HandlerMiddleware{failOnce(func() { proxy.Blackhole(true) })},
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Policy: backoff.List{time.Second}, Handler: succeed,
+		ClientOptions: []topology.Option{topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second)},
+		Outer:         []message.HandlerMiddleware{failOnce(func() { proxy.Blackhole(true) })},
 	})
-	r.publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
+	r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
 	_, all := told.wait(t, middleware.EventFailing)
 	require.Equal(t, 1, all[0].Tries)
 	require.Error(t, all[0].Err)
@@ -128,49 +130,47 @@ func TestAMessageGivenBackAtShutdownIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	began := make(chan struct{})
-	r := newRig(t, rigConfig{
-		policy:        backoff.List{time.Second},
-		clientOptions: []topology.Option{topology.WithObserver(&told)},
-		options:       []middleware.Option{middleware.WithObserver(&told)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy:        backoff.List{time.Second},
+		ClientOptions: []topology.Option{topology.WithObserver(&told)},
+		RetryOptions:  []middleware.Option{middleware.WithObserver(&told)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			close(began)
 			<-middleware.DeliveryOf(msg.Context(), msg).Closing
 			return nil, nil
 		},
-		outer: []message.HandlerMiddleware{failOnce(func() {})},
+		Outer: []message.HandlerMiddleware{failOnce(func() {})},
 	})
-	r.publish(amqp.Publishing{Body: []byte("late")})
+	r.Publish(amqp.Publishing{Body: []byte("late")})
 	<-began
-	r.stop()
+	r.Stop()
 	kinds, _ := told.wait(t, middleware.EventRequeued)
 	require.Equal(t, []middleware.EventKind{"handled", "requeued"}, kinds)
-	require.Equal(t, 1, testbroker.Depth(t, r.url, r.queue))
+	require.Equal(t, 1, r.Depth(""))
 }
 
 // One that panics is logged once, and the message is settled all the same.
 func TestAnObserverOfTheClientThatPanics(t *testing.T) {
 	t.Parallel()
 	var told events
-	r := newRig(t, rigConfig{
-		policy: backoff.List{time.Second}, handler: succeed, config: picky,
-		clientOptions: []topology.Option{topology.WithObserver(
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, Handler: succeed, Configure: rig.Picky,
+		ClientOptions: []topology.Option{topology.WithObserver(
 			middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told)},
 	})
 	for range 2 {
-		r.publish(amqp.Publishing{Body: []byte("refuse")})
-		require.Equal(t, "refuse", string(take(t, r.url, r.queue+".dlq").Body))
+		r.Publish(amqp.Publishing{Body: []byte("refuse")})
+		require.Equal(t, "refuse", string(r.DeadLetter().Body))
 	}
-	testbroker.WaitFor(t, "both to be told", patience, func() bool {
+	rig.WaitFor(t, "both to be told", func() bool {
 		told.mu.Lock()
 		defer told.mu.Unlock()
 		return len(told.all) == 2
 	})
 	panics := 0
-	r.logs.mu.Lock()
-	defer r.logs.mu.Unlock()
-	for _, line := range r.logs.entries {
-		if line.msg == "Observer panicked" {
-			require.Equal(t, watermill.LogFields{"value": "of mine"}, line.fields)
+	for _, line := range r.Logs.All() {
+		if line.Msg == "Observer panicked" {
+			require.Equal(t, watermill.LogFields{"value": "of mine"}, line.Fields)
 			panics++
 		}
 	}

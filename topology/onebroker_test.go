@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -15,7 +17,7 @@ import (
 
 // inVhost is a configuration whose vhost is not that of its URL.
 func inVhost(url, vhost string) wamqp.Config {
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	cfg.Connection.AmqpConfig = &amqp.Config{Vhost: vhost}
 	return cfg
 }
@@ -25,7 +27,7 @@ func inVhost(url, vhost string) wamqp.Config {
 func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	_, err = client.NewSubscriber(inVhost(url, "other"))
@@ -40,13 +42,13 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	same, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithBrokers(url+"another"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, same.Close()) })
-	_, err = same.NewSubscriber(queueConfig(url))
+	_, err = same.NewSubscriber(rig.QueueConfig(url))
 	require.NoError(t, err)
 	conn, end, err := same.Connect(t.Context())
 	require.NoError(t, err)
 	defer end()
 	require.Equal(t, "/", conn.Config.Vhost)
-	_, err = same.NewSubscriber(queueConfig(url + "other"))
+	_, err = same.NewSubscriber(rig.QueueConfig(url + "other"))
 	require.ErrorContains(t, err, `names vhost "other", the client retries in vhost "/"`)
 }
 
@@ -55,40 +57,40 @@ func TestSubscriberOnAnotherBrokerIsRefused(t *testing.T) {
 	t.Parallel()
 	url, other := testbroker.URL(t), testbroker.Private(t).URL()
 	t.Run("at the start", func(t *testing.T) {
-		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{})
+		client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
-		_, err = client.NewSubscriber(queueConfig(other))
+		_, err = client.NewSubscriber(rig.QueueConfig(other))
 		require.ErrorContains(t, err, "cluster_name")
 		require.ErrorContains(t, err, "WithoutClusterCheck")
 		require.ErrorContains(t, err, "another RabbitMQ cluster")
 		t.Log(err)
-		_, err = client.NewPublisher(queueConfig(other))
+		_, err = client.NewPublisher(rig.QueueConfig(other))
 		require.ErrorContains(t, err, "cluster_name")
-		_, err = client.NewSubscriber(queueConfig(url))
+		_, err = client.NewSubscriber(rig.QueueConfig(url))
 		require.NoError(t, err)
 	})
 	t.Run("after a reconnect", func(t *testing.T) {
 		proxy := testbroker.NewProxy(t, url)
 		attempts := make(chan int, 10)
-		r := newRig(t, rigConfig{
-			url: proxy.URL(), publisherURL: url, adminURL: url, policy: backoff.List{time.Second}, handler: failUntil(2, attempts),
+		r := rig.Start(t, rig.Config{
+			URL: proxy.URL(), PublisherURL: url, AdminURL: url, Policy: backoff.List{time.Second}, Handler: rig.FailUntil(2, attempts),
 		})
 		proxy.Retarget(t, other)
 		proxy.Cut()
-		testbroker.WaitFor(t, "the other broker to be refused", patience, func() bool {
-			return r.logs.said("Cannot reconnect to RabbitMQ, trying again") > 0 && r.logs.said("cluster_name") > 0
+		rig.WaitFor(t, "the other broker to be refused", func() bool {
+			return r.Logs.Said("Cannot reconnect to RabbitMQ, trying again") > 0 && r.Logs.Said("cluster_name") > 0
 		})
 		proxy.Retarget(t, url)
-		publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("order")})
-		awaitAttempts(t, attempts, 1, 2)
-		require.Equal(t, -1, testbroker.Depth(t, other, r.queue), "nothing was declared on the other broker")
+		rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("order")})
+		rig.AwaitAttempts(t, attempts, 1, 2)
+		require.Equal(t, -1, testbroker.Depth(t, other, r.Queue), "nothing was declared on the other broker")
 	})
 	t.Run("without the check", func(t *testing.T) {
-		client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithoutClusterCheck())
+		client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithoutClusterCheck())
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, client.Close()) })
-		_, err = client.NewSubscriber(queueConfig(other))
+		_, err = client.NewSubscriber(rig.QueueConfig(other))
 		require.NoError(t, err)
 	})
 }

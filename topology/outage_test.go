@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -26,22 +28,22 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	url := testbroker.URL(t)
 	proxy := testbroker.NewProxy(t, url)
 	attempts := make(chan int, 100)
-	r := newRig(t, rigConfig{
-		url: url, publisherURL: proxy.URL(), config: quorumQueue,
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
-		policy:        backoff.List{time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
+		Policy:        backoff.List{time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempt := middleware.Attempt(msg.Context())
 			attempts <- attempt
 			if attempt == 1 && string(msg.Payload) == "failing" {
 				proxy.Blackhole(true)
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("failing")})
-	r.publish(amqp.Publishing{Body: []byte("behind it")})
+	r.Publish(amqp.Publishing{Body: []byte("failing")})
+	r.Publish(amqp.Publishing{Body: []byte("behind it")})
 	require.Equal(t, 1, <-attempts)
 
 	begun, before := time.Now(), proxy.Tries()
@@ -63,7 +65,7 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	proxy.Blackhole(false)
 	require.Equal(t, 1, <-attempts, "the message behind it")
 	require.Equal(t, 2, <-attempts, "the second attempt of the first")
-	require.Zero(t, testbroker.Depth(t, url, r.queue+".dlq"))
+	require.Zero(t, testbroker.Depth(t, url, r.Queue+".dlq"))
 }
 
 // The broker is stopped while messages are in progress, waiting and ready, and
@@ -73,9 +75,9 @@ func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 // costs seconds.
 func TestBrokerRestartLosesNothing(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t, quickDeadLettering)
+	node := testbroker.Private(t, rig.QuickDeadLettering)
 	var services []*interrupted
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		delay := 3 * time.Second
 		if strings.Contains(name, "classic") {
 			delay = 40 * time.Second
@@ -99,7 +101,7 @@ func TestBrokerRestartLosesNothing(t *testing.T) {
 // when the broker goes.
 type interrupted struct {
 	name     string
-	rig      *rig
+	rig      *rig.Service
 	handling chan struct{} // the message is in progress
 	down     chan struct{} // closed when the broker is away
 	calls    chan interruptedCall
@@ -116,32 +118,32 @@ func startInterrupted(t *testing.T, url, name string, strategy topology.Strategy
 		name: name, handling: make(chan struct{}, 10), down: make(chan struct{}), calls: make(chan interruptedCall, 100),
 	}
 	var waited atomic.Bool
-	s.rig = newRig(t, rigConfig{
-		url: url, strategy: strategy, config: quorumQueue, queue: "orders " + name,
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
-		policy:        backoff.List{delay},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	s.rig = rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Configure: rig.QuorumQueue, Queue: "orders " + name,
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
+		Policy:        backoff.List{delay},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			c := interruptedCall{string(msg.Payload), middleware.Attempt(msg.Context())}
 			switch {
 			case c.body == "waiting" && waited.CompareAndSwap(false, true):
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			case c.body == "in progress" && c.attempt == 1:
 				select {
 				case <-s.down: // the second time round
 				default:
 					s.handling <- struct{}{}
 					<-s.down
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
 			}
 			s.calls <- c
 			return nil, nil
 		},
 	})
-	s.rig.publish(amqp.Publishing{Body: []byte("waiting"), DeliveryMode: amqp.Persistent})
-	testbroker.WaitFor(t, name+": the message waits", patience, func() bool { return waited.Load() && waiting(t, url, s.rig.plan) == 1 })
-	s.rig.publish(amqp.Publishing{Body: []byte("in progress"), DeliveryMode: amqp.Persistent})
-	s.rig.publish(amqp.Publishing{Body: []byte("ready"), DeliveryMode: amqp.Persistent})
+	s.rig.Send("waiting")
+	rig.WaitFor(t, name+": the message waits", func() bool { return waited.Load() && rig.Waiting(t, url, s.rig.Plan) == 1 })
+	s.rig.Send("in progress")
+	s.rig.Send("ready")
 	return s
 }
 
@@ -152,13 +154,13 @@ func (s *interrupted) losesNothing(t *testing.T) {
 		case c := <-s.calls:
 			require.True(t, want[c], "%+v", c)
 			delete(want, c)
-		case <-time.After(patience):
+		case <-time.After(rig.Patience):
 			t.Fatalf("not handled: %v", want)
 		}
 	}
-	s.rig.stop()
-	require.Zero(t, testbroker.Depth(t, s.rig.url, s.rig.queue))
-	require.Zero(t, testbroker.Depth(t, s.rig.url, s.rig.queue+".dlq"))
+	s.rig.Stop()
+	require.Zero(t, testbroker.Depth(t, s.rig.URL, s.rig.Queue))
+	require.Zero(t, testbroker.Depth(t, s.rig.URL, s.rig.Queue+".dlq"))
 }
 
 // A connection lost while the handler runs, which then fails: the broker has the
@@ -166,28 +168,28 @@ func (s *interrupted) losesNothing(t *testing.T) {
 func TestConnectionLostWhileHandling(t *testing.T) {
 	t.Parallel()
 	proxy := testbroker.NewProxy(t, testbroker.URL(t))
-	var calls timeline
+	var calls rig.Timeline
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		url:    proxy.URL(),
-		config: quorumQueue,
-		policy: backoff.List{time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL:       proxy.URL(),
+		Configure: rig.QuorumQueue,
+		Policy:    backoff.List{time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempts <- middleware.Attempt(msg.Context())
-			if calls.add() == 1 {
+			if calls.Add() == 1 {
 				proxy.Cut()
 				<-msg.Context().Done() // tells the handler that its work counts no more
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	publish(t, testbroker.URL(t), "", r.queue, amqp.Publishing{Body: []byte("twice")})
+	rig.Publish(t, testbroker.URL(t), "", r.Queue, amqp.Publishing{Body: []byte("twice")})
 	require.Equal(t, 1, <-attempts)
 	require.Equal(t, 1, <-attempts, "no attempt was burned")
-	r.stop()
-	require.Equal(t, 2, calls.count())
-	for _, queue := range []string{r.queue, r.queue + ".wait.1s", r.queue + ".dlq"} {
+	r.Stop()
+	require.Equal(t, 2, calls.Count())
+	for _, queue := range []string{r.Queue, r.Queue + ".wait.1s", r.Queue + ".dlq"} {
 		require.Zero(t, testbroker.Depth(t, testbroker.URL(t), queue), queue)
 	}
 }
@@ -202,32 +204,32 @@ func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
 	}
 	pub := &brokenPublisher{}
 	pub.broken.Store(true)
-	var calls timeline
-	r := newRig(t, rigConfig{
-		config:    quorumQueue,
-		policy:    backoff.List{100 * time.Millisecond},
-		publisher: pub, publishTopic: "elsewhere",
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Configure: rig.QuorumQueue,
+		Policy:    backoff.List{100 * time.Millisecond},
+		Publisher: pub, PublishTopic: "elsewhere",
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
 				t.Errorf("attempt %d: a nack of the router burned one", attempt)
 			}
-			calls.add()
+			calls.Add()
 			return []*message.Message{message.NewMessage("out", []byte("out"))}, nil
 		},
 	})
 	begun := time.Now()
-	r.publish(amqp.Publishing{Body: []byte("patient"), DeliveryMode: amqp.Persistent})
+	r.Send("patient")
 	<-time.After(outage)
-	require.Zero(t, testbroker.Depth(t, r.url, r.queue+".dlq"))
-	n, took := calls.count(), time.Since(begun) // looking takes seconds on a busy machine
+	require.Zero(t, r.Depth(".dlq"))
+	n, took := calls.Count(), time.Since(begun) // looking takes seconds on a busy machine
 	t.Logf("%d calls in %v", n, took)
 	require.Greater(t, n, 2)
-	require.LessOrEqual(t, n, int((took+grace)/time.Second)+1)
+	require.LessOrEqual(t, n, int((took+rig.Grace)/time.Second)+1)
 	pub.broken.Store(false)
-	testbroker.WaitFor(t, "the message is published", patience, func() bool { return pub.published.Load() == 1 })
-	r.stop()
+	rig.WaitFor(t, "the message is published", func() bool { return pub.published.Load() == 1 })
+	r.Stop()
 	require.EqualValues(t, 1, pub.published.Load())
-	require.Zero(t, testbroker.Depth(t, r.url, r.queue))
+	require.Zero(t, r.Depth(""))
 }
 
 type brokenPublisher struct {

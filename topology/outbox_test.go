@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -17,8 +19,6 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
-
-var errFailed = errors.New("the shop is closed")
 
 // outboxName names wait queues as the row does: <queue>.delay_2s.
 func outboxName(queue string, delay time.Duration) string {
@@ -42,61 +42,61 @@ func outboxRow(t *testing.T, strategy topology.Strategy) {
 		}
 	}
 	url, exchange := testbroker.URL(t), testbroker.Queue(t)
-	sibling := besideOn(t, url, exchange, "order.#")
-	var calls timeline
+	sibling := rig.BesideOn(t, url, exchange, "order.#")
+	var calls rig.Timeline
 	keys := make(chan string, 10)
-	r := newRig(t, rigConfig{
-		url: url, strategy: strategy, policy: delays, config: onTopic(exchange, "order.#"),
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: strategy, Policy: delays, Configure: rig.OnTopic(exchange, "order.#"),
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			_, key, _ := middleware.Origin(msg.Context())
 			keys <- key
-			if calls.add() < 4 {
-				return nil, errFailed
+			if calls.Add() < 4 {
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	publish(t, url, exchange, "order.created.eu", amqp.Publishing{Body: []byte("order 1")})
+	rig.Publish(t, url, exchange, "order.created.eu", amqp.Publishing{Body: []byte("order 1")})
 	if own {
-		testbroker.WaitFor(t, "the message waits", patience, func() bool { return waiting(t, r.url, r.plan) == 1 })
-		require.Equal(t, r.queue+".delay_2s", r.plan.Queues[0].Name, "the names of the row")
+		rig.WaitFor(t, "the message waits", func() bool { return rig.Waiting(t, r.URL, r.Plan) == 1 })
+		require.Equal(t, r.Queue+".delay_2s", r.Plan.Queues[0].Name, "the names of the row")
 	}
-	testbroker.WaitFor(t, "the fourth attempt", patience, func() bool { return calls.count() == 4 })
-	calls.requireGaps(t, delays...)
+	rig.WaitFor(t, "the fourth attempt", func() bool { return calls.Count() == 4 })
+	calls.RequireGaps(t, delays...)
 	for range 4 {
 		require.Equal(t, "order.created.eu", <-keys)
 	}
-	r.stop()
-	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue))
-	require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue+".dlq"))
-	require.Equal(t, 1, testbroker.Depth(t, r.url, sibling), "only the queue that failed sees the retry")
+	r.Stop()
+	require.Equal(t, 0, r.Depth(""))
+	require.Equal(t, 0, r.Depth(".dlq"))
+	require.Equal(t, 1, testbroker.Depth(t, r.URL, sibling), "only the queue that failed sees the retry")
 }
 
 // Where the last attempt fails too, the message is in the DLQ and is not tried
 // again.
 func TestOutboxExhausted(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var calls timeline
-			r := newRig(t, rigConfig{
-				strategy: strategy(t),
-				policy:   backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
-					calls.add()
-					return nil, errFailed
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t),
+				Policy:   backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
+					calls.Add()
+					return nil, rig.ErrFailed
 				},
 			})
-			r.publish(amqp.Publishing{Body: []byte("order 1")})
-			dead := take(t, r.url, r.queue+".dlq")
+			r.Publish(amqp.Publishing{Body: []byte("order 1")})
+			dead := r.DeadLetter()
 			require.Equal(t, "order 1", string(dead.Body))
 			require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 			require.Equal(t, "4", dead.Headers[header.DeadFailures])
-			calls.requireGaps(t, 100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond)
-			r.stop()
-			require.Equal(t, 4, calls.count(), "no fifth attempt")
-			require.Equal(t, 0, testbroker.Depth(t, r.url, r.queue))
+			calls.RequireGaps(t, 100*time.Millisecond, 200*time.Millisecond, 300*time.Millisecond)
+			r.Stop()
+			require.Equal(t, 4, calls.Count(), "no fifth attempt")
+			require.Equal(t, 0, r.Depth(""))
 		})
 	}
 }
@@ -109,33 +109,33 @@ func TestOutboxStraightToTheDLQ(t *testing.T) {
 		err    error
 		reason string
 	}{
-		"empty list":      {backoff.List{}, errFailed, "exhausted"},
-		"no retries":      {backoff.None{}, errFailed, "exhausted"},
-		"marked":          {backoff.List{time.Second}, fmt.Errorf("refuse: %w", middleware.Permanent(errFailed)), "permanent"},
-		"classified":      {backoff.List{time.Second}, errors.Join(errors.New("also"), errFailed), "permanent"},
+		"empty list":      {backoff.List{}, rig.ErrFailed, "exhausted"},
+		"no retries":      {backoff.None{}, rig.ErrFailed, "exhausted"},
+		"marked":          {backoff.List{time.Second}, fmt.Errorf("refuse: %w", middleware.Permanent(rig.ErrFailed)), "permanent"},
+		"classified":      {backoff.List{time.Second}, errors.Join(errors.New("also"), rig.ErrFailed), "permanent"},
 		"first of a join": {backoff.List{time.Second}, errors.Join(errors.New("also"), middleware.Permanent(errors.New("never"))), "permanent"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var calls timeline
-			rc := rigConfig{
-				policy: c.policy,
-				handler: func(*message.Message) ([]*message.Message, error) {
-					calls.add()
+			var calls rig.Timeline
+			rc := rig.Config{
+				Policy: c.policy,
+				Handler: func(*message.Message) ([]*message.Message, error) {
+					calls.Add()
 					return nil, c.err
 				},
 			}
 			if name == "classified" {
-				rc.options = []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(errFailed))}
+				rc.RetryOptions = []middleware.Option{middleware.WithClassifier(middleware.PermanentErrors(rig.ErrFailed))}
 			}
-			r := newRig(t, rc)
-			r.publish(amqp.Publishing{Body: []byte("order 1")})
-			dead := take(t, r.url, r.queue+".dlq")
+			r := rig.Start(t, rc)
+			r.Publish(amqp.Publishing{Body: []byte("order 1")})
+			dead := r.DeadLetter()
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			require.Equal(t, "1", dead.Headers[header.DeadFailures])
-			r.stop()
-			require.Equal(t, 1, calls.count())
+			r.Stop()
+			require.Equal(t, 1, calls.Count())
 		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -72,12 +74,12 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 			var told events
 			handling, lost, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			var again atomic.Bool
-			r := newRig(t, rigConfig{
-				url: proxy.URL(), publisherURL: url, adminURL: url, policy: backoff.List{time.Second}, verbose: true,
-				clientOptions: []topology.Option{topology.WithObserver(&told)},
-				subOptions:    []topology.SubscriberOption{topology.WithHandlerWarning(50 * time.Millisecond), topology.WithDrainTimeout(300 * time.Millisecond)},
-				options:       []middleware.Option{middleware.WithObserver(&told)},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				URL: proxy.URL(), PublisherURL: url, AdminURL: url, Policy: backoff.List{time.Second}, Verbose: true,
+				ClientOptions:     []topology.Option{topology.WithObserver(&told)},
+				SubscriberOptions: []topology.SubscriberOption{topology.WithHandlerWarning(50 * time.Millisecond), topology.WithDrainTimeout(300 * time.Millisecond)},
+				RetryOptions:      []middleware.Option{middleware.WithObserver(&told)},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					if again.Swap(true) {
 						return nil, nil
 					}
@@ -91,28 +93,28 @@ func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 						c.settle(msg)
 					}
 					rewrite(msg, stop)
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				},
 			})
-			publish(t, url, "", r.queue, amqp.Publishing{Body: []byte("busy")})
+			rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("busy")})
 			<-handling
-			testbroker.WaitFor(t, "the handler is warned of", patience, func() bool { return r.logs.said(neverReturns) > 0 })
+			rig.WaitFor(t, "the handler is warned of", func() bool { return r.Logs.Said(neverReturns) > 0 })
 			if c.cut {
 				proxy.Refuse(true) // so that it does not come again meanwhile
 				proxy.Cut()
 			}
 			close(lost)
 			if c.told != "" {
-				testbroker.WaitFor(t, "the event "+string(c.told), patience, func() bool {
+				rig.WaitFor(t, "the event "+string(c.told), func() bool {
 					told.mu.Lock()
 					defer told.mu.Unlock()
 					return slices.ContainsFunc(told.all, func(e middleware.Event) bool { return e.Kind == c.told })
 				})
 			}
 			closed := make(chan struct{})
-			go func() { defer close(closed); r.stop() }()
-			testbroker.WaitFor(t, "the subscriber to end", patience, func() bool { return r.logs.said(end) > 0 })
-			require.Contains(t, r.logs.text(), c.said)
+			go func() { defer close(closed); r.Stop() }()
+			rig.WaitFor(t, "the subscriber to end", func() bool { return r.Logs.Said(end) > 0 })
+			require.Contains(t, r.Logs.Text(), c.said)
 			close(stop)
 			<-closed
 		})

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -22,8 +24,8 @@ type change struct {
 	name          string
 	from, to      topology.Strategy
 	queue         string
-	before, after *rig
-	handled       *ledger
+	before, after *rig.Service
+	handled       *rig.Ledger
 }
 
 // Under traffic for a minute, 200 a second.
@@ -33,7 +35,7 @@ func TestPerQueueToSharedUnderTraffic(t *testing.T) {
 	if testing.Short() {
 		length = 5 * time.Second
 	}
-	changeUnderTraffic(t, 200, length, &change{from: topology.PerQueue{}, to: shared(t, topology.Quorum)})
+	changeUnderTraffic(t, 200, length, &change{from: topology.PerQueue{}, to: rig.Shared(t, topology.Quorum)})
 }
 
 // Every strategy to every other one, all at once.
@@ -44,7 +46,7 @@ func TestAnyStrategyToAnyOtherUnderTraffic(t *testing.T) {
 	for _, from := range kinds {
 		for _, to := range kinds {
 			if from != to {
-				changes = append(changes, &change{name: from + " to " + to, from: strategies[from](t), to: strategies[to](t)})
+				changes = append(changes, &change{name: from + " to " + to, from: rig.Strategies[from](t), to: rig.Strategies[to](t)})
 			}
 		}
 	}
@@ -58,19 +60,21 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 	t.Helper()
 	url := testbroker.URL(t)
 	policy := backoff.List{time.Second, 2 * time.Second}
-	run := func(c *change, strategy topology.Strategy) *rig {
-		return newRig(t, rigConfig{url: url, queue: c.queue, strategy: strategy, policy: policy, config: prefetch(20),
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+	run := func(c *change, strategy topology.Strategy) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Queue: c.queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				body := string(msg.Payload)
 				if last := body[len(body)-1]; middleware.Attempt(msg.Context()) == 1 && (last == '3' || last == '7') {
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				}
-				c.handled.handle(body)
+				c.handled.Handle(body)
 				return nil, nil
-			}})
+			},
+		})
 	}
 	for _, c := range changes {
-		c.queue, c.handled = testbroker.Queue(t), newLedger()
+		c.queue, c.handled = testbroker.Queue(t), rig.NewLedger()
 		c.before = run(c, c.from)
 	}
 
@@ -86,7 +90,7 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 		for i := range total {
 			<-tick.C
 			for _, c := range changes {
-				confirm, err := ch.PublishWithDeferredConfirm("", c.queue, true, false, amqp.Publishing{Body: []byte(fmt.Sprint(i)), DeliveryMode: amqp.Persistent})
+				confirm, err := ch.PublishWithDeferredConfirm("", c.queue, true, false, rig.Message(fmt.Sprint(i)))
 				if err != nil {
 					published <- err
 					return
@@ -104,29 +108,29 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 		published <- nil
 	}()
 
-	testbroker.WaitFor(t, "a third of the traffic", patience, func() bool { return sent.Load() >= int64(total/3) })
+	rig.WaitFor(t, "a third of the traffic", func() bool { return sent.Load() >= int64(total/3) })
 	for _, c := range changes {
 		c.after = run(c, c.to)
 	}
-	testbroker.WaitFor(t, "half of the traffic", patience, func() bool { return sent.Load() >= int64(total/2) })
+	rig.WaitFor(t, "half of the traffic", func() bool { return sent.Load() >= int64(total/2) })
 	var stopped sync.WaitGroup
 	for _, c := range changes {
-		stopped.Go(c.before.stop)
+		stopped.Go(c.before.Stop)
 	}
 	select {
 	case err := <-published:
 		require.NoError(t, err)
-	case <-time.After(length + patience):
+	case <-time.After(length + rig.Patience):
 		t.Fatal("the traffic does not end")
 	}
 	stopped.Wait()
 	duplicates := 0
 	for _, c := range changes {
-		testbroker.WaitFor(t, "every message is handled: "+c.name, patience, func() bool { return c.handled.count() == total })
-		c.after.stop()
-		require.NotContains(t, c.before.logs.text()+c.after.logs.text(), "PRECONDITION_FAILED", c.name)
+		rig.WaitFor(t, "every message is handled: "+c.name, func() bool { return c.handled.Count() == total })
+		c.after.Stop()
+		require.NotContains(t, c.before.Logs.Text()+c.after.Logs.Text(), "PRECONDITION_FAILED", c.name)
 		require.Zero(t, testbroker.Depth(t, url, c.queue+".dlq"), c.name)
-		for _, n := range c.handled.handled {
+		for _, n := range c.handled.Handled {
 			duplicates += n - 1
 		}
 	}

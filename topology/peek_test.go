@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -20,20 +22,20 @@ import (
 func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	t.Parallel()
 	const dead, looks = 5, 50
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, rigConfig{
-				strategy: strategy(t), policy: backoff.List{100 * time.Millisecond},
-				clientOptions: []topology.Option{topology.WithoutPolicyCheck()},
-				handler:       func(*message.Message) ([]*message.Message, error) { return nil, errFailed },
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: backoff.List{100 * time.Millisecond},
+				ClientOptions: []topology.Option{topology.WithoutPolicyCheck()},
+				Handler:       func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
 			})
-			fill(t, r.url, r.queue, dead)
-			queue := r.plan.Dead.RoutingKey
-			testbroker.WaitFor(t, "the dead letters", patience, func() bool { return testbroker.Depth(t, r.url, queue) == dead })
+			rig.Fill(t, r.URL, r.Queue, dead)
+			queue := r.Plan.Dead.RoutingKey
+			rig.WaitFor(t, "the dead letters", func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
 			var first string
 			for look := range looks {
-				found, err := r.client.Peek(t.Context(), queue, dead+5)
+				found, err := r.Client.Peek(t.Context(), queue, dead+5)
 				require.NoError(t, err)
 				var bodies []string
 				for _, d := range found {
@@ -47,14 +49,14 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 				}
 				require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
 			}
-			found, err := r.client.Peek(t.Context(), queue, 2)
+			found, err := r.Client.Peek(t.Context(), queue, 2)
 			require.NoError(t, err)
 			require.Len(t, found, 2)
 			for range dead {
-				d := take(t, r.url, queue)
+				d := rig.Take(t, r.URL, queue)
 				require.Contains(t, first, string(d.Body))
 			}
-			depth(t, r.url, queue, 0)
+			depth(t, r.URL, queue, 0)
 		})
 	}
 }
@@ -65,9 +67,9 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
-	provision(t, url, client, queue, policy)
-	fill(t, url, plan.Dead.RoutingKey, 100)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
+	rig.Provision(t, url, client, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 100)
 	bodies := func() string {
 		found, err := client.Peek(t.Context(), plan.Dead.RoutingKey, 100)
 		require.NoError(t, err)
@@ -87,9 +89,9 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy, topology.WithoutPolicyCheck())
-	provision(t, url, client, queue, policy)
-	fill(t, url, plan.Dead.RoutingKey, 1)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy, topology.WithoutPolicyCheck())
+	rig.Provision(t, url, client, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
 	for range 30 {
 		found, err := client.Peek(t.Context(), plan.Dead.RoutingKey, 1)
 		require.NoError(t, err)
@@ -107,7 +109,7 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		require.NoError(t, err)
-		fill(t, url, name, 2)
+		rig.Fill(t, url, name, 2)
 	}
 	const large = int64(1 << 30)
 	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
@@ -129,11 +131,11 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	defaults := strings.HasPrefix(node.Version(), "4.") // 20
 
 	policy := backoff.List{time.Second}
-	blind, _ := operator(t, url, "orders", topology.PerQueue{}, policy)
-	seeing, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
-	sure, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
-	provisioned, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck(), topology.WithPreProvisioned())
-	away, _ := operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1"))
+	blind, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy)
+	seeing, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
+	sure, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
+	provisioned, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck(), topology.WithPreProvisioned())
+	away, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1"))
 	const unseen, no = "its policies could not be seen", ""
 	byDefault := no
 	if defaults {
@@ -145,14 +147,27 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		queue  string
 		unsafe string // a part of the reason
 	}{
-		{"blind", blind, "adopted", unseen}, {"seeing", seeing, "adopted", byDefault}, {"provisioned", provisioned, "adopted", strings.Replace(byDefault, "its delivery", "its", 1)},
-		{"blind", blind, "limited", "its argument x-delivery-limit is 5"}, {"seeing", seeing, "limited", "its argument x-delivery-limit is 5"}, {"sure", sure, "limited", "its argument x-delivery-limit is 5"},
-		{"blind", blind, "raised", unseen}, {"seeing", seeing, "raised", no}, {"sure", sure, "raised", no}, {"provisioned", provisioned, "raised", no}, {"away", away, "raised", "management API: "},
-		{"blind", blind, "lowered", unseen}, {"seeing", seeing, "lowered", `policy "low" sets delivery-limit to 1`},
+		{"blind", blind, "adopted", unseen},
+		{"seeing", seeing, "adopted", byDefault},
+		{"provisioned", provisioned, "adopted", strings.Replace(byDefault, "its delivery", "its", 1)},
+		{"blind", blind, "limited", "its argument x-delivery-limit is 5"},
+		{"seeing", seeing, "limited", "its argument x-delivery-limit is 5"},
+		{"sure", sure, "limited", "its argument x-delivery-limit is 5"},
+		{"blind", blind, "raised", unseen},
+		{"seeing", seeing, "raised", no},
+		{"sure", sure, "raised", no},
+		{"provisioned", provisioned, "raised", no},
+		{"away", away, "raised", "management API: "},
+		{"blind", blind, "lowered", unseen},
+		{"seeing", seeing, "lowered", `policy "low" sets delivery-limit to 1`},
 		{"seeing", seeing, "bound", `operator policy "strict" sets delivery-limit to 1`},
 		{"seeing", seeing, "either", byDefault},
-		{"blind", blind, "plain", no}, {"seeing", seeing, "plain", no}, {"provisioned", provisioned, "plain", no}, {"away", away, "plain", no},
-		{"blind", blind, "old", no}, {"seeing", seeing, "old", no},
+		{"blind", blind, "plain", no},
+		{"seeing", seeing, "plain", no},
+		{"provisioned", provisioned, "plain", no},
+		{"away", away, "plain", no},
+		{"blind", blind, "old", no},
+		{"seeing", seeing, "old", no},
 	} {
 		for look := range 3 {
 			found, err := c.client.Peek(t.Context(), c.queue, 10)
@@ -202,12 +217,12 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Hour}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
-	removePlan(t, url, topology.PerQueue{}, queue, policy)
-	provision(t, url, client, queue, policy)
-	fill(t, url, plan.Dead.RoutingKey, 7)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, client, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
 	waits := queue + ".wait.1h"
-	fill(t, url, waits, 3)
+	rig.Fill(t, url, waits, 3)
 	for _, confirm := range []string{"", "yes", queue} {
 		_, err := client.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
 		require.ErrorIs(t, err, topology.ErrNotConfirmed)
@@ -226,5 +241,5 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 // depth waits until a queue counts n messages: a quorum queue counts late.
 func depth(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	testbroker.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbroker.Depth(t, url, queue) == n })
+	rig.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), func() bool { return testbroker.Depth(t, url, queue) == n })
 }

@@ -7,12 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -74,7 +75,7 @@ func TestPerAttemptPlan(t *testing.T) {
 			require.Equal(t, c.want, names)
 			require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
 			for i, rung := range plan.WaitSteps {
-				waits, end := walk(t, plan, rung)
+				waits, end := rig.Walk(t, plan, rung)
 				require.Equal(t, "q", end)
 				require.Len(t, waits, 1)
 				require.Equal(t, c.want[i], waits[0].Name)
@@ -131,31 +132,31 @@ func TestPerAttemptRefuses(t *testing.T) {
 // no attempt, and nobody comes early.
 func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	t.Parallel()
-	var calls timeline
+	var calls rig.Timeline
 	var mu sync.Mutex
 	var waited []string
-	r := newRig(t, rigConfig{
-		strategy: topology.PerAttempt{Delays: []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}},
-		policy:   backoff.Constant{Interval: 100 * time.Millisecond, Retries: 4},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Strategy: topology.PerAttempt{Delays: []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}},
+		Policy:   backoff.Constant{Interval: 100 * time.Millisecond, Retries: 4},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			raw, _ := topology.Received(msg.Context())
-			if calls.add() > 1 {
+			if calls.Add() > 1 {
 				mu.Lock()
 				name := raw.Headers["x-first-death-queue"].(string)
 				waited = append(waited, name[strings.LastIndex(name, ".retry.")+1:])
 				mu.Unlock()
 			}
 			if middleware.Attempt(msg.Context()) == 4 {
-				return nil, middleware.RetryAfter(errFailed, 2500*time.Millisecond)
+				return nil, middleware.RetryAfter(rig.ErrFailed, 2500*time.Millisecond)
 			}
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("order 1")})
-	dead := take(t, r.url, r.queue+".dlq")
+	r.Publish(amqp.Publishing{Body: []byte("order 1")})
+	dead := r.DeadLetter()
 	require.Equal(t, "5", dead.Headers[header.DeadFailures])
 	const ms = time.Millisecond
-	calls.requireGaps(t, 100*ms, 100*ms, 100*ms, 2450*ms) // a remainder of a round may be left out
+	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 2450*ms) // a remainder of a round may be left out
 	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)
-	require.Equal(t, -1, testbroker.Depth(t, r.url, r.queue+".retry.3.100ms"))
+	require.Equal(t, -1, r.Depth(".retry.3.100ms"))
 }

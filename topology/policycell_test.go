@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -61,7 +63,7 @@ type governedService struct {
 	sub         *topology.Subscriber
 	plan        topology.Plan
 	stop        func()
-	logs        *capture
+	logs        *rig.Logs
 
 	// critical are the critical findings of Verify, before the first message.
 	critical []topology.Finding
@@ -103,7 +105,7 @@ func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...
 	request, err := http.NewRequestWithContext(context.Background(), method, m.api+"/api/"+strings.Join(path, "/"), body)
 	require.NoError(t, err)
 	request.Header.Set("Content-Type", "application/json")
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: rig.Patience}
 	response, err := client.Do(request)
 	require.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
@@ -157,7 +159,7 @@ func (g *governed) change(f func(ch *amqp.Channel) error) {
 // other virtual hosts come and go on a busy machine.
 func (g *governed) steadily(f func() error) (err error) {
 	g.t.Helper()
-	testbroker.WaitFor(g.t, "a connection that lasts", patience, func() bool {
+	rig.WaitFor(g.t, "a connection that lasts", func() bool {
 		err = f()
 		var ended *amqp.Error
 		return !errors.As(err, &ended) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
@@ -185,23 +187,23 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	t := g.t
 	t.Helper()
 	s := &governedService{
-		name: name, queue: queue, logs: &capture{}, calls: map[string]int{}, handled: map[string]bool{},
+		name: name, queue: queue, logs: &rig.Logs{}, calls: map[string]int{}, handled: map[string]bool{},
 		foreign: map[string]bool{}, entered: map[string]bool{}, places: map[string]int{}, changed: time.Now(), stop: func() {},
 	}
-	cfg := queueConfig(g.url)
+	cfg := rig.QueueConfig(g.url)
 	if !strings.HasSuffix(name, "classic") {
-		quorumQueue(&cfg)
+		rig.QuorumQueue(&cfg)
 		cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30) // no finding without a policy
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
 	observer := middleware.ObserverFunc(s.observe)
-	s.client = greeted(t, func() (*topology.Client, error) {
+	s.client = rig.Connect(t, func() (*topology.Client, error) {
 		return topology.Open(ctx, cfg.Connection, strategy, topology.WithManagement(g.broker.api),
 			topology.WithLogger(s.logs), topology.WithObserver(observer))
 	})
 	t.Cleanup(func() { require.NoError(t, s.client.Close()) })
-	s.sub = greeted(t, func() (*topology.Subscriber, error) {
+	s.sub = rig.Connect(t, func() (*topology.Subscriber, error) {
 		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells), topology.WithDrainTimeout(2*time.Second))
 	})
 	var err error
@@ -245,7 +247,7 @@ func (s *governedService) serve(t *testing.T, handler message.NoPublishHandlerFu
 	case <-router.Running():
 	case err := <-running:
 		t.Fatalf("the router of %s has not started: %v", s.name, err)
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		t.Fatalf("the router of %s has not started", s.name)
 	}
 	s.stop = sync.OnceFunc(func() {
@@ -289,7 +291,7 @@ func (s *governedService) handler(hold func(ctx context.Context, calls int)) mes
 			hold(msg.Context(), calls)
 		}
 		if n%2 == 1 || middleware.Attempt(msg.Context()) == 1 {
-			return errFailed
+			return rig.ErrFailed
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -320,7 +322,7 @@ func (s *governedService) fill(t *testing.T, url string) {
 	if s.plan.Via != nil {
 		exchange = s.plan.Via.Exchange
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
 	for taken := time.Now(); len(s.entered) < perService && time.Since(taken) < toldSilence; <-time.After(50 * time.Millisecond) {
 		confirms := map[string]*amqp.DeferredConfirmation{}
@@ -328,7 +330,7 @@ func (s *governedService) fill(t *testing.T, url string) {
 			if id := s.id(n); !s.entered[id] {
 				var err error
 				confirms[id], err = ch.PublishWithDeferredConfirm(exchange, s.queue, true, false,
-					amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(id)})
+					rig.Message(id))
 				require.NoError(t, err)
 			}
 		}

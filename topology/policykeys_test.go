@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -279,7 +281,7 @@ func (r keyRun) hold(ctx context.Context, calls int) {
 // await waits until the condition is true of every service, or the service makes no progress.
 func (g *governed) await(what string, cond func(s *governedService) bool) {
 	g.t.Helper()
-	testbroker.WaitFor(g.t, what, 2*patience, func() bool {
+	testbroker.WaitFor(g.t, what, 2*rig.Patience, func() bool {
 		return !slices.ContainsFunc(g.services, func(s *governedService) bool { return !cond(s) && !s.done() })
 	})
 }
@@ -292,7 +294,7 @@ func (g *governed) receiveStrays(strategy string, all map[string]topology.Strate
 	require.NoError(g.t, g.victim.refusal)
 	for _, before := range []string{"shared", "shared classic", "shared returning", "levels", "levels classic", "returning"} {
 		if strategy == "quorum" {
-			client, plan := operator(g.t, g.url, victim, all[before], policyOfCells)
+			client, plan := rig.Operator(g.t, g.url, victim, all[before], policyOfCells)
 			require.NoError(g.t, g.steadily(func() error { return client.Declare(g.t.Context(), plan) }))
 			if plan.Via != nil {
 				g.change(func(ch *amqp.Channel) error { return ch.QueueBind(victim, victim, domain, false, nil) })
@@ -326,7 +328,7 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 	default:
 		return
 	}
-	s.logs.dump(t)
+	s.logs.Dump(t)
 }
 
 // harm says what has become of messages that have not ended as they should; "" where nothing has.

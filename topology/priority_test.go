@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -59,17 +61,17 @@ func seenPriority(t testing.TB, msg *message.Message) string {
 func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 	t.Parallel()
 	const normal, delay = 100, 2 * time.Second
-	const limit = delay + ceiling
-	for name, strategy := range strategies {
+	const limit = delay + rig.Ceiling
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
 			failed, back, late := 0, 0, []time.Duration{}
 			failedAt := map[string]time.Time{}
-			r := newRig(t, rigConfig{
-				strategy: strategy(t), policy: backoff.List{delay}, config: withPriorities,
-				subOptions: inFlight(16),
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: backoff.List{delay}, Configure: withPriorities,
+				SubscriberOptions: rig.InFlight(16),
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
 					want := "0"
 					if high {
@@ -85,14 +87,14 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 						if !high {
 							failed++
 						}
-						return nil, errFailed
+						return nil, rig.ErrFailed
 					}
 					waited := time.Since(failedAt[body])
-					if waited < delay-grace {
+					if waited < delay-rig.Grace {
 						t.Errorf("message %s came back after %v", body, waited)
 					}
 					if high {
-						return nil, errFailed // a dead letter
+						return nil, rig.ErrFailed // a dead letter
 					}
 					back++
 					if waited > limit {
@@ -101,18 +103,18 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 					return nil, nil
 				},
 			})
-			ch := testbroker.Channel(t, r.url)
+			ch := testbroker.Channel(t, r.URL)
 			for i := range normal {
-				require.NoError(t, ch.Publish("", r.queue, true, false, amqp.Publishing{Body: []byte(strconv.Itoa(i))}))
+				require.NoError(t, ch.Publish("", r.Queue, true, false, amqp.Publishing{Body: []byte(strconv.Itoa(i))}))
 			}
-			testbroker.WaitFor(t, "all of them to fail", patience, func() bool { mu.Lock(); defer mu.Unlock(); return failed == normal })
+			rig.WaitFor(t, "all of them to fail", func() bool { mu.Lock(); defer mu.Unlock(); return failed == normal })
 			// More come until all are back, but no longer than would be too late: behind
 			// those that came, the others return at last.
 			began, high := time.Now(), 0
-			testbroker.WaitFor(t, "all of them to return", patience, func() bool {
+			rig.WaitFor(t, "all of them to return", func() bool {
 				if due := int(time.Since(began) / (100 * time.Millisecond)); high < due && time.Since(began) < 2*limit {
 					high++
-					if err := ch.Publish("", r.queue, true, false, amqp.Publishing{
+					if err := ch.Publish("", r.Queue, true, false, amqp.Publishing{
 						Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
 					}); err != nil {
 						t.Error(err)
@@ -122,7 +124,7 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 				defer mu.Unlock()
 				return back == normal
 			})
-			require.Equal(t, uint8(9), take(t, r.url, r.queue+".dlq").Priority)
+			require.Equal(t, uint8(9), r.DeadLetter().Priority)
 			mu.Lock()
 			defer mu.Unlock()
 			require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came", len(late), normal, limit, high)
@@ -134,41 +136,41 @@ func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
 // message came with first.
 func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seen := make(chan string, 100)
-			r := newRig(t, rigConfig{
-				strategy: strategy(t), policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}, config: withPriorities,
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}, Configure: withPriorities,
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					seen <- seenPriority(t, msg)
 					if _, once := msg.Metadata["once"]; once {
 						return nil, nil
 					}
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				},
 			})
-			cfg := queueConfig(r.url)
+			cfg := rig.QueueConfig(r.URL)
 			withPriorities(&cfg)
-			pub, err := r.client.NewPublisher(cfg)
+			pub, err := r.Client.NewPublisher(cfg)
 			require.NoError(t, err)
 			for _, priority := range []uint8{0, 1, 4, 5, 9, 255} {
 				want := strconv.Itoa(int(priority))
-				r.publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
+				r.Publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
 				for range 3 {
 					require.Equal(t, want, <-seen)
 				}
-				dead := take(t, r.url, r.queue+".dlq")
+				dead := r.DeadLetter()
 				require.Equal(t, priority, dead.Priority)
 				require.NotContains(t, dead.Headers, header.Priority)
 
-				msg := delayedBy(50 * time.Millisecond)
+				msg := rig.DelayedBy(50 * time.Millisecond)
 				msg.Metadata.Set(priorityMetadata, want)
 				msg.Metadata.Set("once", "")
-				require.NoError(t, pub.Publish(r.queue, msg))
+				require.NoError(t, pub.Publish(r.Queue, msg))
 				require.Equal(t, want, <-seen)
 			}
-			require.LessOrEqual(t, r.logs.said("A message of a priority above 4 waits with priority 4"), 1)
+			require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)
 		})
 	}
 }

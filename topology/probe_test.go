@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -52,7 +54,7 @@ func probe(t *testing.T, url string, kind topology.QueueType) func() time.Durati
 		select {
 		case worst := <-slowest:
 			return worst
-		case <-time.After(patience):
+		case <-time.After(rig.Patience):
 			t.Fatal("the probe has not ended")
 			return 0
 		}
@@ -71,11 +73,11 @@ func publishAtRate(t testing.TB, url, queue string, n, rate int) {
 	for i := range n {
 		<-tick.C
 		confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false,
-			amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(strconv.Itoa(i))})
+			rig.Message(strconv.Itoa(i)))
 		require.NoError(t, err)
 		confirms = append(confirms, confirm)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
 	for _, confirm := range confirms {
 		ok, err := confirm.WaitContext(ctx)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -64,14 +66,14 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 				if name == "target" {
 					digGraves(t, admin)
 				}
-				rc, handled := everyWay(rigConfig{
-					url: node.URLOf("user-"+vhost) + vhost, adminURL: admin,
-					queue: "orders", strategy: strategy, policy: policy, clientOptions: options,
+				rc, handled := rig.EveryWay(rig.Config{
+					URL: node.URLOf("user-"+vhost) + vhost, AdminURL: admin,
+					Queue: "orders", Strategy: strategy, Policy: policy, ClientOptions: options,
 				})
-				r := newRig(t, rc)
-				requireEveryWay(t, r, handled, admin, len(options) == 0)
-				r.stop()
-				requireRefused(t, r.url, admin, name)
+				r := rig.Start(t, rc)
+				rig.RequireEveryWay(t, r, handled, admin, len(options) == 0)
+				r.Stop()
+				requireRefused(t, r.URL, admin, name)
 			}
 			serve("provisioned-"+name, topology.WithPreProvisioned())
 			serve("declaring-" + name)
@@ -146,10 +148,10 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithPreProvisioned())
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithPreProvisioned())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	sub, err := client.NewSubscriber(queueConfig(url), topology.ForPolicy(policy))
+	sub, err := client.NewSubscriber(rig.QueueConfig(url), topology.ForPolicy(policy))
 	require.NoError(t, err)
 	_, err = sub.Subscribe(t.Context(), queue)
 	require.ErrorContains(t, err, "to be provisioned, for WithPreProvisioned declares nothing")
@@ -171,9 +173,9 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 		declare(q)
 	}
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		url: url, queue: queue, policy: policy, clientOptions: []topology.Option{topology.WithPreProvisioned()},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Policy: policy, ClientOptions: []topology.Option{topology.WithPreProvisioned()},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			attempt := middleware.Attempt(msg.Context())
 			if attempt == 1 {
 				if _, err := ch.QueueDelete(plan.Queues[0].Name, false, false, false); err != nil {
@@ -182,15 +184,15 @@ func TestPreProvisionedDeclaresNothing(t *testing.T) {
 			}
 			attempts <- attempt
 			if attempt == 1 {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("held")})
+	r.Publish(amqp.Publishing{Body: []byte("held")})
 	require.Equal(t, 1, <-attempts)
-	testbroker.WaitFor(t, "the trouble is logged", patience, func() bool {
-		return strings.Contains(r.logs.text(), "what was provisioned for retries is missing")
+	rig.WaitFor(t, "the trouble is logged", func() bool {
+		return strings.Contains(r.Logs.Text(), "what was provisioned for retries is missing")
 	})
 	require.Equal(t, -1, testbroker.Depth(t, url, plan.Queues[0].Name))
 	declare(plan.Queues[0])

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -68,7 +70,7 @@ func pubSub(t *testing.T, publish, consume wamqp.Config, options ...topology.Sub
 	t.Helper()
 	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
 	defer cancel()
 	client, err := topology.Open(ctx, consume.Connection, topology.PerQueue{Type: topology.Classic})
 	require.NoError(t, err)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -25,19 +27,19 @@ import (
 func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	const messages, publishers = 3000, 20
-	node := testbroker.Private(t, quickDeadLettering)
+	node := testbroker.Private(t, rig.QuickDeadLettering)
 	var mu sync.Mutex
 	calls := map[string]int{}
 	handled := map[string]bool{}
-	r := newRig(t, rigConfig{
-		url: node.URL(), queue: "orders", config: quorumQueue, policy: backoff.List{500 * time.Millisecond, time.Second, time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: "orders", Configure: rig.QuorumQueue, Policy: backoff.List{500 * time.Millisecond, time.Second, time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			body := string(msg.Payload)
 			calls[body]++
 			if calls[body] == 1 && body[len(body)-1] == '7' {
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			handled[body] = true
 			return nil, nil
@@ -52,7 +54,7 @@ func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	require.NoError(t, err)
 	pub := publisher.New(l, publisher.Config{Timeout: 5 * time.Second, NonceHeader: "nonce"})
 	defer pub.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
 	work := make(chan int)
 	var wg sync.WaitGroup
@@ -76,7 +78,7 @@ func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
 	close(work)
 	wg.Wait()
 	require.NoError(t, ctx.Err(), "everything was published")
-	testbroker.WaitFor(t, "every message is handled", patience, func() bool { return count() == messages })
-	r.stop()
+	rig.WaitFor(t, "every message is handled", func() bool { return count() == messages })
+	r.Stop()
 	require.Zero(t, testbroker.Depth(t, node.URL(), "orders.dlq"))
 }

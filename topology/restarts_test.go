@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -35,12 +37,12 @@ func TestAMonthOfNightlyDeploymentsCountsNothing(t *testing.T) {
 			finish := make(chan struct{})
 			close(finish)
 			r, _ := s.run(finish)
-			testbroker.WaitFor(t, "all are handled, or dead", patience, func() bool {
-				return s.done.count()+readyIn(t, s.look, s.queue+".dlq") >= nightlyMessages
+			rig.WaitFor(t, "all are handled, or dead", func() bool {
+				return s.done.Count()+rig.Ready(t, s.look, s.queue+".dlq") >= nightlyMessages
 			})
-			r.stop()
+			r.Stop()
 			for _, queue := range []string{s.queue, s.queue + ".wait.1s", s.queue + ".dlq"} {
-				require.Zero(t, readyIn(t, s.look, queue), queue)
+				require.Zero(t, rig.Ready(t, s.look, queue), queue)
 			}
 		})
 	}
@@ -54,42 +56,42 @@ type nightly struct {
 	url, queue string
 	args       amqp.Table
 	look       *amqp.Channel
-	done       *ledger
+	done       *rig.Ledger
 }
 
 func newNightly(t *testing.T, declared string) *nightly {
 	t.Helper()
-	s := &nightly{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), done: newLedger()}
+	s := &nightly{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), done: rig.NewLedger()}
 	conn := testbroker.Dial(t, s.url)
 	version, _ := conn.Properties["version"].(string)
-	s.args, _ = deathLimit(t, declared, version)
-	removePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
+	s.args, _ = rig.DeliveryLimit(t, declared, version)
+	rig.RemovePlan(t, s.url, topology.PerQueue{}, s.queue, []time.Duration{time.Second})
 	var err error
 	s.look, err = conn.Channel()
 	require.NoError(t, err)
 	_, err = s.look.QueueDeclare(s.queue, true, false, false, false, s.args)
 	require.NoError(t, err)
-	fill(t, s.url, s.queue, nightlyMessages)
+	rig.Fill(t, s.url, s.queue, nightlyMessages)
 	return s
 }
 
 // run starts the service. Its handlers return when finish is closed, or when they are interrupted;
 // begun tells of each.
-func (s *nightly) run(finish <-chan struct{}) (r *rig, begun <-chan struct{}) {
+func (s *nightly) run(finish <-chan struct{}) (r *rig.Service, begun <-chan struct{}) {
 	s.t.Helper()
 	begins := make(chan struct{}, nightlyMessages)
-	r = newRig(s.t, rigConfig{
-		url: s.url, queue: s.queue, keep: true, policy: backoff.List{time.Second},
-		config: func(cfg *wamqp.Config) {
+	r = rig.Start(s.t, rig.Config{
+		URL: s.url, Queue: s.queue, Keep: true, Policy: backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) {
 			cfg.Queue.Arguments = s.args
 			cfg.Consume.Qos.PrefetchCount = 2 * nightlyMessages
 		},
-		subOptions: []topology.SubscriberOption{topology.WithDrainTimeout(100 * time.Millisecond)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(100 * time.Millisecond)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			begins <- struct{}{}
 			select {
 			case <-finish:
-				s.done.handle(string(msg.Payload))
+				s.done.Handle(string(msg.Payload))
 				return nil, nil
 			case <-msg.Context().Done():
 				return nil, msg.Context().Err()
@@ -104,17 +106,17 @@ func (s *nightly) deploy(finishes bool) {
 	s.t.Helper()
 	finish := make(chan struct{})
 	r, begun := s.run(finish)
-	testbroker.WaitFor(s.t, "one in progress, the others prefetched", patience, func() bool {
-		return len(begun) > 0 && readyIn(s.t, s.look, s.queue) == 0
+	rig.WaitFor(s.t, "one in progress, the others prefetched", func() bool {
+		return len(begun) > 0 && rig.Ready(s.t, s.look, s.queue) == 0
 	})
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		r.stop()
+		r.Stop()
 	}()
 	if finishes {
-		testbroker.WaitFor(s.t, "the router closes", patience, func() bool {
-			return r.logs.said("Closing router") > 0
+		rig.WaitFor(s.t, "the router closes", func() bool {
+			return r.Logs.Said("Closing router") > 0
 		})
 		close(finish)
 	}
@@ -124,16 +126,16 @@ func (s *nightly) deploy(finishes bool) {
 // awaitAll waits until all messages that are not handled are back, some of which may wait.
 func (s *nightly) awaitAll(restarts int) {
 	s.t.Helper()
-	left := nightlyMessages - s.done.count()
-	var still stillness
-	testbroker.WaitFor(s.t, "all messages to be back", patience, func() bool {
-		if readyIn(s.t, s.look, s.queue+".dlq") > 0 {
-			dead := take(s.t, s.url, s.queue+".dlq")
+	left := nightlyMessages - s.done.Count()
+	var still rig.Stillness
+	rig.WaitFor(s.t, "all messages to be back", func() bool {
+		if rig.Ready(s.t, s.look, s.queue+".dlq") > 0 {
+			dead := rig.Take(s.t, s.url, s.queue+".dlq")
 			s.t.Fatalf("after %d restarts message %s was dead-lettered as %v: %v", restarts, dead.Body,
 				dead.Headers[header.DeadReason], dead.Headers[header.DeadError])
 		}
-		back := readyIn(s.t, s.look, s.queue)
-		if back != left && still.look(readyIn(s.t, s.look, s.queue+".wait.1s") > 0) {
+		back := rig.Ready(s.t, s.look, s.queue)
+		if back != left && still.Look(rig.Ready(s.t, s.look, s.queue+".wait.1s") > 0) {
 			s.t.Fatalf("after %d restarts %d of %d messages are there", restarts, back, left)
 		}
 		return back == left

@@ -8,11 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -25,7 +26,7 @@ func TestRetryAfterOfAServer(t *testing.T) {
 	for name, want := range map[string]time.Duration{"quorum": 8 * time.Second, "levels quorum": 7 * time.Second, "levels classic": 7 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			retryAfter7(t, strategies[name](t), want)
+			retryAfter7(t, rig.Strategies[name](t), want)
 		})
 	}
 }
@@ -39,12 +40,12 @@ func retryAfter7(t *testing.T, strategy topology.Strategy, want time.Duration) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	var calls timeline
-	r := newRig(t, rigConfig{
-		strategy: strategy,
-		policy:   backoff.List{time.Second, 8 * time.Second, 30 * time.Second},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			resp, err := server.Client().Get(server.URL + "?attempt=" + strconv.Itoa(calls.add()))
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Strategy: strategy,
+		Policy:   backoff.List{time.Second, 8 * time.Second, 30 * time.Second},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			resp, err := server.Client().Get(server.URL + "?attempt=" + strconv.Itoa(calls.Add()))
 			if err != nil {
 				return nil, err
 			}
@@ -55,8 +56,8 @@ func retryAfter7(t *testing.T, strategy topology.Strategy, want time.Duration) {
 			return nil, middleware.RetryAfterHeader(errors.New(resp.Status), resp.Header, time.Hour)
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("limited")})
-	testbroker.WaitFor(t, "it is handled", patience, func() bool { return calls.count() == 2 })
-	r.stop()
-	calls.requireGaps(t, want)
+	r.Publish(amqp.Publishing{Body: []byte("limited")})
+	rig.WaitFor(t, "it is handled", func() bool { return calls.Count() == 2 })
+	r.Stop()
+	calls.RequireGaps(t, want)
 }

@@ -3,6 +3,8 @@ package topology_test
 import (
 	"testing"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -62,10 +64,12 @@ func TestReturnStandsOnTheseFacts(t *testing.T) {
 	require.Equal(t, map[string]int{"stranded": 1}, reached("plain", "a.b", nil, "stranded"))
 	require.NoError(t, ch.ExchangeBind("events", "#", "plain", false, nil))
 	require.Empty(t, reached("plain", "a.b", nil, "stranded"))
-	queue("held", "quorum", amqp.Table{"x-message-ttl": int64(100), "x-dead-letter-exchange": "plain",
-		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"})
+	queue("held", "quorum", amqp.Table{
+		"x-message-ttl": int64(100), "x-dead-letter-exchange": "plain",
+		"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+	})
 	require.Empty(t, reached("", "held", nil))
-	testbroker.WaitFor(t, "the wait to end", patience, func() bool { return testbroker.Depth(t, node.URL(), "held") == 0 })
+	rig.WaitFor(t, "the wait to end", func() bool { return testbroker.Depth(t, node.URL(), "held") == 0 })
 	require.Zero(t, testbroker.Depth(t, node.URL(), "stranded"), "held in the wait queue")
 	_, err := ch.QueueDelete("held", false, false, false)
 	require.NoError(t, err)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -71,16 +73,16 @@ func TestReturnNamesThatAreTooLong(t *testing.T) {
 // queue: the retry goes back to the queue, and to nobody who did not get the message.
 func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 	t.Parallel()
-	url, events := testbroker.URL(t), ownExchange(t)
-	victim := besideOn(t, url, events, "invoice.#")
-	others := ownExchange(t)
-	elsewhere := besideOn(t, url, others, "#")
-	var calls timeline
-	r := newRig(t, rigConfig{
-		url: url, strategy: returning(t, events), policy: backoff.List{100 * time.Millisecond}, config: onTopic(events, "order.#"),
-		handler: func(*message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	url, events := testbroker.URL(t), rig.TopicExchange(t)
+	victim := rig.BesideOn(t, url, events, "invoice.#")
+	others := rig.TopicExchange(t)
+	elsewhere := rig.BesideOn(t, url, others, "#")
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: rig.SharedVia(t, events), Policy: backoff.List{100 * time.Millisecond}, Configure: rig.OnTopic(events, "order.#"),
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
 	forge := func(owner string) amqp.Table {
@@ -88,15 +90,15 @@ func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 			header.Queue: owner, header.OriginExchange: others, header.OriginRoutingKey: "invoice.paid",
 		}
 	}
-	publish(t, url, events, "order.created", amqp.Publishing{Headers: amqp.Table{header.Queue: victim}})
-	for _, owner := range []string{r.queue, victim} {
-		r.publish(amqp.Publishing{Headers: forge(owner)})
-		publish(t, url, events, "order.created", amqp.Publishing{Headers: forge(owner)})
+	rig.Publish(t, url, events, "order.created", amqp.Publishing{Headers: amqp.Table{header.Queue: victim}})
+	for _, owner := range []string{r.Queue, victim} {
+		r.Publish(amqp.Publishing{Headers: forge(owner)})
+		rig.Publish(t, url, events, "order.created", amqp.Publishing{Headers: forge(owner)})
 	}
 	for range 5 {
-		take(t, url, r.queue+".dlq")
+		rig.Take(t, url, r.Queue+".dlq")
 	}
-	require.Equal(t, 10, calls.count())
+	require.Equal(t, 10, calls.Count())
 	require.Equal(t, 0, testbroker.Depth(t, url, victim))
 	require.Equal(t, 0, testbroker.Depth(t, url, elsewhere))
 }
@@ -106,74 +108,76 @@ func TestForgedNotesSteerNoRetryThroughTheExchange(t *testing.T) {
 func TestReturnThroughAMissingExchange(t *testing.T) {
 	t.Parallel()
 	url, missing := testbroker.URL(t), testbroker.Queue(t)
-	strategy, policy := returning(t, missing), backoff.List{100 * time.Millisecond}
-	var calls timeline
-	r := newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, handler: func(*message.Message) ([]*message.Message, error) {
-		calls.add()
-		return nil, errFailed
+	strategy, policy := rig.SharedVia(t, missing), backoff.List{100 * time.Millisecond}
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{URL: url, Strategy: strategy, Policy: policy, Handler: func(*message.Message) ([]*message.Message, error) {
+		calls.Add()
+		return nil, rig.ErrFailed
 	}})
-	require.Equal(t, []string{"warning missing exchange " + missing}, found(t, r.client, r.plan))
-	r.publish(amqp.Publishing{})
-	take(t, url, r.queue+".dlq")
-	calls.requireGaps(t, 100*time.Millisecond)
+	require.Equal(t, []string{"warning missing exchange " + missing}, found(t, r.Client, r.Plan))
+	r.Publish(amqp.Publishing{})
+	rig.Take(t, url, r.Queue+".dlq")
+	calls.RequireGaps(t, 100*time.Millisecond)
 }
 
 // A sibling takes the retry for a new message that came from the exchange itself.
 func TestSiblingSeesARetryAsNew(t *testing.T) {
 	t.Parallel()
-	url, events := testbroker.URL(t), ownExchange(t)
-	strategy, policy := returning(t, events), backoff.List{100 * time.Millisecond}
-	serve := func(handler message.HandlerFunc) *rig {
-		return newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic(events, "order.#"), handler: handler})
+	url, events := testbroker.URL(t), rig.TopicExchange(t)
+	strategy, policy := rig.SharedVia(t, events), backoff.List{100 * time.Millisecond}
+	serve := func(handler message.HandlerFunc) *rig.Service {
+		return rig.Start(t, rig.Config{URL: url, Strategy: strategy, Policy: policy, Configure: rig.OnTopic(events, "order.#"), Handler: handler})
 	}
-	var failing timeline
+	var failing rig.Timeline
 	serve(func(*message.Message) ([]*message.Message, error) {
-		if failing.add() == 1 {
-			return nil, errFailed
+		if failing.Add() == 1 {
+			return nil, rig.ErrFailed
 		}
 		return nil, nil
 	})
-	arrivals := make(chan arrival, 10)
-	serve(collect(arrivals))
-	publish(t, url, events, "order.created.eu", amqp.Publishing{})
+	arrivals := make(chan rig.Arrival, 10)
+	serve(rig.Collect(arrivals))
+	rig.Publish(t, url, events, "order.created.eu", amqp.Publishing{})
 	for range 2 {
-		got := await(t, arrivals)
-		require.Equal(t, 1, got.attempt)
-		exchange, key, _ := middleware.Origin(got.msg.Context())
+		got := rig.Await(t, arrivals)
+		require.Equal(t, 1, got.Attempt)
+		exchange, key, _ := middleware.Origin(got.Msg.Context())
 		require.Equal(t, events+" order.created.eu", exchange+" "+key)
 	}
-	testbroker.WaitFor(t, "the retry", patience, func() bool { return failing.count() == 2 })
+	rig.WaitFor(t, "the retry", func() bool { return failing.Count() == 2 })
 }
 
 // Two siblings that fail everything: each retry is a new message to the other, and
 // the retries of that are its own. Without that there would be no end to them.
 func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 	t.Parallel()
-	url, events := testbroker.URL(t), ownExchange(t)
-	strategy, policy := returning(t, events), backoff.List{100 * time.Millisecond, 200 * time.Millisecond}
-	var rigs []*rig
-	var calls [2]timeline
+	url, events := testbroker.URL(t), rig.TopicExchange(t)
+	strategy, policy := rig.SharedVia(t, events), backoff.List{100 * time.Millisecond, 200 * time.Millisecond}
+	var rigs []*rig.Service
+	var calls [2]rig.Timeline
 	for i := range calls {
-		rigs = append(rigs, newRig(t, rigConfig{url: url, strategy: strategy, policy: policy, config: onTopic(events, "order.#"),
-			handler: func(*message.Message) ([]*message.Message, error) {
-				calls[i].add()
-				return nil, errFailed
-			}}))
+		rigs = append(rigs, rig.Start(t, rig.Config{
+			URL: url, Strategy: strategy, Policy: policy, Configure: rig.OnTopic(events, "order.#"),
+			Handler: func(*message.Message) ([]*message.Message, error) {
+				calls[i].Add()
+				return nil, rig.ErrFailed
+			},
+		}))
 	}
-	publish(t, url, events, "order.created.eu", amqp.Publishing{})
+	rig.Publish(t, url, events, "order.created.eu", amqp.Publishing{})
 	for i, r := range rigs {
 		for range 3 { // its own, and two copies of the other's retries
-			dead := take(t, url, r.queue+".dlq")
+			dead := rig.Take(t, url, r.Queue+".dlq")
 			require.Equal(t, "3", dead.Headers[header.DeadFailures])
 			require.NotContains(t, dead.Headers, header.Via)
 		}
-		require.Equal(t, 9, calls[i].count())
+		require.Equal(t, 9, calls[i].Count())
 	}
 	for _, r := range rigs {
-		r.stop()
-		require.Equal(t, 0, testbroker.Depth(t, url, r.queue))
-		require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
-		require.Equal(t, 0, waiting(t, url, r.plan))
+		r.Stop()
+		require.Equal(t, 0, testbroker.Depth(t, url, r.Queue))
+		require.Equal(t, 0, testbroker.Depth(t, url, r.Queue+".dlq"))
+		require.Equal(t, 0, rig.Waiting(t, url, r.Plan))
 	}
 }
 
@@ -181,25 +185,27 @@ func TestSiblingsDoNotMultiplyRetries(t *testing.T) {
 // or goes on waiting.
 func TestNothingButRetriesPassesTheExchange(t *testing.T) {
 	t.Parallel()
-	url, events := testbroker.URL(t), ownExchange(t)
-	sibling := besideOn(t, url, events, "order.#")
-	var calls timeline
-	r := newRig(t, rigConfig{url: url, strategy: returning(t, events), policy: backoff.List{time.Second, time.Second}, config: onTopic(events, "order.#"),
-		handler: func(*message.Message) ([]*message.Message, error) {
-			switch calls.add() {
+	url, events := testbroker.URL(t), rig.TopicExchange(t)
+	sibling := rig.BesideOn(t, url, events, "order.#")
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: url, Strategy: rig.SharedVia(t, events), Policy: backoff.List{time.Second, time.Second}, Configure: rig.OnTopic(events, "order.#"),
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			switch calls.Add() {
 			case 1, 4:
-				return nil, middleware.Snooze(errFailed, 100*time.Millisecond)
+				return nil, middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
 			case 2:
 				// Two rounds, unless the first takes so long that no time is left: then the retry does not pass the exchange.
-				return nil, middleware.RetryAfter(errFailed, 1900*time.Millisecond)
+				return nil, middleware.RetryAfter(rig.ErrFailed, 1900*time.Millisecond)
 			case 3:
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			}
 			return nil, nil
-		}})
-	publish(t, url, events, "order.created.eu", amqp.Publishing{})
-	testbroker.WaitFor(t, "the fifth call", patience, func() bool { return calls.count() == 5 })
-	r.stop()
+		},
+	})
+	rig.Publish(t, url, events, "order.created.eu", amqp.Publishing{})
+	rig.WaitFor(t, "the fifth call", func() bool { return calls.Count() == 5 })
+	r.Stop()
 	require.Equal(t, 3, testbroker.Depth(t, url, sibling), "the message and its two retries")
-	require.Equal(t, 0, testbroker.Depth(t, url, r.queue+".dlq"))
+	require.Equal(t, 0, testbroker.Depth(t, url, r.Queue+".dlq"))
 }

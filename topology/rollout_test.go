@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -42,30 +44,32 @@ func TestRolloutAndRollback(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	for name, config := range map[string]func(*wamqp.Config){"classic": func(*wamqp.Config) {}, "quorum": quorumQueue} {
+	for name, config := range map[string]func(*wamqp.Config){"classic": func(*wamqp.Config) {}, "quorum": rig.QuorumQueue} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy := backoff.List{time.Second, 2 * time.Second}
 			overlap := name == "classic"
-			all := newLedger()
+			all := rig.NewLedger()
 			// What ends in 7 fails at its first attempt, wherever that is.
 			handler := func(msg *message.Message) ([]*message.Message, error) {
 				body := string(msg.Payload)
-				if strings.HasSuffix(body, "7") && middleware.Attempt(msg.Context()) == 1 && all.failOnce(body) {
-					return nil, errFailed
+				if strings.HasSuffix(body, "7") && middleware.Attempt(msg.Context()) == 1 && all.FailOnce(body) {
+					return nil, rig.ErrFailed
 				}
-				all.handle(body)
+				all.Handle(body)
 				return nil, nil
 			}
-			serve := func(policy backoff.Policy, options ...topology.SubscriberOption) *rig {
-				return newRig(t, rigConfig{url: url, queue: queue, policy: policy, config: config, handler: handler, subOptions: options})
+			serve := func(policy backoff.Policy, options ...topology.SubscriberOption) *rig.Service {
+				return rig.Start(t, rig.Config{URL: url, Queue: queue, Policy: policy, Configure: config, Handler: handler, SubscriberOptions: options})
 			}
-			declareFirst(t, url, queue, config)
+			cfg := rig.QueueConfig(url)
+			config(&cfg)
+			rig.DeclareQueue(t, url, queue, cfg.Queue.Arguments)
 			published := 0
 			traffic := func(n int) {
 				for range n {
-					publish(t, url, "", queue, amqp.Publishing{Body: []byte(fmt.Sprint("message ", published)), DeliveryMode: amqp.Persistent})
+					rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint("message ", published)))
 					published++
 				}
 			}
@@ -73,7 +77,7 @@ func TestRolloutAndRollback(t *testing.T) {
 			stopOld := startOld(t, url, queue, name, all)
 			traffic(60)
 			if !overlap {
-				testbroker.WaitFor(t, "the old one is done", patience, func() bool { return all.count() == published })
+				rig.WaitFor(t, "the old one is done", func() bool { return all.Count() == published })
 				stopOld()
 			}
 			// Release 1: the subscriber, which gives back what is nacked; no middleware.
@@ -87,46 +91,38 @@ func TestRolloutAndRollback(t *testing.T) {
 			traffic(60)
 			// Leaving: stop retrying, drain, then remove the subscriber.
 			leaving := serve(backoff.None{})
-			retrying.stop()
+			retrying.Stop()
 			traffic(60)
-			testbroker.WaitFor(t, "the wait queues are empty", patience, func() bool {
+			rig.WaitFor(t, "the wait queues are empty", func() bool {
 				return testbroker.Depth(t, url, queue+".wait.1s") == 0 && testbroker.Depth(t, url, queue+".wait.2s") == 0 &&
 					testbroker.Depth(t, url, queue) == 0
 			})
 			if !overlap {
-				leaving.stop()
+				leaving.Stop()
 			}
 			stopOld = startOld(t, url, queue, name, all)
-			leaving.stop()
+			leaving.Stop()
 			traffic(60)
 
-			testbroker.WaitFor(t, "every message is handled or dead-lettered", patience, func() bool {
+			rig.WaitFor(t, "every message is handled or dead-lettered", func() bool {
 				dead := max(0, testbroker.Depth(t, url, queue+".dlq"))
-				return all.count()+dead >= published
+				return all.Count()+dead >= published
 			})
 			stopOld()
 			require.Zero(t, testbroker.Depth(t, url, queue))
 			dead := testbroker.Depth(t, url, queue+".dlq")
-			require.Equal(t, published, all.count()+dead)
-			require.Zero(t, all.undecodable(), "an old consumer met a message that it cannot decode")
-			t.Logf("%d published, %d handled, %d dead-lettered while leaving", published, all.count(), dead)
+			require.Equal(t, published, all.Count()+dead)
+			require.Zero(t, all.Undecodable(), "an old consumer met a message that it cannot decode")
+			t.Logf("%d published, %d handled, %d dead-lettered while leaving", published, all.Count(), dead)
 		})
 	}
-}
-
-func declareFirst(t *testing.T, url, queue string, config func(*wamqp.Config)) {
-	t.Helper()
-	cfg := queueConfig(url)
-	config(&cfg)
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, cfg.Queue.Arguments)
-	require.NoError(t, err)
 }
 
 // plainRouter runs a router on our Subscriber without our middleware, and
 // returns what stops it.
 func plainRouter(t *testing.T, url, queue string, config func(*wamqp.Config), handler message.HandlerFunc) func() {
 	t.Helper()
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	config(&cfg)
 	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{})
 	require.NoError(t, err)
@@ -148,7 +144,7 @@ func plainRouter(t *testing.T, url, queue string, config func(*wamqp.Config), ha
 }
 
 // startOld starts an old service and returns what ends it.
-func startOld(t *testing.T, url, queue, kind string, all *ledger) func() {
+func startOld(t *testing.T, url, queue, kind string, all *rig.Ledger) func() {
 	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestRolloutAndRollback$")
 	child.Env = append(os.Environ(), oldQueue+"="+kind+" "+queue, "AMQP_URL="+url)
@@ -163,17 +159,17 @@ func startOld(t *testing.T, url, queue, kind string, all *ledger) func() {
 				close(ready)
 			}
 			if body, ok := strings.CutPrefix(lines.Text(), "handled "); ok {
-				all.handle(body)
+				all.Handle(body)
 			}
 			if strings.HasPrefix(lines.Text(), "undecodable") {
-				all.refuse()
+				all.Refuse()
 			}
 		}
 		_ = child.Wait()
 	}()
 	select {
 	case <-ready:
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		t.Fatal("the old service did not start")
 	}
 	stop := sync.OnceFunc(func() {
@@ -188,9 +184,9 @@ func startOld(t *testing.T, url, queue, kind string, all *ledger) func() {
 // back at once.
 func serveOld(url, kindAndQueue string) {
 	kind, queue, _ := strings.Cut(kindAndQueue, " ")
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	if kind == "quorum" {
-		quorumQueue(&cfg)
+		rig.QuorumQueue(&cfg)
 	}
 	sub, err := wamqp.NewSubscriber(cfg, oldLogger{})
 	if err != nil {
@@ -222,3 +218,15 @@ func serveOld(url, kindAndQueue string) {
 		}
 	}
 }
+func notifyTerm(c chan<- os.Signal) { signal.Notify(c, syscall.SIGTERM) }
+
+// oldLogger tells its parent of messages that watermill-amqp cannot decode.
+type oldLogger struct{ watermill.NopLogger }
+
+func (oldLogger) Error(msg string, err error, _ watermill.LogFields) {
+	if err != nil && strings.Contains(err.Error(), "is not a string") {
+		fmt.Println("undecodable", msg, err)
+	}
+}
+
+func (l oldLogger) With(watermill.LogFields) watermill.LoggerAdapter { return l }

@@ -7,8 +7,7 @@ import (
 	"testing"
 	"text/tabwriter"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/stretchr/testify/require"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
@@ -31,8 +30,8 @@ var ways = []struct {
 	{name: "PerAttempt", kinds: bothKinds, plain: func(_ testing.TB, kind topology.QueueType) topology.Strategy {
 		return topology.PerAttempt{Type: kind}
 	}},
-	{name: "Shared", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return shared(t, kind) }},
-	{name: "Levels", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return levels(t, kind) }},
+	{name: "Shared", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return rig.Shared(t, kind) }},
+	{name: "Levels", kinds: bothKinds, plain: func(t testing.TB, kind topology.QueueType) topology.Strategy { return rig.Levels(t, kind) }},
 	{name: "PerQueue Via", kinds: bothKinds[:1], through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
 		return topology.PerQueue{Type: kind, Via: exchange, Prefix: testbroker.Queue(t)}
 	}},
@@ -40,7 +39,7 @@ var ways = []struct {
 		return topology.PerAttempt{Type: kind, Via: exchange, Prefix: testbroker.Queue(t)}
 	}},
 	{name: "Shared Via", kinds: bothKinds, through: func(t testing.TB, kind topology.QueueType, exchange string) topology.Strategy {
-		s := shared(t, kind)
+		s := rig.Shared(t, kind)
 		s.Via = exchange
 		return s
 	}},
@@ -122,40 +121,11 @@ func TestRows(t *testing.T) {
 					if way.plain != nil {
 						strategy = way.plain(t, kind)
 					} else {
-						strategy = way.through(t, kind, ownExchange(t))
+						strategy = way.through(t, kind, rig.TopicExchange(t))
 					}
 					row.run(t, strategy)
 				})
 			}
 		}
 	}
-}
-
-// ownExchange declares a topic exchange for the test alone.
-func ownExchange(t testing.TB) string {
-	t.Helper()
-	url, name := testbroker.URL(t), testbroker.Queue(t)
-	require.NoError(t, testbroker.Channel(t, url).ExchangeDeclare(name, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(name, false, false) })
-	return name
-}
-
-// onTopic binds the main queue to a topic exchange.
-func onTopic(exchange, key string) func(*wamqp.Config) {
-	return func(cfg *wamqp.Config) {
-		cfg.Exchange = wamqp.ExchangeConfig{GenerateName: func(string) string { return exchange }, Type: "topic", Durable: true}
-		cfg.QueueBind.GenerateRoutingKey = func(string) string { return key }
-	}
-}
-
-// besideOn declares a queue that keeps what it gets from a topic exchange.
-func besideOn(t testing.TB, url, exchange, key string) string {
-	t.Helper()
-	ch, name := testbroker.Channel(t, url), testbroker.Queue(t)
-	require.NoError(t, ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil))
-	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
-	_, err := ch.QueueDeclare(name, true, false, false, false, nil)
-	require.NoError(t, err)
-	require.NoError(t, ch.QueueBind(name, key, exchange, false, nil))
-	return name
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -38,14 +40,14 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 			_, err := wmiddleware.Recoverer(panics)(nil)
 			return err
 		}
-		return errFailed
+		return rig.ErrFailed
 	}
 	begun, stopped := make(chan struct{}, 10), make(chan struct{})
-	r := newRig(t, rigConfig{
-		url: withPassword(node.URL()), adminURL: node.URL(), queue: "orders", verbose: true, config: picky,
-		policy:        backoff.List{100 * time.Millisecond},
-		clientOptions: []topology.Option{topology.WithManagement("http://shop:" + password + "@127.0.0.1:1/")},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: withPassword(node.URL()), AdminURL: node.URL(), Queue: "orders", Verbose: true, Configure: rig.Picky,
+		Policy:        backoff.List{100 * time.Millisecond},
+		ClientOptions: []topology.Option{topology.WithManagement("http://shop:" + password + "@127.0.0.1:1/")},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			kind := msg.Metadata.Get("kind")
 			switch {
 			case kind == "lives through a restart":
@@ -62,10 +64,10 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 		"fails and waits", "is recovered and waits",
 	}
 	for _, kind := range kinds {
-		r.publish(amqp.Publishing{Headers: amqp.Table{"kind": kind}, CorrelationId: kind, Body: []byte(payload)})
+		r.Publish(amqp.Publishing{Headers: amqp.Table{"kind": kind}, CorrelationId: kind, Body: []byte(payload)})
 	}
-	r.publish(amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("v", 130_000)}, CorrelationId: "oversized", Body: []byte(payload)})
-	require.NoError(t, forge(t, r.url, r.queue, headersOnly(unreadable()["nested 33 deep"])))
+	r.Publish(amqp.Publishing{Headers: amqp.Table{"big": strings.Repeat("v", 130_000)}, CorrelationId: "oversized", Body: []byte(payload)})
+	require.NoError(t, rig.Forge(t, r.URL, r.Queue, rig.HeadersOnly(unreadable()["nested 33 deep"])))
 
 	var written []string
 	keep := func(d amqp.Delivery) string {
@@ -74,44 +76,44 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}
 	dead := map[string]bool{}
 	for range 6 {
-		dead[keep(take(t, node.URL(), "orders.dlq"))] = true
+		dead[keep(rig.Take(t, node.URL(), "orders.dlq"))] = true
 	}
 	require.Equal(t, map[string]bool{"fails": true, "panics": true, "is recovered": true, "cannot be decoded": true, "oversized": true, "": true}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	findings, err := r.client.Verify(t.Context(), r.plan)
+	findings, err := r.Client.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")
-	r.publish(amqp.Publishing{Headers: amqp.Table{"kind": "lives through a restart"}, CorrelationId: "restart", DeliveryMode: amqp.Persistent, Body: []byte(payload)})
+	r.Publish(amqp.Publishing{Headers: amqp.Table{"kind": "lives through a restart"}, CorrelationId: "restart", DeliveryMode: amqp.Persistent, Body: []byte(payload)})
 	<-begun
 	node.Stop(t)
 	close(stopped)
-	testbroker.WaitFor(t, "a reconnect to be refused", patience, func() bool {
-		return strings.Contains(r.logs.text(), "Cannot reconnect") && strings.Contains(r.logs.text(), "connection refused")
+	rig.WaitFor(t, "a reconnect to be refused", func() bool {
+		return strings.Contains(r.Logs.Text(), "Cannot reconnect") && strings.Contains(r.Logs.Text(), "connection refused")
 	})
 	for _, url := range []string{withPassword(node.URL()), "amqp://shop:" + password + "/x@host:1/", "http://shop:" + password + "@host/"} {
-		_, err := topology.Open(t.Context(), connection(url), topology.PerQueue{}, topology.WithBrokers(url))
+		_, err := topology.Open(t.Context(), rig.ConnectionConfig(url), topology.PerQueue{}, topology.WithBrokers(url))
 		require.Error(t, err)
 		errs += "\n" + err.Error()
 	}
 	node.Start(t)
-	testbroker.WaitFor(t, "it is dead-lettered in the end", patience, func() bool { return testbroker.Depth(t, node.URL(), "orders.dlq") == 1 })
-	require.Equal(t, "restart", keep(take(t, node.URL(), "orders.dlq")))
+	rig.WaitFor(t, "it is dead-lettered in the end", func() bool { return testbroker.Depth(t, node.URL(), "orders.dlq") == 1 })
+	require.Equal(t, "restart", keep(rig.Take(t, node.URL(), "orders.dlq")))
 	node.Ctl(t, "change_password", "shop", "another")
 	node.Ctl(t, "close_all_connections", "so that the password is refused")
-	testbroker.WaitFor(t, "the password to be refused", patience, func() bool { return strings.Contains(r.logs.text(), "username or password") })
-	r.stop()
+	rig.WaitFor(t, "the password to be refused", func() bool { return strings.Contains(r.Logs.Text(), "username or password") })
+	r.Stop()
 	for range 2 { // they come back to their queue with the headers they wait with
-		require.Contains(t, keep(take(t, node.URL(), "orders")), "and waits")
+		require.Contains(t, keep(rig.Take(t, node.URL(), "orders")), "and waits")
 	}
 
-	require.Contains(t, r.logs.text(), "the shop is on fire")
-	for what, text := range map[string]string{"log": r.logs.text(), "errors": errs, "headers": strings.Join(written, "\n")} {
+	require.Contains(t, r.Logs.Text(), "the shop is on fire")
+	for what, text := range map[string]string{"log": r.Logs.Text(), "errors": errs, "headers": strings.Join(written, "\n")} {
 		for _, secret := range []string{payload, password, "goroutine ", "runtime/debug", ".go:"} {
 			for line := range strings.Lines(text) {
 				require.NotContains(t, line, secret, what)
 			}
 		}
 	}
-	t.Logf("%d lines of log, %d messages", strings.Count(r.logs.text(), "\n"), len(written))
+	t.Logf("%d lines of log, %d messages", strings.Count(r.Logs.Text(), "\n"), len(written))
 }

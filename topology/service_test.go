@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -54,7 +56,7 @@ func startService(t *testing.T, test, url, queue string, env ...string) *service
 	s.cmd.Stderr = s.cmd.Stdout
 	s.lines = bufio.NewScanner(out)
 	require.NoError(t, s.cmd.Start())
-	late := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })
+	late := time.AfterFunc(rig.Patience, func() { _ = s.cmd.Process.Kill() })
 	t.Cleanup(func() {
 		late.Stop()
 		_ = s.cmd.Process.Kill()
@@ -110,18 +112,18 @@ func isService(t *testing.T) bool {
 		return otherwise
 	}
 	cfg := wamqp.NewDurableQueueConfig(os.Getenv("AMQP_URL"))
-	quorumQueue(&cfg)
-	quickReconnect(&cfg)
+	rig.QuorumQueue(&cfg)
+	rig.QuickReconnect(&cfg)
 	connection := cfg.Connection
 	if url := os.Getenv(servicePublisher); url != "" {
 		connection.AmqpURI = url
 	}
 	policy := backoff.List{time.Hour}
-	client := greeted(t, func() (*topology.Client, error) {
+	client := rig.Connect(t, func() (*topology.Client, error) {
 		return topology.Open(context.Background(), connection, topology.PerQueue{},
 			topology.WithLogger(teller{}), topology.WithConfirmTimeout(duration(serviceConfirm, 10*time.Second)))
 	})
-	sub := greeted(t, func() (*topology.Subscriber, error) {
+	sub := rig.Connect(t, func() (*topology.Subscriber, error) {
 		return client.NewSubscriber(cfg, topology.ForPolicy(policy), topology.WithDrainTimeout(duration(serviceDrain, 20*time.Second)))
 	})
 	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(teller{}))
@@ -164,7 +166,7 @@ func serve(msg *message.Message) error {
 	begun := closing
 	switch what {
 	case "fail":
-		return errFailed
+		return rig.ErrFailed
 	case "stuck":
 		begun = nil
 	}

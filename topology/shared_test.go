@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -30,7 +32,7 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 	_, err := ch.QueueDeclare(graveyard, true, false, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, ch.QueueBind(graveyard, "dead.#", dlx, false, nil))
-	strategy = withDead(strategy, topology.DeadLetters{Target: func(queue string) topology.Route {
+	strategy = rig.WithDeadLetters(strategy, topology.DeadLetters{Target: func(queue string) topology.Route {
 		return topology.Route{Exchange: dlx, RoutingKey: "dead." + queue}
 	}})
 
@@ -49,36 +51,36 @@ func sharedRow(t *testing.T, strategy topology.Strategy) {
 		require.True(t, known[q.Name], "a new queue needs only its policy, not %s", q.Name)
 	}
 
-	var longCalls, shortCalls, unmarked timeline
-	serve := func(policy backoff.Policy, calls *timeline) *rig {
-		return newRig(t, rigConfig{
-			url: url, strategy: strategy, policy: policy,
-			options: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent)},
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+	var longCalls, shortCalls, unmarked rig.Timeline
+	serve := func(policy backoff.Policy, calls *rig.Timeline) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Strategy: strategy, Policy: policy,
+			RetryOptions: []middleware.Option{middleware.WithDefaultClass(header.ClassPermanent)},
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				if string(msg.Payload) == "unmarked" {
-					unmarked.add()
-					return nil, errFailed
+					unmarked.Add()
+					return nil, rig.ErrFailed
 				}
-				calls.add()
-				return nil, fmt.Errorf("try again: %w", middleware.Retryable(errFailed))
+				calls.Add()
+				return nil, fmt.Errorf("try again: %w", middleware.Retryable(rig.ErrFailed))
 			},
 		})
 	}
 	a, b := serve(long, &longCalls), serve(short, &shortCalls)
-	a.publish(amqp.Publishing{Body: []byte("long")})
-	b.publish(amqp.Publishing{Body: []byte("short")})
-	b.publish(amqp.Publishing{Body: []byte("unmarked")})
+	a.Publish(amqp.Publishing{Body: []byte("long")})
+	b.Publish(amqp.Publishing{Body: []byte("short")})
+	b.Publish(amqp.Publishing{Body: []byte("unmarked")})
 
 	dead := map[string]amqp.Delivery{}
 	for range 3 {
-		d := take(t, url, graveyard)
+		d := rig.Take(t, url, graveyard)
 		dead[string(d.Body)] = d
 	}
-	longCalls.requireGaps(t, 2*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond, time.Second, time.Second)
-	shortCalls.requireGaps(t, 200*time.Millisecond, time.Second)
-	require.Equal(t, 1, unmarked.count())
+	longCalls.RequireGaps(t, 2*time.Millisecond, 20*time.Millisecond, 200*time.Millisecond, time.Second, time.Second)
+	shortCalls.RequireGaps(t, 200*time.Millisecond, time.Second)
+	require.Equal(t, 1, unmarked.Count())
 	require.Equal(t, "permanent", dead["unmarked"].Headers[header.DeadReason])
 	require.Equal(t, "exhausted", dead["long"].Headers[header.DeadReason])
-	require.Equal(t, "dead."+a.queue, dead["long"].RoutingKey)
+	require.Equal(t, "dead."+a.Queue, dead["long"].RoutingKey)
 	require.Equal(t, "exhausted", dead["short"].Headers[header.DeadReason])
 }

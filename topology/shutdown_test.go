@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -22,43 +24,43 @@ func TestCloseDrains(t *testing.T) {
 	t.Run("failure is handed over", func(t *testing.T) {
 		t.Parallel()
 		handling, closing := make(chan struct{}), make(chan struct{})
-		r := newRig(t, rigConfig{
-			policy: backoff.List{30 * time.Second},
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+		r := rig.Start(t, rig.Config{
+			Policy: backoff.List{30 * time.Second},
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				close(handling)
 				<-closing
-				return nil, errFailed
+				return nil, rig.ErrFailed
 			},
 		})
-		r.publish(amqp.Publishing{Body: []byte("late")})
+		r.Publish(amqp.Publishing{Body: []byte("late")})
 		<-handling
 		done := make(chan struct{})
-		go func() { defer close(done); r.stop() }()
-		testbroker.WaitFor(t, "the router closes", patience, func() bool { return strings.Contains(r.logs.text(), "Closing router") })
+		go func() { defer close(done); r.Stop() }()
+		rig.WaitFor(t, "the router closes", func() bool { return strings.Contains(r.Logs.Text(), "Closing router") })
 		close(closing)
 		<-done
-		require.Equal(t, 1, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
-		require.Zero(t, testbroker.Depth(t, r.url, r.queue))
+		require.Equal(t, 1, r.Depth(".wait.30s"))
+		require.Zero(t, r.Depth(""))
 	})
 	t.Run("too slow goes back", func(t *testing.T) {
 		t.Parallel()
 		handling := make(chan struct{})
-		r := newRig(t, rigConfig{
-			policy:     backoff.List{30 * time.Second},
-			subOptions: []topology.SubscriberOption{topology.WithDrainTimeout(500 * time.Millisecond)},
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+		r := rig.Start(t, rig.Config{
+			Policy:            backoff.List{30 * time.Second},
+			SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(500 * time.Millisecond)},
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				close(handling)
 				<-msg.Context().Done()
 				return nil, msg.Context().Err()
 			},
 		})
-		r.publish(amqp.Publishing{Body: []byte("slow")})
+		r.Publish(amqp.Publishing{Body: []byte("slow")})
 		<-handling
-		r.stop()
-		back := take(t, r.url, r.queue)
+		r.Stop()
+		back := rig.Take(t, r.URL, r.Queue)
 		require.Equal(t, "slow", string(back.Body))
 		require.NotContains(t, back.Headers, header.Failures)
-		require.Zero(t, testbroker.Depth(t, r.url, r.queue+".wait.30s"))
+		require.Zero(t, r.Depth(".wait.30s"))
 	})
 }
 
@@ -67,23 +69,23 @@ func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
 	handling, confirmed := make(chan struct{}), make(chan struct{})
-	r := newRig(t, rigConfig{
-		url: node.URL(), queue: "orders", policy: backoff.List{time.Second},
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(time.Second)},
-		subOptions:    []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: "orders", Policy: backoff.List{time.Second},
+		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(time.Second)},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			<-confirmed
 			node.Freeze(t)
 			close(handling)
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("stuck"), DeliveryMode: amqp.Persistent})
+	r.Send("stuck")
 	close(confirmed)
 	<-handling
 	begun := time.Now()
-	r.stop()
+	r.Stop()
 	require.Less(t, time.Since(begun), 20*time.Second)
 	node.Thaw(t)
-	require.Equal(t, "stuck", string(take(t, node.URL(), "orders").Body))
+	require.Equal(t, "stuck", string(rig.Take(t, node.URL(), "orders").Body))
 }

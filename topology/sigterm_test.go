@@ -5,7 +5,8 @@ import (
 	"testing"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
@@ -134,12 +135,12 @@ func (c sigterm) run(t *testing.T, url string) {
 	if c.unreachable {
 		away(pub)
 	}
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte(c.body), DeliveryMode: amqp.Persistent})
+	rig.Publish(t, url, "", queue, rig.Message(c.body))
 	s.await("handling " + c.body)
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte("behind it"), DeliveryMode: amqp.Persistent})
+	rig.Publish(t, url, "", queue, rig.Message("behind it"))
 	select {
 	case <-frozen:
-	case <-time.After(patience):
+	case <-time.After(rig.Patience):
 		t.Fatal("the frame to freeze at did not come")
 	}
 	if c.before != nil {
@@ -155,12 +156,12 @@ func (c sigterm) run(t *testing.T, url string) {
 	for _, p := range []*testbroker.Proxy{sub, pub} {
 		p.Freeze(false)
 		p.Blackhole(false)
-		testbroker.WaitFor(t, "the end of the service's connections", patience, func() bool { return p.Live() == 0 })
+		rig.WaitFor(t, "the end of the service's connections", func() bool { return p.Live() == 0 })
 	}
 
 	found := map[string]int{}
 	for range c.queued + 1 { // and the one behind it, which nobody was given
-		msg := take(t, url, queue)
+		msg := rig.Take(t, url, queue)
 		found[string(msg.Body)]++
 		require.NotContains(t, msg.Headers, header.Failures, "an attempt was burned")
 	}
@@ -169,7 +170,7 @@ func (c sigterm) run(t *testing.T, url string) {
 	require.Zero(t, testbroker.Depth(t, url, queue))
 	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
 	for range c.waiting {
-		require.Equal(t, "1", take(t, url, queue+".wait.1h").Headers[header.Failures])
+		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[header.Failures])
 	}
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -43,32 +45,32 @@ func TestOversizedHeadersAreDeadLettered(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var calls timeline
-			r := newRig(t, rigConfig{
-				policy:   backoff.Constant{Interval: 10 * time.Millisecond, Retries: 5},
-				strategy: topology.PerQueue{Type: c.kind},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
-					calls.add()
-					return nil, errFailed
+			var calls rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Policy:   backoff.Constant{Interval: 10 * time.Millisecond, Retries: 5},
+				Strategy: topology.PerQueue{Type: c.kind},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
+					calls.Add()
+					return nil, rig.ErrFailed
 				},
 			})
 			sent := amqp.Publishing{DeliveryMode: amqp.Persistent, Headers: amqp.Table{"big": strings.Repeat("x", c.size)}, Body: []byte("wide")}
-			r.publish(sent)
-			dead := take(t, r.url, r.queue+".dlq")
+			r.Publish(sent)
+			dead := r.DeadLetter()
 			require.Len(t, dead.Headers["big"], c.size)
 			require.Equal(t, "wide", string(dead.Body))
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
 			if c.notes {
-				require.Equal(t, r.queue, dead.Headers[header.DeadQueue])
+				require.Equal(t, r.Queue, dead.Headers[header.DeadQueue])
 				require.Equal(t, fmt.Sprint(c.calls), dead.Headers[header.DeadFailures])
 			}
-			require.Equal(t, c.calls, calls.count())
-			require.NotContains(t, r.logs.text(), "lost, reconnecting")
-			require.NotContains(t, r.logs.text(), "holding it")
+			require.Equal(t, c.calls, calls.Count())
+			require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
+			require.NotContains(t, r.Logs.Text(), "holding it")
 
-			r.publish(amqp.Publishing{Body: []byte("next")})
-			take(t, r.url, r.queue+".dlq")
-			require.Equal(t, 1, strings.Count(r.logs.text(), "Consuming"))
+			r.Publish(amqp.Publishing{Body: []byte("next")})
+			r.DeadLetter()
+			require.Equal(t, 1, strings.Count(r.Logs.Text(), "Consuming"))
 		})
 	}
 }
@@ -78,16 +80,16 @@ func TestOversizedHeadersAreDeadLettered(t *testing.T) {
 func TestHistoryOfAThousandAttempts(t *testing.T) {
 	t.Parallel()
 	const attempts = 1000
-	var calls timeline
-	r := newRig(t, rigConfig{
-		policy: backoff.Constant{Interval: time.Millisecond, Retries: attempts - 1},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			return nil, fmt.Errorf("failure %d: %s", calls.add(), strings.Repeat("é", 300))
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.Constant{Interval: time.Millisecond, Retries: attempts - 1},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			return nil, fmt.Errorf("failure %d: %s", calls.Add(), strings.Repeat("é", 300))
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("patient")})
-	dead := take(t, r.url, r.queue+".dlq")
-	require.Equal(t, attempts, calls.count())
+	r.Publish(amqp.Publishing{Body: []byte("patient")})
+	dead := r.DeadLetter()
+	require.Equal(t, attempts, calls.Count())
 	require.Equal(t, "1000", dead.Headers[header.DeadFailures])
 	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
 	history, _ := dead.Headers[header.DeadHistory].(string)
@@ -101,5 +103,5 @@ func TestHistoryOfAThousandAttempts(t *testing.T) {
 		require.Equal(t, attempts-len(past)+i+1, entry.Attempt)
 		require.Contains(t, entry.Error, fmt.Sprintf("failure %d:", entry.Attempt))
 	}
-	require.NotContains(t, r.logs.text(), "lost, reconnecting")
+	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -17,30 +19,11 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// declareQueue declares a durable queue that someone else could have declared.
-func declareQueue(t testing.TB, url, queue string, args amqp.Table) {
-	t.Helper()
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, args)
-	require.NoError(t, err)
-}
-
-// subscribeError subscribes as cfg says and returns the error of the first call that
-// fails; nil where the queue is consumed.
-func subscribeError(t testing.TB, client *topology.Client, cfg wamqp.Config, queue string, policy backoff.Policy) error {
-	t.Helper()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	if err == nil {
-		_, err = sub.Subscribe(t.Context(), queue)
-		require.NoError(t, sub.Close())
-	}
-	return err
-}
-
 // logging opens a client whose log is kept.
-func logging(t testing.TB, url string, strategy topology.Strategy, options ...topology.Option) (*topology.Client, *capture) {
+func logging(t testing.TB, url string, strategy topology.Strategy, options ...topology.Option) (*topology.Client, *rig.Logs) {
 	t.Helper()
-	logs := &capture{}
-	client, err := topology.Open(t.Context(), connection(url), strategy, append(options, topology.WithLogger(logs))...)
+	logs := &rig.Logs{}
+	client, err := topology.Open(t.Context(), rig.ConnectionConfig(url), strategy, append(options, topology.WithLogger(logs))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client, logs
@@ -58,19 +41,19 @@ func (declaresNothing) BuildTopology(*amqp.Channel, string, string, wamqp.Config
 func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
-	configured := queueConfig(url)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	configured := rig.QueueConfig(url)
 	configured.Queue.Arguments = amqp.Table{"x-queue-type": "stream"}
-	err := subscribeError(t, client, configured, queue, policy)
+	err := rig.SubscribeError(t, client, configured, queue, policy)
 	require.ErrorContains(t, err, "x-queue-type is stream")
 	require.ErrorContains(t, err, "a stream skips what was published before its consumer")
 	t.Log(err)
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 
-	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "stream"})
-	found := queueConfig(url)
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "stream"})
+	found := rig.QueueConfig(url)
 	found.TopologyBuilder = declaresNothing{}
-	err = subscribeError(t, client, found, queue, policy)
+	err = rig.SubscribeError(t, client, found, queue, policy)
 	require.ErrorContains(t, err, "x-queue-type is stream")
 	for _, q := range plan.Queues {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
@@ -82,13 +65,13 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	}), "%v", findings)
 
 	require.NoError(t, client.Declare(t.Context(), plan))
-	provisioned, _ := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
-	require.ErrorContains(t, subscribeError(t, provisioned, queueConfig(url), queue, policy), "x-queue-type is stream")
+	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "x-queue-type is stream")
 
 	long := queue + "-" + strings.Repeat("q", 220-len(queue)) // leaves no room for the type in the broker's answer
 	testbroker.Delete(t, long)
-	declareQueue(t, url, long, amqp.Table{"x-queue-type": "stream"})
-	require.ErrorContains(t, subscribeError(t, client, found, long, policy), "x-queue-type is stream")
+	rig.DeclareQueue(t, url, long, amqp.Table{"x-queue-type": "stream"})
+	require.ErrorContains(t, rig.SubscribeError(t, client, found, long, policy), "x-queue-type is stream")
 }
 
 // What the user's queue may lose is refused where it leaves no trace, and named where
@@ -119,19 +102,19 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-			removePlan(t, url, topology.PerQueue{}, queue, policy)
-			client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
+			rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
+			client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
 			provisioned, logs := logging(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
-			declareQueue(t, url, queue, c.args)
+			rig.DeclareQueue(t, url, queue, c.args)
 			require.NoError(t, client.Declare(t.Context(), plan))
 			_, nowhere := c.args["x-dead-letter-exchange"]
 			nowhere = nowhere && c.args["x-dead-letter-exchange"] != "amq.fanout"
 
-			configured := queueConfig(url)
+			configured := rig.QueueConfig(url)
 			configured.Queue.Arguments = c.args
 			for where, err := range map[string]error{
-				"configured": subscribeError(t, client, configured, queue, policy),
-				"found":      subscribeError(t, provisioned, queueConfig(url), queue, policy),
+				"configured": rig.SubscribeError(t, client, configured, queue, policy),
+				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy),
 			} {
 				if c.refused || nowhere {
 					require.ErrorContains(t, err, c.says, where)
@@ -140,8 +123,8 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 				}
 			}
 			if c.says != "" && !c.refused {
-				require.Equal(t, 1, logs.said("Warning: an argument of the queue takes messages out of it"), logs.text())
-				require.Contains(t, logs.text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
+				require.Equal(t, 1, logs.Said("Warning: an argument of the queue takes messages out of it"), logs.Text())
+				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 			}
 			findings, err := client.Verify(t.Context(), plan)
 			require.NoError(t, err)
@@ -166,12 +149,12 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
 	require.NoError(t, err)
 	require.NoError(t, client.Declare(t.Context(), plan))
-	provisioned, _ := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
-	require.ErrorContains(t, subscribeError(t, provisioned, queueConfig(url), queue, policy), "auto-delete is true")
+	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
+	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "auto-delete is true")
 }
 
 // The warnings go by what the queue is: in a vhost whose default type is quorum,
@@ -185,9 +168,9 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	check := func(t *testing.T, url, queue string, said, unsaid string, cfg wamqp.Config, options ...topology.Option) *topology.Client {
 		t.Helper()
 		client, logs := logging(t, url, strategy, options...)
-		require.NoError(t, subscribeError(t, client, cfg, queue, policy))
-		require.Equal(t, 1, logs.said(said), logs.text())
-		require.Zero(t, logs.said(unsaid), logs.text())
+		require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
+		require.Equal(t, 1, logs.Said(said), logs.Text())
+		require.Zero(t, logs.Said(unsaid), logs.Text())
 		return client
 	}
 	critical := func(t *testing.T, client *topology.Client, queue string) {
@@ -203,23 +186,23 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 
 	t.Run("default of the vhost", func(t *testing.T) {
 		url := node.URL() + "typed"
-		client := check(t, url, "orders", loses, classic, queueConfig(url))
+		client := check(t, url, "orders", loses, classic, rig.QueueConfig(url))
 		critical(t, client, "orders")
-		check(t, url, "orders", loses, classic, queueConfig(url), topology.WithPreProvisioned())
+		check(t, url, "orders", loses, classic, rig.QueueConfig(url), topology.WithPreProvisioned())
 	})
 	t.Run("nothing may be declared", func(t *testing.T) {
 		url := node.URLOf("reader") + "typed"
-		check(t, url, "orders", loses, classic, queueConfig(url), topology.WithPreProvisioned())
+		check(t, url, "orders", loses, classic, rig.QueueConfig(url), topology.WithPreProvisioned())
 	})
 	t.Run("classic", func(t *testing.T) {
 		url := node.URL()
-		check(t, url, "plain", classic, loses, queueConfig(url))
-		check(t, url, "plain", classic, loses, queueConfig(url), topology.WithPreProvisioned())
+		check(t, url, "plain", classic, loses, rig.QueueConfig(url))
+		check(t, url, "plain", classic, loses, rig.QueueConfig(url), topology.WithPreProvisioned())
 	})
 	t.Run("the name leaves no room for the type", func(t *testing.T) {
 		queue := strings.Repeat("q", 220)
-		cfg := queueConfig(node.URL())
-		quorumQueue(&cfg)
+		cfg := rig.QueueConfig(node.URL())
+		rig.QuorumQueue(&cfg)
 		client := check(t, node.URL(), queue, "Warning: the type of the queue is not known", classic, cfg)
 		plan, err := client.Plan(queue, topology.ForPolicy(policy))
 		require.NoError(t, err)
@@ -230,8 +213,8 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 			t.Skipf("RabbitMQ %s compares the type of a queue always", node.Version())
 		}
 		node.Ctl(t, "eval", "application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
-		declareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
-		check(t, node.URL(), "orders", loses, classic, queueConfig(node.URL()))
+		rig.DeclareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
+		check(t, node.URL(), "orders", loses, classic, rig.QueueConfig(node.URL()))
 	})
 }
 
@@ -240,14 +223,14 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
-	publish(t, url, "", queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy)
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
+	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
 	require.NoError(t, client.Declare(t.Context(), plan))
 	for range 3 {
 		require.Empty(t, found(t, client, plan))
 	}
-	got := take(t, url, queue)
+	got := rig.Take(t, url, queue)
 	require.False(t, got.Redelivered)
 	require.Contains(t, []any{nil, int64(0)}, got.Headers["x-delivery-count"])
 }
@@ -276,24 +259,24 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			// Everything asks about the vhost that is opened, not about that of the URL.
-			cfg, logs := inVhost(node.URL(), "it's one"), &capture{}
+			cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
 			client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithManagement(api), topology.WithLogger(logs))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, client.Close()) })
-			quorumQueue(&cfg)
+			rig.QuorumQueue(&cfg)
 			if c.limit != nil {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
 			}
-			require.NoError(t, subscribeError(t, client, cfg, c.queue, policy))
+			require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, policy))
 			plan, err := client.Plan(c.queue, topology.ForPolicy(policy))
 			require.NoError(t, err)
 			if !c.finite {
-				require.Zero(t, logs.said(drops), logs.text())
+				require.Zero(t, logs.Said(drops), logs.Text())
 				require.NotContains(t, found(t, client, plan), "critical dropping queue "+c.queue)
 				return
 			}
-			require.Equal(t, 1, logs.said(drops), logs.text())
-			testbroker.WaitFor(t, "the API to show the queue's policies", patience, func() bool {
+			require.Equal(t, 1, logs.Said(drops), logs.Text())
+			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
 				findings, err := client.Verify(t.Context(), plan)
 				require.NoError(t, err)
 				return slices.ContainsFunc(findings, func(f topology.Finding) bool {
@@ -303,12 +286,12 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			command := commandOf(t, logs, drops)
 			t.Log(command)
 			node.Ctl(t, shellWords(t, command)[1:]...)
-			testbroker.WaitFor(t, "Verify to find nothing", patience, func() bool {
+			rig.WaitFor(t, "Verify to find nothing", func() bool {
 				findings, err := client.Verify(t.Context(), plan)
 				require.NoError(t, err)
 				return len(findings) == 0
 			})
-			publish(t, url, "", c.queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
+			rig.Publish(t, url, "", c.queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
 			ch := testbroker.Channel(t, url)
 			for range 40 {
 				got, ok, err := ch.Get(c.queue, false)
@@ -318,9 +301,9 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 				}
 			}
 			if c.dropped == "" {
-				require.Equal(t, "order", string(take(t, url, c.queue).Body))
+				require.Equal(t, "order", string(rig.Take(t, url, c.queue).Body))
 			} else {
-				require.Equal(t, "order", string(take(t, url, c.dropped).Body))
+				require.Equal(t, "order", string(rig.Take(t, url, c.dropped).Body))
 			}
 		})
 	}
@@ -332,12 +315,12 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	client, logs := logging(t, url, topology.PerQueue{})
-	cfg := queueConfig(url)
+	cfg := rig.QueueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
-	require.NoError(t, subscribeError(t, client, cfg, queue, policy))
-	require.Equal(t, 1, logs.said("Warning: the broker drops a message of the queue silently"), logs.text())
-	require.Contains(t, logs.text(), "limit:15")
-	require.Contains(t, logs.text(), "unless:a policy")
+	require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
+	require.Equal(t, 1, logs.Said("Warning: the broker drops a message of the queue silently"), logs.Text())
+	require.Contains(t, logs.Text(), "limit:15")
+	require.Contains(t, logs.Text(), "unless:a policy")
 	plan, err := client.Plan(queue, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.Equal(t, []string{"warning dropping queue " + queue}, found(t, client, plan))
@@ -346,19 +329,17 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	_, err = testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 	require.NoError(t, err)
 	client, logs = logging(t, url, topology.PerQueue{})
-	require.NoError(t, subscribeError(t, client, cfg, queue, policy))
-	require.Zero(t, logs.said("Warning: the broker drops"), logs.text())
+	require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
+	require.Zero(t, logs.Said("Warning: the broker drops"), logs.Text())
 	require.Empty(t, found(t, client, plan))
 }
 
 // commandOf returns the command of the log line.
-func commandOf(t testing.TB, logs *capture, line string) string {
+func commandOf(t testing.TB, logs *rig.Logs, line string) string {
 	t.Helper()
-	logs.mu.Lock()
-	defer logs.mu.Unlock()
-	for _, e := range logs.entries {
-		if strings.HasPrefix(e.msg, line) {
-			command, _ := e.fields["command"].(string)
+	for _, e := range logs.All() {
+		if strings.HasPrefix(e.Msg, line) {
+			command, _ := e.Fields["command"].(string)
 			return command
 		}
 	}

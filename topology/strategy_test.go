@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -59,15 +61,15 @@ func TestStrategyWithoutAWayBackIsRefused(t *testing.T) {
 		}, []string{`the plan is for queue "` + queue + `-other", and queue "` + queue + `" was asked for`}},
 	}
 	for name, c := range cases {
-		client, sub := openSubscriber(t, url, c.plan, backoff.List{time.Second})
-		pub := newPublisher(t, client, url)
+		client, sub := rig.OpenSubscriber(t, url, c.plan, backoff.List{time.Second})
+		pub := rig.NewPublisher(t, client, url)
 		plan, err := c.plan(queue, nil)
 		require.NoError(t, err)
 		_, subscribeErr := sub.Subscribe(t.Context(), queue)
 		_, planErr := client.Plan(queue)
 		refused := map[string]error{
 			"Subscribe": subscribeErr, "SubscribeInitialize": sub.SubscribeInitialize(queue), "Plan": planErr,
-			"Publish": pub.Publish(queue, delayedBy(time.Second)),
+			"Publish": pub.Publish(queue, rig.DelayedBy(time.Second)),
 		}
 		if name != "the plan of another queue" { // which is valid by itself
 			_, refused["Verify"] = client.Verify(t.Context(), plan)
@@ -107,10 +109,10 @@ func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	for _, strategy := range []topology.Strategy{byName, &byName, strategyFunc(func(q string, delays []time.Duration) (topology.Plan, error) {
 		return topology.PerQueue{}.Plan(note(q), delays)
 	})} {
-		client, sub := openSubscriber(t, url, strategy, backoff.List{time.Second})
-		newPublisher(t, client, url, topology.WithDelays(time.Second))
+		client, sub := rig.OpenSubscriber(t, url, strategy, backoff.List{time.Second})
+		rig.NewPublisher(t, client, url, topology.WithDelays(time.Second))
 		require.Empty(t, asked)
-		removePlan(t, url, strategy, queue, backoff.List{time.Second})
+		rig.RemovePlan(t, url, strategy, queue, backoff.List{time.Second})
 		require.NoError(t, sub.SubscribeInitialize(queue))
 		_, err := client.Peek(t.Context(), queue, 1)
 		require.True(t, err == nil || errors.Is(err, topology.ErrUnsafePeek), err)
@@ -130,8 +132,10 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 	own := amqp.Table{"x-message-ttl": 1}
 	for want, strategies := range map[string][]topology.Strategy{
 		"is not positive": {
-			topology.PerQueue{WaitSteps: []time.Duration{0}}, &topology.Shared{WaitSteps: []time.Duration{0}},
-			topology.PerAttempt{Delays: []time.Duration{0}}, topology.PerAttempt{WaitSteps: []time.Duration{0}},
+			topology.PerQueue{WaitSteps: []time.Duration{0}},
+			&topology.Shared{WaitSteps: []time.Duration{0}},
+			topology.PerAttempt{Delays: []time.Duration{0}},
+			topology.PerAttempt{WaitSteps: []time.Duration{0}},
 		},
 		"is unknown":               {topology.PerQueue{Type: "x"}, topology.Shared{Type: "x"}, topology.PerAttempt{Type: "x"}, topology.Levels{Type: "x"}},
 		"both a Target":            {topology.PerQueue{Dead: both}, topology.Shared{Dead: both}, topology.PerAttempt{Dead: both}, topology.Levels{Dead: both}},
@@ -150,17 +154,17 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 // A strategy made of WaitQueue retries and gives up like any other.
 func TestStrategyOfAUsersOwn(t *testing.T) {
 	t.Parallel()
-	var calls timeline
-	r := newRig(t, rigConfig{
-		strategy: perQueueByHand{},
-		policy:   backoff.List{2 * time.Second},
-		handler: func(*message.Message) ([]*message.Message, error) {
-			calls.add()
-			return nil, errFailed
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Strategy: perQueueByHand{},
+		Policy:   backoff.List{2 * time.Second},
+		Handler: func(*message.Message) ([]*message.Message, error) {
+			calls.Add()
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("mine")})
-	dead := take(t, r.url, r.queue+".failed")
+	r.Publish(amqp.Publishing{Body: []byte("mine")})
+	dead := rig.Take(t, r.URL, r.Queue+".failed")
 	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
-	calls.requireGaps(t, 2*time.Second)
+	calls.RequireGaps(t, 2*time.Second)
 }

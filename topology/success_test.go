@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -22,7 +24,7 @@ func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
 	tb.Helper()
 	url, queue := testbroker.URL(tb), testbroker.Queue(tb)
 	policy := backoff.List{time.Second}
-	client, sub := openSubscriber(tb, url, topology.PerQueue{}, policy)
+	client, sub := rig.OpenSubscriber(tb, url, topology.PerQueue{}, policy)
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	require.NoError(tb, err)
 	messages, err := sub.Subscribe(tb.Context(), queue)
@@ -31,7 +33,7 @@ func delivered(tb testing.TB) (*middleware.DelayedRetry, *message.Message) {
 	for i := range 10 {
 		headers[fmt.Sprintf("key-%d", i)] = "value"
 	}
-	publish(tb, url, "", queue, amqp.Publishing{Headers: headers, Body: []byte("body")})
+	rig.Publish(tb, url, "", queue, amqp.Publishing{Headers: headers, Body: []byte("body")})
 	msg := <-messages
 	require.GreaterOrEqual(tb, len(msg.Metadata), 10)
 	tb.Cleanup(func() { msg.Ack() })

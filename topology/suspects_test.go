@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -19,7 +21,7 @@ import (
 func interrupt(t *testing.T, url, queue string, messages, times int) {
 	t.Helper()
 	for range times {
-		testbroker.WaitFor(t, "all are back", patience, func() bool { return testbroker.Depth(t, url, queue) == messages })
+		rig.WaitFor(t, "all are back", func() bool { return testbroker.Depth(t, url, queue) == messages })
 		conn, err := amqp.Dial(url)
 		require.NoError(t, err)
 		ch, err := conn.Channel()
@@ -31,7 +33,7 @@ func interrupt(t *testing.T, url, queue string, messages, times int) {
 		}
 		require.NoError(t, conn.Close())
 	}
-	testbroker.WaitFor(t, "all are back", patience, func() bool { return testbroker.Depth(t, url, queue) == messages })
+	rig.WaitFor(t, "all are back", func() bool { return testbroker.Depth(t, url, queue) == messages })
 }
 
 // Messages that were there when the process died five times: with many in flight,
@@ -44,46 +46,46 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, amqp.Table{"x-queue-type": "quorum"})
 	require.NoError(t, err)
-	fill(t, url, queue, suspects)
+	rig.Fill(t, url, queue, suspects)
 	interrupt(t, url, queue, suspects, 5)
 
-	tried, done := newBusy(), newLedger()
+	tried, done := rig.NewBusy(), rig.NewLedger()
 	next := make(chan struct{})
-	run := func() *rig {
-		return newRig(t, rigConfig{
-			url: url, queue: queue, config: quorumQueue, policy: backoff.List{time.Second}, subOptions: inFlight(64),
-			handler: func(msg *message.Message) ([]*message.Message, error) {
+	run := func() *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Configure: rig.QuorumQueue, Policy: backoff.List{time.Second}, SubscriberOptions: rig.InFlight(64),
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
 				body := string(msg.Payload)
 				// One that was set aside comes back as a suspect, but not redelivered.
 				if raw, _ := topology.Received(msg.Context()); raw.Redelivered {
-					defer tried.enter(body)()
+					defer tried.Enter(body)()
 					select {
 					case <-next:
 					case <-msg.Context().Done():
 						return nil, msg.Context().Err()
 					}
 				}
-				done.handle(body)
+				done.Handle(body)
 				return nil, nil
 			},
 		})
 	}
 	r := run()
-	testbroker.WaitFor(t, "one is tried", patience, func() bool { return tried.now() == 1 && testbroker.Depth(t, url, queue) == 0 })
+	rig.WaitFor(t, "one is tried", func() bool { return tried.Now() == 1 && testbroker.Depth(t, url, queue) == 0 })
 	for i := range fresh {
-		r.publish(amqp.Publishing{Body: []byte(fmt.Sprint("fresh ", i))})
+		r.Publish(amqp.Publishing{Body: []byte(fmt.Sprint("fresh ", i))})
 	}
-	testbroker.WaitFor(t, "the fresh ones are handled beside it", patience, func() bool { return done.count() == fresh })
+	rig.WaitFor(t, "the fresh ones are handled beside it", func() bool { return done.Count() == fresh })
 	for range 3 {
-		before := tried.distinct()
+		before := tried.Distinct()
 		next <- struct{}{}
-		testbroker.WaitFor(t, "the next is tried", patience, func() bool { return tried.distinct() > before })
+		rig.WaitFor(t, "the next is tried", func() bool { return tried.Distinct() > before })
 	}
 
 	stopped := make(chan struct{})
-	go func() { defer close(stopped); r.stop() }()
-	testbroker.WaitFor(t, "those whose turn has not come are back", patience, func() bool { return testbroker.Depth(t, url, queue) > 0 })
-	require.Equal(t, 1, tried.now(), "the one in progress goes on")
+	go func() { defer close(stopped); r.Stop() }()
+	rig.WaitFor(t, "those whose turn has not come are back", func() bool { return testbroker.Depth(t, url, queue) > 0 })
+	require.Equal(t, 1, tried.Now(), "the one in progress goes on")
 	next <- struct{}{}
 	<-stopped
 	r = run()
@@ -95,9 +97,9 @@ func TestSuspectsAreTriedOneAtATime(t *testing.T) {
 			}
 		}
 	}()
-	testbroker.WaitFor(t, "all are handled", patience, func() bool { return done.count() == suspects+fresh })
-	r.stop()
-	require.Equal(t, 1, tried.peak())
+	rig.WaitFor(t, "all are handled", func() bool { return done.Count() == suspects+fresh })
+	r.Stop()
+	require.Equal(t, 1, tried.Peak())
 	require.Zero(t, testbroker.Depth(t, url, queue))
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -97,25 +99,25 @@ func TestTLSWithClientCertificates(t *testing.T) {
 	good := &tls.Config{RootCAs: ours.pool, Certificates: []tls.Certificate{ours.client("shop")}}
 
 	t.Run("serves", func(t *testing.T) {
-		var calls timeline
-		r := newRig(t, rigConfig{
-			url: url, adminURL: node.URL(), queue: "orders",
-			config: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good },
-			policy: backoff.List{100 * time.Millisecond},
-			handler: func(*message.Message) ([]*message.Message, error) {
-				if calls.add() == 1 {
-					return nil, errFailed
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{
+			URL: url, AdminURL: node.URL(), Queue: "orders",
+			Configure: func(cfg *wamqp.Config) { cfg.Connection.TLSConfig = good },
+			Policy:    backoff.List{100 * time.Millisecond},
+			Handler: func(*message.Message) ([]*message.Message, error) {
+				if calls.Add() == 1 {
+					return nil, rig.ErrFailed
 				}
 				return nil, nil
 			},
 		})
-		publish(t, node.URL(), "", r.queue, amqp.Publishing{Body: []byte("over TLS")})
-		testbroker.WaitFor(t, "it is retried", patience, func() bool { return calls.count() == 2 })
+		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS")})
+		rig.WaitFor(t, "it is retried", func() bool { return calls.Count() == 2 })
 		require.Contains(t, node.Ctl(t, "list_connections", "ssl", "peer_cert_subject"), "shop")
 
 		node.Ctl(t, "close_all_connections", "to see it come back")
-		publish(t, node.URL(), "", r.queue, amqp.Publishing{Body: []byte("over TLS again")})
-		testbroker.WaitFor(t, "it is handled after a reconnect", patience, func() bool { return calls.count() == 3 })
+		rig.Publish(t, node.URL(), "", r.Queue, amqp.Publishing{Body: []byte("over TLS again")})
+		rig.WaitFor(t, "it is handled after a reconnect", func() bool { return calls.Count() == 3 })
 	})
 
 	cases := map[string]struct {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -54,9 +56,9 @@ func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) endi
 	want := 1
 	if point != nil {
 		want += point.atLeast
-		testbroker.WaitFor(t, "the fault", patience, func() bool { return c.report().fired })
+		rig.WaitFor(t, "the fault", func() bool { return c.report().fired })
 		if point.kind == testbroker.Frozen {
-			c.thaw(r.logs)
+			c.thaw(r.Logs)
 		}
 	}
 	return c.settle(r, want)
@@ -67,8 +69,8 @@ func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) endi
 func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publish)) ending {
 	t.Helper()
 	c, r := tr.begin(t, queue, l, nil, peer.Start(t, odd).URL())
-	testbroker.WaitFor(t, "the failure of the hand-over", patience, func() bool {
-		return c.report().acks > 0 || strings.Contains(r.logs.text(), "holding it")
+	rig.WaitFor(t, "the failure of the hand-over", func() bool {
+		return c.report().acks > 0 || strings.Contains(r.Logs.Text(), "holding it")
 	})
 	require.Zero(t, c.report().acks, "acked though nothing was stored")
 	c.proxies[publishing].Retarget(t, tr.url)
@@ -78,7 +80,7 @@ func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publi
 }
 
 // begin starts the service and publishes its message.
-func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, publisher string) (*trial, *rig) {
+func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, publisher string) (*trial, *rig.Service) {
 	t.Helper()
 	c := &trial{t, &journal{leg: l, point: point}, t.Name(), queue, queue + ".wait.200ms", testbroker.Channel(t, tr.url)}
 	var strategy topology.PerQueue
@@ -96,33 +98,33 @@ func (tr *trials) begin(t *testing.T, queue string, l leg, point *faultPoint, pu
 	pub, sub := testbroker.NewProxy(t, publisher), testbroker.NewProxy(t, tr.url)
 	c.watch(publishing, pub)
 	c.watch(consuming, sub)
-	r := newRig(t, rigConfig{
-		url: sub.URL(), publisherURL: pub.URL(), queue: queue, keep: true, strategy: strategy, policy: backoff.List{200 * time.Millisecond},
-		config:        func(cfg *wamqp.Config) { quorumQueue(cfg); quickReconnect(cfg) },
-		clientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
-		handler:       func(msg *message.Message) ([]*message.Message, error) { return nil, c.handle(msg) },
+	r := rig.Start(t, rig.Config{
+		URL: sub.URL(), PublisherURL: pub.URL(), Queue: queue, Keep: true, Strategy: strategy, Policy: backoff.List{200 * time.Millisecond},
+		Configure:     func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
+		Handler:       func(msg *message.Message) ([]*message.Message, error) { return nil, c.handle(msg) },
 	})
 	if l.side == consuming {
 		c.arm()
 	}
-	publish(t, tr.url, "", queue, amqp.Publishing{Body: []byte(c.body), DeliveryMode: amqp.Persistent})
+	rig.Publish(t, tr.url, "", queue, rig.Message(c.body))
 	return c, r
 }
 
 // settle waits until all copies have come to their end, stops the service and
 // counts them.
-func (c *trial) settle(r *rig, want int) ending {
+func (c *trial) settle(r *rig.Service, want int) ending {
 	c.Helper()
-	testbroker.WaitFor(c, "the message at its end", patience, func() bool { return c.arrived() >= want })
-	testbroker.WaitFor(c, "everything to be settled", patience, func() bool {
+	rig.WaitFor(c, "the message at its end", func() bool { return c.arrived() >= want })
+	rig.WaitFor(c, "everything to be settled", func() bool {
 		if c.leg.dead {
 			return c.report().acks >= 1 && c.depth(c.queue) == 0
 		}
 		return c.report().acks >= 2 && c.depth(c.queue) == 0 && c.depth(c.target) == 0
 	})
 	way := c.report().frames
-	r.stop()
-	testbroker.WaitFor(c, "the end of all connections", patience, func() bool { return c.proxies[publishing].Live()+c.proxies[consuming].Live() == 0 })
+	r.Stop()
+	rig.WaitFor(c, "the end of all connections", func() bool { return c.proxies[publishing].Live()+c.proxies[consuming].Live() == 0 })
 	return c.end(way)
 }
 
@@ -144,19 +146,19 @@ func (c *trial) handle(msg *message.Message) error {
 	}
 	c.arm()
 	if c.leg.dead {
-		return middleware.Permanent(errFailed)
+		return middleware.Permanent(rig.ErrFailed)
 	}
-	return errFailed
+	return rig.ErrFailed
 }
 
 // thaw ends a freeze when the service has noticed it, or has nothing to notice.
-func (c *trial) thaw(logs *capture) {
+func (c *trial) thaw(logs *rig.Logs) {
 	c.Helper()
 	if c.leg.side == consuming {
 		<-time.After(200 * time.Millisecond) // nothing but heartbeats would tell
 	} else {
-		testbroker.WaitFor(c, "the freeze to be noticed", patience, func() bool {
-			return c.report().acks > 0 || strings.Contains(logs.text(), "holding it")
+		rig.WaitFor(c, "the freeze to be noticed", func() bool {
+			return c.report().acks > 0 || strings.Contains(logs.Text(), "holding it")
 		})
 	}
 	c.heal()
@@ -203,11 +205,4 @@ func (c *trial) end(way []testbroker.Seen) ending {
 	require.Empty(c, done.early, "acked before the confirm")
 	require.Positive(c, done.confirms)
 	return done
-}
-
-// quickReconnect shortens the pauses between dials.
-func quickReconnect(cfg *wamqp.Config) {
-	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
-		BackoffInitialInterval: 20 * time.Millisecond, BackoffMultiplier: 1.5, BackoffMaxInterval: 200 * time.Millisecond,
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -52,43 +54,43 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 	for _, kind := range []string{"classic", "quorum"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			var normal, readable timeline
-			r := newRig(t, rigConfig{
-				policy: backoff.List{100 * time.Millisecond},
-				config: func(cfg *wamqp.Config) {
-					prefetch(10)(cfg)
+			var normal, readable rig.Timeline
+			r := rig.Start(t, rig.Config{
+				Policy: backoff.List{100 * time.Millisecond},
+				Configure: func(cfg *wamqp.Config) {
+					rig.Prefetch(10)(cfg)
 					cfg.Queue.Arguments = amqp.Table{"x-queue-type": kind}
 				},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					if string(msg.Payload) == "normal" {
-						normal.add()
+						normal.Add()
 					} else {
-						readable.add()
+						readable.Add()
 					}
 					return nil, nil
 				},
 			})
 			cases := unreadable()
 			for name, table := range cases {
-				require.NoError(t, forge(t, r.url, r.queue, headersOnly(table)), name)
-				r.publish(amqp.Publishing{Body: []byte("normal")})
+				require.NoError(t, rig.Forge(t, r.URL, r.Queue, rig.HeadersOnly(table)), name)
+				r.Publish(amqp.Publishing{Body: []byte("normal")})
 			}
-			ch := testbroker.Channel(t, r.url)
+			ch := testbroker.Channel(t, r.URL)
 			dead := map[string]amqp.Delivery{}
-			testbroker.WaitFor(t, "all handled or dead", patience, func() bool {
-				d, ok, err := ch.Get(r.queue+".dlq", true)
+			rig.WaitFor(t, "all handled or dead", func() bool {
+				d, ok, err := ch.Get(r.Queue+".dlq", true)
 				require.NoError(t, err)
 				if kept, _ := d.Headers[header.Unreadable].([]byte); ok {
 					dead[string(kept)] = d
 				}
-				return normal.count() == len(cases) && len(dead)+readable.count() == len(cases)
+				return normal.Count() == len(cases) && len(dead)+readable.Count() == len(cases)
 			})
-			require.LessOrEqual(t, readable.count(), 1)
+			require.LessOrEqual(t, readable.Count(), 1)
 			for name, table := range cases {
 				want := string(table[:min(len(table), 120<<10)])
 				switch name {
 				case "an unsigned long": // from 4.0 on the broker makes it a long
-					if readable.count() == 1 {
+					if readable.Count() == 1 {
 						continue
 					}
 				case "forged by a producer":
@@ -105,7 +107,7 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 				require.Equal(t, "forged", string(d.Body), name)
 				require.Equal(t, string(header.ReasonUndecodable), d.Headers[header.DeadReason], name)
 			}
-			r.requireOneConnection()
+			r.RequireOneConnection()
 		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -23,7 +25,7 @@ import (
 // likewise (T6).
 func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
@@ -34,10 +36,10 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 			var mu sync.Mutex
 			var ended time.Time
 			var waited []time.Duration
-			r := newRig(t, rigConfig{
-				url: url, queue: queue, strategy: strategy,
-				policy: backoff.List{time.Second, time.Second},
-				handler: func(msg *message.Message) ([]*message.Message, error) {
+			r := rig.Start(t, rig.Config{
+				URL: url, Queue: queue, Strategy: strategy,
+				Policy: backoff.List{time.Second, time.Second},
+				Handler: func(msg *message.Message) ([]*message.Message, error) {
 					mu.Lock()
 					defer mu.Unlock()
 					if !ended.IsZero() {
@@ -54,23 +56,23 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 						}
 					}
 					ended = time.Now()
-					return nil, errFailed
+					return nil, rig.ErrFailed
 				},
 			})
-			r.publish(amqp.Publishing{Body: []byte("here")})
-			dead := take(t, url, plan.Dead.RoutingKey)
+			r.Publish(amqp.Publishing{Body: []byte("here")})
+			dead := rig.Take(t, url, plan.Dead.RoutingKey)
 			require.Equal(t, "here", string(dead.Body), dead.Headers)
 			// From the end of the handler, whose own deletions take a busy broker seconds.
 			mu.Lock()
 			defer mu.Unlock()
 			require.Len(t, waited, 2)
 			for _, d := range waited {
-				require.GreaterOrEqual(t, d, time.Second-grace)
-				require.LessOrEqual(t, d, time.Second+ceiling)
+				require.GreaterOrEqual(t, d, time.Second-rig.Grace)
+				require.LessOrEqual(t, d, time.Second+rig.Ceiling)
 			}
 			t.Logf("waited %v", waited)
 			// The wait queue or its exchange twice, and the dead-letter queue.
-			lines := r.logs.saying("A part of the plan had vanished and was declared again")
+			lines := r.Logs.Saying("A part of the plan had vanished and was declared again")
 			require.Len(t, lines, 3)
 			require.Regexp(t, "^error ", lines[0])
 			require.Contains(t, lines[2], fmt.Sprintf("vanished:queue %q", plan.Dead.RoutingKey))
@@ -83,10 +85,10 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 func TestUndecodableIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	handled := make(chan string, 10)
-	r := newRig(t, rigConfig{
-		policy: backoff.List{time.Second},
-		config: picky,
-		handler: func(msg *message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy:    backoff.List{time.Second},
+		Configure: rig.Picky,
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			handled <- string(msg.Payload)
 			return nil, nil
 		},
@@ -94,19 +96,19 @@ func TestUndecodableIsDeadLettered(t *testing.T) {
 	for _, body := range []string{"refuse", "loud", "panic", "nothing", "fine"} {
 		sent := foreign()
 		sent.Body = []byte(body)
-		r.publish(sent)
+		r.Publish(sent)
 	}
 	require.Equal(t, "fine", <-handled)
 	for _, body := range []string{"refuse", "loud", "panic", "nothing"} {
-		dead := take(t, r.url, r.queue+".dlq")
+		dead := r.DeadLetter()
 		sent := foreign()
 		sent.Body = []byte(body)
 		requireSame(t, sent, dead)
 		require.Equal(t, "undecodable", dead.Headers[header.DeadReason])
 		require.Equal(t, "0", dead.Headers[header.DeadFailures])
 	}
-	require.Equal(t, 1, strings.Count(r.logs.text(), "marshaler panicked"))
-	require.Less(t, len(r.logs.text()), 10_000, "errors are cut")
+	require.Equal(t, 1, strings.Count(r.Logs.Text(), "marshaler panicked"))
+	require.Less(t, len(r.Logs.Text()), 10_000, "errors are cut")
 }
 
 // An error text of 1 MB, one that is not UTF-8, and a long history: dead-lettered,
@@ -114,19 +116,19 @@ func TestUndecodableIsDeadLettered(t *testing.T) {
 func TestHugeErrorTextHarmsNothing(t *testing.T) {
 	t.Parallel()
 	huge := errors.New(strings.Repeat("\xff\xfe€", 250_000))
-	var calls timeline
-	r := newRig(t, rigConfig{
-		policy: backoff.Constant{Interval: time.Millisecond, Retries: 100},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.Constant{Interval: time.Millisecond, Retries: 100},
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
 			return nil, huge
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("loud")})
+	r.Publish(amqp.Publishing{Body: []byte("loud")})
 	for range 20 { // looking at it does it no harm
-		ch := testbroker.Channel(t, r.url)
-		testbroker.WaitFor(t, "the dead letter", patience, func() bool {
-			d, ok, err := ch.Get(r.queue+".dlq", false)
+		ch := testbroker.Channel(t, r.URL)
+		rig.WaitFor(t, "the dead letter", func() bool {
+			d, ok, err := ch.Get(r.Queue+".dlq", false)
 			require.NoError(t, err)
 			if ok {
 				require.NoError(t, d.Nack(false, true))
@@ -134,35 +136,35 @@ func TestHugeErrorTextHarmsNothing(t *testing.T) {
 			return ok
 		})
 	}
-	dead := take(t, r.url, r.queue+".dlq")
+	dead := r.DeadLetter()
 	text, _ := dead.Headers[header.DeadError].(string)
 	require.Contains(t, text, "(cut, 1250000 bytes)")
 	require.LessOrEqual(t, len(text), header.MaxErrorBytes)
 	require.Equal(t, "101", dead.Headers[header.DeadFailures])
-	require.NotContains(t, r.logs.text(), "lost, reconnecting")
-	require.Equal(t, 101, calls.count())
+	require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
+	require.Equal(t, 101, calls.Count())
 }
 
 // A delay longer than every wait step waits in rounds that cost no attempt (P7), one
 // between two wait steps takes the longer.
 func TestDelayWithoutARung(t *testing.T) {
 	t.Parallel()
-	var calls timeline
+	var calls rig.Timeline
 	attempts := make(chan int, 10)
-	r := newRig(t, rigConfig{
-		strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
-		policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
+	r := rig.Start(t, rig.Config{
+		Strategy: topology.PerQueue{WaitSteps: []time.Duration{200 * time.Millisecond, time.Second}},
+		Policy: backoff.Limit{Retries: 2, Policy: backoff.PolicyFunc(func(f backoff.Failure) (time.Duration, bool) {
 			return []time.Duration{0, 3500 * time.Millisecond, 300 * time.Millisecond}[f.Count], true
 		})},
-		handler: func(msg *message.Message) ([]*message.Message, error) {
-			calls.add()
+		Handler: func(msg *message.Message) ([]*message.Message, error) {
+			calls.Add()
 			attempts <- middleware.Attempt(msg.Context())
-			return nil, errFailed
+			return nil, rig.ErrFailed
 		},
 	})
-	r.publish(amqp.Publishing{Body: []byte("far")})
-	take(t, r.url, r.queue+".dlq")
+	r.Publish(amqp.Publishing{Body: []byte("far")})
+	r.DeadLetter()
 	const negligible = 50 * time.Millisecond // of the last round
-	calls.requireGaps(t, 3500*time.Millisecond-negligible, time.Second)
+	calls.RequireGaps(t, 3500*time.Millisecond-negligible, time.Second)
 	require.Equal(t, []int{1, 2, 3}, []int{<-attempts, <-attempts, <-attempts})
 }

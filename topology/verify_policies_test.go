@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -70,7 +72,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	policy := backoff.List{time.Second}
 	of := func(t *testing.T, vhost, queue string, strategy topology.Strategy) (*topology.Client, topology.Plan) {
 		t.Helper()
-		return operator(t, node.URL()+vhost, queue, strategy, policy, watching)
+		return rig.Operator(t, node.URL()+vhost, queue, strategy, policy, watching)
 	}
 
 	// The management API shows the policies of a queue up to nine seconds late (F35).
@@ -78,7 +80,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		t.Parallel()
 		admin := administrator{t, api, "soon"}
 		old, oldPlan := of(t, "soon", "old", topology.PerQueue{})
-		provision(t, node.URL()+"soon", old, "old", policy)
+		rig.Provision(t, node.URL()+"soon", old, "old", policy)
 		require.Empty(t, overruled(t, old, oldPlan))
 		rounds := 10
 		if os.Getenv("MILLPOND_LONG") != "" {
@@ -90,7 +92,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 				var err error
 				plan, err = topology.PerQueue{Type: topology.Classic}.Plan(fmt.Sprintf("new-%d", i), policy)
 				require.NoError(t, err)
-				declareQueue(t, node.URL()+"soon", plan.Queue, nil)
+				rig.DeclareQueue(t, node.URL()+"soon", plan.Queue, nil)
 			}
 			admin.set("retention", `\.dlq$`, 0, fmt.Sprintf(`{"message-ttl":%d}`, 60_000+i))
 			require.NoError(t, client.Declare(t.Context(), plan))
@@ -118,8 +120,8 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		}
 		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"}, names)
 
-		provision(t, node.URL()+"hidden", client, "orders", policy)
-		fill(t, node.URL()+"hidden", "orders.dlq", 10)
+		rig.Provision(t, node.URL()+"hidden", client, "orders", policy)
+		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
 		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
 	})
 
@@ -150,7 +152,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		t.Parallel()
 		admin := administrator{t, api, "exempt"}
 		client, plan := of(t, "exempt", "orders", topology.PerQueue{})
-		provision(t, node.URL()+"exempt", client, "orders", policy)
+		rig.Provision(t, node.URL()+"exempt", client, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
 		admin.set("everything", ".*", 7, `{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
@@ -165,7 +167,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		}
 		require.Len(t, ran, 4, "one for each queue and exchange")
 		require.Empty(t, overruled(t, client, plan))
-		fill(t, node.URL()+"exempt", "orders.dlq", 10)
+		rig.Fill(t, node.URL()+"exempt", "orders.dlq", 10)
 		<-time.After(time.Second) // twice the TTL
 		require.Equal(t, 10, testbroker.Depth(t, node.URL()+"exempt", "orders.dlq"), "the broker does as Verify says")
 	})
@@ -176,10 +178,10 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		admin := administrator{t, api, "log"}
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
 		client, logs := logging(t, node.URL()+"log", topology.Levels{Max: time.Hour}, watching)
-		require.NoError(t, subscribeError(t, client, queueConfig(node.URL()+"log"), "orders", policy))
-		require.Equal(t, 4, logs.said(line), "one for each role: %s", logs.text())
-		require.Contains(t, logs.text(), `critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
-		require.Contains(t, logs.text(), "alike:15", "the other wait queues")
+		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(node.URL()+"log"), "orders", policy))
+		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
+		require.Contains(t, logs.Text(), `critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
+		require.Contains(t, logs.Text(), "alike:15", "the other wait queues")
 	})
 }
 
@@ -193,7 +195,7 @@ func declareExchange(t testing.TB, url, name string) {
 func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	declareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
 	nodes := ""
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch path := r.URL.EscapedPath(); {
@@ -212,7 +214,7 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	client, plan := operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://u:p@"+server.Listener.Addr().String()))
+	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://u:p@"+server.Listener.Addr().String()))
 	require.NoError(t, client.Declare(t.Context(), plan))
 	look := func() (texts []string) {
 		findings, err := client.Verify(t.Context(), plan)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
@@ -41,13 +43,13 @@ func found(t testing.TB, client *topology.Client, plan topology.Plan) []string {
 
 func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range strategies {
+	for name, strategy := range rig.Strategies {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, queue := testbroker.URL(t), testbroker.Queue(t)
 			policy, strategy := backoff.List{time.Second}, strategy(t)
-			removePlan(t, url, strategy, queue, policy)
-			client, plan := operator(t, url, queue, strategy, policy)
+			rig.RemovePlan(t, url, strategy, queue, policy)
+			client, plan := rig.Operator(t, url, queue, strategy, policy)
 			var want []string
 			for _, e := range plan.Exchanges {
 				want = append(want, "critical missing exchange "+e.Name)
@@ -59,7 +61,7 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			require.Equal(t, want, found(t, client, plan))
 			require.Equal(t, want, found(t, client, plan), "nothing was created")
 
-			provision(t, url, client, queue, policy)
+			rig.Provision(t, url, client, queue, policy)
 			want = nil
 			if strings.HasSuffix(name, "classic") {
 				want = []string{"critical dropping queue " + queue} // which is a quorum queue
@@ -76,9 +78,9 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	ch := testbroker.Channel(t, url)
-	policy, strategy := backoff.List{5 * time.Second}, shared(t, topology.Quorum)
-	removePlan(t, url, strategy, queue, policy)
-	client, plan := operator(t, url, queue, strategy, policy)
+	policy, strategy := backoff.List{5 * time.Second}, rig.Shared(t, topology.Quorum)
+	rig.RemovePlan(t, url, strategy, queue, policy)
+	client, plan := rig.Operator(t, url, queue, strategy, policy)
 	declare := func(name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		require.NoError(t, err)
@@ -108,13 +110,13 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	to := func(route topology.Route) (*topology.Client, topology.Plan) {
-		client, plan := operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{
+		client, plan := rig.Operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{
 			Target: func(string) topology.Route { return route },
 		}}, policy)
 		return client, plan
 	}
 	client, plan := to(topology.Route{Exchange: queue + ".nowhere", RoutingKey: "dead"})
-	provision(t, url, client, queue, policy)
+	rig.Provision(t, url, client, queue, policy)
 	require.Equal(t, []string{"critical missing exchange " + queue + ".nowhere"}, found(t, client, plan))
 	client, plan = to(topology.Route{Exchange: "amq.topic", RoutingKey: "dead"})
 	require.Empty(t, found(t, client, plan))
@@ -124,9 +126,9 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 	t.Helper()
 	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
-	removePlan(t, url, strategy, "steps", policy)
-	client, plan := operator(t, url, "steps", strategy, policy, topology.WithManagement(api))
-	cfg := queueConfig(url)
+	rig.RemovePlan(t, url, strategy, "steps", policy)
+	client, plan := rig.Operator(t, url, "steps", strategy, policy, topology.WithManagement(api))
+	cfg := rig.QueueConfig(url)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize("steps"))
@@ -143,8 +145,8 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	t.Helper()
 	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: "amq.topic", Prefix: "back"}
-	client, plan := operator(t, url, "parcels", strategy, policy, topology.WithManagement(api))
-	provision(t, url, client, "parcels", policy)
+	client, plan := rig.Operator(t, url, "parcels", strategy, policy, topology.WithManagement(api))
+	rig.Provision(t, url, client, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, client, plan))
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic", amqp.Table{"x-match": "all", "millpond-queue": "parcels"}))
@@ -165,9 +167,9 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	url, policy := node.URL(), backoff.List{5 * time.Second}
 	ch := testbroker.Channel(t, url)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
-	client, plan := operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
-	cfg := queueConfig(url)
-	quorumQueue(&cfg)
+	client, plan := rig.Operator(t, url, "orders", topology.Shared{}, policy, topology.WithManagement(api))
+	cfg := rig.QueueConfig(url)
+	rig.QuorumQueue(&cfg)
 	cfg.Queue.Arguments["x-delivery-limit"] = int64(1 << 30)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
@@ -198,8 +200,8 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	node.Ctl(t, "clear_operator_policy", "ops")
 
 	// A policy with a TTL that is longer than the wait does no harm.
-	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
-	provision(t, url, client, "plain", policy)
+	client, plan = rig.Operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
+	rig.Provision(t, url, client, "plain", policy)
 	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`)
 	require.Empty(t, found(t, client, plan))
 
@@ -208,23 +210,23 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	require.NoError(t, err)
 	_, err = ch.QueueDeclare("plain.wait.5s", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
 	require.NoError(t, err)
-	client, plan = operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api), topology.WithPreProvisioned())
+	client, plan = rig.Operator(t, url, "plain", topology.PerQueue{}, policy, topology.WithManagement(api), topology.WithPreProvisioned())
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, found(t, client, plan))
 
 	// A user who may not declare is told so, and that the queue may have the default
 	// limit, or is served by the API.
 	reader := node.URLOf("reader")
-	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy)
+	client, plan = rig.Operator(t, reader, "plain", topology.PerQueue{}, policy)
 	want := []string{"warning unchecked queue plain"}
 	if limited {
 		want = append(want, "warning dropping queue plain")
 	}
 	require.Equal(t, append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"), found(t, client, plan))
-	client, plan = operator(t, reader, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
+	client, plan = rig.Operator(t, reader, "plain", topology.PerQueue{}, policy, topology.WithManagement(api))
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, found(t, client, plan))
 
 	// An exchange for dead letters that no queue is bound to.
-	client, plan = operator(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
+	client, plan = rig.Operator(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
 		Target: func(string) topology.Route { return topology.Route{Exchange: "amq.topic", RoutingKey: "dead"} },
 	}}, backoff.List{time.Second}, topology.WithManagement(api))
 	require.Contains(t, found(t, client, plan), "critical missing binding amq.topic")
@@ -239,10 +241,10 @@ func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
 	}
 	policy := backoff.List{time.Second}
-	client, plan := operator(t, node.URL(), "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
-	provision(t, node.URL(), client, "orders", policy)
+	client, plan := rig.Operator(t, node.URL(), "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
+	rig.Provision(t, node.URL(), client, "orders", policy)
 	require.Equal(t, []string{"critical disabled broker stream_queue"}, found(t, client, plan))
-	client, plan = operator(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy, topology.WithManagement(api))
+	client, plan = rig.Operator(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy, topology.WithManagement(api))
 	for _, name := range found(t, client, plan) {
 		require.NotContains(t, name, "stream_queue", "classic queues need none")
 	}

@@ -6,12 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
+
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
 // quitting is a marshaler that ends its goroutine, once.
@@ -31,14 +32,14 @@ func (q *quitting) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 func TestMarshalerThatEndsItsGoroutineStopsNothing(t *testing.T) {
 	t.Parallel()
 	handled := make(chan struct{}, 2)
-	r := newRig(t, rigConfig{
-		policy: backoff.List{time.Second},
-		config: func(cfg *wamqp.Config) { cfg.Marshaler = new(quitting); prefetch(10)(cfg) },
-		handler: func(*message.Message) ([]*message.Message, error) {
+	r := rig.Start(t, rig.Config{
+		Policy:    backoff.List{time.Second},
+		Configure: func(cfg *wamqp.Config) { cfg.Marshaler = new(quitting); rig.Prefetch(10)(cfg) },
+		Handler: func(*message.Message) ([]*message.Message, error) {
 			handled <- struct{}{}
 			return nil, nil
 		},
 	})
-	fill(t, r.url, r.queue, 2)
-	testbroker.WaitFor(t, "the second message", patience, func() bool { return len(handled) == 1 })
+	rig.Fill(t, r.URL, r.Queue, 2)
+	rig.WaitFor(t, "the second message", func() bool { return len(handled) == 1 })
 }

@@ -1,0 +1,229 @@
+package rig
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// FailUntil returns a handler that fails before its nth call, and sends the attempt of each call.
+func FailUntil(n int, attempts chan int) message.HandlerFunc {
+	var calls atomic.Int32
+	return func(msg *message.Message) ([]*message.Message, error) {
+		attempts <- middleware.Attempt(msg.Context())
+		if int(calls.Add(1)) < n {
+			return nil, ErrFailed
+		}
+		return nil, nil
+	}
+}
+
+// AwaitAttempts requires these attempts from the next calls of a handler.
+func AwaitAttempts(t testing.TB, attempts chan int, want ...int) {
+	t.Helper()
+	for i, attempt := range want {
+		select {
+		case got := <-attempts:
+			require.Equal(t, attempt, got, "call %d", i+1)
+		case <-time.After(Patience):
+			t.Fatalf("call %d of the handler did not come", i+1)
+		}
+	}
+}
+
+// Inside puts middlewares between DelayedRetry and a handler, the first outermost.
+func Inside(h message.HandlerFunc, middlewares ...message.HandlerMiddleware) message.HandlerFunc {
+	for i := len(middlewares) - 1; i >= 0; i-- {
+		h = middlewares[i](h)
+	}
+	return h
+}
+
+// Arrival is a message as a handler received it.
+type Arrival struct {
+	At      time.Time
+	Msg     *message.Message
+	Attempt int
+	Raw     amqp.Delivery
+}
+
+// Collect returns a handler that sends its messages to a channel and succeeds.
+func Collect(arrivals chan Arrival) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		raw, _ := topology.Received(msg.Context())
+		arrivals <- Arrival{time.Now(), msg, middleware.Attempt(msg.Context()), raw}
+		return nil, nil
+	}
+}
+
+// Await returns the next value of a channel, for instance an Arrival, and fails the test if none
+// comes.
+func Await[T any](t testing.TB, values <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-values:
+		return v
+	case <-time.After(Patience):
+		t.Fatal("nothing came on the channel")
+		panic("not reached")
+	}
+}
+
+// Timeline records the calls of a handler.
+type Timeline struct {
+	mu    sync.Mutex
+	calls []time.Time
+}
+
+// Add records a call and returns its number, 1-based.
+func (l *Timeline) Add() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, time.Now())
+	return len(l.calls)
+}
+
+// All returns the times of the calls, counted from the first one.
+func (l *Timeline) All() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	offsets := make([]time.Duration, len(l.calls))
+	for i, at := range l.calls {
+		offsets[i] = at.Sub(l.calls[0])
+	}
+	return offsets
+}
+
+// Count returns the number of calls.
+func (l *Timeline) Count() int { return len(l.All()) }
+
+// RequireGaps requires these delays between the calls. No gap is shorter by more than Grace or
+// longer by more than Ceiling.
+func (l *Timeline) RequireGaps(t testing.TB, want ...time.Duration) {
+	t.Helper()
+	calls := l.All()
+	require.Len(t, calls, len(want)+1, "calls at %v", calls)
+	for i, d := range want {
+		gap := calls[i+1] - calls[i]
+		require.GreaterOrEqual(t, gap, d-Grace, "delay %d, calls at %v", i+1, calls)
+		require.LessOrEqual(t, gap, d+Ceiling, "delay %d, calls at %v", i+1, calls)
+	}
+	t.Logf("calls at %v", calls)
+}
+
+// Busy counts the handlers that run at once, and the calls for each message.
+type Busy struct {
+	mu            sync.Mutex
+	running, most int
+	calls         map[string]int
+}
+
+// NewBusy returns a Busy without calls.
+func NewBusy() *Busy { return &Busy{calls: map[string]int{}} }
+
+// Enter counts the begin of a call for a message; leave counts its end.
+func (b *Busy) Enter(body string) (leave func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running++
+	b.most = max(b.most, b.running)
+	b.calls[body]++
+	return func() { b.mu.Lock(); defer b.mu.Unlock(); b.running-- }
+}
+
+// Now returns the number of handlers that run.
+func (b *Busy) Now() int { b.mu.Lock(); defer b.mu.Unlock(); return b.running }
+
+// Peak returns the largest number of handlers that ran at once.
+func (b *Busy) Peak() int { b.mu.Lock(); defer b.mu.Unlock(); return b.most }
+
+// Of returns the number of calls for a message.
+func (b *Busy) Of(body string) int { b.mu.Lock(); defer b.mu.Unlock(); return b.calls[body] }
+
+// Distinct returns the number of messages that had a call.
+func (b *Busy) Distinct() int { b.mu.Lock(); defer b.mu.Unlock(); return len(b.calls) }
+
+// Ledger records the fate of many messages.
+type Ledger struct {
+	mu      sync.Mutex
+	Handled map[string]int // how often, by body
+	failed  map[string]bool
+	refused int
+}
+
+// NewLedger returns an empty ledger.
+func NewLedger() *Ledger {
+	return &Ledger{Handled: map[string]int{}, failed: map[string]bool{}}
+}
+
+// Handle records that a message was handled.
+func (l *Ledger) Handle(body string) { l.mu.Lock(); defer l.mu.Unlock(); l.Handled[body]++ }
+
+// Count returns the number of messages that were handled.
+func (l *Ledger) Count() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.Handled) }
+
+// Refuse records that a message could not be decoded.
+func (l *Ledger) Refuse() { l.mu.Lock(); defer l.mu.Unlock(); l.refused++ }
+
+// Undecodable returns the number of messages that could not be decoded.
+func (l *Ledger) Undecodable() int { l.mu.Lock(); defer l.mu.Unlock(); return l.refused }
+
+// FailOnce reports whether it is called for a message for the first time.
+func (l *Ledger) FailOnce(body string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first := !l.failed[body]
+	l.failed[body] = true
+	return first
+}
+
+// HandOvers is an observer that counts the failed tries of hand-overs, by message, and the
+// hand-overs that succeeded.
+type HandOvers struct {
+	mu     sync.Mutex
+	failed map[string]int
+	done   int
+}
+
+// Observe implements middleware.Observer.
+func (h *HandOvers) Observe(_ context.Context, e middleware.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch e.Kind {
+	case middleware.EventFailing:
+		if h.failed == nil {
+			h.failed = map[string]int{}
+		}
+		h.failed[e.MessageID]++
+	case middleware.EventRetried, middleware.EventDeadLettered:
+		h.done++
+	}
+}
+
+// Succeeded returns the number of hand-overs that succeeded.
+func (h *HandOvers) Succeeded() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.done
+}
+
+// AtLeast reports whether so many messages have failed so often.
+func (h *HandOvers) AtLeast(messages, tries int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range h.failed {
+		if n >= tries {
+			messages--
+		}
+	}
+	return messages <= 0
+}

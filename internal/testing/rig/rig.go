@@ -1,0 +1,239 @@
+// Package rig starts services for scenarios on a real broker and looks at the broker for them.
+//
+// [Start] starts one service: a client, a subscriber, the middleware and a router on one queue.
+// All that a helper declares or opens is removed or closed at the end of the test. Every helper
+// fails the test when the broker refuses.
+package rig
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+const (
+	// Grace is how early a message may come by the client's clock (F20).
+	Grace = 5 * time.Millisecond
+	// Ceiling is how late a message may come on a busy machine before a test fails.
+	Ceiling = 10 * time.Second
+	// Patience bounds every wait on a condition.
+	Patience = 3 * time.Minute
+)
+
+// ErrFailed is the error of a handler that fails.
+var ErrFailed = errors.New("the shop is closed")
+
+// Config says how Start makes a service. Policy and one of Handle and Handler are required.
+type Config struct {
+	URL          string // default: the shared broker
+	PublisherURL string // of the connection that republishes; default: URL
+	AdminURL     string // may delete the declared queues; default: URL
+	Queue        string // default: a queue of the test's own
+	Keep         bool   // leave the declared queues at the end of the test
+
+	Strategy          topology.Strategy // default: PerQueue
+	Policy            backoff.Policy
+	UnknownPolicy     bool // make the subscriber without ForPolicy
+	Configure         func(*wamqp.Config)
+	ClientOptions     []topology.Option
+	SubscriberOptions []topology.SubscriberOption
+	RetryOptions      []middleware.Option
+
+	Handle       func(*message.Message) error // a handler that produces nothing
+	Handler      message.HandlerFunc          // a handler that may produce messages
+	Publisher    message.Publisher            // of the messages that Handler produces
+	PublishTopic string
+	RouterConfig message.RouterConfig
+	Outer        []message.HandlerMiddleware // outside DelayedRetry, the first outermost
+	Verbose      bool                        // keep debug and trace lines of the log, too
+}
+
+// withDefaults returns the configuration with every missing field filled in.
+func (c Config) withDefaults(t testing.TB) Config {
+	t.Helper()
+	if c.URL == "" {
+		c.URL = testbroker.URL(t)
+	}
+	if c.PublisherURL == "" {
+		c.PublisherURL = c.URL
+	}
+	if c.AdminURL == "" {
+		c.AdminURL = c.URL
+	}
+	if c.Queue == "" {
+		c.Queue = testbroker.Queue(t)
+	}
+	if c.Strategy == nil {
+		c.Strategy = topology.PerQueue{}
+	}
+	if handle := c.Handle; handle != nil {
+		c.Handler = func(msg *message.Message) ([]*message.Message, error) { return nil, handle(msg) }
+	}
+	return c
+}
+
+// Service is a running service on one queue.
+type Service struct {
+	T          testing.TB
+	URL, Queue string
+	Client     *topology.Client
+	Subscriber *topology.Subscriber
+	Plan       topology.Plan // empty if the declared queues stay
+	Logs       *Logs
+	Stop       func() // closes the router and the client, once
+
+	router *message.Router
+}
+
+// Start starts a service, waits until it consumes, and stops it at the end of the test. A test
+// that failed prints the log of the service.
+func Start(t testing.TB, c Config) *Service {
+	t.Helper()
+	c = c.withDefaults(t)
+	delays, _ := backoff.Delays(c.Policy)
+	subscriberOptions := c.SubscriberOptions
+	if c.UnknownPolicy {
+		delays = nil
+	} else {
+		forPolicy := []topology.SubscriberOption{topology.ForPolicy(c.Policy)}
+		subscriberOptions = append(forPolicy, subscriberOptions...)
+	}
+	s := &Service{T: t, URL: c.URL, Queue: c.Queue, Logs: &Logs{verbose: c.Verbose}}
+	if !c.Keep {
+		s.Plan = RemovePlan(t, c.AdminURL, c.Strategy, c.Queue, delays)
+	}
+	cfg := QueueConfig(c.URL)
+	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
+		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5,
+		BackoffMaxInterval: 2 * time.Second,
+	}
+	if c.Configure != nil {
+		c.Configure(&cfg)
+	}
+	conn := cfg.Connection
+	conn.AmqpURI = c.PublisherURL
+
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	s.Client = Connect(t, func() (*topology.Client, error) {
+		options := append(c.ClientOptions, topology.WithLogger(s.Logs))
+		return topology.Open(ctx, conn, c.Strategy, options...)
+	})
+	s.Subscriber = Connect(t, func() (*topology.Subscriber, error) {
+		return s.Client.NewSubscriber(cfg, subscriberOptions...)
+	})
+	retryOptions := append(c.RetryOptions, middleware.WithLogger(s.Logs))
+	retry, err := middleware.NewDelayedRetry(s.Client, c.Policy, retryOptions...)
+	require.NoError(t, err)
+	s.router, err = message.NewRouter(c.RouterConfig, s.Logs)
+	require.NoError(t, err)
+	s.router.AddMiddleware(c.Outer...)
+	s.router.AddMiddleware(retry.Middleware)
+	if c.Publisher != nil {
+		s.router.AddHandler("handler", c.Queue, s.Subscriber, c.PublishTopic, c.Publisher, c.Handler)
+	} else {
+		s.router.AddConsumerHandler("handler", c.Queue, s.Subscriber, func(msg *message.Message) error {
+			_, err := c.Handler(msg)
+			return err
+		})
+	}
+	s.run()
+	return s
+}
+
+// run runs the router and arranges the end of the service.
+func (s *Service) run() {
+	s.T.Helper()
+	ended := Run(s.T, s.router)
+	s.Stop = sync.OnceFunc(func() {
+		require.NoError(s.T, s.router.Close())
+		require.NoError(s.T, s.Client.Close())
+		require.NoError(s.T, <-ended)
+	})
+	s.T.Cleanup(func() {
+		s.Stop()
+		if s.T.Failed() {
+			s.Logs.Dump(s.T)
+		}
+	})
+}
+
+// Run runs a router, waits until its handlers consume, and returns a channel that gets the
+// router's error when it ends.
+func Run(t testing.TB, router *message.Router) (ended <-chan error) {
+	t.Helper()
+	over := make(chan error, 1)
+	go func() { over <- router.Run(context.Background()) }()
+	select {
+	case <-router.Running():
+	case err := <-over:
+		t.Fatalf("the router did not start: %v", err)
+	case <-time.After(Patience):
+		t.Fatal("the router did not start")
+	}
+	return over
+}
+
+// Publish publishes a message to the service's queue, as a plain AMQP client does, and waits
+// for the confirm.
+func (s *Service) Publish(msg amqp.Publishing) {
+	s.T.Helper()
+	Publish(s.T, s.URL, "", s.Queue, msg)
+}
+
+// Send publishes persistent messages with these bodies to the service's queue.
+func (s *Service) Send(bodies ...string) {
+	s.T.Helper()
+	for _, body := range bodies {
+		s.Publish(Message(body))
+	}
+}
+
+// DeadLetter waits for a message in the service's dead-letter queue and takes it.
+func (s *Service) DeadLetter() amqp.Delivery {
+	s.T.Helper()
+	return Take(s.T, s.URL, s.Queue+".dlq")
+}
+
+// Depth counts the ready messages of the queue with the service's queue name and a suffix.
+// Depth("") is the main queue, Depth(".dlq") the dead-letter queue.
+func (s *Service) Depth(suffix string) int {
+	s.T.Helper()
+	return testbroker.Depth(s.T, s.URL, s.Queue+suffix)
+}
+
+// RequireNothingLeft stops the service and requires an empty queue and so many dead letters.
+func (s *Service) RequireNothingLeft(dead int) {
+	s.T.Helper()
+	s.Stop()
+	require.Equal(s.T, 0, s.Depth(""), "messages left in the queue")
+	require.Equal(s.T, dead, s.Depth(".dlq"), "dead letters")
+}
+
+// RequireOneConnection requires that the consumer never had to begin again.
+func (s *Service) RequireOneConnection() {
+	s.T.Helper()
+	text := s.Logs.Text()
+	require.Equal(s.T, 1, strings.Count(text, " Consuming "), text)
+	require.NotContains(s.T, text, "Connection to RabbitMQ lost")
+}
+
+// WaitFor waits until cond holds and fails the test after Patience. The text completes the
+// sentence "waited for …".
+func WaitFor(t testing.TB, condition string, cond func() bool) {
+	t.Helper()
+	testbroker.WaitFor(t, condition, Patience, cond)
+}

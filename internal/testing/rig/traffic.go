@@ -1,0 +1,262 @@
+package rig
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// dial opens a channel on a connection of its own; closed ends both.
+func dial(url string) (ch *amqp.Channel, closed func(), err error) {
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		return nil, nil, err
+	}
+	closed = func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }
+	if ch, err = conn.Channel(); err != nil {
+		closed()
+	}
+	return ch, closed, err
+}
+
+// Message returns a persistent message.
+func Message(body string) amqp.Publishing {
+	return amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent}
+}
+
+// DelayedBy returns a message with a delay in its context, as a CQRS bus makes it.
+func DelayedBy(d time.Duration) *message.Message {
+	msg := message.NewMessage(watermill.NewUUID(), []byte("later"))
+	msg.Metadata.Set("kind", "reminder")
+	msg.SetContext(delay.WithContext(context.Background(), delay.For(d)))
+	return msg
+}
+
+// Publish publishes a mandatory message, as a plain AMQP client does, and waits for the confirm.
+func Publish(t testing.TB, url, exchange, key string, msg amqp.Publishing) {
+	t.Helper()
+	ch, closed, err := dial(url)
+	require.NoError(t, err)
+	defer closed()
+	require.True(t, confirmed(t, ch, exchange, key, msg), "the broker has confirmed it")
+}
+
+// confirmed publishes a message and reports whether the broker acked it.
+func confirmed(t testing.TB, ch *amqp.Channel, exchange, key string, msg amqp.Publishing) bool {
+	t.Helper()
+	require.NoError(t, ch.Confirm(false))
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false, msg)
+	require.NoError(t, err)
+	ok, err := confirm.WaitContext(ctx)
+	require.NoError(t, err)
+	return ok
+}
+
+// Fill publishes n persistent messages with the bodies 0, 1, 2 …, and waits for all confirms.
+func Fill(t testing.TB, url, queue string, n int) {
+	t.Helper()
+	ch := testbroker.Channel(t, url)
+	require.NoError(t, ch.Confirm(false))
+	var last *amqp.DeferredConfirmation
+	for i := range n {
+		var err error
+		last, err = ch.PublishWithDeferredConfirm("", queue, true, false, Message(fmt.Sprint(i)))
+		require.NoError(t, err)
+	}
+	require.True(t, last.Wait())
+}
+
+// Take waits for a message in a queue and acks it. The queue may be missing at first.
+func Take(t testing.TB, url, queue string) amqp.Delivery {
+	t.Helper()
+	var got amqp.Delivery
+	WaitFor(t, "a message in "+queue, func() bool {
+		// A connection for each look: a missing queue closes the channel, and one
+		// that is just being deleted may close the connection on 3.10.
+		ch, closed, err := dial(url)
+		require.NoError(t, err)
+		defer closed()
+		d, ok, err := ch.Get(queue, true)
+		got = d
+		return ok && err == nil
+	})
+	return got
+}
+
+// Ready counts the ready messages of a queue on a channel that is open already.
+// testbroker.Depth makes a connection for each look.
+func Ready(t testing.TB, ch *amqp.Channel, queue string) int {
+	t.Helper()
+	found, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	require.NoError(t, err)
+	return found.Messages
+}
+
+// Stillness decides when no message is anywhere, so that a missing message counts as lost.
+type Stillness struct {
+	since time.Time
+	looks int
+}
+
+// Look reports whether nothing was seen for five seconds and at fifty looks. A busy machine may
+// take seconds for one look.
+func (s *Stillness) Look(something bool) bool {
+	if something || s.looks == 0 {
+		*s = Stillness{since: time.Now()}
+	}
+	s.looks++
+	return s.looks > 50 && time.Since(s.since) > 5*time.Second
+}
+
+// DeclareQueue declares a durable queue, as another program could have declared it.
+func DeclareQueue(t testing.TB, url, queue string, args amqp.Table) {
+	t.Helper()
+	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, args)
+	require.NoError(t, err)
+}
+
+// TopicExchange declares a topic exchange of the test's own and returns its name.
+func TopicExchange(t testing.TB) string {
+	t.Helper()
+	name := testbroker.Queue(t)
+	declareTopic(t, testbroker.URL(t), name)
+	return name
+}
+
+func declareTopic(t testing.TB, url, exchange string) {
+	t.Helper()
+	ch := testbroker.Channel(t, url)
+	require.NoError(t, ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil))
+	t.Cleanup(func() { _ = testbroker.Channel(t, url).ExchangeDelete(exchange, false, false) })
+}
+
+// BesideOn declares a queue that keeps the messages of a topic exchange with this key.
+func BesideOn(t testing.TB, url, exchange, key string) string {
+	t.Helper()
+	declareTopic(t, url, exchange)
+	name := testbroker.Queue(t)
+	DeclareQueue(t, url, name, nil)
+	require.NoError(t, testbroker.Channel(t, url).QueueBind(name, key, exchange, false, nil))
+	return name
+}
+
+// DeliveryLimits are the values of DeliveryLimit.
+var DeliveryLimits = []string{"3", "8", "default", "none"}
+
+// DeliveryLimit returns the arguments of a quorum queue with a delivery limit. It also returns
+// how often a broker of this version gives a message back before it drops the message (F2).
+func DeliveryLimit(t testing.TB, declared, version string) (amqp.Table, int64) {
+	t.Helper()
+	args := amqp.Table{"x-queue-type": "quorum"}
+	old := strings.HasPrefix(version, "3.")
+	switch {
+	case declared == "default" && old:
+		return args, math.MaxInt64
+	case declared == "default":
+		return args, 20
+	case declared == "none" && old:
+		args["x-delivery-limit"] = int64(1 << 30) // -1 means 0 there (F2)
+		return args, math.MaxInt64
+	case declared == "none":
+		args["x-delivery-limit"] = int64(-1)
+		return args, math.MaxInt64
+	}
+	var n int64
+	_, err := fmt.Sscan(declared, &n)
+	require.NoError(t, err)
+	args["x-delivery-limit"] = n
+	return args, n
+}
+
+// Forge publishes a message with forged properties. It returns nil if the broker confirms the
+// message, and otherwise the error with which the broker closes the connection.
+func Forge(t testing.TB, url, queue string, properties []byte) error {
+	t.Helper()
+	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+		inner, err := amqp.DefaultDial(10*time.Second)(network, addr)
+		return &forger{Conn: inner, properties: properties}, err
+	}})
+	require.NoError(t, err)
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+	end := conn.NotifyClose(make(chan *amqp.Error, 1))
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	if confirmed(t, ch, "", queue, amqp.Publishing{Body: []byte("forged")}) {
+		return nil
+	}
+	select {
+	case err := <-end:
+		return err
+	case <-time.After(Patience):
+		return context.DeadlineExceeded
+	}
+}
+
+// forger replaces the properties of published messages with bytes that no client would write:
+// all bytes of a content header after the size of the body.
+type forger struct {
+	net.Conn
+	properties []byte
+	begun      bool
+	pending    []byte
+}
+
+func (f *forger) Write(p []byte) (int, error) {
+	f.pending = append(f.pending, p...)
+	var out bytes.Buffer
+	if !f.begun && len(f.pending) >= 8 {
+		f.begun = true
+		out.Write(f.pending[:8]) // "AMQP" 0 0 9 1
+		f.pending = f.pending[8:]
+	}
+	for f.begun && len(f.pending) >= frameHead {
+		end := frameHead + int(binary.BigEndian.Uint32(f.pending[3:7])) + 1
+		if len(f.pending) < end {
+			break
+		}
+		if f.pending[0] == headerFrame {
+			out.Write(f.pending[:3])
+			_ = binary.Write(&out, binary.BigEndian, uint32(beforeProperties+len(f.properties)))
+			out.Write(f.pending[frameHead : frameHead+beforeProperties])
+			out.Write(f.properties)
+			out.WriteByte(0xCE)
+		} else {
+			out.Write(f.pending[:end])
+		}
+		f.pending = f.pending[end:]
+	}
+	if _, err := f.Conn.Write(out.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+const (
+	frameHead   = 7 // type, channel, size
+	headerFrame = 2
+	// beforeProperties are class, weight and body size.
+	beforeProperties = 2 + 2 + 8
+)
+
+// HeadersOnly returns properties that have only a header table, with these bytes.
+func HeadersOnly(table []byte) []byte {
+	out := binary.BigEndian.AppendUint16(nil, 0x2000) // the flag of headers
+	out = binary.BigEndian.AppendUint32(out, uint32(len(table)))
+	return append(out, table...)
+}
