@@ -103,7 +103,7 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, route.Delay, delay)
 	require.LessOrEqual(t, route.Delay, delay+delay/100)
-	report, err := client.Inspect(t.Context(), plan)
+	report, err := rig.OpenOperator(t, url).Inspect(t.Context(), plan)
 	require.NoError(t, err)
 	for _, q := range report.Queues {
 		if q.Ready.N == 1 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/topology/operate"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -134,15 +135,16 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	for range limited {
 		r.Publish(amqp.Publishing{Body: []byte("limited")})
 	}
+	o := rig.OpenOperator(t, r.URL)
 	rig.WaitFor(t, "the statistics to show what waits", func() bool {
-		report, err := r.Client.Inspect(t.Context(), r.Plan)
+		report, err := o.Inspect(t.Context(), r.Plan)
 		require.NoError(t, err)
 		main, wait := 0, 0
 		for _, q := range report.Queues {
 			switch q.Role {
-			case topology.RoleMain:
+			case operate.RoleMain:
 				main += q.Ready.N
-			case topology.RoleWait:
+			case operate.RoleWait:
 				wait += q.Ready.N
 			}
 		}

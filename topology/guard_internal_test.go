@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 )
@@ -29,8 +30,8 @@ func TestJudge(t *testing.T) {
 		"half of a small limit":            {int64(4), true, 0, 8, endangered},
 		"a tiny limit":                     {int64(1), true, 0, 3, endangered},
 		"a limit of one":                   {int64(1), true, 0, 1, endangered},
-		"no limit":                         {int64(5), true, 0, noLimit, suspect},
-		"no limit, very often":             {int64(5000), true, 0, noLimit, suspect},
+		"no limit":                         {int64(5), true, 0, audit.NoLimit, suspect},
+		"no limit, very often":             {int64(5000), true, 0, audit.NoLimit, suspect},
 		"suspected before":                 {int64(1), true, 1, 20, suspect},
 		"suspected before, back in peace":  {nil, true, 2, 20, suspect},
 		"isolated three times":             {int64(1), true, 3, 20, suspect},

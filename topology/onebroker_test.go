@@ -44,10 +44,6 @@ func TestVhostOfTheConfigurationIsCompared(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, same.Close()) })
 	_, err = same.NewSubscriber(rig.QueueConfig(url))
 	require.NoError(t, err)
-	conn, end, err := same.Connect(t.Context())
-	require.NoError(t, err)
-	defer end()
-	require.Equal(t, "/", conn.Config.Vhost)
 	_, err = same.NewSubscriber(rig.QueueConfig(url + "other"))
 	require.ErrorContains(t, err, `names vhost "other", the client retries in vhost "/"`)
 }

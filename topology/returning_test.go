@@ -114,7 +114,7 @@ func TestReturnThroughAMissingExchange(t *testing.T) {
 		calls.Add()
 		return nil, rig.ErrFailed
 	}})
-	require.Equal(t, []string{"warning missing exchange " + missing}, found(t, r.Client, r.Plan))
+	require.Equal(t, []string{"warning missing exchange " + missing}, rig.BlindFindings(t, rig.OpenOperator(t, r.URL), r.Plan))
 	r.Publish(amqp.Publishing{})
 	rig.Take(t, url, r.Queue+".dlq")
 	calls.RequireGaps(t, 100*time.Millisecond)

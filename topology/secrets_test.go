@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/topology/operate"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
@@ -81,7 +82,9 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	require.Equal(t, map[string]bool{"fails": true, "panics": true, "is recovered": true, "cannot be decoded": true, "oversized": true, "": true}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	findings, err := r.Client.Verify(t.Context(), r.Plan)
+	o := rig.OpenOperator(t, withPassword(node.URL()),
+		operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")
 	r.Publish(amqp.Publishing{Headers: amqp.Table{"kind": "lives through a restart"}, CorrelationId: "restart", DeliveryMode: amqp.Persistent, Body: []byte(payload)})

@@ -1,13 +1,13 @@
 package topology_test
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/topology/operate"
 
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -42,6 +42,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	o := rig.OpenOperator(t, url)
 	configured := rig.QueueConfig(url)
 	configured.Queue.Arguments = amqp.Table{"x-queue-type": "stream"}
 	err := rig.SubscribeError(t, client, configured, queue, policy)
@@ -58,13 +59,13 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	for _, q := range plan.Queues {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
-	findings, err := client.Verify(t.Context(), plan)
+	findings, err := o.Verify(t.Context(), plan)
 	require.NoError(t, err)
-	require.True(t, slices.ContainsFunc(findings, func(f topology.Finding) bool {
-		return f.Severity == topology.Critical && f.Name == queue && strings.Contains(f.Text, "x-queue-type is stream")
+	require.True(t, slices.ContainsFunc(findings, func(f operate.Finding) bool {
+		return f.Severity == operate.Critical && f.Name == queue && strings.Contains(f.Text, "x-queue-type is stream")
 	}), "%v", findings)
 
-	require.NoError(t, client.Declare(t.Context(), plan))
+	require.NoError(t, o.Declare(t.Context(), plan))
 	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
 	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "x-queue-type is stream")
 
@@ -104,9 +105,10 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 			url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 			rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
 			client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+			o := rig.OpenOperator(t, url)
 			provisioned, logs := logging(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
 			rig.DeclareQueue(t, url, queue, c.args)
-			require.NoError(t, client.Declare(t.Context(), plan))
+			require.NoError(t, o.Declare(t.Context(), plan))
 			_, nowhere := c.args["x-dead-letter-exchange"]
 			nowhere = nowhere && c.args["x-dead-letter-exchange"] != "amq.fanout"
 
@@ -126,13 +128,13 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 				require.Equal(t, 1, logs.Said("Warning: an argument of the queue takes messages out of it"), logs.Text())
 				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 			}
-			findings, err := client.Verify(t.Context(), plan)
+			findings, err := o.Verify(t.Context(), plan)
 			require.NoError(t, err)
-			severity := topology.Warning
+			severity := operate.Warning
 			if c.refused || nowhere {
-				severity = topology.Critical
+				severity = operate.Critical
 			}
-			about := slices.DeleteFunc(findings, func(f topology.Finding) bool { return f.Name != queue || !strings.HasPrefix(f.Text, "x-") })
+			about := slices.DeleteFunc(findings, func(f operate.Finding) bool { return f.Name != queue || !strings.HasPrefix(f.Text, "x-") })
 			if c.says == "" && !nowhere {
 				require.Empty(t, about)
 				return
@@ -149,10 +151,10 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 func TestTransientQueueIsRefusedWhereItIsFound(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	plan := rig.PlanFor(t, queue, topology.PerQueue{}, policy)
 	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, true, false, false, nil)
 	require.NoError(t, err)
-	require.NoError(t, client.Declare(t.Context(), plan))
+	require.NoError(t, rig.OpenOperator(t, url).Declare(t.Context(), plan))
 	provisioned, _ := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithPreProvisioned())
 	require.ErrorContains(t, rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, policy), "auto-delete is true")
 }
@@ -165,19 +167,16 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 	const classic = "Warning: the queue is a classic one"
 	policy := backoff.List{time.Second}
 	strategy := topology.PerQueue{Type: topology.Classic}
-	check := func(t *testing.T, url, queue string, said, unsaid string, cfg wamqp.Config, options ...topology.Option) *topology.Client {
+	check := func(t *testing.T, url, queue, said, unsaid string, cfg wamqp.Config, options ...topology.Option) {
 		t.Helper()
 		client, logs := logging(t, url, strategy, options...)
 		require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
 		require.Equal(t, 1, logs.Said(said), logs.Text())
 		require.Zero(t, logs.Said(unsaid), logs.Text())
-		return client
 	}
-	critical := func(t *testing.T, client *topology.Client, queue string) {
+	verified := func(t *testing.T, url, queue string) []string {
 		t.Helper()
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
-		require.NoError(t, err)
-		require.Contains(t, found(t, client, plan), "critical dropping queue "+queue)
+		return rig.BlindFindings(t, rig.OpenOperator(t, url), rig.PlanFor(t, queue, strategy, policy))
 	}
 	node := testbroker.Private(t)
 	overlooks := strings.HasPrefix(node.Version(), "4.")
@@ -186,8 +185,8 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 
 	t.Run("default of the vhost", func(t *testing.T) {
 		url := node.URL() + "typed"
-		client := check(t, url, "orders", loses, classic, rig.QueueConfig(url))
-		critical(t, client, "orders")
+		check(t, url, "orders", loses, classic, rig.QueueConfig(url))
+		require.Contains(t, verified(t, url, "orders"), "critical dropping queue orders")
 		check(t, url, "orders", loses, classic, rig.QueueConfig(url), topology.WithPreProvisioned())
 	})
 	t.Run("nothing may be declared", func(t *testing.T) {
@@ -203,10 +202,8 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		queue := strings.Repeat("q", 220)
 		cfg := rig.QueueConfig(node.URL())
 		rig.QuorumQueue(&cfg)
-		client := check(t, node.URL(), queue, "Warning: the type of the queue is not known", classic, cfg)
-		plan, err := client.Plan(queue, topology.ForPolicy(policy))
-		require.NoError(t, err)
-		require.Contains(t, found(t, client, plan), "warning unchecked queue "+queue)
+		check(t, node.URL(), queue, "Warning: the type of the queue is not known", classic, cfg)
+		require.Contains(t, verified(t, node.URL(), queue), "warning unchecked queue "+queue)
 	})
 	t.Run("the broker overlooks the type", func(t *testing.T) {
 		if !overlooks {
@@ -225,10 +222,10 @@ func TestAskingForTheTypeTakesNoMessage(t *testing.T) {
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
 	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
 	rig.Publish(t, url, "", queue, amqp.Publishing{Body: []byte("order"), DeliveryMode: 2})
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
-	require.NoError(t, client.Declare(t.Context(), plan))
+	o, plan := rig.OpenOperator(t, url), rig.PlanFor(t, queue, topology.PerQueue{}, policy)
+	require.NoError(t, o.Declare(t.Context(), plan))
 	for range 3 {
-		require.Empty(t, found(t, client, plan))
+		require.Empty(t, rig.BlindFindings(t, o, plan))
 	}
 	got := rig.Take(t, url, queue)
 	require.False(t, got.Redelivered)
@@ -263,6 +260,8 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{}, topology.WithManagement(api), topology.WithLogger(logs))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, client.Close()) })
+			o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api),
+				operate.WithAMQP(amqp.Config{Vhost: "it's one"}))
 			rig.QuorumQueue(&cfg)
 			if c.limit != nil {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
@@ -272,22 +271,22 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			require.NoError(t, err)
 			if !c.finite {
 				require.Zero(t, logs.Said(drops), logs.Text())
-				require.NotContains(t, found(t, client, plan), "critical dropping queue "+c.queue)
+				require.NotContains(t, rig.Findings(t, o, plan), "critical dropping queue "+c.queue)
 				return
 			}
 			require.Equal(t, 1, logs.Said(drops), logs.Text())
 			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-				findings, err := client.Verify(t.Context(), plan)
+				findings, err := o.Verify(t.Context(), plan)
 				require.NoError(t, err)
-				return slices.ContainsFunc(findings, func(f topology.Finding) bool {
-					return f.Severity == topology.Critical && f.Problem == topology.Dropping && f.Name == c.queue
+				return slices.ContainsFunc(findings, func(f operate.Finding) bool {
+					return f.Severity == operate.Critical && f.Problem == operate.Dropping && f.Name == c.queue
 				})
 			})
 			command := commandOf(t, logs, drops)
 			t.Log(command)
-			node.Ctl(t, shellWords(t, command)[1:]...)
+			node.Ctl(t, rig.ShellWords(t, command)[1:]...)
 			rig.WaitFor(t, "Verify to find nothing", func() bool {
-				findings, err := client.Verify(t.Context(), plan)
+				findings, err := o.Verify(t.Context(), plan)
 				require.NoError(t, err)
 				return len(findings) == 0
 			})
@@ -321,17 +320,16 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	require.Equal(t, 1, logs.Said("Warning: the broker drops a message of the queue silently"), logs.Text())
 	require.Contains(t, logs.Text(), "limit:15")
 	require.Contains(t, logs.Text(), "unless:a policy")
-	plan, err := client.Plan(queue, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	require.Equal(t, []string{"warning dropping queue " + queue}, found(t, client, plan))
+	o, plan := rig.OpenOperator(t, url), rig.PlanFor(t, queue, topology.PerQueue{}, policy)
+	require.Equal(t, []string{"warning dropping queue " + queue}, rig.BlindFindings(t, o, plan))
 
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15), "x-dead-letter-exchange": "amq.fanout"}
-	_, err = testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
+	_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 	require.NoError(t, err)
 	client, logs = logging(t, url, topology.PerQueue{})
 	require.NoError(t, rig.SubscribeError(t, client, cfg, queue, policy))
 	require.Zero(t, logs.Said("Warning: the broker drops"), logs.Text())
-	require.Empty(t, found(t, client, plan))
+	require.Empty(t, rig.BlindFindings(t, o, plan))
 }
 
 // commandOf returns the command of the log line.
@@ -345,12 +343,4 @@ func commandOf(t testing.TB, logs *rig.Logs, line string) string {
 	}
 	t.Fatalf("no line %q", line)
 	return ""
-}
-
-// shellWords splits a command as a shell does.
-func shellWords(t testing.TB, command string) []string {
-	t.Helper()
-	out, err := exec.Command("sh", "-c", "printf '%s\\n' "+command).Output()
-	require.NoError(t, err)
-	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
 }

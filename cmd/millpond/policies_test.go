@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -207,12 +207,12 @@ func (l *looks) everywhere(managed, refused bool) {
 			require.LessOrEqual(t, l.tool(managed, args...).code, exitFound, args)
 		}
 	}
-	client := l.client(l.url, managed)
+	o := l.operator(l.url, managed)
 	for queue := range l.counts {
 		for range looksEach() {
-			_, err := client.Peek(t.Context(), queue, 10)
+			_, err := o.Peek(t.Context(), queue, 10)
 			if refused {
-				require.ErrorIs(t, err, topology.ErrUnsafePeek)
+				require.ErrorIs(t, err, operate.ErrUnsafePeek)
 			} else {
 				require.NoError(t, err)
 			}
@@ -221,16 +221,13 @@ func (l *looks) everywhere(managed, refused bool) {
 	l.cutOff(managed)
 }
 
-func (l *looks) client(address string, managed bool) *topology.Client {
+func (l *looks) operator(address string, managed bool) *operate.Operator {
 	l.t.Helper()
-	var options []topology.Option
+	var options []operate.Option
 	if managed {
-		options = append(options, topology.WithManagement(l.api))
+		options = append(options, operate.WithManagement(l.api))
 	}
-	client, err := topology.Open(l.t.Context(), wamqp.NewDurableQueueConfig(address).Connection, topology.PerQueue{}, options...)
-	require.NoError(l.t, err)
-	l.t.Cleanup(func() { require.NoError(l.t, client.Close()) })
-	return client
+	return rig.OpenOperator(l.t, address, options...)
 }
 
 // count waits until every queue has the messages that it had.
@@ -253,10 +250,10 @@ func (l *looks) told(managed bool, name string) {
 func (l *looks) cutOff(managed bool) {
 	l.t.Helper()
 	proxy := testbroker.NewProxy(l.t, l.url)
-	client := l.client(proxy.URL(), managed)
+	o := l.operator(proxy.URL(), managed)
 	plan := topology.Plan{Queue: l.queue, Dead: topology.Route{RoutingKey: l.queue + ".dlq"}}
 	for range 4 {
-		for range operate.Dead(l.t.Context(), client, plan, operate.Filter{}) {
+		for range o.Dead(l.t.Context(), plan, operate.Filter{}) {
 			proxy.Cut()
 			break
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/tracing"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // lanes is how many webhooks are in progress at once.
@@ -65,8 +66,10 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	defer func() { err = errors.Join(err, s.provider.Shutdown(context.WithoutCancel(ctx))) }()
 
 	options := []topology.Option{topology.WithLogger(s.logger), topology.WithObserver(s.metrics, s.tracing)}
+	looks := []operate.Option{operate.WithLogger(s.logger)}
 	if cfg.management != "" {
 		options = append(options, topology.WithManagement(cfg.management))
+		looks = append(looks, operate.WithManagement(cfg.management))
 	}
 	queue := amqp.NewDurableQueueConfig(cfg.url)
 	client, err := topology.Open(ctx, queue.Connection, topology.PerQueue{}, options...)
@@ -74,10 +77,15 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
+	operator, err := operate.Open(ctx, cfg.url, looks...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, operator.Close()) }()
 
 	sender := webhook.NewSender(lanes)
 	defer sender.Close()
-	router, err := s.route(client, queue, cfg.queue, sender)
+	router, err := s.route(client, operator, queue, cfg.queue, sender)
 	if err != nil {
 		return err
 	}
@@ -101,7 +109,9 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 }
 
 // route makes the router: what consumes the queue, and all that watches it.
-func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string, sender *webhook.Sender) (*message.Router, error) {
+func (s *signals) route(
+	client *topology.Client, operator *operate.Operator, cfg amqp.Config, queue string, sender *webhook.Sender,
+) (*message.Router, error) {
 	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger), middleware.WithObserver(s.metrics, s.tracing))
 	if err != nil {
 		return nil, err
@@ -115,7 +125,7 @@ func (s *signals) route(client *topology.Client, cfg amqp.Config, queue string, 
 	if err != nil {
 		return nil, err
 	}
-	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
+	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 	if err != nil {
 		return nil, err
 	}

@@ -303,8 +303,8 @@ func waitLimit(s *subject, r Rule) (Severity, string) {
 	if !limited {
 		return "", ""
 	}
-	return warning("a message that was looked at more than %d times returns before its delay is over: "+
-		"%s", n, s.counted())
+	return warning("a message that was looked at more than %d times returns before its delay is "+
+		"over: %s", n, s.counted())
 }
 
 func keepLimit(s *subject, r Rule) (Severity, string) {

@@ -11,26 +11,31 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// Inspector counts the messages of a plan's queues. *topology.Client is one.
+// Inspector counts the messages of a plan's queues. *operate.Operator is one.
 type Inspector interface {
-	Inspect(ctx context.Context, plan topology.Plan) (topology.Report, error)
+	Inspect(ctx context.Context, plan topology.Plan) (operate.Report, error)
+}
+
+// Client says whether retries can be handed over. *topology.Client is one.
+type Client interface {
 	Healthy() error
 }
 
-// Collector asks the broker at each scrape how many messages are in the queues of
-// some plans: what is ready, in every queue, of AMQP; what is held for a
-// destination that is missing of the management API, where
-// topology.WithManagement names one. It answers from memory as long as
-// WithCacheFor says, and a broker that does not answer costs a scrape no more than
-// WithTimeout. Asking takes a connection of its own for each plan, one after the
-// other, which ends with the answer.
+// Collector asks the broker at each scrape how many messages are in the queues of some plans. AMQP
+// tells the ready messages of every queue. The management API, where operate.WithManagement names
+// one, tells the messages that are held for a missing destination. The Collector answers from
+// memory as long as WithCacheFor says, and a broker that does not answer costs a scrape no more
+// than WithTimeout. Asking takes a connection for each plan, one after the other, which ends with
+// the answer.
 type Collector struct {
-	client  Inspector
-	plans   []topology.Plan
-	timeout time.Duration
-	keep    time.Duration
+	client    Client
+	inspector Inspector
+	plans     []topology.Plan
+	timeout   time.Duration
+	keep      time.Duration
 
 	mu    sync.Mutex
 	asked time.Time
@@ -40,7 +45,7 @@ type Collector struct {
 var _ prometheus.Collector = (*Collector)(nil)
 
 type answer struct {
-	report topology.Report
+	report operate.Report
 	err    error
 }
 
@@ -75,20 +80,27 @@ func WithCacheFor(d time.Duration) CollectorOption {
 	}
 }
 
-// NewCollector returns a Collector of the queues of plans, which Client.Plan
-// returns. The error names a nil client, a plan that is empty or there twice, and
+// NewCollector returns a Collector of the queues of plans, which topology.PlanFor and Client.Plan
+// return. The error names a nil client or inspector, a plan that is empty or there twice, and
 // options with an invalid value.
-func NewCollector(client Inspector, plans []topology.Plan, opts ...CollectorOption) (*Collector, error) {
-	c := &Collector{client: client, timeout: 5 * time.Second, keep: 10 * time.Second}
+func NewCollector(
+	client Client, inspector Inspector, plans []topology.Plan, opts ...CollectorOption,
+) (*Collector, error) {
+	c := &Collector{
+		client: client, inspector: inspector, timeout: 5 * time.Second, keep: 10 * time.Second,
+	}
 	problems := []error{apply(c, opts)}
-	if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(client) {
 		problems = append(problems, errors.New("client is nil"))
+	}
+	if isNil(inspector) {
+		problems = append(problems, errors.New("inspector is nil: use operate.Open"))
 	}
 	seen := map[string]bool{}
 	for i, plan := range plans {
 		switch {
 		case plan.Queue == "":
-			problems = append(problems, fmt.Errorf("plan %d is empty: use Client.Plan", i+1))
+			problems = append(problems, fmt.Errorf("plan %d is empty: use topology.PlanFor", i+1))
 		case seen[plan.Queue]:
 			problems = append(problems, fmt.Errorf("plan %d: queue %q is there twice", i+1, plan.Queue))
 		}
@@ -99,6 +111,11 @@ func NewCollector(client Inspector, plans []topology.Plan, opts ...CollectorOpti
 		return nil, fmt.Errorf("new collector: %w", err)
 	}
 	return c, nil
+}
+
+func isNil(value any) bool {
+	v := reflect.ValueOf(value)
+	return value == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -155,7 +172,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			}
 			for _, count := range []struct {
 				desc *prometheus.Desc
-				topology.Count
+				operate.Count
 			}{{descReady, q.Ready}, {descConsumers, q.Consumers}, {descTotal, q.Total}, {descHeld, q.Held}} {
 				if count.Known() {
 					gauge(count.desc, float64(count.N), labels...)
@@ -180,7 +197,7 @@ func (c *Collector) ask() []answer {
 	defer cancel()
 	found := make([]answer, len(c.plans))
 	for i, plan := range c.plans {
-		found[i].report, found[i].err = c.client.Inspect(ctx, plan)
+		found[i].report, found[i].err = c.inspector.Inspect(ctx, plan)
 	}
 	c.found, c.asked = found, time.Now()
 	return found

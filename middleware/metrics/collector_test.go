@@ -18,31 +18,35 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // inspector answers as it is told, and counts how often it is asked.
 type inspector struct {
 	mu     sync.Mutex
 	asked  int
-	answer func(ctx context.Context, plan topology.Plan) (topology.Report, error)
+	answer func(ctx context.Context, plan topology.Plan) (operate.Report, error)
 }
 
-func (i *inspector) Inspect(ctx context.Context, plan topology.Plan) (topology.Report, error) {
+func (i *inspector) Inspect(ctx context.Context, plan topology.Plan) (operate.Report, error) {
 	i.mu.Lock()
 	i.asked++
 	i.mu.Unlock()
 	return i.answer(ctx, plan)
 }
 
-func (i *inspector) Healthy() error { return errors.New("connecting") }
+// connecting is a client that has no connection.
+type connecting struct{}
 
-func amqpCount(n int) topology.Count { return topology.Count{N: n, Source: topology.SourceAMQP} }
+func (connecting) Healthy() error { return errors.New("connecting") }
 
-func managementCount(n int) topology.Count {
-	return topology.Count{N: n, Source: topology.SourceManagement}
+func amqpCount(n int) operate.Count { return operate.Count{N: n, Source: operate.SourceAMQP} }
+
+func managementCount(n int) operate.Count {
+	return operate.Count{N: n, Source: operate.SourceManagement}
 }
 
-var nobody = topology.Count{N: -1}
+var nobody = operate.Count{N: -1}
 
 func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
@@ -57,23 +61,23 @@ func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 
 func TestCollectorReportsWhatIsKnown(t *testing.T) {
 	t.Parallel()
-	shared := topology.QueueReport{
-		Name: "wait.1s", Role: topology.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0), Total: managementCount(8), Held: managementCount(5),
+	shared := operate.QueueReport{
+		Name: "wait.1s", Role: operate.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0), Total: managementCount(8), Held: managementCount(5),
 	}
-	client := &inspector{answer: func(_ context.Context, plan topology.Plan) (topology.Report, error) {
+	client := &inspector{answer: func(_ context.Context, plan topology.Plan) (operate.Report, error) {
 		switch plan.Queue {
 		case "mail":
-			return topology.Report{Queue: "mail", ManagementErr: errors.New("gone"), Queues: []topology.QueueReport{
-				{Name: "mail", Role: topology.RoleMain, Missing: true, Ready: nobody, Consumers: nobody, Total: nobody, Held: nobody}, shared,
+			return operate.Report{Queue: "mail", ManagementErr: errors.New("gone"), Queues: []operate.QueueReport{
+				{Name: "mail", Role: operate.RoleMain, Missing: true, Ready: nobody, Consumers: nobody, Total: nobody, Held: nobody}, shared,
 			}}, nil
 		case "away":
-			return topology.Report{}, errors.New("no connection")
+			return operate.Report{}, errors.New("no connection")
 		}
-		return topology.Report{Queue: "orders", Queues: []topology.QueueReport{
-			{Name: "orders", Role: topology.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2), Total: nobody, Held: nobody}, shared,
+		return operate.Report{Queue: "orders", Queues: []operate.QueueReport{
+			{Name: "orders", Role: operate.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2), Total: nobody, Held: nobody}, shared,
 		}}, nil
 	}}
-	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}, {Queue: "away"}})
+	c, err := metrics.NewCollector(connecting{}, client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}, {Queue: "away"}})
 	require.NoError(t, err)
 	want := map[string]float64{
 		`client_healthy`: 0, `inspect_up{queue="orders"}`: 1, `inspect_up{queue="mail"}`: 1, `inspect_up{queue="away"}`: 0,
@@ -106,10 +110,10 @@ func TestCollectorRemembersAnAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			client := &inspector{answer: func(context.Context, topology.Plan) (topology.Report, error) {
-				return topology.Report{}, nil
+			client := &inspector{answer: func(context.Context, topology.Plan) (operate.Report, error) {
+				return operate.Report{}, nil
 			}}
-			c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}}, test.option)
+			c, err := metrics.NewCollector(connecting{}, client, []topology.Plan{{Queue: "orders"}}, test.option)
 			require.NoError(t, err)
 			for range 3 {
 				collect(t, c)
@@ -121,11 +125,11 @@ func TestCollectorRemembersAnAnswer(t *testing.T) {
 
 func TestCollectorIsBoundedInTime(t *testing.T) {
 	t.Parallel()
-	client := &inspector{answer: func(ctx context.Context, _ topology.Plan) (topology.Report, error) {
+	client := &inspector{answer: func(ctx context.Context, _ topology.Plan) (operate.Report, error) {
 		<-ctx.Done()
-		return topology.Report{}, ctx.Err()
+		return operate.Report{}, ctx.Err()
 	}}
-	c, err := metrics.NewCollector(client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}}, metrics.WithTimeout(50*time.Millisecond))
+	c, err := metrics.NewCollector(connecting{}, client, []topology.Plan{{Queue: "orders"}, {Queue: "mail"}}, metrics.WithTimeout(50*time.Millisecond))
 	require.NoError(t, err)
 	began := time.Now()
 	got := collect(t, c)
@@ -135,10 +139,10 @@ func TestCollectorIsBoundedInTime(t *testing.T) {
 
 func TestCollectorNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := metrics.NewCollector(nil, []topology.Plan{{}, {Queue: "orders"}, {Queue: "orders"}}, metrics.WithTimeout(0))
+	_, err := metrics.NewCollector(nil, nil, []topology.Plan{{}, {Queue: "orders"}, {Queue: "orders"}}, metrics.WithTimeout(0))
 	require.EqualError(t, err, "new collector: WithTimeout: 0s is not positive\nclient is nil\n"+
-		"plan 1 is empty: use Client.Plan\nplan 3: queue \"orders\" is there twice")
-	_, err = metrics.NewCollector(&inspector{}, nil, metrics.WithCacheFor(-1))
+		"inspector is nil: use operate.Open\nplan 1 is empty: use topology.PlanFor\nplan 3: queue \"orders\" is there twice")
+	_, err = metrics.NewCollector(connecting{}, &inspector{}, nil, metrics.WithCacheFor(-1))
 	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
 }
 
@@ -149,10 +153,14 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	away := httptest.NewServer(nil)
 	away.Close()
 	cfg := wamqp.NewDurableQueueConfig(url)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{WaitSteps: []time.Duration{time.Hour}},
-		topology.WithManagement(strings.Replace(away.URL, "http://", "http://user:password@", 1)))
+	strategy := topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}
+	client, err := topology.Open(t.Context(), cfg.Connection, strategy)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	api := strings.Replace(away.URL, "http://", "http://user:password@", 1)
+	operator, err := operate.Open(t.Context(), url, operate.WithManagement(api))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, operator.Close()) })
 	sub, err := client.NewSubscriber(cfg)
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
@@ -165,7 +173,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	for range 3 {
 		publish(t, url, waits, amqp.Publishing{DeliveryMode: amqp.Persistent})
 	}
-	c, err := metrics.NewCollector(client, []topology.Plan{plan}, metrics.WithCacheFor(0))
+	c, err := metrics.NewCollector(client, operator, []topology.Plan{plan}, metrics.WithCacheFor(0))
 	require.NoError(t, err)
 
 	var got map[string]float64

@@ -94,21 +94,21 @@ func TestExportDiscardImport(t *testing.T) {
 		})
 		before := b.letters(operate.Filter{})
 		var file bytes.Buffer
-		n, err := operate.Export(t.Context(), b.client, b.plan, operate.Filter{}, 0, &file)
+		n, err := b.Export(t.Context(), b.plan, operate.Filter{}, 0, &file)
 		require.NoError(t, err)
 		require.Equal(t, dead, n)
 
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{DryRun: true})
+		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{DryRun: true})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead}, done)
 		b.depth(b.dead, dead)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{})
+		done, err = b.Discard(t.Context(), b.plan, operate.DiscardOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		b.depth(b.dead, 0)
 
 		var told int
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Progress: func(n int) { told = n }})
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Progress: func(n int) { told = n }})
 		require.NoError(t, err)
 		require.Equal(t, dead, lines)
 		require.Equal(t, dead, told)
@@ -139,20 +139,20 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Skip: 13})
+		lines, err = b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.ImportOptions{To: b.queue + ".nowhere"})
+		lines, err = b.Import(t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.ImportOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, lines)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = operate.Import(ctx, b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
+		_, err = b.Import(ctx, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
@@ -164,7 +164,7 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		b.die(450)
 		full := errors.New("disk full")
 		var kept int
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Before: func(letters []operate.Letter) error {
+		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{Before: func(letters []operate.Letter) error {
 			if kept > 0 {
 				return full
 			}
@@ -175,7 +175,7 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		require.Equal(t, kept, done.Done)
 		require.Len(t, b.bodies(b.dead, 450-kept), 450-kept)
 		b.die(10)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
+		done, err = b.Discard(t.Context(), b.plan, operate.DiscardOptions{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
 		require.NoError(t, err)
 		require.Equal(t, 2, done.Done)
 		require.Equal(t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`), b.bodies(b.dead, 8))
@@ -190,13 +190,13 @@ func TestGroupByError(t *testing.T) {
 			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
 		}
 	})
-	groups, err := operate.GroupByError(operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}))
+	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}))
 	require.NoError(t, err)
 	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
 	require.Equal(t, []operate.Group{
 		{Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0), Last: at(3), Example: "order-0"},
 		{Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5), Example: "order-4"},
 	}, groups)
-	_, err = operate.GroupByError(operate.Dead(t.Context(), b.client, topology.Plan{Queue: "x"}, operate.Filter{}))
+	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}))
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }

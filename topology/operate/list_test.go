@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -118,7 +119,7 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 
 		require.Equal(t, header.Reason("expired"), found[1].Reason)
 		require.Equal(t, name, found[1].Queue)
-		require.WithinDuration(t, time.Now(), found[1].DeadAt, patience)
+		require.WithinDuration(t, time.Now(), found[1].DeadAt, rig.Patience)
 		require.Equal(t, "boom", found[2].Error)
 		require.Equal(t, "old", found[2].Handler)
 		require.True(t, found[2].DeadAt.IsZero())
@@ -130,13 +131,13 @@ func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(1200)
-		for l, err := range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+		for l, err := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 			require.NoError(t, err)
 			require.Equal(t, "order-0", l.ID)
 			break
 		}
 		require.Panics(t, func() {
-			for range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+			for range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 				panic("of the caller")
 			}
 		})
@@ -158,7 +159,7 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 		b.die(dead, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 		began, seen := time.Now(), 0
 		var most uint64
-		for _, err := range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+		for _, err := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 			require.NoError(t, err)
 			if seen++; seen%1000 == 0 {
 				most = max(most, heap())
@@ -188,13 +189,13 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	b.plan.Dead.RoutingKey = adopted
 	b.publish(adopted, amqp.Publishing{Body: []byte("x")})
 	for range 10 {
-		for _, err = range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 		}
-		require.ErrorIs(t, err, topology.ErrUnsafePeek)
+		require.ErrorIs(t, err, operate.ErrUnsafePeek)
 	}
 	require.Len(t, b.bodies(adopted, 1), 1)
 	b.plan.Dead = topology.Route{Exchange: "theirs"}
-	for _, err = range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+	for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 	}
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }
@@ -210,7 +211,7 @@ func TestUnreadableMessageIsNamed(t *testing.T) {
 	b.depth(b.dead, 4)
 	var err error
 	for range 3 { // from 4.0 on it can be read once
-		for _, err = range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 		}
 		if err != nil {
 			break

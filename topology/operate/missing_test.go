@@ -47,7 +47,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 			b.plan.Dead.RoutingKey = queue
 			seen := 0
 			var err error
-			for _, listed := range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+			for _, listed := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
 				if err = listed; err != nil {
 					break
 				}

@@ -38,7 +38,7 @@ var (
 	// ErrNotConfirmed: Purge was given two different names. Nothing was done.
 	ErrNotConfirmed = errors.New("not confirmed")
 	// ErrInvalidOptions: an option makes no sense. Nothing was done.
-	ErrInvalidOptions = errors.New("cannot be done so")
+	ErrInvalidOptions = errors.New("the options make no sense")
 )
 
 // callTimeout bounds a call that takes no messages. A broker whose disk is busy takes seconds for

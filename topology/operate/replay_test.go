@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -40,7 +41,7 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 			}
 		})
 		var last operate.Progress
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
@@ -82,33 +83,33 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
 
 		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
-		done, err := operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err := b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
 		b.depth(b.dead, 901)
 
 		chosen.DryRun, chosen.Limit = false, 100
-		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err = b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, 100, done.Done)
 		chosen.Limit = 0
-		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err = b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}})
 		require.NoError(t, err)
 		require.Zero(t, done.Done)
 
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Limit: 10})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, 10, done.Done)
 		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first")
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, 590, done.Done)
 		require.Equal(t, 1, done.Foreign)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: other})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: other})
 		require.NoError(t, err)
 		require.Equal(t, 1, done.Done)
 		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
@@ -122,7 +123,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1500
 		b.die(dead)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 		defer cancel()
 		broken := testbroker.Channel(t, b.url)
 		deliveries, err := broken.Consume(b.queue, "", false, false, false, false, nil)
@@ -139,7 +140,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 			}
 			back <- n
 		}()
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{})
+		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		require.Equal(t, dead, <-back)
@@ -155,12 +156,12 @@ func TestReplayToNowhereLosesNothing(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(700)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, done.Done)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.dead})
+		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.dead})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: -1})
+		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: -1})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order")
 	})
@@ -173,7 +174,7 @@ func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
 		const dead = 1000
 		b.die(dead)
 		ctx, cancel := context.WithCancel(t.Context())
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
+		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
 			if p.Done == 300 {
 				cancel()
 			}
@@ -192,7 +193,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(4)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
 			l.Delivery.Headers["tenant"] = "a copy of the hook's own"
 			switch l.ID {
 			case "order-0":
@@ -229,7 +230,7 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		b.publish(b.dead,
 			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300)}},
 			amqp.Publishing{MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)}})
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.ErrorIs(t, err, topology.ErrTooLarge)
 		require.ErrorContains(t, err, `"full"`)
 		require.Equal(t, 2, done.Done)
@@ -247,7 +248,7 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 	defer operate.SetHoldLimit(300 * time.Millisecond)()
 	b := newBox(t, topology.Quorum)
 	b.die(60)
-	done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
+	done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
 	require.Len(t, b.bodies(b.queue, 20), 20)
@@ -261,7 +262,7 @@ func TestReplayKeepsItsRate(t *testing.T) {
 		const dead, rate = 300, 100
 		b.die(dead)
 		began := time.Now()
-		_, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: rate})
+		_, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: rate})
 		require.NoError(t, err)
 		measured := dead / time.Since(began).Seconds()
 		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
@@ -278,7 +279,7 @@ func BenchmarkReplay(bench *testing.B) {
 			pad := make([]byte, 1024)
 			b.die(bench.N, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 			bench.ResetTimer()
-			done, err := operate.Replay(bench.Context(), b.client, b.plan, operate.ReplayOptions{})
+			done, err := b.Replay(bench.Context(), b.plan, operate.ReplayOptions{})
 			require.NoError(bench, err)
 			require.Equal(bench, bench.N, done.Done)
 			bench.ReportMetric(float64(done.Done)/bench.Elapsed().Seconds(), "messages/s")

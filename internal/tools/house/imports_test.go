@@ -40,23 +40,29 @@ var library = map[string][]string{
 	"middleware/delayed":            {module + "/middleware/header", module + "/middleware", watermill + "/…"},
 	"middleware/delayed/postgresql": nil, // tests alone
 	"middleware/middlewaretest":     {module + "/middleware/header", module + "/middleware", watermill + "/…"},
-	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
+	"middleware/metrics": {
+		module + "/middleware/header", module + "/middleware", module + "/topology",
+		module + "/topology/operate", prometheus,
+	},
 	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
-		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
+		module + "/internal/audit", module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/amqpv3": {module + "/topology", module + "/internal/adapter", watermill, wamqp3, amqp091},
 	"topology/operate": {
-		module + "/middleware", module + "/middleware/header", module + "/topology", module + "/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
-		watermill + "/message/router/middleware", amqp091,
+		module + "/middleware", module + "/middleware/header", module + "/topology",
+		module + "/internal/audit", module + "/internal/link", module + "/internal/management",
+		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
+		watermill, watermill + "/message/router/middleware", amqp091,
 	},
 }
 
 // internals says the same of the packages behind them: none knows what is in front
 // of it, and none is a tool of tests.
 var internals = map[string][]string{
+	"internal/audit":      {module + "/internal/management", amqp091},
 	"internal/adapter":    {module + "/internal/link", watermill + "/…", amqp091},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,

@@ -1,6 +1,8 @@
-package topology_test
+package operate_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -10,50 +12,71 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// administrator sets policies of a vhost through the management API, which is done when
-// it answers.
-type administrator struct {
-	t          testing.TB
-	api, vhost string
-}
-
-func (a administrator) do(method, kind, name, body string) {
-	a.t.Helper()
-	req, err := http.NewRequestWithContext(a.t.Context(), method, a.api+"/api/"+kind+"/"+a.vhost+"/"+name, strings.NewReader(body))
-	require.NoError(a.t, err)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	require.NoError(a.t, err)
-	require.NoError(a.t, resp.Body.Close())
-	require.Less(a.t, resp.StatusCode, 300, "%s %s", name, body)
-}
-
-func (a administrator) set(name, pattern string, priority int, definition string) {
-	a.t.Helper()
-	a.do(http.MethodPut, "policies", name, fmt.Sprintf(`{"pattern":%q,"apply-to":"all","priority":%d,"definition":%s}`, pattern, priority, definition))
-}
-
-func (a administrator) clear(name string) {
-	a.t.Helper()
-	a.do(http.MethodDelete, "policies", name, "")
-}
-
 // overruled returns the findings about policies.
-func overruled(t testing.TB, client *topology.Client, plan topology.Plan) []topology.Finding {
+func overruled(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
 	t.Helper()
-	findings, err := client.Verify(t.Context(), plan)
+	findings, err := o.Verify(t.Context(), plan)
 	require.NoError(t, err)
-	return slices.DeleteFunc(findings, func(f topology.Finding) bool { return f.Problem != topology.Overruled })
+	return slices.DeleteFunc(findings, func(f operate.Finding) bool {
+		return f.Problem != operate.Overruled
+	})
+}
+
+// vhost sets policies through the management API, which is done when it answers.
+type vhost struct {
+	t      testing.TB
+	broker *managed
+	name   string
+}
+
+func (v vhost) set(name, pattern string, priority int, definition string) {
+	v.t.Helper()
+	v.broker.put(v.t, map[string]any{
+		"pattern": pattern, "apply-to": "all", "priority": priority,
+		"definition": json.RawMessage(definition),
+	}, "policies", v.name, name)
+}
+
+func (v vhost) clear(name string) {
+	v.t.Helper()
+	v.broker.send(v.t, http.MethodDelete, bytes.NewReader(nil), "policies", v.name, name)
+}
+
+// applies reports whether audit takes a policy with a key for one that the broker applies to a
+// type of queue, and whether that is certain. It requires that the key is known.
+func applies(t testing.TB, key, kind string) (applied, certain bool) {
+	t.Helper()
+	of := func(name, key string, priority int) management.Policy {
+		return management.Policy{
+			Name: name, Pattern: ".*", ApplyTo: "queues", Priority: priority,
+			Definition: management.Object{key: "any"},
+		}
+	}
+	list := &audit.Policies{User: []management.Policy{of("high", key, 1), of("low", "expires", 0)}}
+	plan := audit.Plan{Queue: "orders"}
+	known := map[string]audit.Known{"orders": {Kind: kind}}
+	findings, _ := list.Judge(plan, known, audit.Version{}, "/")
+	for _, f := range findings {
+		require.NotContains(t, f.Text, "does not know", key)
+	}
+	found := list.Of("orders", kind)
+	names := map[string]bool{}
+	for _, r := range found.Rules {
+		names[r.Policy.Name] = true
+	}
+	return names["high"], !names["high"] || !names["low"]
 }
 
 // Everything about policies that takes a real broker, on one node, each in a vhost of its
@@ -68,26 +91,30 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
-	watching := topology.WithManagement(strings.Replace(api, "guest:guest", "watcher:watcher", 1))
+	broker := &managed{node, api}
+	watcher := strings.Replace(api, "guest:guest", "watcher:watcher", 1)
+	watching := operate.WithManagement(watcher)
 	policy := backoff.List{time.Second}
-	of := func(t *testing.T, vhost, queue string, strategy topology.Strategy) (*topology.Client, topology.Plan) {
+	of := func(
+		t *testing.T, vhost, queue string, strategy topology.Strategy,
+	) (*operate.Operator, topology.Plan) {
 		t.Helper()
-		return rig.Operator(t, node.URL()+vhost, queue, strategy, policy, watching)
+		return opened(t, node.URL()+vhost, queue, strategy, policy, watching)
 	}
 
 	// The management API shows the policies of a queue up to nine seconds late (F35).
 	t.Run("declare and verify never passes wrongly", func(t *testing.T) {
 		t.Parallel()
-		admin := administrator{t, api, "soon"}
+		admin := vhost{t, broker, "soon"}
 		old, oldPlan := of(t, "soon", "old", topology.PerQueue{})
-		rig.Provision(t, node.URL()+"soon", old, "old", policy)
+		provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
 		require.Empty(t, overruled(t, old, oldPlan))
 		rounds := 10
 		if os.Getenv("MILLPOND_LONG") != "" {
 			rounds = 50
 		}
 		for i := range rounds {
-			client, plan := old, oldPlan
+			o, plan := old, oldPlan
 			if i%2 == 0 { // queues that are new
 				var err error
 				plan, err = topology.PerQueue{Type: topology.Classic}.Plan(fmt.Sprintf("new-%d", i), policy)
@@ -95,10 +122,10 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 				rig.DeclareQueue(t, node.URL()+"soon", plan.Queue, nil)
 			}
 			admin.set("retention", `\.dlq$`, 0, fmt.Sprintf(`{"message-ttl":%d}`, 60_000+i))
-			require.NoError(t, client.Declare(t.Context(), plan))
-			findings := overruled(t, client, plan)
+			require.NoError(t, o.Declare(t.Context(), plan))
+			findings := overruled(t, o, plan)
 			require.Len(t, findings, 1, "round %d", i)
-			require.Equal(t, topology.Critical, findings[0].Severity)
+			require.Equal(t, operate.Critical, findings[0].Severity)
 			require.Equal(t, plan.Dead.RoutingKey, findings[0].Name)
 			require.Contains(t, findings[0].Text, fmt.Sprintf(`policy "retention" sets message-ttl to %d`, 60_000+i))
 			admin.clear("retention")
@@ -110,17 +137,17 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	// priority seems to hide, which the broker does not apply to this type of queue.
 	t.Run("nothing is declared yet", func(t *testing.T) {
 		t.Parallel()
-		admin := administrator{t, api, "hidden"}
+		admin := vhost{t, broker, "hidden"}
 		admin.set("low", ".*", 0, `{"max-length":2}`)
 		admin.set("high", ".*", 5, `{"queue-mode":"lazy"}`)
-		client, plan := of(t, "hidden", "orders", topology.PerQueue{})
+		o, plan := of(t, "hidden", "orders", topology.PerQueue{})
 		var names []string
-		for _, f := range overruled(t, client, plan) {
+		for _, f := range overruled(t, o, plan) {
 			names = append(names, string(f.Severity)+" "+f.Name)
 		}
 		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"}, names)
 
-		rig.Provision(t, node.URL()+"hidden", client, "orders", policy)
+		provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
 		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
 		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
 	})
@@ -136,13 +163,12 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		lines := strings.Split(out, "\n")
 		keys := strings.Fields(lines[0])
 		require.Greater(t, len(keys), 20)
-		for i, kind := range []topology.QueueType{topology.Classic, topology.Quorum} {
+		for i, kind := range []string{audit.Classic, audit.Quorum} {
 			unfit := strings.Fields(lines[1+i])
 			require.NotEmpty(t, unfit)
 			for _, key := range keys {
-				known, applied, perhaps := topology.PolicyKeyFits(key, kind)
-				require.True(t, known, "a key of RabbitMQ %s that Verify does not know: %s", node.Version(), key)
-				require.True(t, perhaps || applied == !slices.Contains(unfit, key), "%s, %s", key, kind)
+				applied, certain := applies(t, key, kind)
+				require.True(t, !certain || applied == !slices.Contains(unfit, key), "%s, %s", key, kind)
 			}
 		}
 		t.Logf("RabbitMQ %s: %d keys", node.Version(), len(keys))
@@ -150,23 +176,23 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 
 	t.Run("the way out works", func(t *testing.T) {
 		t.Parallel()
-		admin := administrator{t, api, "exempt"}
-		client, plan := of(t, "exempt", "orders", topology.PerQueue{})
-		rig.Provision(t, node.URL()+"exempt", client, "orders", policy)
+		admin := vhost{t, broker, "exempt"}
+		o, plan := of(t, "exempt", "orders", topology.PerQueue{})
+		provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
 		admin.set("everything", ".*", 7, `{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
 		ran := map[string]bool{}
-		for _, f := range overruled(t, client, plan) {
+		for _, f := range overruled(t, o, plan) {
 			_, command, is := strings.Cut(f.Text, "rabbitmqctl ")
 			require.True(t, is, f)
 			if !ran[command] {
 				ran[command] = true
-				node.Ctl(t, shellWords(t, command)...)
+				node.Ctl(t, rig.ShellWords(t, command)...)
 			}
 		}
 		require.Len(t, ran, 4, "one for each queue and exchange")
-		require.Empty(t, overruled(t, client, plan))
+		require.Empty(t, overruled(t, o, plan))
 		rig.Fill(t, node.URL()+"exempt", "orders.dlq", 10)
 		<-time.After(time.Second) // twice the TTL
 		require.Equal(t, 10, testbroker.Depth(t, node.URL()+"exempt", "orders.dlq"), "the broker does as Verify says")
@@ -175,10 +201,12 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Run("the Subscriber says it", func(t *testing.T) {
 		t.Parallel()
 		const line = "A policy of the broker may lose or misdirect messages"
-		admin := administrator{t, api, "log"}
+		admin := vhost{t, broker, "log"}
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
-		client, logs := logging(t, node.URL()+"log", topology.Levels{Max: time.Hour}, watching)
-		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(node.URL()+"log"), "orders", policy))
+		logs, url := &rig.Logs{}, node.URL()+"log"
+		client := rig.OpenClient(t, url, topology.Levels{Max: time.Hour},
+			topology.WithManagement(watcher), topology.WithLogger(logs))
+		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(url), "orders", policy))
 		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
 		require.Contains(t, logs.Text(), `critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
 		require.Contains(t, logs.Text(), "alike:15", "the other wait queues")
@@ -214,10 +242,10 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithManagement("http://u:p@"+server.Listener.Addr().String()))
-	require.NoError(t, client.Declare(t.Context(), plan))
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
+	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
-		findings, err := client.Verify(t.Context(), plan)
+		findings, err := o.Verify(t.Context(), plan)
 		require.NoError(t, err)
 		for _, f := range findings {
 			if !strings.Contains(f.Text, "feature flags") {

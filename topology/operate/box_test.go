@@ -1,23 +1,22 @@
 package operate_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
-
-// patience bounds every wait on a condition.
-const patience = 60 * time.Second
 
 // types are the kinds of queue that every command is run with.
 var types = []topology.QueueType{topology.Quorum, topology.Classic}
@@ -33,53 +32,64 @@ func forTypes(t *testing.T, test func(t *testing.T, b *box)) {
 	}
 }
 
-// box is a queue with its dead-letter queue, and a client.
+// box is a queue with its dead-letter queue, and an operator.
 type box struct {
+	*operate.Operator
 	t           testing.TB
 	url         string
 	queue, dead string
-	client      *topology.Client
 	plan        topology.Plan
 	ch          *amqp.Channel
 }
 
-func newBox(t testing.TB, kind topology.QueueType, options ...topology.Option) *box {
+func newBox(t testing.TB, kind topology.QueueType, options ...operate.Option) *box {
 	t.Helper()
-	url := testbroker.URL(t)
-	return newBoxAt(t, url, testbroker.Queue(t), topology.PerQueue{Type: kind}, options...)
+	strategy := topology.PerQueue{Type: kind}
+	return newBoxAt(t, testbroker.URL(t), testbroker.Queue(t), strategy, options...)
 }
 
-func newBoxAt(t testing.TB, url, queue string, strategy topology.PerQueue, options ...topology.Option) *box {
+func newBoxAt(
+	t testing.TB, url, queue string, strategy topology.PerQueue, options ...operate.Option,
+) *box {
 	t.Helper()
-	b := &box{t: t, url: url, queue: queue}
-	var err error
-	options = append(options, topology.WithoutPolicyCheck()) // most nodes have no management API
-	b.client, err = topology.Open(t.Context(), wamqp.NewDurableQueueConfig(b.url).Connection, strategy, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, b.client.Close()) })
-	b.plan, err = strategy.Plan(b.queue, []time.Duration{time.Second, time.Hour})
-	require.NoError(t, err)
+	b := &box{t: t, url: url, queue: queue, ch: testbroker.Channel(t, url)}
+	// Most nodes have no management API.
+	b.Operator = rig.OpenOperator(t, url, append(options, operate.WithoutPolicyCheck())...)
+	b.plan = rig.PlanFor(t, queue, strategy, backoff.List{time.Second, time.Hour})
 	b.dead = b.plan.Dead.RoutingKey
 	for _, q := range b.plan.Queues {
 		testbroker.Delete(t, q.Name)
 	}
 	testbroker.Delete(t, b.dead+".originals")
-	b.ch = testbroker.Channel(t, b.url)
-	kind := strategy.Type
-	if kind == "" {
-		kind = topology.Quorum
-	}
-	_, err = b.ch.QueueDeclare(b.queue, true, false, false, false, amqp.Table{"x-queue-type": string(kind)})
+	args := amqp.Table{"x-queue-type": cmp.Or(string(strategy.Type), "quorum")}
+	_, err := b.ch.QueueDeclare(queue, true, false, false, false, args)
 	require.NoError(t, err)
-	require.NoError(t, b.client.Declare(t.Context(), b.plan))
+	require.NoError(t, b.Declare(t.Context(), b.plan))
 	require.NoError(t, b.ch.Confirm(false))
 	return b
+}
+
+// opened is an operator and the plan of a queue.
+func opened(
+	t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy,
+	options ...operate.Option,
+) (*operate.Operator, topology.Plan) {
+	t.Helper()
+	return rig.OpenOperator(t, url, options...), rig.PlanFor(t, queue, strategy, policy)
+}
+
+// provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
+func provision(
+	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
+) {
+	t.Helper()
+	rig.Provision(t, url, rig.OpenClient(t, url, strategy), queue, policy)
 }
 
 // publish publishes confirmed to a queue.
 func (b *box) publish(queue string, messages ...amqp.Publishing) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
 	defer cancel()
 	var confirms []*amqp.DeferredConfirmation
 	for _, m := range messages {
@@ -135,7 +145,7 @@ func (b *box) bodies(queue string, n int) []string {
 func (b *box) drain(queue string, n int) []amqp.Delivery {
 	b.t.Helper()
 	var taken []amqp.Delivery
-	testbroker.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
+	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
 		for {
 			d, ok, err := b.ch.Get(queue, true)
 			require.NoError(b.t, err)
@@ -151,7 +161,7 @@ func (b *box) drain(queue string, n int) []amqp.Delivery {
 // depth waits until a queue holds n messages.
 func (b *box) depth(queue string, n int) {
 	b.t.Helper()
-	testbroker.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool {
+	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
 		return testbroker.Depth(b.t, b.url, queue) == n
 	})
 }
@@ -160,7 +170,7 @@ func (b *box) depth(queue string, n int) {
 func (b *box) letters(filter operate.Filter) []operate.Letter {
 	b.t.Helper()
 	var found []operate.Letter
-	for l, err := range operate.Dead(b.t.Context(), b.client, b.plan, filter) {
+	for l, err := range b.Dead(b.t.Context(), b.plan, filter) {
 		require.NoError(b.t, err)
 		found = append(found, l)
 	}

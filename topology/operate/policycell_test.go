@@ -1,4 +1,4 @@
-package topology_test
+package operate_test
 
 import (
 	"bytes"
@@ -14,16 +14,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 const (
@@ -66,7 +66,7 @@ type governedService struct {
 	logs        *rig.Logs
 
 	// critical are the critical findings of Verify, before the first message.
-	critical []topology.Finding
+	critical []operate.Finding
 	// entered are the payloads that the broker has confirmed to the producer.
 	entered map[string]bool
 	// refusal is why the service has not started; nil as a rule.
@@ -215,13 +215,17 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	if s.plan.Via != nil {
 		g.change(func(ch *amqp.Channel) error { return ch.QueueBind(queue, queue, domain, false, nil) })
 	}
-	var findings []topology.Finding
+	o := rig.Connect(t, func() (*operate.Operator, error) {
+		return operate.Open(ctx, g.url, operate.WithManagement(g.broker.api))
+	})
+	defer func() { require.NoError(t, o.Close()) }()
+	var findings []operate.Finding
 	require.NoError(t, g.steadily(func() error {
-		findings, err = s.client.Verify(ctx, s.plan)
+		findings, err = o.Verify(ctx, s.plan)
 		return err
 	}))
 	for _, f := range findings {
-		if f.Severity == topology.Critical {
+		if f.Severity == operate.Critical {
 			s.critical = append(s.critical, f)
 		}
 	}

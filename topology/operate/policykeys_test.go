@@ -1,4 +1,4 @@
-package topology_test
+package operate_test
 
 import (
 	"bytes"
@@ -16,11 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -113,6 +112,9 @@ func delayedRetry(kind string) definition {
 // to a policy.
 var quickStrategies = []string{"quorum", "shared", "levels", "returning"}
 
+// cells bounds the cells that run at once: each has up to a hundred handlers.
+var cells = make(chan struct{}, 4)
+
 // policyKeys asks the broker for the keys of its policies, and of its operator policies.
 func policyKeys(t *testing.T, node *testbroker.Node) map[string][]string {
 	t.Helper()
@@ -146,7 +148,7 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	}
 	table := &keyTable{version: node.Version()}
 	t.Cleanup(func() { t.Log(table) })
-	guarantees, err := os.ReadFile("../docs/guarantees.md")
+	guarantees, err := os.ReadFile("../../docs/guarantees.md")
 	require.NoError(t, err)
 
 	runs := []keyRun{{kind: "none"}}
@@ -168,7 +170,8 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	for i, r := range runs {
 		t.Run(fmt.Sprint(r), func(t *testing.T) {
 			t.Parallel()
-			defer cell()()
+			cells <- struct{}{}
+			defer func() { <-cells }()
 			g := r.run(t, broker, fmt.Sprintf("cell-%d", i), long)
 			table.add(r, g)
 			for _, s := range g.services {
@@ -294,8 +297,8 @@ func (g *governed) receiveStrays(strategy string, all map[string]topology.Strate
 	require.NoError(g.t, g.victim.refusal)
 	for _, before := range []string{"shared", "shared classic", "shared returning", "levels", "levels classic", "returning"} {
 		if strategy == "quorum" {
-			client, plan := rig.Operator(g.t, g.url, victim, all[before], policyOfCells)
-			require.NoError(g.t, g.steadily(func() error { return client.Declare(g.t.Context(), plan) }))
+			o, plan := opened(g.t, g.url, victim, all[before], policyOfCells)
+			require.NoError(g.t, g.steadily(func() error { return o.Declare(g.t.Context(), plan) }))
 			if plan.Via != nil {
 				g.change(func(ch *amqp.Channel) error { return ch.QueueBind(victim, victim, domain, false, nil) })
 			}

@@ -1,4 +1,4 @@
-package topology_test
+package operate_test
 
 import (
 	"fmt"
@@ -6,16 +6,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/testing/rig"
-
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // The same dead letters listed fifty times: all still there, in their order.
@@ -27,15 +27,15 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			t.Parallel()
 			r := rig.Start(t, rig.Config{
 				Strategy: strategy(t), Policy: backoff.List{100 * time.Millisecond},
-				ClientOptions: []topology.Option{topology.WithoutPolicyCheck()},
-				Handler:       func(*message.Message) ([]*message.Message, error) { return nil, rig.ErrFailed },
+				Handle: func(*message.Message) error { return rig.ErrFailed },
 			})
+			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
 			rig.Fill(t, r.URL, r.Queue, dead)
 			queue := r.Plan.Dead.RoutingKey
 			rig.WaitFor(t, "the dead letters", func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
 			var first string
 			for look := range looks {
-				found, err := r.Client.Peek(t.Context(), queue, dead+5)
+				found, err := o.Peek(t.Context(), queue, dead+5)
 				require.NoError(t, err)
 				var bodies []string
 				for _, d := range found {
@@ -49,7 +49,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 				}
 				require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
 			}
-			found, err := r.Client.Peek(t.Context(), queue, 2)
+			found, err := o.Peek(t.Context(), queue, 2)
 			require.NoError(t, err)
 			require.Len(t, found, 2)
 			for range dead {
@@ -67,11 +67,11 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
-	rig.Provision(t, url, client, queue, policy)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithoutPolicyCheck())
+	provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 100)
 	bodies := func() string {
-		found, err := client.Peek(t.Context(), plan.Dead.RoutingKey, 100)
+		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 100)
 		require.NoError(t, err)
 		require.Len(t, found, 100)
 		var all []string
@@ -89,11 +89,14 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}}}, policy, topology.WithoutPolicyCheck())
-	rig.Provision(t, url, client, queue, policy)
+	strategy := topology.PerQueue{
+		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
+	}
+	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
+	provision(t, url, strategy, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
 	for range 30 {
-		found, err := client.Peek(t.Context(), plan.Dead.RoutingKey, 1)
+		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
 		require.NoError(t, err)
 		require.Len(t, found, 1)
 	}
@@ -130,22 +133,21 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	set("policies", "either-default", "^either$", map[string]any{"max-length": 1000})
 	defaults := strings.HasPrefix(node.Version(), "4.") // 20
 
-	policy := backoff.List{time.Second}
-	blind, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy)
-	seeing, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement(api))
-	sure, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck())
-	provisioned, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithoutPolicyCheck(), topology.WithPreProvisioned())
-	away, _ := rig.Operator(t, url, "orders", topology.PerQueue{}, policy, topology.WithManagement("http://guest:hush@127.0.0.1:1"))
+	blind := rig.OpenOperator(t, url)
+	seeing := rig.OpenOperator(t, url, operate.WithManagement(api))
+	sure := rig.OpenOperator(t, url, operate.WithoutPolicyCheck())
+	provisioned := rig.OpenOperator(t, url, operate.WithoutPolicyCheck(), operate.WithPreProvisioned())
+	away := rig.OpenOperator(t, url, operate.WithManagement("http://guest:hush@127.0.0.1:1"))
 	const unseen, no = "its policies could not be seen", ""
 	byDefault := no
 	if defaults {
 		byDefault = "its delivery limit is 20 by default"
 	}
 	for _, c := range []struct {
-		who    string
-		client *topology.Client
-		queue  string
-		unsafe string // a part of the reason
+		who      string
+		operator *operate.Operator
+		queue    string
+		unsafe   string // a part of the reason
 	}{
 		{"blind", blind, "adopted", unseen},
 		{"seeing", seeing, "adopted", byDefault},
@@ -170,10 +172,10 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		{"seeing", seeing, "old", no},
 	} {
 		for look := range 3 {
-			found, err := c.client.Peek(t.Context(), c.queue, 10)
+			found, err := c.operator.Peek(t.Context(), c.queue, 10)
 			what := fmt.Sprintf("%s at %s, look %d", c.who, c.queue, look+1)
 			if c.unsafe != "" {
-				require.ErrorIs(t, err, topology.ErrUnsafePeek, what)
+				require.ErrorIs(t, err, operate.ErrUnsafePeek, what)
 				require.ErrorContains(t, err, c.unsafe, what)
 				require.NotContains(t, err.Error(), "hush")
 				if look == 0 {
@@ -191,13 +193,13 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	require.NoError(t, err, "its pattern cannot be read here, and it sets no limit")
 	set("policies", "ahead", "^unread(?=$)", map[string]any{"delivery-limit": 1})
 	_, err = seeing.Peek(t.Context(), "unread", 10)
-	require.ErrorIs(t, err, topology.ErrUnsafePeek)
+	require.ErrorIs(t, err, operate.ErrUnsafePeek)
 	require.ErrorContains(t, err, `the pattern "^unread(?=$)" of policy "ahead" cannot be read`)
 	set("policies", "ahead", "^gone$", map[string]any{"delivery-limit": 1})
-	err = seeing.CheckGivenBack(t.Context(), topology.Plan{}, "bound", 3)
+	err = operate.ExplainMissing(t.Context(), seeing, "bound", 3)
 	require.ErrorContains(t, err, `3 messages that were given back are not in it`)
 	require.ErrorContains(t, err, `operator policy "strict" sets delivery-limit to 1`)
-	require.NotErrorIs(t, err, topology.ErrUnsafePeek, "it was done")
+	require.NotErrorIs(t, err, operate.ErrUnsafePeek, "it was done")
 	// The commands of the errors are the way out.
 	for _, queue := range []string{"adopted", "lowered", "bound"} {
 		_, err := seeing.Peek(t.Context(), queue, 10)
@@ -217,21 +219,21 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Hour}
-	client, plan := rig.Operator(t, url, queue, topology.PerQueue{}, policy)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
 	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
-	rig.Provision(t, url, client, queue, policy)
+	provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
 	waits := queue + ".wait.1h"
 	rig.Fill(t, url, waits, 3)
 	for _, confirm := range []string{"", "yes", queue} {
-		_, err := client.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
-		require.ErrorIs(t, err, topology.ErrNotConfirmed)
+		_, err := o.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
+		require.ErrorIs(t, err, operate.ErrNotConfirmed)
 	}
-	_, err := client.Purge(t.Context(), "", "")
-	require.ErrorIs(t, err, topology.ErrNotConfirmed)
-	_, err = client.Purge(t.Context(), queue+".nobody", queue+".nobody")
+	_, err := o.Purge(t.Context(), "", "")
+	require.ErrorIs(t, err, operate.ErrNotConfirmed)
+	_, err = o.Purge(t.Context(), queue+".nobody", queue+".nobody")
 	require.ErrorContains(t, err, "NOT_FOUND")
-	n, err := client.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
+	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
 	depth(t, url, plan.Dead.RoutingKey, 0)
