@@ -12,7 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Runner calls a function with a channel of its own, because an error of the broker closes the
+// Runner calls a function with a new channel, because an error of the broker closes the
 // channel that it happens on.
 type Runner = func(context.Context, func(*amqp.Channel) error) error
 

@@ -63,7 +63,7 @@ func (p *Policies) Judge(
 				if !strange[r.Source+r.Key] {
 					strange[r.Source+r.Key] = true
 					f.Severity, f.Text = Warning, about+", here or also elsewhere in the plan, a key that "+
-						"this version of millpond does not know: look up what the key does to a queue whose "+
+						"this version of millpond does not know: look up its effect on a queue whose "+
 						"messages must not be lost"
 					findings = append(findings, f)
 				}

@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// policy is one that the management API shows.
+// policy makes a policy of the management API.
 func policy(name, applyTo string, priority int, definition string) management.Policy {
 	var values management.Object
 	if err := json.Unmarshal([]byte(definition), &values); err != nil {

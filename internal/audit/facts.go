@@ -32,9 +32,9 @@ const (
 	MaxHold = 100 * 365 * 24 * time.Hour
 )
 
-// Facts are what the broker says of the consumed queue. They may differ from the configuration of
-// the Subscriber: the vhost has a default type, another program has declared the queue, and a
-// broker can be told to overlook the difference.
+// Facts are the broker's statements about the consumed queue. They may differ from the
+// configuration of the Subscriber: the vhost has a default type, another program has declared the
+// queue, and a broker can be told to overlook the difference.
 type Facts struct {
 	// Kind is the type of the queue, empty where not known.
 	Kind string
@@ -44,16 +44,16 @@ type Facts struct {
 	Known     bool
 	// Transient says that the queue is not durable or is auto-delete.
 	Transient bool
-	// Policy is what all policies say together; nil where not known, or not completely.
+	// Policy merges all policies that apply; nil where not known, or not completely.
 	Policy map[string]any
-	// LimitInDoubt says that a policy which sets delivery-limit may not be the one that the broker
-	// applies: another of the same priority does not set it.
+	// LimitInDoubt says that the broker may not apply the policy which sets delivery-limit:
+	// another of the same priority does not set it.
 	LimitInDoubt bool
 	// Operator says that an operator policy is part of Policy, PolicyPending that a management API
 	// is configured and has not shown the policies.
 	Operator, PolicyPending bool
 	Version                 Version
-	// DeadLetters says that the broker puts what it drops somewhere, as far as that can be seen.
+	// DeadLetters says that the broker dead-letters dropped messages, as far as that can be seen.
 	// Missing names the part of the way there that does not exist.
 	DeadLetters bool
 	Missing     string
@@ -90,7 +90,7 @@ func (f *Facts) DeliveryLimit() (limit int, certain bool) {
 }
 
 // ConsumerTimeout returns the broker's consumer timeout as far as it is known. said is the user's
-// word, 0 for none; consume are the arguments of the consumer. A queue has a timeout of its own
+// word, 0 for none; consume are the arguments of the consumer. A queue has its own timeout
 // from 4.0 on, a consumer from 4.3 on (F33). The timeout of the node cannot be seen.
 func (f *Facts) ConsumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
 	if said > 0 {

@@ -111,7 +111,7 @@ type Drop struct {
 	// Command removes the drop. It is empty where the user must create Missing first.
 	Command, Missing string
 	// Endures is how long messages may be impossible to store before a message was given back so
-	// often, whatever the number of processes; 0 where a message that is given back does not count.
+	// often, for any number of processes; 0 where a message that is given back does not count.
 	Endures time.Duration
 }
 

@@ -46,7 +46,7 @@ func (m *Manager) ask(f func(ctx context.Context) error) error {
 	return nil
 }
 
-// answers reports whether f has found what it asked for.
+// answers reports whether f has found its object.
 func (m *Manager) answers(f func(ctx context.Context) error) bool {
 	if m == nil || m.Err != nil {
 		return false

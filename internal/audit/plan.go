@@ -1,10 +1,10 @@
-// Package audit says what the arguments of queues and the policies of a broker do to the messages
-// of a plan: what they delete, misdirect or delay. Subscribe refuses a queue by it or warns about
-// the queue, and operate.Verify reports all of it as findings.
+// Package audit judges the arguments of queues and the policies of a broker: which messages of a
+// plan they delete, misdirect or delay. Subscribe refuses a queue by it or warns about the queue,
+// and operate.Verify reports all of it as findings.
 //
 // Its input is plain: names, roles, types, delays and arguments, the broker's answers over AMQP
-// (Runner), and those of the management API for one vhost (Manager). It changes nothing on the
-// broker.
+// (Runner), and the answers of the management API for one vhost (Manager). It changes nothing on
+// the broker.
 package audit
 
 import (
@@ -22,7 +22,7 @@ const (
 	Stream  = "stream"
 )
 
-// Role says what a queue does for a plan.
+// Role is the purpose of a queue in a plan.
 type Role string
 
 // The roles of queues: the consumed queue, a wait queue, and the queues that keep dead letters and
@@ -93,7 +93,7 @@ func (p Plan) WaitsInClassic() bool {
 	})
 }
 
-// Known is what the broker has said of a queue that exists.
+// Known is the type and the arguments of a queue that exists.
 type Known struct {
 	Kind      string
 	Arguments map[string]any
@@ -112,8 +112,8 @@ type subject struct {
 	policy     map[string]any // all that applies together
 }
 
-// subjects returns the queues and exchanges of the plan that policies may change, also those that
-// do not exist yet.
+// subjects returns the queues and exchanges of the plan that policies may change, also before
+// they exist.
 func (p Plan) subjects(known map[string]Known, version Version) []*subject {
 	var list []*subject
 	for _, q := range p.Members() {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// policyKey says what one key of a policy does to each part of a plan. A nil judgement stands for
+// policyKey is the effect of one key of a policy on each part of a plan. A nil judgement stands for
 // "no harm": no message is lost, misdirected or made late.
 type policyKey struct {
 	main     judgement // on the queue that is consumed
@@ -26,7 +26,7 @@ var (
 	noStream   = []string{Classic, Quorum}
 )
 
-// judgement says what the key does to one queue or exchange of a plan; "" for no harm.
+// judgement is the effect of the key on one queue or exchange of a plan; "" for no harm.
 type judgement func(s *subject, r Rule) (Severity, string)
 
 // policyKeys are all keys that RabbitMQ 3.10, 4.0 and 4.3 know, as policies and as operator
@@ -54,12 +54,12 @@ var policyKeys = map[string]policyKey{
 	"consumer-timeout":              {main: mainTimeout},
 	"consumer-disconnected-timeout": {main: mainDisconnected},
 	"delayed-retry-type":            {main: mainDelayed, wait: waitDelayed, keep: keepDelayed},
-	"delayed-retry-min":             {}, // delayed-retry-type says what it does
+	"delayed-retry-min":             {}, // see delayed-retry-type
 	"delayed-retry-max":             {},
 
 	// Mirrors of classic queues, up to 3.13.
 	"ha-mode":                {main: mirrored, wait: mirrored, keep: mirrored, not: replicated},
-	"ha-params":              {not: replicated}, // ha-mode says what these do
+	"ha-params":              {not: replicated}, // see ha-mode
 	"ha-promote-on-failure":  {not: replicated},
 	"ha-promote-on-shutdown": {not: replicated},
 	"ha-sync-batch-size":     {},

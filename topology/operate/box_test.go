@@ -170,7 +170,7 @@ func (b *box) depth(queue string, n int) {
 func (b *box) letters(filter operate.Filter) []operate.Letter {
 	b.t.Helper()
 	var found []operate.Letter
-	for l, err := range b.Dead(b.t.Context(), b.plan, filter) {
+	for l, err := range b.Dead(b.t.Context(), b.plan, filter, 0) {
 		require.NoError(b.t, err)
 		found = append(found, l)
 	}

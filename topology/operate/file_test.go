@@ -190,13 +190,13 @@ func TestGroupByError(t *testing.T) {
 			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
 		}
 	})
-	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}))
+	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
 	require.NoError(t, err)
 	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
 	require.Equal(t, []operate.Group{
 		{Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0), Last: at(3), Example: "order-0"},
 		{Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5), Example: "order-4"},
 	}, groups)
-	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}))
+	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}, 0))
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }

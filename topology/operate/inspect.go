@@ -45,7 +45,7 @@ type QueueReport struct {
 	Total, Held Count
 }
 
-// Role says what a queue does for a plan.
+// Role is the purpose of a queue in a plan.
 type Role string
 
 const (

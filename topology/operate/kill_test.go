@@ -87,7 +87,7 @@ func beKilled(words []string) error {
 		}
 		_, err = act(ctx, plan, all)
 	case "list":
-		for l, listErr := range o.Dead(ctx, plan, operate.Filter{}) {
+		for l, listErr := range o.Dead(ctx, plan, operate.Filter{}, 0) {
 			if err = listErr; err == nil {
 				fmt.Println("done", l.Position)
 			}

@@ -23,9 +23,11 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 		expire    string // of each letter
 		consumed  bool
 		missing   bool
+		limit     int
 	}{
 		{name: "quorum", arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}, missing: true},
 		{name: "classic", arguments: amqp.Table{"x-queue-type": "classic"}, missing: true},
+		{name: "listed with a limit", arguments: amqp.Table{"x-queue-type": "classic"}, limit: 3, missing: true},
 		{name: "with a time to live", arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), "x-message-ttl": int64(1)}},
 		{name: "with a length", arguments: amqp.Table{"x-queue-type": "classic", "x-max-length": int64(1)}},
 		{name: "with expirations", arguments: amqp.Table{"x-queue-type": "classic"}, expire: "86400000"},
@@ -47,7 +49,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 			b.plan.Dead.RoutingKey = queue
 			seen := 0
 			var err error
-			for _, listed := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+			for _, listed := range b.Dead(t.Context(), b.plan, operate.Filter{}, c.limit) {
 				if err = listed; err != nil {
 					break
 				}

@@ -46,7 +46,7 @@ var (
 const callTimeout = 90 * time.Second
 
 // Operator looks at the queues of one vhost and moves their messages, for people and for tools. It
-// needs the broker's URL and nothing else; what a call works on is a topology.Plan, which
+// needs the broker's URL and nothing else; a call works on a topology.Plan, which
 // topology.PlanFor computes. It keeps one connection for publishing, and each call reads on another
 // connection, which ends with the call: the broker stops reading from a publishing connection
 // during an alarm, and a message that is too large for a frame ends the connection that reads it
@@ -172,8 +172,8 @@ func WithAMQP(config amqp.Config) Option {
 	}
 }
 
-// WithPreProvisioned declares nothing, for users who may not: Declare names what is missing, and
-// Verify compares arguments only where the management API shows them.
+// WithPreProvisioned declares nothing, because the user may not declare: Declare names the missing
+// queues and exchanges, and Verify compares arguments only where the management API shows them.
 //
 // Default: Declare declares, and Verify compares by declaring what exists.
 func WithPreProvisioned() Option {
@@ -270,8 +270,8 @@ func withWayOut(err error) error {
 	return err
 }
 
-// Close ends the publishing connection, bounded in time whatever the broker does. Calls under way
-// end by themselves; later calls return topology.ErrClosed.
+// Close ends the publishing connection within seconds, even if the broker does not answer. Calls
+// under way end by themselves; later calls return topology.ErrClosed.
 func (o *Operator) Close() error {
 	o.closed.Store(true)
 	o.publisher.Close()
@@ -320,7 +320,8 @@ func (o *Operator) manager(ctx context.Context) *audit.Manager {
 // as it is. The plan's own queue is the user's and is not declared; a plan with a binding to it
 // (Shared) needs it to exist. A plan that topology.ValidatePlan refuses is not declared, unless it
 // holds nothing but queues that keep messages. It ends within ctx, and after 90 s at the latest.
-// With WithPreProvisioned nothing is declared, and what is missing is the error.
+// With WithPreProvisioned nothing is declared, and the error names the missing
+// queues and exchanges.
 func (o *Operator) Declare(ctx context.Context, plan topology.Plan) error {
 	if err := topology.ValidatePlan(plan); err != nil && !onlyKeeps(plan) {
 		return fmt.Errorf("declare: %w", err)

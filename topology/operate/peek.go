@@ -21,7 +21,7 @@ import (
 // dead-letter or stranded queue for example. They cannot be acked. All go back to their places at
 // once, so that the order stays; afterwards they carry the redelivered flag. While Peek looks, no
 // other client gets them. It ends within ctx, and after 90 s at the latest. The package's
-// documentation says what is read safely, and what is not.
+// documentation says which queues can be read safely.
 func (o *Operator) Peek(ctx context.Context, queue string, n int) ([]amqp.Delivery, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("peek at queue %q: %d messages asked for, at least 1 is needed", queue, n)
@@ -132,7 +132,7 @@ func (t *taking) handBack() error {
 	}
 }
 
-// explain says what an error means, where that is known.
+// explain adds the meaning of an error, where that is known.
 func (t *taking) explain(err error) error {
 	if audit.IsCode(err, amqp.FrameError) || errors.Is(err, amqp.ErrClosed) ||
 		errors.Is(err, scan.ErrCancelled) {
@@ -178,7 +178,7 @@ func (r *reader) check(ctx context.Context) error {
 	return nil
 }
 
-// checkPeek is check on a connection of its own.
+// checkPeek is check on another connection.
 func (o *Operator) checkPeek(ctx context.Context, plan topology.Plan, queue string) error {
 	err := o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
 		r := reader{o, conn, plan, queue}
@@ -196,7 +196,7 @@ type ruled struct {
 	err error // why they are not known
 }
 
-// ask asks the broker what the queue is, and which policies apply to it.
+// ask asks the broker for the type and arguments of the queue, and for the policies that apply.
 func (r *reader) ask(ctx context.Context) (*audit.Facts, *ruled, error) {
 	m := r.operator.manager(ctx)
 	likely := amqp.Table{"x-queue-type": audit.Quorum, "x-delivery-limit": int64(audit.LargeLimit)}

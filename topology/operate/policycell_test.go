@@ -275,7 +275,8 @@ func (s *governedService) observe(_ context.Context, e middleware.Event) {
 	s.changed = time.Now()
 }
 
-// handler fails the messages that are to fail. The first message is held by hold, each time that it comes.
+// handler fails the messages that are to fail. The first message is held by hold, each time that it
+// comes.
 func (s *governedService) handler(hold func(ctx context.Context, calls int)) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		id := string(msg.Payload)

@@ -51,7 +51,7 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		options  operate.PruneOptions
 		why      string
 	}{
-		{b, operate.PruneOptions{}, "nobody has said"},
+		{b, operate.PruneOptions{}, "it is not stated that no service publishes"},
 		{blind, operate.PruneOptions{NobodyPublishes: true}, "name the management API"},
 	} {
 		refused.options.Queues = []string{"quorum.empty", "classic.empty"}

@@ -216,7 +216,7 @@ func namesPattern(names []string) string {
 	return "^(" + strings.Join(quoted, "|") + ")$"
 }
 
-// unchecked names what was not looked at, because AMQP does not show it.
+// unchecked names the checks that were not possible, because AMQP does not show their facts.
 func (v *verifier) unchecked() {
 	const all = "policies, bindings, feature flags, alarms and replicas were not looked at"
 	switch m := v.manager; {

@@ -21,7 +21,7 @@ type Finding struct {
 	Problem  Problem
 	// Kind is "queue", "exchange", "binding" or "broker", Name its name.
 	Kind, Name string
-	// Text says what is wrong, what follows, and the way out.
+	// Text says the problem, its consequence, and the way out.
 	Text string
 }
 
@@ -60,15 +60,15 @@ const (
 	Unchecked Problem = "unchecked"
 )
 
-// Verify compares a plan with the queues, exchanges and settings of the broker, and names what is
-// missing, different or dangerous: the critical findings first, else in the order of the plan. No
-// findings means that nothing was found, by the sources that were asked:
+// Verify compares a plan with the queues, exchanges and settings of the broker, and names all that
+// is missing, different or dangerous: the critical findings first, else in the order of the plan.
+// No findings means that nothing was found, by the sources that were asked:
 //
 //   - AMQP tells which queues and exchanges are missing, the first argument in which they differ
 //     from the plan, whether a wait queue is consumed, and the type and the arguments of the queue
 //     itself, which may lose messages.
 //   - The management API, where configured (WithManagement), tells missing bindings, policies that
-//     change a queue or an exchange of the plan, also one that does not exist yet, a delivery limit
+//     change a queue or an exchange of the plan, also before it exists, a delivery limit
 //     that drops for certain, feature flags, alarms and replicas. Without it one finding says that
 //     none of that was looked at. A user with the tag monitoring and permissions in the vhost is
 //     enough; before RabbitMQ 4.0 feature flags take the tag administrator.

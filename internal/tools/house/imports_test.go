@@ -44,7 +44,7 @@ var library = map[string][]string{
 		module + "/middleware/header", module + "/middleware", module + "/topology",
 		module + "/topology/operate", prometheus,
 	},
-	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
+	"middleware/tracing": {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/adapter", module + "/internal/hold", module + "/internal/link", module + "/internal/management",
 		module + "/internal/audit", module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",

@@ -14,11 +14,15 @@ import (
 
 func (a app) plan() *cli.Command {
 	return &cli.Command{
-		Name: "plan", Usage: "print what a queue needs to wait and to give up; asks no broker", ArgsUsage: "QUEUE",
+		Name: "plan", Usage: "print the plan of a queue: all that it declares; asks no broker",
+		ArgsUsage: "QUEUE",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "definitions", Usage: "as a RabbitMQ definitions file"},
 			&cli.StringFlag{Name: "vhost", Usage: "of the definitions", Value: "/"},
-			&cli.BoolFlag{Name: "permissions", Usage: "the permission patterns of a user who consumes, retries and declares"},
+			&cli.BoolFlag{
+				Name: "permissions", Usage: "the permission patterns of a user who consumes, retries " +
+					"and declares",
+			},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			queue, err := queueOf(c)
@@ -59,12 +63,15 @@ func (a app) permissions(c *cli.Command, p topology.Permissions) error {
 	if c.Bool(flagJSON) {
 		return a.printSnakeJSON(p)
 	}
-	return a.table([][]string{{"right", "pattern"}, {"configure", p.Configure}, {"write", p.Write}, {"read", p.Read}})
+	return a.table([][]string{
+		{"right", "pattern"}, {"configure", p.Configure}, {"write", p.Write}, {"read", p.Read},
+	})
 }
 
 func (a app) declare() *cli.Command {
 	return &cli.Command{
-		Name: "declare", Usage: "declare the plan of a queue; changes nothing that exists", ArgsUsage: "QUEUE",
+		Name: "declare", Usage: "declare the plan of a queue; changes nothing that exists",
+		ArgsUsage: "QUEUE",
 		Action: func(ctx context.Context, c *cli.Command) error {
 			queue, err := queueOf(c)
 			if err != nil {
@@ -77,7 +84,8 @@ func (a app) declare() *cli.Command {
 				if c.Bool(flagJSON) {
 					return a.printSnakeJSON(plan)
 				}
-				_, err := fmt.Fprintf(a.out, "declared %s for queue %q\n", plural(len(plan.Queues), "queue"), queue)
+				_, err := fmt.Fprintf(a.out, "declared %s for queue %q\n",
+					plural(len(plan.Queues), "queue"), queue)
 				return err
 			})
 		},
@@ -86,9 +94,12 @@ func (a app) declare() *cli.Command {
 
 func (a app) verify() *cli.Command {
 	return &cli.Command{
-		Name: "verify", Usage: "compare the plan of a queue with what the broker has; exits 1 if something critical is found", ArgsUsage: "QUEUE",
-		Description: "Without --management no policy, binding or feature flag is looked at, and verify says so.\n" +
-			"In a pipeline use --management and --strict: then it exits 1 also where it could not look at everything.",
+		Name: "verify", Usage: "compare the plan of a queue with the broker; " +
+			"exits 1 if something critical is found",
+		ArgsUsage: "QUEUE",
+		Description: "Without --management no policy, binding or feature flag is looked at, and verify " +
+			"says so.\nIn a pipeline use --management and --strict: " +
+			"then it exits 1 also where it could not look at everything.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "strict", Usage: "exit 1 also if something could not be looked at"},
 		},
@@ -148,7 +159,9 @@ type statusJSON struct {
 
 func (a app) status() *cli.Command {
 	return &cli.Command{
-		Name: "status", Usage: "count what is ready, waits and is dead, and say what verify finds", ArgsUsage: "QUEUE…",
+		Name: "status", Usage: "count messages that are ready, wait and are dead, and print the " +
+			"findings of verify",
+		ArgsUsage: "QUEUE…",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "watch", Usage: "again and again"},
 			&cli.DurationFlag{Name: "interval", Usage: "of --watch", Value: 2 * time.Second},
@@ -186,7 +199,9 @@ func (a app) status() *cli.Command {
 	}
 }
 
-func (a app) statusOnce(ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan) error {
+func (a app) statusOnce(
+	ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan,
+) error {
 	all := []statusJSON{}
 	said := map[operate.Finding]bool{} // about the broker: the same for each queue
 	for _, plan := range plans {
@@ -205,7 +220,10 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, o *operate.Operator
 		all = append(all, s)
 		if !c.Bool(flagJSON) {
 			fmt.Fprint(a.out, report)
-			a.printFindings(slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool { return said[f] }), "")
+			news := slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool {
+				return said[f]
+			})
+			a.printFindings(news, "")
 			for _, f := range s.Findings {
 				said[f] = f.Kind == "broker"
 			}

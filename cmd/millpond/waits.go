@@ -18,13 +18,15 @@ func (a app) waiting() *cli.Command {
 		Name: "waiting", Usage: "messages that wait: list, release, cancel",
 		Commands: []*cli.Command{
 			a.waitingList(),
-			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now", (*operate.Operator).Release),
-			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue", (*operate.Operator).Cancel),
+			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now",
+				(*operate.Operator).Release),
+			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue",
+				(*operate.Operator).Cancel),
 		},
 	}
 }
 
-// waiterJSON is a message that waits.
+// waiterJSON is a message that waits, as one line of a list.
 type waiterJSON struct {
 	ID        string     `json:"id"`
 	WaitQueue string     `json:"wait_queue"`
@@ -35,12 +37,18 @@ type waiterJSON struct {
 	Class     string     `json:"class,omitempty"`
 	Due       *time.Time `json:"due,omitempty"`
 	Size      int        `json:"size"`
+	Count     int        `json:"wait_queue_count"` // of messages in the wait queue
 }
 
 func (a app) waitingList() *cli.Command {
 	return &cli.Command{
-		Name: "list", Usage: "list what waits, by delay; a queue with more than 5000 messages is not touched", ArgsUsage: "QUEUE",
-		Flags: []cli.Flag{&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20}},
+		Name: "list", Usage: "list messages that wait, by delay; with --json one object a line",
+		ArgsUsage: "QUEUE",
+		Description: "A wait queue with more than 5000 messages is not touched.\n" +
+			"In each line of JSON, wait_queue_count is the number of messages in its wait queue.",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20},
+		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			queue, err := queueOf(c)
 			if err != nil {
@@ -60,25 +68,38 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 		of[w.WaitQueue]++
 	}
 	limit, shown := c.Int("limit"), map[string]int{}
-	list := []waiterJSON{}
 	rows := [][]string{{"delay", "id", "due", "failures", "class", "queue", "error"}}
 	for _, w := range waiters {
 		if shown[w.WaitQueue]++; limit > 0 && shown[w.WaitQueue] > limit {
 			continue
 		}
-		j := waiterJSON{ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue, Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size}
+		j := waiterJSON{
+			ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue,
+			Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size,
+			Count: of[w.WaitQueue],
+		}
 		if !w.Due.IsZero() {
 			j.Due = &w.Due
 		}
-		list = append(list, j)
-		rows = append(rows, []string{j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue), orDash(w.Error)})
+		if c.Bool(flagJSON) {
+			if err := a.printLine(j); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{
+			j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue),
+			orDash(w.Error),
+		})
 		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
-			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
+			rows = append(rows, []string{
+				j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit),
+			})
 		}
 	}
 	switch {
 	case c.Bool(flagJSON):
-		return a.printJSON(map[string]any{"counts": of, "messages": list})
+		return nil
 	case len(waiters) == 0:
 		_, err := fmt.Fprintln(a.out, "nothing waits")
 		return err
@@ -86,7 +107,12 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	return a.table(rows)
 }
 
-func (a app) takeOut(name, done, use string, act func(*operate.Operator, context.Context, topology.Plan, operate.Selection) (operate.Progress, error)) *cli.Command {
+// taker is Release or Cancel.
+type taker func(
+	*operate.Operator, context.Context, topology.Plan, operate.Selection,
+) (operate.Progress, error)
+
+func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "QUEUE",
 		Flags: []cli.Flag{
@@ -100,7 +126,9 @@ func (a app) takeOut(name, done, use string, act func(*operate.Operator, context
 			}
 			choose := operate.Selection{IDs: c.StringSlice("id")}
 			if c.Bool("all") {
-				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
+				choose.Match = func(w operate.Waiter) bool {
+					return w.Queue == "" || w.Queue == queue
+				}
 			}
 			if len(choose.IDs) == 0 && choose.Match == nil {
 				return usage("name the messages with --id, or pass --all")
@@ -122,13 +150,20 @@ func (a app) takeOut(name, done, use string, act func(*operate.Operator, context
 
 func (a app) prune() *cli.Command {
 	return &cli.Command{
-		Name: "prune", Usage: "delete wait queues that no plan uses any more, if they are proven empty", ArgsUsage: "QUEUE",
-		Description: "The plan of QUEUE (--policy) says which wait queues stay. Those to delete are named, or those of an older policy.\n" +
+		Name: "prune", Usage: "delete wait queues that no plan uses any more, if they are proven empty",
+		ArgsUsage: "QUEUE",
+		Description: "The plan of QUEUE (--policy) says which wait queues stay. " +
+			"Name the queues to delete, or an older policy.\n" +
 			"Needs --management: AMQP does not show messages that are unacked or held.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: flagOldPolicy, Usage: "the `DELAYS` of the policy before"},
-			&cli.StringSliceFlag{Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated"},
-			&cli.BoolFlag{Name: "nobody-publishes", Usage: "your word that no running service uses these queues any more; nothing can prove it"},
+			&cli.StringSliceFlag{
+				Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated",
+			},
+			&cli.BoolFlag{
+				Name: "nobody-publishes", Usage: "your word that no running service uses these queues any " +
+					"more; nothing can prove it",
+			},
 			&cli.DurationFlag{Name: "wait", Usage: "wait so long for messages that are still in them"},
 			dryRun(),
 		},
@@ -153,7 +188,8 @@ func (a app) prune() *cli.Command {
 			}
 			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				results, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
-					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"), DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
+					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"),
+					DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
 				})
 				return errors.Join(err, a.printPruned(c, results))
 			})
@@ -161,7 +197,7 @@ func (a app) prune() *cli.Command {
 	}
 }
 
-// olderQueues are the wait queues of an older policy that today's does not use.
+// olderQueues returns the wait queues of an older policy that today's policy does not use.
 func (a app) olderQueues(c *cli.Command, queue, old string) ([]string, error) {
 	today, err := a.planOf(c, queue)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// record is a message as a line of JSON. Nothing of it is lost: strings that are
-// not UTF-8 are written in base64, and headers with their AMQP types.
+// record is a message as a line of JSON, lossless: strings that are not UTF-8 are written in
+// base64, and headers with their AMQP types.
 type record struct {
 	Exchange        text             `json:"exchange,omitempty"`
 	RoutingKey      text             `json:"routing_key,omitempty"`
@@ -31,15 +31,16 @@ type record struct {
 	Body            text             `json:"body"`
 }
 
-// Encode returns a message as a line of JSON, without its end, that Import reads:
-// payload, properties and headers with their types, lossless.
+// Encode writes a message as a line of JSON that Import reads, without the line's end: payload,
+// properties and headers with their types, lossless.
 func Encode(d amqp.Delivery) ([]byte, error) {
 	r := record{
 		Exchange: text(d.Exchange), RoutingKey: text(d.RoutingKey), Redelivered: d.Redelivered,
 		MessageID: text(d.MessageId), CorrelationID: text(d.CorrelationId),
 		ContentType: text(d.ContentType), ContentEncoding: text(d.ContentEncoding),
-		DeliveryMode: d.DeliveryMode, Priority: d.Priority, ReplyTo: text(d.ReplyTo), Expiration: text(d.Expiration),
-		Type: text(d.Type), UserID: text(d.UserId), AppID: text(d.AppId), Body: text(d.Body),
+		DeliveryMode: d.DeliveryMode, Priority: d.Priority, ReplyTo: text(d.ReplyTo),
+		Expiration: text(d.Expiration), Type: text(d.Type), UserID: text(d.UserId),
+		AppID: text(d.AppId), Body: text(d.Body),
 	}
 	if !d.Timestamp.IsZero() {
 		seconds := d.Timestamp.Unix()
@@ -52,7 +53,7 @@ func Encode(d amqp.Delivery) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// Decode returns the message that Encode wrote, without the means to settle it.
+// Decode reads a message that Encode wrote. It cannot be acked.
 func Decode(line []byte) (amqp.Delivery, error) {
 	var r record
 	if err := json.Unmarshal(line, &r); err != nil {
@@ -66,8 +67,9 @@ func Decode(line []byte) (amqp.Delivery, error) {
 		Exchange: string(r.Exchange), RoutingKey: string(r.RoutingKey), Redelivered: r.Redelivered,
 		MessageId: string(r.MessageID), CorrelationId: string(r.CorrelationID),
 		ContentType: string(r.ContentType), ContentEncoding: string(r.ContentEncoding),
-		DeliveryMode: r.DeliveryMode, Priority: r.Priority, ReplyTo: string(r.ReplyTo), Expiration: string(r.Expiration),
-		Type: string(r.Type), UserId: string(r.UserID), AppId: string(r.AppID), Headers: headers, Body: []byte(r.Body),
+		DeliveryMode: r.DeliveryMode, Priority: r.Priority, ReplyTo: string(r.ReplyTo),
+		Expiration: string(r.Expiration), Type: string(r.Type), UserId: string(r.UserID),
+		AppId: string(r.AppID), Headers: headers, Body: []byte(r.Body),
 	}
 	if r.Timestamp != nil {
 		d.Timestamp = time.Unix(*r.Timestamp, 0)
@@ -75,8 +77,8 @@ func Decode(line []byte) (amqp.Delivery, error) {
 	return d, nil
 }
 
-// text is a string of any bytes: as JSON a string where it is UTF-8 and few bytes
-// need an escape, else an object with its base64.
+// text is a string of any bytes. As JSON it is a string where it is UTF-8 and few bytes need an
+// escape, else an object with its base64.
 type text string
 
 type encoded struct {

@@ -131,13 +131,13 @@ func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(1200)
-		for l, err := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+		for l, err := range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 			require.NoError(t, err)
 			require.Equal(t, "order-0", l.ID)
 			break
 		}
 		require.Panics(t, func() {
-			for range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+			for range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 				panic("of the caller")
 			}
 		})
@@ -159,7 +159,7 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 		b.die(dead, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 		began, seen := time.Now(), 0
 		var most uint64
-		for _, err := range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+		for _, err := range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 			require.NoError(t, err)
 			if seen++; seen%1000 == 0 {
 				most = max(most, heap())
@@ -189,13 +189,13 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	b.plan.Dead.RoutingKey = adopted
 	b.publish(adopted, amqp.Publishing{Body: []byte("x")})
 	for range 10 {
-		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 		}
 		require.ErrorIs(t, err, operate.ErrUnsafePeek)
 	}
 	require.Len(t, b.bodies(adopted, 1), 1)
 	b.plan.Dead = topology.Route{Exchange: "theirs"}
-	for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+	for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 	}
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }
@@ -211,7 +211,7 @@ func TestUnreadableMessageIsNamed(t *testing.T) {
 	b.depth(b.dead, 4)
 	var err error
 	for range 3 { // from 4.0 on it can be read once
-		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}) {
+		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
 		}
 		if err != nil {
 			break

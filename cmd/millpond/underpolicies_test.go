@@ -81,9 +81,9 @@ func definitionOf(t *testing.T, keys []string, choose func(key string) bool) map
 	return definition
 }
 
-// Each policy that the broker knows is set on all queues, as a user's and as an
-// operator's. A message that is looked at, twice, or five times with MILLPOND_LONG, stays; or the look is refused.
-// Under a delivery limit lists deleted the dead letters that they showed.
+// Each policy that the broker knows is set on all queues, as a user's and as an operator's. A
+// message that is looked at, twice, or five times with MILLPOND_LONG, stays; or the look is
+// refused. Under a delivery limit lists deleted the dead letters that they showed.
 func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
@@ -253,7 +253,7 @@ func (l *looks) cutOff(managed bool) {
 	o := l.operator(proxy.URL(), managed)
 	plan := topology.Plan{Queue: l.queue, Dead: topology.Route{RoutingKey: l.queue + ".dlq"}}
 	for range 4 {
-		for range o.Dead(l.t.Context(), plan, operate.Filter{}) {
+		for range o.Dead(l.t.Context(), plan, operate.Filter{}, 0) {
 			proxy.Cut()
 			break
 		}
