@@ -39,11 +39,13 @@ var policyKeys = map[string]any{
 	"consumer-timeout": 60_000, "consumer-disconnected-timeout": 60_000,
 
 	// Where queues live and how they are stored.
-	"ha-mode": "exactly", "ha-params": 1, "ha-promote-on-failure": "always", "ha-promote-on-shutdown": "always",
-	"ha-sync-mode": "automatic", "ha-sync-batch-size": 10,
+	"ha-mode": "exactly", "ha-params": 1, "ha-promote-on-failure": "always",
+	"ha-promote-on-shutdown": "always",
+	"ha-sync-mode":           "automatic", "ha-sync-batch-size": 10,
 	"initial-cluster-size": 1, "target-group-size": 1,
 	"max-in-memory-bytes": 1 << 30, "max-in-memory-length": 1_000_000,
-	"queue-leader-locator": "client-local", "queue-master-locator": "client-local", "queue-mode": "lazy",
+	"queue-leader-locator": "client-local", "queue-master-locator": "client-local",
+	"queue-mode": "lazy",
 
 	// Of streams.
 	"max-age": "1D", "stream-filter-size-bytes": 32, "stream-max-segment-size-bytes": 1_000_000,
@@ -52,16 +54,21 @@ var policyKeys = map[string]any{
 // keysOf are the keys that the broker knows, of policies and of operator policies.
 func keysOf(t *testing.T, node *testbroker.Node) map[string][]string {
 	t.Helper()
-	user, operator, ok := strings.Cut(node.Ctl(t, "eval", `[io:format("~s~n", [lists:join(" ", [atom_to_list(K) || {K, _} <- rabbit_registry:lookup_all(V)])])
+	user, operator, ok := strings.Cut(node.Ctl(t, "eval", `[io:format("~s~n",
+		[lists:join(" ", [atom_to_list(K) || {K, _} <- rabbit_registry:lookup_all(V)])])
 		|| V <- [policy_validator, operator_policy_validator]].`), "\n")
 	require.True(t, ok)
 	operator, _, _ = strings.Cut(operator, "\n")
-	keys := map[string][]string{"policies": strings.Fields(user), "operator-policies": strings.Fields(operator)}
+	keys := map[string][]string{
+		"policies": strings.Fields(user), "operator-policies": strings.Fields(operator),
+	}
 	require.Contains(t, keys["policies"], "delivery-limit")
 	require.Contains(t, keys["operator-policies"], "delivery-limit")
 	if strings.HasPrefix(node.Version(), "4.3") { // knows the key, and refuses a policy with it
 		for kind, list := range keys {
-			keys[kind] = slices.DeleteFunc(list, func(key string) bool { return key == "queue-master-locator" })
+			keys[kind] = slices.DeleteFunc(
+				list, func(key string) bool { return key == "queue-master-locator" },
+			)
 		}
 	}
 	return keys
@@ -88,9 +95,13 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	keys := keysOf(t, node)
-	node.Grant(t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"), testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"))
+	node.Grant(
+		t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"),
+		testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"),
+	)
 	limit := func(key string) bool { return key == "delivery-limit" }
-	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") } // of quorum queues alone
+	// of quorum queues alone
+	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") }
 	rest := func(key string) bool { return !limit(key) && !late(key) }
 	for _, c := range []struct {
 		vhost    string
@@ -143,7 +154,9 @@ type looks struct {
 
 func newLooks(t *testing.T, address, api, kind string) *looks {
 	t.Helper()
-	s := &service{t: t, url: address, queue: "orders-" + kind, kind: kind, ch: testbroker.Channel(t, address)}
+	s := &service{
+		t: t, url: address, queue: "orders-" + kind, kind: kind, ch: testbroker.Channel(t, address),
+	}
 	require.NoError(t, s.ch.Confirm(false))
 	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, amqp.Table{"x-queue-type": kind})
 	require.NoError(t, err)
@@ -187,7 +200,9 @@ func (l *looks) everywhere(managed, refused bool) {
 	t.Helper()
 	for range looksEach() {
 		for _, args := range [][]string{
-			{"dead", "list"}, {"dead", "list", "--group"}, {"dead", "show"}, {"dead", "replay", "--dry-run"}, {"dead", "discard", "--dry-run"},
+			{"dead", "list"}, {"dead", "list", "--group"}, {"dead", "show"}, {
+				"dead", "replay", "--dry-run",
+			}, {"dead", "discard", "--dry-run"},
 			{"dead", "export"}, {"waiting", "list"}, {"waiting", "release", "--id", "nothing"},
 		} {
 			args = slices.Insert(args, 2, l.queue)
@@ -198,7 +213,8 @@ func (l *looks) everywhere(managed, refused bool) {
 			want := exitDone
 			if refused {
 				want = exitRefused
-			} else if args[1] == "release" || args[1] == "show" && o.code == exitFound { // hidden for a moment by delayed-retry-type
+			} else if args[1] == "release" || args[1] == "show" && o.code == exitFound {
+				// Under delayed-retry-type a letter may be hidden for a moment.
 				want = exitFound
 			}
 			require.Equal(t, want, o.code, "%v: %s%s", args, o.out, o.err)
@@ -234,7 +250,10 @@ func (l *looks) operator(address string, managed bool) *operate.Operator {
 func (l *looks) count() {
 	l.t.Helper()
 	for queue, n := range l.counts {
-		testbroker.WaitFor(l.t, fmt.Sprintf("%d messages in %s", n, queue), patience, func() bool { return testbroker.Depth(l.t, l.url, queue) == n })
+		testbroker.WaitFor(
+			l.t, fmt.Sprintf("%d messages in %s", n, queue), patience,
+			func() bool { return testbroker.Depth(l.t, l.url, queue) == n },
+		)
 	}
 }
 

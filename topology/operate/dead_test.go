@@ -36,7 +36,10 @@ func TestFiftyListsLeaveEveryMessage(t *testing.T) {
 		first := ids(b.letters(operate.Filter{}))
 		require.Len(t, first, dead)
 		for look := range looks {
-			require.Equal(t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "), "look %d", look+1)
+			require.Equal(
+				t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "), "look %d",
+				look+1,
+			)
 		}
 		left := b.bodies(b.dead, dead)
 		require.Len(t, left, dead)
@@ -65,18 +68,32 @@ func TestEveryFilter(t *testing.T) {
 			filter operate.Filter
 			want   []string
 		}{
-			"none":            {operate.Filter{}, []string{"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5"}},
-			"id":              {operate.Filter{IDs: []string{"order-5", "uuid-3", "order-9"}}, []string{"uuid-3", "order-5"}},
-			"reason":          {operate.Filter{Reason: header.ReasonPermanent}, []string{"order-1"}},
-			"error":           {operate.Filter{Error: "such customer"}, []string{"order-1"}},
-			"error, pattern":  {operate.Filter{ErrorPattern: regexp.MustCompile(`customer \d+$`)}, []string{"order-1"}},
-			"handler":         {operate.Filter{Handler: "bill"}, []string{"order-2"}},
-			"since":           {operate.Filter{Since: at(5)}, []string{"order-5"}},
-			"until":           {operate.Filter{Until: at(1)}, []string{"order-0"}},
-			"header, number":  {operate.Filter{Headers: map[string]string{"tenant": "2"}}, []string{"order-2", "order-5"}},
+			"none": {
+				operate.Filter{},
+				[]string{"order-0", "order-1", "order-2", "uuid-3", "sha256:f3e0792e105e", "order-5"},
+			},
+			"id": {
+				operate.Filter{IDs: []string{"order-5", "uuid-3", "order-9"}}, []string{"uuid-3", "order-5"},
+			},
+			"reason": {operate.Filter{Reason: header.ReasonPermanent}, []string{"order-1"}},
+			"error":  {operate.Filter{Error: "such customer"}, []string{"order-1"}},
+			"error, pattern": {
+				operate.Filter{ErrorPattern: regexp.MustCompile(`customer \d+$`)}, []string{"order-1"},
+			},
+			"handler": {operate.Filter{Handler: "bill"}, []string{"order-2"}},
+			"since":   {operate.Filter{Since: at(5)}, []string{"order-5"}},
+			"until":   {operate.Filter{Until: at(1)}, []string{"order-0"}},
+			"header, number": {
+				operate.Filter{Headers: map[string]string{"tenant": "2"}}, []string{"order-2", "order-5"},
+			},
 			"header, missing": {operate.Filter{Headers: map[string]string{"nothing": ""}}, nil},
-			"match":           {operate.Filter{Match: func(l operate.Letter) bool { return l.Position == 1 }}, []string{"order-0"}},
-			"several":         {operate.Filter{Handler: "ship", Headers: map[string]string{"tenant": "2"}}, []string{"order-5"}},
+			"match": {
+				operate.Filter{Match: func(l operate.Letter) bool { return l.Position == 1 }},
+				[]string{"order-0"},
+			},
+			"several": {
+				operate.Filter{Handler: "ship", Headers: map[string]string{"tenant": "2"}}, []string{"order-5"},
+			},
 		} {
 			require.Equal(t, c.want, ids(b.letters(c.filter)), name)
 		}
@@ -89,15 +106,24 @@ func TestEveryFilter(t *testing.T) {
 func TestLetterSaysWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(1, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
+		b.die(
+			1, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" },
+		)
 		name := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{
-			"x-queue-type": "classic", "x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
+			"x-queue-type": "classic", "x-message-ttl": int32(
+				1,
+			), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
 		})
 		require.NoError(t, err)
 		b.publish(name, amqp.Publishing{Body: []byte("expired")})
 		b.depth(b.dead, 2)
-		b.publish(b.dead, amqp.Publishing{Body: []byte("bare"), Headers: amqp.Table{"reason_poisoned": "boom", "handler_poisoned": "old"}})
+		b.publish(
+			b.dead,
+			amqp.Publishing{
+				Body: []byte("bare"), Headers: amqp.Table{"reason_poisoned": "boom", "handler_poisoned": "old"},
+			},
+		)
 
 		found := b.letters(operate.Filter{})
 		require.Len(t, found, 3)
@@ -168,7 +194,10 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 		took := time.Since(began)
 		require.Equal(t, dead, seen)
 		require.Less(t, most, uint64(48<<20), "live heap of both")
-		t.Logf("%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen, took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10)
+		t.Logf(
+			"%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen,
+			took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10,
+		)
 	})
 }
 
@@ -184,7 +213,10 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
 	adopted := testbroker.Queue(t)
-	_, err := b.ch.QueueDeclare(adopted, true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)})
+	_, err := b.ch.QueueDeclare(
+		adopted, true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)},
+	)
 	require.NoError(t, err)
 	b.plan.Dead.RoutingKey = adopted
 	b.publish(adopted, amqp.Publishing{Body: []byte("x")})
@@ -206,8 +238,17 @@ func TestUnreadableMessageIsNamed(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
 	b.die(3)
-	const payload, properties, key = 131064, 2 + 2 + 8 + 4 + 1, 1 + 1 + 1 + 4 // class, flags, size, table, delivery mode; name, type, length
-	b.publish(b.dead, amqp.Publishing{Headers: amqp.Table{"x": strings.Repeat("x", payload-properties-key-8)}, Body: []byte("full")})
+	const (
+		payload    = 131064
+		properties = 2 + 2 + 8 + 4 + 1 // class, flags, size, table, delivery mode
+		key        = 1 + 1 + 1 + 4     // name, type, length
+	)
+	b.publish(
+		b.dead,
+		amqp.Publishing{
+			Headers: amqp.Table{"x": strings.Repeat("x", payload-properties-key-8)}, Body: []byte("full"),
+		},
+	)
 	b.depth(b.dead, 4)
 	var err error
 	for range 3 { // from 4.0 on it can be read once

@@ -58,7 +58,8 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 					require.Equal(t, operate.SourceAMQP, q.Ready.Source)
 					require.False(t, q.Total.Known(), "nobody has said it")
 				}
-				return ready[queue] == 0 && ready[plan.Queues[0].Name] == 0 && ready[longest.Name] == 5 && ready[plan.Dead.RoutingKey] == 2
+				return ready[queue] == 0 && ready[plan.Queues[0].Name] == 0 && ready[longest.Name] == 5 &&
+					ready[plan.Dead.RoutingKey] == 2
 			})
 			require.Equal(t, operate.Count{N: 1, Source: operate.SourceAMQP}, report.Queues[0].Consumers)
 			want := []operate.Role{operate.RoleMain}
@@ -89,7 +90,8 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 		rabbit, patience = "", 200*time.Second
 	}
 	node, api := testbroker.Managed(t, rabbit)
-	url, policy := node.URL(), backoff.List{15 * time.Second} // the queue must be gone before the wait ends
+	// the queue must be gone before the wait ends
+	url, policy := node.URL(), backoff.List{15 * time.Second}
 	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -100,7 +102,9 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			rig.Fill(t, url, waits, waiting)
 			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 			require.NoError(t, err)
-			testbroker.WaitFor(t, "the wait to end", patience, func() bool { return testbroker.Depth(t, url, waits) == 0 })
+			testbroker.WaitFor(
+				t, "the wait to end", patience, func() bool { return testbroker.Depth(t, url, waits) == 0 },
+			)
 
 			if kind == topology.Classic {
 				provision(t, url, strategy, queue, policy)
@@ -126,14 +130,25 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			})
 			t.Logf("%s\n%s", findings[0], report)
 			require.True(t, report.Queues[0].Missing)
-			require.Equal(t, operate.Count{N: 0, Source: operate.SourceAMQP}, report.Queues[len(plan.WaitSteps)].Ready)
-			require.Equal(t, operate.Count{N: waiting, Source: operate.SourceManagement}, report.Queues[len(plan.WaitSteps)].Total)
+			require.Equal(
+				t, operate.Count{N: 0, Source: operate.SourceAMQP}, report.Queues[len(plan.WaitSteps)].Ready,
+			)
+			require.Equal(
+				t, operate.Count{N: waiting, Source: operate.SourceManagement},
+				report.Queues[len(plan.WaitSteps)].Total,
+			)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
 			provision(t, url, strategy, queue, policy)
 			began := time.Now()
-			testbroker.WaitFor(t, "all to be back", patience, func() bool { return testbroker.Depth(t, url, queue) == waiting })
-			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting, time.Since(began).Round(time.Second))
+			testbroker.WaitFor(
+				t, "all to be back", patience,
+				func() bool { return testbroker.Depth(t, url, queue) == waiting },
+			)
+			t.Logf(
+				"quorum: %d of %d messages are back %v after their queue", waiting, waiting,
+				time.Since(began).Round(time.Second),
+			)
 			findings, err = o.Verify(t.Context(), plan)
 			require.NoError(t, err)
 			for _, f := range findings {
@@ -149,7 +164,10 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithManagement("http://guest:hush@127.0.0.1:1/"))
+	o, plan := opened(
+		t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://guest:hush@127.0.0.1:1/"),
+	)
 	provision(t, url, topology.PerQueue{}, queue, policy)
 	report, err := o.Inspect(t.Context(), plan)
 	require.NoError(t, err)
@@ -161,7 +179,10 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	require.Equal(t, operate.Unchecked, findings[0].Problem)
 	require.NotContains(t, report.String()+findings[0].String(), "hush")
 
-	for _, bad := range []string{"", "amqp://guest:hush@host", "http://host", "http://guest:hush@", "http://guest:hu/sh@host", "http://guest:hu?sh@host", "http://guest:hu%zzhush@host"} {
+	for _, bad := range []string{
+		"", "amqp://guest:hush@host", "http://host", "http://guest:hush@", "http://guest:hu/sh@host",
+		"http://guest:hu?sh@host", "http://guest:hu%zzhush@host",
+	} {
 		_, err := operate.Open(t.Context(), url, operate.WithManagement(bad))
 		require.ErrorContains(t, err, "WithManagement", bad)
 		require.NotContains(t, err.Error(), "hush")

@@ -48,16 +48,17 @@ func beKilled(words []string) error {
 	case "replay":
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
-		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+		repair := func(_ operate.Letter, msg *amqp.Publishing) error {
 			msg.Body = append([]byte("repaired "), msg.Body...)
 			return nil
-		}})
+		}
+		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
 	case "discard":
 		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if openErr != nil {
 			return openErr
 		}
-		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: func(letters []operate.Letter) error {
+		keep := func(letters []operate.Letter) error {
 			for _, l := range letters {
 				line, err := operate.Encode(l.Delivery)
 				if err == nil {
@@ -68,16 +69,25 @@ func beKilled(words []string) error {
 				}
 			}
 			return f.Sync()
-		}})
+		}
+		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keep})
 	case "import":
 		f, openErr := os.Open(file)
 		if openErr != nil {
 			return openErr
 		}
-		_, err = o.Import(ctx, plan, f, operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
+		_, err = o.Import(
+			ctx, plan, f, operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }},
+		)
 	case "release", "cancel":
 		n := 0
-		all := operate.Selection{Match: func(operate.Waiter) bool { n++; fmt.Println("done", n); return true }}
+		all := operate.Selection{Match: func(
+			operate.Waiter,
+		) bool {
+			n++
+			fmt.Println("done", n)
+			return true
+		}}
 		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
 			return err
 		}
@@ -101,7 +111,10 @@ func beKilled(words []string) error {
 func (b *box) killInTheMiddle(command, kind, file string, after int) (ended bool) {
 	b.t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestKilledInTheMiddle$")
-	child.Env = append(os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"), "AMQP_URL="+b.url)
+	child.Env = append(
+		os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"),
+		"AMQP_URL="+b.url,
+	)
 	out, err := child.StdoutPipe()
 	require.NoError(b.t, err)
 	var errs bytes.Buffer
@@ -153,7 +166,9 @@ func TestKilledInTheMiddle(t *testing.T) {
 	t.Parallel()
 	const dead, kills = 1200, 5
 	for _, kind := range types {
-		for _, command := range []string{"replay", "edit", "discard", "import", "list", "release", "cancel"} {
+		for _, command := range []string{
+			"replay", "edit", "discard", "import", "list", "release", "cancel",
+		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
 				b := newBox(t, kind)

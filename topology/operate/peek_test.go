@@ -32,7 +32,9 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
 			rig.Fill(t, r.URL, r.Queue, dead)
 			queue := r.Plan.Dead.RoutingKey
-			rig.WaitFor(t, "the dead letters", func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
+			rig.WaitFor(
+				t, "the dead letters", func() bool { return testbroker.Depth(t, r.URL, queue) == dead },
+			)
 			var first string
 			for look := range looks {
 				found, err := o.Peek(t.Context(), queue, dead+5)
@@ -117,7 +119,10 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	const large = int64(1 << 30)
 	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
 	declare("limited", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(5)})
-	declare("raised", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)})
+	declare(
+		"raised",
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)},
+	)
 	declare("lowered", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("bound", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("either", amqp.Table{"x-queue-type": "quorum"})
@@ -212,7 +217,10 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		_, err = seeing.Peek(t.Context(), queue, 10)
 		require.NoError(t, err, command)
 	}
-	require.Contains(t, strings.Fields(node.Ctl(t, "list_policies")), `{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept")
+	require.Contains(
+		t, strings.Fields(node.Ctl(t, "list_policies")),
+		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept",
+	)
 }
 
 func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
@@ -243,5 +251,8 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 // depth waits until a queue counts n messages: a quorum queue counts late.
 func depth(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	rig.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue), func() bool { return testbroker.Depth(t, url, queue) == n })
+	rig.WaitFor(
+		t, fmt.Sprintf("%d messages in %s", n, queue),
+		func() bool { return testbroker.Depth(t, url, queue) == n },
+	)
 }

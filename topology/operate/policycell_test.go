@@ -102,7 +102,9 @@ func (m *managed) put(t testing.TB, object any, path ...string) {
 
 func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(context.Background(), method, m.api+"/api/"+strings.Join(path, "/"), body)
+	request, err := http.NewRequestWithContext(
+		context.Background(), method, m.api+"/api/"+strings.Join(path, "/"), body,
+	)
 	require.NoError(t, err)
 	request.Header.Set("Content-Type", "application/json")
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: rig.Patience}
@@ -115,13 +117,20 @@ func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...
 }
 
 // govern makes the virtual host, its policies and what the administrator has there.
-func govern(t *testing.T, broker *managed, vhost string, policy, operator map[string]any) *governed {
+func govern(
+	t *testing.T, broker *managed, vhost string, policy, operator map[string]any,
+) *governed {
 	t.Helper()
 	g := &governed{t: t, broker: broker, vhost: vhost, url: broker.node.URL() + vhost}
 	broker.put(t, map[string]any{}, "vhosts", vhost)
-	broker.put(t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost, "guest")
+	broker.put(
+		t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost, "guest",
+	)
 	if len(policy) > 0 {
-		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy}, "policies", vhost, "all")
+		broker.put(
+			t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy}, "policies", vhost,
+			"all",
+		)
 	}
 	if len(operator) > 0 {
 		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "queues", "definition": operator},
@@ -162,7 +171,9 @@ func (g *governed) steadily(f func() error) (err error) {
 	rig.WaitFor(g.t, "a connection that lasts", func() bool {
 		err = f()
 		var ended *amqp.Error
-		return !errors.As(err, &ended) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
+		return !errors.As(
+			err, &ended,
+		) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
 	})
 	return err
 }
@@ -178,7 +189,9 @@ func governedStrategies() map[string]topology.Strategy {
 		"shared classic":   topology.Shared{Prefix: "old-shared", Type: topology.Classic},
 		"shared returning": topology.Shared{Prefix: "shared-returning", Via: domain},
 		"levels":           topology.Levels{Prefix: "levels", Max: 2 * time.Second},
-		"levels classic":   topology.Levels{Prefix: "old-levels", Type: topology.Classic, Max: 2 * time.Second},
+		"levels classic": topology.Levels{
+			Prefix: "old-levels", Type: topology.Classic, Max: 2 * time.Second,
+		},
 	}
 }
 
@@ -188,7 +201,8 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	t.Helper()
 	s := &governedService{
 		name: name, queue: queue, logs: &rig.Logs{}, calls: map[string]int{}, handled: map[string]bool{},
-		foreign: map[string]bool{}, entered: map[string]bool{}, places: map[string]int{}, changed: time.Now(), stop: func() {},
+		foreign: map[string]bool{}, entered: map[string]bool{}, places: map[string]int{},
+		changed: time.Now(), stop: func() {},
 	}
 	cfg := rig.QueueConfig(g.url)
 	if !strings.HasSuffix(name, "classic") {
@@ -204,12 +218,15 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	})
 	t.Cleanup(func() { require.NoError(t, s.client.Close()) })
 	s.sub = rig.Connect(t, func() (*topology.Subscriber, error) {
-		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells), topology.WithDrainTimeout(2*time.Second))
+		return s.client.NewSubscriber(
+			cfg, topology.ForPolicy(policyOfCells), topology.WithDrainTimeout(2*time.Second),
+		)
 	})
 	var err error
 	s.plan, err = s.client.Plan(queue, topology.ForPolicy(policyOfCells))
 	require.NoError(t, err)
-	if s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) }); s.refusal != nil {
+	s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) })
+	if s.refusal != nil {
 		return s
 	}
 	if s.plan.Via != nil {
@@ -277,7 +294,9 @@ func (s *governedService) observe(_ context.Context, e middleware.Event) {
 
 // handler fails the messages that are to fail. The first message is held by hold, each time that it
 // comes.
-func (s *governedService) handler(hold func(ctx context.Context, calls int)) message.NoPublishHandlerFunc {
+func (s *governedService) handler(
+	hold func(ctx context.Context, calls int),
+) message.NoPublishHandlerFunc {
 	return func(msg *message.Message) error {
 		id := string(msg.Payload)
 		queue, number, _ := strings.Cut(id, "/")
@@ -329,7 +348,8 @@ func (s *governedService) fill(t *testing.T, url string) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()
-	for taken := time.Now(); len(s.entered) < perService && time.Since(taken) < toldSilence; <-time.After(50 * time.Millisecond) {
+	for taken := time.Now(); len(s.entered) < perService &&
+		time.Since(taken) < toldSilence; <-time.After(50 * time.Millisecond) {
 		confirms := map[string]*amqp.DeferredConfirmation{}
 		for n := range perService {
 			if id := s.id(n); !s.entered[id] {
@@ -360,7 +380,9 @@ func (s *governedService) done() bool {
 	if len(s.critical) > 0 {
 		limit = toldSilence
 	}
-	return s.refusal != nil || len(s.handled) == perService/2 && s.dead >= perService/2 || time.Since(s.changed) > limit
+	return s.refusal != nil || len(
+		s.handled,
+	) == perService/2 && s.dead >= perService/2 || time.Since(s.changed) > limit
 }
 
 // everyone returns all services of the virtual host.

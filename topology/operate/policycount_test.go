@@ -53,13 +53,18 @@ func (g *governed) count() {
 }
 
 // locate notes where the messages of a service are.
-func (s *governedService) locate(places map[string][]string, held map[string]int, owner map[string]string) {
+func (s *governedService) locate(
+	places map[string][]string, held map[string]int, owner map[string]string,
+) {
 	if s.refusal != nil {
 		return
 	}
 	for n := range perService {
 		at := places[s.id(n)]
-		own := slices.DeleteFunc(slices.Clone(at), func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue })
+		own := slices.DeleteFunc(
+			slices.Clone(at),
+			func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue },
+		)
 		for _, queue := range at {
 			switch {
 			case owner[queue] == "" || owner[queue] == s.queue:
@@ -98,7 +103,9 @@ func (s *governedService) word(queues []string) string {
 		{"dead", func(queue string) bool { return queue == s.plan.Dead.RoutingKey }},
 		{"queued", func(queue string) bool { return queue == s.queue }},
 		{"waiting", func(queue string) bool {
-			return slices.ContainsFunc(s.plan.Queues, func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 })
+			return slices.ContainsFunc(
+				s.plan.Queues, func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 },
+			)
 		}},
 		{"stranded", func(queue string) bool { return strings.HasSuffix(queue, ".stranded") }},
 	} {
@@ -161,7 +168,8 @@ func (g *governed) held() map[string]int {
 	said := g.broker.node.Ctl(g.t, "eval", fmt.Sprintf(`[begin
 		{ok, {_, {N, _}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_stat_dlx/1),
 		{element(4, amqqueue:get_name(Q)), N}
-	end || Q <- rabbit_amqqueue:list(<<%q>>), amqqueue:get_type(Q) =:= rabbit_quorum_queue].`, g.vhost))
+	end || Q <- rabbit_amqqueue:list(<<%q>>),
+		amqqueue:get_type(Q) =:= rabbit_quorum_queue].`, g.vhost))
 	found := map[string]int{}
 	for _, m := range heldIn.FindAllStringSubmatch(strings.Join(strings.Fields(said), ""), -1) {
 		found[m[1]], _ = strconv.Atoi(m[2])

@@ -48,21 +48,49 @@ type definition = map[string]any
 // keyCases has every policy key that a RabbitMQ from 3.10 to 4.3 knows, with values that do as
 // much harm as the key can.
 var keyCases = []keyCase{
-	{key: "alternate-exchange", definition: definition{"alternate-exchange": catchAll}, quick: true, vanish: true},
-	{key: "consumer-disconnected-timeout", definition: definition{"consumer-disconnected-timeout": 1000}, cuts: 1},
+	{
+		key: "alternate-exchange", definition: definition{"alternate-exchange": catchAll}, quick: true,
+		vanish: true,
+	},
+	{
+		key:        "consumer-disconnected-timeout",
+		definition: definition{"consumer-disconnected-timeout": 1000}, cuts: 1,
+	},
 	{key: "consumer-timeout", definition: definition{"consumer-timeout": 2000}, slow: 6 * time.Second},
 	{key: "dead-letter-exchange", definition: definition{"dead-letter-exchange": catchAll}, cuts: 1},
 	{key: "dead-letter-exchange", definition: definition{"dead-letter-exchange": void}, cuts: 1},
-	{key: "dead-letter-exchange", definition: definition{"dead-letter-exchange": "admin.gone", "message-ttl": 50}, late: time.Second},
-	{key: "dead-letter-exchange", definition: definition{"dead-letter-exchange": catchAll, "delivery-limit": 0}, cuts: 1},
+	{
+		key:        "dead-letter-exchange",
+		definition: definition{"dead-letter-exchange": "admin.gone", "message-ttl": 50},
+		late:       time.Second,
+	},
+	{
+		key:        "dead-letter-exchange",
+		definition: definition{"dead-letter-exchange": catchAll, "delivery-limit": 0}, cuts: 1,
+	},
 	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": "nowhere"}},
-	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim}, quick: true, victim: "shared"},
-	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim}, victim: "returning"},
+	{
+		key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim},
+		quick: true, victim: "shared",
+	},
+	{
+		key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim},
+		victim: "returning",
+	},
 	// By all exchanges of Levels.
-	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": "0.0.0.0.0.0.0.0." + victim}, victim: "levels"},
+	{
+		key:        "dead-letter-routing-key",
+		definition: definition{"dead-letter-routing-key": "0.0.0.0.0.0.0.0." + victim}, victim: "levels",
+	},
 	// The victim has been moved to PerQueue, and its bindings were left.
-	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim}, victim: "quorum"},
-	{key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": "0.0.0.0.0.0.0.0." + victim}, victim: "quorum"},
+	{
+		key: "dead-letter-routing-key", definition: definition{"dead-letter-routing-key": victim},
+		victim: "quorum",
+	},
+	{
+		key:        "dead-letter-routing-key",
+		definition: definition{"dead-letter-routing-key": "0.0.0.0.0.0.0.0." + victim}, victim: "quorum",
+	},
 	{key: "dead-letter-routing-key", definition: definition{
 		"dead-letter-exchange": "", "dead-letter-routing-key": victim, "message-ttl": 50,
 	}, victim: "quorum", late: time.Second},
@@ -76,8 +104,14 @@ var keyCases = []keyCase{
 	{key: "expires", definition: definition{"expires": 8000}, late: 25 * time.Second},
 	{key: "ha-mode", definition: definition{"ha-mode": "all"}},
 	{key: "ha-params", definition: definition{"ha-mode": "exactly", "ha-params": 1}},
-	{key: "ha-promote-on-failure", definition: definition{"ha-mode": "all", "ha-promote-on-failure": "always"}},
-	{key: "ha-promote-on-shutdown", definition: definition{"ha-mode": "all", "ha-promote-on-shutdown": "always"}},
+	{
+		key:        "ha-promote-on-failure",
+		definition: definition{"ha-mode": "all", "ha-promote-on-failure": "always"},
+	},
+	{
+		key:        "ha-promote-on-shutdown",
+		definition: definition{"ha-mode": "all", "ha-promote-on-shutdown": "always"},
+	},
 	{key: "ha-sync-batch-size", definition: definition{"ha-mode": "all", "ha-sync-batch-size": 1}},
 	{key: "ha-sync-mode", definition: definition{"ha-mode": "all", "ha-sync-mode": "automatic"}},
 	{key: "initial-cluster-size", definition: definition{"initial-cluster-size": 3}},
@@ -100,7 +134,10 @@ var keyCases = []keyCase{
 	{key: "queue-mode", definition: definition{"queue-mode": "lazy"}},
 	{key: "queue-version", definition: definition{"queue-version": 2}},
 	{key: "stream-filter-size-bytes", definition: definition{"stream-filter-size-bytes": 16}},
-	{key: "stream-max-segment-size-bytes", definition: definition{"stream-max-segment-size-bytes": 1000}},
+	{
+		key:        "stream-max-segment-size-bytes",
+		definition: definition{"stream-max-segment-size-bytes": 1000},
+	},
 	{key: "target-group-size", definition: definition{"target-group-size": 3}},
 }
 
@@ -119,7 +156,9 @@ var cells = make(chan struct{}, 4)
 func policyKeys(t *testing.T, node *testbroker.Node) map[string][]string {
 	t.Helper()
 	keys := map[string][]string{}
-	for kind, registered := range map[string]string{"policy": "policy_validator", "operator policy": "operator_policy_validator"} {
+	for kind, registered := range map[string]string{
+		"policy": "policy_validator", "operator policy": "operator_policy_validator",
+	} {
 		said := node.Ctl(t, "eval", fmt.Sprintf(
 			`lists:usort([K || {K, _} <- rabbit_registry:lookup_all(%s)]).`, registered))
 		keys[kind] = regexp.MustCompile(`[a-z][a-z-]+`).FindAllString(said, -1)
@@ -136,14 +175,17 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	t.Parallel()
 	long := os.Getenv("MILLPOND_LONG") != ""
 	// RabbitMQ 4.3 refuses queue-master-locator unless it is permitted.
-	node, api := testbroker.Managed(t, `{channel_tick_interval, 500}, {dead_letter_worker_publisher_confirm_timeout, 3000},
+	node, api := testbroker.Managed(t, `{channel_tick_interval, 500},
+		{dead_letter_worker_publisher_confirm_timeout, 3000},
 		{permit_deprecated_features, #{queue_master_locator => true}}`)
 	broker := &managed{node: node, api: api}
 	keys := policyKeys(t, node)
 	known := slices.Concat(keys["policy"], keys["operator policy"])
 	for _, key := range known {
 		if !slices.ContainsFunc(keyCases, func(c keyCase) bool { return c.key == key }) {
-			t.Errorf("RabbitMQ %s has the policy key %q, which no case of this table has", node.Version(), key)
+			t.Errorf(
+				"RabbitMQ %s has the policy key %q, which no case of this table has", node.Version(), key,
+			)
 		}
 	}
 	table := &keyTable{version: node.Version()}
@@ -225,7 +267,9 @@ func (r keyRun) run(t *testing.T, broker *managed, vhost string, long bool) *gov
 		names = slices.Sorted(maps.Keys(all))
 	}
 	for _, name := range names {
-		g.services = append(g.services, g.declare(name, "orders-"+strings.ReplaceAll(name, " ", "-"), all[name]))
+		g.services = append(
+			g.services, g.declare(name, "orders-"+strings.ReplaceAll(name, " ", "-"), all[name]),
+		)
 	}
 	if r.victim != "" {
 		g.receiveStrays(r.victim, all)
@@ -285,7 +329,9 @@ func (r keyRun) hold(ctx context.Context, calls int) {
 func (g *governed) await(what string, cond func(s *governedService) bool) {
 	g.t.Helper()
 	testbroker.WaitFor(g.t, what, 2*rig.Patience, func() bool {
-		return !slices.ContainsFunc(g.services, func(s *governedService) bool { return !cond(s) && !s.done() })
+		return !slices.ContainsFunc(
+			g.services, func(s *governedService) bool { return !cond(s) && !s.done() },
+		)
 	})
 }
 
@@ -295,12 +341,16 @@ func (g *governed) receiveStrays(strategy string, all map[string]topology.Strate
 	g.t.Helper()
 	g.victim = g.declare(strategy, victim, all[strategy])
 	require.NoError(g.t, g.victim.refusal)
-	for _, before := range []string{"shared", "shared classic", "shared returning", "levels", "levels classic", "returning"} {
+	for _, before := range []string{
+		"shared", "shared classic", "shared returning", "levels", "levels classic", "returning",
+	} {
 		if strategy == "quorum" {
 			o, plan := opened(g.t, g.url, victim, all[before], policyOfCells)
 			require.NoError(g.t, g.steadily(func() error { return o.Declare(g.t.Context(), plan) }))
 			if plan.Via != nil {
-				g.change(func(ch *amqp.Channel) error { return ch.QueueBind(victim, victim, domain, false, nil) })
+				g.change(
+					func(ch *amqp.Channel) error { return ch.QueueBind(victim, victim, domain, false, nil) },
+				)
 			}
 		}
 	}
@@ -322,10 +372,16 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 			t.Logf("nothing has happened to %s, though Verify says: %s", s.name, f)
 		}
 		return
-	case len(s.begun) > 0 && s.name == r.victim && r.victim != "quorum": // its Subscriber knows them by its own plan
-		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name, s.begun)
+	// The Subscriber of the victim knows the messages by its own plan.
+	case len(s.begun) > 0 && s.name == r.victim && r.victim != "quorum":
+		t.Errorf(
+			"%s: %s: messages that were handled before have gone to another service: %v", r, s.name, s.begun,
+		)
 	case s.refusal == nil && len(s.critical) == 0:
-		t.Errorf("%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm, s.critical)
+		t.Errorf(
+			"%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
+			s.critical,
+		)
 	case !r.namedIn(guarantees):
 		t.Errorf("%s: %s: %s, and docs/guarantees.md names none of the keys", r, s.name, harm)
 	default:

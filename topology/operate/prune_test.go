@@ -25,7 +25,8 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 			names = append(names, name)
 			args := amqp.Table{"x-queue-type": kind}
 			if kind == "quorum" {
-				args["x-delivery-limit"] = int64(1 << 30) // as wait queues have it: prune takes a message to see that there is none
+				// as wait queues have it: prune takes a message to see that there is none
+				args["x-delivery-limit"] = int64(1 << 30)
 			}
 			_, err := b.ch.QueueDeclare(name, true, false, false, false, args)
 			require.NoError(t, err)
@@ -63,7 +64,10 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		}
 	}
 
-	results, err := b.Prune(t.Context(), plans, operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
+	results, err := b.Prune(
+		t.Context(), plans,
+		operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second},
+	)
 	require.ErrorIs(t, err, operate.ErrUnsafe)
 	why := map[string]string{}
 	for _, r := range results {
@@ -74,7 +78,10 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	require.Equal(t, "it does not exist", why["missing"])
 	for _, kind := range []string{"quorum", "classic"} {
 		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
-		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"]) // a quorum queue counts a get as a consumer
+		// a quorum queue counts a get as a consumer
+		require.Regexp(
+			t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"],
+		)
 		require.Contains(t, why[kind+".consumed"], "it is consumed")
 		require.Equal(t, -1, testbroker.Depth(t, node.URL(), kind+".empty"))
 		require.Equal(t, 1, testbroker.Depth(t, node.URL(), kind+".ready"))

@@ -41,7 +41,9 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 			}
 		})
 		var last operate.Progress
-		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
+		done, err := b.Replay(
+			t.Context(), b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }},
+		)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
@@ -61,7 +63,9 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		require.Equal(t, "1", d.Headers[header.Replays])
 		require.Equal(t, "42", arrived[1].Headers[header.Replays])
 		require.NotContains(t, d.Headers, header.Failures)
-		notes := header.Parse(b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
+		notes := header.Parse(
+			b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok },
+		)
 		require.Zero(t, notes.Failures, "attempts start anew")
 		require.Len(t, notes.History, 1, "history is kept")
 		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
@@ -80,7 +84,10 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		other := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
 		require.NoError(t, err)
-		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
+		b.publish(
+			b.dead,
+			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}},
+		)
 
 		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
 		done, err := b.Replay(t.Context(), b.plan, chosen)
@@ -97,14 +104,18 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}})
+		done, err = b.Replay(
+			t.Context(), b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}},
+		)
 		require.NoError(t, err)
 		require.Zero(t, done.Done)
 
 		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, 10, done.Done)
-		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first")
+		require.Equal(
+			t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first",
+		)
 		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, 590, done.Done)
@@ -132,7 +143,10 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		go func() {
 			n := 0
 			for d := range deliveries {
-				_ = broken.PublishWithContext(ctx, "", b.dead, false, false, amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
+				_ = broken.PublishWithContext(
+					ctx, "", b.dead, false, false,
+					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent},
+				)
 				_ = d.Ack(false)
 				if n++; n == dead {
 					break
@@ -163,7 +177,9 @@ func TestReplayToNowhereLosesNothing(t *testing.T) {
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: -1})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order")
+		require.True(
+			t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order",
+		)
 	})
 }
 
@@ -193,7 +209,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(4)
-		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
+		repair := func(l operate.Letter, msg *amqp.Publishing) error {
 			l.Delivery.Headers["tenant"] = "a copy of the hook's own"
 			switch l.ID {
 			case "order-0":
@@ -204,7 +220,8 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 				return errors.New("beyond repair")
 			}
 			return nil
-		}})
+		}
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
 		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
 		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Done: 3, Refused: 1}, done)
 		moved := b.drain(b.queue, 3)
@@ -228,8 +245,15 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		const frame = 131072
 		b.die(1)
 		b.publish(b.dead,
-			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300)}},
-			amqp.Publishing{MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)}})
+			amqp.Publishing{
+				MessageId: "long",
+				Headers: amqp.Table{
+					"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300),
+				},
+			},
+			amqp.Publishing{
+				MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)},
+			})
 		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.ErrorIs(t, err, topology.ErrTooLarge)
 		require.ErrorContains(t, err, `"full"`)
@@ -248,7 +272,12 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 	defer operate.SetHoldLimit(300 * time.Millisecond)()
 	b := newBox(t, topology.Quorum)
 	b.die(60)
-	done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
+	done, err := b.Replay(
+		t.Context(), b.plan,
+		operate.ReplayOptions{
+			Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}},
+		},
+	)
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
 	require.Len(t, b.bodies(b.queue, 20), 20)

@@ -156,10 +156,13 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Run("every key of the broker is known", func(t *testing.T) {
 		t.Parallel()
 		out := node.Ctl(t, "eval", `
-			Words = fun(Ks) -> lists:join(" ", [unicode:characters_to_list(K) || K <- lists:usort(Ks)]) end,
+			Words = fun(Ks) ->
+				lists:join(" ", [unicode:characters_to_list(K) || K <- lists:usort(Ks)]) end,
 			Unfit = fun(M) -> Words(maps:get(unsupported_policies, M:capabilities())) end,
-			Keys = [atom_to_binary(K) || C <- [policy_validator, operator_policy_validator], {K, _} <- rabbit_registry:lookup_all(C)],
-			io:format("~s~n~s~n~s~n", [Words(Keys), Unfit(rabbit_classic_queue), Unfit(rabbit_quorum_queue)]).`)
+			Keys = [atom_to_binary(K) || C <- [policy_validator, operator_policy_validator],
+				{K, _} <- rabbit_registry:lookup_all(C)],
+			io:format("~s~n~s~n~s~n",
+				[Words(Keys), Unfit(rabbit_classic_queue), Unfit(rabbit_quorum_queue)]).`)
 		lines := strings.Split(out, "\n")
 		keys := strings.Fields(lines[0])
 		require.Greater(t, len(keys), 20)
@@ -256,14 +259,23 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 	}
 	nodes = `[{"name":"a@host","running":true,"mem_alarm":false,"disk_free_limit":50000000}]`
 	require.Empty(t, look(), "a node alone")
-	nodes = `[{"name":"a@host","running":true,"mem_alarm":true,"disk_free_alarm":true,"disk_free_limit":50000000},{"name":"b@host","running":true},{"name":"c@host","running":false,"disk_free_limit":"unknown"}]`
+	nodes = `[{"name":"a@host","running":true,"mem_alarm":true,"disk_free_alarm":true,
+		"disk_free_limit":50000000},{"name":"b@host","running":true},
+		{"name":"c@host","running":false,"disk_free_limit":"unknown"}]`
 	require.Equal(t, []string{
-		`warning: broker "a@host": its memory alarm stops all publishing, so that failed messages are held unacked: free memory, or raise vm_memory_high_watermark`,
-		`warning: broker "a@host": its disk alarm stops all publishing, so that failed messages are held unacked: free disk space, or lower disk_free_limit`,
-		`warning: broker "a@host": publishing is stopped only when 50 MB of its disk are left, and a disk that is full ends the node: set disk_free_limit.absolute = 2GB or more in rabbitmq.conf`,
-		`warning: broker "replicas": each of these classic queues is on one node of 3, and out of reach while that node is away: "orders.dlq"; a quorum queue is on several`,
-		`warning: broker "replicas": each of these quorum queues is on fewer than 3 nodes of 3, and loses its majority sooner: "orders", "orders.wait.1s"; for each node that is missing run: ` +
-			`rabbitmq-queues grow 'b@host' all --vhost-pattern '^/$' --queue-pattern '^(orders|orders\.wait\.1s)$'`,
+		`warning: broker "a@host": its memory alarm stops all publishing, so that failed messages ` +
+			`are held unacked: free memory, or raise vm_memory_high_watermark`,
+		`warning: broker "a@host": its disk alarm stops all publishing, so that failed messages ` +
+			`are held unacked: free disk space, or lower disk_free_limit`,
+		`warning: broker "a@host": publishing is stopped only when 50 MB of its disk are left, ` +
+			`and a disk that is full ends the node: ` +
+			`set disk_free_limit.absolute = 2GB or more in rabbitmq.conf`,
+		`warning: broker "replicas": each of these classic queues is on one node of 3, and out of ` +
+			`reach while that node is away: "orders.dlq"; a quorum queue is on several`,
+		`warning: broker "replicas": each of these quorum queues is on fewer than 3 nodes of 3, and ` +
+			`loses its majority sooner: "orders", "orders.wait.1s"; for each node that is missing run: ` +
+			`rabbitmq-queues grow 'b@host' all --vhost-pattern '^/$' ` +
+			`--queue-pattern '^(orders|orders\.wait\.1s)$'`,
 	}, unescaped(look()))
 	nodes = `not what was asked for`
 	texts := look()

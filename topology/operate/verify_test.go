@@ -44,7 +44,9 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
 			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
 			require.NoError(t, err)
-			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name), rig.BlindFindings(t, o, plan))
+			require.Equal(
+				t, append(want, "critical missing queue "+plan.Queues[0].Name), rig.BlindFindings(t, o, plan),
+			)
 		})
 	}
 }
@@ -63,12 +65,24 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	// The return exchange knows no alternate one, the wait queue waits too long,
 	// somebody consumes it, and the dead-letter queue is an older one.
 	declare(queue, nil)
-	declare(strategy.Prefix+".wait.5s", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
+	declare(
+		strategy.Prefix+".wait.5s", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)},
+	)
 	declare(queue+".dlq", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(5)})
 	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
-	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
-	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
-	require.NoError(t, ch.ExchangeDeclare(strategy.Prefix+".wait.5s", "fanout", true, false, false, false, amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"}))
+	require.NoError(
+		t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil),
+	)
+	require.NoError(
+		t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil),
+	)
+	require.NoError(
+		t,
+		ch.ExchangeDeclare(
+			strategy.Prefix+".wait.5s", "fanout", true, false, false, false,
+			amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"},
+		),
+	)
 	_, err := ch.Consume(strategy.Prefix+".wait.5s", "", false, false, false, false, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{
@@ -122,8 +136,17 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	provision(t, url, strategy, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, o, plan))
 	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic", amqp.Table{"x-match": "all", "millpond-queue": "parcels"}))
-	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"}, bindingsMissing(t, o, plan))
+	require.NoError(
+		t,
+		ch.QueueUnbind(
+			"parcels", "parcels", "back.return.amq.topic",
+			amqp.Table{"x-match": "all", "millpond-queue": "parcels"},
+		),
+	)
+	require.Equal(
+		t, []string{"critical missing binding back.return.amq.topic → parcels"},
+		bindingsMissing(t, o, plan),
+	)
 }
 
 // bindingsMissing returns the findings about bindings.
@@ -138,7 +161,9 @@ func bindingsMissing(t testing.TB, o *operate.Operator, plan topology.Plan) []st
 func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
-	node.Grant(t, testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
+	node.Grant(
+		t, testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"},
+	)
 	url, policy := node.URL(), backoff.List{5 * time.Second}
 	ch := testbroker.Channel(t, url)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
@@ -151,8 +176,14 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
-	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`, `{"message-ttl": 2000, "expires": 60000}`)
-	node.Ctl(t, "set_operator_policy", "--apply-to", "queues", "ops", ".*", `{"max-length": 1000, "delivery-limit": 5}`)
+	node.Ctl(
+		t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`,
+		`{"message-ttl": 2000, "expires": 60000}`,
+	)
+	node.Ctl(
+		t, "set_operator_policy", "--apply-to", "queues", "ops", ".*",
+		`{"max-length": 1000, "delivery-limit": 5}`,
+	)
 	require.Equal(t, []string{
 		"critical dropping queue orders",
 		"critical overruled queue orders",
@@ -172,15 +203,23 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	// A policy with a TTL that is longer than the wait does no harm.
 	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
 	provision(t, url, topology.PerQueue{}, "plain", policy)
-	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`)
+	node.Ctl(
+		t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`,
+	)
 	require.Empty(t, rig.Findings(t, o, plan))
 
 	// Nothing is declared: the API compares the arguments.
 	_, err := ch.QueueDelete("plain.wait.5s", false, false, false)
 	require.NoError(t, err)
-	_, err = ch.QueueDeclare("plain.wait.5s", true, false, false, false, amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
+	_, err = ch.QueueDeclare(
+		"plain.wait.5s", true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)},
+	)
 	require.NoError(t, err)
-	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api), operate.WithPreProvisioned())
+	o, plan = opened(
+		t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api),
+		operate.WithPreProvisioned(),
+	)
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
 
 	// A user who may not declare is told so, and that the queue may have the default
@@ -191,13 +230,20 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	if limited {
 		want = append(want, "warning dropping queue plain")
 	}
-	require.Equal(t, append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"), rig.BlindFindings(t, o, plan))
+	require.Equal(
+		t, append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"),
+		rig.BlindFindings(t, o, plan),
+	)
 	o, plan = opened(t, reader, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
 
 	// An exchange for dead letters that no queue is bound to.
 	o, plan = opened(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
-		Target: func(string) topology.Route { return topology.Route{Exchange: "amq.topic", RoutingKey: "dead"} },
+		Target: func(string) topology.Route {
+			return topology.Route{
+				Exchange: "amq.topic", RoutingKey: "dead",
+			}
+		},
 	}}, backoff.List{time.Second}, operate.WithManagement(api))
 	require.Contains(t, rig.Findings(t, o, plan), "critical missing binding amq.topic")
 }
@@ -206,15 +252,24 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 // cannot be.
 func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 	t.Parallel()
-	node, api := testbroker.Managed(t, `{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata, maintenance_mode_status, user_limits]}`)
+	node, api := testbroker.Managed(
+		t,
+		`{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata,
+		maintenance_mode_status, user_limits]}`,
+	)
 	if !strings.HasPrefix(node.Version(), "3.") {
 		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
 	}
 	policy := backoff.List{time.Second}
-	o, plan := opened(t, node.URL(), "orders", topology.PerQueue{}, policy, operate.WithManagement(api))
+	o, plan := opened(
+		t, node.URL(), "orders", topology.PerQueue{}, policy, operate.WithManagement(api),
+	)
 	provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
 	require.Equal(t, []string{"critical disabled broker stream_queue"}, rig.Findings(t, o, plan))
-	o, plan = opened(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy, operate.WithManagement(api))
+	o, plan = opened(
+		t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy,
+		operate.WithManagement(api),
+	)
 	for _, name := range rig.Findings(t, o, plan) {
 		require.NotContains(t, name, "stream_queue", "classic queues need none")
 	}

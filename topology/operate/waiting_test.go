@@ -23,11 +23,17 @@ func (b *box) wait(q topology.Queue, n int) {
 	var all []amqp.Publishing
 	for i := range n {
 		notes := header.RetryState{
-			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable, OriginRoutingKey: b.queue,
-			NotBefore: time.Now().Add(24 * time.Hour),
-			History:   []header.AttemptError{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
+			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable,
+			OriginRoutingKey: b.queue,
+			NotBefore:        time.Now().Add(24 * time.Hour),
+			History: []header.AttemptError{
+				{Attempt: 1, At: time.Now(), Error: "connection refused"},
+			},
 		}
-		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4, Headers: amqp.Table{"tenant": int32(7)}}
+		m := amqp.Publishing{
+			MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4,
+			Headers: amqp.Table{"tenant": int32(7)},
+		}
 		m.Headers[header.Priority] = "9"
 		for key, value := range notes.Headers(b.queue) {
 			m.Headers[key] = value
@@ -122,7 +128,10 @@ func TestReleaseAndCancel(t *testing.T) {
 			hour := b.waits(time.Hour)
 			b.wait(b.waits(time.Minute), 3)
 			b.wait(hour, 50)
-			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}})
+			b.publish(
+				hour.Name,
+				amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}},
+			)
 
 			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
 			require.NoError(t, err)
@@ -134,7 +143,12 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.Equal(t, int32(7), d.Headers["tenant"])
 			require.Equal(t, uint8(9), d.Priority)
 
-			p, err = b.Cancel(t.Context(), b.plan, operate.Selection{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
+			p, err = b.Cancel(
+				t.Context(), b.plan,
+				operate.Selection{
+					Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
+				},
+			)
 			require.NoError(t, err)
 			require.Equal(t, 49, p.Done)
 			b.depth(b.dead, 49)
