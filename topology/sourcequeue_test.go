@@ -36,7 +36,7 @@ func (declaresNothing) BuildTopology(*amqp.Channel, string, string, wamqp.Config
 	return nil
 }
 
-// A stream skips what was published before its consumer, and delivers nothing
+// A stream skips messages that were published before its consumer, and delivers nothing
 // again: refused as it is configured, and as it is found.
 func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	t.Parallel()
@@ -47,7 +47,7 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	configured.Queue.Arguments = amqp.Table{"x-queue-type": "stream"}
 	err := rig.SubscribeError(t, client, configured, queue, policy)
 	require.ErrorContains(t, err, "x-queue-type is stream")
-	require.ErrorContains(t, err, "a stream skips what was published before its consumer")
+	require.ErrorContains(t, err, "a stream skips messages that were published before its consumer")
 	t.Log(err)
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 

@@ -177,10 +177,15 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 		return a.printJSON(j)
 	}
 	rows := [][]string{
-		{"id", l.ID}, {"position", strconv.Itoa(l.Position)}, {"queue", orDash(l.Queue)},
-		{"dead at", when(l.DeadAt)}, {"reason", orDash(string(l.Reason))},
-		{"attempts", strconv.Itoa(l.Attempts)}, {"handler", orDash(l.Handler)},
-		{"class", orDash(string(l.Class))}, {"error", orDash(l.Error)},
+		{"id", l.ID},
+		{"position", strconv.Itoa(l.Position)},
+		{"queue", orDash(l.Queue)},
+		{"dead at", when(l.DeadAt)},
+		{"reason", orDash(string(l.Reason))},
+		{"attempts", strconv.Itoa(l.Attempts)},
+		{"handler", orDash(l.Handler)},
+		{"class", orDash(string(l.Class))},
+		{"error", orDash(l.Error)},
 		{"replays", strconv.Itoa(l.Replays)},
 		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// An engineer sees which end a message had, and what its expiration was counted from.
+// An engineer sees the end of a message, and the time that its expiration was counted from.
 func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "quorum")
@@ -30,7 +30,8 @@ func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
 			headers[key] = value
 		}
 		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, Headers: headers})
-		require.Regexp(t, `(?m)^deadline +2026-03-01 12:00:00Z`+text, s.tool("dead", "show", s.queue, id).out)
+		require.Regexp(t, `(?m)^deadline +2026-03-01 12:00:00Z`+text,
+			s.tool("dead", "show", s.queue, id).out)
 		asJSON := s.tool("dead", "show", s.queue, id, "--json").out
 		require.Contains(t, asJSON, `"deadline": "2026-03-01T12:00:00Z"`)
 		if from != "" {

@@ -25,8 +25,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// incident is a service with a handler, and whoever is on call, who follows
-// docs/operations.md to the letter.
+// incident is a service with a handler, and an engineer on call who follows docs/operations.md to
+// the letter.
 type incident struct {
 	*service
 	doc     string
@@ -54,9 +54,8 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	require.NoError(t, err)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(
-		client, policy, middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
-	)
+	retry, err := middleware.NewDelayedRetry(client, policy,
+		middleware.WithClassifier(middleware.PermanentErrors(errBroken)))
 	require.NoError(t, err)
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	require.NoError(t, err)
@@ -117,7 +116,7 @@ func (i *incident) awaitHandled(n int64) {
 	)
 }
 
-// follow runs a command that the document shows, and returns what it printed.
+// follow runs a command that the document shows, and returns its output.
 func (i *incident) follow(command string) string {
 	i.t.Helper()
 	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
@@ -251,9 +250,8 @@ func TestIncidentPoisonMessage(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(mended), 0o600))
 	require.Equal(t, "1 line confirmed\n", i.follow("millpond dead import orders --file poison.jsonl"))
 	i.awaitDead(1)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --id order-3"), "replayed 1 dead letter of 1",
-	)
+	require.Contains(t, i.follow("millpond dead replay orders --id order-3"),
+		"replayed 1 dead letter of 1")
 	i.awaitHandled(10)
 	i.awaitDead(0)
 }

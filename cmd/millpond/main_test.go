@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 const patience = 60 * time.Second
 
-// outcome is what a run of the tool did.
+// outcome is the result of a run of the tool.
 type outcome struct {
 	out, err string
 	code     int
@@ -98,9 +98,8 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	o := tool(
-		s.t, s.url, in, append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...,
-	)
+	o := tool(s.t, s.url, in,
+		append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...)
 	o.out = brokerCounts.ReplaceAllString(strings.ReplaceAll(o.out, s.queue, "orders"), "")
 	o.err = strings.ReplaceAll(o.err, s.queue, "orders")
 	return o
@@ -159,8 +158,7 @@ func (s *service) publish(queue string, m amqp.Publishing) {
 	require.True(s.t, ok)
 }
 
-// golden compares with a file in testdata: with that of classic queues, whose names
-// say so, where there is one.
+// golden compares with a file in testdata. Output with names of classic queues has another file.
 func (s *service) golden(name, got string) {
 	s.t.Helper()
 	if s.kind == "classic" && strings.Contains(got, ".classic") {
@@ -213,9 +211,8 @@ func TestCommandsPrintWhatTheyDo(t *testing.T) {
 
 func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
-	testbroker.WaitFor(
-		t, "the count", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 },
-	)
+	testbroker.WaitFor(t, "the count", patience,
+		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	steps := []struct {
 		name string
 		args []string
@@ -232,9 +229,10 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
 		{
 			"dead-list-error",
-			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0,
+			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
+			0,
 		},
-		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "nobody"}, 0},
+		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
 		{
 			"dead-list-time",
 			[]string{
@@ -299,8 +297,10 @@ func TestANumberIsAPositionOrAnID(t *testing.T) {
 		"#0": {exitFound, `there is no letter #0 in queue "orders.dlq", which holds 5 letters`},
 	} {
 		for _, args := range [][]string{
-			{"dead", "show", s.queue, id}, {"dead", "replay", s.queue, "--id", id},
-			{"dead", "discard", s.queue, "--id", id, "--yes"}, {"dead", "list", s.queue, "--id", id},
+			{"dead", "show", s.queue, id},
+			{"dead", "replay", s.queue, "--id", id},
+			{"dead", "discard", s.queue, "--id", id, "--yes"},
+			{"dead", "list", s.queue, "--id", id},
 			{"dead", "export", s.queue, "--id", id},
 		} {
 			o := s.tool(args...)
@@ -327,11 +327,13 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		says string
 	}{
 		"no API": {
-			[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone,
+			[]string{"verify", s.queue, "--policy", "1s,10s"},
+			exitDone,
 			"only the management API shows them",
 		},
 		"no API, strict": {
-			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound,
+			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
+			exitFound,
 			"only the management API shows them",
 		},
 		"API away": {
@@ -343,7 +345,8 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 			"were not looked at, or not all: management API: ",
 		},
 		"status, two times": {
-			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone,
+			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
+			exitDone,
 			"only the management API shows them",
 		},
 	} {
@@ -368,9 +371,8 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 		"escape": bytes.Repeat([]byte{1, '<'}, 300_000),
 	}
 	for _, id := range slices.Sorted(maps.Keys(bodies)) {
-		s.publish(
-			s.queue+".dlq", amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: bodies[id]},
-		)
+		s.publish(s.queue+".dlq",
+			amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: bodies[id]})
 	}
 	for id, body := range bodies {
 		shown := s.tool("dead", "show", s.queue, id)
@@ -401,9 +403,8 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 	require.Equal(t, 3, strings.Count(all.out, "\n"))
 	file := filepath.Join(t.TempDir(), "letters.jsonl")
 	require.Zero(t, s.tool("dead", "export", s.queue, "--file", file).code)
-	require.Equal(
-		t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code, "it is not overwritten",
-	)
+	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code,
+		"it is not overwritten")
 
 	kept := filepath.Join(t.TempDir(), "kept.jsonl")
 	o := s.tool("dead", "discard", s.queue, "--yes", "--export", kept)
@@ -419,9 +420,8 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 
 	o = s.toolWith(string(data), "dead", "import", s.queue)
 	require.Equal(t, "3 lines confirmed\n", o.out, o.err)
-	testbroker.WaitFor(
-		t, "all back", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 },
-	)
+	testbroker.WaitFor(t, "all back", patience,
+		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	o = s.toolWith("nonsense\n", "dead", "import", s.queue, "--json")
 	require.Equal(t, exitFailed, o.code)
 	var said struct{ Lines int }
@@ -449,9 +449,8 @@ func waitingByHand(t *testing.T, s *service) {
 	s.golden("waiting-list-json", o.out)
 	require.Equal(t, 3, strings.Count(o.out, "\n"), "one object a line")
 	require.Equal(t, exitUsage, s.tool("waiting", "release", s.queue, "--policy", "1h").code)
-	require.Equal(
-		t, exitFound, s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code,
-	)
+	require.Equal(t, exitFound,
+		s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
 	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
 	require.Equal(t, "released 1 message of 3 that wait\n", o.out, o.err)
 	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
@@ -478,7 +477,8 @@ func TestExitCodes(t *testing.T) {
 			[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to",
 		},
 		{
-			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"}, exitUsage,
+			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
+			exitUsage,
 			"--old-policy: ",
 		},
 		{[]string{"plan", "q", "--type", "stream"}, exitUsage, "stream"},
@@ -491,7 +491,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status"}, exitUsage, "names of queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{
-			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed,
+			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
+			exitFailed,
 			"cannot be parsed",
 		},
 		{
@@ -536,7 +537,8 @@ func TestCompletion(t *testing.T) {
 func TestTerminal(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "replaying [===============               ]  50%  "+
-		"50/100 seen, 40 done, 20/s, 2s left", barText("replaying", operate.Progress{Total: 100, Seen: 50, Done: 40}, 2*time.Second))
+		"50/100 seen, 40 done, 20/s, 2s left",
+		barText("replaying", operate.Progress{Total: 100, Seen: 50, Done: 40}, 2*time.Second))
 	var out bytes.Buffer
 	s := stdio{
 		out: &out, err: &out, terminal: func(any) bool { return true },

@@ -66,9 +66,8 @@ func keysOf(t *testing.T, node *testbroker.Node) map[string][]string {
 	require.Contains(t, keys["operator-policies"], "delivery-limit")
 	if strings.HasPrefix(node.Version(), "4.3") { // knows the key, and refuses a policy with it
 		for kind, list := range keys {
-			keys[kind] = slices.DeleteFunc(
-				list, func(key string) bool { return key == "queue-master-locator" },
-			)
+			keys[kind] = slices.DeleteFunc(list,
+				func(key string) bool { return key == "queue-master-locator" })
 		}
 	}
 	return keys
@@ -145,7 +144,7 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	}
 }
 
-// looks are those of one service on a node with the management API.
+// looks are looks at one service on a node with the management API.
 type looks struct {
 	*service
 	api    string
@@ -200,10 +199,16 @@ func (l *looks) everywhere(managed, refused bool) {
 	t.Helper()
 	for range looksEach() {
 		for _, args := range [][]string{
-			{"dead", "list"}, {"dead", "list", "--group"}, {"dead", "show"}, {
+			{"dead", "list"},
+			{"dead", "list", "--group"},
+			{"dead", "show"},
+			{
 				"dead", "replay", "--dry-run",
-			}, {"dead", "discard", "--dry-run"},
-			{"dead", "export"}, {"waiting", "list"}, {"waiting", "release", "--id", "nothing"},
+			},
+			{"dead", "discard", "--dry-run"},
+			{"dead", "export"},
+			{"waiting", "list"},
+			{"waiting", "release", "--id", "nothing"},
 		} {
 			args = slices.Insert(args, 2, l.queue)
 			if args[1] == "show" {
@@ -257,7 +262,7 @@ func (l *looks) count() {
 	}
 }
 
-// told compares what a refused list says with a file in testdata.
+// told compares the error of a refused list with a file in testdata.
 func (l *looks) told(managed bool, name string) {
 	l.t.Helper()
 	o := l.tool(managed, "dead", "list", l.queue)

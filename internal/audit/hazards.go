@@ -34,8 +34,9 @@ func (f *Facts) Hazards() []Hazard {
 		kind, _ = f.Arguments["x-queue-type"].(string)
 	}
 	if kind == Stream {
-		add(true, "x-queue-type", "is stream: a stream skips what was published before its consumer, "+
-			"and delivers nothing again, so that retries and interrupted messages are lost: use quorum")
+		add(true, "x-queue-type", "is stream: a stream skips messages that were published before its "+
+			"consumer, and delivers nothing again, "+
+			"so that retries and interrupted messages are lost: use quorum")
 	}
 	if f.Transient {
 		add(true, "durable", "is false, or auto-delete is true: the queue is gone with a restart "+

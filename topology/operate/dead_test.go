@@ -101,14 +101,13 @@ func TestEveryFilter(t *testing.T) {
 	})
 }
 
-// A letter says all that is known; one that the broker dead-lettered, or nobody,
-// says what there is.
+// A letter has all fields that are known. A message that the broker has dead-lettered, or that was
+// only published to the queue, has fewer.
 func TestLetterSaysWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.die(
-			1, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" },
-		)
+		b.die(1,
+			func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
 		name := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{
 			"x-queue-type": "classic", "x-message-ttl": int32(
@@ -177,7 +176,7 @@ func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
 }
 
 // 10 000 letters of 8 KiB, 80 MiB in all, pass through in the memory of a few pages.
-// Not parallel: the heap is that of all tests that run.
+// Not parallel, because the heap belongs to all tests that run.
 func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 10_000
@@ -232,7 +231,7 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }
 
-// A message that fills its frame ends the connection of whoever reads it from a
+// A message that fills its frame ends the connection that reads it from a
 // quorum queue (F25): the error says so, and nothing is lost.
 func TestUnreadableMessageIsNamed(t *testing.T) {
 	t.Parallel()

@@ -55,7 +55,7 @@ func ExampleGroupByError() {
 	// 1 exhausted order #: no such customer order-2
 }
 
-// Each error says what the caller can do.
+// Each error has its own way out.
 func ExampleErrUnsafe() {
 	for _, err := range []error{
 		operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNotConfirmed, operate.ErrUnsafePeek,

@@ -98,7 +98,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What is exported, thrown away and imported is what it was.
+// Messages that were exported, thrown away and imported are unchanged.
 func TestExportDiscardImport(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
@@ -161,15 +161,13 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := b.Import(
-			t.Context(), b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{},
-		)
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = b.Import(
-			t.Context(), b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Skip: 13},
-		)
+		lines, err = b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)

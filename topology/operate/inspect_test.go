@@ -56,7 +56,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 					ready[q.Name] = q.Ready.N
 					require.False(t, q.Missing, q.Name)
 					require.Equal(t, operate.SourceAMQP, q.Ready.Source)
-					require.False(t, q.Total.Known(), "nobody has said it")
+					require.False(t, q.Total.Known(), "it is not known")
 				}
 				return ready[queue] == 0 && ready[plan.Queues[0].Name] == 0 && ready[longest.Name] == 5 &&
 					ready[plan.Dead.RoutingKey] == 2
@@ -102,9 +102,8 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			rig.Fill(t, url, waits, waiting)
 			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
 			require.NoError(t, err)
-			testbroker.WaitFor(
-				t, "the wait to end", patience, func() bool { return testbroker.Depth(t, url, waits) == 0 },
-			)
+			testbroker.WaitFor(t, "the wait to end", patience,
+				func() bool { return testbroker.Depth(t, url, waits) == 0 })
 
 			if kind == topology.Classic {
 				provision(t, url, strategy, queue, policy)
@@ -130,9 +129,8 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			})
 			t.Logf("%s\n%s", findings[0], report)
 			require.True(t, report.Queues[0].Missing)
-			require.Equal(
-				t, operate.Count{N: 0, Source: operate.SourceAMQP}, report.Queues[len(plan.WaitSteps)].Ready,
-			)
+			require.Equal(t, operate.Count{N: 0, Source: operate.SourceAMQP},
+				report.Queues[len(plan.WaitSteps)].Ready)
 			require.Equal(
 				t, operate.Count{N: waiting, Source: operate.SourceManagement},
 				report.Queues[len(plan.WaitSteps)].Total,

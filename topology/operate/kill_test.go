@@ -76,9 +76,8 @@ func beKilled(words []string) error {
 		if openErr != nil {
 			return openErr
 		}
-		_, err = o.Import(
-			ctx, plan, f, operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }},
-		)
+		_, err = o.Import(ctx, plan, f,
+			operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
 	case "release", "cancel":
 		n := 0
 		all := operate.Selection{Match: func(

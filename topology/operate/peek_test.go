@@ -32,9 +32,8 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
 			rig.Fill(t, r.URL, r.Queue, dead)
 			queue := r.Plan.Dead.RoutingKey
-			rig.WaitFor(
-				t, "the dead letters", func() bool { return testbroker.Depth(t, r.URL, queue) == dead },
-			)
+			rig.WaitFor(t, "the dead letters",
+				func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
 			var first string
 			for look := range looks {
 				found, err := o.Peek(t.Context(), queue, dead+5)
@@ -85,8 +84,7 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	require.Equal(t, bodies(), bodies())
 }
 
-// A dead-letter queue with arguments of the user's beside ours may be looked at
-// just as often.
+// A dead-letter queue with further arguments of the user may be looked at just as often.
 func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
@@ -239,7 +237,7 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	}
 	_, err := o.Purge(t.Context(), "", "")
 	require.ErrorIs(t, err, operate.ErrNotConfirmed)
-	_, err = o.Purge(t.Context(), queue+".nobody", queue+".nobody")
+	_, err = o.Purge(t.Context(), queue+".missing", queue+".missing")
 	require.ErrorContains(t, err, "NOT_FOUND")
 	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
 	require.NoError(t, err)

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// perService is how many messages each queue gets. Those of an even number fail once and
-	// succeed then, those of an odd number fail twice and are dead-lettered.
+	// perService is the number of messages of each queue. Messages with an even number fail once and
+	// succeed then, messages with an odd number fail twice and are dead-lettered.
 	perService = 60
 	// silence is how long a service may make no progress until its messages are counted.
 	silence = time.Minute
@@ -81,8 +81,8 @@ type governedService struct {
 
 	places map[string]int // where its messages are in the end, by word
 	lost   int
-	// begun and strays are its messages that have come to another service: those that its own
-	// handler had seen before, and those that it had not.
+	// begun and strays are its messages that have come to another service. Its own handler had seen
+	// the begun ones before, and not the strays.
 	begun, strays []string
 }
 
@@ -102,9 +102,8 @@ func (m *managed) put(t testing.TB, object any, path ...string) {
 
 func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...string) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(
-		context.Background(), method, m.api+"/api/"+strings.Join(path, "/"), body,
-	)
+	request, err := http.NewRequestWithContext(context.Background(), method,
+		m.api+"/api/"+strings.Join(path, "/"), body)
 	require.NoError(t, err)
 	request.Header.Set("Content-Type", "application/json")
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: rig.Patience}
@@ -116,16 +115,15 @@ func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...
 	require.Less(t, response.StatusCode, 300, "%s %v: %s", method, path, said.String())
 }
 
-// govern makes the virtual host, its policies and what the administrator has there.
+// govern makes the virtual host, its policies, and the queues and exchanges of the administrator.
 func govern(
 	t *testing.T, broker *managed, vhost string, policy, operator map[string]any,
 ) *governed {
 	t.Helper()
 	g := &governed{t: t, broker: broker, vhost: vhost, url: broker.node.URL() + vhost}
 	broker.put(t, map[string]any{}, "vhosts", vhost)
-	broker.put(
-		t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost, "guest",
-	)
+	broker.put(t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost,
+		"guest")
 	if len(policy) > 0 {
 		broker.put(
 			t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy}, "policies", vhost,
@@ -178,7 +176,7 @@ func (g *governed) steadily(f func() error) (err error) {
 	return err
 }
 
-// governedStrategies are those of every cell, side by side.
+// governedStrategies are the strategies of every cell, side by side.
 func governedStrategies() map[string]topology.Strategy {
 	return map[string]topology.Strategy{
 		"quorum":           topology.PerQueue{},
@@ -218,9 +216,8 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	})
 	t.Cleanup(func() { require.NoError(t, s.client.Close()) })
 	s.sub = rig.Connect(t, func() (*topology.Subscriber, error) {
-		return s.client.NewSubscriber(
-			cfg, topology.ForPolicy(policyOfCells), topology.WithDrainTimeout(2*time.Second),
-		)
+		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells),
+			topology.WithDrainTimeout(2*time.Second))
 	})
 	var err error
 	s.plan, err = s.client.Plan(queue, topology.ForPolicy(policyOfCells))
@@ -278,7 +275,7 @@ func (s *governedService) serve(t *testing.T, handler message.NoPublishHandlerFu
 	t.Cleanup(s.stop)
 }
 
-// observe counts what the library says that it has done.
+// observe counts the events of the library.
 func (s *governedService) observe(_ context.Context, e middleware.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -333,8 +330,8 @@ func (s *governedService) callsOf(n int) int {
 
 func (s *governedService) id(n int) string { return fmt.Sprintf("%s/%d", s.queue, n) }
 
-// fill publishes the messages at once, and again what the broker refuses. A message that is refused
-// for long has not entered.
+// fill publishes the messages at once, and again each message that the broker refuses. A message
+// that is refused for long has not entered.
 func (s *governedService) fill(t *testing.T, url string) {
 	t.Helper()
 	if s.refusal != nil {

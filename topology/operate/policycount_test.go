@@ -103,9 +103,8 @@ func (s *governedService) word(queues []string) string {
 		{"dead", func(queue string) bool { return queue == s.plan.Dead.RoutingKey }},
 		{"queued", func(queue string) bool { return queue == s.queue }},
 		{"waiting", func(queue string) bool {
-			return slices.ContainsFunc(
-				s.plan.Queues, func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 },
-			)
+			return slices.ContainsFunc(s.plan.Queues,
+				func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 })
 		}},
 		{"stranded", func(queue string) bool { return strings.HasSuffix(queue, ".stranded") }},
 	} {

@@ -27,7 +27,7 @@ import (
 // keyCase is one way to set a policy key for every queue and exchange.
 type keyCase struct {
 	key string
-	// definition has the key, and beside it what the key needs in order to do harm.
+	// definition has the key, and the other keys that it needs in order to do harm.
 	definition map[string]any
 	// quick says that the case runs without MILLPOND_LONG too.
 	quick bool
@@ -145,8 +145,7 @@ func delayedRetry(kind string) definition {
 	return definition{"delayed-retry-type": kind, "delayed-retry-min": 2000, "delayed-retry-max": 4000}
 }
 
-// quickStrategies are those that run without MILLPOND_LONG: of the others each is like one of them
-// to a policy.
+// quickStrategies run without MILLPOND_LONG. To a policy each of the others is like one of them.
 var quickStrategies = []string{"quorum", "shared", "levels", "returning"}
 
 // cells bounds the cells that run at once: each has up to a hundred handlers.
@@ -183,9 +182,8 @@ func TestNoPolicyKeyTakesAMessageThatVerifyHasNotWarnedOf(t *testing.T) {
 	known := slices.Concat(keys["policy"], keys["operator policy"])
 	for _, key := range known {
 		if !slices.ContainsFunc(keyCases, func(c keyCase) bool { return c.key == key }) {
-			t.Errorf(
-				"RabbitMQ %s has the policy key %q, which no case of this table has", node.Version(), key,
-			)
+			t.Errorf("RabbitMQ %s has the policy key %q, which no case of this table has", node.Version(),
+				key)
 		}
 	}
 	table := &keyTable{version: node.Version()}
@@ -267,9 +265,8 @@ func (r keyRun) run(t *testing.T, broker *managed, vhost string, long bool) *gov
 		names = slices.Sorted(maps.Keys(all))
 	}
 	for _, name := range names {
-		g.services = append(
-			g.services, g.declare(name, "orders-"+strings.ReplaceAll(name, " ", "-"), all[name]),
-		)
+		g.services = append(g.services,
+			g.declare(name, "orders-"+strings.ReplaceAll(name, " ", "-"), all[name]))
 	}
 	if r.victim != "" {
 		g.receiveStrays(r.victim, all)
@@ -329,9 +326,8 @@ func (r keyRun) hold(ctx context.Context, calls int) {
 func (g *governed) await(what string, cond func(s *governedService) bool) {
 	g.t.Helper()
 	testbroker.WaitFor(g.t, what, 2*rig.Patience, func() bool {
-		return !slices.ContainsFunc(
-			g.services, func(s *governedService) bool { return !cond(s) && !s.done() },
-		)
+		return !slices.ContainsFunc(g.services,
+			func(s *governedService) bool { return !cond(s) && !s.done() })
 	})
 }
 
@@ -374,9 +370,8 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 		return
 	// The Subscriber of the victim knows the messages by its own plan.
 	case len(s.begun) > 0 && s.name == r.victim && r.victim != "quorum":
-		t.Errorf(
-			"%s: %s: messages that were handled before have gone to another service: %v", r, s.name, s.begun,
-		)
+		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name,
+			s.begun)
 	case s.refusal == nil && len(s.critical) == 0:
 		t.Errorf(
 			"%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
@@ -458,7 +453,7 @@ func (k *keyTable) add(r keyRun, g *governed) {
 		r.key, what, r.kind, strings.Join(cells, "; "), several(said, len(g.services))))
 }
 
-// several names what is not all.
+// several joins names, and writes "all" for all.
 func several(names []string, all int) string {
 	if len(names) == all {
 		return "all"

@@ -12,8 +12,8 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// A wait queue is deleted only if it is proven empty; one that holds messages,
-// ready, unacked or waiting for their queue, or is consumed, stays.
+// A wait queue is deleted only if it is proven empty. A queue stays that is consumed, or that holds
+// messages: ready, unacked or waiting for their queue.
 func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
@@ -79,9 +79,8 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	for _, kind := range []string{"quorum", "classic"} {
 		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
 		// a quorum queue counts a get as a consumer
-		require.Regexp(
-			t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"],
-		)
+		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1",
+			why[kind+".unacked"])
 		require.Contains(t, why[kind+".consumed"], "it is consumed")
 		require.Equal(t, -1, testbroker.Depth(t, node.URL(), kind+".empty"))
 		require.Equal(t, 1, testbroker.Depth(t, node.URL(), kind+".ready"))

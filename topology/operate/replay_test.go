@@ -41,9 +41,8 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 			}
 		})
 		var last operate.Progress
-		done, err := b.Replay(
-			t.Context(), b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }},
-		)
+		done, err := b.Replay(t.Context(), b.plan,
+			operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
@@ -63,9 +62,8 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		require.Equal(t, "1", d.Headers[header.Replays])
 		require.Equal(t, "42", arrived[1].Headers[header.Replays])
 		require.NotContains(t, d.Headers, header.Failures)
-		notes := header.Parse(
-			b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok },
-		)
+		notes := header.Parse(b.queue,
+			func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
 		require.Zero(t, notes.Failures, "attempts start anew")
 		require.Len(t, notes.History, 1, "history is kept")
 		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
@@ -104,18 +102,16 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = b.Replay(
-			t.Context(), b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}},
-		)
+		done, err = b.Replay(t.Context(), b.plan,
+			operate.ReplayOptions{Filter: operate.Filter{Handler: "none"}})
 		require.NoError(t, err)
 		require.Zero(t, done.Done)
 
 		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, 10, done.Done)
-		require.Equal(
-			t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first",
-		)
+		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3],
+			"the oldest first")
 		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, 590, done.Done)
@@ -177,9 +173,8 @@ func TestReplayToNowhereLosesNothing(t *testing.T) {
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
 		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: -1})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		require.True(
-			t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order",
-		)
+		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)),
+			"all there, in their order")
 	})
 }
 
@@ -230,7 +225,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 		require.Equal(t, int32(1), moved[1].Headers["tenant"])
 		require.Equal(t, `{"n":3}`, string(moved[2].Body))
 		originals := b.drain(b.dead+".originals", 2)
-		require.Len(t, originals, 2, "what was not changed needs none")
+		require.Len(t, originals, 2, "an unchanged letter needs none")
 		require.Equal(t, `{"n":0}`, string(originals[0].Body))
 		require.Equal(t, "exhausted", originals[0].Headers[header.DeadReason])
 		require.Equal(t, []string{`{"n":2}`}, b.bodies(b.dead, 1))

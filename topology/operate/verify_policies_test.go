@@ -54,8 +54,8 @@ func (v vhost) clear(name string) {
 	v.broker.send(v.t, http.MethodDelete, bytes.NewReader(nil), "policies", v.name, name)
 }
 
-// applies reports whether audit takes a policy with a key for one that the broker applies to a
-// type of queue, and whether that is certain. It requires that the key is known.
+// applies reports whether audit expects the broker to apply a policy with a key to a type of queue,
+// and whether that is certain. It requires that the key is known.
 func applies(t testing.TB, key, kind string) (applied, certain bool) {
 	t.Helper()
 	of := func(name, key string, priority int) management.Policy {
@@ -87,7 +87,10 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	vhosts := []string{"soon", "hidden", "exempt", "log"}
 	var grants []testbroker.Grant
 	for _, vhost := range vhosts {
-		grants = append(grants, testbroker.Everything(vhost, "guest"), testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
+		grants = append(
+			grants, testbroker.Everything(vhost, "guest"),
+			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"},
+		)
 	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
@@ -127,14 +130,16 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 			require.Len(t, findings, 1, "round %d", i)
 			require.Equal(t, operate.Critical, findings[0].Severity)
 			require.Equal(t, plan.Dead.RoutingKey, findings[0].Name)
-			require.Contains(t, findings[0].Text, fmt.Sprintf(`policy "retention" sets message-ttl to %d`, 60_000+i))
+			require.Contains(t, findings[0].Text,
+				fmt.Sprintf(`policy "retention" sets message-ttl to %d`, 60_000+i))
 			admin.clear("retention")
 		}
 		require.Empty(t, overruled(t, old, oldPlan))
 	})
 
-	// Policies are named before anything is declared, also one that a policy of a higher
-	// priority seems to hide, which the broker does not apply to this type of queue.
+	// Policies are named before anything is declared. A policy is named, too, that another policy of a
+	// higher priority seems to hide, because the broker does not apply the other to this type of
+	// queue.
 	t.Run("nothing is declared yet", func(t *testing.T) {
 		t.Parallel()
 		admin := vhost{t, broker, "hidden"}
@@ -145,14 +150,16 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		for _, f := range overruled(t, o, plan) {
 			names = append(names, string(f.Severity)+" "+f.Name)
 		}
-		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"}, names)
+		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"},
+			names)
 
 		provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
 		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
-		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"), "the broker does as Verify says")
+		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"),
+			"the broker does as Verify says")
 	})
 
-	// The table is that of the broker: a key that is new fails this test.
+	// The table has the keys of the broker: a new key fails this test.
 	t.Run("every key of the broker is known", func(t *testing.T) {
 		t.Parallel()
 		out := node.Ctl(t, "eval", `
@@ -184,7 +191,10 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
-		admin.set("everything", ".*", 7, `{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
+		admin.set(
+			"everything", ".*", 7,
+			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`,
+		)
 		ran := map[string]bool{}
 		for _, f := range overruled(t, o, plan) {
 			_, command, is := strings.Cut(f.Text, "rabbitmqctl ")
@@ -198,7 +208,8 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Empty(t, overruled(t, o, plan))
 		rig.Fill(t, node.URL()+"exempt", "orders.dlq", 10)
 		<-time.After(time.Second) // twice the TTL
-		require.Equal(t, 10, testbroker.Depth(t, node.URL()+"exempt", "orders.dlq"), "the broker does as Verify says")
+		require.Equal(t, 10, testbroker.Depth(t, node.URL()+"exempt", "orders.dlq"),
+			"the broker does as Verify says")
 	})
 
 	t.Run("the Subscriber says it", func(t *testing.T) {
@@ -211,14 +222,16 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 			topology.WithManagement(watcher), topology.WithLogger(logs))
 		require.NoError(t, rig.SubscribeError(t, client, rig.QueueConfig(url), "orders", policy))
 		require.Equal(t, 4, logs.Said(line), "one for each role: %s", logs.Text())
-		require.Contains(t, logs.Text(), `critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
+		require.Contains(t, logs.Text(),
+			`critical: queue "orders.dlq": policy "retention" sets message-ttl to 50`)
 		require.Contains(t, logs.Text(), "alike:15", "the other wait queues")
 	})
 }
 
 func declareExchange(t testing.TB, url, name string) {
 	t.Helper()
-	require.NoError(t, testbroker.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
+	require.NoError(t,
+		testbroker.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
 }
 
 // What the broker of a cluster shows, from an API that says so: queues on too few nodes,
@@ -226,7 +239,8 @@ func declareExchange(t testing.TB, url, name string) {
 func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 	t.Parallel()
 	url, queue, policy := testbroker.URL(t), testbroker.Queue(t), backoff.List{time.Second}
-	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
+	rig.DeclareQueue(t, url, queue,
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)})
 	nodes := ""
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch path := r.URL.EscapedPath(); {
@@ -239,13 +253,19 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 			if strings.HasSuffix(path, "dlq") {
 				kind, members = "classic", "null"
 			}
-			fmt.Fprintf(w, `{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind, members)
+			fmt.Fprintf(
+				w, `{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind,
+				members,
+			)
 		default:
 			fmt.Fprint(w, "[]")
 		}
 	}))
 	t.Cleanup(server.Close)
-	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
+	o, plan := opened(
+		t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()),
+	)
 	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
 		findings, err := o.Verify(t.Context(), plan)
@@ -277,7 +297,7 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 			`rabbitmq-queues grow 'b@host' all --vhost-pattern '^/$' ` +
 			`--queue-pattern '^(orders|orders\.wait\.1s)$'`,
 	}, unescaped(look()))
-	nodes = `not what was asked for`
+	nodes = `no JSON`
 	texts := look()
 	require.Len(t, texts, 1)
 	require.Contains(t, texts[0], "alarms and replicas were not looked at")

@@ -44,9 +44,8 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
 			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
 			require.NoError(t, err)
-			require.Equal(
-				t, append(want, "critical missing queue "+plan.Queues[0].Name), rig.BlindFindings(t, o, plan),
-			)
+			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
+				rig.BlindFindings(t, o, plan))
 		})
 	}
 }
@@ -62,20 +61,17 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		require.NoError(t, err)
 	}
-	// The return exchange knows no alternate one, the wait queue waits too long,
-	// somebody consumes it, and the dead-letter queue is an older one.
+	// The return exchange has no alternate exchange, the wait queue waits too long and is consumed,
+	// and the dead-letter queue is of an older plan.
 	declare(queue, nil)
-	declare(
-		strategy.Prefix+".wait.5s", amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)},
-	)
+	declare(strategy.Prefix+".wait.5s",
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
 	declare(queue+".dlq", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(5)})
 	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
-	require.NoError(
-		t, ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil),
-	)
-	require.NoError(
-		t, ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil),
-	)
+	require.NoError(t,
+		ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
+	require.NoError(t,
+		ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
 	require.NoError(
 		t,
 		ch.ExchangeDeclare(
@@ -161,9 +157,8 @@ func bindingsMissing(t testing.TB, o *operate.Operator, plan topology.Plan) []st
 func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
-	node.Grant(
-		t, testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"},
-	)
+	node.Grant(t,
+		testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
 	url, policy := node.URL(), backoff.List{5 * time.Second}
 	ch := testbroker.Channel(t, url)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
@@ -203,9 +198,8 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	// A policy with a TTL that is longer than the wait does no harm.
 	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
 	provision(t, url, topology.PerQueue{}, "plain", policy)
-	node.Ctl(
-		t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`, `{"message-ttl": 120000}`,
-	)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`,
+		`{"message-ttl": 120000}`)
 	require.Empty(t, rig.Findings(t, o, plan))
 
 	// Nothing is declared: the API compares the arguments.
@@ -261,9 +255,8 @@ func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
 	}
 	policy := backoff.List{time.Second}
-	o, plan := opened(
-		t, node.URL(), "orders", topology.PerQueue{}, policy, operate.WithManagement(api),
-	)
+	o, plan := opened(t, node.URL(), "orders", topology.PerQueue{}, policy,
+		operate.WithManagement(api))
 	provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
 	require.Equal(t, []string{"critical disabled broker stream_queue"}, rig.Findings(t, o, plan))
 	o, plan = opened(

@@ -117,8 +117,7 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 	}
 }
 
-// Chosen messages are released with their notes, or become dead letters; what is
-// passed over waits on.
+// Chosen messages are released with their retry state, or become dead letters. The others wait on.
 func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
 	for _, kind := range types {
