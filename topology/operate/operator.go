@@ -239,10 +239,12 @@ func (o *Operator) open(ctx context.Context, url string, opts []Option) (err err
 	for _, u := range o.opts.brokers {
 		node := o.link
 		node.URL = u
-		if vhost, err := node.Vhost(); err != nil || vhost != o.vhost {
+		vhost, err := node.Vhost()
+		if err == nil && vhost != o.vhost {
 			const text = "WithBrokers names vhost %q, and the URL vhost %q: use the same vhost"
-			problems = append(problems, err, fmt.Errorf(text, vhost, o.vhost))
+			err = fmt.Errorf(text, vhost, o.vhost)
 		}
+		problems = append(problems, err)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return err
