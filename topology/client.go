@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
@@ -223,8 +224,8 @@ var errStranded = errors.New("messages whose wait was over found no way to their
 func (c *Client) watchStranded(plan Plan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range plan.members() {
-		if m.role != RoleStranded || c.closed || c.watched[m.Name] {
+	for _, m := range plan.audited().Members() {
+		if m.Role != audit.RoleStranded || c.closed || c.watched[m.Name] {
 			continue
 		}
 		c.watched[m.Name] = true
@@ -242,7 +243,7 @@ func (c *Client) lookForStranded(queue string) {
 			continue // during an alarm, for example, the broker does not read the question
 		}
 		ctx, cancel := context.WithTimeout(c.stop, strandedTimeout)
-		found, err := passive(ctx, c.publisher.Do, queue)
+		found, err := audit.Passive(ctx, c.publisher.Do, queue)
 		cancel()
 		switch {
 		case isCode(err, amqp.AccessRefused):

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/publisher"
 )
@@ -27,11 +28,19 @@ const declareTimeout = 90 * time.Second
 // atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
 const atOnceTimeout = 20 * time.Second
 
-// declare declares a plan. It is idempotent and never changes a queue or an exchange that exists.
-// A conflict is a ConflictError, except for a queue that may be adopted.
-func declare(
-	ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter,
+// Declare declares the plan. It is idempotent and never changes a queue or an exchange that exists:
+// one with other arguments is a *ConflictError, unless it is a queue that the plan may adopt, which
+// is logged. The plan's own queue is the user's and is not declared; a binding to it needs it to
+// exist. run calls its function with a channel of its own, because an error of the broker closes
+// the channel that it happens on.
+func (p Plan) Declare(
+	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
+	logger watermill.LoggerAdapter,
 ) error {
+	return declare(ctx, run, p, logger)
+}
+
+func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter) error {
 	if declareAtOnce(ctx, run, plan) == nil {
 		return nil
 	}
@@ -146,7 +155,16 @@ func missing(ctx context.Context, run channelRunner, plan Plan) ([]string, error
 	return names, nil
 }
 
-// checkExists returns an error that names the missing parts of a plan that must be provisioned.
+// CheckExists names the exchanges and queues of the plan that do not exist, its own queue included;
+// nil where there is none. From RabbitMQ 4.3 on looking takes the configure permission (F24): a
+// queue or an exchange that the user may not look at is taken to exist, and where it does not,
+// consuming or the first retry says so. run is the same as for Declare.
+func (p Plan) CheckExists(
+	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
+) error {
+	return checkExists(ctx, run, p)
+}
+
 func checkExists(ctx context.Context, run channelRunner, plan Plan) error {
 	names, err := missing(ctx, run, plan)
 	if err == nil && len(names) > 0 {
@@ -208,7 +226,7 @@ func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returne
 	}
 	to := newRouting(*r.plan).reach(route.Exchange, route.RoutingKey, nil)
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
-		if _, err := passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
+		if _, err := audit.Passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
 			return fmt.Sprintf("queue %q", queue)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -26,22 +27,6 @@ var (
 	ErrOutcomeUnknown = publisher.ErrUnknown
 )
 
-// publishError wraps an error of the publisher in the error of this package.
-func publishError(err error) error {
-	var returned *publisher.ReturnedError
-	switch {
-	case errors.As(err, &returned), isCode(err, amqp.NotFound):
-		return fmt.Errorf("%w: %w", ErrUnroutable, err)
-	case errors.Is(err, publisher.ErrClosed):
-		return fmt.Errorf("%w: %w", ErrClosed, err)
-	}
-	return err
-}
-
-// ConflictError is returned if a queue or an exchange exists with other arguments. RabbitMQ cannot
-// change them. If the queue or the exchange is the user's own, the configuration must name the
-// arguments that it has. Otherwise delete the queue once it is empty, or the exchange while no
-// service uses it, or choose another name in the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string
@@ -158,8 +143,10 @@ func declareError(kind, name string, args amqp.Table, err error) error {
 	}
 	switch amqpErr.Code {
 	case amqp.PreconditionFailed:
-		if c := conflict(kind, name, args, amqpErr, err); c != nil {
-			return c
+		if c := audit.ReadConflict(kind, name, args, err); c != nil {
+			return &ConflictError{
+				Kind: c.Kind, Name: c.Name, Argument: c.Argument, Wanted: c.Wanted, Found: c.Found, Err: err,
+			}
 		}
 	case amqp.AccessRefused:
 		return fmt.Errorf("declare %s %q: the user may not: grant it the configure permission for "+
@@ -186,10 +173,4 @@ func withWayOut(err error) error {
 	return err
 }
 
-func isCode(err error, code int) bool {
-	if err == nil {
-		return false
-	}
-	var amqpErr *amqp.Error
-	return errors.As(err, &amqpErr) && amqpErr.Code == code
-}
+func isCode(err error, code int) bool { return audit.IsCode(err, code) }

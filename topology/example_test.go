@@ -94,24 +94,6 @@ func ExampleErrOutcomeUnknown() {
 	// publish it again, and bear a duplicate
 }
 
-// Purge wants the name of the queue twice.
-func ExampleErrNotConfirmed() {
-	err := fmt.Errorf(`purge queue "orders.dlq": %w`, topology.ErrNotConfirmed)
-	fmt.Println(errors.Is(err, topology.ErrNotConfirmed))
-	// Output:
-	// true
-}
-
-// Peek leaves alone what it could delete by looking at it.
-func ExampleErrUnsafePeek() {
-	err := fmt.Errorf(`peek at queue "orders": %w`, topology.ErrUnsafePeek)
-	if errors.Is(err, topology.ErrUnsafePeek) {
-		fmt.Println("ask the management page")
-	}
-	// Output:
-	// ask the management page
-}
-
 func ExampleShared() {
 	for _, queue := range []string{"orders", "mail"} {
 		plan, err := topology.Shared{}.Plan(queue, []time.Duration{5 * time.Second, 2 * time.Minute})

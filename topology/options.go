@@ -43,7 +43,6 @@ type clientOptions struct {
 	credentials    func(ctx context.Context) (user, password string, err error)
 	management     string // its URL, checked; "" for none
 	anyCluster     bool
-	noPolicies     bool
 	observers      []middleware.Observer
 }
 
@@ -118,21 +117,6 @@ func WithBrokers(urls ...string) Option {
 func WithoutClusterCheck() Option {
 	return func(o *clientOptions) error {
 		o.anyCluster = true
-		return nil
-	}
-}
-
-// WithoutPolicyCheck declares that no policy and no operator policy sets delivery-limit on queues
-// that Peek and the package operate look at. Without it they refuse a quorum queue whose policies
-// they cannot see (ErrUnsafePeek). It is for brokers whose management API cannot be reached. The
-// argument of the queue is still compared, and so are policies that are seen. Nothing checks the
-// declaration: under a policy with a small delivery-limit the broker deletes messages that are
-// looked at, silently and for good.
-//
-// Default: a quorum queue is looked at only if WithManagement shows its policies.
-func WithoutPolicyCheck() Option {
-	return func(o *clientOptions) error {
-		o.noPolicies = true
 		return nil
 	}
 }

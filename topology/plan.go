@@ -15,6 +15,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 )
 
@@ -268,14 +269,5 @@ func argumentText(args amqp.Table) string {
 	return strings.Join(parts, " ")
 }
 
-// delayName writes a delay for the name of a queue: 5s, 1m30s, 2m, 6h, 100ms.
-func delayName(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
+// delayName writes a delay as names carry it: 5s, 1m30s, 2m, 6h, 100ms.
+func delayName(d time.Duration) string { return audit.DelayText(d) }

@@ -3,13 +3,13 @@ package topology
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 )
@@ -69,92 +69,51 @@ func (s *source) learn(
 	asked, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
 	m := client.manager(asked)
-	f, err := learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs, serverVersion(conn), m)
+	f, err := audit.Learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs,
+		audit.VersionOf(conn.Properties), m)
 	if err == nil {
-		err = f.refuse(fmt.Sprintf("queue %q:", s.plan.Queue))
+		err = f.Refuse(fmt.Sprintf("queue %q:", s.plan.Queue))
 	}
 	if err != nil {
 		return consumer.Limits{}, err
 	}
 	limits := consumer.Limits{
-		NackCounts:      !f.version.atLeast(4, 3),
-		ConsumerTimeout: f.consumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
+		NackCounts:      !f.Version.AtLeast(4, 3),
+		ConsumerTimeout: f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
-	limits.Deliveries, _ = f.deliveryLimit()
+	limits.Deliveries, _ = f.DeliveryLimit()
 	vhost, _ := client.linkCfg.Vhost() // parsed before
-	s.warn(f, f.drops(s.plan, vhost, hold(limits.ConsumerTimeout)))
+	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
 	return limits, nil
-}
-
-// defaultConsumerTimeout is how long RabbitMQ lets a consumer keep a delivery by default
-// (F16).
-const defaultConsumerTimeout = 30 * time.Minute
-
-// consumerTimeout returns the broker's consumer timeout as far as it is known. said is the
-// value of the option, 0 for none; consume are the arguments of the consumer. A queue has its
-// own timeout from RabbitMQ 4.0 on, a consumer from 4.3 on (F33). The timeout of the node is
-// shown nowhere.
-func (f *queueFacts) consumerTimeout(said time.Duration, consume amqp.Table) time.Duration {
-	if said > 0 {
-		return said
-	}
-	timeout := consumer.MaxHold
-	consider := func(value any) {
-		if ms, ok := wholeNumber(value); ok && ms > 0 {
-			timeout = min(timeout, time.Duration(min(ms, consumer.MaxHold.Milliseconds()))*time.Millisecond)
-		}
-	}
-	if f.version.atLeast(4, 0) {
-		consider(f.arguments["x-consumer-timeout"])
-		consider(f.policy["consumer-timeout"])
-	}
-	if f.version.atLeast(4, 3) {
-		consider(consume["x-consumer-timeout"])
-	}
-	if timeout == consumer.MaxHold {
-		return defaultConsumerTimeout
-	}
-	return timeout
-}
-
-// defaultDeliveryLimit is the limit of a quorum queue from RabbitMQ 4.0 on (F2).
-const defaultDeliveryLimit = 20
-
-// times returns n times d, or the longest duration there is.
-func times(n int, d time.Duration) time.Duration {
-	if d > 0 && time.Duration(n) > math.MaxInt64/d {
-		return math.MaxInt64
-	}
-	return time.Duration(n) * d
 }
 
 // warnPolicies logs which policies may lose or misdirect messages of the plan: once, and again
 // when that has changed. Levels has 32 wait queues, so there is one line for each key of a policy
 // and role of queues.
-func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
-	list := m.policies()
+func (s *source) warnPolicies(m *audit.Manager, f *audit.Facts, vhost string) {
+	list := m.Policies()
 	if list == nil {
 		return
 	}
-	known := map[string]knownQueue{}
-	if f.kind != "" {
-		known[s.plan.Queue] = knownQueue{f.kind, f.arguments}
+	known := map[string]audit.Known{}
+	if f.Kind != "" {
+		known[s.plan.Queue] = audit.Known{Kind: f.Kind, Arguments: f.Arguments}
 	}
-	findings, _ := list.judge(s.plan.subjects(known, f.version), vhost)
+	findings, _ := list.Judge(s.plan.audited(), known, f.Version, vhost)
 	findings = slices.DeleteFunc(findings,
-		func(f policyFinding) bool { return f.Severity != Critical })
+		func(f audit.Finding) bool { return f.Severity != audit.Critical })
 	said := s.ruled
 	if s.ruled = fmt.Sprint(findings); s.ruled == said {
 		return
 	}
 	alike := map[string]int{}
 	for _, finding := range findings {
-		alike[finding.group]++
+		alike[finding.Group]++
 	}
 	for _, finding := range findings {
-		if n := alike[finding.group]; n > 0 {
-			alike[finding.group] = 0
+		if n := alike[finding.Group]; n > 0 {
+			alike[finding.Group] = 0
 			s.logger.Error("A policy of the broker may lose or misdirect messages: exempt the queues and "+
 				"exchanges of the plan from it; millpond verify lists them", nil,
 				watermill.LogFields{"finding": finding.String(), "alike": n - 1})
@@ -164,28 +123,28 @@ func (s *source) warnPolicies(m *manager, f *queueFacts, vhost string) {
 
 // warn logs the settings of the queue that are allowed but may lose messages: once, and again
 // when they have changed.
-func (s *source) warn(f *queueFacts, d *drop) {
-	hazards := f.hazards()
+func (s *source) warn(f *audit.Facts, d *audit.Drop) {
+	hazards := f.Hazards()
 	said := s.warned
-	if s.warned = fmt.Sprint(f.kind, hazards, d); s.warned == said {
+	if s.warned = fmt.Sprint(f.Kind, hazards, d); s.warned == said {
 		return
 	}
 	for _, h := range hazards {
 		s.logger.Info("Warning: an argument of the queue takes messages out of it",
-			watermill.LogFields{"argument": h.argument, "consequence": h.text})
+			watermill.LogFields{"argument": h.Argument, "consequence": h.Text})
 	}
-	switch f.kind {
+	switch f.Kind {
 	case "":
 		s.logger.Info("Warning: the type of the queue is not known, because the user may not read the "+
 			"queue or its name is too long for the broker's answer; if it is a quorum queue, messages "+
 			"that wait in classic queues are lost in a restart of the broker, and a delivery limit may "+
 			"drop messages; use WithManagement", nil)
-	case Classic:
+	case audit.Classic:
 		s.logger.Info("Warning: the queue is a classic one, which has no copy on another node and "+
 			"counts no deliveries, so that a message that kills the process comes back forever; declare "+
 			"new queues with Queue.Arguments x-queue-type quorum", nil)
 	}
-	if f.losesInRestarts(s.plan) {
+	if f.LosesInRestarts(s.plan.audited()) {
 		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
 			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
 	}
@@ -194,7 +153,7 @@ func (s *source) warn(f *queueFacts, d *drop) {
 			"given back more often than the delivery limit allows, because the queue has no dead-letter "+
 			"target; run the command, or if a policy already applies to the queue, add the definition to "+
 			"that policy",
-			watermill.LogFields{"limit": d.limit, "unless": d.unless, "missing": d.missing,
-				"command": d.command, "safe_for": d.endures})
+			watermill.LogFields{"limit": d.Limit, "unless": d.Unless, "missing": d.Missing,
+				"command": d.Command, "safe_for": d.Endures})
 	}
 }

@@ -7,18 +7,17 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found something critical, or --strict something that it could not look at; a letter is not there
+	exitFound       = 1   // verify found a problem (see exitCodes); a letter is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
 	exitRefused     = 4   // it is not safe, and nothing was done
-	exitInterrupted = 130 // by a signal; what had begun is finished
+	exitInterrupted = 130 // by a signal; all that had begun is finished
 )
 
 var (
@@ -31,9 +30,9 @@ func usage(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
 }
 
-const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also something that it
-could not look at, or there is no such letter; 2 wrong use; 3 the broker could not be reached
-or refused; 4 not safe, nothing done; 130 interrupted, what had begun is finished.`
+const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
+something that it could not look at, or there is no such letter; 2 wrong use; 3 the broker could not
+be reached or refused; 4 not safe, nothing done; 130 interrupted, all that had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
@@ -50,9 +49,11 @@ func exitCode(ctx context.Context, err error) int {
 		return exitDone
 	case errors.Is(err, errFound):
 		return exitFound
-	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions), errors.Is(err, operate.ErrNoQueue):
+	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions),
+		errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
-	case errors.Is(err, errRefused), errors.Is(err, topology.ErrUnsafePeek), errors.Is(err, operate.ErrUnsafe):
+	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek),
+		errors.Is(err, operate.ErrUnsafe):
 		return exitRefused
 	case ctx.Err() != nil:
 		return exitInterrupted
@@ -62,10 +63,12 @@ func exitCode(ctx context.Context, err error) int {
 
 func newApp(io stdio) *cli.Command {
 	a := app{stdio: io}
-	onUsageError := func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage("%v", err) }
+	onUsageError := func(_ context.Context, _ *cli.Command, err error, _ bool) error {
+		return usage("%v", err)
+	}
 	root := &cli.Command{
 		Name:                      "millpond",
-		Usage:                     "dead letters and waiting messages on RabbitMQ, for whoever is on call",
+		Usage:                     "dead letters and waiting messages on RabbitMQ, for people on call",
 		Description:               exitCodes,
 		Writer:                    io.out,
 		ErrWriter:                 io.err,
@@ -96,7 +99,7 @@ func newApp(io stdio) *cli.Command {
 	return root
 }
 
-// app is what all commands share.
+// app has the methods that all commands share.
 type app struct{ stdio }
 
 // queue returns the one argument of a command.

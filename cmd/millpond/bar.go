@@ -55,8 +55,9 @@ func barText(verb string, p operate.Progress, took time.Duration) string {
 		share = float64(p.Seen) / float64(p.Total)
 	}
 	full := int(share * barWidth)
-	line := fmt.Sprintf("%s [%s%s] %3.0f%%  %d/%d seen, %d done, %.0f/s", verb, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full),
-		share*100, p.Seen, p.Total, p.Done, float64(p.Done)/max(took.Seconds(), 0.001))
+	line := fmt.Sprintf("%s [%s%s] %3.0f%%  %d/%d seen, %d done, %.0f/s",
+		verb, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), share*100,
+		p.Seen, p.Total, p.Done, float64(p.Done)/max(took.Seconds(), 0.001))
 	if share > 0 && share < 1 {
 		rest := time.Duration(float64(took) * (1 - share) / share)
 		line += fmt.Sprintf(", %s left", rest.Round(time.Second))

@@ -25,8 +25,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// incident is a service with a handler, and whoever is on call, who follows
-// docs/operations.md to the letter.
+// incident is a service with a handler, and an engineer on call who follows docs/operations.md to
+// the letter.
 type incident struct {
 	*service
 	doc     string
@@ -40,7 +40,10 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	doc, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
 	url := testbroker.URL(t)
-	i := &incident{service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc), folder: t.TempDir()}
+	i := &incident{
+		service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc),
+		folder: t.TempDir(),
+	}
 	i.ch = testbroker.Channel(t, url)
 	require.NoError(t, i.ch.Confirm(false))
 
@@ -51,7 +54,8 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	require.NoError(t, err)
 	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithClassifier(middleware.PermanentErrors(errBroken)))
+	retry, err := middleware.NewDelayedRetry(client, policy,
+		middleware.WithClassifier(middleware.PermanentErrors(errBroken)))
 	require.NoError(t, err)
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	require.NoError(t, err)
@@ -86,21 +90,33 @@ var errBroken = errors.New("cannot parse total")
 func (i *incident) orders(from, to int) {
 	i.t.Helper()
 	for n := from; n < to; n++ {
-		i.publish(i.queue, amqp.Publishing{MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n), DeliveryMode: amqp.Persistent})
+		i.publish(
+			i.queue,
+			amqp.Publishing{
+				MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
+				DeliveryMode: amqp.Persistent,
+			},
+		)
 	}
 }
 
 func (i *incident) awaitDead(n int) {
 	i.t.Helper()
-	testbroker.WaitFor(i.t, fmt.Sprintf("%d dead letters", n), patience, func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n })
+	testbroker.WaitFor(
+		i.t, fmt.Sprintf("%d dead letters", n), patience,
+		func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n },
+	)
 }
 
 func (i *incident) awaitHandled(n int64) {
 	i.t.Helper()
-	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool { return i.count.Load() == n })
+	testbroker.WaitFor(
+		i.t, fmt.Sprintf("%d orders to be handled", n), patience,
+		func() bool { return i.count.Load() == n },
+	)
 }
 
-// follow runs a command that the document shows, and returns what it printed.
+// follow runs a command that the document shows, and returns its output.
 func (i *incident) follow(command string) string {
 	i.t.Helper()
 	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
@@ -145,10 +161,19 @@ func TestIncidentBadDeploy(t *testing.T) {
 	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
 	i.follow("millpond dead show orders order-5")
 	broken.Store(false) // rolled back
-	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"), "would have replayed 40 dead letters of 40")
-	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"), "replayed 1 dead letter of 40")
+	require.Contains(
+		t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"),
+		"would have replayed 40 dead letters of 40",
+	)
+	require.Contains(
+		t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"),
+		"replayed 1 dead letter of 40",
+	)
 	i.awaitHandled(6)
-	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --rate 50/s"), "replayed 39 dead letters of 39")
+	require.Contains(
+		t, i.follow("millpond dead replay orders --error 'cannot parse total' --rate 50/s"),
+		"replayed 39 dead letters of 39",
+	)
 	i.awaitHandled(45)
 	i.awaitDead(0)
 }
@@ -167,8 +192,14 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	i.orders(0, 30)
 	i.awaitDead(30)
-	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"), "connection refused")
-	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"), "replayed 1 dead letter of 30")
+	require.Contains(
+		t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
+		"connection refused",
+	)
+	require.Contains(
+		t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"),
+		"replayed 1 dead letter of 30",
+	)
 	i.awaitDead(30) // the canary is back
 	var canary letterJSON
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
@@ -182,7 +213,10 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	require.Equal(t, 3, canary.Attempts, "its attempts began anew")
 	down.Store(false)
-	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --rate 20/s"), "replayed 30 dead letters of 30")
+	require.Contains(
+		t, i.follow("millpond dead replay orders --error 'connection refused' --rate 20/s"),
+		"replayed 30 dead letters of 30",
+	)
 	i.awaitHandled(30)
 	i.awaitDead(0)
 }
@@ -203,7 +237,10 @@ func TestIncidentPoisonMessage(t *testing.T) {
 	shown := i.follow("millpond dead show orders order-3")
 	require.Contains(t, shown, "index out of range")
 	require.Contains(t, shown, "\"order\": 3")
-	require.Contains(t, i.follow("millpond dead discard orders --id order-3 --export poison.jsonl --yes"), "discarded 1 dead letter of 1")
+	require.Contains(
+		t, i.follow("millpond dead discard orders --id order-3 --export poison.jsonl --yes"),
+		"discarded 1 dead letter of 1",
+	)
 	i.awaitDead(0)
 	file := filepath.Join(i.folder, "poison.jsonl")
 	data, err := os.ReadFile(file)
@@ -213,7 +250,8 @@ func TestIncidentPoisonMessage(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(mended), 0o600))
 	require.Equal(t, "1 line confirmed\n", i.follow("millpond dead import orders --file poison.jsonl"))
 	i.awaitDead(1)
-	require.Contains(t, i.follow("millpond dead replay orders --id order-3"), "replayed 1 dead letter of 1")
+	require.Contains(t, i.follow("millpond dead replay orders --id order-3"),
+		"replayed 1 dead letter of 1")
 	i.awaitHandled(10)
 	i.awaitDead(0)
 }

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 const patience = 60 * time.Second
 
-// outcome is what a run of the tool did.
+// outcome is the result of a run of the tool.
 type outcome struct {
 	out, err string
 	code     int
@@ -98,7 +98,8 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	o := tool(s.t, s.url, in, append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...)
+	o := tool(s.t, s.url, in,
+		append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...)
 	o.out = brokerCounts.ReplaceAllString(strings.ReplaceAll(o.out, s.queue, "orders"), "")
 	o.err = strings.ReplaceAll(o.err, s.queue, "orders")
 	return o
@@ -113,16 +114,31 @@ func (s *service) die() {
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for i := range 3 {
 		notes := header.RetryState{
-			Failures: i + 1, Reason: header.ReasonExhausted, Error: "dial tcp 10.0.0." + strconv.Itoa(i) + ":443: connection refused", Class: header.ClassRetryable,
-			Handler: "ship", DeadAt: at.Add(time.Duration(i) * time.Minute), OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []header.AttemptError{{Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused", Class: header.ClassRetryable, Reason: header.ReasonExhausted}},
+			Failures: i + 1, Reason: header.ReasonExhausted,
+			Error: "dial tcp 10.0.0." + strconv.Itoa(
+				i,
+			) + ":443: connection refused", Class: header.ClassRetryable,
+			Handler: "ship", DeadAt: at.Add(
+				time.Duration(i) * time.Minute,
+			), OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []header.AttemptError{
+				{
+					Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused",
+					Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+				},
+			},
 		}
 		m := amqp.Publishing{
-			MessageId: "order-" + strconv.Itoa(i), CorrelationId: "c-1", ContentType: "application/json", Timestamp: at, DeliveryMode: amqp.Persistent,
-			Headers: amqp.Table{"tenant": int32(i), "escape": "\x1b[31mred"}, Body: []byte(`{"order":` + strconv.Itoa(i) + `}`),
+			MessageId: "order-" + strconv.Itoa(i), CorrelationId: "c-1", ContentType: "application/json",
+			Timestamp: at, DeliveryMode: amqp.Persistent,
+			Headers: amqp.Table{
+				"tenant": int32(i), "escape": "\x1b[31mred",
+			}, Body: []byte(`{"order":` + strconv.Itoa(i) + `}`),
 		}
 		if i == 2 {
-			notes.Reason, notes.Error, m.Body = header.ReasonPermanent, "no such customer", []byte{0, 1, 2, 0xff}
+			notes.Reason, notes.Error, m.Body = header.ReasonPermanent, "no such customer", []byte{
+				0, 1, 2, 0xff,
+			}
 		}
 		for key, value := range notes.DeadHeaders(s.queue) {
 			m.Headers[key] = value
@@ -142,8 +158,7 @@ func (s *service) publish(queue string, m amqp.Publishing) {
 	require.True(s.t, ok)
 }
 
-// golden compares with a file in testdata: with that of classic queues, whose names
-// say so, where there is one.
+// golden compares with a file in testdata. Output with names of classic queues has another file.
 func (s *service) golden(name, got string) {
 	s.t.Helper()
 	if s.kind == "classic" && strings.Contains(got, ".classic") {
@@ -168,9 +183,12 @@ func golden(t testing.TB, name, got string) {
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
-		"plan":             {"plan", "orders", "--policy", "1s,10s,100s"},
-		"plan-json":        {"plan", "orders", "--policy", "1s", "--json"},
-		"plan-shared":      {"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy", "1s"},
+		"plan":      {"plan", "orders", "--policy", "1s,10s,100s"},
+		"plan-json": {"plan", "orders", "--policy", "1s", "--json"},
+		"plan-shared": {
+			"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy",
+			"1s",
+		},
 		"plan-perattempt":  {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
 		"plan-return-to":   {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},
@@ -193,7 +211,8 @@ func TestCommandsPrintWhatTheyDo(t *testing.T) {
 
 func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
-	testbroker.WaitFor(t, "the count", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
+	testbroker.WaitFor(t, "the count", patience,
+		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	steps := []struct {
 		name string
 		args []string
@@ -208,16 +227,31 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-list", []string{"dead", "list", "orders"}, 0},
 		{"dead-list-json", []string{"dead", "list", "orders", "--json"}, 0},
 		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
-		{"dead-list-error", []string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0},
-		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "nobody"}, 0},
-		{"dead-list-time", []string{"dead", "list", "orders", "--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z", "--header", "tenant=1"}, 0},
+		{
+			"dead-list-error",
+			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
+			0,
+		},
+		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
+		{
+			"dead-list-time",
+			[]string{
+				"dead", "list", "orders", "--since", "2026-03-01T12:01:00Z", "--until", "2026-03-01T12:02:00Z",
+				"--header", "tenant=1",
+			},
+			0,
+		},
 		{"dead-group", []string{"dead", "list", "orders", "--group"}, 0},
 		{"dead-group-json", []string{"dead", "list", "orders", "--group", "--json"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
+		{"dead-show", []string{"dead", "show", "orders", "#1"}, 0},
+		{"dead-show-hex", []string{"dead", "show", "orders", "3"}, 0},
+		{"dead-show-position", []string{"dead", "show", "orders", "#4"}, 1},
 		{"dead-show-hex", []string{"dead", "show", "orders", "order-2"}, 0},
 		{"dead-show-none", []string{"dead", "show", "orders", "order-9"}, 1},
 		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 0},
-		{"dead-replay", []string{"dead", "replay", "orders", "--id", "order-0", "--rate", "100/s"}, 0},
+		{"dead-replay-position", []string{"dead", "replay", "orders", "--id", "#1", "--id", "9"}, 1},
+		{"dead-replay", []string{"dead", "replay", "orders", "--id", "#1", "--rate", "100/s"}, 0},
 		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},
 		{"dead-discard-unasked", []string{"dead", "discard", "orders"}, 2},
 		{"dead-discard-dry", []string{"dead", "discard", "orders", "--dry-run"}, 0},
@@ -236,6 +270,52 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	require.Equal(t, 1, testbroker.Depth(t, s.url, s.queue+".dlq"))
 }
 
+// Given letters whose IDs are numbers, when a number is asked for, then it is an ID where no other
+// letter is at that position, and #1 is always the position.
+func TestANumberIsAPositionOrAnID(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	for _, id := range []string{"order-0", "1", "700", "3", "4"} {
+		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent})
+	}
+	for id, want := range map[string]string{
+		"#1": "order-0", "2": "1", "700": "700", "#3": "700", "#5": "4", "5": "4", "order-0": "order-0",
+	} {
+		o := s.tool("dead", "show", s.queue, id)
+		require.Equal(t, exitDone, o.code, o.err)
+		require.Regexp(t, `(?m)^id +`+want+`$`, o.out, id)
+	}
+	for id, c := range map[string]struct {
+		code int
+		says string
+	}{
+		"1": {
+			exitUsage, `"1" is the ID of letter #2 and the position of letter "order-0": write #2 or #1`,
+		},
+		"4":  {exitUsage, `"4" is the ID of letter #5 and the position of letter "3": write #5 or #4`},
+		"6":  {exitFound, `there is no letter #6 in queue "orders.dlq", which holds 5 letters`},
+		"#0": {exitFound, `there is no letter #0 in queue "orders.dlq", which holds 5 letters`},
+	} {
+		for _, args := range [][]string{
+			{"dead", "show", s.queue, id},
+			{"dead", "replay", s.queue, "--id", id},
+			{"dead", "discard", s.queue, "--id", id, "--yes"},
+			{"dead", "list", s.queue, "--id", id},
+			{"dead", "export", s.queue, "--id", id},
+		} {
+			o := s.tool(args...)
+			require.Equal(t, c.code, o.code, "%v: %s", args, o.err)
+			require.Contains(t, o.err, c.says, args)
+			require.Empty(t, o.out, args)
+		}
+	}
+	o := s.tool("dead", "discard", s.queue, "--id", "#2", "--id", "order-0", "--yes")
+	require.Equal(t, "discarded 2 dead letters of 5\n", o.out, o.err)
+	o = s.tool("dead", "list", s.queue, "--json")
+	require.Equal(t, 3, strings.Count(o.out, "\n"))
+	require.NotContains(t, o.out, `"order-0"`)
+}
+
 // What could not be looked at is said, once for all queues, and fails --strict alone.
 func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 	t.Parallel()
@@ -246,11 +326,29 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		code int
 		says string
 	}{
-		"no API":            {[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone, "only the management API shows them"},
-		"no API, strict":    {[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound, "only the management API shows them"},
-		"API away":          {append([]string{"verify", s.queue, "--policy", "1s,10s"}, away...), exitDone, "were not looked at, or not all: management API: "},
-		"API away, strict":  {append([]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, away...), exitFound, "were not looked at, or not all: management API: "},
-		"status, two times": {[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone, "only the management API shows them"},
+		"no API": {
+			[]string{"verify", s.queue, "--policy", "1s,10s"},
+			exitDone,
+			"only the management API shows them",
+		},
+		"no API, strict": {
+			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
+			exitFound,
+			"only the management API shows them",
+		},
+		"API away": {
+			append([]string{"verify", s.queue, "--policy", "1s,10s"}, away...), exitDone,
+			"were not looked at, or not all: management API: ",
+		},
+		"API away, strict": {
+			append([]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, away...), exitFound,
+			"were not looked at, or not all: management API: ",
+		},
+		"status, two times": {
+			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
+			exitDone,
+			"only the management API shows them",
+		},
 	} {
 		o := s.tool(c.args...)
 		require.Equal(t, c.code, o.code, "%s: %s%s", name, o.out, o.err)
@@ -273,7 +371,8 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 		"escape": bytes.Repeat([]byte{1, '<'}, 300_000),
 	}
 	for _, id := range slices.Sorted(maps.Keys(bodies)) {
-		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: bodies[id]})
+		s.publish(s.queue+".dlq",
+			amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: bodies[id]})
 	}
 	for id, body := range bodies {
 		shown := s.tool("dead", "show", s.queue, id)
@@ -304,7 +403,8 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 	require.Equal(t, 3, strings.Count(all.out, "\n"))
 	file := filepath.Join(t.TempDir(), "letters.jsonl")
 	require.Zero(t, s.tool("dead", "export", s.queue, "--file", file).code)
-	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code, "it is not overwritten")
+	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code,
+		"it is not overwritten")
 
 	kept := filepath.Join(t.TempDir(), "kept.jsonl")
 	o := s.tool("dead", "discard", s.queue, "--yes", "--export", kept)
@@ -320,7 +420,8 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 
 	o = s.toolWith(string(data), "dead", "import", s.queue)
 	require.Equal(t, "3 lines confirmed\n", o.out, o.err)
-	testbroker.WaitFor(t, "all back", patience, func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
+	testbroker.WaitFor(t, "all back", patience,
+		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
 	o = s.toolWith("nonsense\n", "dead", "import", s.queue, "--json")
 	require.Equal(t, exitFailed, o.code)
 	var said struct{ Lines int }
@@ -346,8 +447,10 @@ func waitingByHand(t *testing.T, s *service) {
 	s.golden("waiting-list", o.out)
 	o = s.tool("waiting", "list", s.queue, "--policy", "1h", "--json")
 	s.golden("waiting-list-json", o.out)
+	require.Equal(t, 3, strings.Count(o.out, "\n"), "one object a line")
 	require.Equal(t, exitUsage, s.tool("waiting", "release", s.queue, "--policy", "1h").code)
-	require.Equal(t, exitFound, s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
+	require.Equal(t, exitFound,
+		s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "z").code)
 	o = s.tool("waiting", "release", s.queue, "--policy", "1h", "--id", "b")
 	require.Equal(t, "released 1 message of 3 that wait\n", o.out, o.err)
 	o = s.tool("waiting", "cancel", s.queue, "--policy", "1h", "--all")
@@ -370,8 +473,14 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
-		{[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to"},
-		{[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"}, exitUsage, "--old-policy: "},
+		{
+			[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to",
+		},
+		{
+			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
+			exitUsage,
+			"--old-policy: ",
+		},
 		{[]string{"plan", "q", "--type", "stream"}, exitUsage, "stream"},
 		{[]string{"dead", "replay", "q", "--rate", "fast"}, exitUsage, "50/s"},
 		{[]string{"dead", "replay", "q", "--rate", "-1"}, exitUsage, "50/s"},
@@ -381,8 +490,17 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "negative"},
 		{[]string{"status"}, exitUsage, "names of queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
-		{[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed, "cannot be parsed"},
-		{[]string{"--management", "http://me:hush@127.0.0.1:1/?", "--url", "amqp://127.0.0.1:1", "status", "q"}, exitFailed, ""},
+		{
+			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
+			exitFailed,
+			"cannot be parsed",
+		},
+		{
+			[]string{
+				"--management", "http://me:hush@127.0.0.1:1/?", "--url", "amqp://127.0.0.1:1", "status", "q",
+			},
+			exitFailed, "",
+		},
 	} {
 		o := tool(t, "", "", c.args...)
 		require.Equal(t, c.code, o.code, "%v: %s", c.args, o.err)
@@ -394,7 +512,9 @@ func TestExitCodes(t *testing.T) {
 
 func TestRates(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]float64{"": 0, "50": 50, "50/s": 50, "90/m": 1.5, "7200/h": 2, "0.5/s": 0.5} {
+	for text, want := range map[string]float64{
+		"": 0, "50": 50, "50/s": 50, "90/m": 1.5, "7200/h": 2, "0.5/s": 0.5,
+	} {
 		got, err := rateOf(text)
 		require.NoError(t, err, text)
 		require.InDelta(t, want, got, 1e-9, text)
@@ -416,10 +536,14 @@ func TestCompletion(t *testing.T) {
 // A bar, painted findings and answers to questions are for terminals.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "replaying [===============               ]  50%  50/100 seen, 40 done, 20/s, 2s left",
+	require.Equal(t, "replaying [===============               ]  50%  "+
+		"50/100 seen, 40 done, 20/s, 2s left",
 		barText("replaying", operate.Progress{Total: 100, Seen: 50, Done: 40}, 2*time.Second))
 	var out bytes.Buffer
-	s := stdio{out: &out, err: &out, terminal: func(any) bool { return true }, environment: func(string) string { return "" }}
+	s := stdio{
+		out: &out, err: &out, terminal: func(any) bool { return true },
+		environment: func(string) string { return "" },
+	}
 	require.Equal(t, "\x1b[31mbad\x1b[0m", s.colour(red, "bad"))
 	s.environment = func(name string) string { return map[string]string{"NO_COLOR": "1"}[name] }
 	require.Equal(t, "bad", s.colour(red, "bad"))

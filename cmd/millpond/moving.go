@@ -9,7 +9,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -17,7 +16,7 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// doneJSON is what a command has done.
+// doneJSON is the outcome of a command.
 type doneJSON struct {
 	Total   int    `json:"total"`
 	Seen    int    `json:"seen"`
@@ -29,22 +28,27 @@ type doneJSON struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// report writes what was done, also where it ended with an error.
+// report writes the outcome, also where the command ended with an error.
 func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) error {
 	if c.Bool(flagJSON) {
-		j := doneJSON{Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign, Refused: p.Refused, DryRun: c.Bool("dry-run")}
+		j := doneJSON{
+			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
+			Refused: p.Refused, DryRun: c.Bool("dry-run"),
+		}
 		if err != nil {
 			j.Error = err.Error()
 		}
 		return errors.Join(err, a.printJSON(j))
 	}
 	if c.Bool("dry-run") {
-		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n", verb, plural(p.Chosen, "dead letter"), p.Total)
+		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
+			verb, plural(p.Chosen, "dead letter"), p.Total)
 	} else {
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "dead letter"), p.Total)
 	}
 	if p.Foreign > 0 {
-		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n", plural(p.Foreign, "letter"))
+		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
+			plural(p.Foreign, "letter"))
 	}
 	return err
 }
@@ -53,31 +57,28 @@ func dryRun() cli.Flag { return &cli.BoolFlag{Name: "dry-run", Usage: "count, an
 
 func (a app) deadReplay() *cli.Command {
 	return &cli.Command{
-		Name: "replay", Usage: "move dead letters back, each confirmed in its queue before it leaves the dead-letter queue", ArgsUsage: "QUEUE",
+		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
+			"before it leaves the dead-letter queue",
+		ArgsUsage: "QUEUE", Description: aboutPositions,
 		Flags: append(filterFlags(), dryRun(),
-			&cli.StringFlag{Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it"},
+			&cli.StringFlag{
+				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
+			},
 			&cli.StringFlag{Name: "to", Usage: "another `QUEUE`"}),
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
-			}
-			filter, limit, err := filterOf(c, time.Now())
-			if err != nil {
-				return err
-			}
 			rate, err := rateOf(c.String("rate"))
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
 				bar := a.newBar("replaying")
-				p, err := operate.Replay(ctx, client, plan, operate.ReplayOptions{
-					Filter: filter, Limit: limit, Rate: rate, To: c.String("to"), DryRun: c.Bool("dry-run"), Progress: bar.show,
+				p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
+					DryRun: c.Bool("dry-run"), Progress: bar.show,
 				})
 				bar.end()
 				return a.report(c, "replayed", p, err)
-			})
+			})(ctx, c)
 		},
 	}
 }
@@ -99,40 +100,35 @@ func rateOf(text string) (float64, error) {
 func (a app) deadDiscard() *cli.Command {
 	return &cli.Command{
 		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "QUEUE",
+		Description: aboutPositions,
 		Flags: append(filterFlags(), dryRun(),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
-			&cli.StringFlag{Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to"}),
-		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
+			&cli.StringFlag{
+				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
+			}),
+		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+			options := operate.DiscardOptions{
+				Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run"),
 			}
-			filter, limit, err := filterOf(c, time.Now())
-			if err != nil {
-				return err
+			if !c.Bool("yes") && !options.DryRun {
+				if err := a.confirmDiscard(ctx, l, options); err != nil {
+					return err
+				}
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
-				options := operate.DiscardOptions{Filter: filter, Limit: limit, DryRun: c.Bool("dry-run")}
-				if !c.Bool("yes") && !options.DryRun {
-					if err := a.confirmDiscard(ctx, client, plan, options); err != nil {
-						return err
-					}
+			if name := c.String("export"); name != "" && !options.DryRun {
+				file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+				if err != nil {
+					return err
 				}
-				if name := c.String("export"); name != "" && !options.DryRun {
-					file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-					if err != nil {
-						return err
-					}
-					defer func() { _ = file.Close() }() // synced after each batch
-					options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
-				}
-				bar := a.newBar("discarding")
-				options.Progress = bar.show
-				p, err := operate.Discard(ctx, client, plan, options)
-				bar.end()
-				return a.report(c, "discarded", p, err)
-			})
-		},
+				defer func() { _ = file.Close() }() // synced after each batch
+				options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+			}
+			bar := a.newBar("discarding")
+			options.Progress = bar.show
+			p, err := l.operator.Discard(ctx, l.plan, options)
+			bar.end()
+			return a.report(c, "discarded", p, err)
+		}),
 	}
 }
 
@@ -152,16 +148,20 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 	return file.Sync()
 }
 
-func (a app) confirmDiscard(ctx context.Context, client *topology.Client, plan topology.Plan, options operate.DiscardOptions) error {
+func (a app) confirmDiscard(
+	ctx context.Context, l *letters, options operate.DiscardOptions,
+) error {
 	if !a.terminal(a.in) {
-		return usage("nobody can be asked here: pass --yes, or --dry-run to see how many there are")
+		return usage("there is no terminal to ask on: " +
+			"pass --yes, or --dry-run to see how many there are")
 	}
 	options.DryRun = true
-	p, err := operate.Discard(ctx, client, plan, options)
+	p, err := l.operator.Discard(ctx, l.plan, options)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "Throw away %s of queue %q for good? [y/N] ", plural(p.Chosen, "dead letter"), plan.Dead.RoutingKey)
+	fmt.Fprintf(a.err, "Throw away %s of queue %q for good? [y/N] ",
+		plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
@@ -174,44 +174,43 @@ func (a app) confirmDiscard(ctx context.Context, client *topology.Client, plan t
 
 func (a app) deadExport() *cli.Command {
 	return &cli.Command{
-		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are", ArgsUsage: "QUEUE",
-		Flags: append(filterFlags(), &cli.StringFlag{Name: "file", Aliases: []string{"o"}, Usage: "write to `FILE`, which must not exist; the standard output without it"}),
-		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
-			}
-			filter, limit, err := filterOf(c, time.Now())
-			if err != nil {
-				return err
-			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) (err error) {
-				out := a.out
-				if name := c.String("file"); name != "" {
-					file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-					if openErr != nil {
-						return openErr
-					}
-					defer func() { err = errors.Join(err, file.Sync(), file.Close()) }()
-					out = file
+		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
+		ArgsUsage: "QUEUE", Description: aboutPositions,
+		Flags: append(filterFlags(), &cli.StringFlag{
+			Name: "file", Aliases: []string{"o"},
+			Usage: "write to `FILE`, which must not exist; the standard output without it",
+		}),
+		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
+			out := a.out
+			if name := c.String("file"); name != "" {
+				file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+				if openErr != nil {
+					return openErr
 				}
-				w := bufio.NewWriterSize(out, 64<<10)
-				n, err := operate.Export(ctx, client, plan, filter, limit, w)
-				err = errors.Join(err, w.Flush())
-				fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
-				return err
-			})
-		},
+				defer func() { err = errors.Join(err, file.Sync(), file.Close()) }()
+				out = file
+			}
+			w := bufio.NewWriterSize(out, 64<<10)
+			n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
+			err = errors.Join(err, w.Flush())
+			fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
+			return err
+		}),
 	}
 }
 
 func (a app) deadImport() *cli.Command {
 	return &cli.Command{
-		Name: "import", Usage: "publish what export wrote to the dead-letter queue, each confirmed", ArgsUsage: "QUEUE",
+		Name: "import", Usage: "publish exported messages to the dead-letter queue, each confirmed",
+		ArgsUsage: "QUEUE",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "file", Aliases: []string{"i"}, Usage: "read `FILE`; the standard input without it"},
+			&cli.StringFlag{
+				Name: "file", Aliases: []string{"i"}, Usage: "read `FILE`; the standard input without it",
+			},
 			&cli.StringFlag{Name: "to", Usage: "another `QUEUE` than the dead-letter queue"},
-			&cli.IntFlag{Name: "skip", Usage: "pass over `N` lines: those that an import which failed has said to be confirmed"},
+			&cli.IntFlag{
+				Name: "skip", Usage: "pass over `N` lines: the lines that a failed import has confirmed",
+			},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			queue, err := queueOf(c)
@@ -221,7 +220,7 @@ func (a app) deadImport() *cli.Command {
 			if c.Int("skip") < 0 {
 				return usage("--skip %d is negative", c.Int("skip"))
 			}
-			return a.with(ctx, c, queue, func(client *topology.Client, plan topology.Plan) error {
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				in := a.in
 				if name := c.String("file"); name != "" {
 					file, err := os.Open(name)
@@ -231,7 +230,9 @@ func (a app) deadImport() *cli.Command {
 					defer func() { _ = file.Close() }()
 					in = file
 				}
-				lines, err := operate.Import(ctx, client, plan, in, operate.ImportOptions{To: c.String("to"), Skip: c.Int("skip")})
+				lines, err := o.Import(ctx, plan, in, operate.ImportOptions{
+					To: c.String("to"), Skip: c.Int("skip"),
+				})
 				if c.Bool(flagJSON) {
 					j := map[string]any{"lines": lines}
 					if err != nil {

@@ -12,7 +12,7 @@ import (
 	"unicode"
 )
 
-// stdio is what the tool talks to.
+// stdio are the standard streams of the tool.
 type stdio struct {
 	in          io.Reader
 	out, err    io.Writer
@@ -42,8 +42,15 @@ func (s stdio) printJSON(value any) error {
 	return encoder.Encode(value)
 }
 
-// printSnakeJSON writes a value of the library in the way of the tool: keys in
-// lower case, delays as Go prints them.
+// printLine writes a value as one line of JSON.
+func (s stdio) printLine(value any) error {
+	encoder := json.NewEncoder(s.out)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}
+
+// printSnakeJSON writes a value of the library in the tool's form: keys in lower case, delays as Go
+// prints them.
 func (s stdio) printSnakeJSON(value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -78,8 +85,8 @@ func snake(value any) any {
 	return value
 }
 
-// snakeKey writes RoutingKey as routing_key; arguments and the like, which do not
-// begin with a capital, stay.
+// snakeKey writes RoutingKey as routing_key. Keys that do not begin with a capital, such as
+// arguments, stay.
 func snakeKey(key string) string {
 	var b strings.Builder
 	for i, r := range key {

@@ -21,6 +21,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/tracing"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 var _ = []any{watched, stacked}
@@ -43,7 +44,9 @@ func watched(
 	problems = append(problems, err)
 	router.AddMiddleware(t.Middleware, retry.Middleware)
 
-	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
+	operator, err := operate.Open(ctx, cfg.Connection.AmqpURI)
+	problems = append(problems, err)
+	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 	registry.MustRegister(m, depth)
 	return errors.Join(append(problems, err)...)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/tracing"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // lanes is the number of webhooks in progress at once.
@@ -68,8 +69,10 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 	options := []topology.Option{
 		topology.WithLogger(s.logger), topology.WithObserver(s.metrics, s.tracing),
 	}
+	looks := []operate.Option{operate.WithLogger(s.logger)}
 	if cfg.management != "" {
 		options = append(options, topology.WithManagement(cfg.management))
+		looks = append(looks, operate.WithManagement(cfg.management))
 	}
 	queue := amqp.NewDurableQueueConfig(cfg.url)
 	client, err := topology.Open(ctx, queue.Connection, topology.PerQueue{}, options...)
@@ -77,10 +80,15 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
+	operator, err := operate.Open(ctx, cfg.url, looks...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, operator.Close()) }()
 
 	sender := webhook.NewSender(lanes)
 	defer sender.Close()
-	router, err := s.route(client, queue, cfg.queue, sender)
+	router, err := s.route(client, operator, queue, cfg.queue, sender)
 	if err != nil {
 		return err
 	}
@@ -101,7 +109,8 @@ func serve(ctx context.Context, cfg config, logger *slog.Logger, traces io.Write
 
 // route makes the router with its consumer, and registers the metrics.
 func (s *signals) route(
-	client *topology.Client, cfg amqp.Config, queue string, sender *webhook.Sender,
+	client *topology.Client, operator *operate.Operator, cfg amqp.Config, queue string,
+	sender *webhook.Sender,
 ) (*message.Router, error) {
 	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
 		middleware.WithObserver(s.metrics, s.tracing))
@@ -116,7 +125,7 @@ func (s *signals) route(
 	if err != nil {
 		return nil, err
 	}
-	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
+	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 	if err != nil {
 		return nil, err
 	}

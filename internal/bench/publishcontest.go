@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -114,11 +116,14 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 	if err := b.broker.declare(queue, quorum); err != nil {
 		return nil, err
 	}
-	client, err := topology.Open(ctx, wamqp.ConnectionConfig{AmqpURI: url}, topology.PerQueue{},
-		topology.WithLogger(watermill.NopLogger{}))
+	l, err := link.Open(ctx, link.Config{
+		URL: url, Logger: watermill.NopLogger{}, ConnectTimeout: patience, WriteTimeout: patience,
+	})
 	if err != nil {
 		return nil, err
 	}
+	// The publisher that retries and dead letters go through.
+	client := publisher.New(l, publisher.Config{Timeout: patience, NonceHeader: header.Publish})
 	byHand, err := dialRaw(url, callers)
 	if err != nil {
 		return nil, err
@@ -132,7 +137,8 @@ func (b *bench) publishWith(ctx context.Context, callers int) ([]result, error) 
 		return nil, err
 	}
 	defer func() {
-		_, _, _, _ = client.Close(), byHand.close(), asItComes.Close(), pooled.Close()
+		client.Close()
+		_, _, _ = byHand.close(), asItComes.Close(), pooled.Close()
 	}()
 
 	watermillMessage := func(i int) *message.Message {

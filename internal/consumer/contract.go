@@ -20,6 +20,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -37,9 +38,9 @@ const (
 	// expires (F32).
 	NormalPriority = 4
 	// NoLimit is the delivery limit of a queue without a delivery limit.
-	NoLimit = 1 << 30
+	NoLimit = audit.NoLimit
 	// MaxHold stands for no consumer timeout.
-	MaxHold = 100 * 365 * 24 * time.Hour
+	MaxHold = audit.MaxHold
 )
 
 // Group is shared by all subscriptions of a Client. Its fields do not change after the first New.

@@ -22,10 +22,10 @@ import (
 type delivery struct {
 	middleware.Attached
 	republished middleware.Republished // where the last copy to a wait queue is
-	sub *Subscription
-	on  *consumer
-	raw amqp.Delivery
-	ctx context.Context // the message's; done when it is settled or stale
+	sub         *Subscription
+	on          *consumer
+	raw         amqp.Delivery
+	ctx         context.Context // the message's; done when it is settled or stale
 
 	pending publisher.Pending // the copy whose outcome is open
 	astray  *Route            // where a message of another queue goes on; see misled

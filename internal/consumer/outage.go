@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"math"
 	"regexp"
 	"strconv"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/millpond-go/millpond/internal/audit"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -32,18 +32,11 @@ func (s *Subscription) hold(consumerTimeout time.Duration) time.Duration {
 	if seen := time.Duration(s.timeout.Load()); seen > 0 {
 		consumerTimeout = min(consumerTimeout, seen)
 	}
-	hold := HoldFor(consumerTimeout, s.cfg.Group.ConfirmTimeout)
+	hold := audit.HoldFor(consumerTimeout, s.cfg.Group.ConfirmTimeout)
 	if s.cfg.HoldLimit > 0 {
 		hold = min(hold, s.cfg.HoldLimit)
 	}
 	return hold
-}
-
-// HoldFor returns how long a delivery may be held, from its arrival: three more tries, and
-// some time for the way to the broker, fit between that and the consumer timeout.
-func HoldFor(consumerTimeout, confirmTimeout time.Duration) time.Duration {
-	margin := 3*confirmTimeout + min(time.Minute, consumerTimeout/10)
-	return max(consumerTimeout-margin, consumerTimeout/2)
 }
 
 // outage is a time in which a subscription cannot store failed messages. It begins when a
@@ -166,18 +159,10 @@ func (d *delivery) logEndurance() {
 	fields := watermill.LogFields{"held_for": d.on.hold}
 	if left := d.left(); left != NoLimit {
 		fields["delivery_count"], fields["delivery_limit"] = deliveryCount(&d.raw), d.on.Deliveries
-		fields["safe_for"] = times(left+1, d.on.hold)
+		fields["safe_for"] = audit.Times(left+1, d.on.hold)
 	}
 	d.sub.logger.Info("Failed messages cannot be stored: their deliveries are held; after that the "+
 		"queue is not consumed until messages can be stored again", fields)
-}
-
-// times returns n times d, or the longest duration there is.
-func times(n int, d time.Duration) time.Duration {
-	if d > 0 && time.Duration(n) > math.MaxInt64/d {
-		return math.MaxInt64
-	}
-	return time.Duration(n) * d
 }
 
 // suspend stops consuming because d was held for as long as the broker allows. It returns

@@ -7,18 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ timeout, confirm, want time.Duration }{
-		{30 * time.Minute, 10 * time.Second, 28*time.Minute + 30*time.Second},
-		{5 * time.Minute, 10 * time.Second, 4 * time.Minute},
-		{10 * time.Second, 10 * time.Second, 5 * time.Second}, // no room for three tries
-		{MaxHold, 10 * time.Second, MaxHold - 90*time.Second},
-	} {
-		require.Equal(t, c.want, HoldFor(c.timeout, c.confirm), "%v", c.timeout)
-	}
-}
-
 // A probe costs a delivery, so the pauses between probes grow. A message that has no
 // delivery left is spared for a day.
 func TestPausesBetweenProbesGrow(t *testing.T) {

@@ -11,11 +11,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// Inspector counts the messages of a plan's queues. *topology.Client is one.
+// Inspector counts the messages of a plan's queues. *operate.Operator is one.
 type Inspector interface {
-	Inspect(ctx context.Context, plan topology.Plan) (topology.Report, error)
+	Inspect(ctx context.Context, plan topology.Plan) (operate.Report, error)
+}
+
+// Client says whether retries can be handed over. *topology.Client is one.
+type Client interface {
 	Healthy() error
 }
 
@@ -28,10 +33,11 @@ type Inspector interface {
 // while the broker does not answer. Each plan takes its own connection, one after the
 // other, which ends with the answer.
 type Collector struct {
-	client  Inspector
-	plans   []topology.Plan
-	timeout time.Duration
-	keep    time.Duration
+	client    Client
+	inspector Inspector
+	plans     []topology.Plan
+	timeout   time.Duration
+	keep      time.Duration
 
 	mu    sync.Mutex
 	asked time.Time
@@ -41,7 +47,7 @@ type Collector struct {
 var _ prometheus.Collector = (*Collector)(nil)
 
 type answer struct {
-	report topology.Report
+	report operate.Report
 	err    error
 }
 
@@ -76,22 +82,27 @@ func WithCacheFor(d time.Duration) CollectorOption {
 	}
 }
 
-// NewCollector returns a Collector of the queues of plans, which Client.Plan returns.
-// The error names every problem: a nil client, a plan that is empty or there twice,
-// and options with an invalid value.
+// NewCollector returns a Collector of the queues of plans, which topology.PlanFor and Client.Plan
+// return. The error names a nil client or inspector, a plan that is empty or there twice, and
+// options with an invalid value.
 func NewCollector(
-	client Inspector, plans []topology.Plan, opts ...CollectorOption,
+	client Client, inspector Inspector, plans []topology.Plan, opts ...CollectorOption,
 ) (*Collector, error) {
-	c := &Collector{client: client, timeout: 5 * time.Second, keep: 10 * time.Second}
+	c := &Collector{
+		client: client, inspector: inspector, timeout: 5 * time.Second, keep: 10 * time.Second,
+	}
 	problems := []error{apply(c, opts)}
-	if v := reflect.ValueOf(client); client == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNil(client) {
 		problems = append(problems, errors.New("client is nil"))
+	}
+	if isNil(inspector) {
+		problems = append(problems, errors.New("inspector is nil: use operate.Open"))
 	}
 	seen := map[string]bool{}
 	for i, plan := range plans {
 		switch {
 		case plan.Queue == "":
-			problems = append(problems, fmt.Errorf("plan %d is empty: use Client.Plan", i+1))
+			problems = append(problems, fmt.Errorf("plan %d is empty: use topology.PlanFor", i+1))
 		case seen[plan.Queue]:
 			problems = append(problems, fmt.Errorf("plan %d: queue %q is there twice", i+1, plan.Queue))
 		}
@@ -102,6 +113,11 @@ func NewCollector(
 		return nil, fmt.Errorf("new collector: %w", err)
 	}
 	return c, nil
+}
+
+func isNil(value any) bool {
+	v := reflect.ValueOf(value)
+	return value == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -166,13 +182,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 			}
 			for _, count := range []struct {
 				desc *prometheus.Desc
-				topology.Count
-			}{
-				{descReady, q.Ready},
-				{descConsumers, q.Consumers},
-				{descTotal, q.Total},
-				{descHeld, q.Held},
-			} {
+				operate.Count
+			}{{descReady, q.Ready}, {descConsumers, q.Consumers}, {descTotal, q.Total}, {descHeld, q.Held}} {
 				if count.Known() {
 					gauge(count.desc, float64(count.N), labels...)
 				}
@@ -196,7 +207,7 @@ func (c *Collector) ask() []answer {
 	defer cancel()
 	found := make([]answer, len(c.plans))
 	for i, plan := range c.plans {
-		found[i].report, found[i].err = c.client.Inspect(ctx, plan)
+		found[i].report, found[i].err = c.inspector.Inspect(ctx, plan)
 	}
 	c.found, c.asked = found, time.Now()
 	return found

@@ -18,31 +18,35 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // inspector returns the result of answer, and counts the calls.
 type inspector struct {
 	mu     sync.Mutex
 	asked  int
-	answer func(ctx context.Context, plan topology.Plan) (topology.Report, error)
+	answer func(ctx context.Context, plan topology.Plan) (operate.Report, error)
 }
 
-func (i *inspector) Inspect(ctx context.Context, plan topology.Plan) (topology.Report, error) {
+func (i *inspector) Inspect(ctx context.Context, plan topology.Plan) (operate.Report, error) {
 	i.mu.Lock()
 	i.asked++
 	i.mu.Unlock()
 	return i.answer(ctx, plan)
 }
 
-func (i *inspector) Healthy() error { return errors.New("connecting") }
+// connecting is a client that has no connection.
+type connecting struct{}
 
-func amqpCount(n int) topology.Count { return topology.Count{N: n, Source: topology.SourceAMQP} }
+func (connecting) Healthy() error { return errors.New("connecting") }
 
-func managementCount(n int) topology.Count {
-	return topology.Count{N: n, Source: topology.SourceManagement}
+func amqpCount(n int) operate.Count { return operate.Count{N: n, Source: operate.SourceAMQP} }
+
+func managementCount(n int) operate.Count {
+	return operate.Count{N: n, Source: operate.SourceManagement}
 }
 
-var unknown = topology.Count{N: -1}
+var unknown = operate.Count{N: -1}
 
 // plans are the plans of these queues.
 func plans(queues ...string) (plans []topology.Plan) {
@@ -56,7 +60,7 @@ func newCollector(
 	t *testing.T, client metrics.Inspector, plans []topology.Plan, opts ...metrics.CollectorOption,
 ) *metrics.Collector {
 	t.Helper()
-	c, err := metrics.NewCollector(client, plans, opts...)
+	c, err := metrics.NewCollector(connecting{}, client, plans, opts...)
 	require.NoError(t, err)
 	return c
 }
@@ -74,28 +78,28 @@ func collect(t *testing.T, c prometheus.Collector) map[string]float64 {
 
 func TestCollectorReportsWhatIsKnown(t *testing.T) {
 	t.Parallel()
-	shared := topology.QueueReport{
-		Name: "wait.1s", Role: topology.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0),
+	shared := operate.QueueReport{
+		Name: "wait.1s", Role: operate.RoleWait, Ready: amqpCount(3), Consumers: amqpCount(0),
 		Total: managementCount(8), Held: managementCount(5),
 	}
-	orders := topology.QueueReport{
-		Name: "orders", Role: topology.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2),
+	orders := operate.QueueReport{
+		Name: "orders", Role: operate.RoleMain, Ready: amqpCount(7), Consumers: amqpCount(2),
 		Total: unknown, Held: unknown,
 	}
-	mail := topology.QueueReport{
-		Name: "mail", Role: topology.RoleMain, Missing: true, Ready: unknown, Consumers: unknown,
+	mail := operate.QueueReport{
+		Name: "mail", Role: operate.RoleMain, Missing: true, Ready: unknown, Consumers: unknown,
 		Total: unknown, Held: unknown,
 	}
-	answer := func(_ context.Context, plan topology.Plan) (topology.Report, error) {
+	answer := func(_ context.Context, plan topology.Plan) (operate.Report, error) {
 		switch plan.Queue {
 		case "mail":
-			return topology.Report{
-				Queue: "mail", ManagementErr: errors.New("gone"), Queues: []topology.QueueReport{mail, shared},
+			return operate.Report{
+				Queue: "mail", ManagementErr: errors.New("gone"), Queues: []operate.QueueReport{mail, shared},
 			}, nil
 		case "away":
-			return topology.Report{}, errors.New("no connection")
+			return operate.Report{}, errors.New("no connection")
 		}
-		return topology.Report{Queue: "orders", Queues: []topology.QueueReport{orders, shared}}, nil
+		return operate.Report{Queue: "orders", Queues: []operate.QueueReport{orders, shared}}, nil
 	}
 	c := newCollector(t, &inspector{answer: answer}, plans("orders", "mail", "away"))
 	want := map[string]float64{
@@ -133,8 +137,8 @@ func TestCollectorRemembersAnAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			client := &inspector{answer: func(context.Context, topology.Plan) (topology.Report, error) {
-				return topology.Report{}, nil
+			client := &inspector{answer: func(context.Context, topology.Plan) (operate.Report, error) {
+				return operate.Report{}, nil
 			}}
 			c := newCollector(t, client, plans("orders"), test.option)
 			for range 3 {
@@ -147,9 +151,9 @@ func TestCollectorRemembersAnAnswer(t *testing.T) {
 
 func TestCollectorIsBoundedInTime(t *testing.T) {
 	t.Parallel()
-	client := &inspector{answer: func(ctx context.Context, _ topology.Plan) (topology.Report, error) {
+	client := &inspector{answer: func(ctx context.Context, _ topology.Plan) (operate.Report, error) {
 		<-ctx.Done()
-		return topology.Report{}, ctx.Err()
+		return operate.Report{}, ctx.Err()
 	}}
 	c := newCollector(t, client, plans("orders", "mail"), metrics.WithTimeout(50*time.Millisecond))
 	began := time.Now()
@@ -162,10 +166,11 @@ func TestCollectorIsBoundedInTime(t *testing.T) {
 
 func TestCollectorNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := metrics.NewCollector(nil, plans("", "orders", "orders"), metrics.WithTimeout(0))
+	_, err := metrics.NewCollector(nil, nil, plans("", "orders", "orders"), metrics.WithTimeout(0))
 	require.EqualError(t, err, "new collector: WithTimeout: 0s is not positive\nclient is nil\n"+
+		"inspector is nil: use operate.Open\n"+
 		"plan 1 is empty: use topology.PlanFor\nplan 3: queue \"orders\" is there twice")
-	_, err = metrics.NewCollector(&inspector{}, nil, metrics.WithCacheFor(-1))
+	_, err = metrics.NewCollector(connecting{}, &inspector{}, nil, metrics.WithCacheFor(-1))
 	require.ErrorContains(t, err, "WithCacheFor: -1ns is negative")
 }
 
@@ -178,10 +183,13 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	away.Close()
 	cfg := wamqp.NewDurableQueueConfig(url)
 	hour := topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}
-	client, err := topology.Open(t.Context(), cfg.Connection, hour,
-		topology.WithManagement(strings.Replace(away.URL, "http://", "http://user:password@", 1)))
+	client, err := topology.Open(t.Context(), cfg.Connection, hour)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	api := strings.Replace(away.URL, "http://", "http://user:password@", 1)
+	operator, err := operate.Open(t.Context(), url, operate.WithManagement(api))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, operator.Close()) })
 	sub, err := client.NewSubscriber(cfg)
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
@@ -194,7 +202,8 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	for range 3 {
 		publish(t, url, waits, amqp.Publishing{DeliveryMode: amqp.Persistent})
 	}
-	c := newCollector(t, client, []topology.Plan{plan}, metrics.WithCacheFor(0))
+	c, err := metrics.NewCollector(client, operator, []topology.Plan{plan}, metrics.WithCacheFor(0))
+	require.NoError(t, err)
 
 	var got map[string]float64
 	label := func(name, role string) string {

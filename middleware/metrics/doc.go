@@ -4,7 +4,8 @@
 //	…
 //	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithObserver(m))
 //	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(m))
-//	depth, err := metrics.NewCollector(client, []topology.Plan{plan})
+//	operator, err := operate.Open(ctx, url)
+//	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 //	registry.MustRegister(m, depth)
 //
 // [Metrics] counts the outcomes of messages. [Collector] asks the broker how many

@@ -24,7 +24,7 @@ func labelsOf(t *testing.T) map[string]string {
 	t.Helper()
 	m, err := metrics.New()
 	require.NoError(t, err)
-	c, err := metrics.NewCollector(&inspector{}, nil)
+	c, err := metrics.NewCollector(connecting{}, &inspector{}, nil)
 	require.NoError(t, err)
 	descs := make(chan *prometheus.Desc, 100)
 	m.Describe(descs)

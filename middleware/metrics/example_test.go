@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 func ExampleNew() {
@@ -43,10 +44,12 @@ func ExampleNew() {
 }
 
 func ExampleNewCollector() {
-	var client *topology.Client // of topology.Open
-	_, err := metrics.NewCollector(client, []topology.Plan{{}})
+	var client *topology.Client    // of topology.Open
+	var operator *operate.Operator // of operate.Open
+	_, err := metrics.NewCollector(client, operator, []topology.Plan{{}})
 	fmt.Println(err)
 	// Output:
 	// new collector: client is nil
+	// inspector is nil: use operate.Open
 	// plan 1 is empty: use topology.PlanFor
 }

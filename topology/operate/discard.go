@@ -10,39 +10,41 @@ import (
 )
 
 const (
-	// batchMessages and batchBytes bound what is thrown away at once.
+	// batchMessages and batchBytes bound the messages that are thrown away at once.
 	batchMessages = 200
 	batchBytes    = 8 << 20
 )
 
-// Discarding says what Discard throws away. The zero value throws away every dead
+// DiscardOptions say which messages Discard throws away. The zero value throws away every dead
 // letter of the queue.
 type DiscardOptions struct {
-	// Filter chooses.
+	// Filter chooses the letters. Default: all.
 	Filter Filter
-	// Limit is how many at most. Default: all.
+	// Limit is the most letters to throw away. Default: all.
 	Limit int
-	// DryRun counts and throws nothing away.
+	// DryRun counts and throws nothing away. Default: false.
 	DryRun bool
-	// Before is called with letters that are about to be thrown away, up to 200 at
-	// once; they go when it has returned nil. Keep them durably there (Encode), and
-	// each is in the file or in the queue whenever the process ends. With an error
-	// they stay, and Discard ends. Default: they are gone.
+	// Before is called with letters that are about to be thrown away, up to 200 at once; they go when
+	// it has returned nil. If it stores them durably (Encode), each letter is in the file or in the
+	// queue whenever the process ends. With an error they stay, and Discard ends. Default: the letters
+	// are gone.
 	Before func(letters []Letter) error
-	// Progress is told how far it is, after each message. Default: nobody is told.
+	// Progress is called after each message. Default: no call.
 	Progress func(Progress)
 }
 
-// Discard throws dead letters away, those of other queues as well. Only what was in
-// the queue at the beginning is looked at.
-func Discard(ctx context.Context, client *topology.Client, plan topology.Plan, options DiscardOptions) (Progress, error) {
+// Discard throws dead letters away, also letters of other queues in the same dead-letter queue. It
+// looks only at messages that were in the queue at the beginning.
+func (o *Operator) Discard(
+	ctx context.Context, plan topology.Plan, options DiscardOptions,
+) (Progress, error) {
 	d := &discard{DiscardOptions: options, plan: plan}
 	queue, err := deadQueue(plan)
 	if err == nil && options.Limit < 0 {
 		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
 	}
 	for left, again := -1, true; again && err == nil; {
-		left, again, err = d.round(ctx, client, queue, left)
+		left, again, err = d.round(ctx, o, queue, left)
 	}
 	if err != nil {
 		return d.progress, fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
@@ -60,10 +62,12 @@ type discard struct {
 	bytes   int
 }
 
-// round looks at up to left messages, until messages have been held for as long as
-// is safe; then again is true, and left what is still to be looked at.
-func (d *discard) round(ctx context.Context, client *topology.Client, queue string, left int) (_ int, again bool, err error) {
-	t, err := take(ctx, client, d.plan, queue, left)
+// round looks at up to left messages. Once messages have been held for as long as is safe, it
+// returns again and the number of messages that are still to be looked at.
+func (d *discard) round(
+	ctx context.Context, o *Operator, queue string, left int,
+) (_ int, again bool, err error) {
+	t, err := o.take(ctx, d.plan, queue, left)
 	if err != nil {
 		return 0, false, err
 	}

@@ -1,6 +1,7 @@
 package operate_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -54,11 +55,18 @@ func ExampleGroupByError() {
 	// 1 exhausted order #: no such customer order-2
 }
 
+// Each error has its own way out.
 func ExampleErrUnsafe() {
-	for _, err := range []error{operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable} {
-		switch err := fmt.Errorf("replay dead letters: %w", err); {
-		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrInvalidOptions):
+	for _, err := range []error{
+		operate.ErrUnsafe, operate.ErrInvalidOptions, operate.ErrNotConfirmed, operate.ErrUnsafePeek,
+		operate.ErrNoQueue, operate.ErrTooSlow, operate.ErrUnreadable,
+	} {
+		switch err := fmt.Errorf("replay: %w", err); {
+		case errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrInvalidOptions),
+			errors.Is(err, operate.ErrNotConfirmed):
 			fmt.Println("nothing was done:", err)
+		case errors.Is(err, operate.ErrUnsafePeek):
+			fmt.Println("name the management API:", err)
 		case errors.Is(err, operate.ErrNoQueue):
 			fmt.Println("name the queue:", err)
 		case errors.Is(err, operate.ErrTooSlow):
@@ -68,9 +76,22 @@ func ExampleErrUnsafe() {
 		}
 	}
 	// Output:
-	// nothing was done: replay dead letters: not safe
-	// nothing was done: replay dead letters: cannot be done so
-	// name the queue: replay dead letters: the plan does not say which queue keeps its dead letters
-	// ask for fewer: replay dead letters: looking has taken too long
-	// see the package's documentation: replay dead letters: a message cannot be read
+	// nothing was done: replay: not safe
+	// nothing was done: replay: the options make no sense
+	// nothing was done: replay: not confirmed
+	// name the management API: replay: looking at its messages may delete them
+	// name the queue: replay: the plan does not say which queue keeps its dead letters
+	// ask for fewer: replay: looking has taken too long
+	// see the package's documentation: replay: a message cannot be read
+}
+
+// Open names all problems at once, before it connects.
+func ExampleOpen() {
+	_, err := operate.Open(context.Background(), "localhost:5672",
+		operate.WithManagement("localhost:15672"), operate.WithConfirmTimeout(0))
+	fmt.Println(err)
+	// Output:
+	// open millpond operator: AMQP URL is invalid: it must begin with amqp:// or amqps://
+	// WithManagement: the URL must begin with http:// or https://
+	// WithConfirmTimeout: 0s is under 1ms
 }

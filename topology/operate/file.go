@@ -12,11 +12,12 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Export writes the dead letters that filter chooses to w, up to limit of them if
-// it is not 0, each a line of JSON that Import reads, and returns how many they
-// were. They stay in the queue. Nothing is lost: see Encode.
-func Export(ctx context.Context, client *topology.Client, plan topology.Plan, filter Filter, limit int, w io.Writer) (n int, err error) {
-	for l, err := range Dead(ctx, client, plan, filter) {
+// Export writes the dead letters that filter chooses to w, up to limit of them if it is not 0, each
+// a line of JSON that Import reads (see Encode), and returns their number. They stay in the queue.
+func (o *Operator) Export(
+	ctx context.Context, plan topology.Plan, filter Filter, limit int, w io.Writer,
+) (n int, err error) {
+	for l, err := range o.Dead(ctx, plan, filter, limit) {
 		if err != nil {
 			return n, err
 		}
@@ -27,53 +28,53 @@ func Export(ctx context.Context, client *topology.Client, plan topology.Plan, fi
 		if err != nil {
 			return n, fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, err)
 		}
-		if n++; n == limit {
-			break
-		}
+		n++
 	}
 	return n, nil
 }
 
-// Importing says where Import puts messages.
+// ImportOptions say where Import puts messages.
 type ImportOptions struct {
-	// To is the queue they go to. Default: the dead-letter queue of the plan.
+	// To is the queue that gets them. Default: the dead-letter queue of the plan.
 	To string
-	// Skip is how many lines to pass over: those that an import which was
-	// interrupted has said to be confirmed.
+	// Skip is the number of lines to pass over: the number that an interrupted import has returned.
+	// Default: 0.
 	Skip int
-	// Progress is told how many messages are confirmed, after each. Default: nobody
-	// is told.
+	// Progress is called with the number of confirmed lines after each. Default: no call.
 	Progress func(confirmed int)
 }
 
-// Import publishes messages that Export wrote, in their order, each confirmed,
-// and returns how many lines are done, those that were skipped among them: with as
-// many to skip an import that failed goes on. One that is begun again without
-// doubles what it had done.
+// Import publishes messages that Export wrote, in their order, each confirmed, and returns the
+// number of lines that are done, the skipped lines among them. With that number as Skip, an import
+// that failed goes on. An import that is begun again without it doubles the messages that are done.
 //
-// They are as they were, but for what is never published again (see Replay).
-func Import(ctx context.Context, client *topology.Client, plan topology.Plan, r io.Reader, options ImportOptions) (lines int, err error) {
+// The messages are as they were, except for the properties that are never published again (see
+// Replay).
+func (o *Operator) Import(
+	ctx context.Context, plan topology.Plan, r io.Reader, options ImportOptions,
+) (lines int, err error) {
 	queue := options.To
 	if queue == "" {
 		if queue, err = deadQueue(plan); err != nil {
 			return 0, fmt.Errorf("import: %w", err)
 		}
 	}
-	i := &importer{ImportOptions: options, client: client, queue: queue, done: options.Skip}
+	i := &importer{ImportOptions: options, operator: o, queue: queue, done: options.Skip}
 	if err := i.run(ctx, bufio.NewReaderSize(r, 64<<10)); err != nil {
-		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w", queue, i.done, err)
+		return i.done, fmt.Errorf("import to queue %q: lines up to %d are confirmed: %w",
+			queue, i.done, err)
 	}
 	return i.done, nil
 }
 
 type importer struct {
 	ImportOptions
-	client  *topology.Client
-	queue   string
-	done    int            // lines without a gap
-	failed  bool           // a line is not confirmed
-	pending []confirmation // those under way, oldest first
-	bytes   int
+	operator *Operator
+	queue    string
+	done     int            // lines without a gap
+	failed   bool           // a line is not confirmed
+	pending  []confirmation // those under way, oldest first
+	bytes    int
 }
 
 type confirmation struct {
@@ -83,7 +84,7 @@ type confirmation struct {
 
 func (i *importer) run(ctx context.Context, lines *bufio.Reader) error {
 	err := i.send(ctx, lines)
-	for len(i.pending) > 0 { // what was begun is finished
+	for len(i.pending) > 0 { // a publish that was begun is finished
 		if waitErr := i.oldest(); err == nil {
 			err = waitErr
 		}
@@ -115,7 +116,7 @@ func (i *importer) send(ctx context.Context, lines *bufio.Reader) error {
 
 // publish begins to publish a line.
 func (i *importer) publish(ctx context.Context, line []byte) error {
-	for len(i.pending) > 0 && (len(i.pending) == maxUnderWay || i.bytes+len(line) > maxBytesUnderWay) {
+	for len(i.pending) == maxUnderWay || len(i.pending) > 0 && i.bytes+len(line) > maxBytesUnderWay {
 		if err := i.oldest(); err != nil {
 			return err
 		}
@@ -127,7 +128,8 @@ func (i *importer) publish(ctx context.Context, line []byte) error {
 			return err
 		}
 		msg := wire.Publishing(&d, func(string) bool { return false }, nil)
-		if c.wait, err = i.client.StartPublish(context.WithoutCancel(ctx), "", i.queue, msg); err != nil {
+		c.wait, err = i.operator.startPublish(context.WithoutCancel(ctx), "", i.queue, msg)
+		if err != nil {
 			return err
 		}
 	}

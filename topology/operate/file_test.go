@@ -21,20 +21,31 @@ import (
 // everyType are headers of every type that AMQP has.
 func everyType() amqp.Table {
 	return amqp.Table{
-		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(-7), "int16": int16(-300), "uint16": uint16(65535),
+		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(
+			-7,
+		), "int16": int16(-300), "uint16": uint16(65535),
 		"int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32), "int64": int64(math.MaxInt64),
-		"float32": float32(0.1), "float64": math.Inf(-1), "small": 5e-324, "decimal": amqp.Decimal{Scale: 2, Value: -12345},
-		"string": "päper", "not UTF-8": "a\xff", "empty": "", "bytes": []byte{0, 255}, "no bytes": []byte{},
+		"float32": float32(0.1), "float64": math.Inf(
+			-1,
+		), "small": 5e-324, "decimal": amqp.Decimal{Scale: 2, Value: -12345},
+		"string": "päper", "not UTF-8": "a\xff", "empty": "", "bytes": []byte{
+			0, 255,
+		}, "no bytes": []byte{},
 		"time": time.Unix(1700000000, 0), "key \xff": "x", "base64:": "y",
-		"table": amqp.Table{"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}}}, "array": []any{}, "no table": amqp.Table{},
+		"table": amqp.Table{
+			"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}},
+		}, "array": []any{}, "no table": amqp.Table{},
 	}
 }
 
 func TestEncodeLosesNothing(t *testing.T) {
 	t.Parallel()
 	d := amqp.Delivery{
-		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9, CorrelationId: "c\xff", ReplyTo: "r",
-		Expiration: "60000", MessageId: "m", Timestamp: time.Unix(1700000000, 0), Type: "t", UserId: "guest", AppId: "app",
+		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9,
+		CorrelationId: "c\xff", ReplyTo: "r",
+		Expiration: "60000", MessageId: "m", Timestamp: time.Unix(
+			1700000000, 0,
+		), Type: "t", UserId: "guest", AppId: "app",
 		Redelivered: true, Exchange: "e", RoutingKey: "k", Body: []byte{0, 1, 255},
 	}
 	line, err := operate.Encode(d)
@@ -44,7 +55,12 @@ func TestEncodeLosesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, d, back)
 
-	nan := amqp.Delivery{Headers: amqp.Table{"64": math.Float64frombits(0x7ff8000000001234), "32": math.Float32frombits(0x7fc01234)}, Body: []byte("text")}
+	nan := amqp.Delivery{
+		Headers: amqp.Table{
+			"64": math.Float64frombits(0x7ff8000000001234), "32": math.Float32frombits(0x7fc01234),
+		},
+		Body: []byte("text"),
+	}
 	line, err = operate.Encode(nan)
 	require.NoError(t, err)
 	back, err = operate.Decode(line)
@@ -54,7 +70,10 @@ func TestEncodeLosesNothing(t *testing.T) {
 
 	_, err = operate.Encode(amqp.Delivery{Headers: amqp.Table{"x": struct{}{}}})
 	require.ErrorContains(t, err, `header "x"`)
-	for _, bad := range []string{"", "{", `{"headers":{"x":{"type":"int8","value":999}}}`, `{"headers":{"x":{"type":"who"}}}`, `{"headers":{"x":{"type":"int8"}}}`} {
+	for _, bad := range []string{
+		"", "{", `{"headers":{"x":{"type":"int8","value":999}}}`,
+		`{"headers":{"x":{"type":"who"}}}`, `{"headers":{"x":{"type":"int8"}}}`,
+	} {
 		_, err := operate.Decode([]byte(bad))
 		require.Error(t, err, bad)
 	}
@@ -79,7 +98,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What is exported, thrown away and imported is what it was.
+// Messages that were exported, thrown away and imported are unchanged.
 func TestExportDiscardImport(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
@@ -94,21 +113,24 @@ func TestExportDiscardImport(t *testing.T) {
 		})
 		before := b.letters(operate.Filter{})
 		var file bytes.Buffer
-		n, err := operate.Export(t.Context(), b.client, b.plan, operate.Filter{}, 0, &file)
+		n, err := b.Export(t.Context(), b.plan, operate.Filter{}, 0, &file)
 		require.NoError(t, err)
 		require.Equal(t, dead, n)
 
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{DryRun: true})
+		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{DryRun: true})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead}, done)
 		b.depth(b.dead, dead)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{})
+		done, err = b.Discard(t.Context(), b.plan, operate.DiscardOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		b.depth(b.dead, 0)
 
 		var told int
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Progress: func(n int) { told = n }})
+		lines, err := b.Import(
+			t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{Progress: func(n int) { told = n }},
+		)
 		require.NoError(t, err)
 		require.Equal(t, dead, lines)
 		require.Equal(t, dead, told)
@@ -139,20 +161,25 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{Skip: 13})
+		lines, err = b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
-		lines, err = operate.Import(t.Context(), b.client, b.plan, strings.NewReader("{\"body\":\"x\"}\n"), operate.ImportOptions{To: b.queue + ".nowhere"})
+		lines, err = b.Import(
+			t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"),
+			operate.ImportOptions{To: b.queue + ".nowhere"},
+		)
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, lines)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err = operate.Import(ctx, b.client, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
+		_, err = b.Import(ctx, b.plan, bytes.NewReader(file.Bytes()), operate.ImportOptions{})
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
@@ -164,21 +191,30 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		b.die(450)
 		full := errors.New("disk full")
 		var kept int
-		done, err := operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Before: func(letters []operate.Letter) error {
+		keep := func(letters []operate.Letter) error {
 			if kept > 0 {
 				return full
 			}
 			kept += len(letters)
 			return nil
-		}})
+		}
+		done, err := b.Discard(t.Context(), b.plan, operate.DiscardOptions{Before: keep})
 		require.ErrorIs(t, err, full)
 		require.Equal(t, kept, done.Done)
 		require.Len(t, b.bodies(b.dead, 450-kept), 450-kept)
 		b.die(10)
-		done, err = operate.Discard(t.Context(), b.client, b.plan, operate.DiscardOptions{Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2})
+		done, err = b.Discard(
+			t.Context(), b.plan,
+			operate.DiscardOptions{
+				Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}, Limit: 2,
+			},
+		)
 		require.NoError(t, err)
 		require.Equal(t, 2, done.Done)
-		require.Equal(t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`), b.bodies(b.dead, 8))
+		require.Equal(
+			t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
+			b.bodies(b.dead, 8),
+		)
 	})
 }
 
@@ -187,16 +223,24 @@ func TestGroupByError(t *testing.T) {
 	b := newBox(t, topology.Quorum)
 	b.die(6, func(i int, n *header.RetryState, _ *amqp.Publishing) {
 		if i < 4 {
-			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf("order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i)
+			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(
+				"order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i,
+			)
 		}
 	})
-	groups, err := operate.GroupByError(operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}))
+	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
 	require.NoError(t, err)
 	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
 	require.Equal(t, []operate.Group{
-		{Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0), Last: at(3), Example: "order-0"},
-		{Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5), Example: "order-4"},
+		{
+			Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0),
+			Last: at(3), Example: "order-0",
+		},
+		{
+			Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5),
+			Example: "order-4",
+		},
 	}, groups)
-	_, err = operate.GroupByError(operate.Dead(t.Context(), b.client, topology.Plan{Queue: "x"}, operate.Filter{}))
+	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}, 0))
 	require.ErrorIs(t, err, operate.ErrNoQueue)
 }

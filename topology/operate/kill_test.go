@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -31,7 +31,7 @@ func beKilled(words []string) error {
 	command, kind, queue, file := words[0], words[1], words[2], words[3]
 	ctx := context.Background()
 	strategy := topology.PerQueue{Type: topology.QueueType(kind)}
-	client, err := topology.Open(ctx, wamqp.NewDurableQueueConfig(os.Getenv("AMQP_URL")).Connection, strategy, topology.WithoutPolicyCheck())
+	o, err := operate.Open(ctx, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
 	if err != nil {
 		return err
 	}
@@ -46,18 +46,19 @@ func beKilled(words []string) error {
 	}
 	switch command {
 	case "replay":
-		_, err = operate.Replay(ctx, client, plan, operate.ReplayOptions{Progress: progress})
+		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
-		_, err = operate.Replay(ctx, client, plan, operate.ReplayOptions{Progress: progress, Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+		repair := func(_ operate.Letter, msg *amqp.Publishing) error {
 			msg.Body = append([]byte("repaired "), msg.Body...)
 			return nil
-		}})
+		}
+		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
 	case "discard":
 		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if openErr != nil {
 			return openErr
 		}
-		_, err = operate.Discard(ctx, client, plan, operate.DiscardOptions{Progress: progress, Before: func(letters []operate.Letter) error {
+		keep := func(letters []operate.Letter) error {
 			for _, l := range letters {
 				line, err := operate.Encode(l.Delivery)
 				if err == nil {
@@ -68,26 +69,34 @@ func beKilled(words []string) error {
 				}
 			}
 			return f.Sync()
-		}})
+		}
+		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keep})
 	case "import":
 		f, openErr := os.Open(file)
 		if openErr != nil {
 			return openErr
 		}
-		_, err = operate.Import(ctx, client, plan, f, operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
+		_, err = o.Import(ctx, plan, f,
+			operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
 	case "release", "cancel":
 		n := 0
-		all := operate.Selection{Match: func(operate.Waiter) bool { n++; fmt.Println("done", n); return true }}
+		all := operate.Selection{Match: func(
+			operate.Waiter,
+		) bool {
+			n++
+			fmt.Println("done", n)
+			return true
+		}}
 		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
 			return err
 		}
-		act := operate.Release
+		act := o.Release
 		if command == "cancel" {
-			act = operate.Cancel
+			act = o.Cancel
 		}
-		_, err = act(ctx, client, plan, all)
+		_, err = act(ctx, plan, all)
 	case "list":
-		for l, listErr := range operate.Dead(ctx, client, plan, operate.Filter{}) {
+		for l, listErr := range o.Dead(ctx, plan, operate.Filter{}, 0) {
 			if err = listErr; err == nil {
 				fmt.Println("done", l.Position)
 			}
@@ -101,13 +110,16 @@ func beKilled(words []string) error {
 func (b *box) killInTheMiddle(command, kind, file string, after int) (ended bool) {
 	b.t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestKilledInTheMiddle$")
-	child.Env = append(os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"), "AMQP_URL="+b.url)
+	child.Env = append(
+		os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"),
+		"AMQP_URL="+b.url,
+	)
 	out, err := child.StdoutPipe()
 	require.NoError(b.t, err)
 	var errs bytes.Buffer
 	child.Stderr = &errs
 	require.NoError(b.t, child.Start())
-	limit := time.AfterFunc(patience, func() { _ = child.Process.Signal(syscall.SIGKILL) })
+	limit := time.AfterFunc(rig.Patience, func() { _ = child.Process.Signal(syscall.SIGKILL) })
 	defer limit.Stop()
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var done int
@@ -153,7 +165,9 @@ func TestKilledInTheMiddle(t *testing.T) {
 	t.Parallel()
 	const dead, kills = 1200, 5
 	for _, kind := range types {
-		for _, command := range []string{"replay", "edit", "discard", "import", "list", "release", "cancel"} {
+		for _, command := range []string{
+			"replay", "edit", "discard", "import", "list", "release", "cancel",
+		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
 				b := newBox(t, kind)
@@ -175,7 +189,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				if command == "import" {
 					f, err := os.Create(file)
 					require.NoError(t, err)
-					_, err = operate.Export(t.Context(), b.client, b.plan, operate.Filter{}, 0, f)
+					_, err = b.Export(t.Context(), b.plan, operate.Filter{}, 0, f)
 					require.NoError(t, err)
 					require.NoError(t, f.Close())
 					require.Len(t, b.bodies(b.dead, n), n)
@@ -187,14 +201,14 @@ func TestKilledInTheMiddle(t *testing.T) {
 				counts := map[string]int{}
 				switch command {
 				case "replay", "edit":
-					testbroker.WaitFor(t, "the rest to be replayed", patience, func() bool {
+					testbroker.WaitFor(t, "the rest to be replayed", rig.Patience, func() bool {
 						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
 							if command == "edit" {
 								msg.Body = append([]byte("repaired "), msg.Body...)
 							}
 							return nil
 						}
-						_, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Edit: edit})
+						_, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: edit})
 						require.NoError(t, err)
 						count(counts, b.bodies(b.queue, 0))
 						return len(counts) == n
@@ -205,7 +219,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						requireEach(t, originals, n)
 					}
 				case "release", "cancel":
-					testbroker.WaitFor(t, "all messages where they belong", patience, func() bool {
+					testbroker.WaitFor(t, "all messages where they belong", rig.Patience, func() bool {
 						target := b.queue
 						if command == "cancel" {
 							target = b.dead
@@ -215,7 +229,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						return len(counts) == n
 					})
 				case "discard":
-					testbroker.WaitFor(t, "all letters in the queue or the file", patience, func() bool {
+					testbroker.WaitFor(t, "all letters in the queue or the file", rig.Patience, func() bool {
 						clear(counts)
 						data, err := os.ReadFile(file)
 						require.NoError(t, err)

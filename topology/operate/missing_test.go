@@ -23,11 +23,28 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 		expire    string // of each letter
 		consumed  bool
 		missing   bool
+		limit     int
 	}{
-		{name: "quorum", arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}, missing: true},
+		{
+			name:      "quorum",
+			arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)},
+			missing:   true,
+		},
 		{name: "classic", arguments: amqp.Table{"x-queue-type": "classic"}, missing: true},
-		{name: "with a time to live", arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), "x-message-ttl": int64(1)}},
-		{name: "with a length", arguments: amqp.Table{"x-queue-type": "classic", "x-max-length": int64(1)}},
+		{
+			name: "listed with a limit", arguments: amqp.Table{"x-queue-type": "classic"}, limit: 3,
+			missing: true,
+		},
+		{
+			name: "with a time to live",
+			arguments: amqp.Table{
+				"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), "x-message-ttl": int64(1),
+			},
+		},
+		{
+			name:      "with a length",
+			arguments: amqp.Table{"x-queue-type": "classic", "x-max-length": int64(1)},
+		},
 		{name: "with expirations", arguments: amqp.Table{"x-queue-type": "classic"}, expire: "86400000"},
 		{name: "consumed", arguments: amqp.Table{"x-queue-type": "classic"}, consumed: true},
 	} {
@@ -43,11 +60,14 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 			delete(lasting, "x-message-ttl")
 			delete(lasting, "x-max-length")
 			declare(lasting)
-			b.publish(queue, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire})
+			b.publish(
+				queue, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire},
+				amqp.Publishing{Expiration: c.expire},
+			)
 			b.plan.Dead.RoutingKey = queue
 			seen := 0
 			var err error
-			for _, listed := range operate.Dead(t.Context(), b.client, b.plan, operate.Filter{}) {
+			for _, listed := range b.Dead(t.Context(), b.plan, operate.Filter{}, c.limit) {
 				if err = listed; err != nil {
 					break
 				}
@@ -66,7 +86,11 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 				require.NoError(t, err)
 				return
 			}
-			require.ErrorContains(t, err, "3 messages that were given back are not in it: another client has taken them, or the broker has deleted them")
+			require.ErrorContains(
+				t, err,
+				"3 messages that were given back are not in it: another client has taken them, "+
+					"or the broker has deleted them",
+			)
 			t.Log(err)
 		})
 	}

@@ -3,26 +3,25 @@ package operate
 import (
 	"context"
 	"sync"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/millpond-go/millpond/topology"
 )
 
 const (
-	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their
-	// confirm, and with them how many messages a killed process has doubled.
+	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their confirm, and so the
+	// number of messages that a killed process has doubled.
 	maxUnderWay      = 128
 	maxBytesUnderWay = 16 << 20
 )
 
-// mover publishes messages and acks each once it is confirmed, many under way,
-// in their order. After the first failure it takes no more.
+// mover publishes messages and acks each once it is confirmed, many under way, in their order.
+// After the first failure it takes no more.
 type mover struct {
-	ctx    context.Context // of publishes: those that were begun are finished
-	client *topology.Client
-	taken  *taking
-	done   func() // called for each that was moved
+	ctx      context.Context // without a cancel: a publish that was begun is finished
+	operator *Operator
+	taken    *taking
+	done     func() // called for each that was moved
 
 	pending chan movement
 	settled chan struct{}
@@ -39,18 +38,19 @@ type movement struct {
 	wait func() error
 }
 
-func newMover(ctx context.Context, client *topology.Client, taken *taking, done func()) *mover {
+func newMover(ctx context.Context, o *Operator, taken *taking, done func()) *mover {
 	m := &mover{
-		ctx: context.WithoutCancel(ctx), client: client, taken: taken, done: done,
-		pending: make(chan movement, maxUnderWay), settled: make(chan struct{}), failed: make(chan struct{}),
+		ctx: context.WithoutCancel(ctx), operator: o, taken: taken, done: done,
+		pending: make(chan movement, maxUnderWay), settled: make(chan struct{}),
+		failed: make(chan struct{}),
 	}
 	m.room = sync.NewCond(&m.mu)
 	go m.settle()
 	return m
 }
 
-// move begins to move d, which becomes msg, to an exchange or a queue. An error may
-// be that of an earlier message; d stays with the caller then.
+// move begins to move d, which becomes msg, to an exchange or a queue. With an error, which may
+// come from an earlier message, d stays with the caller.
 func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publishing) error {
 	m.mu.Lock()
 	for m.err == nil && m.bytes > 0 && m.bytes+len(d.Body) > maxBytesUnderWay {
@@ -61,7 +61,7 @@ func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publ
 	m.mu.Unlock()
 	var wait func() error
 	if err == nil {
-		wait, err = m.client.StartPublish(m.ctx, exchange, routingKey, msg)
+		wait, err = m.operator.startPublish(m.ctx, exchange, routingKey, msg)
 	}
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (m *mover) move(d amqp.Delivery, exchange, routingKey string, msg amqp.Publ
 	return nil
 }
 
-// settle acks what is confirmed.
+// settle acks the messages that are confirmed.
 func (m *mover) settle() {
 	defer close(m.settled)
 	for p := range m.pending {
@@ -95,9 +95,69 @@ func (m *mover) settle() {
 	}
 }
 
-// finish waits for what is under way and returns the first failure.
+// finish waits for the publishes under way and returns the first failure.
 func (m *mover) finish() error {
 	close(m.pending)
 	<-m.settled
 	return m.err
+}
+
+// catchUp is the part of a delay that is made up for by going faster afterwards.
+const catchUp = 250 * time.Millisecond
+
+// pace lets a number of messages pass each second. The zero value lets all pass.
+type pace struct {
+	interval time.Duration
+	next     time.Time
+}
+
+func newPace(rate float64) pace {
+	if rate <= 0 {
+		return pace{}
+	}
+	return pace{interval: time.Duration(float64(time.Second) / rate)}
+}
+
+// wait returns when the next message may pass.
+func (p *pace) wait(ctx context.Context) error {
+	if p.interval == 0 {
+		return context.Cause(ctx)
+	}
+	now := time.Now()
+	if p.next.IsZero() {
+		p.next = now
+	}
+	if earliest := now.Add(-catchUp); p.next.Before(earliest) {
+		p.next = earliest
+	}
+	pause := p.next.Sub(now)
+	p.next = p.next.Add(p.interval)
+	if pause <= 0 {
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Progress counts the messages of a call, while it runs and at its end.
+type Progress struct {
+	// Total is the number of messages in the queue at the beginning.
+	Total int
+	// Seen of them were looked at.
+	Seen int
+	// Chosen are the messages that the filter chose.
+	Chosen int
+	// Done counts the messages that were moved and confirmed in their queue, or thrown away. It is
+	// less than Chosen while publishes are under way, and in a dry run.
+	Done int
+	// Foreign were chosen, but not taken, because their headers name another queue.
+	Foreign int
+	// Refused by the edit hook, or too large with the headers that a replay adds: still in the queue.
+	Refused int
 }

@@ -9,46 +9,47 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
 )
 
-// proof is how long a queue must be seen empty. The management API, which alone
-// sees messages that someone holds unacked or that the broker holds for a missing
-// target, is up to 5 s late.
+// proof is how long a queue must be seen empty. Only the management API sees messages that a
+// consumer holds unacked or that the broker holds for a missing target, and it is up to 5 s late.
 var proof = 12 * time.Second
 
-// Pruning says which wait queues Prune deletes.
+// PruneOptions say which wait queues Prune deletes.
 type PruneOptions struct {
-	// Queues are their names.
+	// Queues are the names of the wait queues. Default: none.
 	Queues []string
-	// NobodyPublishes is the word of whoever is in charge that no running service
-	// publishes to them any more. AMQP knows of nothing that could prove or enforce
-	// it: a quorum queue cannot be deleted only if it is empty (F10), and a message
-	// that is confirmed between the proof and the deletion would be lost.
+	// NobodyPublishes is the caller's word that no running service publishes to them any more. AMQP
+	// cannot prove or enforce it: a quorum queue cannot be deleted only if it is empty (F10), and a
+	// message that is confirmed between the proof and the deletion would be lost. Default: nothing is
+	// deleted.
 	NobodyPublishes bool
-	// DryRun looks, and deletes nothing.
+	// DryRun looks, and deletes nothing. Default: false.
 	DryRun bool
-	// Wait is how long to wait for messages that are still in them. Default: not.
+	// Wait bounds the wait for messages that are still in them. Default: no wait.
 	Wait time.Duration
 }
 
-// Pruned is what became of one queue.
+// Pruned is the outcome for one queue.
 type Pruned struct {
 	Queue string
-	// Deleted says that it is gone; true in a dry run where it would be.
+	// Deleted says that it was deleted; in a dry run, that it would be.
 	Deleted bool
-	// Why says why it is not, or that it did not exist.
+	// Why says why it was not deleted.
 	Why string
 }
 
-// Prune deletes wait queues that no plan uses any more; a message in one would be
-// lost with it (F10). So each must have been empty for 12 s, by AMQP and by the
-// management API (topology.WithManagement), without consumers, and belong to none
-// of the plans; and somebody must say that nobody publishes to it. Where one of
-// these is missing the queue stays, and Why says so: ErrUnsafe is for what stays.
-// A classic queue is then deleted only if the broker finds it empty in that very
-// moment.
-func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, options PruneOptions) ([]Pruned, error) {
+// Prune deletes wait queues that no plan uses any more. A message in such a queue would be lost
+// with it (F10). So each queue must have been empty for 12 s, by AMQP and by the management API
+// (WithManagement), without consumers, and belong to none of the plans; and the caller must state
+// NobodyPublishes. Otherwise the queue stays, Why says so, and the error is ErrUnsafe. A classic
+// queue is then deleted only if the broker finds it empty in that very moment.
+func (o *Operator) Prune(
+	ctx context.Context, plans []topology.Plan, options PruneOptions,
+) ([]Pruned, error) {
 	results := make([]Pruned, len(options.Queues))
 	var candidates []*Pruned
 	for i, name := range options.Queues {
@@ -57,12 +58,13 @@ func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, 
 		case used != "":
 			results[i].Why = fmt.Sprintf("the plan of queue %q uses it", used)
 		case !options.NobodyPublishes:
-			results[i].Why = "nobody has said that no running service publishes to it, and nothing can prove that"
+			results[i].Why = "it is not stated that no service publishes to it " +
+				"(NobodyPublishes, --nobody-publishes)"
 		default:
 			candidates = append(candidates, &results[i])
 		}
 	}
-	if err := prove(ctx, client, candidates, options.Wait); err != nil {
+	if err := o.prove(ctx, candidates, options.Wait); err != nil {
 		return results, fmt.Errorf("prune: %w", err)
 	}
 	for _, p := range candidates {
@@ -73,22 +75,23 @@ func Prune(ctx context.Context, client *topology.Client, plans []topology.Plan, 
 		if options.DryRun {
 			continue
 		}
-		if err := deleteEmpty(ctx, client, p.Queue); err != nil {
+		if err := o.deleteEmpty(ctx, p.Queue); err != nil {
 			p.Deleted, p.Why = false, err.Error()
 		}
 	}
 	stay := slices.ContainsFunc(results, func(p Pruned) bool { return !p.Deleted && p.Why != gone })
 	if stay {
-		return results, fmt.Errorf("prune: %w: not all can be deleted", ErrUnsafe)
+		return results, fmt.Errorf("prune: %w: not all queues can be deleted", ErrUnsafe)
 	}
 	return results, nil
 }
 
-// usedBy is the queue of the plan that uses a queue.
+// usedBy returns the queue of the plan that uses a queue, "" for none.
 func usedBy(plans []topology.Plan, name string) string {
 	for _, plan := range plans {
 		named := func(q topology.Queue) bool { return q.Name == name }
-		if plan.Queue == name || plan.Dead.RoutingKey == name || slices.ContainsFunc(plan.Queues, named) {
+		if plan.Queue == name || plan.Dead.RoutingKey == name ||
+			slices.ContainsFunc(plan.Queues, named) {
 			return plan.Queue
 		}
 	}
@@ -98,12 +101,17 @@ func usedBy(plans []topology.Plan, name string) string {
 // uncounted: the management API takes a few seconds to see a queue.
 const uncounted = "the management API has not counted its messages"
 
-// gone: there is nothing to delete.
-const gone = "it does not exist"
+const (
+	// gone: there is nothing to delete.
+	gone = "it does not exist"
 
-// prove looks at queues until each was empty for long enough, or is known not to
-// be: then Why says so.
-func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, wait time.Duration) error {
+	uncountable = "messages that are unacked or held are in no count of AMQP"
+)
+
+// prove looks at queues until each was empty for long enough, or Why says that it is not.
+func (o *Operator) prove(
+	ctx context.Context, candidates []*Pruned, wait time.Duration,
+) error {
 	if len(candidates) == 0 {
 		return nil
 	}
@@ -115,7 +123,7 @@ func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, w
 			if p.Why != "" {
 				continue
 			}
-			problem, final, err := occupied(ctx, client, p.Queue)
+			problem, final, err := o.occupied(ctx, p.Queue)
 			until := end
 			if problem == uncounted {
 				until = counted
@@ -147,9 +155,11 @@ func prove(ctx context.Context, client *topology.Client, candidates []*Pruned, w
 	}
 }
 
-// occupied says why a queue must not be deleted now; final, if waiting is no use.
-func occupied(ctx context.Context, client *topology.Client, queue string) (problem string, final bool, err error) {
-	report, err := client.Inspect(ctx, topology.Plan{Queue: queue})
+// occupied says why a queue must not be deleted now; final says that waiting does not help.
+func (o *Operator) occupied(
+	ctx context.Context, queue string,
+) (problem string, final bool, err error) {
+	report, err := o.Inspect(ctx, topology.Plan{Queue: queue})
 	if err != nil {
 		return "", false, err
 	}
@@ -160,59 +170,52 @@ func occupied(ctx context.Context, client *topology.Client, queue string) (probl
 	case q.Consumers.N > 0:
 		return fmt.Sprintf("it is consumed, by %d", q.Consumers.N), true, nil
 	case report.ManagementErr != nil:
-		return fmt.Sprintf("messages that are unacked or held are in no count of AMQP, and %v", report.ManagementErr), true, nil
+		return fmt.Sprintf("%s, and %v", uncountable, report.ManagementErr), true, nil
 	case q.Ready.N > 0:
 		return fmt.Sprintf("%d messages wait in it", q.Ready.N), false, nil
-	case !client.HasManagement():
-		return "messages that are unacked or held are in no count of AMQP: name the management API", true, nil
+	case o.opts.management == "":
+		return uncountable + ": name the management API", true, nil
 	case !q.Total.Known():
 		return uncounted, false, nil
 	case q.Total.N > 0:
-		return fmt.Sprintf("%d messages are in it, unacked or held for a queue that is missing", q.Total.N), false, nil
+		const text = "%d messages are in it, unacked or held for a queue that is missing"
+		return fmt.Sprintf(text, q.Total.N), false, nil
 	}
 	return "", false, nil
 }
 
-// deleteEmpty deletes a queue that was proven empty. A classic one the broker
-// deletes only if it is; a quorum queue refuses the condition with 540.
-func deleteEmpty(ctx context.Context, client *topology.Client, queue string) error {
-	err := onChannel(ctx, client, func(ch *amqp.Channel) error {
+// deleteEmpty deletes a queue that was proven empty. The broker deletes a classic queue only if it
+// is empty; for a quorum queue it refuses the condition with 540.
+func (o *Operator) deleteEmpty(ctx context.Context, queue string) error {
+	err := o.onChannel(ctx, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(queue, true, true, false)
 		return err
 	})
-	var refused *amqp.Error
-	if !errors.As(err, &refused) || refused.Code != amqp.NotImplemented {
+	if !audit.IsCode(err, amqp.NotImplemented) {
 		return err
 	}
-	if err := client.CheckPeek(ctx, topology.Plan{}, queue); err != nil { // the get below is a look
+	if err := o.checkPeek(ctx, topology.Plan{}, queue); err != nil { // the get below is a look
 		return err
 	}
-	return onChannel(ctx, client, func(ch *amqp.Channel) error {
+	return o.onChannel(ctx, func(ch *amqp.Channel) error {
 		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 		if err != nil {
 			return err
 		}
 		if q.Messages > 0 || q.Consumers > 0 {
-			return fmt.Errorf("%w: %d messages and %d consumers came while it was looked at", ErrUnsafe, q.Messages, q.Consumers)
+			return fmt.Errorf("%w: %d messages and %d consumers came while it was looked at",
+				ErrUnsafe, q.Messages, q.Consumers)
 		}
 		if _, ok, err := ch.Get(queue, false); ok || err != nil { // exact, where a count may be late
-			return errors.Join(err, fmt.Errorf("%w: a message came while it was looked at", ErrUnsafe), ch.Nack(0, true, true))
+			came := fmt.Errorf("%w: a message came while it was looked at", ErrUnsafe)
+			return errors.Join(err, came, ch.Nack(0, true, true))
 		}
 		_, err = ch.QueueDelete(queue, false, false, false)
 		return err
 	})
 }
 
-// onChannel runs f on a connection of its own.
-func onChannel(ctx context.Context, client *topology.Client, f func(*amqp.Channel) error) error {
-	conn, end, err := client.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	ch, err := conn.Channel()
-	if err != nil {
-		return fmt.Errorf("open channel: %w", err)
-	}
-	return f(ch)
+// onChannel runs f on a channel of another connection.
+func (o *Operator) onChannel(ctx context.Context, f func(*amqp.Channel) error) error {
+	return o.call(ctx, func(ctx context.Context, conn *link.Conn) error { return conn.Do(ctx, f) })
 }

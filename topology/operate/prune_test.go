@@ -1,9 +1,6 @@
 package operate_test
 
 import (
-	"fmt"
-	"net"
-	"net/http"
 	"testing"
 	"time"
 
@@ -15,42 +12,12 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// managed starts a node of the test's own with RabbitMQ's management API, and
-// returns the API's URL; see its like in package topology.
-func managed(t testing.TB) (*testbroker.Node, string) {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	require.NoError(t, err)
-	port := l.Addr().(*net.TCPAddr).Port
-	require.NoError(t, l.Close())
-	node := testbroker.Private(t, testbroker.WithAdvancedConfig(fmt.Sprintf(
-		`[{rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`, port)))
-	node.Ctl(t, "eval", `
-		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
-		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
-		File = rabbit_plugins:enabled_plugins_file(),
-		ok = file:delete(File),
-		ok = file:write_file(File, "[rabbitmq_management].\n"),
-		{ok, _, _} = rabbit_plugins:ensure(File).`)
-	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testbroker.WaitFor(t, "the management API", patience, func() bool {
-		resp, err := client.Get(api + "/api/overview")
-		if err != nil {
-			return false
-		}
-		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
-	return node, api
-}
-
-// A wait queue is deleted only if it is proven empty; one that holds messages,
-// ready, unacked or waiting for their queue, or is consumed, stays.
+// A wait queue is deleted only if it is proven empty. A queue stays that is consumed, or that holds
+// messages: ready, unacked or waiting for their queue.
 func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	t.Parallel()
-	node, api := managed(t)
-	b := newBoxAt(t, node.URL(), "orders", topology.PerQueue{}, topology.WithManagement(api))
+	node, api := testbroker.Managed(t, "")
+	b := newBoxAt(t, node.URL(), "orders", topology.PerQueue{}, operate.WithManagement(api))
 	names := []string{b.plan.Queues[0].Name, "missing"}
 	for _, kind := range []string{"quorum", "classic"} {
 		for _, what := range []string{"empty", "ready", "unacked", "consumed"} {
@@ -58,7 +25,8 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 			names = append(names, name)
 			args := amqp.Table{"x-queue-type": kind}
 			if kind == "quorum" {
-				args["x-delivery-limit"] = int64(1 << 30) // as wait queues have it: prune takes a message to see that there is none
+				// as wait queues have it: prune takes a message to see that there is none
+				args["x-delivery-limit"] = int64(1 << 30)
 			}
 			_, err := b.ch.QueueDeclare(name, true, false, false, false, args)
 			require.NoError(t, err)
@@ -80,15 +48,15 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	plans := []topology.Plan{b.plan}
 	blind := newBoxAt(t, node.URL(), "orders", topology.PerQueue{})
 	for _, refused := range []struct {
-		client  *topology.Client
-		options operate.PruneOptions
-		why     string
+		operator *box
+		options  operate.PruneOptions
+		why      string
 	}{
-		{b.client, operate.PruneOptions{}, "nobody has said"},
-		{blind.client, operate.PruneOptions{NobodyPublishes: true}, "name the management API"},
+		{b, operate.PruneOptions{}, "it is not stated that no service publishes"},
+		{blind, operate.PruneOptions{NobodyPublishes: true}, "name the management API"},
 	} {
 		refused.options.Queues = []string{"quorum.empty", "classic.empty"}
-		results, err := operate.Prune(t.Context(), refused.client, plans, refused.options)
+		results, err := refused.operator.Prune(t.Context(), plans, refused.options)
 		require.ErrorIs(t, err, operate.ErrUnsafe)
 		for _, r := range results {
 			require.False(t, r.Deleted)
@@ -96,7 +64,10 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		}
 	}
 
-	results, err := operate.Prune(t.Context(), b.client, plans, operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
+	results, err := b.Prune(
+		t.Context(), plans,
+		operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second},
+	)
 	require.ErrorIs(t, err, operate.ErrUnsafe)
 	why := map[string]string{}
 	for _, r := range results {
@@ -107,7 +78,9 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 	require.Equal(t, "it does not exist", why["missing"])
 	for _, kind := range []string{"quorum", "classic"} {
 		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
-		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1", why[kind+".unacked"]) // a quorum queue counts a get as a consumer
+		// a quorum queue counts a get as a consumer
+		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1",
+			why[kind+".unacked"])
 		require.Contains(t, why[kind+".consumed"], "it is consumed")
 		require.Equal(t, -1, testbroker.Depth(t, node.URL(), kind+".empty"))
 		require.Equal(t, 1, testbroker.Depth(t, node.URL(), kind+".ready"))

@@ -16,53 +16,55 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Replaying says what Replay moves, and how. The zero value moves every dead
-// letter of the queue back to it, as fast as the broker takes them.
+// ReplayOptions say which messages Replay moves, and how. The zero value moves every dead letter of
+// the queue back to it, as fast as the broker takes them.
 type ReplayOptions struct {
-	// Filter chooses.
+	// Filter chooses the letters. Default: all.
 	Filter Filter
-	// To is the queue they go to. Default: the queue of the plan, and only letters
-	// whose notes name it or none.
+	// To is the queue that gets them. Default: the queue of the plan, and only letters whose headers
+	// name it or none.
 	To string
-	// Rate is how many a second. Default: as fast as possible.
+	// Rate is the number of letters a second. Default: as fast as possible.
 	Rate float64
-	// Limit is how many at most. Default: all.
+	// Limit is the most letters to move. Default: all.
 	Limit int
-	// DryRun counts and moves nothing.
+	// DryRun counts and moves nothing. Default: false.
 	DryRun bool
-	// Edit repairs what is published in place of a letter; letter is a copy. With
-	// an error the letter stays where it is, and the next one is looked at. Default:
-	// they are published as they are.
+	// Edit repairs msg, which is published in place of a letter; letter is a copy. With an error the
+	// letter stays in its queue, and the next one is looked at. Default: no change.
 	Edit func(letter Letter, msg *amqp.Publishing) error
-	// Originals is the queue in which letters that Edit has changed are kept as
-	// they were, each confirmed there before the repaired one is published.
-	// Default: <dead-letter queue>.originals, declared like the dead-letter queue.
+	// Originals is the queue that keeps the letters that Edit has changed as they were, each confirmed
+	// there before the repaired one is published. Default: <dead-letter queue>.originals, declared
+	// like the dead-letter queue.
 	Originals string
-	// Progress is told how far it is, after each message, by one goroutine at a
-	// time. It must be quick. Default: nobody is told.
+	// Progress is called after each message, by one goroutine at a time. It must be quick. Default: no
+	// call.
 	Progress func(Progress)
 }
 
-// Replay moves dead letters back to their queue, where their attempts start anew:
-// each is confirmed there before it leaves the dead-letter queue. Wherever it is
-// interrupted, killed even, none is lost and the rest stays; what was under way
-// just then, up to 128, may be there twice. They keep their order.
+// Replay moves dead letters back to their queue, where their attempts start anew: each is confirmed
+// there before it leaves the dead-letter queue. Wherever Replay is interrupted, even killed, no
+// letter is lost and the rest stays; letters under way at that moment, up to 128, may be there
+// twice. They keep their order.
 //
-// Payload, properties and headers stay as they are, the history of earlier
-// attempts among them; middleware.ReplaysKey counts. Left out are the headers of
-// the broker, CC, BCC, the user id and the expiration, as with every message that
-// this library publishes again. One whose headers leave too little room in a frame
-// loses the history, then the text of the error; one that is too large all the
-// same stays, and is counted as refused.
+// Payload, properties and headers stay as they are, also the history of earlier attempts;
+// header.Replays counts the replays. Left out are the headers of the broker, CC, BCC, the user id
+// and the expiration, as with every message that this library publishes again. Where the headers
+// leave too little room in a frame, the message loses the history, then the text of the error; a
+// message that is too large all the same stays, and is counted as refused.
 //
-// Only what was in the queue at the beginning is moved: a replay ends, even where
-// every message fails again and comes back.
+// Replay moves only messages that were in the queue at the beginning: it ends, even where every
+// message fails again and comes back.
 //
 // After the first message that cannot be published Replay stops and says why;
-// topology.ErrUnroutable means that the queue does not exist. When ctx is done,
-// what has begun is finished. Progress is right with every error.
-func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, options ReplayOptions) (Progress, error) {
-	r := &replay{client: client, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate)}
+// topology.ErrUnroutable means that the queue does not exist. When ctx is done, publishes under way
+// are finished. Progress is right with every error.
+func (o *Operator) Replay(
+	ctx context.Context, plan topology.Plan, options ReplayOptions,
+) (Progress, error) {
+	r := &replay{
+		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
+	}
 	err := r.prepare(ctx)
 	for again := true; again && err == nil; {
 		again, err = r.round(ctx)
@@ -78,13 +80,13 @@ func Replay(ctx context.Context, client *topology.Client, plan topology.Plan, op
 
 type replay struct {
 	ReplayOptions
-	client  *topology.Client
-	plan    topology.Plan
-	dead    string
-	pace    pace
-	left    int   // of the messages there at the beginning; -1 before
-	moved   int   // begun to move
-	refusal error // the first of those that were refused
+	operator *Operator
+	plan     topology.Plan
+	dead     string
+	pace     pace
+	left     int   // of the messages there at the beginning; -1 before
+	moved    int   // begun to move
+	refusal  error // of the first letter that was refused
 
 	mu       sync.Mutex
 	progress Progress
@@ -103,37 +105,40 @@ func (r *replay) prepare(ctx context.Context) error {
 	case target == r.dead:
 		return fmt.Errorf("%w: the letters are in queue %q already", ErrInvalidOptions, target)
 	case r.Limit < 0 || r.Rate < 0:
-		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative", ErrInvalidOptions, r.Limit, r.Rate)
+		return fmt.Errorf("%w: limit %d, rate %g: neither can be negative",
+			ErrInvalidOptions, r.Limit, r.Rate)
 	}
 	if r.Edit == nil || r.DryRun || r.Originals != "" {
 		return nil
 	}
-	if err := r.client.CheckPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
+	if err := r.operator.checkPeek(ctx, r.plan, r.dead); err != nil { // before anything is declared
 		return err
 	}
 	r.Originals = r.dead + ".originals"
 	for _, q := range r.plan.Queues {
 		if q.Name == r.dead {
 			q.Name, q.Adopt = r.Originals, true
-			return r.client.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
+			return r.operator.Declare(ctx, topology.Plan{Queue: r.plan.Queue, Queues: []topology.Queue{q}})
 		}
 	}
-	return fmt.Errorf("%w: name the queue that keeps the originals, because queue %q is not one of the plan", ErrInvalidOptions, r.dead)
+	return fmt.Errorf("%w: name the queue that keeps the originals, because the plan does not have "+
+		"queue %q", ErrInvalidOptions, r.dead)
 }
 
-// round moves until the end, or until messages have been held for as long as is
-// safe; then again is true.
+// round moves until the end, or until messages have been held for as long as is safe; then it
+// returns again.
 func (r *replay) round(ctx context.Context) (again bool, err error) {
-	t, err := take(ctx, r.client, r.plan, r.dead, r.left)
+	t, err := r.operator.take(ctx, r.plan, r.dead, r.left)
 	if err != nil {
 		return false, err
 	}
-	if r.Rate > 0 { // what is taken long before its turn is held for nothing
+	if r.Rate > 0 { // a message that is taken long before its turn is held for nothing
 		t.LimitPage(int(r.Rate) + 1)
 	}
-	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 }) // they are counted again
+	// They are counted again.
+	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 })
 	before := r.now().Done
-	m := newMover(ctx, r.client, t, func() { r.count(func(p *Progress) { p.Done++ }) })
+	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
 	again, err = r.pass(ctx, t, m)
 	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
 		err = moveErr
@@ -184,7 +189,9 @@ func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err
 }
 
 // one begins to move a message if it is to be moved.
-func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error) {
+func (r *replay) one(
+	ctx context.Context, t *taking, m *mover, d amqp.Delivery,
+) (moved bool, err error) {
 	l := newLetter(d, t.Seen())
 	if !r.Filter.Matches(l) {
 		return false, nil
@@ -210,8 +217,10 @@ func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) 
 		return false, err
 	}
 	if edited {
-		if err := r.client.Publish(m.ctx, "", r.Originals, wire.Publishing(&d, header.IsLive, nil)); err != nil {
-			return false, fmt.Errorf("keep the original of message %q in queue %q: %w", l.ID, r.Originals, err)
+		original := wire.Publishing(&d, header.IsLive, nil)
+		if err := r.operator.publish(m.ctx, "", r.Originals, original); err != nil {
+			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
+				l.ID, r.Originals, err)
 		}
 	}
 	target := r.To
@@ -225,15 +234,15 @@ func (r *replay) one(ctx context.Context, t *taking, m *mover, d amqp.Delivery) 
 	return true, nil
 }
 
-// compose returns what is published in place of a letter, and whether Edit has
-// changed it.
+// compose returns the message that is published in place of a letter, and whether Edit has changed
+// it.
 func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
-	notes := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
-	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, notes)
+	counted := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
+	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, counted)
 	if r.Edit != nil {
 		before := msg
 		own := wire.Clone(&l.Delivery)
-		msg = wire.Publishing(&own, isLiveButOrigin, notes)
+		msg = wire.Publishing(&own, isLiveButOrigin, counted)
 		copied := l
 		copied.Delivery = wire.Clone(&l.Delivery)
 		if err := r.Edit(copied, &msg); err != nil {
@@ -244,30 +253,34 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 	return msg, edited, fit(&msg, frame)
 }
 
-// isLiveButOrigin: live notes have no place on a dead letter, but for the origin.
+// isLiveButOrigin reports whether a key is a header of a live message that a dead letter must not
+// have.
 func isLiveButOrigin(key string) bool {
 	return header.IsLive(key) && key != header.OriginExchange && key != header.OriginRoutingKey
 }
 
-// frameReserve is what a frame takes for itself, the nonce, and the counts of a
-// quorum queue (F25).
+// frameReserve is the room of a frame for its own bytes, the nonce, and the counts of a quorum
+// queue (F25).
 const frameReserve = 8 + 64 + 64
 
-// fit leaves out what can be done without until msg fits in a frame.
+// fit leaves out headers until msg fits in a frame.
 func fit(msg *amqp.Publishing, frame int) error {
-	for _, key := range []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError} {
+	for _, key := range []string{
+		header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError,
+	} {
 		if wire.PropertiesSize(msg) <= frame-frameReserve {
 			return nil
 		}
 		delete(msg.Headers, key)
 	}
 	if size := wire.PropertiesSize(msg); size > frame-frameReserve {
-		return fmt.Errorf("%w: %d bytes, %d are left for them", topology.ErrTooLarge, size, frame-frameReserve)
+		return fmt.Errorf("%w: %d bytes, %d are left for them",
+			topology.ErrTooLarge, size, frame-frameReserve)
 	}
 	return nil
 }
 
-// count changes the progress and tells of it.
+// count changes the progress and reports it.
 func (r *replay) count(change func(*Progress)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

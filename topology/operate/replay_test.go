@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -40,7 +41,8 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 			}
 		})
 		var last operate.Progress
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
+		done, err := b.Replay(t.Context(), b.plan,
+			operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
@@ -60,7 +62,8 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 		require.Equal(t, "1", d.Headers[header.Replays])
 		require.Equal(t, "42", arrived[1].Headers[header.Replays])
 		require.NotContains(t, d.Headers, header.Failures)
-		notes := header.Parse(b.queue, func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
+		notes := header.Parse(b.queue,
+			func(key string) (string, bool) { v, ok := d.Headers[key].(string); return v, ok })
 		require.Zero(t, notes.Failures, "attempts start anew")
 		require.Len(t, notes.History, 1, "history is kept")
 		require.Equal(t, "shop order.placed", notes.OriginExchange+" "+notes.OriginRoutingKey)
@@ -79,36 +82,41 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		other := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
 		require.NoError(t, err)
-		b.publish(b.dead, amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
+		b.publish(
+			b.dead,
+			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}},
+		)
 
 		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
-		done, err := operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err := b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
 		b.depth(b.dead, 901)
 
 		chosen.DryRun, chosen.Limit = false, 100
-		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err = b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, 100, done.Done)
 		chosen.Limit = 0
-		done, err = operate.Replay(t.Context(), b.client, b.plan, chosen)
+		done, err = b.Replay(t.Context(), b.plan, chosen)
 		require.NoError(t, err)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Filter: operate.Filter{Handler: "nobody"}})
+		done, err = b.Replay(t.Context(), b.plan,
+			operate.ReplayOptions{Filter: operate.Filter{Handler: "none"}})
 		require.NoError(t, err)
 		require.Zero(t, done.Done)
 
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Limit: 10})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Limit: 10})
 		require.NoError(t, err)
 		require.Equal(t, 10, done.Done)
-		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3], "the oldest first")
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
+		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3],
+			"the oldest first")
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, 590, done.Done)
 		require.Equal(t, 1, done.Foreign)
-		done, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: other})
+		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: other})
 		require.NoError(t, err)
 		require.Equal(t, 1, done.Done)
 		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
@@ -122,7 +130,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		const dead = 1500
 		b.die(dead)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 		defer cancel()
 		broken := testbroker.Channel(t, b.url)
 		deliveries, err := broken.Consume(b.queue, "", false, false, false, false, nil)
@@ -131,7 +139,10 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		go func() {
 			n := 0
 			for d := range deliveries {
-				_ = broken.PublishWithContext(ctx, "", b.dead, false, false, amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
+				_ = broken.PublishWithContext(
+					ctx, "", b.dead, false, false,
+					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent},
+				)
 				_ = d.Ack(false)
 				if n++; n == dead {
 					break
@@ -139,7 +150,7 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 			}
 			back <- n
 		}()
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{})
+		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{})
 		require.NoError(t, err)
 		require.Equal(t, dead, done.Done)
 		require.Equal(t, dead, <-back)
@@ -155,14 +166,15 @@ func TestReplayToNowhereLosesNothing(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(700)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, done.Done)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{To: b.dead})
+		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: b.dead})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		_, err = operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: -1})
+		_, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: -1})
 		require.ErrorIs(t, err, operate.ErrInvalidOptions)
-		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)), "all there, in their order")
+		require.True(t, slices.Equal(numbered(0, 700), b.bodies(b.dead, 700)),
+			"all there, in their order")
 	})
 }
 
@@ -173,7 +185,7 @@ func TestReplayThatIsCancelledLeavesTheRest(t *testing.T) {
 		const dead = 1000
 		b.die(dead)
 		ctx, cancel := context.WithCancel(t.Context())
-		done, err := operate.Replay(ctx, b.client, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
+		done, err := b.Replay(ctx, b.plan, operate.ReplayOptions{Progress: func(p operate.Progress) {
 			if p.Done == 300 {
 				cancel()
 			}
@@ -192,7 +204,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
 		b.die(4)
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Edit: func(l operate.Letter, msg *amqp.Publishing) error {
+		repair := func(l operate.Letter, msg *amqp.Publishing) error {
 			l.Delivery.Headers["tenant"] = "a copy of the hook's own"
 			switch l.ID {
 			case "order-0":
@@ -203,7 +215,8 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 				return errors.New("beyond repair")
 			}
 			return nil
-		}})
+		}
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
 		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
 		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Done: 3, Refused: 1}, done)
 		moved := b.drain(b.queue, 3)
@@ -212,7 +225,7 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 		require.Equal(t, int32(1), moved[1].Headers["tenant"])
 		require.Equal(t, `{"n":3}`, string(moved[2].Body))
 		originals := b.drain(b.dead+".originals", 2)
-		require.Len(t, originals, 2, "what was not changed needs none")
+		require.Len(t, originals, 2, "an unchanged letter needs none")
 		require.Equal(t, `{"n":0}`, string(originals[0].Body))
 		require.Equal(t, "exhausted", originals[0].Headers[header.DeadReason])
 		require.Equal(t, []string{`{"n":2}`}, b.bodies(b.dead, 1))
@@ -227,9 +240,16 @@ func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
 		const frame = 131072
 		b.die(1)
 		b.publish(b.dead,
-			amqp.Publishing{MessageId: "long", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300)}},
-			amqp.Publishing{MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)}})
-		done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{})
+			amqp.Publishing{
+				MessageId: "long",
+				Headers: amqp.Table{
+					"theirs": strings.Repeat("x", frame-400), header.DeadHistory: strings.Repeat("h", 300),
+				},
+			},
+			amqp.Publishing{
+				MessageId: "full", Headers: amqp.Table{"theirs": strings.Repeat("x", frame-120)},
+			})
+		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
 		require.ErrorIs(t, err, topology.ErrTooLarge)
 		require.ErrorContains(t, err, `"full"`)
 		require.Equal(t, 2, done.Done)
@@ -247,7 +267,12 @@ func TestSlowReplayHoldsNothingForLong(t *testing.T) {
 	defer operate.SetHoldLimit(300 * time.Millisecond)()
 	b := newBox(t, topology.Quorum)
 	b.die(60)
-	done, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}}})
+	done, err := b.Replay(
+		t.Context(), b.plan,
+		operate.ReplayOptions{
+			Rate: 60, Filter: operate.Filter{Headers: map[string]string{"tenant": "1"}},
+		},
+	)
 	require.NoError(t, err)
 	require.Equal(t, operate.Progress{Total: 60, Seen: 60, Chosen: 20, Done: 20}, done)
 	require.Len(t, b.bodies(b.queue, 20), 20)
@@ -261,7 +286,7 @@ func TestReplayKeepsItsRate(t *testing.T) {
 		const dead, rate = 300, 100
 		b.die(dead)
 		began := time.Now()
-		_, err := operate.Replay(t.Context(), b.client, b.plan, operate.ReplayOptions{Rate: rate})
+		_, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: rate})
 		require.NoError(t, err)
 		measured := dead / time.Since(began).Seconds()
 		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
@@ -278,7 +303,7 @@ func BenchmarkReplay(bench *testing.B) {
 			pad := make([]byte, 1024)
 			b.die(bench.N, func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Body = pad })
 			bench.ResetTimer()
-			done, err := operate.Replay(bench.Context(), b.client, b.plan, operate.ReplayOptions{})
+			done, err := b.Replay(bench.Context(), b.plan, operate.ReplayOptions{})
 			require.NoError(bench, err)
 			require.Equal(bench, bench.N, done.Done)
 			bench.ReportMetric(float64(done.Done)/bench.Elapsed().Seconds(), "messages/s")

@@ -5,18 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
 const (
-	// maxWaiting is how many messages a wait queue may hold that is looked at. All
-	// of them must be taken: those of a quorum queue that are given back stand
-	// behind those that were not taken, and expire after them.
+	// maxWaiting is the most messages of a wait queue that is looked at. All of them must be taken:
+	// a quorum queue puts messages that are given back behind messages that were not taken, and they
+	// expire after them.
 	maxWaiting = 5000
 	// waitHold is how long messages that wait are held.
 	waitHold = 5 * time.Second
@@ -24,30 +27,27 @@ const (
 
 // Waiter is a message that waits.
 type Waiter struct {
-	// ID as that of a Letter.
+	// ID is read like the ID of a Letter.
 	ID string
-	// WaitQueue it is in, and the delay of that.
+	// WaitQueue is the wait queue it is in, and Delay the delay of that queue.
 	WaitQueue string
 	Delay     time.Duration
-	// Queue it returns to, as its notes say: with topology.Shared not always that of
+	// Queue is the queue it returns to, by its headers: with topology.Shared not always the queue of
 	// the plan.
 	Queue string
 	// Failures so far, the last error and its class.
 	Failures int
 	Error    string
 	Class    header.Class
-	// Due is when it returns to its queue, reckoned from the last failure; later
-	// where it waits in rounds. Zero where the notes do not say.
+	// Due is when it returns to its queue, counted from the last failure; later where it waits in
+	// rounds. Zero where the headers do not say.
 	Due time.Time
 	// Size of the payload, in bytes.
 	Size int
 }
 
 func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
-	get := func(key string) (string, bool) {
-		text, ok := d.Headers[key].(string)
-		return text, ok
-	}
+	get := textOf(d)
 	queue, _ := get(header.Queue)
 	n := header.Parse(queue, get)
 	w := Waiter{
@@ -60,26 +60,25 @@ func newWaiter(d *amqp.Delivery, q topology.Queue) Waiter {
 	return w
 }
 
-// Waiting returns what waits in the wait queues of a plan, by delay, oldest first.
+// Waiting returns the messages in the wait queues of a plan, by delay, oldest first.
 //
-// Looking does not change when a message returns, unless that is due while it is
-// held: then it returns when it is given back. A queue with more than 5000 messages
-// is not touched, and the error is ErrUnsafe, with the messages of the others; so
-// is one that takes longer than 5 s. Where a look is cut off, because the process
-// is killed or the connection is lost, what was looked at may return late, by at
-// most the delay of its queue; nothing is lost. See docs/operations.md for how
-// that was measured.
-func Waiting(ctx context.Context, client *topology.Client, plan topology.Plan) ([]Waiter, error) {
+// Looking does not change when a message returns, unless that is due while it is held: then it
+// returns when it is given back. A queue with more than 5000 messages is not touched, and the error
+// is ErrUnsafe, with the messages of the other queues; the same holds for a queue that takes longer
+// than 5 s. Where a look is cut off, because the process is killed or the connection is lost, the
+// messages may return late, by at most the delay of their queue; none is lost. docs/operations.md
+// says how that was measured.
+func (o *Operator) Waiting(ctx context.Context, plan topology.Plan) ([]Waiter, error) {
 	var found []Waiter
 	err := eachWaitQueue(plan, func(q topology.Queue) error {
-		return pass(ctx, client, plan, q, func(t *taking, d amqp.Delivery) error {
+		return o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
 			t.Keep(d.DeliveryTag)
 			found = append(found, newWaiter(&d, q))
 			return nil
 		})
 	})
 	if err != nil {
-		return found, fmt.Errorf("what waits for queue %q: %w", plan.Queue, err)
+		return found, fmt.Errorf("messages that wait for queue %q: %w", plan.Queue, err)
 	}
 	return found, nil
 }
@@ -97,10 +96,12 @@ func eachWaitQueue(plan topology.Plan, f func(topology.Queue) error) error {
 	return first
 }
 
-// pass takes all messages of a wait queue, shows them, and gives back those that
-// were kept.
-func pass(ctx context.Context, client *topology.Client, plan topology.Plan, q topology.Queue, show func(*taking, amqp.Delivery) error) (err error) {
-	t, err := take(ctx, client, plan, q.Name, -1)
+// pass takes all messages of a wait queue, shows them, and gives back the messages that were kept.
+func (o *Operator) pass(
+	ctx context.Context, plan topology.Plan, q topology.Queue,
+	show func(*taking, amqp.Delivery) error,
+) (err error) {
+	t, err := o.take(ctx, plan, q.Name, -1)
 	if err != nil {
 		return err
 	}
@@ -130,15 +131,15 @@ func pass(ctx context.Context, client *topology.Client, plan topology.Plan, q to
 }
 
 func tooMany(n int) error {
-	return fmt.Errorf("%w: %d messages wait; to see one all have to be taken, at most %d and for no longer than %v", ErrUnsafe, n, maxWaiting, waitHold)
+	return fmt.Errorf("%w: %d messages wait; to see one, all have to be taken, at most %d and for no "+
+		"longer than %v", ErrUnsafe, n, maxWaiting, waitHold)
 }
 
-// Choosing says which of the messages that wait Release and Cancel take. With
-// neither IDs nor Match that is none.
+// Selection chooses the waiting messages that Release and Cancel take. The zero value chooses none.
 type Selection struct {
-	// IDs: the message's ID is one of them.
+	// IDs are the IDs to choose.
 	IDs []string
-	// Match chooses others.
+	// Match chooses further messages.
 	Match func(Waiter) bool
 }
 
@@ -146,25 +147,92 @@ func (c Selection) chooses(w Waiter) bool {
 	return slices.Contains(c.IDs, w.ID) || c.Match != nil && c.Match(w)
 }
 
-// Release ends the wait of chosen messages: each is confirmed in the plan's queue
-// before it leaves its wait queue, with its notes, so that its attempts go on.
-// What is passed over is treated as by Waiting, and what is refused there is
-// refused here. A message whose notes name another queue is counted as foreign and
-// stays. Killed in the middle, a message may come twice, and none is lost.
-func Release(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
-	p, err := takeOut(ctx, client, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
+// Release ends the wait of chosen messages: each is confirmed in the plan's queue before it leaves
+// its wait queue, with its retry state, so that its attempts go on. The other messages are treated
+// as by Waiting, and a queue that Waiting refuses is refused. A message whose headers name another
+// queue is counted as foreign and stays. If the process is killed in the middle, a message may come
+// twice, and none is lost.
+func (o *Operator) Release(
+	ctx context.Context, plan topology.Plan, choose Selection,
+) (Progress, error) {
+	p, err := o.takeOut(ctx, plan, choose, topology.Route{RoutingKey: plan.Queue}, released)
 	if err != nil {
-		return p, fmt.Errorf("release what waits for queue %q: %w", plan.Queue, err)
+		return p, fmt.Errorf("release messages that wait for queue %q: %w", plan.Queue, err)
 	}
 	return p, nil
 }
 
-// Cancel ends the wait of chosen messages as Release does, but they become dead
-// letters, with the reason middleware.ReasonCancelled.
-func Cancel(ctx context.Context, client *topology.Client, plan topology.Plan, choose Selection) (Progress, error) {
-	p, err := takeOut(ctx, client, plan, choose, plan.Dead, cancelled)
+// Cancel ends the wait of chosen messages like Release, but they become dead letters, with the
+// reason header.ReasonCancelled.
+func (o *Operator) Cancel(
+	ctx context.Context, plan topology.Plan, choose Selection,
+) (Progress, error) {
+	p, err := o.takeOut(ctx, plan, choose, plan.Dead, cancelled)
 	if err != nil {
-		return p, fmt.Errorf("cancel what waits for queue %q: %w", plan.Queue, err)
+		return p, fmt.Errorf("cancel messages that wait for queue %q: %w", plan.Queue, err)
 	}
 	return p, nil
+}
+
+// takeOut moves chosen messages from the wait queues of a plan to a route.
+func (o *Operator) takeOut(
+	ctx context.Context, plan topology.Plan, choose Selection,
+	route topology.Route, become func(d *amqp.Delivery, queue string) amqp.Publishing,
+) (Progress, error) {
+	var mu sync.Mutex
+	var p Progress
+	count := func(change func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		change()
+	}
+	err := eachWaitQueue(plan, func(q topology.Queue) error {
+		var m *mover
+		err := o.pass(ctx, plan, q, func(t *taking, d amqp.Delivery) error {
+			if m == nil {
+				m = newMover(ctx, o, t, func() { count(func() { p.Done++ }) })
+				t.before = m.finish
+				count(func() { p.Total += t.Total() })
+			}
+			count(func() { p.Seen++ })
+			w := newWaiter(&d, q)
+			switch {
+			case !choose.chooses(w):
+			case w.Queue != "" && w.Queue != plan.Queue:
+				count(func() { p.Foreign++ })
+			default:
+				count(func() { p.Chosen++ })
+				err := m.move(d, route.Exchange, route.RoutingKey, become(&d, plan.Queue))
+				if err != nil {
+					t.Keep(d.DeliveryTag)
+				}
+				return err
+			}
+			t.Keep(d.DeliveryTag)
+			return nil
+		})
+		return err
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	return p, err
+}
+
+// released makes a message whose wait is over. A not-before would send it to wait again.
+func released(d *amqp.Delivery, _ string) amqp.Publishing {
+	msg := wire.Publishing(d, func(key string) bool { return key == header.NotBefore }, nil)
+	msg.Priority = wire.Priority(d, header.Priority)
+	return msg
+}
+
+// cancelled makes a dead letter of a message.
+func cancelled(d *amqp.Delivery, queue string) amqp.Publishing {
+	n := header.Parse(queue, textOf(d))
+	n.Reason, n.DeadAt = header.ReasonCancelled, time.Now()
+	headers := n.DeadHeaders(queue)
+	headers[wmiddleware.ReasonForPoisonedKey] = n.Error
+	headers[wmiddleware.PoisonedTopicKey] = queue
+	msg := wire.Publishing(d, header.IsState, headers)
+	msg.Priority = wire.Priority(d, header.Priority)
+	return msg
 }

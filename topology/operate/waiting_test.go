@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -22,11 +23,17 @@ func (b *box) wait(q topology.Queue, n int) {
 	var all []amqp.Publishing
 	for i := range n {
 		notes := header.RetryState{
-			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable, OriginRoutingKey: b.queue,
-			NotBefore: time.Now().Add(24 * time.Hour),
-			History:   []header.AttemptError{{Attempt: 1, At: time.Now(), Error: "connection refused"}},
+			Failures: 1, Delay: q.Delay, Error: "connection refused", Class: header.ClassRetryable,
+			OriginRoutingKey: b.queue,
+			NotBefore:        time.Now().Add(24 * time.Hour),
+			History: []header.AttemptError{
+				{Attempt: 1, At: time.Now(), Error: "connection refused"},
+			},
 		}
-		m := amqp.Publishing{MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4, Headers: amqp.Table{"tenant": int32(7)}}
+		m := amqp.Publishing{
+			MessageId: fmt.Sprint(q.Delay, "-", i), Body: fmt.Append(nil, i), Priority: 4,
+			Headers: amqp.Table{"tenant": int32(7)},
+		}
 		m.Headers[header.Priority] = "9"
 		for key, value := range notes.Headers(b.queue) {
 			m.Headers[key] = value
@@ -45,7 +52,7 @@ func waitBox(t *testing.T, kind topology.QueueType, delays ...time.Duration) *bo
 	for _, q := range b.plan.Queues {
 		testbroker.Delete(t, q.Name)
 	}
-	require.NoError(t, b.client.Declare(t.Context(), b.plan))
+	require.NoError(t, b.Declare(t.Context(), b.plan))
 	return b
 }
 
@@ -70,7 +77,7 @@ func TestLookingDoesNotChangeTheWait(t *testing.T) {
 			b.wait(b.waits(delay), n)
 			looks := 0
 			for time.Since(began) < delay+time.Second {
-				found, err := operate.Waiting(t.Context(), b.client, b.plan)
+				found, err := b.Waiting(t.Context(), b.plan)
 				require.NoError(t, err)
 				if looks++; looks == 1 {
 					require.Len(t, found, n)
@@ -96,11 +103,11 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 			b := waitBox(t, kind, time.Minute, time.Hour)
 			b.wait(b.waits(time.Minute), 2)
 			b.wait(b.waits(time.Hour), 1)
-			found, err := operate.Waiting(t.Context(), b.client, b.plan)
+			found, err := b.Waiting(t.Context(), b.plan)
 			require.NoError(t, err)
 			require.Len(t, found, 3)
 			w := found[2]
-			require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, patience)
+			require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, rig.Patience)
 			w.Due = time.Time{}
 			require.Equal(t, operate.Waiter{
 				ID: "1h0m0s-0", WaitQueue: b.waits(time.Hour).Name, Delay: time.Hour, Queue: b.queue,
@@ -110,8 +117,7 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 	}
 }
 
-// Chosen messages are released with their notes, or become dead letters; what is
-// passed over waits on.
+// Chosen messages are released with their retry state, or become dead letters. The others wait on.
 func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
 	for _, kind := range types {
@@ -121,9 +127,12 @@ func TestReleaseAndCancel(t *testing.T) {
 			hour := b.waits(time.Hour)
 			b.wait(b.waits(time.Minute), 3)
 			b.wait(hour, 50)
-			b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}})
+			b.publish(
+				hour.Name,
+				amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}},
+			)
 
-			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
+			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
 			require.NoError(t, err)
 			require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
 			d := b.drain(b.queue, 1)[0]
@@ -133,7 +142,12 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.Equal(t, int32(7), d.Headers["tenant"])
 			require.Equal(t, uint8(9), d.Priority)
 
-			p, err = operate.Cancel(t.Context(), b.client, b.plan, operate.Selection{Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue }})
+			p, err = b.Cancel(
+				t.Context(), b.plan,
+				operate.Selection{
+					Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
+				},
+			)
 			require.NoError(t, err)
 			require.Equal(t, 49, p.Done)
 			b.depth(b.dead, 49)
@@ -148,7 +162,7 @@ func TestReleaseAndCancel(t *testing.T) {
 			require.Len(t, b.bodies(hour.Name, 1), 1)
 			require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
 
-			p, err = operate.Release(t.Context(), b.client, b.plan, operate.Selection{})
+			p, err = b.Release(t.Context(), b.plan, operate.Selection{})
 			require.NoError(t, err)
 			require.Zero(t, p.Chosen)
 		})
@@ -164,10 +178,10 @@ func TestLongWaitQueueIsRefused(t *testing.T) {
 			b := waitBox(t, kind, time.Minute, time.Hour)
 			b.wait(b.waits(time.Minute), 1)
 			b.wait(b.waits(time.Hour), 5001)
-			found, err := operate.Waiting(t.Context(), b.client, b.plan)
+			found, err := b.Waiting(t.Context(), b.plan)
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Len(t, found, 1, "of the other queue")
-			p, err := operate.Release(t.Context(), b.client, b.plan, operate.Selection{IDs: []string{"1h0m0s-1"}})
+			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-1"}})
 			require.ErrorIs(t, err, operate.ErrUnsafe)
 			require.Zero(t, p.Done)
 			b.depth(b.waits(time.Hour).Name, 5001)

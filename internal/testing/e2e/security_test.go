@@ -28,6 +28,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // Given an empty vhost with the exported definitions, then a user with exactly the exported
@@ -276,7 +277,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 
 	// The broker goes away while a message is handled, and comes back.
 	o := rig.OpenOperator(t, secret,
-		topology.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+		operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
 	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")

@@ -16,6 +16,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 var sourcePolicy = backoff.List{time.Second}
@@ -27,7 +28,7 @@ func sourceConfig(url string, args amqp.Table) wamqp.Config {
 	return cfg
 }
 
-func verifySource(t testing.TB, o *topology.Client, plan topology.Plan) []topology.Finding {
+func verifySource(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.Finding {
 	t.Helper()
 	findings, err := o.Verify(t.Context(), plan)
 	require.NoError(t, err)
@@ -68,8 +69,8 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 		require.Equal(t, -1, testbroker.Depth(t, url, q.Name), "no queue is declared for a stream")
 	}
 	findings := verifySource(t, o, plan)
-	require.True(t, slices.ContainsFunc(findings, func(f topology.Finding) bool {
-		return f.Severity == topology.Critical && f.Name == queue && strings.Contains(f.Text, refused)
+	require.True(t, slices.ContainsFunc(findings, func(f operate.Finding) bool {
+		return f.Severity == operate.Critical && f.Name == queue && strings.Contains(f.Text, refused)
 	}), "%v", findings)
 
 	require.NoError(t, o.Declare(t.Context(), plan))
@@ -104,34 +105,34 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 	const tenMinutes, thousand = int64(600_000), int64(1000)
 	for name, c := range map[string]struct {
 		args     amqp.Table
-		severity topology.Severity // "" if it is harmless
+		severity operate.Severity // "" if it is harmless
 		says     string
 	}{
 		"expires": {
-			args("x-expires", tenMinutes), topology.Critical,
+			args("x-expires", tenMinutes), operate.Critical,
 			"x-expires is 600000: the queue is deleted with all its messages",
 		},
-		"ttl": {args("x-message-ttl", tenMinutes), topology.Critical, ttl + "are dropped"},
+		"ttl": {args("x-message-ttl", tenMinutes), operate.Critical, ttl + "are dropped"},
 		"ttl, dead letters": {
-			args("x-message-ttl", tenMinutes, dlx, fanout), topology.Warning, ttl + "go to",
+			args("x-message-ttl", tenMinutes, dlx, fanout), operate.Warning, ttl + "go to",
 		},
 		"ttl, dead letters nowhere": {
-			args("x-message-ttl", tenMinutes, dlx, "millpond-nowhere"), topology.Critical, nowhere,
+			args("x-message-ttl", tenMinutes, dlx, "millpond-nowhere"), operate.Critical, nowhere,
 		},
-		"length": {args("x-max-length", thousand), topology.Critical, length + "are dropped"},
+		"length": {args("x-max-length", thousand), operate.Critical, length + "are dropped"},
 		"length, dead letters": {
-			args("x-max-length", thousand, dlx, fanout), topology.Warning, length + "go to",
+			args("x-max-length", thousand, dlx, fanout), operate.Warning, length + "go to",
 		},
 		"bytes": {
-			args("x-max-length-bytes", int64(1<<20), "x-overflow", "drop-head"), topology.Critical,
+			args("x-max-length-bytes", int64(1<<20), "x-overflow", "drop-head"), operate.Critical,
 			"x-max-length-bytes is 1048576: the oldest",
 		},
 		"overflow": {
-			args("x-max-length", thousand, "x-overflow", "reject-publish"), topology.Critical,
+			args("x-max-length", thousand, "x-overflow", "reject-publish"), operate.Critical,
 			`x-overflow "reject-publish" refuses messages that return`,
 		},
 		"no delivery twice": {
-			args("x-queue-type", "quorum", "x-delivery-limit", int64(0)), topology.Critical,
+			args("x-queue-type", "quorum", "x-delivery-limit", int64(0)), operate.Critical,
 			"x-delivery-limit is 0",
 		},
 		"dead letters alone": {args: args(dlx, fanout)},
@@ -152,18 +153,18 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 				"configured": rig.SubscribeError(t, client, sourceConfig(url, c.args), queue, sourcePolicy),
 				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy),
 			} {
-				if c.severity == topology.Critical {
+				if c.severity == operate.Critical {
 					require.ErrorContains(t, err, c.says, where)
 				} else {
 					require.NoError(t, err, where)
 				}
 			}
-			if c.severity == topology.Warning {
+			if c.severity == operate.Warning {
 				const line = "Warning: an argument of the queue takes messages out of it"
 				require.Equal(t, 1, logs.Said(line), logs.Text())
 				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
 			}
-			about := slices.DeleteFunc(verifySource(t, o, plan), func(f topology.Finding) bool {
+			about := slices.DeleteFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
 				return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
 			})
 			if c.severity == "" {
@@ -294,7 +295,8 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
 			client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{},
 				topology.WithManagement(api), topology.WithLogger(logs))
-			o := client
+			o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api),
+				operate.WithAMQP(amqp.Config{Vhost: "it's one"}))
 			rig.QuorumQueue(&cfg)
 			if c.limit != nil {
 				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
@@ -309,8 +311,8 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			}
 			require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-				return slices.ContainsFunc(verifySource(t, o, plan), func(f topology.Finding) bool {
-					return f.Severity == topology.Critical && f.Problem == topology.Dropping &&
+				return slices.ContainsFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
+					return f.Severity == operate.Critical && f.Problem == operate.Dropping &&
 						f.Name == c.queue
 				})
 			})

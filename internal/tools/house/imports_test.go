@@ -39,8 +39,11 @@ var library = map[string][]string{
 	"middleware/delayed":            {module + "/middleware/header", module + "/middleware", watermill + "/…"},
 	"middleware/delayed/postgresql": nil, // tests alone
 	"middleware/middlewaretest":     {module + "/middleware/header", module + "/middleware", watermill + "/…"},
-	"middleware/metrics":            {module + "/middleware/header", module + "/middleware", module + "/topology", prometheus},
-	"middleware/tracing":            {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
+	"middleware/metrics": {
+		module + "/middleware/header", module + "/middleware", module + "/topology",
+		module + "/topology/operate", prometheus,
+	},
+	"middleware/tracing": {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
@@ -48,8 +51,10 @@ var library = map[string][]string{
 	},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/operate": {
-		module + "/middleware", module + "/middleware/header", module + "/topology", module + "/internal/excerpt", module + "/internal/scan", module + "/internal/wire",
-		watermill + "/message/router/middleware", amqp091,
+		module + "/middleware", module + "/middleware/header", module + "/topology",
+		module + "/internal/audit", module + "/internal/link", module + "/internal/management",
+		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
+		watermill, watermill + "/message/router/middleware", amqp091,
 	},
 }
 

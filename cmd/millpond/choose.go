@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+const aboutPositions = `An ID may also be the position of a letter, #1 or 1: its number in the
+list of all dead letters of the queue, at the time of this command. A number that is the ID of one
+letter and the position of another is refused: write #1.`
+
+// letters are the dead letters that a command works on.
+type letters struct {
+	operator *operate.Operator
+	plan     topology.Plan
+	filter   operate.Filter
+	limit    int
+}
+
+// onLetters makes the action of a command that takes a queue and the flags of filterFlags.
+func (a app) onLetters(
+	act func(ctx context.Context, c *cli.Command, l *letters) error,
+) cli.ActionFunc {
+	return func(ctx context.Context, c *cli.Command) error {
+		queue, err := queueOf(c)
+		if err != nil {
+			return err
+		}
+		l := &letters{}
+		if l.filter, l.limit, err = filterOf(c, time.Now()); err != nil {
+			return err
+		}
+		return a.choose(ctx, c, queue, l, func() error { return act(ctx, c, l) })
+	}
+}
+
+// choose connects, looks up the positions among the IDs of the filter, and acts.
+func (a app) choose(
+	ctx context.Context, c *cli.Command, queue string, l *letters, act func() error,
+) error {
+	return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+		l.operator, l.plan = o, plan
+		if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
+			return act()
+		}
+		at, err := a.byPosition(ctx, l)
+		if err != nil {
+			return err
+		}
+		if err := act(); err != nil || l.limit > 0 {
+			return err
+		}
+		for _, n := range at.missing() {
+			err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+				n, at.ids[n], plan.Dead.RoutingKey)
+		}
+		return err
+	})
+}
+
+// position is the position of a letter where an ID is expected.
+var position = regexp.MustCompile(`^#?[0-9]{1,9}$`)
+
+// places are letters by their positions.
+type places struct {
+	ids  map[int]string
+	seen map[int]bool
+}
+
+// missing returns the positions at which the letter was not found again.
+func (p *places) missing() []int {
+	var list []int
+	for n := range p.ids {
+		if !p.seen[n] {
+			list = append(list, n)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// byPosition looks at the queue and replaces the positions in the filter by the letters that are
+// there now. The command then takes a letter only where position and ID are still the same, because
+// the queue may change between the two looks.
+func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
+	names := map[string]int{}   // positions, as they are written
+	isID := map[string]string{} // an ID of a letter, to the position of the first one
+	found := map[int]string{}   // the ID at each position
+	for _, text := range l.filter.IDs {
+		if position.MatchString(text) {
+			names[text], _ = strconv.Atoi(strings.TrimPrefix(text, "#"))
+			found[names[text]] = ""
+		}
+	}
+	total := 0
+	exists := map[int]bool{}
+	for letter, err := range l.operator.Dead(ctx, l.plan, operate.Filter{}, 0) {
+		if err != nil {
+			return nil, err
+		}
+		total = letter.Position
+		if _, wanted := found[letter.Position]; wanted {
+			found[letter.Position], exists[letter.Position] = letter.ID, true
+		}
+		if _, wanted := names[letter.ID]; wanted && isID[letter.ID] == "" {
+			isID[letter.ID] = strconv.Itoa(letter.Position)
+		}
+	}
+	at := &places{ids: map[int]string{}, seen: map[int]bool{}}
+	ids := map[string]bool{}
+	for _, text := range l.filter.IDs {
+		n, isPosition := names[text]
+		id := isPosition && text[0] != '#' && isID[text] != ""
+		switch {
+		case !isPosition, id && (!exists[n] || found[n] == text):
+			ids[text] = true
+		case id:
+			return nil, usage("%q is the ID of letter #%s and the position of letter %q: "+
+				"write #%s or #%d", text, isID[text], found[n], isID[text], n)
+		case !exists[n]:
+			return nil, a.notFound("there is no letter #%d in queue %q, which holds %s",
+				n, l.plan.Dead.RoutingKey, plural(total, "letter"))
+		default:
+			at.ids[n] = found[n]
+		}
+	}
+	l.filter.IDs = nil
+	l.filter.Match = func(letter operate.Letter) bool {
+		id, placed := at.ids[letter.Position]
+		placed = placed && id == letter.ID
+		at.seen[letter.Position] = at.seen[letter.Position] || placed
+		return placed || ids[letter.ID]
+	}
+	return at, nil
+}
+
+// notFound says that there is no such letter, and returns errFound.
+func (a app) notFound(format string, args ...any) error {
+	fmt.Fprintf(a.err, "millpond: "+format+"\n", args...)
+	return errFound
+}
+
+// filterFlags choose letters.
+func filterFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringSliceFlag{
+			Name: "id", Usage: "the letter with this `ID`, or at this position; may be repeated",
+		},
+		&cli.StringFlag{Name: "reason", Usage: "of the dead letter: permanent, exhausted, max_age …"},
+		&cli.StringFlag{
+			Name: "error", Usage: "part of the `TEXT` of the error, or /a regular expression/",
+		},
+		&cli.StringFlag{Name: "handler", Usage: "`NAME` of the handler that gave up"},
+		&cli.StringFlag{
+			Name: "since", Usage: "dead-lettered at this `TIME` or later: " +
+				"2026-03-01T12:00:00Z, or 2h for two hours ago",
+		},
+		&cli.StringFlag{Name: "until", Usage: "dead-lettered before this `TIME`"},
+		&cli.StringSliceFlag{
+			Name: "header", Usage: "the message has this header, `K=V`; may be repeated",
+		},
+		&cli.IntFlag{Name: "limit", Usage: "at most `N` letters, the oldest"},
+	}
+}
+
+// filterOf reads the flags; times ago are counted from now.
+func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err error) {
+	f.IDs = c.StringSlice("id")
+	f.Reason = header.Reason(c.String("reason"))
+	f.Handler = c.String("handler")
+	text := c.String("error")
+	if len(text) > 1 && text[0] == '/' && text[len(text)-1] == '/' {
+		if f.ErrorPattern, err = regexp.Compile(text[1 : len(text)-1]); err != nil {
+			return f, 0, usage("--error: %v", err)
+		}
+	} else {
+		f.Error = text
+	}
+	for name, into := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
+		if *into, err = timeOf(c.String(name), now); err != nil {
+			return f, 0, usage("--%s: %v", name, err)
+		}
+	}
+	for _, header := range c.StringSlice("header") {
+		key, value, ok := strings.Cut(header, "=")
+		if !ok {
+			return f, 0, usage("--header %q: write key=value", header)
+		}
+		if f.Headers == nil {
+			f.Headers = map[string]string{}
+		}
+		f.Headers[key] = value
+	}
+	if limit = c.Int("limit"); limit < 0 {
+		return f, 0, usage("--limit %d is negative", limit)
+	}
+	return f, limit, nil
+}
+
+func timeOf(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil {
+		return now.Add(-ago), nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		const way = "%q is no time: write 2026-03-01T12:00:00Z, or 2h for two hours ago"
+		return t, fmt.Errorf(way, text)
+	}
+	return t, nil
+}

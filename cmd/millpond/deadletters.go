@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func (a app) dead() *cli.Command {
+	return &cli.Command{
+		Name: "dead", Usage: "dead letters: list, show, replay, discard, export, import",
+		Commands: []*cli.Command{
+			a.deadList(), a.deadShow(), a.deadReplay(), a.deadDiscard(), a.deadExport(), a.deadImport(),
+		},
+	}
+}
+
+// letterJSON is a letter in a list.
+type letterJSON struct {
+	Position int                   `json:"position"`
+	ID       string                `json:"id"`
+	DeadAt   *time.Time            `json:"dead_at,omitempty"`
+	Attempts int                   `json:"attempts"`
+	Reason   header.Reason         `json:"reason,omitempty"`
+	Error    string                `json:"error,omitempty"`
+	Class    header.Class          `json:"class,omitempty"`
+	Handler  string                `json:"handler,omitempty"`
+	Queue    string                `json:"queue,omitempty"`
+	Replays  int                   `json:"replays"`
+	Origin   string                `json:"origin,omitempty"`
+	Deadline *time.Time            `json:"deadline,omitempty"`
+	From     string                `json:"deadline_from,omitempty"`
+	History  []header.AttemptError `json:"history,omitempty"`
+	Message  json.RawMessage       `json:"message,omitempty"`
+}
+
+func jsonOf(l operate.Letter) letterJSON {
+	j := letterJSON{
+		Position: l.Position, ID: l.ID, Attempts: l.Attempts, Reason: l.Reason, Error: l.Error,
+		Class: l.Class, Handler: l.Handler, Queue: l.Queue, Replays: l.Replays,
+	}
+	if !l.DeadAt.IsZero() {
+		j.DeadAt = &l.DeadAt
+	}
+	if !l.Deadline.IsZero() {
+		j.Deadline, j.From = &l.Deadline, l.DeadlineFrom
+	}
+	return j
+}
+
+func (a app) deadList() *cli.Command {
+	return &cli.Command{
+		Name: "list", Usage: "list dead letters, oldest first; with --json one object a line",
+		ArgsUsage: "QUEUE", Description: aboutPositions,
+		Flags: append(filterFlags(), &cli.BoolFlag{
+			Name: "group", Usage: "by reason and error, numbers written as #; with --json one array",
+		}),
+		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+			found := l.operator.Dead(ctx, l.plan, l.filter, l.limit)
+			if c.Bool("group") {
+				return a.groups(c, found)
+			}
+			return a.list(c, found)
+		}),
+	}
+}
+
+// list writes letters as they come, in columns of fixed width: they may be many.
+func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
+	const columns = "%-6s  %-36s  %-20s  %8s  %-11s  %-16s  %s\n"
+	n := 0
+	for l, err := range letters {
+		if err != nil {
+			return err
+		}
+		if c.Bool(flagJSON) {
+			if err := a.printLine(jsonOf(l)); err != nil {
+				return err
+			}
+			continue
+		}
+		if n == 0 {
+			fmt.Fprintf(a.out, columns, "#", "id", "dead at", "attempts", "reason", "handler", "error")
+		}
+		n++
+		_, err = fmt.Fprintf(a.out, columns, strconv.Itoa(l.Position), oneLine(l.ID),
+			when(l.DeadAt), strconv.Itoa(l.Attempts), orDash(oneLine(string(l.Reason))),
+			orDash(oneLine(l.Handler)), orDash(oneLine(l.Error)))
+		if err != nil {
+			return err
+		}
+	}
+	if n == 0 && !c.Bool(flagJSON) {
+		fmt.Fprintln(a.out, "no dead letters")
+	}
+	return nil
+}
+
+func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
+	groups, err := operate.GroupByError(letters)
+	if err != nil {
+		return err
+	}
+	if c.Bool(flagJSON) {
+		return a.printSnakeJSON(groups)
+	}
+	rows := [][]string{{"count", "reason", "first", "last", "example", "error"}}
+	for _, g := range groups {
+		rows = append(rows, []string{
+			strconv.Itoa(g.Count), orDash(string(g.Reason)), when(g.First), when(g.Last), g.Example,
+			orDash(g.Error),
+		})
+	}
+	return a.table(rows)
+}
+
+func (a app) deadShow() *cli.Command {
+	return &cli.Command{
+		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
+		Description: aboutPositions,
+		Flags: []cli.Flag{&cli.BoolFlag{
+			Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
+				"--json always has it",
+		}},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if c.NArg() != 2 {
+				return usage("%s takes a queue and the id of a letter", c.FullName())
+			}
+			queue, id := c.Args().Get(0), c.Args().Get(1)
+			l := &letters{filter: operate.Filter{IDs: []string{id}}}
+			return a.choose(ctx, c, queue, l, func() error {
+				found := 0
+				for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
+					if err != nil {
+						return err
+					}
+					if found++; found > 1 {
+						fmt.Fprintln(a.out)
+					}
+					if err := a.show(c, letter); err != nil {
+						return err
+					}
+				}
+				if found == 0 {
+					return a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func (a app) show(c *cli.Command, l operate.Letter) error {
+	d := l.Delivery
+	if c.Bool(flagJSON) {
+		j := jsonOf(l)
+		j.History, j.Origin = l.History, l.OriginExchange+" "+l.OriginRoutingKey
+		var err error
+		if j.Message, err = operate.Encode(d); err != nil {
+			return err
+		}
+		return a.printJSON(j)
+	}
+	rows := [][]string{
+		{"id", l.ID},
+		{"position", strconv.Itoa(l.Position)},
+		{"queue", orDash(l.Queue)},
+		{"dead at", when(l.DeadAt)},
+		{"reason", orDash(string(l.Reason))},
+		{"attempts", strconv.Itoa(l.Attempts)},
+		{"handler", orDash(l.Handler)},
+		{"class", orDash(string(l.Class))},
+		{"error", orDash(l.Error)},
+		{"replays", strconv.Itoa(l.Replays)},
+		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
+	}
+	for name, value := range map[string]string{
+		"correlation id": d.CorrelationId, "content type": d.ContentType,
+		"content encoding": d.ContentEncoding, "type": d.Type, "app id": d.AppId,
+		"reply to": d.ReplyTo, "expiration": d.Expiration, "user id": d.UserId,
+	} {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	slices.SortStableFunc(rows[11:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
+	if !d.Timestamp.IsZero() {
+		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
+	}
+	if !l.Deadline.IsZero() {
+		rows = append(rows, []string{"deadline", when(l.Deadline) + countedFrom(l.DeadlineFrom)})
+	}
+	if err := a.columns(rows, harmless); err != nil {
+		return err
+	}
+	a.history(l.History)
+	fmt.Fprintln(a.out, "\nheaders")
+	rows = nil
+	for _, key := range slices.Sorted(maps.Keys(d.Headers)) {
+		value := d.Headers[key]
+		rows = append(rows, []string{"  " + key, typeName(value), operate.HeaderText(value)})
+	}
+	if err := a.columns(rows, harmless); err != nil {
+		return err
+	}
+	body := d.Body
+	if !c.Bool("full") {
+		body = beginning(body)
+	}
+	fmt.Fprintf(a.out, "\npayload, %s\n%s\n", plural(len(d.Body), "byte"), payload(body))
+	if left := len(d.Body) - len(body); left > 0 {
+		fmt.Fprintf(a.out, "… %s more; --full prints all\n", plural(left, "byte"))
+	}
+	return nil
+}
+
+// countedFrom names the time that the expiration of a letter was counted from.
+func countedFrom(from string) string {
+	switch from {
+	case header.FromTimestamp:
+		return ", its expiration counted from the timestamp of the producer"
+	case header.FromArrival:
+		return ", its expiration counted from its first arrival"
+	case header.FromPublish:
+		return ", its expiration counted from the publish of the delayed message"
+	}
+	return ""
+}
+
+func (a app) history(entries []header.AttemptError) {
+	if len(entries) == 0 {
+		return
+	}
+	fmt.Fprintln(a.out, "\nhistory")
+	rows := [][]string{}
+	for _, e := range entries {
+		rows = append(rows, []string{
+			"  " + strconv.Itoa(e.Attempt), when(e.At), orDash(e.Handler), orDash(string(e.Class)),
+			orDash(e.Delay), orDash(string(e.Reason)), e.Error,
+		})
+	}
+	_ = a.columns(rows, harmless)
+}
+
+func typeName(value any) string {
+	switch value.(type) {
+	case nil:
+		return "void"
+	case []byte:
+		return "bytes"
+	case []any:
+		return "array"
+	}
+	name := fmt.Sprintf("%T", value)
+	return strings.ToLower(name[strings.LastIndex(name, ".")+1:])
+}
+
+// shownBytes is the most of a payload that is shown without --full, and indented.
+const shownBytes = 4 << 10
+
+// beginning is the part of a payload that is shown without --full. No character of a
+// text is cut in two.
+func beginning(body []byte) []byte {
+	if len(body) <= shownBytes {
+		return body
+	}
+	for end := shownBytes; end > shownBytes-utf8.UTFMax; end-- {
+		if utf8.RuneStart(body[end]) && utf8.Valid(body[:end]) {
+			return body[:end]
+		}
+	}
+	return body[:shownBytes]
+}
+
+// payload writes short JSON indented, text as it is, anything else as hex. Deeply nested JSON is
+// not indented, because that may make it a thousand times as long.
+func payload(body []byte) string {
+	var pretty bytes.Buffer
+	if len(body) <= shownBytes && json.Indent(&pretty, body, "", "  ") == nil &&
+		pretty.Len() <= 4*shownBytes {
+		return pretty.String()
+	}
+	text := utf8.Valid(body)
+	for _, r := range string(body) {
+		text = text && (unicode.IsPrint(r) || r == '\n' || r == '\t' || r == '\r')
+	}
+	if text {
+		return string(body)
+	}
+	return strings.TrimSuffix(hex.Dump(body), "\n")
+}

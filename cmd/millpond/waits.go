@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func (a app) waiting() *cli.Command {
+	return &cli.Command{
+		Name: "waiting", Usage: "messages that wait: list, release, cancel",
+		Commands: []*cli.Command{
+			a.waitingList(),
+			a.takeOut("release", "released", "end the wait of chosen messages: to their queue, now",
+				(*operate.Operator).Release),
+			a.takeOut("cancel", "cancelled", "end the wait of chosen messages: to the dead-letter queue",
+				(*operate.Operator).Cancel),
+		},
+	}
+}
+
+// waiterJSON is a message that waits, as one line of a list.
+type waiterJSON struct {
+	ID        string     `json:"id"`
+	WaitQueue string     `json:"wait_queue"`
+	Delay     string     `json:"delay"`
+	Queue     string     `json:"queue,omitempty"`
+	Failures  int        `json:"failures"`
+	Error     string     `json:"error,omitempty"`
+	Class     string     `json:"class,omitempty"`
+	Due       *time.Time `json:"due,omitempty"`
+	Size      int        `json:"size"`
+	Count     int        `json:"wait_queue_count"` // of messages in the wait queue
+}
+
+func (a app) waitingList() *cli.Command {
+	return &cli.Command{
+		Name: "list", Usage: "list messages that wait, by delay; with --json one object a line",
+		ArgsUsage: "QUEUE",
+		Description: "A wait queue with more than 5000 messages is not touched.\n" +
+			"In each line of JSON, wait_queue_count is the number of messages in its wait queue.",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				waiters, err := o.Waiting(ctx, plan)
+				return errors.Join(err, a.printWaiting(c, waiters))
+			})
+		},
+	}
+}
+
+func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
+	of := map[string]int{}
+	for _, w := range waiters {
+		of[w.WaitQueue]++
+	}
+	limit, shown := c.Int("limit"), map[string]int{}
+	rows := [][]string{{"delay", "id", "due", "failures", "class", "queue", "error"}}
+	for _, w := range waiters {
+		if shown[w.WaitQueue]++; limit > 0 && shown[w.WaitQueue] > limit {
+			continue
+		}
+		j := waiterJSON{
+			ID: w.ID, WaitQueue: w.WaitQueue, Delay: w.Delay.String(), Queue: w.Queue,
+			Failures: w.Failures, Error: w.Error, Class: string(w.Class), Size: w.Size,
+			Count: of[w.WaitQueue],
+		}
+		if !w.Due.IsZero() {
+			j.Due = &w.Due
+		}
+		if c.Bool(flagJSON) {
+			if err := a.printLine(j); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{
+			j.Delay, w.ID, when(w.Due), strconv.Itoa(w.Failures), orDash(j.Class), orDash(w.Queue),
+			orDash(w.Error),
+		})
+		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
+			rows = append(rows, []string{
+				j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit),
+			})
+		}
+	}
+	switch {
+	case c.Bool(flagJSON):
+		return nil
+	case len(waiters) == 0:
+		_, err := fmt.Fprintln(a.out, "nothing waits")
+		return err
+	}
+	return a.table(rows)
+}
+
+// taker is Release or Cancel.
+type taker func(
+	*operate.Operator, context.Context, topology.Plan, operate.Selection,
+) (operate.Progress, error)
+
+func (a app) takeOut(name, done, use string, act taker) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: use, ArgsUsage: "QUEUE",
+		Flags: []cli.Flag{
+			&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
+			&cli.BoolFlag{Name: "all", Usage: "all that wait for this queue"},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			choose := operate.Selection{IDs: c.StringSlice("id")}
+			if c.Bool("all") {
+				choose.Match = func(w operate.Waiter) bool {
+					return w.Queue == "" || w.Queue == queue
+				}
+			}
+			if len(choose.IDs) == 0 && choose.Match == nil {
+				return usage("name the messages with --id, or pass --all")
+			}
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				p, err := act(o, ctx, plan, choose)
+				if c.Bool(flagJSON) {
+					return a.report(c, done, p, err)
+				}
+				fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
+				if err == nil && p.Chosen == 0 {
+					return errFound
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (a app) prune() *cli.Command {
+	return &cli.Command{
+		Name: "prune", Usage: "delete wait queues that no plan uses any more, if they are proven empty",
+		ArgsUsage: "QUEUE",
+		Description: "The plan of QUEUE (--policy) says which wait queues stay. " +
+			"Name the queues to delete, or an older policy.\n" +
+			"Needs --management: AMQP does not show messages that are unacked or held.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: flagOldPolicy, Usage: "the `DELAYS` of the policy before"},
+			&cli.StringSliceFlag{
+				Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated",
+			},
+			&cli.BoolFlag{
+				Name: "nobody-publishes", Usage: "your word that no running service uses these queues any " +
+					"more; nothing can prove it",
+			},
+			&cli.DurationFlag{Name: "wait", Usage: "wait so long for messages that are still in them"},
+			dryRun(),
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			queue, err := queueOf(c)
+			if err != nil {
+				return err
+			}
+			if c.String(flagPolicy) == "" {
+				return usage("--policy says which wait queues stay: name the delays of today")
+			}
+			names := c.StringSlice("queue")
+			if old := c.String(flagOldPolicy); old != "" {
+				more, err := a.olderQueues(c, queue, old)
+				if err != nil {
+					return err
+				}
+				names = append(names, more...)
+			}
+			if len(names) == 0 {
+				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
+			}
+			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+				results, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
+					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"),
+					DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
+				})
+				return errors.Join(err, a.printPruned(c, results))
+			})
+		},
+	}
+}
+
+// olderQueues returns the wait queues of an older policy that today's policy does not use.
+func (a app) olderQueues(c *cli.Command, queue, old string) ([]string, error) {
+	today, err := a.planOf(c, queue)
+	if err != nil {
+		return nil, err
+	}
+	list, err := delaysOf("--"+flagOldPolicy, old)
+	if err != nil {
+		return nil, err
+	}
+	before, err := a.planFor(c, queue, list, "--"+flagOldPolicy+": ")
+	if err != nil {
+		return nil, err
+	}
+	kept := map[string]bool{}
+	for _, q := range today.Queues {
+		kept[q.Name] = true
+	}
+	var names []string
+	for _, q := range before.Queues {
+		if q.Delay > 0 && !kept[q.Name] {
+			names = append(names, q.Name)
+		}
+	}
+	return names, nil
+}
+
+func (a app) printPruned(c *cli.Command, results []operate.Pruned) error {
+	if c.Bool(flagJSON) {
+		return a.printSnakeJSON(orEmpty(results))
+	}
+	rows := [][]string{{"queue", "outcome"}}
+	for _, r := range results {
+		outcome := "stays: " + r.Why
+		switch {
+		case r.Deleted && c.Bool("dry-run"):
+			outcome = "would be deleted"
+		case r.Deleted:
+			outcome = "deleted"
+		}
+		rows = append(rows, []string{r.Queue, outcome})
+	}
+	return a.table(rows)
+}

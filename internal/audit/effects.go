@@ -1,0 +1,173 @@
+package audit
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Severity says how much a Finding matters.
+type Severity string
+
+// Critical: messages can be lost, or retries do not work. Warning: it works, with a limit.
+const (
+	Critical Severity = "critical"
+	Warning  Severity = "warning"
+)
+
+// Finding is the harm that one key of a policy does to one queue or exchange.
+type Finding struct {
+	Severity Severity
+	// Kind is "queue" or "exchange".
+	Kind, Name, Text string
+	// Group is the same for the same key of the same policy on queues of the same role.
+	Group string
+}
+
+// String is the finding in one line.
+func (f Finding) String() string { return Line(string(f.Severity), f.Kind, f.Name, f.Text) }
+
+// Line writes a finding in one line; name may be empty.
+func Line(severity, kind, name, text string) string {
+	if name != "" {
+		kind = fmt.Sprintf("%s %q", kind, name)
+	}
+	return fmt.Sprintf("%s: %s: %s", severity, kind, text)
+}
+
+// Judge names the harm that the policies do to a plan, in the order of the plan, and the policies
+// whose pattern cannot be read. known are the queues that exist, as the broker describes them; the
+// other queues are taken to be as the plan declares them.
+func (p *Policies) Judge(
+	plan Plan, known map[string]Known, version Version, vhost string,
+) (findings []Finding, unreadable []string) {
+	strange := map[string]bool{} // policies with a key that is not known
+	for _, s := range plan.subjects(known, version) {
+		if s.kind == "exchange" {
+			s.applied = p.ofExchange(s.name)
+		} else {
+			s.applied = p.Of(s.name, s.queueType)
+		}
+		s.policy = s.applied.Definition()
+		for _, r := range s.applied.Unreadable {
+			unreadable = append(unreadable, r.Source)
+		}
+		for _, r := range s.applied.Rules {
+			about := fmt.Sprintf("%s sets %s to %s", r.Source, r.Key, valueText(r.Value))
+			f := Finding{Kind: s.kind, Name: s.name, Group: r.Source + r.Key + string(s.role)}
+			if _, known := policyKeys[r.Key]; !known {
+				if !strange[r.Source+r.Key] {
+					strange[r.Source+r.Key] = true
+					f.Severity, f.Text = Warning, about+", here or also elsewhere in the plan, a key that "+
+						"this version of millpond does not know: look up its effect on a queue whose "+
+						"messages must not be lost"
+					findings = append(findings, f)
+				}
+				continue
+			}
+			var text string
+			if f.Severity, text = s.judge(r); text != "" {
+				f.Text = fmt.Sprintf("%s: %s; %s", about, text, s.exemption(r, vhost))
+				findings = append(findings, f)
+			}
+		}
+	}
+	slices.Sort(unreadable)
+	return findings, slices.Compact(unreadable)
+}
+
+// judge asks the table.
+func (s *subject) judge(r Rule) (Severity, string) {
+	key := policyKeys[r.Key]
+	about := key.keep
+	switch {
+	case s.kind == "exchange":
+		about = key.exchange
+	case s.role == RoleMain:
+		about = key.main
+	case s.role == RoleWait:
+		about = key.wait
+	}
+	if about == nil {
+		return "", ""
+	}
+	return about(s, r)
+}
+
+// exemption is the way out of a rule. Of two policies only the one with the higher priority
+// applies. So the command repeats all keys of the policy except this key and the keys that lose
+// messages. Without any limit the default of 20 would count, and no policy may be empty (F39).
+func (s *subject) exemption(r Rule, vhost string) string {
+	if r.Operator {
+		return "no policy overrules an operator policy: change it, " +
+			"or keep its pattern from matching this name"
+	}
+	if r.Key == "ha-mode" { // without mirrors there is one copy
+		return `use a quorum queue, or add "ha-promote-on-failure":"when-synced" to the policy`
+	}
+	rest := maps.Clone(map[string]any(r.Policy.Definition))
+	for _, other := range s.applied.Rules {
+		severity, _ := s.judge(other)
+		harmless := severity != Critical || other.Key == "ha-mode"
+		if other.Operator || other.Key != r.Key && harmless {
+			continue
+		}
+		if delete(rest, other.Key); other.Key == LimitKey {
+			rest[LimitKey] = LargeLimit
+		}
+	}
+	if len(rest) == 0 {
+		rest = map[string]any{"max-length": harmlessLength}
+	}
+	return "exempt it by a policy of a higher priority: " +
+		setPolicy(vhost, s.kind, s.name, "exempt-"+s.kind, &r, rest)
+}
+
+// RaiseLimit is the command that raises the delivery limit of one queue and leaves all else as it
+// is. above is a rule of the policy that applies to the queue now, nil for none.
+func RaiseLimit(vhost, queue string, above *Rule) string {
+	definition := map[string]any{}
+	if above != nil {
+		maps.Copy(definition, above.Policy.Definition)
+	}
+	definition[LimitKey] = LargeLimit
+	return setPolicy(vhost, "queue", queue, "limit", above, definition)
+}
+
+// setPolicy is the rabbitmqctl command that sets a policy on one queue or exchange alone. At most
+// one policy of each kind applies, so a policy above another one gets a higher priority and has to
+// repeat the keys of the other that must stay.
+func setPolicy(
+	vhost, kind, name, purpose string, above *Rule, definition map[string]any,
+) string {
+	words := []string{
+		"rabbitmqctl", "set_policy", "--vhost", ShellWord(vhost), "--apply-to", kind + "s",
+	}
+	if above != nil {
+		if above.Operator {
+			words[1] = "set_operator_policy"
+		}
+		words = append(words, "--priority", strconv.Itoa(above.Policy.Priority+1))
+	}
+	value, _ := json.Marshal(definition) // never fails: it came as JSON
+	return strings.Join(append(words, ShellWord("millpond-"+purpose+"-"+name),
+		ShellWord("^"+regexp.QuoteMeta(name)+"$"), ShellWord(string(value))), " ")
+}
+
+// ShellWord quotes a word for a shell.
+func ShellWord(word string) string {
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// valueText writes the value of a policy's key.
+func valueText(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Sprintf("%q", fmt.Sprint(value))
+	}
+	return string(text)
+}

@@ -1,0 +1,319 @@
+package audit_test
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/topology"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// policy makes a policy of the management API.
+func policy(name, applyTo string, priority int, definition string) management.Policy {
+	var values management.Object
+	if err := json.Unmarshal([]byte(definition), &values); err != nil {
+		panic(err)
+	}
+	return management.Policy{
+		Name: name, Pattern: ".*", ApplyTo: applyTo, Priority: priority, Definition: values,
+	}
+}
+
+func user(list ...management.Policy) *audit.Policies { return &audit.Policies{User: list} }
+
+// planOf is the plan of queue "orders", without the wait queue for messages that are set aside.
+func planOf(t *testing.T, strategy topology.Strategy, delay time.Duration) audit.Plan {
+	t.Helper()
+	plan, err := strategy.Plan("orders", []time.Duration{delay})
+	require.NoError(t, err)
+	a := audit.Plan{
+		Queue: plan.Queue, DeadExchange: plan.Dead.Exchange, DeadKey: plan.Dead.RoutingKey,
+	}
+	for _, q := range plan.Queues {
+		if q.Delay == delay || q.Delay == 0 {
+			a.Queues = append(a.Queues, audit.Queue(q))
+		}
+	}
+	for _, e := range plan.Exchanges {
+		a.Exchanges = append(a.Exchanges, audit.Exchange{Name: e.Name, Arguments: e.Arguments})
+	}
+	return a
+}
+
+// A policy that the broker does not apply, because of a key or of apply-to, hides no policy of a
+// lower priority.
+func TestPolicyThatDoesNotApplyHidesNoOther(t *testing.T) {
+	t.Parallel()
+	low := policy("low", "queues", 0, `{"message-ttl":1}`)
+	lazy := policy("lazy", "queues", 5, `{"queue-mode":"lazy"}`)
+	limit := policy("limit", "queues", 5, `{"delivery-limit":5}`)
+	leader := policy("leader", "all", 5, `{"queue-leader-locator":"balanced"}`)
+	classic := policy("classic", "classic_queues", 5, `{"expires":1}`)
+	exchanges := policy("exchanges", "exchanges", 9, `{"alternate-exchange":"x"}`)
+	tie := policy("tie", "queues", 0, `{"expires":1}`)
+	for name, c := range map[string]struct {
+		kind   string
+		policy management.Policy
+		want   []string
+	}{
+		"quorum, lazy":   {audit.Quorum, lazy, []string{"low message-ttl"}},
+		"classic, lazy":  {audit.Classic, lazy, []string{"lazy queue-mode"}},
+		"unknown, lazy":  {"", lazy, []string{"lazy queue-mode", "low message-ttl"}},
+		"quorum, limit":  {audit.Quorum, limit, []string{"limit delivery-limit"}},
+		"classic, limit": {audit.Classic, limit, []string{"low message-ttl"}},
+		"classic, by version": {
+			audit.Classic, leader, []string{"leader queue-leader-locator", "low message-ttl"},
+		},
+		"quorum, leader":     {audit.Quorum, leader, []string{"leader queue-leader-locator"}},
+		"classic_queues":     {audit.Classic, classic, []string{"classic expires"}},
+		"not classic_queues": {audit.Quorum, classic, []string{"low message-ttl"}},
+		"perhaps":            {"", classic, []string{"classic expires", "low message-ttl"}},
+		"exchanges":          {audit.Quorum, exchanges, []string{"low message-ttl"}},
+		"a tie":              {audit.Quorum, tie, []string{"low message-ttl", "tie expires"}},
+	} {
+		var got []string
+		applied := user(low, c.policy).Of("orders", c.kind)
+		for _, r := range applied.Rules {
+			got = append(got, r.Policy.Name+" "+r.Key)
+		}
+		require.Equal(t, c.want, got, name)
+	}
+	unreadable := policy("strange", "queues", 9, `{"expires":1}`)
+	unreadable.Pattern = "(?<!x)$"
+	applied := user(unreadable, low).Of("orders", audit.Quorum)
+	require.Len(t, applied.Unreadable, 1)
+	require.Equal(t, `policy "strange"`, applied.Unreadable[0].Source)
+	require.Contains(t, applied.Definition(), "message-ttl")
+}
+
+// sampleValues are harmful values of keys, where there are any.
+var sampleValues = map[string]string{
+	"message-ttl": "2000", "expires": "60000", "max-length": "10", "max-length-bytes": "1000000",
+	"overflow": `"drop-head"`, "delivery-limit": "5", "dead-letter-exchange": `"events"`,
+	"dead-letter-routing-key": `"sink"`, "dead-letter-strategy": `"at-most-once"`,
+	"alternate-exchange": `"events"`, "consumer-timeout": "60000",
+	"consumer-disconnected-timeout": "600000", "ha-mode": `"all"`,
+	"delayed-retry-type": `"all","delayed-retry-min":1000,"delayed-retry-max":60000`,
+}
+
+// The texts of all keys, on every part of a plan, by the versions that matter. The golden file is
+// for a person to read.
+func TestEveryPolicyIsNamedByItsEffect(t *testing.T) {
+	t.Parallel()
+	definitions := []string{
+		`{"max-length":10,"overflow":"reject-publish"}`,
+		`{"message-ttl":2000,"dead-letter-exchange":"events"}`, `{"later-key":"x\u001b[31m"}`,
+	}
+	for _, key := range audit.PolicyKeys {
+		value, harmful := sampleValues[key]
+		if !harmful {
+			value = `"any"`
+		}
+		definitions = append(definitions, fmt.Sprintf(`{%q:%s}`, key, value))
+	}
+	var out strings.Builder
+	said := map[string]bool{}
+	judge := func(list *audit.Policies, plan audit.Plan, main amqp.Table, version audit.Version) {
+		kind, _ := main["x-queue-type"].(string)
+		known := map[string]audit.Known{"orders": {Kind: kind, Arguments: main}}
+		findings, unreadable := list.Judge(plan, known, version, "shop")
+		require.Empty(t, unreadable)
+		for _, f := range findings {
+			if text := f.String(); !said[text] {
+				said[text] = true
+				fmt.Fprintln(&out, text)
+			}
+		}
+	}
+	for _, strategy := range []topology.Strategy{
+		topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}, topology.Shared{},
+	} {
+		plan := planOf(t, strategy, 5*time.Second)
+		main := amqp.Table{"x-queue-type": audit.Quorum, "x-delivery-limit": int64(audit.LargeLimit)}
+		if plan.Queues[0].Arguments["x-queue-type"] == audit.Classic {
+			main = amqp.Table{"x-queue-type": audit.Classic}
+		}
+		for i, e := range plan.Exchanges { // those with an argument are not named
+			plan.Exchanges[i].Arguments = amqp.Table{"alternate-exchange": e.Name}
+		}
+		plan.Exchanges = append(plan.Exchanges, audit.Exchange{Name: "orders.open"})
+		for _, version := range []audit.Version{old, latest} {
+			for _, definition := range definitions {
+				judge(user(policy("admin's", "all", 3, definition)), plan, main, version)
+				if strings.HasSuffix(definition, `:10}`) { // the other texts differ in their end alone
+					ops := []management.Policy{policy("ops", "queues", 0, definition)}
+					judge(&audit.Policies{Operator: ops}, plan, main, version)
+				}
+			}
+		}
+	}
+	const file = "testdata/policies.golden"
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(out.String()), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err, "go test -update writes it")
+	require.Equal(t, string(want), out.String())
+	require.NotContains(t, out.String(), "\x1b")
+}
+
+// Of each plan, the parts that a key of a policy harms, by its role: "!" is critical.
+func TestPolicyKeysThatHarm(t *testing.T) {
+	t.Parallel()
+	quorum, classic := topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}
+	shared := topology.Shared{}
+	for name, c := range map[string]struct {
+		strategy   topology.Strategy
+		definition string
+		version    audit.Version
+		want       string
+	}{
+		"ttl":                      {quorum, `{"message-ttl":2000}`, four, "main! wait! dead!"},
+		"ttl longer than the wait": {quorum, `{"message-ttl":7200000}`, four, "main! dead!"},
+		"ttl, stranded":            {shared, `{"message-ttl":2000}`, four, "main! wait! stranded! dead!"},
+		"expires":                  {quorum, `{"expires":60000}`, four, "main! wait! dead!"},
+		"length":                   {quorum, `{"max-length":10}`, four, "main! wait dead!"},
+		"length out of reach":      {quorum, `{"max-length":2147483647}`, four, ""},
+		"length, classic":          {classic, `{"max-length":10}`, four, "main! wait! dead!"},
+		"length, refusing": {
+			quorum, `{"max-length":10,"overflow":"reject-publish"}`,
+			four, "main! wait dead",
+		},
+		"length, refusing, stranded": {
+			shared, `{"max-length":10,"overflow":"reject-publish"}`,
+			four, "main! wait stranded! dead",
+		},
+		"overflow":                 {quorum, `{"overflow":"drop-head"}`, four, "wait!"},
+		"overflow to dead letters": {quorum, `{"overflow":"reject-publish-dlx"}`, four, "wait!"},
+		"overflow as we have it":   {quorum, `{"overflow":"reject-publish"}`, four, ""},
+		"overflow, classic":        {classic, `{"overflow":"drop-head"}`, four, ""},
+		"delivery limit":           {quorum, `{"delivery-limit":5}`, old, "main! wait dead!"},
+		"delivery limit, 4.3":      {quorum, `{"delivery-limit":5}`, latest, "main! wait dead!"},
+		"no delivery limit":        {quorum, `{"delivery-limit":-1}`, four, ""},
+		"routing key, own key": {
+			quorum, `{"dead-letter-exchange":"x","dead-letter-routing-key":"sink"}`,
+			four, "",
+		},
+		"alternate exchange, queues": {quorum, `{"alternate-exchange":"x"}`, four, ""},
+		"consumer timeout":           {quorum, `{"consumer-timeout":60000}`, four, "main"},
+		"consumer timeout, long":     {quorum, `{"consumer-timeout":3600000}`, four, ""},
+		"delayed retry": {
+			quorum, `{"delayed-retry-type":"all","delayed-retry-min":500}`,
+			latest, "main wait dead",
+		},
+		"delayed retry, failures": {
+			quorum, `{"delayed-retry-type":"failed","delayed-retry-min":500}`,
+			latest, "main",
+		},
+		"delayed retry, off":          {quorum, `{"delayed-retry-type":"disabled"}`, latest, ""},
+		"mirrors":                     {classic, `{"ha-mode":"all"}`, old, "main wait dead"},
+		"mirrors that are not needed": {quorum, `{"ha-mode":"all"}`, old, "main"},
+		"memory": {
+			quorum, `{"max-in-memory-length":0,"target-group-size":5,"queue-leader-locator":"balanced"}`,
+			four, "",
+		},
+		"a key of later": {quorum, `{"later":1}`, latest, "main"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan := planOf(t, c.strategy, time.Hour)
+			roles := map[string]string{}
+			for _, m := range plan.Members() {
+				roles[m.Name] = string(m.Role)
+			}
+			findings, _ := user(policy("p", "queues", 0, c.definition)).Judge(plan, nil, c.version, "/")
+			var got []string
+			for _, f := range findings {
+				role := roles[f.Name]
+				if f.Severity == audit.Critical {
+					role += "!"
+				}
+				got = append(got, role)
+			}
+			require.Equal(t, c.want, strings.Join(slices.Compact(got), " "), "%v", findings)
+		})
+	}
+}
+
+// A setting of the queue that is as tight, or that the broker takes before the policy, is not the
+// policy's.
+func TestArgumentsThatGoBeforeAPolicy(t *testing.T) {
+	t.Parallel()
+	own := topology.DeadLetters{Arguments: amqp.Table{
+		"x-max-length": int64(5), "x-overflow": "reject-publish", "x-message-ttl": int64(1000),
+	}}
+	plan := planOf(t, topology.PerQueue{Dead: own}, time.Second)
+	for definition, want := range map[string]audit.Severity{
+		`{"message-ttl":2000,"max-length":6}`: "",
+		`{"message-ttl":999}`:                 audit.Critical,
+		`{"max-length":4}`:                    audit.Warning,  // it refuses
+		`{"overflow":"drop-head"}`:            audit.Critical, // the policy goes first on a quorum queue
+	} {
+		findings, _ := user(policy("p", "queues", 0, definition)).Judge(plan, nil, four, "/")
+		var found []audit.Severity
+		for _, f := range findings {
+			if f.Name == plan.DeadKey {
+				found = append(found, f.Severity)
+			}
+		}
+		require.Equal(t, want != "", len(found) == 1, definition)
+		if want != "" {
+			require.Equal(t, want, found[0], definition)
+		}
+	}
+}
+
+// Wait queues that leave the routing key to the message are named, others are not.
+func TestRoutingKeyOfAPolicyIsCriticalWhereItApplies(t *testing.T) {
+	t.Parallel()
+	wait := func(target topology.Route) []audit.Queue {
+		return []audit.Queue{audit.Queue(topology.WaitQueue("orders.wait", time.Second, target))}
+	}
+	definition := `{"dead-letter-routing-key":"sink","alternate-exchange":"other"}`
+	list := user(policy("p", "all", 0, definition))
+	plan := audit.Plan{Queue: "orders", DeadExchange: "graves"}
+	plan.Queues = wait(topology.Route{Exchange: "back"})
+	findings, _ := list.Judge(plan, nil, four, "/")
+	require.Len(t, findings, 2)
+	require.Equal(t, audit.Critical, findings[0].Severity)
+	require.Contains(t, findings[0].Text, `leave with the routing key "sink"`)
+	require.Equal(t, audit.Warning, findings[1].Severity, "the dead-letter target is the user's")
+	plan.Queues = wait(topology.Route{Exchange: "back", RoutingKey: "orders"})
+	findings, _ = list.Judge(plan, nil, four, "/")
+	require.Len(t, findings, 1)
+}
+
+// An exchange without an alternate exchange is named, and so is the alternate exchange that an
+// argument names.
+func TestAlternateExchangeOfAPolicyIsCritical(t *testing.T) {
+	t.Parallel()
+	plan := audit.Plan{Queue: "orders", Exchanges: []audit.Exchange{
+		{Name: "open"},
+		{Name: "closed", Arguments: amqp.Table{"alternate-exchange": "closed"}},
+		{Name: "leads", Arguments: amqp.Table{"alternate-exchange": "elsewhere"}},
+	}}
+	list := user(policy("p", "all", 0, `{"alternate-exchange":"other"}`))
+	findings, _ := list.Judge(plan, nil, four, "/")
+	var names []string
+	for _, f := range findings {
+		require.Equal(t, audit.Critical, f.Severity)
+		require.Contains(t, f.Text, "--apply-to exchanges")
+		names = append(names, f.Name)
+	}
+	require.Equal(t, []string{"open", "elsewhere"}, names)
+	list.User[0].ApplyTo = "queues"
+	findings, _ = list.Judge(plan, nil, four, "/")
+	require.Empty(t, findings)
+}

@@ -1,0 +1,160 @@
+// Package audit judges the arguments of queues and the policies of a broker: which messages of a
+// plan they delete, misdirect or delay. Subscribe refuses a queue by it or warns about the queue,
+// and operate.Verify reports all of it as findings.
+//
+// Its input is plain: names, roles, types, delays and arguments, the broker's answers over AMQP
+// (Runner), and the answers of the management API for one vhost (Manager). It changes nothing on
+// the broker.
+package audit
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// The types of queue as the broker names them. A Subscriber refuses a stream.
+const (
+	Classic = "classic"
+	Quorum  = "quorum"
+	Stream  = "stream"
+)
+
+// Role is the purpose of a queue in a plan.
+type Role string
+
+// The roles of queues: the consumed queue, a wait queue, and the queues that keep dead letters and
+// messages whose own queue has vanished.
+const (
+	RoleMain     Role = "main"
+	RoleWait     Role = "wait"
+	RoleDead     Role = "dead"
+	RoleStranded Role = "stranded"
+)
+
+// Queue is a queue of a plan. Its fields are the fields of topology.Queue.
+type Queue struct {
+	Name      string
+	Delay     time.Duration
+	Arguments amqp.Table
+	Adopt     bool
+}
+
+// Exchange is an exchange of a plan.
+type Exchange struct {
+	Name      string
+	Arguments amqp.Table
+}
+
+// Plan is the part of a topology.Plan that arguments and policies can spoil.
+type Plan struct {
+	// Queue is the consumed queue.
+	Queue     string
+	Queues    []Queue
+	Exchanges []Exchange
+	// DeadExchange and DeadKey are the route of dead letters.
+	DeadExchange, DeadKey string
+}
+
+// Member is a queue that the plan uses, with its role.
+type Member struct {
+	Queue
+	Role Role
+}
+
+// Members returns the consumed queue, the queues of the plan in their order, and the dead-letter
+// queue where it is not one of them.
+func (p Plan) Members() []Member {
+	members := []Member{{Queue{Name: p.Queue}, RoleMain}}
+	ownDead := p.DeadExchange == "" && p.DeadKey != "" && p.DeadKey != p.Queue
+	for _, q := range p.Queues {
+		role := RoleStranded
+		switch {
+		case q.Delay > 0:
+			role = RoleWait
+		case p.DeadExchange == "" && p.DeadKey == q.Name:
+			role = RoleDead
+		}
+		ownDead = ownDead && q.Name != p.DeadKey
+		members = append(members, Member{q, role})
+	}
+	if ownDead {
+		members = append(members, Member{Queue{Name: p.DeadKey}, RoleDead})
+	}
+	return members
+}
+
+// WaitsInClassic reports whether a wait queue of the plan is a classic queue.
+func (p Plan) WaitsInClassic() bool {
+	return slices.ContainsFunc(p.Queues, func(q Queue) bool {
+		return q.Delay > 0 && q.Arguments["x-queue-type"] == Classic
+	})
+}
+
+// Known is the type and the arguments of a queue that exists.
+type Known struct {
+	Kind      string
+	Arguments map[string]any
+}
+
+// subject is one queue or exchange of a plan, as policies find it.
+type subject struct {
+	kind, name string // kind is "queue" or "exchange"
+	role       Role   // of a queue
+	delay      time.Duration
+	queueType  string         // "" where it is not known
+	arguments  map[string]any // from the broker, else from the plan
+	missing    bool           // the broker has not said that it exists
+	version    Version
+	applied    Applied
+	policy     map[string]any // all that applies together
+}
+
+// subjects returns the queues and exchanges of the plan that policies may change, also before
+// they exist.
+func (p Plan) subjects(known map[string]Known, version Version) []*subject {
+	var list []*subject
+	for _, q := range p.Members() {
+		kind, _ := q.Arguments["x-queue-type"].(string)
+		s := &subject{
+			kind: "queue", name: q.Name, role: q.Role, delay: q.Delay,
+			queueType: kind, arguments: q.Arguments, missing: true, version: version,
+		}
+		if k, ok := known[q.Name]; ok {
+			s.queueType, s.arguments, s.missing = k.Kind, k.Arguments, false
+		}
+		list = append(list, s)
+	}
+	taken := map[string]bool{"": true}
+	add := func(name string, role Role, arguments amqp.Table) {
+		if !taken[name] {
+			taken[name] = true
+			list = append(list, &subject{
+				kind: "exchange", name: name, role: role, arguments: arguments, version: version,
+			})
+		}
+	}
+	for _, e := range p.Exchanges {
+		add(e.Name, "", e.Arguments)
+	}
+	for _, e := range p.Exchanges { // an alternate exchange may have an alternate exchange too (F39)
+		alternate, _ := e.Arguments["alternate-exchange"].(string)
+		add(alternate, "", nil)
+	}
+	add(p.DeadExchange, RoleDead, nil) // the user's
+	return list
+}
+
+// DelayText writes a delay as the names of wait queues carry it: 5s, 1m30s, 2m, 6h, 100ms.
+func DelayText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}

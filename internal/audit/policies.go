@@ -1,0 +1,254 @@
+package audit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/millpond-go/millpond/internal/management"
+)
+
+// Policies are the policies of a vhost, as they are now. They are matched here, because the
+// management API shows the policies of one queue up to ten seconds late, and shows none for a queue
+// that is younger (F35).
+type Policies struct {
+	User, Operator []management.Policy
+}
+
+// Applied are the policies that apply to one queue or exchange.
+type Applied struct {
+	// Rules are the keys of all policies that apply, in the order of their names.
+	Rules []Rule
+	// Unreadable are policies whose pattern cannot be matched here and which may apply too. They
+	// have neither key nor value.
+	Unreadable []Rule
+	Operator   bool // an operator policy is among them
+}
+
+// Rule is one key of a policy that applies.
+type Rule struct {
+	Key      string
+	Value    any
+	Source   string // the policy, in words
+	Policy   management.Policy
+	Operator bool // it is an operator policy
+	certain  bool // the policy applies, unless another of the same priority does
+}
+
+// reach says whether a policy applies where its pattern matches.
+type reach int
+
+const (
+	appliesNot reach = iota
+	// mayApply: the type of the queue or the key is not known. Such a policy hides no policy of a
+	// lower priority.
+	mayApply
+	applies
+)
+
+// Of returns the policies that apply to a queue, which need not exist. At most one policy and one
+// operator policy do: those with the highest priority that match. Of several with that priority the
+// broker chooses one, so that Of returns all of them.
+func (p *Policies) Of(queue, kind string) Applied {
+	return p.applied(queue, func(c management.Policy) reach { return fitsQueue(c, kind) })
+}
+
+// ofExchange is Of for an exchange.
+func (p *Policies) ofExchange(exchange string) Applied {
+	return p.applied(exchange, func(c management.Policy) reach {
+		if c.ApplyTo == "all" || c.ApplyTo == "exchanges" {
+			return applies
+		}
+		return appliesNot
+	})
+}
+
+// fitsQueue reads apply-to and the keys of a policy. The broker does not apply a policy with a
+// single key that the type of the queue does not support, and goes on to the next policy (F39).
+func fitsQueue(p management.Policy, kind string) reach {
+	only := ""
+	switch p.ApplyTo {
+	case "classic_queues", "quorum_queues":
+		only = strings.TrimSuffix(p.ApplyTo, "_queues")
+	case "streams":
+		only = Stream
+	case "exchanges":
+		return appliesNot
+	}
+	if only != "" && kind != "" && only != kind {
+		return appliesNot
+	}
+	found := applies
+	if only != "" && kind == "" {
+		found = mayApply
+	}
+	for key := range p.Definition {
+		known, ok := policyKeys[key]
+		if !ok {
+			known = policyKey{sometimes: []string{kind}}
+		}
+		found = min(found, known.fits(kind))
+	}
+	return found
+}
+
+func (p *Policies) applied(name string, fits func(management.Policy) reach) Applied {
+	var a Applied
+	for _, group := range []struct {
+		list     []management.Policy
+		word     string
+		operator bool
+	}{{p.User, "policy", false}, {p.Operator, "operator policy", true}} {
+		lowest := math.MinInt
+		byPriority := slices.Clone(group.list)
+		slices.SortStableFunc(byPriority, func(x, y management.Policy) int {
+			return cmp.Compare(y.Priority, x.Priority)
+		})
+		for _, c := range byPriority {
+			found := fits(c)
+			if found == appliesNot || c.Priority < lowest {
+				continue
+			}
+			r := Rule{
+				Source: fmt.Sprintf("%s %q", group.word, c.Name), Policy: c, Operator: group.operator,
+				certain: found == applies,
+			}
+			matches, err := matchesName(c.Pattern, name)
+			switch {
+			case err != nil:
+				a.Unreadable = append(a.Unreadable, r)
+				continue
+			case !matches:
+				continue
+			case found == applies:
+				lowest = c.Priority
+			}
+			a.Operator = a.Operator || group.operator
+			for _, r.Key = range slices.Sorted(maps.Keys(c.Definition)) {
+				r.Value = c.Definition[r.Key]
+				a.Rules = append(a.Rules, r)
+			}
+		}
+	}
+	return a
+}
+
+// matchesName reports whether the pattern of a policy matches anywhere in a name. The broker reads
+// lookaheads and Go does not: lookaheads at the beginning are matched here, as in "^(?!amq\.).*",
+// which many policies begin with.
+func matchesName(pattern, name string) (bool, error) {
+	for strings.HasPrefix(pattern, "^(?!") || strings.HasPrefix(pattern, "^(?=") {
+		end := closing(pattern[1:])
+		if end < 0 || hasAlternatives(pattern[1+end:]) {
+			break
+		}
+		ahead, err := regexp.Compile("^(?:" + pattern[len("^(?!"):end] + ")")
+		if err != nil {
+			break
+		}
+		if ahead.MatchString(name) != (pattern[len("^(?")] == '=') {
+			return false, nil
+		}
+		pattern = "^" + pattern[1+end:]
+	}
+	compiled, err := regexp.Compile(pattern)
+	if err != nil {
+		return false, errors.New("the pattern cannot be read")
+	}
+	return compiled.MatchString(name), nil
+}
+
+// closing returns the end of the group that a pattern begins with, behind its parenthesis; -1 where
+// a character class may hold parentheses.
+func closing(pattern string) int {
+	depth := 0
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '[':
+			return -1
+		case '(':
+			depth++
+		case ')':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return -1
+}
+
+// hasAlternatives reports whether a pattern may have a | outside of its groups.
+func hasAlternatives(pattern string) bool {
+	if strings.Contains(pattern, "[") { // a class may hold parentheses
+		return strings.Contains(pattern, "|")
+	}
+	depth := 0
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '(':
+			depth++
+		case ')':
+			depth--
+		case '|':
+			if depth == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Definition merges the rules as the broker does: of two numbers the smaller, where a negative one
+// counts as none (F30), else the value of the operator policy.
+func (a *Applied) Definition() map[string]any {
+	merged := map[string]any{}
+	for _, r := range a.Rules {
+		before, set := merged[r.Key]
+		n, isNumber := WholeNumber(r.Value)
+		was, wasNumber := WholeNumber(before)
+		if set && isNumber && wasNumber && (n < 0 || was >= 0 && was < n) {
+			continue
+		}
+		merged[r.Key] = r.Value
+	}
+	return merged
+}
+
+// Surely reports whether a policy that applies for certain sets a key. Of several with the same
+// priority the broker chooses one, so that all of them must set it.
+func (a *Applied) Surely(key string) bool {
+	sets := map[bool]map[string]bool{false: {}, true: {}} // by operator, then by name
+	for _, r := range a.Rules {
+		of := sets[r.Operator]
+		of[r.Policy.Name] = of[r.Policy.Name] || r.Key == key && r.certain
+	}
+	for _, of := range sets {
+		all := len(of) > 0
+		for _, set := range of {
+			all = all && set
+		}
+		if all {
+			return true
+		}
+	}
+	return false
+}
+
+// User returns a rule of the user policy that applies, nil where none does.
+func (a *Applied) User() *Rule {
+	for _, r := range a.Rules {
+		if !r.Operator {
+			return &r
+		}
+	}
+	return nil
+}

@@ -1,0 +1,25 @@
+package operate
+
+import (
+	"context"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// SetHoldLimit changes how long messages are held, until restore is called. Tests that use it do
+// not run in parallel.
+func SetHoldLimit(d time.Duration) (restore func()) {
+	before := holdLimit
+	holdLimit = d
+	return func() { holdLimit = before }
+}
+
+// ExplainMissing is the error of a look after which messages are missing.
+func ExplainMissing(ctx context.Context, o *Operator, queue string, missing int) error {
+	return o.call(ctx, func(_ context.Context, conn *link.Conn) error {
+		r := reader{o, conn, topology.Plan{}, queue}
+		return r.explainMissing(missing)
+	})
+}

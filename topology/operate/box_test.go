@@ -1,0 +1,186 @@
+package operate_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// types are the kinds of queue that every command is run with.
+var types = []topology.QueueType{topology.Quorum, topology.Classic}
+
+// forTypes runs a test with each of them.
+func forTypes(t *testing.T, test func(t *testing.T, b *box)) {
+	t.Helper()
+	for _, kind := range types {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			test(t, newBox(t, kind))
+		})
+	}
+}
+
+// box is a queue with its dead-letter queue, and an operator.
+type box struct {
+	*operate.Operator
+	t           testing.TB
+	url         string
+	queue, dead string
+	plan        topology.Plan
+	ch          *amqp.Channel
+}
+
+func newBox(t testing.TB, kind topology.QueueType, options ...operate.Option) *box {
+	t.Helper()
+	strategy := topology.PerQueue{Type: kind}
+	return newBoxAt(t, testbroker.URL(t), testbroker.Queue(t), strategy, options...)
+}
+
+func newBoxAt(
+	t testing.TB, url, queue string, strategy topology.PerQueue, options ...operate.Option,
+) *box {
+	t.Helper()
+	b := &box{t: t, url: url, queue: queue, ch: testbroker.Channel(t, url)}
+	// Most nodes have no management API.
+	b.Operator = rig.OpenOperator(t, url, append(options, operate.WithoutPolicyCheck())...)
+	b.plan = rig.PlanFor(t, queue, strategy, backoff.List{time.Second, time.Hour})
+	b.dead = b.plan.Dead.RoutingKey
+	for _, q := range b.plan.Queues {
+		testbroker.Delete(t, q.Name)
+	}
+	testbroker.Delete(t, b.dead+".originals")
+	args := amqp.Table{"x-queue-type": cmp.Or(string(strategy.Type), "quorum")}
+	_, err := b.ch.QueueDeclare(queue, true, false, false, false, args)
+	require.NoError(t, err)
+	require.NoError(t, b.Declare(t.Context(), b.plan))
+	require.NoError(t, b.ch.Confirm(false))
+	return b
+}
+
+// opened is an operator and the plan of a queue.
+func opened(
+	t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy,
+	options ...operate.Option,
+) (*operate.Operator, topology.Plan) {
+	t.Helper()
+	return rig.OpenOperator(t, url, options...), rig.PlanFor(t, queue, strategy, policy)
+}
+
+// provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
+func provision(
+	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
+) {
+	t.Helper()
+	rig.Provision(t, url, rig.OpenClient(t, url, strategy), queue, policy)
+}
+
+// publish publishes confirmed to a queue.
+func (b *box) publish(queue string, messages ...amqp.Publishing) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
+	defer cancel()
+	var confirms []*amqp.DeferredConfirmation
+	for _, m := range messages {
+		m.DeliveryMode = amqp.Persistent
+		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
+		require.NoError(b.t, err)
+		confirms = append(confirms, confirm)
+	}
+	for _, confirm := range confirms {
+		ok, err := confirm.WaitContext(ctx)
+		require.NoError(b.t, err)
+		require.True(b.t, ok, "the broker has confirmed it")
+	}
+}
+
+// die publishes n dead letters, as they come from a handler, with the bodies 0, 1, 2 …
+func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amqp.Publishing)) {
+	b.t.Helper()
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	messages := make([]amqp.Publishing, 0, n)
+	for i := range n {
+		failed := at.Add(time.Duration(i) * time.Second)
+		notes := header.RetryState{
+			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused",
+			Class:   header.ClassRetryable,
+			Handler: "ship", DeadAt: failed, OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []header.AttemptError{
+				{
+					Attempt: 3, At: failed, Handler: "ship", Error: "connection refused",
+					Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+				},
+			},
+		}
+		m := amqp.Publishing{
+			MessageId: fmt.Sprint(
+				"order-", i,
+			), CorrelationId: "c", ContentType: "application/json", Timestamp: at,
+			Headers: amqp.Table{"tenant": int32(i % 3)}, Body: fmt.Appendf(nil, `{"n":%d}`, i),
+		}
+		for _, change := range changes {
+			change(i, &notes, &m)
+		}
+		for key, value := range notes.DeadHeaders(b.queue) {
+			m.Headers[key] = value
+		}
+		messages = append(messages, m)
+	}
+	b.publish(b.dead, messages...)
+}
+
+// bodies takes all messages out of a queue; n is how many must be there at least.
+func (b *box) bodies(queue string, n int) []string {
+	b.t.Helper()
+	var bodies []string
+	for _, d := range b.drain(queue, n) {
+		bodies = append(bodies, string(d.Body))
+	}
+	return bodies
+}
+
+func (b *box) drain(queue string, n int) []amqp.Delivery {
+	b.t.Helper()
+	var taken []amqp.Delivery
+	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
+		for {
+			d, ok, err := b.ch.Get(queue, true)
+			require.NoError(b.t, err)
+			if !ok {
+				return len(taken) >= n
+			}
+			taken = append(taken, d)
+		}
+	})
+	return taken
+}
+
+// depth waits until a queue holds n messages.
+func (b *box) depth(queue string, n int) {
+	b.t.Helper()
+	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
+		return testbroker.Depth(b.t, b.url, queue) == n
+	})
+}
+
+// letters lists what filter chooses.
+func (b *box) letters(filter operate.Filter) []operate.Letter {
+	b.t.Helper()
+	var found []operate.Letter
+	for l, err := range b.Dead(b.t.Context(), b.plan, filter, 0) {
+		require.NoError(b.t, err)
+		found = append(found, l)
+	}
+	return found
+}

@@ -1,0 +1,256 @@
+package operate_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// The same dead letters listed fifty times: all still there, in their order.
+func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
+	t.Parallel()
+	const dead, looks = 5, 50
+	for name, strategy := range rig.Strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy(t), Policy: backoff.List{100 * time.Millisecond},
+				Handle: func(*message.Message) error { return rig.ErrFailed },
+			})
+			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
+			rig.Fill(t, r.URL, r.Queue, dead)
+			queue := r.Plan.Dead.RoutingKey
+			rig.WaitFor(t, "the dead letters",
+				func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
+			var first string
+			for look := range looks {
+				found, err := o.Peek(t.Context(), queue, dead+5)
+				require.NoError(t, err)
+				var bodies []string
+				for _, d := range found {
+					bodies = append(bodies, string(d.Body))
+					require.Equal(t, "2", d.Headers[header.DeadFailures])
+					require.Error(t, d.Ack(false), "a copy cannot be acked")
+				}
+				require.Len(t, bodies, dead, "look %d", look+1)
+				if look == 0 {
+					first = strings.Join(bodies, " ")
+				}
+				require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
+			}
+			found, err := o.Peek(t.Context(), queue, 2)
+			require.NoError(t, err)
+			require.Len(t, found, 2)
+			for range dead {
+				d := rig.Take(t, r.URL, queue)
+				require.Contains(t, first, string(d.Body))
+			}
+			depth(t, r.URL, queue, 0)
+		})
+	}
+}
+
+// On 3.10 a quorum queue mixed up more than 32 messages that were given back
+// together.
+func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Second}
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithoutPolicyCheck())
+	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 100)
+	bodies := func() string {
+		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 100)
+		require.NoError(t, err)
+		require.Len(t, found, 100)
+		var all []string
+		for _, d := range found {
+			all = append(all, string(d.Body))
+		}
+		return strings.Join(all, " ")
+	}
+	require.Equal(t, bodies(), bodies())
+}
+
+// A dead-letter queue with further arguments of the user may be looked at just as often.
+func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Second}
+	strategy := topology.PerQueue{
+		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
+	}
+	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
+	provision(t, url, strategy, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
+	for range 30 {
+		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+	}
+}
+
+// Peek looks at a quorum queue only where its delivery limit is proven to be out of
+// reach, on every version, and at a classic queue always.
+func TestPeekRefusesToDelete(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	url := node.URL()
+	ch := testbroker.Channel(t, url)
+	declare := func(name string, args amqp.Table) {
+		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		require.NoError(t, err)
+		rig.Fill(t, url, name, 2)
+	}
+	const large = int64(1 << 30)
+	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
+	declare("limited", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(5)})
+	declare(
+		"raised",
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)},
+	)
+	declare("lowered", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
+	declare("bound", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
+	declare("either", amqp.Table{"x-queue-type": "quorum"})
+	declare("unread", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
+	declare("plain", amqp.Table{"x-queue-type": "classic"})
+	declare("old", nil)
+	set := func(kind, name, pattern string, definition map[string]any) {
+		testbroker.SetPolicy(t, api, kind, "/", name, pattern, definition)
+	}
+	set("policies", "low", "^lowered$", map[string]any{"delivery-limit": 1, "max-length": 1000})
+	set("operator-policies", "strict", "^bound$", map[string]any{"delivery-limit": 1})
+	set("policies", "either-raised", "^either$", map[string]any{"delivery-limit": 2_000_000_000})
+	set("policies", "either-default", "^either$", map[string]any{"max-length": 1000})
+	defaults := strings.HasPrefix(node.Version(), "4.") // 20
+
+	blind := rig.OpenOperator(t, url)
+	seeing := rig.OpenOperator(t, url, operate.WithManagement(api))
+	sure := rig.OpenOperator(t, url, operate.WithoutPolicyCheck())
+	provisioned := rig.OpenOperator(t, url, operate.WithoutPolicyCheck(), operate.WithPreProvisioned())
+	away := rig.OpenOperator(t, url, operate.WithManagement("http://guest:hush@127.0.0.1:1"))
+	const unseen, no = "its policies could not be seen", ""
+	byDefault := no
+	if defaults {
+		byDefault = "its delivery limit is 20 by default"
+	}
+	for _, c := range []struct {
+		who      string
+		operator *operate.Operator
+		queue    string
+		unsafe   string // a part of the reason
+	}{
+		{"blind", blind, "adopted", unseen},
+		{"seeing", seeing, "adopted", byDefault},
+		{"provisioned", provisioned, "adopted", strings.Replace(byDefault, "its delivery", "its", 1)},
+		{"blind", blind, "limited", "its argument x-delivery-limit is 5"},
+		{"seeing", seeing, "limited", "its argument x-delivery-limit is 5"},
+		{"sure", sure, "limited", "its argument x-delivery-limit is 5"},
+		{"blind", blind, "raised", unseen},
+		{"seeing", seeing, "raised", no},
+		{"sure", sure, "raised", no},
+		{"provisioned", provisioned, "raised", no},
+		{"away", away, "raised", "management API: "},
+		{"blind", blind, "lowered", unseen},
+		{"seeing", seeing, "lowered", `policy "low" sets delivery-limit to 1`},
+		{"seeing", seeing, "bound", `operator policy "strict" sets delivery-limit to 1`},
+		{"seeing", seeing, "either", byDefault},
+		{"blind", blind, "plain", no},
+		{"seeing", seeing, "plain", no},
+		{"provisioned", provisioned, "plain", no},
+		{"away", away, "plain", no},
+		{"blind", blind, "old", no},
+		{"seeing", seeing, "old", no},
+	} {
+		for look := range 3 {
+			found, err := c.operator.Peek(t.Context(), c.queue, 10)
+			what := fmt.Sprintf("%s at %s, look %d", c.who, c.queue, look+1)
+			if c.unsafe != "" {
+				require.ErrorIs(t, err, operate.ErrUnsafePeek, what)
+				require.ErrorContains(t, err, c.unsafe, what)
+				require.NotContains(t, err.Error(), "hush")
+				if look == 0 {
+					t.Logf("%s: %s: %v", node.Version(), what, err)
+				}
+				continue
+			}
+			require.NoError(t, err, what)
+			require.Len(t, found, 2, what)
+		}
+		depth(t, url, c.queue, 2)
+	}
+	set("policies", "ahead", "^unread(?=$)", map[string]any{"max-length": 1000})
+	_, err := seeing.Peek(t.Context(), "unread", 10)
+	require.NoError(t, err, "its pattern cannot be read here, and it sets no limit")
+	set("policies", "ahead", "^unread(?=$)", map[string]any{"delivery-limit": 1})
+	_, err = seeing.Peek(t.Context(), "unread", 10)
+	require.ErrorIs(t, err, operate.ErrUnsafePeek)
+	require.ErrorContains(t, err, `the pattern "^unread(?=$)" of policy "ahead" cannot be read`)
+	set("policies", "ahead", "^gone$", map[string]any{"delivery-limit": 1})
+	err = operate.ExplainMissing(t.Context(), seeing, "bound", 3)
+	require.ErrorContains(t, err, `3 messages that were given back are not in it`)
+	require.ErrorContains(t, err, `operator policy "strict" sets delivery-limit to 1`)
+	require.NotErrorIs(t, err, operate.ErrUnsafePeek, "it was done")
+	// The commands of the errors are the way out.
+	for _, queue := range []string{"adopted", "lowered", "bound"} {
+		_, err := seeing.Peek(t.Context(), queue, 10)
+		if err == nil {
+			continue // no default limit
+		}
+		_, command, ok := strings.Cut(err.Error(), "rabbitmqctl ")
+		require.True(t, ok, err)
+		node.Ctl(t, strings.Fields(strings.ReplaceAll(command, "'", ""))...)
+		_, err = seeing.Peek(t.Context(), queue, 10)
+		require.NoError(t, err, command)
+	}
+	require.Contains(
+		t, strings.Fields(node.Ctl(t, "list_policies")),
+		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept",
+	)
+}
+
+func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Hour}
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
+	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
+	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
+	waits := queue + ".wait.1h"
+	rig.Fill(t, url, waits, 3)
+	for _, confirm := range []string{"", "yes", queue} {
+		_, err := o.Purge(t.Context(), plan.Dead.RoutingKey, confirm)
+		require.ErrorIs(t, err, operate.ErrNotConfirmed)
+	}
+	_, err := o.Purge(t.Context(), "", "")
+	require.ErrorIs(t, err, operate.ErrNotConfirmed)
+	_, err = o.Purge(t.Context(), queue+".missing", queue+".missing")
+	require.ErrorContains(t, err, "NOT_FOUND")
+	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
+	require.NoError(t, err)
+	require.Equal(t, 7, n)
+	depth(t, url, plan.Dead.RoutingKey, 0)
+	depth(t, url, waits, 3) // untouched
+}
+
+// depth waits until a queue counts n messages: a quorum queue counts late.
+func depth(t testing.TB, url, queue string, n int) {
+	t.Helper()
+	rig.WaitFor(
+		t, fmt.Sprintf("%d messages in %s", n, queue),
+		func() bool { return testbroker.Depth(t, url, queue) == n },
+	)
+}

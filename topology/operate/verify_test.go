@@ -1,0 +1,269 @@
+package operate_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range rig.Strategies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue := testbroker.URL(t), testbroker.Queue(t)
+			policy, strategy := backoff.List{time.Second}, strategy(t)
+			rig.RemovePlan(t, url, strategy, queue, policy)
+			o, plan := opened(t, url, queue, strategy, policy)
+			var want []string
+			for _, e := range plan.Exchanges {
+				want = append(want, "critical missing exchange "+e.Name)
+			}
+			want = append(want, "critical missing queue "+queue)
+			for _, q := range plan.Queues {
+				want = append(want, "critical missing queue "+q.Name)
+			}
+			require.Equal(t, want, rig.BlindFindings(t, o, plan))
+			require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
+
+			provision(t, url, strategy, queue, policy)
+			want = nil
+			if strings.HasSuffix(name, "classic") {
+				want = []string{"critical dropping queue " + queue} // which is a quorum queue
+			}
+			require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
+			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
+			require.NoError(t, err)
+			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
+				rig.BlindFindings(t, o, plan))
+		})
+	}
+}
+
+func TestVerifyNamesTheFirstDifference(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	ch := testbroker.Channel(t, url)
+	policy, strategy := backoff.List{5 * time.Second}, rig.Shared(t, topology.Quorum)
+	rig.RemovePlan(t, url, strategy, queue, policy)
+	o, plan := opened(t, url, queue, strategy, policy)
+	declare := func(name string, args amqp.Table) {
+		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		require.NoError(t, err)
+	}
+	// The return exchange has no alternate exchange, the wait queue waits too long and is consumed,
+	// and the dead-letter queue is of an older plan.
+	declare(queue, nil)
+	declare(strategy.Prefix+".wait.5s",
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(120_000)})
+	declare(queue+".dlq", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(5)})
+	declare(strategy.Prefix+".stranded", plan.Queues[1].Arguments)
+	require.NoError(t,
+		ch.ExchangeDeclare(strategy.Prefix+".stranded", "direct", true, false, false, false, nil))
+	require.NoError(t,
+		ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
+	require.NoError(
+		t,
+		ch.ExchangeDeclare(
+			strategy.Prefix+".wait.5s", "fanout", true, false, false, false,
+			amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"},
+		),
+	)
+	_, err := ch.Consume(strategy.Prefix+".wait.5s", "", false, false, false, false, nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"critical conflicting exchange " + strategy.Prefix + ".stranded",
+		"critical conflicting exchange " + strategy.Prefix + ".return",
+		"critical consumed queue " + strategy.Prefix + ".wait.5s",
+		"critical conflicting queue " + strategy.Prefix + ".wait.5s",
+		"warning conflicting queue " + queue + ".dlq",
+	}, rig.BlindFindings(t, o, plan))
+}
+
+func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	policy := backoff.List{time.Second}
+	to := func(exchange string) topology.PerQueue {
+		return topology.PerQueue{Dead: topology.DeadLetters{Target: func(string) topology.Route {
+			return topology.Route{Exchange: exchange, RoutingKey: "dead"}
+		}}}
+	}
+	o, plan := opened(t, url, queue, to(queue+".nowhere"), policy)
+	provision(t, url, to(queue+".nowhere"), queue, policy)
+	want := []string{"critical missing exchange " + queue + ".nowhere"}
+	require.Equal(t, want, rig.BlindFindings(t, o, plan))
+	plan = rig.PlanFor(t, queue, to("amq.topic"), policy)
+	require.Empty(t, rig.BlindFindings(t, o, plan))
+}
+
+// Levels has bindings between exchanges, and Verify looks for every one.
+func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
+	t.Helper()
+	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
+	rig.RemovePlan(t, url, strategy, "steps", policy)
+	o, plan := opened(t, url, "steps", strategy, policy, operate.WithManagement(api))
+	provision(t, url, strategy, "steps", policy)
+	require.Empty(t, rig.Findings(t, o, plan))
+	ch := testbroker.Channel(t, url)
+	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
+	require.NoError(t, ch.QueueUnbind("steps", "#.steps", "steps.level.return", nil))
+	require.Equal(t, []string{
+		"critical missing binding steps.level.2 → steps.level.1",
+		"critical missing binding steps.level.return → steps",
+	}, rig.Findings(t, o, plan))
+}
+
+// A way back through an exchange has bindings that go by a header.
+func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
+	t.Helper()
+	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: "amq.topic", Prefix: "back"}
+	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
+	provision(t, url, strategy, "parcels", policy)
+	require.Empty(t, bindingsMissing(t, o, plan))
+	ch := testbroker.Channel(t, url)
+	require.NoError(
+		t,
+		ch.QueueUnbind(
+			"parcels", "parcels", "back.return.amq.topic",
+			amqp.Table{"x-match": "all", "millpond-queue": "parcels"},
+		),
+	)
+	require.Equal(
+		t, []string{"critical missing binding back.return.amq.topic → parcels"},
+		bindingsMissing(t, o, plan),
+	)
+}
+
+// bindingsMissing returns the findings about bindings.
+func bindingsMissing(t testing.TB, o *operate.Operator, plan topology.Plan) []string {
+	t.Helper()
+	return slices.DeleteFunc(rig.Findings(t, o, plan), func(name string) bool {
+		return !strings.Contains(name, " binding ")
+	})
+}
+
+// The management API alone tells these, a real one.
+func TestVerifyAsksTheManagementAPI(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	node.Grant(t,
+		testbroker.Grant{VHost: "/", User: "reader", Configure: "^$", Write: "^$", Read: ".*"})
+	url, policy := node.URL(), backoff.List{5 * time.Second}
+	ch := testbroker.Channel(t, url)
+	limited := strings.HasPrefix(node.Version(), "4.") // by default
+	o, plan := opened(t, url, "orders", topology.Shared{}, policy, operate.WithManagement(api))
+	provision(t, url, topology.Shared{}, "orders", policy)
+	require.Empty(t, rig.Findings(t, o, plan))
+
+	verifyNamesABindingBetweenExchanges(t, url, api)
+	verifyNamesABindingOfTheWayBack(t, url, api)
+
+	// A binding is gone; policies shorten the wait and bound every queue.
+	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
+	node.Ctl(
+		t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`,
+		`{"message-ttl": 2000, "expires": 60000}`,
+	)
+	node.Ctl(
+		t, "set_operator_policy", "--apply-to", "queues", "ops", ".*",
+		`{"max-length": 1000, "delivery-limit": 5}`,
+	)
+	require.Equal(t, []string{
+		"critical dropping queue orders",
+		"critical overruled queue orders",
+		"critical overruled queue millpond.wait.5s",
+		"critical overruled queue millpond.wait.5s",
+		"critical overruled queue millpond.stranded",
+		"critical overruled queue millpond.stranded",
+		"critical overruled queue orders.dlq",
+		"critical overruled queue orders.dlq",
+		"critical missing binding millpond.return → orders",
+		"warning overruled queue millpond.wait.5s",
+		"warning overruled queue millpond.wait.5s",
+	}, rig.Findings(t, o, plan))
+	node.Ctl(t, "clear_policy", "short")
+	node.Ctl(t, "clear_operator_policy", "ops")
+
+	// A policy with a TTL that is longer than the wait does no harm.
+	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
+	provision(t, url, topology.PerQueue{}, "plain", policy)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`,
+		`{"message-ttl": 120000}`)
+	require.Empty(t, rig.Findings(t, o, plan))
+
+	// Nothing is declared: the API compares the arguments.
+	_, err := ch.QueueDelete("plain.wait.5s", false, false, false)
+	require.NoError(t, err)
+	_, err = ch.QueueDeclare(
+		"plain.wait.5s", true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)},
+	)
+	require.NoError(t, err)
+	o, plan = opened(
+		t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api),
+		operate.WithPreProvisioned(),
+	)
+	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
+
+	// A user who may not declare is told so, and that the queue may have the default
+	// limit, or is served by the API.
+	reader := node.URLOf("reader")
+	o, plan = opened(t, reader, "plain", topology.PerQueue{}, policy)
+	want := []string{"warning unchecked queue plain"}
+	if limited {
+		want = append(want, "warning dropping queue plain")
+	}
+	require.Equal(
+		t, append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"),
+		rig.BlindFindings(t, o, plan),
+	)
+	o, plan = opened(t, reader, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
+	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
+
+	// An exchange for dead letters that no queue is bound to.
+	o, plan = opened(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
+		Target: func(string) topology.Route {
+			return topology.Route{
+				Exchange: "amq.topic", RoutingKey: "dead",
+			}
+		},
+	}}, backoff.List{time.Second}, operate.WithManagement(api))
+	require.Contains(t, rig.Findings(t, o, plan), "critical missing binding amq.topic")
+}
+
+// At-least-once falls back, silently, where stream_queue is off; from 4.0 on it
+// cannot be.
+func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(
+		t,
+		`{forced_feature_flags_on_init, [quorum_queue, implicit_default_bindings, virtual_host_metadata,
+		maintenance_mode_status, user_limits]}`,
+	)
+	if !strings.HasPrefix(node.Version(), "3.") {
+		t.Skipf("RabbitMQ %s cannot be without stream_queue", node.Version())
+	}
+	policy := backoff.List{time.Second}
+	o, plan := opened(t, node.URL(), "orders", topology.PerQueue{}, policy,
+		operate.WithManagement(api))
+	provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
+	require.Equal(t, []string{"critical disabled broker stream_queue"}, rig.Findings(t, o, plan))
+	o, plan = opened(
+		t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy,
+		operate.WithManagement(api),
+	)
+	for _, name := range rig.Findings(t, o, plan) {
+		require.NotContains(t, name, "stream_queue", "classic queues need none")
+	}
+}
