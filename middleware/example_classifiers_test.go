@@ -61,9 +61,9 @@ func ExampleRefusedConnections() {
 	// Output: retryable true
 }
 
-func ExampleRetryableErrors() {
+func ExampleContextDeadline() {
 	run(func(*message.Message) error { return fmt.Errorf("charge: %w", context.DeadlineExceeded) },
-		middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded)),
+		middleware.WithClassifier(middleware.ContextDeadline()),
 		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)

@@ -39,8 +39,7 @@ func watched(
 	client, err := topology.Open(ctx, cfg.Connection, strategy,
 		topology.WithLogger(logger), topology.WithObserver(m, t))
 	problems = append(problems, err)
-	retry, err := middleware.NewDelayedRetry(client, policy,
-		middleware.WithLogger(logger), middleware.WithObserver(m, t))
+	retry, err := middleware.NewDelayedRetry(client, policy)
 	problems = append(problems, err)
 	router.AddMiddleware(t.Middleware, retry.Middleware)
 

@@ -112,16 +112,17 @@ func (s *signals) route(
 	client *topology.Client, operator *operate.Operator, cfg amqp.Config, queue string,
 	sender *webhook.Sender,
 ) (*message.Router, error) {
-	retry, err := webhook.NewRetry(client, middleware.WithLogger(s.logger),
-		middleware.WithObserver(s.metrics, s.tracing))
+	retry, err := webhook.NewRetry(client)
 	if err != nil {
 		return nil, err
 	}
-	sub, err := client.NewSubscriber(cfg, topology.For(retry), topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
+	sub, err := client.NewSubscriber(cfg, topology.For(retry),
+		topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
 	if err != nil {
 		return nil, err
 	}
-	plan, err := topology.PlanFor(topology.PerQueue{}, queue, append(retry.Policies(), webhook.RetryAfters)...)
+	plan, err := topology.PlanFor(topology.PerQueue{}, queue,
+		append(retry.Policies(), webhook.RetryAfters)...)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,7 @@
 //	m, err := metrics.New()
 //	…
 //	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithObserver(m))
-//	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(m))
+//	retry, err := middleware.NewDelayedRetry(client, policy)
 //	operator, err := operate.Open(ctx, url)
 //	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})
 //	registry.MustRegister(m, depth)

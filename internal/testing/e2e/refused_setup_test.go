@@ -48,7 +48,7 @@ func TestWatermillAMQPsSubscriberIsNamed(t *testing.T) {
 	timer := time.AfterFunc(rig.Patience, func() { _ = child.Process.Kill() })
 	defer timer.Stop()
 	const line = "make the subscriber with the client (Client.NewSubscriber), " +
-		"and pass on the message itself, no copy"
+		"and pass on the message itself, not a copy"
 	var named bool
 	for lines := bufio.NewScanner(out); !named && lines.Scan(); {
 		named = strings.Contains(lines.Text(), line)

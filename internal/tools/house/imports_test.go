@@ -45,8 +45,8 @@ var library = map[string][]string{
 	},
 	"middleware/tracing": {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
-		module + "/internal/observe", module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
+		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
+		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
@@ -61,6 +61,7 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
+	"internal/audit": {module + "/internal/management", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/audit",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe", module + "/internal/publisher",
