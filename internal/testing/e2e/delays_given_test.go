@@ -25,8 +25,8 @@ import (
 
 const (
 	roundedUp = "Warning: a delay is rounded up by more than a tenth to the next longer wait step; " +
-		"give the Subscriber the policy with topology.ForPolicy, and a delay that an error asks for " +
-		"as a backoff.List beside it"
+		"give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay that an " +
+		"error asks for as a backoff.List beside it"
 	willBeRetried = "Message will be retried"
 )
 

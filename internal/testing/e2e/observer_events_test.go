@@ -44,6 +44,11 @@ func (o *events) has(kind middleware.EventKind) bool {
 	return slices.ContainsFunc(o.seen(), func(e middleware.Event) bool { return e.Kind == kind })
 }
 
+// subscriberOnly keeps the DelayedRetry from telling the observers of the client, too.
+var subscriberOnly = []middleware.Option{
+	middleware.WithObserver(middleware.ObserverFunc(func(context.Context, middleware.Event) {})),
+}
+
 // wait waits until the last event is of a kind. It returns all events, with the failed tries
 // of one hand-over as one event.
 func (o *events) wait(
@@ -116,7 +121,8 @@ func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 		ClientOptions: []topology.Option{
 			topology.WithObserver(&told), topology.WithConfirmTimeout(time.Second),
 		},
-		Outer: failOnce(func() { proxy.Blackhole(true) }),
+		RetryOptions: subscriberOnly,
+		Outer:        failOnce(func() { proxy.Blackhole(true) }),
 	})
 	r.Publish(amqp.Publishing{MessageId: "m-1", Body: []byte("nacked")})
 	_, all := told.wait(t, middleware.EventFailing)
