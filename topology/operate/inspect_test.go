@@ -188,14 +188,14 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	}
 }
 
-func TestOperatorsQuestionsOfNobody(t *testing.T) {
+func TestQuestionsAboutMissingQueues(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	o, plan := opened(t, url, queue, topology.PerQueue{}, backoff.List{time.Second})
 	_, err := o.Inspect(t.Context(), topology.Plan{})
 	require.ErrorContains(t, err, "use topology.PlanFor")
 	_, err = o.Verify(t.Context(), topology.Plan{})
-	require.ErrorContains(t, err, "use Client.Plan")
+	require.ErrorContains(t, err, "use topology.PlanFor")
 	_, err = o.Peek(t.Context(), queue, 0)
 	require.ErrorContains(t, err, "at least 1")
 	_, err = o.Peek(t.Context(), queue, 1)
