@@ -113,7 +113,7 @@ func TestCenkaltiDrawsAnew(t *testing.T) {
 func TestCenkaltiAge(t *testing.T) {
 	t.Parallel()
 	const quarter = 15 * time.Minute
-	in := func(age time.Duration) time.Time { return start.Add(age) }
+	in := start.Add
 	elapsed, limited := backoff.FromCenkalti(exact(quarter)), backoff.WithMaxAge(10*time.Minute)
 	wrapped := backoff.FromCenkalti(of(exact(quarter), 5), limited)
 	before, after := time.Unix(-1<<40, 0), time.Unix(1<<40, 0)

@@ -55,7 +55,7 @@ func TestMaxAge(t *testing.T) {
 	minute := constantly(time.Minute, 3)
 	of := func(policy backoff.Policy) backoff.MaxAge { return aged(policy, 10*time.Minute) }
 	long, before, after := time.Duration(math.MaxInt64), time.Unix(-1<<40, 0), time.Unix(1<<40, 0)
-	in := func(age time.Duration) time.Time { return start.Add(age) }
+	in := start.Add
 	for _, test := range []struct {
 		name       string
 		policy     backoff.MaxAge

@@ -246,13 +246,17 @@ func (p *planner) exchange(e Exchange, role string) {
 }
 
 func (p *planner) bind(exchange, key, queue string) {
-	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key,
-		Queue: queue})
+	p.plan.Bindings = append(p.plan.Bindings, Binding{
+		Exchange: exchange, RoutingKey: key,
+		Queue: queue,
+	})
 }
 
 func (p *planner) bindExchange(exchange, key, to string) {
-	p.plan.Bindings = append(p.plan.Bindings, Binding{Exchange: exchange, RoutingKey: key,
-		ToExchange: to})
+	p.plan.Bindings = append(p.plan.Bindings, Binding{
+		Exchange: exchange, RoutingKey: key,
+		ToExchange: to,
+	})
 }
 
 // strandedQueue adds the queue behind the stranded exchange.

@@ -97,8 +97,10 @@ func open(
 		return nil, fmt.Errorf("open millpond client: %w", err)
 	}
 	stop, stopping := context.WithCancel(context.Background())
-	publishes := publisher.New(l, publisher.Config{Timeout: opts.confirmTimeout,
-		NonceHeader: header.Publish})
+	publishes := publisher.New(l, publisher.Config{
+		Timeout:     opts.confirmTimeout,
+		NonceHeader: header.Publish,
+	})
 	return &Client{
 		stop: stop, stopping: stopping, watched: make(map[string]bool),
 		frame:     frame,

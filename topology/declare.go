@@ -21,11 +21,7 @@ import (
 // channel.
 type channelRunner func(context.Context, func(*amqp.Channel) error) error
 
-// declareTimeout bounds everything that one call declares. A broker may take a minute to say that
-// a queue is out of reach (F18).
-const declareTimeout = 90 * time.Second
-
-// atOnceTimeout leaves time of declareTimeout for one part that is out of reach.
+// atOnceTimeout leaves time of the callers' 90 s for one part that is out of reach.
 const atOnceTimeout = 20 * time.Second
 
 // Declare declares the plan. It is idempotent and never changes a queue or an exchange that exists:
@@ -40,7 +36,9 @@ func (p Plan) Declare(
 	return declare(ctx, run, p, logger)
 }
 
-func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter) error {
+func declare(
+	ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter,
+) error {
 	if declareAtOnce(ctx, run, plan) == nil {
 		return nil
 	}
@@ -68,8 +66,10 @@ func declare(ctx context.Context, run channelRunner, plan Plan, logger watermill
 		}
 		logger.Info("Warning: the queue exists with other arguments than the plan has; it is used as "+
 			"it is",
-			watermill.LogFields{"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
-				"found": conflict.Found})
+			watermill.LogFields{
+				"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
+				"found": conflict.Found,
+			})
 	}
 	for _, b := range plan.Bindings {
 		err := run(ctx, func(ch *amqp.Channel) error {
@@ -213,8 +213,10 @@ func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err er
 	}
 	r.logger.Error("A part of the plan had vanished and was declared again; if it is a wait queue, "+
 		"the messages that waited in it are lost: find out what deletes it", err,
-		watermill.LogFields{"vanished": vanished,
-			"exchange": route.Exchange, "routing_key": route.RoutingKey})
+		watermill.LogFields{
+			"vanished": vanished,
+			"exchange": route.Exchange, "routing_key": route.RoutingKey,
+		})
 	return nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -94,35 +93,6 @@ func (e *ConflictError) field() string {
 
 // Unwrap returns the error of the broker.
 func (e *ConflictError) Unwrap() error { return e.Err }
-
-// inequivalent and difference match the broker's text for a conflict (F10). The end of the text may
-// be cut. No other text of the broker is read here.
-var (
-	inequivalent = regexp.MustCompile(
-		`inequivalent arg '([^']*)' for (queue|exchange) '(?:(.*)' in vhost ')?`)
-	difference = regexp.MustCompile(`: received (.*) but current is (.*)$`)
-)
-
-// conflict reads a refusal; nil if it is not about arguments. The broker's text says whether it is
-// about the queue or about an exchange that is declared beside it.
-func conflict(kind, name string, args amqp.Table, amqpErr *amqp.Error, err error) *ConflictError {
-	m := inequivalent.FindStringSubmatch(amqpErr.Reason)
-	if m == nil {
-		return nil
-	}
-	c := &ConflictError{Kind: kind, Name: name, Argument: m[1], Err: err}
-	if m[2] != kind && m[3] != "" {
-		c.Kind, c.Name, args = m[2], m[3], nil
-	}
-	if m := difference.FindStringSubmatch(amqpErr.Reason); m != nil {
-		c.Wanted, c.Found = m[1], m[2]
-	} else if value, ok := args[c.Argument]; ok {
-		c.Wanted = fmt.Sprintf("'%v'", value)
-	} else {
-		c.Wanted = "none"
-	}
-	return c
-}
 
 // configuredError is declareError for a queue or an exchange that the user's Config declares.
 func configuredError(kind, name string, args amqp.Table, err error) error {

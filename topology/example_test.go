@@ -42,7 +42,8 @@ func ExampleOpen() {
 
 // A wrong URL is refused without quoting the password.
 func ExampleOpen_badURL() {
-	_, err := topology.Open(context.Background(), wamqp.ConnectionConfig{AmqpURI: "amqp://shop:sec/ret@broker/"}, topology.PerQueue{})
+	conn := wamqp.ConnectionConfig{AmqpURI: "amqp://shop:sec/ret@broker/"}
+	_, err := topology.Open(context.Background(), conn, topology.PerQueue{})
 	fmt.Println(err)
 	// Output:
 	// open millpond client: AMQP URL is invalid: it cannot be parsed; reserved characters in user and password must be percent-encoded
@@ -50,7 +51,8 @@ func ExampleOpen_badURL() {
 
 func ExampleConflictError() {
 	err := fmt.Errorf("subscribe: %w", &topology.ConflictError{
-		Kind: "queue", Name: "orders.wait.5s", Argument: "x-message-ttl", Wanted: "'5000'", Found: "'2000'",
+		Kind: "queue", Name: "orders.wait.5s",
+		Argument: "x-message-ttl", Wanted: "'5000'", Found: "'2000'",
 	})
 	var conflict *topology.ConflictError
 	if errors.As(err, &conflict) {
@@ -133,7 +135,8 @@ func ExamplePlan_Permissions() {
 
 // What a strategy needs for the delays of a policy, without a broker.
 func ExamplePlanFor() {
-	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.Constant{Interval: 5 * time.Second, Retries: 3})
+	policy := backoff.Constant{Interval: 5 * time.Second, Retries: 3}
+	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", policy)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -148,8 +151,11 @@ func ExamplePlanFor() {
 
 // A policy that cannot list its delays uses the default wait steps.
 func ExamplePlanFor_unlisted() {
-	policy := backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) { return 7 * time.Second, true })
-	plan, err := topology.PlanFor(topology.PerQueue{Dead: topology.DeadLetters{Suffix: ".failed"}}, "orders", policy)
+	policy := backoff.PolicyFunc(func(backoff.Failure) (time.Duration, bool) {
+		return 7 * time.Second, true
+	})
+	strategy := topology.PerQueue{Dead: topology.DeadLetters{Suffix: ".failed"}}
+	plan, err := topology.PlanFor(strategy, "orders", policy)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -181,8 +181,10 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 		declared[name] = got
 	}
 	for i, s := range []topology.Strategy{
-		topology.Levels{}, topology.Levels{Max: time.Minute},
-		topology.Levels{Max: time.Hour, Tolerance: -1}, topology.Levels{Resolution: time.Second},
+		topology.Levels{},
+		topology.Levels{Max: time.Minute},
+		topology.Levels{Max: time.Hour, Tolerance: -1},
+		topology.Levels{Resolution: time.Second},
 		topology.Levels{Resolution: 10 * time.Millisecond, Max: time.Minute},
 		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}},
 		topology.Shared{},
@@ -268,12 +270,14 @@ func TestLevelsRefuse(t *testing.T) {
 		"tolerance": {
 			topology.Levels{Tolerance: 1.5}, "q", 1, "tolerance 1.5 is not between 0 and 1",
 		},
-		"not a number":    {topology.Levels{Tolerance: math.NaN()}, "q", 1, "tolerance NaN"},
-		"negative delay":  {topology.Levels{}, "q", -1, "delay -1ns is not positive"},
-		"name of a level": {topology.Levels{}, "millpond.level.7", 1, "and the queue itself have the same name"},
-		"long prefix":     {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
-		"our arguments":   {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
-		"everything":      {two, "", 1, "tolerance;resolution;stream;queue is empty"},
+		"not a number":   {topology.Levels{Tolerance: math.NaN()}, "q", 1, "tolerance NaN"},
+		"negative delay": {topology.Levels{}, "q", -1, "delay -1ns is not positive"},
+		"name of a level": {
+			topology.Levels{}, "millpond.level.7", 1, "and the queue itself have the same name",
+		},
+		"long prefix":   {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
+		"our arguments": {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
+		"everything":    {two, "", 1, "tolerance;resolution;stream;queue is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

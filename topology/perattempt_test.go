@@ -54,7 +54,8 @@ func TestPerAttemptPlan(t *testing.T) {
 			series(3*s, s, 3*s), delays{s, 3 * s}, "q.retry.2.1s q.retry.1.3s q.retry.3.3s",
 		},
 		"more than the series": {
-			series(2*s, s), delays{s, 2 * s, 5 * s, 1500 * ms},
+			series(2*s, s),
+			delays{s, 2 * s, 5 * s, 1500 * ms},
 			"q.retry.2.1s q.retry.3.1.5s q.retry.1.2s q.retry.4.5s",
 		},
 		"a second for snoozes": {series(), delays{100 * ms}, "q.retry.1.100ms q.retry.0.1s"},
@@ -62,7 +63,8 @@ func TestPerAttemptPlan(t *testing.T) {
 		"unknown":              {series(), nil, steps},
 		"unknown, a series":    {series(s), nil, "q.retry.1.1s"},
 		"unknown, a series and wait steps": {
-			topology.PerAttempt{Delays: delays{s}, WaitSteps: delays{9 * s}}, nil,
+			topology.PerAttempt{Delays: delays{s}, WaitSteps: delays{9 * s}},
+			nil,
 			"q.retry.1.1s q.retry.2.9s",
 		},
 		"rounded up":          {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},

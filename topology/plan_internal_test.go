@@ -71,8 +71,10 @@ func TestPlanWaits(t *testing.T) {
 func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 	t.Parallel()
 	// A strategy of the user's own, whose wait queue sets the key.
-	own := Plan{Queue: "orders", Queues: []Queue{WaitQueue("w", time.Second, Route{Exchange: "back",
-		RoutingKey: "fixed"})}}
+	own := Plan{Queue: "orders", Queues: []Queue{WaitQueue("w", time.Second, Route{
+		Exchange:   "back",
+		RoutingKey: "fixed",
+	})}}
 	require.Empty(t, own.toConsumer().KeyKept)
 	for name, c := range map[string]struct {
 		strategy Strategy
@@ -82,8 +84,10 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
 		"with Via":   {Shared{Via: "events"}, []string{"millpond.return.events"}},
-		"levels": {Levels{Max: 500 * time.Millisecond}, []string{"millpond.level.return",
-			"millpond.level.0", "millpond.level.1", "millpond.level.2"}},
+		"levels": {Levels{Max: 500 * time.Millisecond}, []string{
+			"millpond.level.return",
+			"millpond.level.0", "millpond.level.1", "millpond.level.2",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

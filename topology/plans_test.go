@@ -76,7 +76,8 @@ func TestPerQueuePlan(t *testing.T) {
 		want     string
 	}{
 		"sorted, distinct, rounded up": {
-			topology.PerQueue{}, []time.Duration{5 * s, s, 5 * s, s + time.Microsecond, 1},
+			topology.PerQueue{},
+			[]time.Duration{5 * s, s, 5 * s, s + time.Microsecond, 1},
 			"q.wait.1ms q.wait.1s q.wait.1.001s q.wait.5s q.dlq",
 		},
 		"a wait step of a second for nacks": {
@@ -84,19 +85,22 @@ func TestPerQueuePlan(t *testing.T) {
 		},
 		"five seconds are short": {topology.PerQueue{}, []time.Duration{5 * s}, "q.wait.5s q.dlq"},
 		"more are not": {
-			topology.PerQueue{}, []time.Duration{200 * ms, 5001 * ms},
+			topology.PerQueue{},
+			[]time.Duration{200 * ms, 5001 * ms},
 			"q.wait.200ms q.wait.1s q.wait.5.001s q.dlq",
 		},
 		"no retries": {topology.PerQueue{}, []time.Duration{}, "q.wait.1s q.dlq"},
 		"unknown delays: the default steps": {
-			topology.PerQueue{}, nil,
+			topology.PerQueue{},
+			nil,
 			"q.wait.1s q.wait.5s q.wait.30s q.wait.2m q.wait.10m q.wait.1h q.dlq",
 		},
 		"unknown delays: the named steps": {
 			topology.PerQueue{WaitSteps: []time.Duration{90 * m}}, nil, "q.wait.1s q.wait.1h30m q.dlq",
 		},
 		"classic": {
-			topology.PerQueue{Type: topology.Classic}, []time.Duration{48 * time.Hour},
+			topology.PerQueue{Type: topology.Classic},
+			[]time.Duration{48 * time.Hour},
 			"q.wait.1s.classic q.wait.48h.classic q.dlq",
 		},
 		"other names": {named, []time.Duration{2 * s}, "demo.q.delay_2s demo.q.dead"},

@@ -110,8 +110,10 @@ func (c *Client) newPublisher(
 	}
 	p := &Publisher{
 		client: c, cfg: cfg, delays: opts.delays, frame: frame,
-		publisher: publisher.New(l, publisher.Config{Timeout: c.opts.confirmTimeout,
-			NonceHeader: header.Publish}),
+		publisher: publisher.New(l, publisher.Config{
+			Timeout:     c.opts.confirmTimeout,
+			NonceHeader: header.Publish,
+		}),
 		ready: make(map[string]Plan),
 	}
 	p.front, err = delay.NewPublisher(publishFunc(p.publishAll),
@@ -332,8 +334,10 @@ func (p *Publisher) delayed(
 			&composed)
 	}
 	if err = publish(); err != nil {
-		again := &redeclarer{plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned,
-			logger: p.logger(queue)}
+		again := &redeclarer{
+			plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned,
+			logger: p.logger(queue),
+		}
 		if err = again.redeclare(ctx, route.toConsumer(), err); err == nil {
 			err = publish()
 		}

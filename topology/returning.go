@@ -91,10 +91,14 @@ func (p *planner) bindBack(w wayBack) {
 	// The anchor binding exists as long as the queue, and its exchange as long as the binding
 	// (F27). No message has its key, so all messages go to the alternate exchange.
 	p.bind(w.anchor, w.anchor, w.queue)
-	toQueue := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue,
-		Queue: w.queue}
-	toAnchor := Binding{Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
-		Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor}
+	toQueue := Binding{
+		Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue,
+		Queue: w.queue,
+	}
+	toAnchor := Binding{
+		Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
+		Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor,
+	}
 	p.plan.Bindings = append(p.plan.Bindings, toQueue, toAnchor)
 }
 

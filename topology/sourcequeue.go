@@ -153,7 +153,9 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 			"given back more often than the delivery limit allows, because the queue has no dead-letter "+
 			"target; run the command, or if a policy already applies to the queue, add the definition to "+
 			"that policy",
-			watermill.LogFields{"limit": d.Limit, "unless": d.Unless, "missing": d.Missing,
-				"command": d.Command, "safe_for": d.Endures})
+			watermill.LogFields{
+				"limit": d.Limit, "unless": d.Unless, "missing": d.Missing,
+				"command": d.Command, "safe_for": d.Endures,
+			})
 	}
 }

@@ -194,8 +194,10 @@ func (s *Subscriber) newSubscription(
 	s.warnings(topic, plan, logger)
 	source := &source{subscriber: s, topic: topic, plan: plan, logger: logger}
 	waits := plan.toConsumer()
-	again := &redeclarer{plan: &plan, publisher: c.publisher, provisioned: c.opts.provisioned,
-		logger: logger}
+	again := &redeclarer{
+		plan: &plan, publisher: c.publisher, provisioned: c.opts.provisioned,
+		logger: logger,
+	}
 	waits.Redeclare = again.redeclare
 	return consumer.New(ctx, s.stop, consumer.Config{
 		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,

@@ -383,20 +383,28 @@ func TestOpenNamesWhatIsWrongWithAStrategy(t *testing.T) {
 	nowhere := wamqp.ConnectionConfig{AmqpURI: "amqp://127.0.0.1:1/"}
 	for want, strategies := range map[string][]topology.Strategy{
 		"is not positive": {
-			topology.PerQueue{WaitSteps: zero}, &topology.Shared{WaitSteps: zero},
-			topology.PerAttempt{Delays: zero}, topology.PerAttempt{WaitSteps: zero},
+			topology.PerQueue{WaitSteps: zero},
+			&topology.Shared{WaitSteps: zero},
+			topology.PerAttempt{Delays: zero},
+			topology.PerAttempt{WaitSteps: zero},
 		},
 		"is unknown": {
-			topology.PerQueue{Type: "x"}, topology.Shared{Type: "x"}, topology.PerAttempt{Type: "x"},
+			topology.PerQueue{Type: "x"},
+			topology.Shared{Type: "x"},
+			topology.PerAttempt{Type: "x"},
 			topology.Levels{Type: "x"},
 		},
 		"both a Target": {
-			topology.PerQueue{Dead: both}, topology.Shared{Dead: both}, topology.PerAttempt{Dead: both},
+			topology.PerQueue{Dead: both},
+			topology.Shared{Dead: both},
+			topology.PerAttempt{Dead: both},
 			topology.Levels{Dead: both},
 		},
 		"x-message-ttl of the": {
-			topology.PerQueue{WaitArguments: ttl}, topology.Shared{WaitArguments: ttl},
-			topology.PerAttempt{WaitArguments: ttl}, topology.Levels{WaitArguments: ttl},
+			topology.PerQueue{WaitArguments: ttl},
+			topology.Shared{WaitArguments: ttl},
+			topology.PerAttempt{WaitArguments: ttl},
+			topology.Levels{WaitArguments: ttl},
 		},
 		"is not in whole":          {topology.Levels{Resolution: 1}},
 		"resolution 6s is over 5s": {topology.Levels{Resolution: 6 * time.Second}},

@@ -148,8 +148,10 @@ func (v *validation) queue(q Queue) {
 func (v *validation) waitQueue(q Queue) {
 	const way = "; topology.WaitQueue sets the safe arguments"
 	args := q.Arguments
-	if ttl, ok := audit.WholeNumber(args["x-message-ttl"]); !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
-		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
+	ttl, ok := audit.WholeNumber(args["x-message-ttl"])
+	if !ok || time.Duration(ttl)*time.Millisecond != q.Delay {
+		v.find("wait queue %q: x-message-ttl is %v, its Delay is %v: set both to the same whole "+
+			"number of milliseconds"+way, q.Name, args["x-message-ttl"], q.Delay)
 	}
 	if q.Adopt {
 		v.find("wait queue %q is adopted, so that a queue of that name without a way back could be "+

@@ -42,8 +42,10 @@ func TestJudge(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			raw := amqp.Delivery{Redelivered: c.redelivered,
-				Headers: amqp.Table{"x-delivery-count": c.count}}
+			raw := amqp.Delivery{
+				Redelivered: c.redelivered,
+				Headers:     amqp.Table{"x-delivery-count": c.count},
+			}
 			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit))
 		})
 	}

@@ -102,7 +102,8 @@ func FuzzDelivery(f *testing.F) {
 			[]byte{}, uint16(0), uint8(0), true)
 	}
 	f.Fuzz(func(t *testing.T, table []byte, notes, exchange, key, expiration string, body []byte,
-		many uint16, deep uint8, flag bool) {
+		many uint16, deep uint8, flag bool,
+	) {
 		if len(exchange) > 255 || len(key) > 255 || len(expiration) > 255 {
 			t.Skip("AMQP cannot carry it")
 		}
@@ -187,8 +188,10 @@ func checkCopy(t *testing.T, d *delivery, msg amqp.Publishing, r room, own func(
 		string(msg.Body) != string(d.raw.Body) {
 		t.Errorf("changed on the way: %+v", msg)
 	}
-	for _, key := range []string{"x-death", "x-first-death-queue", "x-last-death-queue",
-		"x-delivery-count", "x-acquired-count", "CC", "BCC"} {
+	for _, key := range []string{
+		"x-death", "x-first-death-queue", "x-last-death-queue",
+		"x-delivery-count", "x-acquired-count", "CC", "BCC",
+	} {
 		if _, there := msg.Headers[key]; there {
 			t.Errorf("%s is republished", key)
 		}

@@ -25,30 +25,58 @@ func TestDeadlineOfATimestampWindow(t *testing.T) {
 		"no number":       {hour, "soon", arrived, time.Time{}, ""},
 		"negative":        {hour, "-1", arrived, time.Time{}, ""},
 		"zero expiration": {hour, "0", arrived, arrived, "arrival"},
-		"ten years at most": {hour, "9223372036854775807", time.Time{},
-			arrived.Add(87600 * time.Hour), "arrival"},
+		"ten years at most": {
+			hour, "9223372036854775807",
+			time.Time{},
+			arrived.Add(87600 * time.Hour), "arrival",
+		},
 		"at the arrival": {hour, "1000", arrived, arrived.Add(time.Second), "timestamp"},
 		"nothing counts": {none, "1000", arrived, arrived.Add(time.Second), "arrival"},
-		"at the edge of the past": {hour, "7200000", arrived.Add(-time.Hour),
-			arrived.Add(2 * time.Hour), "arrival"},
-		"inside the edge": {hour, "7200000", arrived.Add(-time.Hour + 1),
-			arrived.Add(time.Hour + 1), "timestamp"},
-		"at the edge of the future": {hour, "1000", arrived.Add(time.Minute), arrived.Add(time.Second),
-			"arrival"},
-		"inside that edge": {hour, "1000", arrived.Add(time.Minute - 1),
-			arrived.Add(time.Minute + time.Second - 1), "timestamp"},
-		"over at the arrival": {hour, "1000", arrived.Add(-time.Second), arrived.Add(time.Second),
-			"arrival"},
-		"nearly over at the arrival": {hour, "1000", arrived.Add(-time.Second + 1), arrived.Add(1),
-			"timestamp"},
-		"the widest window there is": {TimestampWindow{1<<63 - 1, 1<<63 - 1}, "1000", time.Unix(0, 0),
-			arrived.Add(time.Second), "arrival"},
-		"ahead in the widest one": {TimestampWindow{1<<63 - 1, 1<<63 - 1}, "1000",
-			arrived.Add(time.Hour), arrived.Add(time.Hour + time.Second), "timestamp"},
-		"no timestamp in the widest": {TimestampWindow{1<<63 - 1, 1<<63 - 1}, "1000", time.Time{},
-			arrived.Add(time.Second), "arrival"},
-		"zero, valid for ten years": {TimestampWindow{1<<63 - 1, 0}, "315360000000", time.Unix(0, 0),
-			arrived.Add(87600 * time.Hour), "arrival"},
+		"at the edge of the past": {
+			hour, "7200000", arrived.Add(-time.Hour),
+			arrived.Add(2 * time.Hour), "arrival",
+		},
+		"inside the edge": {
+			hour, "7200000", arrived.Add(-time.Hour + 1),
+			arrived.Add(time.Hour + 1), "timestamp",
+		},
+		"at the edge of the future": {
+			hour, "1000", arrived.Add(time.Minute), arrived.Add(time.Second),
+			"arrival",
+		},
+		"inside that edge": {
+			hour, "1000", arrived.Add(time.Minute - 1),
+			arrived.Add(time.Minute + time.Second - 1), "timestamp",
+		},
+		"over at the arrival": {
+			hour, "1000", arrived.Add(-time.Second), arrived.Add(time.Second),
+			"arrival",
+		},
+		"nearly over at the arrival": {
+			hour, "1000", arrived.Add(-time.Second + 1), arrived.Add(1),
+			"timestamp",
+		},
+		"the widest window there is": {
+			TimestampWindow{1<<63 - 1, 1<<63 - 1},
+			"1000", time.Unix(0, 0),
+			arrived.Add(time.Second), "arrival",
+		},
+		"ahead in the widest one": {
+			TimestampWindow{1<<63 - 1, 1<<63 - 1},
+			"1000",
+			arrived.Add(time.Hour), arrived.Add(time.Hour + time.Second), "timestamp",
+		},
+		"no timestamp in the widest": {
+			TimestampWindow{1<<63 - 1, 1<<63 - 1},
+			"1000",
+			time.Time{},
+			arrived.Add(time.Second), "arrival",
+		},
+		"zero, valid for ten years": {
+			TimestampWindow{1<<63 - 1, 0},
+			"315360000000", time.Unix(0, 0),
+			arrived.Add(87600 * time.Hour), "arrival",
+		},
 	} {
 		end, from := c.window.deadline(&amqp.Delivery{Expiration: c.expiration, Timestamp: c.timestamp},
 			arrived)
@@ -102,8 +130,10 @@ func TestNoteOfAPriority(t *testing.T) {
 func TestPriorityOfAMessageThatWaits(t *testing.T) {
 	t.Parallel()
 	for _, sorts := range []bool{true, false} {
-		for priority, above := range map[uint8]bool{0: false, 1: false, 4: false, 5: true, 9: true,
-			255: true} {
+		for priority, above := range map[uint8]bool{
+			0: false, 1: false, 4: false, 5: true, 9: true,
+			255: true,
+		} {
 			waits := testWaits(Via{})
 			waits.SortsPriorities = sorts
 			d := fuzzedDelivery(t, waits, amqp.Delivery{Priority: priority})

@@ -275,8 +275,10 @@ type room struct{ bytes, headers int }
 // waitingRoom is the room of a message that passes the wait queues and comes back.
 func waitingRoom(frame, hops int) room {
 	further := max(0, hops-1) * hopReserve
-	return room{frame - frameOverhead - nonceReserve - brokerReserve - further,
-		maxHeaders - brokerHeaders - 1}
+	return room{
+		frame - frameOverhead - nonceReserve - brokerReserve - further,
+		maxHeaders - brokerHeaders - 1,
+	}
 }
 
 // deadRoom is the room of a dead letter.

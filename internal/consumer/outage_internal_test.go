@@ -44,8 +44,10 @@ func TestHoldLimitShortensTheHold(t *testing.T) {
 		"longer":           {time.Hour, 0, 4 * time.Minute},
 		"longer than seen": {time.Minute, 10 * time.Second, 5 * time.Second},
 	} {
-		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second},
-			HoldLimit: c.limit}}
+		s := &Subscription{cfg: Config{
+			Group:     &Group{ConfirmTimeout: 10 * time.Second},
+			HoldLimit: c.limit,
+		}}
 		s.timeout.Store(int64(c.seen))
 		require.Equal(t, c.want, s.hold(5*time.Minute), name)
 	}

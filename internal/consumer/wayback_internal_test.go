@@ -21,38 +21,62 @@ func TestChangedKey(t *testing.T) {
 		before        string
 		changed       bool
 	}{
-		"the key of another queue": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{death("mail")}, before: "mail", changed: true},
-		"its own": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{death("orders")}, before: "orders"},
-		"another exchange": {kept: shared, exchange: "events", key: "orders",
-			deaths: []any{death("mail")}},
+		"the key of another queue": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{death("mail")}, before: "mail", changed: true,
+		},
+		"its own": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{death("orders")}, before: "orders",
+		},
+		"another exchange": {
+			kept: shared, exchange: "events", key: "orders",
+			deaths: []any{death("mail")},
+		},
 		"the default exchange": {key: "orders", deaths: []any{death("orders.wait.5s")}},
-		"levels, the first of three hops": {kept: levels, exchange: "millpond.level.return",
+		"levels, the first of three hops": {
+			kept: levels, exchange: "millpond.level.return",
 			key: "orders", deaths: []any{death("orders"), death("orders"), death("1.1.1.mail")},
-			before: "1.1.1.mail", changed: true},
-		"levels, by the exchange of one": {kept: levels, exchange: "millpond.level.3",
-			key: "0.orders", deaths: []any{death("1.mail")}, before: "1.mail", changed: true},
-		"with Via": {kept: []string{"millpond.return.events"},
+			before: "1.1.1.mail", changed: true,
+		},
+		"levels, by the exchange of one": {
+			kept: levels, exchange: "millpond.level.3",
+			key: "0.orders", deaths: []any{death("1.mail")}, before: "1.mail", changed: true,
+		},
+		"with Via": {
+			kept:     []string{"millpond.return.events"},
 			exchange: "millpond.return.events", key: "a", deaths: []any{death("b")}, before: "b",
-			changed: true},
+			changed: true,
+		},
 		"a wait queue that sets the key": {exchange: "back", key: "fixed", deaths: []any{death("w")}},
 		"no x-death":                     {kept: shared, exchange: "millpond.return", key: "orders"},
-		"an x-death that is no list": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: "mail"},
-		"an empty list": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{}},
-		"a list of something else": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{"mail"}},
-		"no routing keys": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{amqp.Table{}}},
-		"a routing key that is not a string": {kept: shared, exchange: "millpond.return", key: "orders",
-			deaths: []any{death(int32(1))}},
+		"an x-death that is no list": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: "mail",
+		},
+		"an empty list": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{},
+		},
+		"a list of something else": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{"mail"},
+		},
+		"no routing keys": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{amqp.Table{}},
+		},
+		"a routing key that is not a string": {
+			kept: shared, exchange: "millpond.return", key: "orders",
+			deaths: []any{death(int32(1))},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			raw := amqp.Delivery{Exchange: c.exchange, RoutingKey: c.key,
-				Headers: amqp.Table{"x-death": c.deaths}}
+			raw := amqp.Delivery{
+				Exchange: c.exchange, RoutingKey: c.key,
+				Headers: amqp.Table{"x-death": c.deaths},
+			}
 			s := &Subscription{cfg: Config{Waits: Waits{KeyKept: c.kept}}}
 			before, changed := s.changedKey(&raw)
 			require.Equal(t, c.before, before)

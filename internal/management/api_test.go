@@ -54,7 +54,6 @@ func TestQueue(t *testing.T) {
 	require.Equal(t, 50, *q.Messages)
 	require.Equal(t, 50, *q.Held)
 	require.True(t, q.Durable)
-
 }
 
 func TestQueueThatIsNotCountedYet(t *testing.T) {

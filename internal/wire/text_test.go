@@ -66,7 +66,8 @@ func TestText(t *testing.T) {
 		{"nested arrays", []any{[]any{[]any{uint8(1)}, "x"}, []any{}}, `[[[1],"x"],[]]`},
 		{
 			"table in array in table",
-			amqp.Table{"l": []any{amqp.Table{"k": []byte("hi")}}}, `{"l":[{"k":"aGk="}]}`,
+			amqp.Table{"l": []any{amqp.Table{"k": []byte("hi")}}},
+			`{"l":[{"k":"aGk="}]}`,
 		},
 		{
 			"values that JSON cannot hold",
@@ -75,7 +76,8 @@ func TestText(t *testing.T) {
 		},
 		{
 			"decimals in an array",
-			[]any{amqp.Decimal{Scale: 1, Value: -15}, amqp.Decimal{Scale: 3, Value: 5}}, `[-1.5,0.005]`,
+			[]any{amqp.Decimal{Scale: 1, Value: -15}, amqp.Decimal{Scale: 3, Value: 5}},
+			`[-1.5,0.005]`,
 		},
 		{"floats in an array", []any{0.1, 1e21, 2.0}, `[0.1,1e+21,2]`},
 		{"string in an array that is not UTF-8", []any{"a\xffb"}, "[\"a\\ufffdb\"]"},

@@ -36,9 +36,11 @@ const (
 	unreadable = "error: Message cannot be decoded, dead-lettering it"
 	holding    = "error: Failed message cannot be handed over, holding it"
 	handedOver = "info: Failed message handed over at last"
-	suspect    = "info: Message was interrupted again and again, setting it aside"
-	culprit    = "error: Message is interrupted each time, dead-lettering it"
-	late       = "info: Handling was interrupted: no attempt is counted"
+	suspect    = "info: Processes or connections have ended repeatedly while they had the message, " +
+		"snoozing it"
+	culprit = "error: The process or its connection ends each time it has the message, " +
+		"dead-lettering it"
+	late = "info: Handling was interrupted: no attempt is counted"
 )
 
 // ways are the fates of messages, with the events and log lines of each. Failing

@@ -45,7 +45,8 @@ func TestDelayWithoutAWaitStep(t *testing.T) {
 		"levels": {short, backoff.List{3500 * ms}, []time.Duration{3500 * ms}},
 		"per queue": {
 			topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
-			rig.UnlistedDelays(3500*ms, 300*ms), []time.Duration{3500*ms - negligible, time.Second},
+			rig.UnlistedDelays(3500*ms, 300*ms),
+			[]time.Duration{3500*ms - negligible, time.Second},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -54,7 +54,8 @@ func TestStreamIsRefusedAsSourceQueue(t *testing.T) {
 	client, o := rig.OpenClient(t, url, topology.PerQueue{}), rig.OpenOperator(t, url)
 	plan := rig.PlanFor(t, queue, topology.PerQueue{}, sourcePolicy)
 	err := rig.SubscribeError(t, client, sourceConfig(url, stream), queue, sourcePolicy)
-	rig.RequireTexts(t, err, refused, "a stream skips messages that were published before its consumer")
+	rig.RequireTexts(t, err, refused,
+		"a stream skips messages that were published before its consumer")
 	require.Equal(t, -1, testbroker.Depth(t, url, queue), "nothing was declared")
 
 	rig.DeclareQueue(t, url, queue, stream)

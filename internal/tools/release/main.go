@@ -2,8 +2,8 @@
 // folder that `go` reads as a module proxy:
 //
 //	go run ./internal/tools/release -out /tmp/proxy -version v0.1.0
-//	GOPROXY=file:///tmp/proxy,https://proxy.golang.org GONOSUMDB=github.com/millpond-go/millpond/... \
-//		go install github.com/millpond-go/millpond/cmd/millpond@v0.1.0
+//	export GOPROXY=file:///tmp/proxy,$(go env GOPROXY) GONOSUMDB=github.com/millpond-go/millpond
+//	go install github.com/millpond-go/millpond/cmd/millpond@v0.1.0
 //
 // It shows what a release will be before there is one: inside the checkout go.work joins the
 // modules, and outside only their go.mod files count.
@@ -87,7 +87,8 @@ func writeModule(root, out, version, dir string, dirs, files []string) error {
 	if err != nil {
 		return err
 	}
-	info := fmt.Sprintf(`{"Version":%q,"Time":%q}`, version, time.Unix(0, 0).UTC().Format(time.RFC3339))
+	at := time.Unix(0, 0).UTC().Format(time.RFC3339)
+	info := fmt.Sprintf(`{"Version":%q,"Time":%q}`, version, at)
 	for suffix, text := range map[string]string{".mod": string(mod), ".info": info} {
 		if err := os.WriteFile(filepath.Join(folder, version+suffix), []byte(text), 0o644); err != nil {
 			return err
