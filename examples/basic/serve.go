@@ -23,26 +23,22 @@ func ServeOrders(
 	ctx context.Context, url string, handleOrder message.NoPublishHandlerFunc,
 	logger watermill.LoggerAdapter,
 ) error {
-	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-	cfg := amqp.NewDurableQueueConfig(url) // watermill-amqp's, whichever you use today
-
+	cfg := amqp.NewDurableQueueConfig(url) // of watermill-amqp
 	client, err := topology.Open(ctx, cfg.Connection, topology.PerQueue{}, topology.WithLogger(logger))
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy)) // in place of amqp.NewSubscriber
-	if err != nil {
-		return err
-	}
+	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
 	retry, err := middleware.NewDelayedRetry(client, policy,
-		middleware.WithClassifier(middleware.PermanentErrors(ErrInvalidOrder)),
-		middleware.WithLogger(logger),
-	)
+		middleware.WithClassifier(middleware.PermanentErrors(ErrInvalidOrder)))
 	if err != nil {
 		return err
 	}
-
+	sub, err := client.NewSubscriber(cfg, topology.For(retry)) // in place of amqp.NewSubscriber
+	if err != nil {
+		return err
+	}
 	router, err := message.NewRouter(message.RouterConfig{}, logger)
 	if err != nil {
 		return err

@@ -103,7 +103,7 @@ func (s Service) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(s.Logger))
+	retry, err := middleware.NewDelayedRetry(client, policy)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (s *service) consume(queue string, handle message.NoPublishHandlerFunc) err
 	if err := sub.SubscribeInitialize(queue); err != nil {
 		return err
 	}
-	retry, err := middleware.NewDelayedRetry(s.client, policy, middleware.WithLogger(s.logger))
+	retry, err := middleware.NewDelayedRetry(s.client, policy)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/millpond-go/millpond/examples/internal/program"
 	"github.com/millpond-go/millpond/examples/internal/webhook"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -194,12 +193,12 @@ func (d *demo) serve(
 	if err != nil {
 		return nil, err
 	}
-	retry, err := webhook.NewRetry(client, middleware.WithLogger(d.logger))
+	retry, err := webhook.NewRetry(client)
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	policies := topology.ForPolicy(append(retry.Policies(), webhook.RetryAfters)...)
-	sub, err := client.NewSubscriber(cfg, policies, topology.WithConcurrency(lanes))
+	sub, err := client.NewSubscriber(cfg, topology.For(retry),
+		topology.ForPolicy(webhook.RetryAfters), topology.WithConcurrency(lanes))
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
