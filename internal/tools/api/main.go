@@ -28,7 +28,7 @@ func main() {
 var front = []string{"middleware", "topology"}
 
 // mostNames is that limit.
-const mostNames = 160
+const mostNames = 120
 
 // totals is the file with the sum.
 const totals = "total.txt"
