@@ -27,8 +27,8 @@ func newMessage(d middleware.Delivery) *message.Message {
 	return middlewaretest.NewMessage(d, []byte("payload"))
 }
 
-// handle lets one failing delivery of a fresh message through and returns what
-// the middleware made of it.
+// handle lets one failing delivery of a fresh message through and returns the
+// result of the middleware.
 func handle(
 	tb testing.TB, h message.HandlerFunc, options ...middleware.Option,
 ) middlewaretest.Call {

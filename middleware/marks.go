@@ -36,7 +36,7 @@ func RetryAfter(err error, d time.Duration) error {
 // RetryAfterHeader marks err as RetryAfter does, with the delay that the Retry-After header of
 // an HTTP response asks for. An err with the mark Snooze becomes a Snooze for that delay. limit
 // is the longest delay, because a server may ask for years; without a positive limit it is
-// backoff.MaxDelay. The result is err as it is if there is no Retry-After that RFC 9110 allows:
+// backoff.MaxDelay. The result is err itself if there is no Retry-After that RFC 9110 allows:
 //
 //   - whole seconds, "120", of any number of digits, without sign or fraction
 //   - a date, "Fri, 31 Dec 2027 23:59:59 GMT", in one of the three forms of HTTP. It is
@@ -79,7 +79,7 @@ func RetryAfterHeader(err error, header http.Header, limit time.Duration) error 
 // See Permanent for how marks are found, and WithSnoozeFor for errors that cannot be marked.
 func Snooze(err error, d time.Duration) error { return marked(err, snoozeFor(d)) }
 
-// mark is what an error says about itself.
+// mark is the statement of an error about itself.
 type mark struct {
 	class  header.Class
 	floor  time.Duration // the delay is no shorter

@@ -106,7 +106,7 @@ func (e Event) ErrorText() string {
 	return excerpt.Of(errorText(e.Err), maxLogBytes)
 }
 
-// EventKind says what an Event tells of. Metrics and traces use its value as a name.
+// EventKind is the kind of an Event. Metrics and traces use its value as a name.
 type EventKind string
 
 // The kinds of an Event. The events of one message come in the order in which they happen.

@@ -21,7 +21,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
-// events keeps what an observer is told.
+// events keeps the events of an observer.
 type events struct{ all []middleware.Event }
 
 func (o *events) Observe(_ context.Context, e middleware.Event) { o.all = append(o.all, e) }

@@ -192,8 +192,8 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 }
 
 // WithObserver adds observers, which are told of each event in their order. They replace the
-// observers of the republisher. The Subscriber tells the observers of topology.WithObserver what
-// it decides itself, so the same observers belong there; each event is told once. If two
+// observers of the republisher. The Subscriber tells the observers of topology.WithObserver its
+// own decisions, so the same observers belong there; each event is told once. If two
 // DelayedRetry are around a handler, the observers of the deciding one are told.
 //
 // WithDeadLetterHook has the history and the message of a dead letter. An Event has neither,

@@ -147,7 +147,7 @@ func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 		soon := delivery{State: state{Deadline: time.Now().Add(time.Minute)}}
 		assert.Equal(t, "1s", s.deliverAs(soon, errBoom))
 		s.expect(errBoom, "1h0m0s")
-		// The slow delay would be in time as asked, and is not as it is given.
+		// The slow delay that is asked for would be in time, the given one is not.
 		coarse := delivery{
 			State: state{Deadline: time.Now().Add(2 * time.Hour)},
 			Given: func(asked time.Duration) time.Duration { return 3 * asked },

@@ -110,8 +110,8 @@ func BenchmarkSuccess(b *testing.B) {
 	}
 }
 
-// Apart from BenchmarkSuccess, in which each further middleware would change what
-// the compiler makes of the others.
+// Apart from BenchmarkSuccess, in which each further middleware would change the code that
+// the compiler makes for the others.
 func BenchmarkSuccessWithMore(b *testing.B) {
 	for _, run := range []struct {
 		name  string

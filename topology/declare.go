@@ -27,8 +27,8 @@ const atOnceTimeout = 20 * time.Second
 // Declare declares the plan. It is idempotent and never changes a queue or an exchange that exists:
 // one with other arguments is a *ConflictError, unless it is a queue that the plan may adopt, which
 // is logged. The plan's own queue is the user's and is not declared; a binding to it needs it to
-// exist. run calls its function with a channel of its own, because an error of the broker closes
-// the channel that it happens on.
+// exist. run calls its function with a new channel, because an error of the broker closes the
+// channel that it happens on.
 func (p Plan) Declare(
 	ctx context.Context, run func(context.Context, func(*amqp.Channel) error) error,
 	logger watermill.LoggerAdapter,
@@ -64,8 +64,8 @@ func declare(
 		if !q.Adopt || !errors.As(err, &conflict) {
 			return err
 		}
-		logger.Info("Warning: the queue exists with other arguments than the plan has; it is used as "+
-			"it is",
+		logger.Info("Warning: the queue exists with other arguments than the plan has; it is used "+
+			"unchanged",
 			watermill.LogFields{
 				"queue": q.Name, "argument": conflict.Argument, "wanted": conflict.Wanted,
 				"found": conflict.Found,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strings"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -15,7 +16,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Client and Subscriber in a service. (Without "Output:", for it needs a broker.)
+// Client and Subscriber in a service. (It has no "Output:" because it needs a broker.)
 func ExampleOpen() {
 	ctx := context.Background()
 	cfg := wamqp.NewDurableQueueConfig("amqp://guest:guest@127.0.0.1:5672/")
@@ -44,9 +45,10 @@ func ExampleOpen() {
 func ExampleOpen_badURL() {
 	conn := wamqp.ConnectionConfig{AmqpURI: "amqp://shop:sec/ret@broker/"}
 	_, err := topology.Open(context.Background(), conn, topology.PerQueue{})
-	fmt.Println(err)
+	fmt.Println(strings.ReplaceAll(err.Error(), "; ", ";\n"))
 	// Output:
-	// open millpond client: AMQP URL is invalid: it cannot be parsed; reserved characters in user and password must be percent-encoded
+	// open millpond client: AMQP URL is invalid: it cannot be parsed;
+	// reserved characters in user and password must be percent-encoded
 }
 
 func ExampleConflictError() {
@@ -118,7 +120,7 @@ func ExampleShared() {
 	// mail needs mail.dlq
 }
 
-// What a user needs that consumes orders, where everything was provisioned.
+// The permissions of a user that consumes orders, if everything was provisioned.
 func ExamplePlan_Permissions() {
 	plan, err := topology.PerQueue{}.Plan("orders", []time.Duration{5 * time.Second})
 	if err != nil {
@@ -133,7 +135,7 @@ func ExamplePlan_Permissions() {
 	// read      ^(orders)$
 }
 
-// What a strategy needs for the delays of a policy, without a broker.
+// The queues of a strategy for the delays of a policy, without a broker.
 func ExamplePlanFor() {
 	policy := backoff.Constant{Interval: 5 * time.Second, Retries: 3}
 	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", policy)

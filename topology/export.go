@@ -61,7 +61,7 @@ func (p Plan) Permissions(declare bool) Permissions {
 	return Permissions{Configure: pattern(configure), Write: pattern(write), Read: pattern(read)}
 }
 
-// Join returns patterns that give the permissions of both, for a user of several plans.
+// Join returns patterns that give the permissions of both. A user of several plans needs them.
 func (p Permissions) Join(other Permissions) Permissions {
 	join := func(a, b string) string {
 		switch {

@@ -280,8 +280,8 @@ const (
 // destinationWord writes the name of a queue as one word of a topic exchange's routing key, so
 // that no two names have the same word and no word matches the binding of another. Percent
 // encoding hides the characters that a topic exchange interprets: the dot between words, the
-// wildcards * and #, and the percent sign itself. It also hides bytes that are not UTF-8, for
-// the management API and definitions, which need UTF-8.
+// wildcards * and #, and the percent sign itself. It also hides bytes that are not UTF-8,
+// because the management API and definitions need UTF-8.
 //
 // A name that is too long ends in %~ and its SHA-256. No other word holds %~, because a ~ never
 // follows a percent sign.

@@ -169,7 +169,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 }
 
 // Given different strategies on one broker, then equal names have equal arguments, and
-// every message takes the way of its own plan.
+// every message takes the way of its plan.
 func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 	t.Parallel()
 	var plans []topology.Plan

@@ -11,8 +11,8 @@ import (
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// WithManagement names RabbitMQ's management API. Subscribe asks it, for at most 3 s, for the type
-// of its queue and the policies that apply to the plan, and logs which of them may lose or
+// WithManagement names RabbitMQ's management API. Subscribe asks it for the type of its
+// queue and the policies that apply to the plan, within 3 s, and logs which of them may lose or
 // misdirect messages. No retry asks, and an API that is away stops nothing.
 //
 // url is http or https with a user and its password, both percent-encoded, which never appear in an

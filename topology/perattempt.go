@@ -17,7 +17,7 @@ import (
 //	orders ◄─────────────────── default exchange ◄──────────────────┘
 //
 // The delay comes first, then the attempt: a message waits on the shortest wait step that is
-// long enough. If several attempts have that delay, it waits in the queue of its own attempt, or
+// long enough. If several attempts have that delay, it waits in the queue of its attempt, or
 // of the last attempt before it. So a delay that another attempt or an error asks for is never
 // cut, there is no attempt without a queue, and a policy that goes on beyond the last attempt
 // stays with the longest delay.
@@ -53,8 +53,8 @@ type PerAttempt struct {
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
-	// WaitSteps are the delays planned, beside Delays, for a policy that cannot list its
-	// delays. Default: Delays, or 1s, 5s, 30s, 2m, 10m and 1h.
+	// WaitSteps are planned beside Delays if the policy cannot list its delays.
+	// Default: Delays, or 1s, 5s, 30s, 2m, 10m and 1h.
 	WaitSteps []time.Duration
 }
 

@@ -325,7 +325,7 @@ func ExampleReturn() {
 	// published to orders.wait.5s.to.events with the key order.created.eu
 }
 
-// A message that came by the exchange, for the first time or back, keeps its key.
+// A message that came by the exchange keeps its key, at first and on its way back.
 func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range map[string]topology.Strategy{

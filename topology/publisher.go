@@ -65,8 +65,8 @@ type publisherOptions struct {
 	delays []time.Duration
 }
 
-// WithDelays names the delays that get their own wait queue, for every queue that is published to
-// with a delay. All must be positive.
+// WithDelays names the delays that get their own wait queue. It counts for every queue that gets
+// a delayed message. All must be positive.
 //
 // Default: the strategy's default wait steps.
 func WithDelays(delays ...time.Duration) PublisherOption {

@@ -49,8 +49,7 @@ type Via struct {
 	Through string
 }
 
-// brought reports whether a delivery came by the exchange, for the first time or on its way
-// back.
+// brought reports whether a delivery came by the exchange, at first or on its way back.
 func (r *Via) brought(retry Retry) bool {
 	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
 }

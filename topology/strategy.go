@@ -85,8 +85,8 @@ type Route struct {
 	Delay time.Duration
 	// Hops is how many wait queues the message passes: one, with Levels one or more.
 	Hops int
-	// Attempt is the attempt whose failures wait there before those of other attempts, if
-	// several wait queues have the same delay (PerAttempt); 0 for any attempt.
+	// Attempt is the attempt whose failures wait there before the failures of other
+	// attempts, if several wait queues have the same delay (PerAttempt); 0 for any attempt.
 	Attempt int
 }
 

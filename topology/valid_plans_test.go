@@ -56,7 +56,7 @@ func ExampleValidatePlan() {
 	// 	or name the weaker at-most-once;
 	// 	topology.WaitQueue sets the safe arguments
 	// dead letters have no target: declare a queue for them in Plan.Queues,
-	// 	with Adopt to use one that exists,
+	// 	with Adopt to use an existing queue,
 	// 	or name an exchange of yours in Plan.Dead
 }
 

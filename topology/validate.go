@@ -26,7 +26,7 @@ import (
 //     Queue. Their delays and their number are the Delay and the Hops of the step. Exchanges,
 //     bindings and alternate exchanges of the plan are followed as the broker follows them;
 //   - an exchange that wait queues dead-letter to has an alternate exchange with a queue of the
-//     plan behind it, for the messages whose queue is gone (F5, F19);
+//     plan behind it, which takes messages whose queue is gone (F5, F19);
 //   - an auto-delete exchange has a binding to the Queue, so that it exists as long;
 //   - one wait step is from one second to five, for messages that are snoozed;
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
@@ -373,7 +373,7 @@ func (v *validation) waitQueuesOf(to reached) []Queue {
 }
 
 func (v *validation) deadLetters() {
-	const way = "declare a queue for them in Plan.Queues, with Adopt to use one that exists, or " +
+	const way = "declare a queue for them in Plan.Queues, with Adopt to use an existing queue, or " +
 		"name an exchange of yours in Plan.Dead"
 	dead := v.plan.Dead
 	if dead == (Route{}) {

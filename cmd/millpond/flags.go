@@ -104,7 +104,7 @@ func (a app) globalFlags() []cli.Flag {
 	}
 }
 
-// strategy makes the strategy that the flags name, for a policy of these delays.
+// strategy makes the strategy that the flags name; the policy has these delays.
 func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, error) {
 	name := c.String(flagStrategy)
 	strategy, ok := strategies[name]

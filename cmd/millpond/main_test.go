@@ -179,7 +179,7 @@ func golden(t testing.TB, name, got string) {
 	require.Equal(t, string(want), got)
 }
 
-// What the plan commands print, without a broker.
+// The output of the plan commands, without a broker.
 func TestPlanIsPrinted(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
@@ -391,7 +391,7 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 	golden(t, "dead-show-cut", s.tool("dead", "show", s.queue, "binary").out)
 }
 
-// What is exported, discarded with an export, and imported.
+// Letters are exported, discarded with an export, and imported.
 func TestExportDiscardImportByHand(t *testing.T) {
 	eachKind(t, exportDiscardImportByHand)
 }

@@ -192,8 +192,8 @@ func looksEach() int {
 	return 2
 }
 
-// everywhere looks with each command several times. Those that take messages are to be
-// refused, or all to be done.
+// everywhere looks with each command several times. All commands that take messages are
+// refused, or all are done.
 func (l *looks) everywhere(managed, refused bool) {
 	t := l.t
 	t.Helper()

@@ -53,7 +53,7 @@ const (
 
 // Of returns the policies that apply to a queue, which need not exist. At most one policy and one
 // operator policy do: those with the highest priority that match. Of several with that priority the
-// broker chooses one, so that Of returns all of them.
+// broker chooses one, and Of returns all of them.
 func (p *Policies) Of(queue, kind string) Applied {
 	return p.applied(queue, func(c management.Policy) reach { return fitsQueue(c, kind) })
 }

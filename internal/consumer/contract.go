@@ -53,8 +53,8 @@ type Group struct {
 	turns turns
 }
 
-// Config says what a Subscription consumes and how. A field needs a value unless its comment
-// names a default.
+// Config describes the queue of a Subscription and its ways. A field needs a value unless its
+// comment names a default.
 type Config struct {
 	Group        *Group
 	Topic, Queue string

@@ -86,7 +86,7 @@ func TestDeadlineOfATimestampWindow(t *testing.T) {
 }
 
 // The note of a priority counts where the other notes do, and for the siblings of a
-// queue that retries through an exchange. One that is forged is bounded.
+// queue that retries through an exchange. A forged priority is bounded.
 func TestNoteOfAPriority(t *testing.T) {
 	t.Parallel()
 	const property = 4

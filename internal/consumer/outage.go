@@ -78,8 +78,8 @@ func (o *outage) end() {
 	}
 }
 
-// over is closed when the outage is over, for a consumer that probes. It is nil for other
-// consumers.
+// over returns a channel that is closed at the end of the outage if the consumer probes. It is
+// nil for other consumers.
 func (o *outage) over(probing bool) <-chan struct{} {
 	if !probing {
 		return nil

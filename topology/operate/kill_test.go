@@ -197,7 +197,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				for range kills {
 					require.False(t, b.killInTheMiddle(command, string(kind), file, step), "killed in the middle")
 				}
-				// What the killed ones held comes back when the broker notices.
+				// Messages of the killed processes come back when the broker notices.
 				counts := map[string]int{}
 				switch command {
 				case "replay", "edit":

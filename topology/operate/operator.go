@@ -319,7 +319,7 @@ func (o *Operator) manager(ctx context.Context) *audit.Manager {
 
 // Declare declares what plan needs. It changes nothing that exists: where something has other
 // arguments the error is a *topology.ConflictError, except for a dead-letter queue, which is used
-// as it is. The plan's own queue is the user's and is not declared; a plan with a binding to it
+// unchanged. The plan's own queue is the user's and is not declared; a plan with a binding to it
 // (Shared) needs it to exist. A plan that topology.ValidatePlan refuses is not declared, unless it
 // holds nothing but queues that keep messages. It ends within ctx, and after 90 s at the latest.
 // With WithPreProvisioned nothing is declared, and the error names the missing

@@ -36,7 +36,7 @@ const (
 	toldSilence = 5 * time.Second
 )
 
-// What an administrator has in the virtual host of a cell beside the services.
+// The queues and exchanges of an administrator in the virtual host of a cell.
 const (
 	catchAll = "admin.catch"  // a fanout exchange, and the queue bound to it
 	void     = "admin.void"   // a fanout exchange without a queue

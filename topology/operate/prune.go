@@ -185,7 +185,7 @@ func (o *Operator) occupied(
 }
 
 // deleteEmpty deletes a queue that was proven empty. The broker deletes a classic queue only if it
-// is empty; for a quorum queue it refuses the condition with 540.
+// is empty; it refuses that condition of a quorum queue with 540.
 func (o *Operator) deleteEmpty(ctx context.Context, queue string) error {
 	err := o.onChannel(ctx, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(queue, true, true, false)

@@ -27,7 +27,7 @@ func numbered(from, to int) []string {
 	return all
 }
 
-// What is moved back arrives in its order, as it was, counted, its history with it.
+// Letters that are moved back arrive in their order, unchanged, counted, with their history.
 func TestReplayMovesAllAsTheyWere(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
@@ -70,7 +70,7 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 	})
 }
 
-// What is not chosen, or belongs to another queue, stays in its order.
+// Letters that are not chosen, or belong to another queue, stay in their order.
 func TestReplayTakesWhatIsChosen(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {

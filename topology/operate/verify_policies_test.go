@@ -79,8 +79,8 @@ func applies(t testing.TB, key, kind string) (applied, certain bool) {
 	return names["high"], !names["high"] || !names["low"]
 }
 
-// Everything about policies that takes a real broker, on one node, each in a vhost of its
-// own. The user has the tag monitoring and no permission in the vhost that would show more.
+// Everything about policies that takes a real broker, on one node, each in a new vhost. The
+// user has the tag monitoring and no permission in the vhost that would show more.
 func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
@@ -234,7 +234,7 @@ func declareExchange(t testing.TB, url, name string) {
 		testbroker.Channel(t, url).ExchangeDeclare(name, "fanout", true, false, false, false, nil))
 }
 
-// What the broker of a cluster shows, from an API that says so: queues on too few nodes,
+// The API of a cluster shows queues on too few nodes,
 // alarms, a limit that is too low. A node alone has no replicas to miss.
 func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 	t.Parallel()

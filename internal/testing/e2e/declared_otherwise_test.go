@@ -63,7 +63,7 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 		back[rig.Await(t, calls)] = true
 	}
 	require.Equal(t, map[call]bool{{"first", 2}: true, {"second", 2}: true, {"third", 2}: true}, back)
-	require.Contains(t, last.Logs.Text(), "it is used as it is", "the quorum DLQ is adopted")
+	require.Contains(t, last.Logs.Text(), "it is used unchanged", "the quorum DLQ is adopted")
 	require.NotContains(t, last.Logs.Text(), "PRECONDITION_FAILED")
 }
 

@@ -110,7 +110,7 @@ func TestDelaysAreTold(t *testing.T) {
 }
 
 // Given a router that nacks and a publishing connection that passes nothing, then the
-// Subscriber tells of its own hand-over as DelayedRetry does.
+// Subscriber tells its hand-over as DelayedRetry does.
 func TestFailingMachineryOfTheSubscriberIsTold(t *testing.T) {
 	t.Parallel()
 	var told events

@@ -20,7 +20,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// dial opens a channel on a connection of its own; closed ends both.
+// dial opens a new connection with a channel; closed ends both.
 func dial(url string) (ch *amqp.Channel, closed func(), err error) {
 	conn, err := amqp.Dial(url)
 	if err != nil {
@@ -87,8 +87,8 @@ func Take(t testing.TB, url, queue string) amqp.Delivery {
 	t.Helper()
 	var got amqp.Delivery
 	WaitFor(t, "a message in "+queue, func() bool {
-		// A connection for each look: a missing queue closes the channel, and one
-		// that is just being deleted may close the connection on 3.10.
+		// A connection for each look: a missing queue closes the channel, and a
+		// queue that is just being deleted may close the connection on 3.10.
 		ch, closed, err := dial(url)
 		require.NoError(t, err)
 		defer closed()

@@ -33,19 +33,32 @@ const (
 // library lists the packages that each package for users may import, beside the standard library.
 // "x/…" is x and all packages below it.
 var library = map[string][]string{
-	"backoff":                       {cenkalti4},
-	"middleware/header":             {module + "/internal/excerpt"},
-	"middleware":                    {module + "/backoff", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5},
-	"middleware/delayed":            {module + "/middleware/header", module + "/middleware", watermill + "/…"},
+	"backoff":           {cenkalti4},
+	"middleware/header": {module + "/internal/excerpt"},
+	"middleware": {
+		module + "/backoff", module + "/middleware/header", module + "/internal/excerpt",
+		module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4,
+		cenkalti5,
+	},
+	"middleware/delayed": {
+		module + "/middleware/header", module + "/middleware", watermill + "/…",
+	},
 	"middleware/delayed/postgresql": nil, // tests alone
-	"middleware/middlewaretest":     {module + "/middleware/header", module + "/middleware", watermill + "/…"},
+	"middleware/middlewaretest": {
+		module + "/middleware/header", module + "/middleware", watermill + "/…",
+	},
 	"middleware/metrics": {
 		module + "/middleware/header", module + "/middleware", module + "/topology",
 		module + "/topology/operate", prometheus,
 	},
-	"middleware/tracing": {module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…"},
+	"middleware/tracing": {
+		module + "/middleware/header", module + "/middleware", watermill + "/…",
+		opentelemetry + "/…",
+	},
 	"topology": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer", module + "/internal/link", module + "/internal/management",
+		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer",
+		module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
@@ -63,8 +76,10 @@ var library = map[string][]string{
 var internals = map[string][]string{
 	"internal/audit": {module + "/internal/management", amqp091},
 	"internal/consumer": {
-		module + "/backoff", module + "/middleware", module + "/middleware/header", module + "/internal/audit",
-		module + "/internal/hold", module + "/internal/link", module + "/internal/observe", module + "/internal/publisher",
+		module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/internal/audit",
+		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
+		module + "/internal/publisher",
 		module + "/internal/wire", watermill + "/…", amqp091,
 	},
 	"internal/hold":       nil,
@@ -86,7 +101,7 @@ var alone = []struct{ pkg, imported, file string }{
 	{"middleware", cenkalti5, "cenkalti.go"},
 }
 
-// imports returns the imports of each file of a package, without tests, for every system.
+// imports returns the imports of each file of a package on every system, without tests.
 func imports(t *testing.T, pkg string) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -165,7 +180,9 @@ func packages(t *testing.T) []string {
 		if err != nil || !entry.IsDir() || dir == root {
 			return err
 		}
-		if name := entry.Name(); slices.Contains([]string{"internal", "examples", "testdata", "docs"}, name) || strings.HasPrefix(name, ".") {
+		name := entry.Name()
+		inside := []string{"internal", "examples", "testdata", "docs"}
+		if slices.Contains(inside, name) || strings.HasPrefix(name, ".") {
 			return filepath.SkipDir
 		}
 		pkg, err := filepath.Rel(root, dir)

@@ -16,7 +16,7 @@ const (
 	version = "v0.1.0"
 )
 
-// Given a proxy that has the modules as they are checked out, when somebody in an empty
+// Given a proxy that has the modules as they are checked out, when a user in an empty
 // folder installs a program or requires a library by its version, then it builds. It takes
 // minutes, because nothing is shared with the builds of the checkout: make test-install.
 func TestEveryModuleInstallsByItsVersion(t *testing.T) {

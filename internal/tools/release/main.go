@@ -5,8 +5,8 @@
 //	export GOPROXY=file:///tmp/proxy,$(go env GOPROXY) GONOSUMDB=github.com/millpond-go/millpond
 //	go install github.com/millpond-go/millpond/cmd/millpond@v0.1.0
 //
-// It shows what a release will be before there is one: inside the checkout go.work joins the
-// modules, and outside only their go.mod files count.
+// A test installs every module from such a folder before there is a release: inside the checkout
+// go.work joins the modules, and outside only their go.mod files count.
 package main
 
 import (

@@ -21,7 +21,7 @@ import (
 // patience bounds every wait on a condition.
 const patience = 60 * time.Second
 
-// events keeps what an observer is told, by message id.
+// events keeps the events of an observer, by message id.
 type events struct {
 	mu   sync.Mutex
 	byID map[string][]middleware.Event
