@@ -332,3 +332,13 @@ func ExampleWithMaxAge() {
 	// 1m0s true
 	// 0s false
 }
+
+// An option of FromCenkalti, and the longest delay of every policy.
+func ExampleCenkaltiOption() {
+	options := []backoff.CenkaltiOption{backoff.WithMaxAge(time.Hour)}
+	policy := backoff.FromCenkalti(func() cenkalti.BackOff {
+		return cenkalti.NewConstantBackOff(time.Minute)
+	}, options...)
+	fmt.Println(backoff.CheckEnd(policy), backoff.MaxDelay.Hours()/24/365)
+	// Output: <nil> 10
+}

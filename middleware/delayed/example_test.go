@@ -70,3 +70,17 @@ func ExampleNewRepublisher_problems() {
 	// new delayed republisher: publisher is nil
 	// WithPublishTimeout: -1s is not positive
 }
+
+// Every option that changes topics, publishers and the log.
+func ExampleNewRepublisher_options() {
+	pubSub := gochannel.NewGoChannel(gochannel.Config{}, nil)
+	options := []delayed.Option{
+		delayed.WithRetryTopic(func(topic string) string { return topic + ".again" }),
+		delayed.WithDeadLetterPublisher(pubSub),
+		delayed.WithLogger(watermill.NopLogger{}),
+	}
+	var republisher *delayed.Republisher
+	republisher, err := delayed.NewRepublisher(pubSub, options...)
+	fmt.Println(republisher != nil, err)
+	// Output: true <nil>
+}

@@ -2,6 +2,7 @@ package header_test
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -51,4 +52,104 @@ func ExampleParse() {
 	// millpond-failures true true
 	// millpond-dead-failures false true
 	// tenant false false
+}
+
+// The headers of a message that waits or comes back: docs/wire.md says what each one means.
+func Example_live() {
+	for _, key := range []string{
+		header.Queue, header.Failures, header.FirstSeen, header.FirstFailure, header.Delay,
+		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
+		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
+		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
+		header.Priority, header.Publish,
+	} {
+		fmt.Println(key)
+	}
+	fmt.Println(header.FromTimestamp, header.FromArrival, header.FromPublish)
+	// Output:
+	// millpond-queue
+	// millpond-failures
+	// millpond-first-seen
+	// millpond-first-failure
+	// millpond-delay
+	// millpond-set-aside
+	// millpond-not-before
+	// millpond-error
+	// millpond-class
+	// millpond-history
+	// millpond-origin-exchange
+	// millpond-origin-routing-key
+	// millpond-deadline
+	// millpond-deadline-from
+	// millpond-inner
+	// millpond-return
+	// millpond-interruptions
+	// millpond-waiting-since
+	// millpond-traceparent
+	// millpond-priority
+	// millpond-publish
+	// timestamp arrival publish
+}
+
+// The headers of a dead letter.
+func Example_dead() {
+	for _, key := range []string{
+		header.DeadReason, header.DeadAt, header.DeadQueue, header.DeadHandler, header.DeadFailures,
+		header.DeadError, header.DeadClass, header.DeadHistory, header.DeadDeadline,
+		header.DeadDeadlineFrom, header.Unreadable, header.Replays,
+	} {
+		fmt.Println(key)
+	}
+	// Output:
+	// millpond-dead-reason
+	// millpond-dead-at
+	// millpond-dead-queue
+	// millpond-dead-handler
+	// millpond-dead-failures
+	// millpond-dead-error
+	// millpond-dead-class
+	// millpond-dead-history
+	// millpond-dead-deadline
+	// millpond-dead-deadline-from
+	// millpond-unreadable
+	// millpond-replays
+}
+
+// A tool counts dead letters by their reason.
+func ExampleReason() {
+	letters := map[header.Reason]int{
+		header.ReasonPermanent: 3, header.ReasonExhausted: 2, header.ReasonMaxAge: 0,
+		header.ReasonDeadline: 1, header.ReasonOverBudget: 0, header.ReasonUndecodable: 0,
+		header.ReasonCrashLoop: 1, header.ReasonOversized: 0, header.ReasonMisdirected: 0,
+		header.ReasonCancelled: 0,
+	}
+	for reason, n := range letters {
+		if n > 1 {
+			fmt.Println(reason, n)
+		}
+	}
+	// Unordered output:
+	// permanent 3
+	// exhausted 2
+}
+
+// A dead letter written by hand, as a tool for tests would write it.
+func ExampleRetryState_DeadHeaders() {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	state := header.RetryState{
+		Failures: 1, Error: "no stock", Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+		History: []header.AttemptError{{Attempt: 1, At: at, Error: "no stock"}},
+	}
+	headers := state.DeadHeaders("orders")
+	fmt.Println(headers[header.DeadReason], headers[header.DeadFailures])
+	fmt.Println(headers[header.DeadHistory])
+	fmt.Println("longest error and history:", header.MaxErrorBytes, header.MaxHistoryBytes)
+	fmt.Println("longest error in the history:", header.MaxEntryErrorBytes)
+	fmt.Println("highest count:", header.MaxFailures)
+	// Output:
+	// exhausted 1
+	// [{"attempt":1,"at":"2026-03-01T12:00:00Z","error":"no stock"}]
+	// longest error and history: 2048 16384
+	// longest error in the history: 256
+	// highest count: 1000000
 }

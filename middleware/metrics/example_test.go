@@ -53,3 +53,21 @@ func ExampleNewCollector() {
 	// inspector is nil: use operate.Open
 	// plan 1 is empty: use topology.PlanFor
 }
+
+// Every option of the metrics of events and of the Collector of depths.
+func ExampleNew_options() {
+	var m *metrics.Metrics
+	m, err := metrics.New([]metrics.Option{metrics.WithProcessingBuckets(0.01, 0.1, 1)}...)
+	fmt.Println(m != nil, err)
+	var client metrics.Client // a *topology.Client
+	var operator metrics.Inspector
+	options := []metrics.CollectorOption{
+		metrics.WithCacheFor(time.Minute), metrics.WithTimeout(time.Second),
+	}
+	var depths *metrics.Collector
+	depths, err = metrics.NewCollector(client, operator, nil, options...)
+	fmt.Println(depths == nil, err != nil)
+	// Output:
+	// true <nil>
+	// true true
+}

@@ -95,3 +95,26 @@ func ExampleErrRefused() {
 	// Output:
 	// nacked true 0
 }
+
+// A Result says how a message ended, and its calls of the Republisher.
+func ExampleResult() {
+	var broker *middlewaretest.Broker = middlewaretest.NewBroker()
+	retry, _ := middleware.NewDelayedRetry(broker, backoff.List{time.Second})
+	handler := retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return nil }))
+	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
+	var result middlewaretest.Result = broker.Run(handler, msg)
+	for _, outcome := range []middlewaretest.Outcome{
+		middlewaretest.Handled, middlewaretest.DeadLettered, middlewaretest.Nacked,
+		middlewaretest.Waiting,
+	} {
+		fmt.Println(outcome, result.Outcome == outcome)
+	}
+	var calls []middlewaretest.Call = broker.Calls()
+	fmt.Println(len(calls), "calls; a run ends after", middlewaretest.MaxAttempts, "attempts")
+	// Output:
+	// handled true
+	// dead-lettered false
+	// nacked false
+	// waiting false
+	// 0 calls; a run ends after 250 attempts
+}

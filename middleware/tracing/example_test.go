@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/propagation"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -40,4 +42,15 @@ func ExampleNew() {
 	// Output:
 	// process orders 0 millpond.retried
 	// process orders 1 millpond.dead_lettered
+}
+
+// Every option: the provider of spans, and the format of the publisher's context.
+func ExampleNew_options() {
+	options := []tracing.Option{
+		tracing.WithTracerProvider(noop.NewTracerProvider()),
+		tracing.WithPropagator(propagation.TraceContext{}),
+	}
+	var t *tracing.Tracing = tracing.New(options...)
+	fmt.Println(t != nil)
+	// Output: true
 }

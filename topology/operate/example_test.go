@@ -36,13 +36,14 @@ func ExampleHeaderText() {
 
 // What there is to decide on: many dead letters, few reasons.
 func ExampleGroupByError() {
-	letters := func(yield func(operate.Letter, error) bool) { // in a program: operate.Dead(…)
+	letters := func(yield func(operate.Letter, error) bool) { // in a program: operator.Dead(…)
 		for i, text := range []string{"no stock", "order 7: no such customer", "no stock"} {
 			if !yield(operate.Letter{ID: fmt.Sprint("order-", i+1), Reason: "exhausted", Error: text}, nil) {
 				return
 			}
 		}
 	}
+	var groups []operate.Group
 	groups, err := operate.GroupByError(iter.Seq2[operate.Letter, error](letters))
 	if err != nil {
 		fmt.Println(err)

@@ -119,3 +119,39 @@ func asksBroker(f *doc.Func) bool {
 		return ok && selector.Sel.Name == "Client"
 	})
 }
+
+// Every exported name is shown in an Example of any package.
+func TestEveryExportedNameIsShown(t *testing.T) {
+	t.Parallel()
+	all, shown := packages(t), map[string]bool{}
+	for _, pkg := range all {
+		for _, example := range doc.Examples(parseOnly(t, pkg, true)...) {
+			ast.Inspect(example.Code, func(n ast.Node) bool {
+				if selector, ok := n.(*ast.SelectorExpr); ok {
+					if of, ok := selector.X.(*ast.Ident); ok {
+						shown[of.Name+"."+selector.Sel.Name] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	for _, pkg := range all {
+		for _, file := range parseOnly(t, pkg, false) {
+			for name, object := range file.Scope.Objects {
+				if ast.IsExported(name) && object.Kind != ast.Bad {
+					assert.True(t, shown[filepath.Base(pkg)+"."+name], "%s.%s is in no Example", pkg, name)
+				}
+			}
+		}
+	}
+}
+
+// parseOnly parses the test files of a package, or its other files.
+func parseOnly(t *testing.T, pkg string, tests bool) []*ast.File {
+	t.Helper()
+	files := token.NewFileSet()
+	return slices.DeleteFunc(parse(t, files, pkg), func(file *ast.File) bool {
+		return strings.HasSuffix(files.Position(file.Package).Filename, "_test.go") != tests
+	})
+}
