@@ -26,6 +26,10 @@ var (
 	ErrOutcomeUnknown = publisher.ErrUnknown
 )
 
+// ConflictError is returned if a queue or an exchange exists with other arguments. RabbitMQ cannot
+// change them. If the queue or the exchange is the user's own, the configuration must name the
+// arguments that it has. Otherwise delete the queue once it is empty, or the exchange while no
+// service uses it, or choose another name in the strategy.
 type ConflictError struct {
 	// Kind is "queue" or "exchange", Name its name.
 	Kind, Name string

@@ -58,7 +58,6 @@ func ExampleClient_NewSubscriber() {
 		topology.WithConcurrency(16),
 		topology.WithDrainTimeout(10 * time.Second),
 		topology.WithHandlerWarning(time.Minute),
-		topology.WithHoldLimit(5 * time.Minute),
 		topology.WithConsumerTimeout(15 * time.Minute),
 		topology.WithTimestampWindow(time.Hour, time.Minute),
 		topology.WithRequeueOnNack(), // only while instances of watermill-amqp consume the queue

@@ -58,8 +58,8 @@ func WithLogger(logger watermill.LoggerAdapter) Option {
 
 // WithObserver adds observers of the decisions that the Subscribers make by themselves: about a
 // message that the router has nacked, a message that cannot be decoded, and suspects of killing
-// the process. Give the same observers to middleware.WithObserver, which tells them of all other
-// decisions; Client.Observers returns them. They are called in the goroutine of the message,
+// the process. A DelayedRetry takes the same observers from the Client
+// and tells them all other decisions. They are called in the goroutine of the message,
 // after the decision is confirmed; see middleware.Observer.
 //
 // Default: no observer, and no event is made.
@@ -172,7 +172,6 @@ type subscriberOptions struct {
 	concurrency    int
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
-	holdLimit      time.Duration // 0: only the broker's consumer timeout
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }
@@ -297,19 +296,6 @@ func WithConsumerTimeout(d time.Duration) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.consumerTimeout = cmp.Or(d, consumer.MaxHold)
 		return refuse(d < 0, "WithConsumerTimeout: %v is negative", d)
-	}
-}
-
-// WithHoldLimit shortens how long the Subscriber holds a failed or nacked message that cannot be
-// stored, counted from its arrival. After that the message goes back to its queue, and the queue
-// is not consumed until messages can be stored again. A limit that is longer than the default
-// changes nothing. Must be positive.
-//
-// Default: until shortly before the broker's consumer timeout; see WithConsumerTimeout.
-func WithHoldLimit(d time.Duration) SubscriberOption {
-	return func(o *subscriberOptions) error {
-		o.holdLimit = d
-		return refuse(d <= 0, "WithHoldLimit: %v is not positive", d)
 	}
 }
 

@@ -207,7 +207,7 @@ func (s *Subscriber) newSubscription(
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
 		Waits: waits, Prepare: source.prepare, CanStore: source.canStore,
-		DrainTimeout: o.drainTimeout, HoldLimit: o.holdLimit, HandlerWarning: o.handlerWarning,
+		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
 	}), plan, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,9 +17,8 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-const aboutPositions = `An ID may also be the position of a letter, #1 or 1: its number in the
-list of all dead letters of the queue, at the time of this command. A number that is the ID of one
-letter and the position of another is refused: write #1.`
+const aboutPositions = `An ID may also be the position of a letter, #1: its number in the list of
+all dead letters of the queue, at the time of this command. Quote it for the shell: '#1'.`
 
 // letters are the dead letters that a command works on.
 type letters struct {
@@ -69,8 +69,9 @@ func (a app) choose(
 	})
 }
 
-// position is the position of a letter where an ID is expected.
-var position = regexp.MustCompile(`^#?[0-9]{1,9}$`)
+// position is the position of a letter where an ID is expected. A number alone is an ID, because
+// message ids may be numbers, and a command must not move or discard another letter.
+var position = regexp.MustCompile(`^#[0-9]{1,9}$`)
 
 // places are letters by their positions.
 type places struct {
@@ -94,45 +95,29 @@ func (p *places) missing() []int {
 // there now. The command then takes a letter only where position and ID are still the same, because
 // the queue may change between the two looks.
 func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
-	names := map[string]int{}   // positions, as they are written
-	isID := map[string]string{} // an ID of a letter, to the position of the first one
-	found := map[int]string{}   // the ID at each position
+	at := &places{ids: map[int]string{}, seen: map[int]bool{}}
+	ids := map[string]bool{}
+	wanted := map[int]bool{}
 	for _, text := range l.filter.IDs {
-		if position.MatchString(text) {
-			names[text], _ = strconv.Atoi(strings.TrimPrefix(text, "#"))
-			found[names[text]] = ""
+		if n, err := strconv.Atoi(strings.TrimPrefix(text, "#")); err == nil && text[0] == '#' {
+			wanted[n] = true
+		} else {
+			ids[text] = true
 		}
 	}
 	total := 0
-	exists := map[int]bool{}
 	for letter, err := range l.operator.Dead(ctx, l.plan, operate.Filter{}, 0) {
 		if err != nil {
 			return nil, err
 		}
-		total = letter.Position
-		if _, wanted := found[letter.Position]; wanted {
-			found[letter.Position], exists[letter.Position] = letter.ID, true
-		}
-		if _, wanted := names[letter.ID]; wanted && isID[letter.ID] == "" {
-			isID[letter.ID] = strconv.Itoa(letter.Position)
+		if total = letter.Position; wanted[total] {
+			at.ids[total] = letter.ID
 		}
 	}
-	at := &places{ids: map[int]string{}, seen: map[int]bool{}}
-	ids := map[string]bool{}
-	for _, text := range l.filter.IDs {
-		n, isPosition := names[text]
-		id := isPosition && text[0] != '#' && isID[text] != ""
-		switch {
-		case !isPosition, id && (!exists[n] || found[n] == text):
-			ids[text] = true
-		case id:
-			return nil, usage("%q is the ID of letter #%s and the position of letter %q: "+
-				"write #%s or #%d", text, isID[text], found[n], isID[text], n)
-		case !exists[n]:
+	for _, n := range slices.Sorted(maps.Keys(wanted)) {
+		if _, exists := at.ids[n]; !exists {
 			return nil, a.notFound("there is no letter #%d in queue %q, which holds %s",
 				n, l.plan.Dead.RoutingKey, plural(total, "letter"))
-		default:
-			at.ids[n] = found[n]
 		}
 	}
 	l.filter.IDs = nil

@@ -132,7 +132,7 @@ func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) er
 func (a app) deadShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
-		Description: aboutPositions,
+		Description: aboutPositions + "\nA number that is the ID of no letter is a position, too.",
 		Flags: []cli.Flag{&cli.BoolFlag{
 			Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
 				"--json always has it",
@@ -144,25 +144,35 @@ func (a app) deadShow() *cli.Command {
 			queue, id := c.Args().Get(0), c.Args().Get(1)
 			l := &letters{filter: operate.Filter{IDs: []string{id}}}
 			return a.choose(ctx, c, queue, l, func() error {
-				found := 0
-				for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
-					if err != nil {
-						return err
-					}
-					if found++; found > 1 {
-						fmt.Fprintln(a.out)
-					}
-					if err := a.show(c, letter); err != nil {
-						return err
-					}
+				found, err := a.showAll(ctx, c, l)
+				// A number that is no letter's ID is the position that the list shows.
+				if n, notNumber := strconv.Atoi(id); err == nil && found == 0 && notNumber == nil {
+					l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == n }}
+					found, err = a.showAll(ctx, c, l)
 				}
-				if found == 0 {
-					return a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
+				if err == nil && found == 0 {
+					err = a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
 				}
-				return nil
+				return err
 			})
 		},
 	}
+}
+
+// showAll shows the letters that the filter chooses, and counts them.
+func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int, err error) {
+	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
+		if err != nil {
+			return found, err
+		}
+		if found++; found > 1 {
+			fmt.Fprintln(a.out)
+		}
+		if err := a.show(c, letter); err != nil {
+			return found, err
+		}
+	}
+	return found, nil
 }
 
 func (a app) show(c *cli.Command, l operate.Letter) error {

@@ -73,7 +73,6 @@ type Config struct {
 	CanStore func(context.Context) error
 
 	DrainTimeout   time.Duration // bounds the wait for messages in progress at the end
-	HoldLimit      time.Duration // of a delivery, from its arrival. Default: the broker's limit
 	HandlerWarning time.Duration // logs a handler that does not return. Default: never
 	Timestamps     TimestampWindow
 	RequeueOnNack  bool // gives nacked messages straight back; switches the crash guard off

@@ -257,6 +257,9 @@ func (w TimestampWindow) holds(t, arrived time.Time) bool {
 
 // Expiration reads the property of that name: whole milliseconds as text.
 func Expiration(text string) (valid time.Duration, ok bool) {
+	if text == "" { // most messages; ParseInt would allocate an error
+		return 0, false
+	}
 	ms, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || ms < 0 {
 		return 0, false

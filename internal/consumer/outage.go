@@ -32,11 +32,7 @@ func (s *Subscription) hold(consumerTimeout time.Duration) time.Duration {
 	if seen := time.Duration(s.timeout.Load()); seen > 0 {
 		consumerTimeout = min(consumerTimeout, seen)
 	}
-	hold := audit.HoldFor(consumerTimeout, s.cfg.Group.ConfirmTimeout)
-	if s.cfg.HoldLimit > 0 {
-		hold = min(hold, s.cfg.HoldLimit)
-	}
-	return hold
+	return audit.HoldFor(consumerTimeout, s.cfg.Group.ConfirmTimeout)
 }
 
 // outage is a time in which a subscription cannot store failed messages. It begins when a

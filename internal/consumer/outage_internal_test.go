@@ -35,19 +35,15 @@ func TestPausesBetweenProbesGrow(t *testing.T) {
 	require.Zero(t, o.pause())
 }
 
-// The option, and a consumer timeout that has struck, can only shorten the hold.
-func TestHoldLimitShortensTheHold(t *testing.T) {
+// A consumer timeout that has struck can only shorten the hold.
+func TestConsumerTimeoutThatStruckShortensTheHold(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ limit, seen, want time.Duration }{
-		"none":             {0, 0, 4 * time.Minute},
-		"shorter":          {time.Minute, 0, time.Minute},
-		"longer":           {time.Hour, 0, 4 * time.Minute},
-		"longer than seen": {time.Minute, 10 * time.Second, 5 * time.Second},
+	for name, c := range map[string]struct{ seen, want time.Duration }{
+		"none":    {0, 4 * time.Minute},
+		"shorter": {10 * time.Second, 5 * time.Second},
+		"longer":  {time.Hour, 4 * time.Minute},
 	} {
-		s := &Subscription{cfg: Config{
-			Group:     &Group{ConfirmTimeout: 10 * time.Second},
-			HoldLimit: c.limit,
-		}}
+		s := &Subscription{cfg: Config{Group: &Group{ConfirmTimeout: 10 * time.Second}}}
 		s.timeout.Store(int64(c.seen))
 		require.Equal(t, c.want, s.hold(5*time.Minute), name)
 	}

@@ -84,7 +84,7 @@ func (o *Operator) take(
 	if err != nil {
 		return nil, fmt.Errorf("look at queue %q: %w", queue, err)
 	}
-	t := &taking{reader: reader{o, conn, plan, queue}, end: end, began: time.Now()}
+	t := &taking{reader: reader{o, conn, plan, queue}, end: end}
 	var ch *amqp.Channel
 	if err = t.check(ctx); err == nil {
 		ch, err = conn.Channel()
@@ -93,6 +93,8 @@ func (o *Operator) take(
 		end()
 		return nil, fmt.Errorf("look at queue %q: %w", queue, err)
 	}
+	// The time of the check does not count: nothing was taken yet.
+	t.began = time.Now()
 	t.Scan, t.frame = scan.New(ctx, ch, queue, limit), conn.Config.FrameSize
 	if t.frame <= 0 {
 		t.frame = math.MaxInt

@@ -92,12 +92,12 @@ func TestNewSubscriberRefusesLossyConfiguration(t *testing.T) {
 	cfg.Consume.Qos.PrefetchCount, cfg.Consume.Qos.PrefetchSize = 0, 1
 	cfg.Queue.Arguments = amqp.Table{"x-overflow": "reject-publish"}
 	_, err := client.NewSubscriber(cfg, nil, topology.WithDrainTimeout(-1),
-		topology.ForPolicy(nil, backoff.List{-1, backoff.MaxDelay + 1}), topology.WithHoldLimit(0),
+		topology.ForPolicy(nil, backoff.List{-1, backoff.MaxDelay + 1}),
 		topology.For((*middleware.DelayedRetry)(nil)), topology.For(nil))
 	requireTexts(t, err, "Marshaler is nil", "TopologyBuilder is nil", "Queue.GenerateName is nil",
 		"Exchange.GenerateName is nil", "NoRequeueOnNack", "Durable", "AutoDelete", "Exclusive",
 		"PrefetchCount", "PrefetchSize", "x-overflow", "option 1 is nil", "negative", "policy is nil",
-		"MaxDelay", "WithHoldLimit: 0s is not positive", "For: the DelayedRetry is nil")
+		"MaxDelay", "For: the DelayedRetry is nil")
 
 	// In 16 bits this prefetch would be 0, which means no limit.
 	cfg = rig.QueueConfig(url)

@@ -221,8 +221,10 @@ func unsettled(t *testing.T, url string, outside message.HandlerMiddleware) (
 	var calls atomic.Int32
 	r = rig.Start(t, rig.Config{
 		URL: url, PublisherURL: proxy.URL(), Policy: rig.Quickly(1), Outer: chain{outside},
-		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
-		SubscriberOptions: []topology.SubscriberOption{topology.WithHoldLimit(time.Millisecond)},
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(200 * time.Millisecond)},
+		SubscriberOptions: []topology.SubscriberOption{
+			topology.WithConsumerTimeout(20 * time.Millisecond),
+		},
 		Handle: func(msg *message.Message) error {
 			attempts <- middleware.Attempt(msg.Context())
 			if calls.Add(1) > 1 {
