@@ -65,11 +65,16 @@ func StartMortal(
 	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
 		return handle(m, msg)
 	})
-	ended := Run(t, router)
+	// A handler may let the process die before Run has returned.
+	var ended <-chan error
+	running := make(chan struct{})
 	m.bury = sync.OnceFunc(func() {
+		<-running
 		// In this order. The handlers may take longer than the router waits.
 		_ = errors.Join(router.Close(), client.Close(), <-ended)
 	})
+	ended = Run(t, router)
+	close(running)
 	t.Cleanup(func() {
 		m.Die()
 		m.bury()
