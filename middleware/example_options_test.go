@@ -17,7 +17,7 @@ import (
 )
 
 // One budget for all handlers that call the same downstream. Here every delivery
-// fails: the first window grants two retries, and what comes beyond waits as long
+// fails: the first window grants two retries, and further retries wait as long
 // as the budget says.
 func ExampleNewBudget() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{

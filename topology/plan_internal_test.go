@@ -9,7 +9,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// Only quorum queues sort what waits, and only above priority 4.
+// Only quorum queues sort waiting messages, and only above priority 4.
 func TestWhereAPriorityIsLowered(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -35,12 +35,12 @@ func (d *delivery) nacked() {
 		if !d.on.ch.IsClosed() { // else the broker has the delivery back
 			d.abandon()
 		}
-		d.observeReturned(context.Cause(d.ctx), 0, 0)
+		d.observeRequeued(context.Cause(d.ctx), 0, 0)
 		return
 	}
 	if d.sub.stop.Err() != nil || d.sub.cfg.RequeueOnNack {
 		if !d.putBack() {
-			d.observeReturned(errNacked, 0, 0)
+			d.observeRequeued(errNacked, 0, 0)
 		}
 		return
 	}
@@ -93,7 +93,7 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 			d.sub.suspend(d)
 		}
 		d.giveBack()
-		d.observeReturned(err, tries, held)
+		d.observeRequeued(err, tries, held)
 		return
 	}
 	d.ack()
@@ -134,9 +134,9 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 	observers.Tell(ctx, e)
 }
 
-// observeReturned tells of a message that goes back to its queue, unless a DelayedRetry has
+// observeRequeued tells of a message that goes back to its queue, unless a DelayedRetry has
 // told of it.
-func (d *delivery) observeReturned(err error, tries int, held time.Duration) {
+func (d *delivery) observeRequeued(err error, tries int, held time.Duration) {
 	if d.ToldRequeued() {
 		return
 	}
