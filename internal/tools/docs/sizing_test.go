@@ -27,19 +27,23 @@ func TestSizingCountsThePlans(t *testing.T) {
 	page := read(t, "docs/sizing.md")
 	rows := []sizing{
 		{
-			topology.PerQueue{}, "`PerQueue` | N × (M + 1) | 0 | 0",
+			topology.PerQueue{},
+			"`PerQueue` | N × (M + 1) | 0 | 0",
 			func(n, m int) parts { return parts{n * (m + 1), 0, 0} },
 		},
 		{
-			topology.PerAttempt{}, "`PerAttempt`, M queues of attempts | N × (M + 1) | N | N × M",
+			topology.PerAttempt{},
+			"`PerAttempt`, M queues of attempts | N × (M + 1) | N | N × M",
 			func(n, m int) parts { return parts{n * (m + 1), n, n * m} },
 		},
 		{
-			topology.Shared{}, "`Shared` | M + 1 + N | M + 2 | M + 1 + N",
+			topology.Shared{},
+			"`Shared` | M + 1 + N | M + 2 | M + 1 + N",
 			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
 		},
 		{
-			topology.Shared{Via: "events"}, "`Shared` with `Via` | M + 1 + N | M + 2 + N | M + 1 + 3 × N",
+			topology.Shared{Via: "events"},
+			"`Shared` with `Via` | M + 1 + N | M + 2 + N | M + 1 + 3 × N",
 			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n, m + 1 + 3*n} },
 		},
 	}
@@ -56,7 +60,8 @@ func TestSizingCountsThePlans(t *testing.T) {
 		0: 32, 24 * time.Hour: 20, time.Hour: 16, time.Minute: 10,
 	} {
 		rows = append(rows, sizing{
-			topology.Levels{Max: longest}, "`Levels`, L levels | L + 1 + N | L + 2 | 3 × L - 1 + N",
+			topology.Levels{Max: longest},
+			"`Levels`, L levels | L + 1 + N | L + 2 | 3 × L - 1 + N",
 			func(n, _ int) parts { return parts{l + 1 + n, l + 2, 3*l - 1 + n} },
 		})
 	}
