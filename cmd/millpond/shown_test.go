@@ -9,7 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
+var (
+	console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
+	inline  = regexp.MustCompile("`(millpond [^`]+)`")
+)
 
 // Every command of the tool that a page shows has flags that the tool knows. A page shows the real
 // output of plan, which asks no broker; "…" at its end stands for the lines that are left out.
@@ -24,8 +27,7 @@ func TestPagesShowCommandsThatTheToolKnows(t *testing.T) {
 				command, output, _ := strings.Cut(part, "\n")
 				args := argumentsOf(command)
 				shown[strings.Join(args[:2], " ")], shown[args[0]] = true, true
-				// The port is closed: a command without a mistake fails to connect.
-				o := tool(t, "", "", append([]string{"--url", "amqp://guest:guest@127.0.0.1:1/"}, args...)...)
+				o := toClosedPort(t, args)
 				if args[0] != "plan" {
 					require.Equal(t, exitFailed, o.code, "%s: %s%s", command, o.out, o.err)
 					continue
@@ -40,10 +42,22 @@ func TestPagesShowCommandsThatTheToolKnows(t *testing.T) {
 			}
 		}
 	}
+	text, err := os.ReadFile("../../docs/monitoring.md")
+	require.NoError(t, err)
+	for _, command := range inline.FindAllStringSubmatch(string(text), -1) {
+		o := toClosedPort(t, argumentsOf(command[1]))
+		require.Equal(t, exitFailed, o.code, "%s: %s%s", command[1], o.out, o.err)
+	}
 	for _, command := range newApp(stdio{}).Commands {
 		require.True(t, shown[command.Name], "no page shows %s", command.Name)
 		for _, sub := range command.Commands {
 			require.True(t, shown[command.Name+" "+sub.Name], "no page shows %s %s", command.Name, sub.Name)
 		}
 	}
+}
+
+// toClosedPort runs a command. A command without a mistake fails to connect.
+func toClosedPort(t *testing.T, args []string) outcome {
+	t.Helper()
+	return tool(t, "", "", append([]string{"--url", "amqp://guest:guest@127.0.0.1:1/"}, args...)...)
 }
