@@ -116,23 +116,31 @@ func (i *incident) awaitHandled(n int64) {
 	)
 }
 
-// follow runs a command that the document shows, and returns its output.
-func (i *incident) follow(command string) string {
-	i.t.Helper()
-	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
+// argumentsOf splits a command as a shell does; 'in quotes' is one argument.
+func argumentsOf(command string) []string {
 	words := strings.Fields(command)[1:]
 	var args []string
-	for n := 0; n < len(words); n++ { // 'in quotes' is one argument
+	for n := 0; n < len(words); n++ {
 		word := words[n]
 		for strings.HasPrefix(word, "'") && !strings.HasSuffix(word, "'") {
 			n++
 			word += " " + words[n]
 		}
-		word = strings.Trim(word, "'")
-		if strings.HasSuffix(word, ".jsonl") {
-			word = filepath.Join(i.folder, word)
+		args = append(args, strings.Trim(word, "'"))
+	}
+	return args
+}
+
+// follow runs a command that the document shows, and returns its output.
+func (i *incident) follow(command string) string {
+	i.t.Helper()
+	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
+	args := argumentsOf(command)
+	for n, arg := range args {
+		if strings.HasSuffix(arg, ".jsonl") {
+			arg = filepath.Join(i.folder, arg)
 		}
-		args = append(args, strings.ReplaceAll(word, "orders", i.queue))
+		args[n] = strings.ReplaceAll(arg, "orders", i.queue)
 	}
 	o := i.tool(args...)
 	require.Zero(i.t, o.code, "%s: %s%s", command, o.out, o.err)
