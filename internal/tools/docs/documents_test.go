@@ -142,6 +142,7 @@ var commands = []struct{ begins, runBy string }{
 	},
 	{"go run ./cmd/millpond declare orders", "TestCommandsPrintWhatTheyDo"},
 	{"go run ./cmd/millpond verify orders", "TestCommandsPrintWhatTheyDo"},
+	{"go run ./cmd/millpond prune orders", "TestCommandsPrintWhatTheyDo"},
 	{"millpond dead list", "TestIncidentDownstreamOutage"},
 	{"millpond dead replay", "TestIncidentDownstreamOutage"},
 	{"millpond prune", "TestCommandsPrintWhatTheyDo"},
