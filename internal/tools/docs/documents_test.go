@@ -145,7 +145,6 @@ var commands = []struct{ begins, runBy string }{
 	{"go run ./cmd/millpond prune orders", "TestCommandsPrintWhatTheyDo"},
 	{"millpond dead list", "TestIncidentDownstreamOutage"},
 	{"millpond dead replay", "TestIncidentDownstreamOutage"},
-	{"millpond prune", "TestCommandsPrintWhatTheyDo"},
 	{"rabbitmqctl set_permissions -p shop", "TestSecurityDocumentIsTrue"},
 	{"rabbitmqctl set_permissions --vhost shop", "TestRecommendedBrokerSettings"},
 	{"rabbitmqctl add_", "TestRecommendedBrokerSettings"},
