@@ -20,7 +20,7 @@ import (
 )
 
 // Given the files and the commands of docs/getting-started.md, when a shell runs them, then the
-// program prints the lines that the page shows.
+// program prints the lines that the page shows, and the tool shows the dead letter.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	url := testbroker.Private(t).URL()
@@ -29,7 +29,7 @@ func TestGettingStarted(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(clone, filepath.Join(folder, "millpond")))
 
-	page, _, found := strings.Cut(read(t, "docs/getting-started.md"), "\n## 5. ")
+	page, look, found := strings.Cut(read(t, "docs/getting-started.md"), "\n## 5. ")
 	require.True(t, found)
 	var script strings.Builder
 	var prints []string
@@ -46,11 +46,11 @@ func TestGettingStarted(t *testing.T) {
 			prints = strings.Split(strings.TrimSpace(b.text), "\n")
 		}
 	}
-	require.Len(t, prints, 3)
+	require.Len(t, prints, 7)
 
 	cmd := exec.CommandContext(t.Context(), "sh", "-eu")
 	cmd.Dir, cmd.Stdin = folder, strings.NewReader(script.String())
-	cmd.Env = append(os.Environ(), "AMQP_URL="+url, "GOFLAGS=", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "AMQP_URL="+url, "GOFLAGS=", "GOWORK=")
 	// A terminal's interrupt reaches the shell and every process that it has started.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stderr bytes.Buffer
@@ -65,7 +65,7 @@ func TestGettingStarted(t *testing.T) {
 
 	var printed []string
 	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), "attempt ") {
+		if strings.HasPrefix(lines.Text(), "order ") {
 			printed = append(printed, lines.Text())
 		}
 		if len(printed) == len(prints) {
@@ -76,8 +76,23 @@ func TestGettingStarted(t *testing.T) {
 	require.Equal(t, prints, printed, "%s", stderr.String())
 	require.Contains(t, stderr.String(), "All messages processed", "%v", err)
 	for _, queue := range []string{
-		"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.15s", "orders.dlq",
+		"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.4s",
 	} {
 		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
 	}
+
+	script.Reset()
+	for _, b := range blocks(look) {
+		if b.kind == "sh" {
+			script.WriteString(b.text)
+		}
+	}
+	tool := exec.CommandContext(t.Context(), "sh", "-eu", "-c", script.String())
+	tool.Dir, tool.Env = filepath.Join(folder, "shop"), cmd.Env
+	out, err := tool.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, 1, strings.Count(string(out), "\nhistory\n"), "%s", out)
+	require.Contains(t, string(out), "order 13")
+	require.Contains(t, string(out), "the shop is closed")
+	require.Contains(t, string(out), `plan for queue "orders"`)
 }
