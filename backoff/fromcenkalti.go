@@ -113,8 +113,7 @@ func (p fromCenkalti) CheckEnd() error {
 	if _, stops := b.(*cenkalti.StopBackOff); stops {
 		return nil
 	}
-	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b),
-		"set an age limit with backoff.WithMaxAge, ")
+	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b), "set an age limit with backoff.WithMaxAge, ")
 }
 
 func (p fromCenkalti) Remarks() []string {

@@ -66,8 +66,7 @@ func TestJitterDistribution(t *testing.T) {
 		},
 		"decorrelated, after 4s": {
 			same(backoff.DecorrelatedJitter{Initial: 2 * s, Max: 10 * s, WaitSteps: 2}),
-			backoff.Failure{Count: 9, Last: 4 * s},
-			2 * s, 10 * s, "4s 6s 8s 10s",
+			backoff.Failure{Count: 9, Last: 4 * s}, 2 * s, 10 * s, "4s 6s 8s 10s",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -289,23 +288,19 @@ func TestJitterDelays(t *testing.T) {
 		{"full, few milliseconds", full(backoff.List{2 * ms}), "1ms 2ms"},
 		{"full, invalid steps", full(backoff.List{s}, -7), "250ms 500ms 750ms 1s"},
 		{
-			"equal",
-			backoff.EqualJitter{Policy: backoff.List{s, 2 * s}},
+			"equal", backoff.EqualJitter{Policy: backoff.List{s, 2 * s}},
 			"625ms 750ms 875ms 1s 1.25s 1.5s 1.75s 2s",
 		},
 		{
-			"bounded",
-			backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 0.2, WaitSteps: 2},
+			"bounded", backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 0.2, WaitSteps: 2},
 			"1.1s 1.2s 2.2s 2.4s",
 		},
 		{
-			"decorrelated",
-			backoff.DecorrelatedJitter{Initial: s, Retries: 2},
+			"decorrelated", backoff.DecorrelatedJitter{Initial: s, Retries: 2},
 			"1.5s 2s 2.5s 3s 4.5s 6s 7.5s 9s",
 		},
 		{
-			"decorrelated, capped",
-			backoff.DecorrelatedJitter{Initial: s, Max: 5 * s, WaitSteps: 2},
+			"decorrelated, capped", backoff.DecorrelatedJitter{Initial: s, Max: 5 * s, WaitSteps: 2},
 			"2s 3s 4s 5s",
 		},
 		{"decorrelated, capped at once", backoff.DecorrelatedJitter{Initial: s, Max: s}, "1s"},
@@ -350,8 +345,7 @@ func TestJitterDelays(t *testing.T) {
 		},
 		{"in a max age, not drawn", aged(limit(unbounded(backoff.List{s, 4 * s}), 2), 3*s), "1s"},
 		{
-			"in a choice",
-			aged(aged(choice(backoff.List{s}, full(backoff.List{4 * s}, 2)), 3*s), time.Hour),
+			"in a choice", aged(aged(choice(backoff.List{s}, full(backoff.List{4 * s}, 2)), 3*s), time.Hour),
 			"1s 2s 3s",
 		},
 	}...)
@@ -378,8 +372,7 @@ func TestJitterValidate(t *testing.T) {
 		{"full, everything", full(nil, -1), lines("backoff.FullJitter",
 			"WaitSteps -1 is negative: use 0 for 4", "Policy is nil: give it the policy to wrap")},
 		{
-			"equal, everything",
-			backoff.EqualJitter{WaitSteps: 1, Policy: backoff.List{0}},
+			"equal, everything", backoff.EqualJitter{WaitSteps: 1, Policy: backoff.List{0}},
 			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] 0s" + positive,
 		},
 		{
@@ -406,8 +399,7 @@ func TestJitterCheckEnd(t *testing.T) {
 	t.Parallel()
 	endless := constantly(s, 0)
 	for _, p := range []backoff.Policy{
-		full(endless),
-		backoff.EqualJitter{Policy: endless},
+		full(endless), backoff.EqualJitter{Policy: endless},
 		backoff.BoundedJitter{Policy: endless, Extra: 1},
 	} {
 		require.Equal(t, backoff.CheckEnd(endless), backoff.CheckEnd(p))
@@ -485,8 +477,7 @@ func FuzzJitter(f *testing.F) {
 		first, second := time.Duration(a), time.Duration(b)
 		failure := backoff.Failure{Count: count, Last: time.Duration(last)}
 		for _, policy := range []backoff.Policy{
-			backoff.List{first, second},
-			capped(exponential(first, 2, 0, retries), second),
+			backoff.List{first, second}, capped(exponential(first, 2, 0, retries), second),
 			foreign{wait: first, retry: true},
 		} {
 			whole, retried := backoff.Next(policy, failure)

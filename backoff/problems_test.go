@@ -59,8 +59,7 @@ func TestValidateForeign(t *testing.T) {
 
 func TestValidateReportsEverything(t *testing.T) {
 	t.Parallel()
-	err := backoff.Validate(unbounded(limit(
-		exponential(time.Hour, 0.5, s, -2), -1)))
+	err := backoff.Validate(unbounded(limit(exponential(time.Hour, 0.5, s, -2), -1)))
 	require.EqualError(t, err, `backoff.Limit: Retries -1 is negative: use 0 to never retry
 backoff.Exponential: Factor 0.5 is not a finite number of at least 1: `+
 		`use 2 to double each delay, backoff.Constant for equal delays
@@ -79,22 +78,17 @@ func TestCheckEnd(t *testing.T) {
 		{"fibonacci", fibonacci(s, 0, 1), ""},
 		{"foreign that never retries", never{}, ""},
 		{
-			"constant without end",
-			constantly(s, 0),
+			"constant without end", constantly(s, 0),
 			"backoff.Constant" + unknown + "set Retries, " + waysOut,
 		},
 		{
-			"linear without end",
-			linear(s, s, s, 0),
-			"backoff.Linear" + unknown + "set Retries, " + waysOut,
+			"linear without end", linear(s, s, s, 0), "backoff.Linear" + unknown + "set Retries, " + waysOut,
 		},
 		{
-			"exponential without end", doubling,
-			"backoff.Exponential" + unknown + "set Retries, " + waysOut,
+			"exponential without end", doubling, "backoff.Exponential" + unknown + "set Retries, " + waysOut,
 		},
 		{
-			"fibonacci without end",
-			fibonacci(s, s, 0),
+			"fibonacci without end", fibonacci(s, s, 0),
 			"backoff.Fibonacci" + unknown + "set Retries, " + waysOut,
 		},
 		{"func", backoff.PolicyFunc(backoff.None{}.Delay), "backoff.PolicyFunc" + unknown + waysOut},

@@ -75,8 +75,7 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"forged, negative":  {state{Failures: -1}, nil, false},
 		"forged, first in 2999": {
 			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
-			options{middleware.WithMaxAge(time.Hour)},
-			false,
+			options{middleware.WithMaxAge(time.Hour)}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,8 +37,7 @@ func TestClassifiers(t *testing.T) {
 			errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent,
 		},
 		"permanent by value, in %w": {
-			fmt.Errorf("a: %w", errInvalid),
-			options{with(middleware.PermanentErrors(errInvalid))},
+			fmt.Errorf("a: %w", errInvalid), options{with(middleware.PermanentErrors(errInvalid))},
 			permanent,
 		},
 		"not among the permanent": {
@@ -99,10 +98,8 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			logger := watermill.NewCaptureLogger()
-			handle(
-				t, failsWith(errBoom), middleware.WithClassifier(test.classifier),
-				middleware.WithLogger(logger),
-			)
+			handle(t, failsWith(errBoom), middleware.WithClassifier(test.classifier),
+				middleware.WithLogger(logger))
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != test.message || lines[0].Fields["value"] != test.value {
 				t.Errorf("logged %+v", lines)

@@ -163,11 +163,9 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 		msg   *message.Message
 		cause error
 	}{
-		"stale":        {newMessage(delivery{Gone: closedChan()}), nil},
-		"context done": {attached(done, delivery{}), errShutdown},
-		"context done, no delivery": {
-			message.NewMessageWithContext(done, "uuid", nil), errShutdown,
-		},
+		"stale":                     {newMessage(delivery{Gone: closedChan()}), nil},
+		"context done":              {attached(done, delivery{}), errShutdown},
+		"context done, no delivery": {message.NewMessageWithContext(done, "uuid", nil), errShutdown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

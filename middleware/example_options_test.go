@@ -27,10 +27,8 @@ func ExampleNewBudget() {
 		fmt.Println(err)
 		return
 	}
-	run(
-		func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
-		middleware.WithMaxAttempts(5),
-	)
+	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
+		middleware.WithMaxAttempts(5))
 	fmt.Println("closed:", budget.Closed())
 	// Output:
 	// dead-lettered (exhausted) after 5 attempts, delays 1s 10s 5m0s 8m20s

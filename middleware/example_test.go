@@ -57,11 +57,8 @@ func ExampleNewDelayedRetry() {
 }
 
 func ExampleNewDelayedRetry_invalid() {
-	_, err := middleware.NewDelayedRetry(
-		nil, tenfold,
-		middleware.WithMaxAttempts(0),
-		middleware.WithLogger(nil),
-	)
+	_, err := middleware.NewDelayedRetry(nil, tenfold, middleware.WithMaxAttempts(0),
+		middleware.WithLogger(nil))
 	fmt.Println(err)
 	// Output:
 	// new delayed retry: republisher is nil
@@ -194,10 +191,8 @@ func Example_errNotHandedOver() {
 		retry.Middleware(middlewaretest.Consumer(func(*message.Message) error { return errNoStock })),
 		middlewaretest.NewMessage(middleware.Delivery{Queue: "orders", Closing: closing}, nil),
 	)
-	fmt.Println(
-		result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver),
-		errors.Is(result.Err, errNoStock),
-	)
+	fmt.Println(result.Outcome, errors.Is(result.Err, middleware.ErrNotHandedOver),
+		errors.Is(result.Err, errNoStock))
 	// Output: nacked true true
 }
 

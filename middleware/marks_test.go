@@ -128,9 +128,7 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 
 func TestMarksThroughAPanic(t *testing.T) {
 	t.Parallel()
-	panics := func(*message.Message) (
-		[]*message.Message, error,
-	) {
+	panics := func(*message.Message) ([]*message.Message, error) {
 		panic(middleware.Permanent(errBoom))
 	}
 	for name, h := range map[string]message.HandlerFunc{
@@ -219,12 +217,9 @@ func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
 		return middleware.Snooze(errBoom, time.Minute)
 	})), newMessage(delivery{}))
 	want := []string{
-		"attempt 1, 0 past, seen false, failed false",
-		"attempt 1, 0 past, seen true, failed false",
-		"attempt 1, 0 past, seen true, failed false",
-		"attempt 2, 1 past, seen true, failed true",
-		"attempt 2, 1 past, seen true, failed true",
-		"attempt 3, 2 past, seen true, failed true",
+		"attempt 1, 0 past, seen false, failed false", "attempt 1, 0 past, seen true, failed false",
+		"attempt 1, 0 past, seen true, failed false", "attempt 2, 1 past, seen true, failed true",
+		"attempt 2, 1 past, seen true, failed true", "attempt 3, 2 past, seen true, failed true",
 	}
 	assert.Equal(t, want, seen)
 	assert.Equal(

@@ -46,10 +46,8 @@ func TestEventsOfAMessage(t *testing.T) {
 		const took = 30 * time.Millisecond
 		var told events
 		broker := newBroker()
-		retry := newRetry(
-			t, broker, middleware.WithObserver(&told),
-			middleware.WithClassifier(middleware.PermanentErrors(errGone)),
-		)
+		retry := newRetry(t, broker, middleware.WithObserver(&told),
+			middleware.WithClassifier(middleware.PermanentErrors(errGone)))
 		msg := middlewaretest.NewMessage(middleware.Delivery{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
@@ -129,10 +127,8 @@ func TestEventOfASuccess(t *testing.T) {
 func TestEventOfAPanic(t *testing.T) {
 	t.Parallel()
 	var told events
-	handle(
-		t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
-		middleware.WithObserver(&told),
-	)
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		middleware.WithObserver(&told))
 	told.want(t, middleware.EventRetried)
 	var panicked *middleware.PanicError
 	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 ||
@@ -166,10 +162,8 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		broker.FailNext(2, errUnconfirmed)
 		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
-		told.want(
-			t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
-			middleware.EventRetried,
-		)
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
+			middleware.EventRetried)
 		for i, want := range []middleware.Event{
 			{Tries: 1, Err: errUnconfirmed},
 			{Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
@@ -185,10 +179,8 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		broker.FailNext(9, errUnconfirmed)
 		held.HoldUntil = time.Now().Add(2 * time.Second)
 		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
-		told.want(
-			t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
-			middleware.EventRequeued,
-		)
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
+			middleware.EventRequeued)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
 			t.Errorf("told %+v", last)

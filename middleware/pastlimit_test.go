@@ -17,9 +17,7 @@ func TestRetriesThatDelayedRetryMayGrant(t *testing.T) {
 	long := backoff.Limit{Policy: endless, Retries: 200}
 	choice := func(inCase, otherwise backoff.Policy) backoff.Policy {
 		never := func(error) bool { return false }
-		return backoff.ByError{
-			Cases: []backoff.Case{{Match: never, Policy: inCase}}, Default: otherwise,
-		}
+		return backoff.ByError{Cases: []backoff.Case{{Match: never, Policy: inCase}}, Default: otherwise}
 	}
 	for name, test := range map[string]struct {
 		policy backoff.Policy
@@ -125,10 +123,8 @@ func TestPastItsLimit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			assert.Equal(
-				t, test.want,
-				test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }),
-			)
+			assert.Equal(t, test.want,
+				test.limits.past(&test.state, test.at, test.inner, func() time.Time { return noon }))
 		})
 	}
 }

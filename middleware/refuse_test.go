@@ -143,9 +143,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 		require.Equal(t, want, call.State.Failures)
 		require.Equal(t, (want == 5), call.Dead)
 		headers := call.State.Headers("orders")
-		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (
-			string, bool,
-		) {
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (string, bool) {
 			value, ok := headers[key]
 			return value, ok
 		})})

@@ -158,10 +158,8 @@ func TestClassifiersSeeThePanic(t *testing.T) {
 		seen = err
 		return "", false
 	})
-	handle(
-		t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) },
-		middleware.WithClassifier(spy),
-	)
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) },
+		middleware.WithClassifier(spy))
 
 	var panicked *middleware.PanicError
 	require.True(t, errors.As(seen, &panicked))

@@ -23,15 +23,10 @@ import (
 
 func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(
-		nil, backoff.List{-time.Second},
+	_, err := middleware.NewDelayedRetry(nil, backoff.List{-time.Second},
 		middleware.WithClassifier(nil, middleware.ClassifierFunc(nil)),
-		middleware.WithDefaultClass("fatal"),
-		middleware.WithMaxAttempts(0),
-		middleware.WithMaxAge(0),
-		middleware.WithLogger(nil),
-		nil,
-	)
+		middleware.WithDefaultClass("fatal"), middleware.WithMaxAttempts(0), middleware.WithMaxAge(0),
+		middleware.WithLogger(nil), nil)
 	require.Error(t, err)
 	for _, want := range []string{
 		"new delayed retry: republisher is nil",
@@ -130,11 +125,9 @@ func TestPoliciesAreChecked(t *testing.T) {
 	)
 	require.Error(t, err)
 	for _, want := range []string{
-		"WithPolicyFor 1: selector is empty",
-		"WithPolicyFor 2: policy is nil",
+		"WithPolicyFor 1: selector is empty", "WithPolicyFor 2: policy is nil",
 		"WithPolicyFor 3: never reached, because WithPolicyFor 2 matches the same failures",
-		"WithPolicyFor 4: backoff.List",
-		"WithPolicyFor 5: backoff.Constant",
+		"WithPolicyFor 4: backoff.List", "WithPolicyFor 5: backoff.Constant",
 		"WithPolicyFor 6: classifier of the selector is nil",
 	} {
 		assert.ErrorContains(t, err, want)
@@ -292,10 +285,8 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	broker := newBroker()
 	errOther := errors.New("other")
 	h := newRetry(t, broker, // 1s 10s for any error
-		middleware.WithPolicyFor(
-			middleware.Selector{Error: middleware.RetryableErrors(errOther)},
-			backoff.List{2, 3, 4 * time.Second},
-		),
+		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableErrors(errOther)},
+			backoff.List{2, 3, 4 * time.Second}),
 	).Middleware(consumer(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 3 {
 			return errOther

@@ -102,18 +102,14 @@ func (i *incident) orders(from, to int) {
 
 func (i *incident) awaitDead(n int) {
 	i.t.Helper()
-	testbroker.WaitFor(
-		i.t, fmt.Sprintf("%d dead letters", n), patience,
-		func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n },
-	)
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d dead letters", n), patience,
+		func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n })
 }
 
 func (i *incident) awaitHandled(n int64) {
 	i.t.Helper()
-	testbroker.WaitFor(
-		i.t, fmt.Sprintf("%d orders to be handled", n), patience,
-		func() bool { return i.count.Load() == n },
-	)
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience,
+		func() bool { return i.count.Load() == n })
 }
 
 // follow runs a command that the document shows, and returns its output.
@@ -161,14 +157,10 @@ func TestIncidentBadDeploy(t *testing.T) {
 	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
 	i.follow("millpond dead show orders order-5")
 	broken.Store(false) // rolled back
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"),
-		"would have replayed 40 dead letters of 40",
-	)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"),
-		"replayed 1 dead letter of 40",
-	)
+	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"),
+		"would have replayed 40 dead letters of 40")
+	require.Contains(t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"),
+		"replayed 1 dead letter of 40")
 	i.awaitHandled(6)
 	require.Contains(
 		t, i.follow("millpond dead replay orders --error 'cannot parse total' --rate 50/s"),
@@ -192,14 +184,10 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	i.orders(0, 30)
 	i.awaitDead(30)
-	require.Contains(
-		t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
-		"connection refused",
-	)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"),
-		"replayed 1 dead letter of 30",
-	)
+	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
+		"connection refused")
+	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"),
+		"replayed 1 dead letter of 30")
 	i.awaitDead(30) // the canary is back
 	var canary letterJSON
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {

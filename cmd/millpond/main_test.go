@@ -229,8 +229,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
 		{
 			"dead-list-error",
-			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
-			0,
+			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0,
 		},
 		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
 		{
@@ -322,13 +321,11 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		says string
 	}{
 		"no API": {
-			[]string{"verify", s.queue, "--policy", "1s,10s"},
-			exitDone,
+			[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone,
 			"only the management API shows them",
 		},
 		"no API, strict": {
-			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
-			exitFound,
+			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound,
 			"only the management API shows them",
 		},
 		"API away": {
@@ -340,8 +337,7 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 			"were not looked at, or not all: management API: ",
 		},
 		"status, two times": {
-			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
-			exitDone,
+			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone,
 			"only the management API shows them",
 		},
 	} {
@@ -486,8 +482,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status"}, exitUsage, "names of queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{
-			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
-			exitFailed,
+			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed,
 			"cannot be parsed",
 		},
 		{

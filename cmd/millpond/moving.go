@@ -107,9 +107,7 @@ func (a app) deadDiscard() *cli.Command {
 				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
 			}),
 		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			options := operate.DiscardOptions{
-				Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run"),
-			}
+			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run")}
 			if !c.Bool("yes") && !options.DryRun {
 				if err := a.confirmDiscard(ctx, l, options); err != nil {
 					return err
@@ -148,9 +146,7 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 	return file.Sync()
 }
 
-func (a app) confirmDiscard(
-	ctx context.Context, l *letters, options operate.DiscardOptions,
-) error {
+func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.DiscardOptions) error {
 	if !a.terminal(a.in) {
 		return usage("there is no terminal to ask on: " +
 			"pass --yes, or --dry-run to see how many there are")

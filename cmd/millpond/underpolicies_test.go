@@ -94,10 +94,8 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	keys := keysOf(t, node)
-	node.Grant(
-		t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"),
-		testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"),
-	)
+	node.Grant(t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"),
+		testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"))
 	limit := func(key string) bool { return key == "delivery-limit" }
 	// of quorum queues alone
 	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") }
@@ -202,9 +200,7 @@ func (l *looks) everywhere(managed, refused bool) {
 			{"dead", "list"},
 			{"dead", "list", "--group"},
 			{"dead", "show"},
-			{
-				"dead", "replay", "--dry-run",
-			},
+			{"dead", "replay", "--dry-run"},
 			{"dead", "discard", "--dry-run"},
 			{"dead", "export"},
 			{"waiting", "list"},
@@ -255,10 +251,8 @@ func (l *looks) operator(address string, managed bool) *operate.Operator {
 func (l *looks) count() {
 	l.t.Helper()
 	for queue, n := range l.counts {
-		testbroker.WaitFor(
-			l.t, fmt.Sprintf("%d messages in %s", n, queue), patience,
-			func() bool { return testbroker.Depth(l.t, l.url, queue) == n },
-		)
+		testbroker.WaitFor(l.t, fmt.Sprintf("%d messages in %s", n, queue), patience,
+			func() bool { return testbroker.Depth(l.t, l.url, queue) == n })
 	}
 }
 

@@ -92,9 +92,7 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 			orDash(w.Error),
 		})
 		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
-			rows = append(rows, []string{
-				j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit),
-			})
+			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
 		}
 	}
 	switch {
@@ -157,9 +155,7 @@ func (a app) prune() *cli.Command {
 			"Needs --management: AMQP does not show messages that are unacked or held.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: flagOldPolicy, Usage: "the `DELAYS` of the policy before"},
-			&cli.StringSliceFlag{
-				Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated",
-			},
+			&cli.StringSliceFlag{Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated"},
 			&cli.BoolFlag{
 				Name: "nobody-publishes", Usage: "your word that no running service uses these queues any " +
 					"more; nothing can prove it",

@@ -162,9 +162,7 @@ func TestArguments(t *testing.T) {
 		"no pace":      {[]string{"--pace", "0s"}, 2, "--pace 0s is not positive"},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
 		"no broker": {
-			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
-			1,
-			"connect to RabbitMQ at 127.0.0.1:1",
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1, "connect to RabbitMQ at 127.0.0.1:1",
 		},
 		"no such API": {
 			[]string{"--url", "amqp://guest:guest@127.0.0.1:1/", "--management", "secret"},

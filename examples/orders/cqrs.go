@@ -102,9 +102,7 @@ func route(
 		return nil, nil, err
 	}
 	listeners, err := cqrs.NewEventProcessorWithConfig(router, cqrs.EventProcessorConfig{
-		GenerateSubscribeTopic: func(
-			p cqrs.EventProcessorGenerateSubscribeTopicParams,
-		) (string, error) {
+		GenerateSubscribeTopic: func(p cqrs.EventProcessorGenerateSubscribeTopicParams) (string, error) {
 			return prefix + "." + p.EventName, nil
 		},
 		SubscriberConstructor: func(

@@ -96,9 +96,7 @@ func TestLedgerFindsFaults(t *testing.T) {
 		faults []string
 		sums   string
 	}{
-		"lost": {
-			func(*ledger) {}, nil, "published 2  delivered 0  dead-lettered 0  lost 2",
-		},
+		"lost": {func(*ledger) {}, nil, "published 2  delivered 0  dead-lettered 0  lost 2"},
 		"still waiting": {
 			func(l *ledger) { l.foundIn("q.wait.1s", "tea") }, nil,
 			"published 2  delivered 0  dead-lettered 0  lost 1  still in a queue 1",
@@ -106,8 +104,7 @@ func TestLedgerFindsFaults(t *testing.T) {
 		"early by a little": {func(l *ledger) { settle(l, half-5*time.Millisecond) }, nil, good},
 		"too early": {
 			func(l *ledger) { settle(l, half-6*time.Millisecond) },
-			[]string{"tea: attempt 2 came after 494ms, asked for were 500ms"},
-			good,
+			[]string{"tea: attempt 2 came after 494ms, asked for were 500ms"}, good,
 		},
 		"delivered twice": {
 			func(l *ledger) { settle(l, half); l.request("tea", 2, noon, noon.Add(time.Hour)) },
@@ -119,8 +116,7 @@ func TestLedgerFindsFaults(t *testing.T) {
 		},
 		"delivered and not acked": {
 			func(l *ledger) { settle(l, half); l.foundIn("q", "tea"); l.foundIn("q", "tea") },
-			[]string{"tea: decided, and still in q"},
-			good,
+			[]string{"tea: decided, and still in q"}, good,
 		},
 		"delivered and dead-lettered": {
 			func(l *ledger) { settle(l, half); l.deadLetter("tea", "exhausted", "2") },
@@ -151,8 +147,7 @@ func TestLedgerFindsFaults(t *testing.T) {
 		},
 		"somebody else's": {
 			func(l *ledger) { settle(l, half); l.foundIn("q", "salad"); l.request("salad", 1, noon, noon) },
-			[]string{`"salad" is no delivery of this demo`, `"salad" is no delivery of this demo`},
-			good,
+			[]string{`"salad" is no delivery of this demo`, `"salad" is no delivery of this demo`}, good,
 		},
 		"a dead letter of somebody else": {
 			func(l *ledger) { settle(l, half); l.deadLetter("salad", "permanent", "1") },

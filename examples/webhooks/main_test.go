@@ -92,9 +92,7 @@ func TestArguments(t *testing.T) {
 		"argument":     {[]string{"now"}, 2, `unexpected argument "now"`},
 		"no URL":       {[]string{"--url", "nowhere"}, 1, "AMQP URL is invalid"},
 		"no broker": {
-			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"},
-			1,
-			"connect to RabbitMQ at 127.0.0.1:1",
+			[]string{"--url", "amqp://guest:secret@127.0.0.1:1/"}, 1, "connect to RabbitMQ at 127.0.0.1:1",
 		},
 	}
 	for name, test := range tests {

@@ -40,9 +40,7 @@ func TestSenderMeetsReceiver(t *testing.T) {
 			script{{status: 429, after: 2 * time.Second, date: true}, accepted},
 			"handled after 2 attempts, delays 2s",
 		},
-		"dropped": {
-			script{dropped, dropped, accepted}, "handled after 3 attempts, delays 250ms 500ms",
-		},
+		"dropped":   {script{dropped, dropped, accepted}, "handled after 3 attempts, delays 250ms 500ms"},
 		"no answer": {script{hangs, accepted}, "handled after 2 attempts, delays 250ms"},
 	}
 	for name, test := range tests {
@@ -112,8 +110,7 @@ func TestPlanHasEveryAnswerAndEnd(t *testing.T) {
 			"": 170, header.ReasonPermanent: 20, header.ReasonExhausted: 10,
 		}, ends)
 		for _, want := range []string{
-			"200", "400", "410", "429", "429 in 0s (date)", "500", "503",
-			"dropped", "no answer",
+			"200", "400", "410", "429", "429 in 0s (date)", "500", "503", "dropped", "no answer",
 		} {
 			require.NotZero(t, answers[want], "%s, seed %d", want, seed)
 		}
@@ -157,13 +154,11 @@ func TestAnswers(t *testing.T) {
 	}{
 		{answer{status: 500}, "500", []time.Duration{500 * time.Millisecond, 4 * time.Second}},
 		{
-			answer{status: 429, after: 3 * time.Second},
-			"429 in 3s",
+			answer{status: 429, after: 3 * time.Second}, "429 in 3s",
 			[]time.Duration{3 * time.Second, 4 * time.Second},
 		},
 		{
-			answer{status: 429, after: time.Second, date: true},
-			"429 in 1s (date)",
+			answer{status: 429, after: time.Second, date: true}, "429 in 1s (date)",
 			[]time.Duration{time.Second, 4 * time.Second},
 		},
 		{dropped, "dropped", []time.Duration{250 * time.Millisecond, 2 * time.Second}},

@@ -74,10 +74,8 @@ func TestReport(t *testing.T) {
 				"FAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
 			counts: counts{Passed: 1, Failed: 1},
 		},
-		"a panic ends no test": {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
-		"build failed": {
-			events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n",
-		},
+		"a panic ends no test":  {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
+		"build failed":          {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
 		"go test itself killed": {events: killed, want: "last words\n"},
 		"lines of other programs": {
 			events: "hello\n" + noTests, want: "hello\n?   \tq\t[no test files]\n",

@@ -37,8 +37,7 @@ var library = map[string][]string{
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/excerpt",
-		module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4,
-		cenkalti5,
+		module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/delayed": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…",
@@ -52,8 +51,7 @@ var library = map[string][]string{
 		module + "/topology/operate", prometheus,
 	},
 	"middleware/tracing": {
-		module + "/middleware/header", module + "/middleware", watermill + "/…",
-		opentelemetry + "/…",
+		module + "/middleware/header", module + "/middleware", watermill + "/…", opentelemetry + "/…",
 	},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
@@ -79,8 +77,7 @@ var internals = map[string][]string{
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/audit",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
-		module + "/internal/publisher",
-		module + "/internal/wire", watermill + "/…", amqp091,
+		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
