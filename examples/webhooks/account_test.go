@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/millpond-go/millpond/examples/internal/webhook"
 )
 
 var noon = time.Date(2025, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -37,25 +35,9 @@ func TestLedgerOfGoodRun(t *testing.T) {
 	t.Parallel()
 	l := book()
 	require.False(t, l.decided())
-	require.Equal(t, "published 2/2  delivered 0  dead-lettered 0  to do 2  attempts 0", l.progress())
 	settle(l, half)
 	require.True(t, l.decided())
 	require.Empty(t, l.faults())
-	require.Equal(t, "published 2/2  delivered 1  dead-lettered 1  to do 0  attempts 3", l.progress())
-}
-
-func TestProgressFitsTerminal(t *testing.T) {
-	t.Parallel()
-	l := newLedger(deal(maxDeliveries, 1))
-	for _, e := range l.entries {
-		l.published(e.id)
-		l.request(e.id, 1, noon, noon)
-		if e.delivered == 0 {
-			l.deadLetter(e.id, "permanent", "1")
-		}
-	}
-	l.requests *= webhook.MaxAttempts
-	require.LessOrEqual(t, len(l.progress()), 79)
 }
 
 func TestLedgerLines(t *testing.T) {

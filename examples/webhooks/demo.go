@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -40,7 +42,8 @@ type demo struct {
 	quiet    bool
 	plan     []planned
 	logger   watermill.LoggerAdapter
-	screen   screen
+	mu       sync.Mutex // of out
+	out      io.Writer
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -72,22 +75,26 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return errors.Join(err, s.Close())
 	}
 	defer p.conn.Close()
-	d.screen.print("queue %s on %s\n", queue, p.server())
-	d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
-	d.screen.print("policy %v, for the network %v\n", webhook.Policy, webhook.NetworkPolicy)
-	d.screen.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
+	d.print("queue %s on %s\n", queue, p.server())
+	d.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	d.print("policy %v, for the network %v\n", webhook.Policy, webhook.NetworkPolicy)
+	d.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
 
-	stop := d.screen.follow(l.progress)
 	driven := d.drive(ctx, p, l, plan, r.url)
 	failed := errors.Join(s.Close(), inspect(p, l, plan))
-	stop()
 	well := failed == nil && (driven == nil || errors.Is(driven, errInterrupted))
 	return errors.Join(driven, failed, d.conclude(p, l, plan, well))
 }
 
+func (d *demo) print(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fmt.Fprintf(d.out, format, args...)
+}
+
 func (d *demo) seen(line string) {
 	if !d.quiet {
-		d.screen.print("%s", line)
+		d.print("%s", line)
 	}
 }
 
@@ -177,7 +184,7 @@ func (d *demo) conclude(p *plain, l *ledger, plan topology.Plan, well bool) erro
 		failed = errors.Join(failed, fmt.Errorf("the queues of %s are left as they are", plan.Queue))
 	}
 	d.seen("\n")
-	d.screen.print("%v\n", r)
+	d.print("%v\n", r)
 	return failed
 }
 

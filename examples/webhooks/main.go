@@ -82,7 +82,7 @@ func parse(args []string, stdout, stderr io.Writer) (*demo, error) {
 		url: program.URL(*url), kind: topology.QueueType(*kind), strategy: *strategy, seed: *seed,
 		quiet: *quiet,
 		plan:  deal(min(max(*deliveries, 0), maxDeliveries), *seed), logger: watermill.NopLogger{},
-		screen: screen{out: stdout, live: isTerminal(stdout) && !*log},
+		out: stdout,
 	}
 	if *log {
 		d.logger = watermill.NewStdLoggerWithOut(stderr, false, false)

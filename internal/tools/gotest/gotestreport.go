@@ -4,13 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"strings"
-	"time"
 )
 
 // event is one line of `go test -json`.
@@ -28,49 +24,6 @@ type report struct {
 	tests   map[string]map[string]*bytes.Buffer
 	skipped map[string][]string // package: lines not yet printed
 	failed  bool
-	counts  counts
-}
-
-// Another process that counts in the same file has the lock for milliseconds.
-const lockLimit, lockPause = 5 * time.Second, 5 * time.Millisecond
-
-// counts are the tests that ended, their subtests among them.
-type counts struct{ Passed, Failed, Skipped int }
-
-// addTo adds the counts to the counts in a file, which the tests of other modules write, too.
-func (c counts) addTo(file string) error {
-	lock := file + ".lock"
-	for end := time.Now().Add(lockLimit); ; <-time.After(lockPause) {
-		err := os.Mkdir(lock, 0o700)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fs.ErrExist) || time.Now().After(end) {
-			return fmt.Errorf("count tests: lock %s: %w", lock, err)
-		}
-	}
-	defer func() { _ = os.Remove(lock) }()
-	var sum counts
-	if data, err := os.ReadFile(file); err == nil {
-		_ = json.Unmarshal(data, &sum) // another content counts as nothing
-	}
-	sum = counts{sum.Passed + c.Passed, sum.Failed + c.Failed, sum.Skipped + c.Skipped}
-	data, _ := json.Marshal(sum) // numbers alone
-	return os.WriteFile(file, data, 0o600)
-}
-
-func (c *counts) add(e event) {
-	if e.Test == "" {
-		return
-	}
-	switch e.Action {
-	case "pass":
-		c.Passed++
-	case "fail":
-		c.Failed++
-	case "skip":
-		c.Skipped++
-	}
 }
 
 func newReport(out io.Writer, verbose bool) *report {
@@ -102,7 +55,6 @@ func (r *report) line(line []byte) {
 		_, _ = r.out.Write(line)
 		return
 	}
-	r.counts.add(e)
 	switch e.Action {
 	case "build-output":
 		r.print(e.Output)

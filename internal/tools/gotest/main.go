@@ -3,8 +3,7 @@
 //	go run ./internal/tools/gotest -race ./...
 //
 // All arguments go to `go test`, and its exit code is returned. -C, which names the folder of
-// another module, must come first. If GOTEST_COUNTS names a file, the numbers of tests that passed,
-// failed and were skipped are added to the numbers in it, as JSON.
+// another module, must come first.
 package main
 
 import (
@@ -42,11 +41,6 @@ func run(args []string) (int, error) {
 	readErr := r.read(stdout)
 	err = cmd.Wait()
 	r.end()
-	if file := os.Getenv("GOTEST_COUNTS"); file != "" {
-		if err := r.counts.addTo(file); err != nil {
-			return 1, err
-		}
-	}
 	var exit *exec.ExitError
 	switch {
 	case readErr != nil:
