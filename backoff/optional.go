@@ -6,18 +6,15 @@ import (
 	"time"
 )
 
-// maxListed is the most distinct delays that a policy can list, because each would be
-// a queue.
+// maxListed is the most distinct delays that a policy can list, because each would be a queue.
 const maxListed = 1000
 
-// Delays returns every delay that p may return, in rising order, each once and
-// within 1 ms and [MaxDelay]. known is false, and delays nil, if p cannot tell or
-// has more than 1000 delays. An empty slice that is known means that p never
-// retries. The caller owns the slice.
+// Delays returns every delay that p may return, in rising order, each once and within 1 ms and
+// [MaxDelay]. known is false, and delays nil, if p cannot tell or has more than 1000 delays. An
+// empty slice that is known means that p never retries. The caller owns the slice.
 //
-// A jitter may return any delay. It lists a few of them, its wait steps, and draws
-// no delay above the last one. Where each delay needs a queue, a drawn delay waits
-// on the next longer wait step.
+// A jitter may return any delay. It lists a few of them, its wait steps, and draws no delay above
+// the last one. Where each delay needs a queue, a drawn delay waits on the next longer wait step.
 //
 // A policy takes part with a method
 //

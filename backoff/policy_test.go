@@ -181,8 +181,7 @@ func requireDelays(t *testing.T, p backoff.Policy, want string) {
 	require.Equal(t, durations(t, want), delays)
 }
 
-// requireBounds asserts that a wait has its bounds, however wrong the fields of p
-// are.
+// requireBounds asserts that a wait has its bounds, however wrong the fields of p are.
 func requireBounds(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	t.Helper()
 	wait, retry := p.Delay(f)
@@ -195,8 +194,7 @@ func requireBounds(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	require.LessOrEqual(t, wait, backoff.MaxDelay)
 }
 
-// requireListed asserts that the delay after f is among the delays that p lists, if
-// it lists any.
+// requireListed asserts that the delay after f is among the delays that p lists, if it lists any.
 func requireListed(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	t.Helper()
 	delays, known := backoff.Delays(p)

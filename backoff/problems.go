@@ -11,9 +11,8 @@ import (
 // retrying, and is not in an [Unbounded].
 var ErrNoEnd = errors.New("policy is not known to stop retrying")
 
-// Validate returns every problem of p and of the policies it wraps, as one error
-// made by [errors.Join], or nil. A p that is nil, or a nil pointer or func, is an
-// error.
+// Validate returns every problem of p and of the policies it wraps, as one error made by
+// [errors.Join], or nil. A p that is nil, or a nil pointer or func, is an error.
 //
 // A policy takes part with a method
 //
@@ -150,8 +149,7 @@ func (p *problems) part(name string, err error) {
 	}
 }
 
-// partError is err with where in front of every line, because err may be several
-// errors joined.
+// partError is err with where in front of every line, because err may be several errors joined.
 type partError struct {
 	where string
 	err   error

@@ -11,8 +11,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// The series that the documentation promises, and when their attempts begin if
-// each fails at once.
+// The series that the documentation promises, and when their attempts begin if each fails at once.
 func TestGoldenSeries(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

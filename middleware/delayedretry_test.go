@@ -339,9 +339,8 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	assert.Empty(t, logger.Captured())
 }
 
-// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages
-// have no delivery: it publishes the message to its topic again at once, with
-// the notes of no queue in its metadata.
+// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages have no delivery: it
+// publishes the message to its topic again at once, with the notes of no queue in its metadata.
 type looped struct {
 	*gochannel.GoChannel
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
-// One budget for all handlers that call the same downstream. Here every delivery
-// fails: the first window grants two retries, and further retries wait as long
-// as the budget says.
+// One budget for all handlers that call the same downstream. Here every delivery fails: the first
+// window grants two retries, and further retries wait as long as the budget says.
 func ExampleNewBudget() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
 		Window: time.Hour, Retries: 2, Delay: 5 * time.Minute,

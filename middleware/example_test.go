@@ -213,8 +213,7 @@ func Example_errInterrupted() {
 	// Output: nacked true 0
 }
 
-// A middleware above that hands a copy of the message down takes the delivery
-// from it.
+// A middleware above that hands a copy of the message down takes the delivery from it.
 func Example_errNotDelivered() {
 	broker := middlewaretest.NewBroker()
 	broker.FailNext(1, middleware.ErrNotDelivered)

@@ -11,8 +11,7 @@ import (
 // maxCell is the most of a text that a table shows.
 const maxCell = 100
 
-// harmless makes text from a message harmless for a terminal: one line, without
-// control characters.
+// harmless makes text from a message harmless for a terminal: one line, without control characters.
 func harmless(text string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

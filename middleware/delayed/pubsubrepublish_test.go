@@ -246,8 +246,7 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	require.Equal(t, seen{attempt: 1}, receive(t, "the forwarded message", attempts))
 }
 
-// Given two consumer groups, when one of them fails, then the other does not get its
-// retries.
+// Given two consumer groups, when one of them fails, then the other does not get its retries.
 func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

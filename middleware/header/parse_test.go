@@ -102,8 +102,7 @@ const recordedHistory = `[{"attempt":1,"at":"2026-03-01T12:00:00.123456789Z","ha
 	`{"attempt":2,"at":"2026-03-01T12:00:01.123456789Z","class":"retryable",` +
 	`"error":"boom","delay":"1m30s"}]`
 
-// recordedDead are the headers of a dead letter on the wire, given up for its
-// deadline.
+// recordedDead are the headers of a dead letter on the wire, given up for its deadline.
 func recordedDead() map[string]string {
 	return map[string]string{
 		"millpond-dead-queue":         "orders",

@@ -263,8 +263,7 @@ func requireDelays(t *testing.T, e []middleware.Event) {
 	require.Equal(t, header.ReasonExhausted, e[2].Reason)
 }
 
-// value returns a sample; Q in its name means the queue. It fails the test without
-// such a sample.
+// value returns a sample; Q in its name means the queue. It fails the test without such a sample.
 func value(t *testing.T, gatherer prometheus.Gatherer, sample, queue string) float64 {
 	t.Helper()
 	sample = "millpond_" + strings.ReplaceAll(sample, `"Q"`, fmt.Sprintf("%q", queue))

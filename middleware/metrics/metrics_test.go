@@ -29,8 +29,7 @@ func newMetrics(tb testing.TB, opts ...metrics.Option) (*metrics.Metrics, *prome
 	return m, registry
 }
 
-// A forged count, a policy of a thousand retries, or an unknown reason adds no label
-// values.
+// A forged count, a policy of a thousand retries, or an unknown reason adds no label values.
 func TestLabelsAreBounded(t *testing.T) {
 	t.Parallel()
 	m, registry := newMetrics(t)
