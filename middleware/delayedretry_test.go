@@ -76,10 +76,9 @@ func TestNotesOfAFailure(t *testing.T) {
 		!n.NotBefore.IsZero() {
 		t.Errorf("got %+v", n)
 	}
-	if !n.FirstSeen.Equal(earlier) || !n.FirstFailure.Equal(earlier) ||
-		!n.Deadline.Equal(earlier.Add(24*time.Hour)) {
-		t.Errorf("times were not carried over: %+v", n)
-	}
+	assert.True(t, n.FirstSeen.Equal(earlier))
+	assert.True(t, n.FirstFailure.Equal(earlier))
+	assert.True(t, n.Deadline.Equal(earlier.Add(24*time.Hour)))
 	assert.Equal(t, "shop", n.OriginExchange)
 	assert.Equal(t, "order.created", n.OriginRoutingKey)
 	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 ||
@@ -91,10 +90,9 @@ func TestNotesOfAFailure(t *testing.T) {
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).State
-	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) ||
-		len(n.History[0].Error) > 256 {
-		t.Errorf("%d and %d bytes", len(n.Error), len(n.History[0].Error))
-	}
+	assert.LessOrEqual(t, len(n.Error), header.MaxErrorBytes)
+	assert.True(t, utf8.ValidString(n.Error))
+	assert.LessOrEqual(t, len(n.History[0].Error), 256)
 }
 
 func TestAHandlerThatSettlesTheMessageItselfHasDecided(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/middleware"
@@ -35,13 +36,9 @@ func handle(
 	tb.Helper()
 	broker := newBroker()
 	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(delivery{}))
-	if err != nil {
-		tb.Fatalf("not handed over: %v", err)
-	}
+	require.NoError(tb, err)
 	calls := broker.Calls()
-	if len(calls) != 1 {
-		tb.Fatalf("%d calls of the republisher, want 1", len(calls))
-	}
+	require.Len(tb, calls, 1)
 	return calls[0]
 }
 
@@ -78,9 +75,7 @@ func isClosed(c <-chan struct{}) bool {
 func wantErrors(tb testing.TB, got error, want ...error) {
 	tb.Helper()
 	for _, w := range want {
-		if !errors.Is(got, w) {
-			tb.Errorf("got error %v, want it to wrap %v", got, w)
-		}
+		assert.ErrorIs(tb, got, w)
 	}
 }
 

@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -86,10 +85,9 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 		})
 	acked(t, h, newMessage(delivery{MessageID: "m-1"}))
 	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
-	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" ||
-		fields["correlation_id"] != "c-2" {
-		t.Errorf("logged %v", fields)
-	}
+	assert.Equal(t, "m-1", fields["message_id"])
+	assert.Equal(t, "u-2", fields["message_uuid"])
+	assert.Equal(t, "c-2", fields["correlation_id"])
 	if e := told.all[0]; e.MessageID != "m-1" || e.MessageUUID != "u-2" || e.CorrelationID != "c-2" {
 		t.Errorf("told %+v", e)
 	}
@@ -103,10 +101,9 @@ func TestLogOfADeadLetter(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "class": "permanent", "reason": "permanent",
 	}
-	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" ||
-		!reflect.DeepEqual(line.Fields, want) {
-		t.Errorf("got %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, want)
-	}
+	assert.Equal(t, "Message dead-lettered", line.Msg)
+	assert.Equal(t, "boom", line.Err.Error())
+	assert.Equal(t, want, line.Fields)
 	wantErrors(t, line.Err, errBoom)
 }
 
@@ -249,10 +246,9 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 		t.Errorf("got %v, the next one called: %v", err, called)
 	}
 	lines := logger.Captured()[watermill.ErrorLogLevel]
-	if len(lines) != 2 || lines[1].Msg != "Dead-letter hook panicked" ||
-		lines[1].Fields["value"] != "of mine" {
-		t.Errorf("logged %+v", lines)
-	}
+	require.Len(t, lines, 2)
+	assert.Equal(t, "Dead-letter hook panicked", lines[1].Msg)
+	assert.Equal(t, "of mine", lines[1].Fields["value"])
 }
 
 // The router would wait for ever, and a nack would handle the message again.

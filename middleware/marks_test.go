@@ -105,10 +105,9 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		assert.Equal(t, "boom", marked.Error(), name)
 		assert.Same(t, errBoom, errors.Unwrap(marked), name)
 	}
-	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil ||
-		middleware.RetryAfter(nil, 1) != nil {
-		t.Error("a mark of nil is not nil")
-	}
+	assert.Nil(t, middleware.Permanent(nil), "a mark of nil is not nil")
+	assert.Nil(t, middleware.Retryable(nil), "a mark of nil is not nil")
+	assert.Nil(t, middleware.RetryAfter(nil, 1), "a mark of nil is not nil")
 }
 
 // Watermill's Retry removes cenkalti's mark, and keeps millpond's.
@@ -244,10 +243,9 @@ func TestSnoozeEndsAfterADay(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(delivery{}))
-			if len(result.Snoozes) != test.snoozed || result.Attempts != 3 ||
-				result.State.Reason != exhausted {
-				t.Errorf("got %s", result)
-			}
+			require.Len(t, result.Snoozes, test.snoozed)
+			assert.Equal(t, 3, result.Attempts)
+			assert.Equal(t, exhausted, result.State.Reason)
 			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
 		})
 	}
@@ -274,10 +272,9 @@ func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 		failsWith(middleware.Snooze(errBoom, time.Minute)))
 	acked(t, h, msg)
 	lines := logger.Captured()[watermill.InfoLogLevel]
-	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer") ||
-		lines[1].Msg != "Message will be retried" {
-		t.Fatalf("logged %+v", lines)
-	}
+	require.Len(t, lines, 2)
+	require.True(t, strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer"))
+	require.Equal(t, "Message will be retried", lines[1].Msg)
 	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
 }
 

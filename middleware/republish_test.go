@@ -199,10 +199,9 @@ func TestLogOfAnOutage(t *testing.T) {
 			t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held,
 		)
 		info := logger.Captured()[watermill.InfoLogLevel]
-		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond ||
-			info[0].Fields["tries"] != 29 {
-			t.Errorf("logged %+v", info)
-		}
+		require.Len(t, info, 2)
+		assert.Equal(t, 127500*time.Millisecond, info[0].Fields["held"])
+		assert.Equal(t, 29, info[0].Fields["tries"])
 	})
 }
 
@@ -315,11 +314,10 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 		_, err := middleware.NewDelayedRetry(
 			unused{}, tenfold, middleware.WithKeptMetadata("fine", key, strings.Repeat("k", 255)),
 		)
-		if err == nil || !strings.Contains(err.Error(), "WithKeptMetadata: ") ||
-			!strings.Contains(err.Error(), why) ||
-			strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: got %v", key, err)
-		}
+		assert.Error(t, err, key)
+		assert.Contains(t, err.Error(), "WithKeptMetadata: ", key)
+		assert.Contains(t, err.Error(), why, key)
+		assert.NotContains(t, err.Error(), "\n", key)
 	}
 }
 

@@ -3,8 +3,6 @@ package middlewaretest_test
 import (
 	"context"
 	"errors"
-	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +10,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -28,9 +28,7 @@ func retrying(
 ) middlewareOf {
 	t.Helper()
 	retry, err := middleware.NewDelayedRetry(b, policy, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err, err)
 	return retry.Middleware
 }
 
@@ -43,9 +41,7 @@ var oneAndTen = backoff.List{time.Second, 10 * time.Second}
 // requireResult compares the line that the result prints.
 func requireResult(t *testing.T, got middlewaretest.Result, want string) {
 	t.Helper()
-	if got.String() != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	assert.Equal(t, want, got.String())
 }
 
 // failing fails so many attempts, all if negative.
@@ -102,9 +98,7 @@ func TestRun(t *testing.T) {
 			broker := middlewaretest.NewBroker()
 			got := broker.Run(retrying(t, broker, test.policy, test.options...)(test.handler), order())
 			requireResult(t, got, test.want)
-			if got.Elapsed() != test.elapsed {
-				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
-			}
+			assert.Equal(t, test.elapsed, got.Elapsed())
 		})
 	}
 }
@@ -133,9 +127,8 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 			t.Errorf("got %q, %v", got.Payload, got.Metadata)
 		}
 		ctx := got.Context()
-		if ctx.Value(key{}) != "database" || middleware.DeliveryOf(ctx, got).Queue != "orders" {
-			t.Error("context or delivery is lost")
-		}
+		assert.Equal(t, "database", ctx.Value(key{}), "context or delivery is lost")
+		assert.Equal(t, "orders", middleware.DeliveryOf(ctx, got).Queue, "context or delivery is lost")
 		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[header.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}
@@ -144,9 +137,8 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		return errBoom
 	})
 	result := broker.Run(retrying(t, broker, oneAndTen)(handler), msg)
-	if len(seen) != 3 || result.Attempts != 3 {
-		t.Errorf("%d messages, %s", len(seen), result)
-	}
+	require.Len(t, seen, 3)
+	assert.Equal(t, 3, result.Attempts)
 }
 
 func TestAMessageWithoutADelivery(t *testing.T) {
@@ -184,9 +176,7 @@ func TestFailuresOfTheMachinery(t *testing.T) {
 			answers = append(answers, call.Err)
 		}
 		want := []error{middlewaretest.ErrRefused, errUnroutable, errUnroutable, nil, nil, nil}
-		if !reflect.DeepEqual(answers, want) {
-			t.Errorf("answered %v, want %v", answers, want)
-		}
+		assert.Equal(t, want, answers)
 		dead := broker.DeadLetters()
 		if len(dead) != 1 || dead[0].State.Reason != "exhausted" || dead[0].Queue != "orders" {
 			t.Errorf("dead letters: %+v", dead)
@@ -207,9 +197,7 @@ func TestManyMessagesAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := len(broker.DeadLetters()); got != 50 {
-		t.Errorf("%d dead letters, want 50", got)
-	}
+	assert.Equal(t, 50, len(broker.DeadLetters()))
 }
 
 func TestRunOfASnoozedMessage(t *testing.T) {
@@ -233,16 +221,12 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 	})
 	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
 	requireResult(t, got, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s")
-	if got.Elapsed() != 2*time.Minute+time.Second {
-		t.Errorf("elapsed %v", got.Elapsed())
-	}
+	assert.Equal(t, 2*time.Minute+time.Second, got.Elapsed())
 	var snoozed []bool
 	for _, call := range broker.Calls() {
 		snoozed = append(snoozed, call.Snoozed)
 	}
-	if !slices.Equal(snoozed, []bool{true, false, true}) {
-		t.Errorf("snoozed: %v", snoozed)
-	}
+	assert.Equal(t, []bool{true, false, true}, snoozed)
 }
 
 // A snooze of a minute counts as a failure only after 1440 snoozes.
@@ -282,12 +266,9 @@ func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
 	})
 	keeping := retrying(t, broker, oneAndTen, middleware.WithKeptMetadata("step"))
 	got := broker.Run(keeping(handler), order())
-	if !slices.Equal(seen, []string{"", "paid", "paid"}) {
-		t.Errorf("got %q", seen)
-	}
-	if calls := broker.Calls(); calls[0].State.Metadata["step"] != "paid" || got.Attempts != 3 {
-		t.Errorf("got %s, %v", got, calls[0].State.Metadata)
-	}
+	assert.Equal(t, []string{"", "paid", "paid"}, seen)
+	assert.Equal(t, "paid", broker.Calls()[0].State.Metadata["step"])
+	assert.Equal(t, 3, got.Attempts)
 }
 
 // Given wait queues with some delays, when the middleware asks for others, then the
@@ -332,9 +313,7 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 			h := retrying(t, broker, test.policy, test.options...)(failing(-1))
 			got := broker.Run(h, test.msg)
 			requireResult(t, got, test.want)
-			if got.Elapsed() != test.elapsed {
-				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
-			}
+			assert.Equal(t, test.elapsed, got.Elapsed())
 			if call := broker.Calls()[0]; call.Delay != time.Second || call.Given != got.Given[0] {
 				t.Errorf("asked %v, given %v", call.Delay, call.Given)
 			}
@@ -357,11 +336,7 @@ func TestWaitSteps(t *testing.T) {
 		2*time.Hour + 2*time.Minute:   3 * time.Hour,
 		25*time.Hour + 50*time.Second: 25*time.Hour + 50*time.Second,
 	} {
-		if got := steps(asked); got != want {
-			t.Errorf("asked %v, given %v, want %v", asked, got, want)
-		}
-		if got := none(asked); got != asked {
-			t.Errorf("without steps asked %v, given %v", asked, got)
-		}
+		assert.Equal(t, want, steps(asked))
+		assert.Equal(t, asked, none(asked))
 	}
 }
