@@ -53,10 +53,8 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	hourAgo := time.Now().Add(-time.Hour)
 	// Where the end of the policy is not known, the message reaches the handler.
 	unknownEnd := options{
-		middleware.WithPolicyFor(
-			middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay),
-		),
-		middleware.WithMaxAge(24 * time.Hour),
+		policyFor(selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
+		withMaxAge(24 * time.Hour),
 	}
 	for name, test := range map[string]struct {
 		notes   header.RetryState
@@ -65,9 +63,9 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	}{
 		"first of three": {state{}, nil, false},
 		"third of three": {state{Failures: 2}, nil, true},
-		"attempts":       {state{}, options{middleware.WithMaxAttempts(1)}, true},
+		"attempts":       {state{}, options{withMaxAttempts(1)}, true},
 		"age": {
-			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true,
+			state{Failures: 1, FirstFailure: hourAgo}, options{withMaxAge(time.Hour)}, true,
 		},
 		"deadline":          {state{Deadline: hourAgo}, nil, true},
 		"any default class": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
@@ -75,7 +73,7 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"forged, negative":  {state{Failures: -1}, nil, false},
 		"forged, first in 2999": {
 			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
-			options{middleware.WithMaxAge(time.Hour)}, false,
+			options{withMaxAge(time.Hour)}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +100,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 		time.Duration, bool,
 	) {
 		return time.Second, f.Err.Error() != "unknown error"
-	}), middleware.WithMaxAttempts(5))
+	}), withMaxAttempts(5))
 	require.NoError(t, err)
 	broker.Run(retry.Middleware(consumer(func(msg *message.Message) error {
 		assert.True(t, middleware.LastAttempt(msg.Context()))
@@ -128,7 +126,7 @@ func TestPastAttemptsIsACopy(t *testing.T) {
 
 func TestDeduplicationKey(t *testing.T) {
 	t.Parallel()
-	key := func(uuid string, d middleware.Delivery) string {
+	key := func(uuid string, d delivery) string {
 		t.Helper()
 		msg := message.NewMessage(uuid, nil)
 		(&middleware.Attached{Delivery: d}).Attach(msg)
@@ -139,7 +137,7 @@ func TestDeduplicationKey(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		uuid string
-		d    middleware.Delivery
+		d    delivery
 		same bool // the key of another message with the same ids
 	}{
 		"first delivery":          {"uuid", delivery{Queue: "orders"}, true},

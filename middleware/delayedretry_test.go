@@ -115,7 +115,7 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 	t.Parallel()
 	outer, inner := newBroker(), newBroker()
 	last := false
-	h := newRetry(t, outer).Middleware(newRetry(t, inner, middleware.WithMaxAttempts(1)).Middleware(
+	h := newRetry(t, outer).Middleware(newRetry(t, inner, withMaxAttempts(1)).Middleware(
 		consumer(func(msg *message.Message) error {
 			last = middleware.LastAttempt(msg.Context())
 			return errBoom
@@ -182,7 +182,7 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 }
 
 // attached is a message with the context and the delivery.
-func attached(ctx context.Context, d middleware.Delivery) *message.Message {
+func attached(ctx context.Context, d delivery) *message.Message {
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
 	(&middleware.Attached{Delivery: d}).Attach(msg)
 	return msg
@@ -282,9 +282,7 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 			runtime.Goexit()
 			return nil, nil
 		}),
-		"in a classifier": newRetry(
-			t, broker, middleware.WithClassifier(exits),
-		).Middleware(failsWith(errBoom)),
+		"in a classifier": newRetry(t, broker, withClassifier(exits)).Middleware(failsWith(errBoom)),
 	} {
 		msg := newMessage(delivery{})
 		done := make(chan struct{})
@@ -305,7 +303,7 @@ func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 	broker, logger := newBroker(), watermill.NewCaptureLogger()
 	calls := 0
 	h := newRetry(
-		t, broker, middleware.WithLogger(logger),
+		t, broker, withLogger(logger),
 	).Middleware(func(*message.Message) ([]*message.Message, error) {
 		calls++
 		return nil, errBoom
@@ -333,7 +331,7 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	msg := newMessage(delivery{})
 	msg.Metadata.Set(wmiddleware.ReasonForPoisonedKey, "boom")
-	acked(t, newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds), msg)
+	acked(t, newRetry(t, unused{}, withLogger(logger)).Middleware(succeeds), msg)
 	assert.Empty(t, logger.Captured())
 }
 

@@ -84,11 +84,24 @@ type (
 	delivery = middleware.Delivery
 	state    = header.RetryState
 	options  = []middleware.Option
+	selector = middleware.Selector
+	event    = middleware.Event
 )
 
 const exhausted = header.ReasonExhausted
 
 var (
+	withLogger      = middleware.WithLogger
+	withObserver    = middleware.WithObserver
+	withClassifier  = middleware.WithClassifier
+	policyFor       = middleware.WithPolicyFor
+	permanentErrors = middleware.PermanentErrors
+	retryableErrors = middleware.RetryableErrors
+	permanentIf     = middleware.PermanentIf
+	retryableIf     = middleware.RetryableIf
+	withMaxAttempts = middleware.WithMaxAttempts
+	withMaxAge      = middleware.WithMaxAge
+
 	newBroker = middlewaretest.NewBroker
 	consumer  = middlewaretest.Consumer
 )

@@ -25,7 +25,7 @@ func logged(
 ) watermill.CapturedMessage {
 	t.Helper()
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
+	_, _ = newRetry(t, newBroker(), withLogger(logger)).Middleware(h)(msg)
 	lines := logger.Captured()
 	require.Len(t, lines, 1)
 	require.Len(t, lines[level], 1)
@@ -62,7 +62,7 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
 	_, _ = newRetry(
-		t, slower{}, middleware.WithLogger(logger),
+		t, slower{}, withLogger(logger),
 	).Middleware(failsWith(errBoom))(newMessage(delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	assert.Equal(t, 5*time.Second, line.Fields["delay"])
@@ -75,9 +75,7 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	t.Parallel()
 	var told events
 	logger := watermill.NewCaptureLogger()
-	h := newRetry(
-		t, newBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told),
-	).Middleware(
+	h := newRetry(t, newBroker(), withLogger(logger), withObserver(&told)).Middleware(
 		func(msg *message.Message) ([]*message.Message, error) {
 			msg.UUID = "u-2"
 			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
@@ -139,7 +137,7 @@ func TestLogOfAnInterruption(t *testing.T) {
 func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
-	retry := newRetry(t, newBroker(), middleware.WithLogger(logger))
+	retry := newRetry(t, newBroker(), withLogger(logger))
 	waits := consumer(func(msg *message.Message) error {
 		<-msg.Context().Done()
 		return errBoom
@@ -159,7 +157,7 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 		time.Duration, bool,
 	) {
 		panic("of mine")
-	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
+	}), withMaxAttempts(3), withLogger(logger))
 	require.NoError(t, err)
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s", result.String())
@@ -237,7 +235,7 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	called := false
-	h := newRetry(t, newBroker(), middleware.WithLogger(logger),
+	h := newRetry(t, newBroker(), withLogger(logger),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { panic("of mine") }),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { called = true }),
 	).Middleware(failsWith(middleware.Permanent(errBoom)))

@@ -268,7 +268,7 @@ func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
 	msg := newMessage(delivery{State: state{FirstSeen: seen}})
-	h := newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(
+	h := newRetry(t, newBroker(), withLogger(logger)).Middleware(
 		failsWith(middleware.Snooze(errBoom, time.Minute)))
 	acked(t, h, msg)
 	lines := logger.Captured()[watermill.InfoLogLevel]
@@ -308,7 +308,7 @@ func TestWithSnoozeForSnoozes(t *testing.T) {
 		"the second": {err: errBusy, snoozed: true, want: time.Minute},
 		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), snoozed: true, want: time.Minute},
 		"before a classifier": {
-			err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))},
+			err: errOpen, more: options{withClassifier(permanentErrors(errOpen))},
 			snoozed: true, want: time.Minute,
 		},
 		"the first rule wins": {
