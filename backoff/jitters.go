@@ -40,9 +40,7 @@ type FullJitter struct {
 }
 
 // Delay returns a wait between 1 ms and the delay of Policy.
-func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) {
-	return p.jitter().delay(f)
-}
+func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) { return p.jitter().delay(f) }
 
 // Validate returns an error for every invalid field, and the errors of Policy.
 func (p FullJitter) Validate() error {

@@ -12,43 +12,28 @@ import (
 
 // fuzzed is one of the policies whose end is known, or of those whose end is not.
 func fuzzed(kind uint8, retries int, inner backoff.Policy) backoff.Policy {
-	switch kind % 16 {
-	case 0:
-		return backoff.None{}
-	case 1:
-		return make(backoff.List, retries)
-	case 2:
-		return backoff.Constant{Interval: time.Second, Retries: retries}
-	case 3:
-		return backoff.Linear{Initial: time.Second, Step: time.Second, Retries: retries}
-	case 4:
-		return backoff.Exponential{Initial: time.Second, Factor: 2, Retries: retries}
-	case 5:
-		return backoff.Fibonacci{Initial: time.Second, Retries: retries}
-	case 6:
-		return backoff.Limit{Policy: inner, Retries: retries}
-	case 7:
-		return backoff.Cap{Policy: inner, Max: time.Minute}
-	case 8:
-		return backoff.MaxAge{Policy: inner, Age: 24 * time.Hour}
-	case 9:
-		return backoff.Unbounded{Policy: inner}
-	case 10:
-		return backoff.ByError{
+	policies := []backoff.Policy{
+		backoff.None{},
+		make(backoff.List, retries),
+		backoff.Constant{Interval: time.Second, Retries: retries},
+		backoff.Linear{Initial: time.Second, Step: time.Second, Retries: retries},
+		backoff.Exponential{Initial: time.Second, Factor: 2, Retries: retries},
+		backoff.Fibonacci{Initial: time.Second, Retries: retries},
+		backoff.Limit{Policy: inner, Retries: retries},
+		backoff.Cap{Policy: inner, Max: time.Minute},
+		backoff.MaxAge{Policy: inner, Age: 24 * time.Hour},
+		backoff.Unbounded{Policy: inner},
+		backoff.ByError{
 			Cases:   []backoff.Case{{Match: func(error) bool { panic("match") }, Policy: inner}},
 			Default: backoff.None{},
-		}
-	case 11:
-		return backoff.FullJitter{Policy: inner}
-	case 12:
-		return backoff.EqualJitter{Policy: inner}
-	case 13:
-		return backoff.BoundedJitter{Policy: inner, Extra: 0.5}
-	case 14:
-		return backoff.DecorrelatedJitter{Initial: time.Second, Max: time.Minute, Retries: retries}
-	default:
-		return backoff.PolicyFunc(inner.Delay)
+		},
+		backoff.FullJitter{Policy: inner},
+		backoff.EqualJitter{Policy: inner},
+		backoff.BoundedJitter{Policy: inner, Extra: 0.5},
+		backoff.DecorrelatedJitter{Initial: time.Second, Max: time.Minute, Retries: retries},
+		backoff.PolicyFunc(inner.Delay),
 	}
+	return policies[int(kind)%len(policies)]
 }
 
 // Every retry that is granted is handled when it comes back. A count that no policy grants is

@@ -377,9 +377,7 @@ func running(
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	<-router.Running()
-	t.Cleanup(func() {
-		require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))
-	})
+	t.Cleanup(func() { require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close())) })
 	return pubSub
 }
 

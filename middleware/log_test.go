@@ -201,9 +201,7 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	t.Parallel()
 	var told []middleware.DeadLetter
-	hook := func(_ context.Context, dead middleware.DeadLetter) {
-		told = append(told, dead)
-	}
+	hook := func(_ context.Context, dead middleware.DeadLetter) { told = append(told, dead) }
 	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(hook)).Middleware(mustNotBeCalled(t))
 	_, err := h(newMessage(delivery{State: state{Failures: 3, Error: "third"}}))
 	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {

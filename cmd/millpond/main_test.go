@@ -205,9 +205,7 @@ func TestPlanIsPrinted(t *testing.T) {
 }
 
 // Every command on three dead letters, as tables and as JSON.
-func TestCommandsPrintWhatTheyDo(t *testing.T) {
-	eachKind(t, commandsPrintWhatTheyDo)
-}
+func TestCommandsPrintWhatTheyDo(t *testing.T) { eachKind(t, commandsPrintWhatTheyDo) }
 
 func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
@@ -383,9 +381,7 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 }
 
 // Letters are exported, discarded with an export, and imported.
-func TestExportDiscardImportByHand(t *testing.T) {
-	eachKind(t, exportDiscardImportByHand)
-}
+func TestExportDiscardImportByHand(t *testing.T) { eachKind(t, exportDiscardImportByHand) }
 
 func exportDiscardImportByHand(t *testing.T, s *service) {
 	s.die()
@@ -419,9 +415,7 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 	require.NoError(t, json.Unmarshal([]byte(o.out), &said))
 }
 
-func TestWaitingByHand(t *testing.T) {
-	eachKind(t, waitingByHand)
-}
+func TestWaitingByHand(t *testing.T) { eachKind(t, waitingByHand) }
 
 func waitingByHand(t *testing.T, s *service) {
 	require.Zero(t, s.tool("declare", s.queue, "--policy", "1h").code)

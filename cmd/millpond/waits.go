@@ -124,9 +124,7 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 			}
 			choose := operate.Selection{IDs: c.StringSlice("id")}
 			if c.Bool("all") {
-				choose.Match = func(w operate.Waiter) bool {
-					return w.Queue == "" || w.Queue == queue
-				}
+				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
 			}
 			if len(choose.IDs) == 0 && choose.Match == nil {
 				return usage("name the messages with --id, or pass --all")

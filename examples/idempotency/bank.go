@@ -62,9 +62,7 @@ func (b *Bank) Handle(msg *message.Message) error {
 		return middleware.Permanent(fmt.Errorf("%w: %w", errNoPayment, err))
 	}
 	ctx := msg.Context()
-	done, err := b.inbox.Once(ctx, queue, id, func(tx *sql.Tx) error {
-		return book(ctx, tx, amount)
-	})
+	done, err := b.inbox.Once(ctx, queue, id, func(tx *sql.Tx) error { return book(ctx, tx, amount) })
 	if err == nil && !done {
 		b.duplicates.Add(1) // success: the router acks it
 	}

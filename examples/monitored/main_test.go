@@ -20,9 +20,7 @@ import (
 
 const patience = 90 * time.Second
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 // buffer may be read while it is written.
 type buffer struct {

@@ -20,9 +20,7 @@ import (
 
 const patience = 60 * time.Second
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 func connect(t *testing.T, url string) *sql.DB {
 	t.Helper()

@@ -12,9 +12,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 // Given twenty deliveries, which have every story once, then none is lost and the queues are gone.
 func TestDemoLosesNothing(t *testing.T) {

@@ -34,7 +34,10 @@ type judgement func(s *subject, r Rule) (Severity, string)
 // policies. Judge names a key that is missing here.
 var policyKeys = map[string]policyKey{
 	// These take messages out of a queue, or refuse them.
-	"message-ttl":      {main: mainTTL, wait: waitTTL, keep: keepTTL},
+	"message-ttl": {
+		main: shorterTTL("messages that are not handled within %s %s"), wait: waitTTL,
+		keep: shorterTTL("after %s the messages that it keeps %s"),
+	},
 	"expires":          {main: expires, wait: expires, keep: expires},
 	"max-length":       {main: bounded(fullMain), wait: waitLength, keep: bounded(fullKeep)},
 	"max-length-bytes": {main: bounded(fullMain), wait: waitLength, keep: bounded(fullKeep)},
@@ -148,44 +151,35 @@ func milliseconds(n int64) string {
 	return DelayText(time.Duration(min(n, MaxHold.Milliseconds())) * time.Millisecond)
 }
 
-func critical(format string, args ...any) (Severity, string) {
-	return Critical, fmt.Sprintf(format, args...)
-}
-
-// criticalIf returns a critical finding where there is harm, and none otherwise.
-func criticalIf(harm bool, format string, args ...any) (Severity, string) {
+// found returns a finding where there is harm, and none otherwise.
+func found(harm bool, severity Severity, format string, args ...any) (Severity, string) {
 	if !harm {
 		return "", ""
 	}
-	return critical(format, args...)
+	return severity, fmt.Sprintf(format, args...)
+}
+
+func critical(format string, args ...any) (Severity, string) {
+	return found(true, Critical, format, args...)
 }
 
 func warning(format string, args ...any) (Severity, string) {
-	return Warning, fmt.Sprintf(format, args...)
+	return found(true, Warning, format, args...)
 }
 
-func warningIf(harm bool, format string, args ...any) (Severity, string) {
-	if !harm {
-		return "", ""
+// shorterTTL judges a TTL below the queue's own. The text takes the TTL and the fate of messages.
+func shorterTTL(text string) judgement {
+	return func(s *subject, r Rule) (Severity, string) {
+		n, tighter := s.tighter(r)
+		return found(tighter, Critical, text, milliseconds(n), s.gone())
 	}
-	return warning(format, args...)
-}
-
-func mainTTL(s *subject, r Rule) (Severity, string) {
-	n, tighter := s.tighter(r)
-	return criticalIf(tighter, "messages that are not handled within %s %s", milliseconds(n), s.gone())
 }
 
 func waitTTL(s *subject, r Rule) (Severity, string) {
 	n, _ := WholeNumber(r.Value)
-	return criticalIf(n < s.delay.Milliseconds(),
+	return found(n < s.delay.Milliseconds(), Critical,
 		"messages return after %s, before their delay of %s is over",
 		milliseconds(n), DelayText(s.delay))
-}
-
-func keepTTL(s *subject, r Rule) (Severity, string) {
-	n, tighter := s.tighter(r)
-	return criticalIf(tighter, "after %s the messages that it keeps %s", milliseconds(n), s.gone())
 }
 
 func expires(_ *subject, r Rule) (Severity, string) {
@@ -269,7 +263,7 @@ func overflowing(full func(*subject) (Severity, string)) judgement {
 
 func waitOverflow(s *subject, _ Rule) (Severity, string) {
 	atLeastOnce := s.arguments["x-dead-letter-strategy"] == "at-least-once"
-	return criticalIf(atLeastOnce && s.overflow() != "reject-publish",
+	return found(atLeastOnce && s.overflow() != "reject-publish", Critical,
 		"it goes before the queue's own reject-publish, without which the queue falls "+
 			"back to at-most-once dead-lettering, silently: messages whose wait is over are lost while "+
 			"their queue is missing or a node dies")
@@ -293,28 +287,28 @@ func (s *subject) limited(r Rule) (int64, bool) {
 // that exists.
 func mainLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	return criticalIf(limited && s.missing && s.gone() == deleted,
+	return found(limited && s.missing && s.gone() == deleted, Critical,
 		"a quorum queue drops a message silently that was given back more than %d times, "+
 			"because the queue has no dead-letter target", n)
 }
 
 func waitLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	return warningIf(limited,
+	return found(limited, Warning,
 		"a message that was looked at more than %d times returns before its delay is "+
 			"over: %s", n, s.counted())
 }
 
 func keepLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	return criticalIf(limited,
+	return found(limited, Critical,
 		"messages that were looked at more than %d times %s: %s", n, s.gone(), s.counted())
 }
 
 func mainDeadKey(s *subject, r Rule) (Severity, string) {
 	_, keyed := s.arguments["x-dead-letter-routing-key"]
 	_, set := s.arguments["x-dead-letter-exchange"]
-	return warningIf(set && !keyed,
+	return found(set && !keyed, Warning,
 		"messages that the broker drops from the queue go to the queue's dead-letter "+
 			"exchange %q with the routing key %s in place of their own",
 		s.text("dead-letter-exchange"), valueText(r.Value))
@@ -322,7 +316,7 @@ func mainDeadKey(s *subject, r Rule) (Severity, string) {
 
 func waitDeadKey(s *subject, r Rule) (Severity, string) {
 	_, set := s.arguments["x-dead-letter-routing-key"]
-	return criticalIf(!set,
+	return found(!set, Critical,
 		"messages whose wait is over leave with the routing key %s in place of their "+
 			"own, and are stranded or go to the queue of that name", valueText(r.Value))
 }
@@ -361,7 +355,7 @@ const defaultDisconnected = time.Minute
 func mainDisconnected(s *subject, r Rule) (Severity, string) {
 	n, _ := WholeNumber(r.Value)
 	tardy := n > defaultDisconnected.Milliseconds() && s.queueType != Classic
-	return warningIf(tardy,
+	return found(tardy, Warning,
 		"messages in the hands of a consumer whose node cannot be reached are delivered "+
 			"again only after %s", milliseconds(n))
 }
@@ -378,7 +372,7 @@ func delayed(text string, ends ...string) judgement {
 			}
 		}
 		delay := cmp.Or(strings.Join(slices.Compact(bounds), " to "), "the broker's delay")
-		return warningIf(s.queueType != Classic && slices.Contains(ends, how), text, delay)
+		return found(s.queueType != Classic && slices.Contains(ends, how), Warning, text, delay)
 	}
 }
 
@@ -393,7 +387,7 @@ const (
 
 func mirrored(s *subject, _ Rule) (Severity, string) {
 	safe := s.queueType == Quorum || s.policy["ha-promote-on-failure"] == "when-synced"
-	return warningIf(!safe,
+	return found(!safe, Warning,
 		"where a node dies, a mirror that is not synchronised may take its place, and "+
 			"the messages that this mirror does not have are lost: quorum queues keep them, and with "+
 			"ha-promote-on-failure when-synced the queue waits for its node")

@@ -164,9 +164,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		}
 		switch way.id {
 		case "held":
-			rig.WaitFor(t, "the message is held", func() bool {
-				return len(told.about("held")) > 0
-			})
+			rig.WaitFor(t, "the message is held", func() bool { return len(told.about("held")) > 0 })
 			require.Equal(t, 1.0, value(t, registry, `held_messages{queue="Q"}`, queue))
 			proxy.Blackhole(false)
 		case "late":

@@ -62,9 +62,7 @@ var everywhere = []string{"doc.go", "main.go", "main_test.go", "example_test.go"
 func TestFileNamesAreUnique(t *testing.T) {
 	t.Parallel()
 	named := map[string][]string{}
-	goFiles(t, func(file, _ string) {
-		named[path.Base(file)] = append(named[path.Base(file)], file)
-	})
+	goFiles(t, func(file, _ string) { named[path.Base(file)] = append(named[path.Base(file)], file) })
 	for name, files := range named {
 		if !slices.Contains(everywhere, name) && slices.ContainsFunc(files, isStrict) {
 			assert.Len(t, files, 1, "%s: name each file after its subject", name)

@@ -115,6 +115,4 @@ func redacted(address string) string {
 	return u.Redacted()
 }
 
-func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "withbroker: "+format+"\n", args...)
-}
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, "withbroker: "+format+"\n", args...) }
