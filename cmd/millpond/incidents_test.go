@@ -41,8 +41,6 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 		service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc),
 		folder: t.TempDir(),
 	}
-	i.ch = testbroker.Channel(t, url)
-	require.NoError(t, i.ch.Confirm(false))
 	rig.Start(t, rig.Config{
 		URL: url, Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
 		Configure: rig.QuorumQueue, RetryOptions: []middleware.Option{
@@ -155,8 +153,8 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	i.awaitDead(30)
 	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
 		"connection refused")
-	require.Contains(t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"),
-		"replayed 1 dead letter of 30")
+	const replay = "millpond dead replay orders --error 'connection refused'"
+	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 30")
 	i.awaitDead(30) // the canary is back
 	var canary letterJSON
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
@@ -170,10 +168,7 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	require.Equal(t, 3, canary.Attempts, "its attempts began anew")
 	down.Store(false)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'connection refused' --rate 20/s"),
-		"replayed 30 dead letters of 30",
-	)
+	require.Contains(t, i.follow(replay+" --rate 20/s"), "replayed 30 dead letters of 30")
 	i.awaitHandled(30)
 	i.awaitDead(0)
 }

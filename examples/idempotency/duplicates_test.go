@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -139,7 +140,7 @@ func TestKilledBetweenTheWorkAndTheAck(t *testing.T) {
 			require.NoError(t, child.Start())
 			timer := time.AfterFunc(patience, func() { _ = child.Process.Kill() })
 			defer timer.Stop()
-			awaitDepth(t, url, queue, 0) // the child has declared it
+			rig.AwaitDepth(t, url, queue, 0) // the child has declared it
 			pay(t, url, queue, "payment-1")
 			require.ErrorContains(t, child.Wait(), "killed")
 			awaitBalance(t, bank, amount)

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
@@ -107,6 +108,6 @@ func TestAPaymentWithoutAnIDIsGivenUp(t *testing.T) {
 	url, queue, bank := testbroker.URL(t), testbroker.Queue(t), newBank(t, newFile(t))
 	start(t, Service{URL: url, Queue: queue, Handle: bank.Handle})
 	pay(t, url, queue, "")
-	awaitDepth(t, url, queue+".dlq", 1)
+	rig.AwaitDepth(t, url, queue+".dlq", 1)
 	awaitBalance(t, bank, 0)
 }

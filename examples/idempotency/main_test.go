@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
@@ -27,7 +28,7 @@ func TestProgramBooksAPaymentOnce(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx, url, []string{file}) }()
-	awaitDepth(t, url, "payments", 0)
+	rig.AwaitDepth(t, url, "payments", 0)
 	pay(t, url, "payments", "payment-1")
 	pay(t, url, "payments", "payment-1")
 	bank := newBank(t, file)
@@ -107,25 +108,12 @@ func start(t *testing.T, s Service) (stop func()) {
 	return stop
 }
 
-// awaitDepth waits until the queue is there and has that many messages.
-func awaitDepth(t *testing.T, url, queue string, want int) {
-	t.Helper()
-	testbroker.WaitFor(t, queue+" with "+strconv.Itoa(want), patience, func() bool {
-		return testbroker.Depth(t, url, queue) == want
-	})
-}
-
 // pay sends a payment.
 func pay(t *testing.T, url, queue, id string) {
 	t.Helper()
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.Confirm(false))
-	confirm, err := ch.PublishWithDeferredConfirmWithContext(
-		t.Context(), "", queue, true, false, amqp.Publishing{
-			MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(strconv.Itoa(amount)),
-		})
-	require.NoError(t, err)
-	require.True(t, confirm.Wait())
+	rig.Publish(t, url, "", queue, amqp.Publishing{
+		MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(strconv.Itoa(amount)),
+	})
 }
 
 func awaitBalance(t *testing.T, b *Bank, want int) {
