@@ -320,11 +320,7 @@ func TestWrappersRemark(t *testing.T) {
 	require.NotEmpty(t, backoff.Remarks(tenYears))
 	endless := unbounded(constantly(s, 0))
 	minutes := backoff.List{time.Minute, time.Hour}
-	for _, test := range []struct {
-		name   string
-		policy backoff.Policy
-		want   []string
-	}{
+	testRemarks(t, []remarked{
 		{"cap, as the remark asks", capped(tenYears, time.Hour), nil},
 		{"cap, of policy", capped(talkative{}, time.Hour), []string{gap}},
 		{"cap, of unbounded", capped(endless, time.Hour), []string{noEnd}},
@@ -355,12 +351,7 @@ func TestWrappersRemark(t *testing.T) {
 			"backoff.ByError: Default: " + noEnd, "backoff.ByError: Default: " + gap,
 		}},
 		{"by error, nil", backoff.ByError{}, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, test.want, backoff.Remarks(test.policy))
-		})
-	}
+	}...)
 }
 
 func TestWrappersShowTheFailure(t *testing.T) {
@@ -381,8 +372,8 @@ func TestWrappersShowTheFailure(t *testing.T) {
 		"by error":          choice(spy, backoff.None{}),
 		"by error, default": choice(spy),
 		"full jitter":       backoff.FullJitter{Policy: spy},
-		"equal jitter":      backoff.EqualJitter{Policy: spy},
-		"bounded jitter":    backoff.BoundedJitter{Policy: spy, Extra: 1},
+		"equal jitter":      equalJitter(spy),
+		"bounded jitter":    boundedJitter(spy, 1),
 	} {
 		seen = nil
 		p.Delay(given)
