@@ -38,12 +38,6 @@ func order() *message.Message {
 
 var oneAndTen = backoff.List{time.Second, 10 * time.Second}
 
-// requireResult compares the line that the result prints.
-func requireResult(t *testing.T, got middlewaretest.Result, want string) {
-	t.Helper()
-	assert.Equal(t, want, got.String())
-}
-
 // failing fails so many attempts, all if negative.
 func failing(attempts int) message.HandlerFunc {
 	return middlewaretest.Consumer(func(msg *message.Message) error {
@@ -97,7 +91,7 @@ func TestRun(t *testing.T) {
 			t.Parallel()
 			broker := middlewaretest.NewBroker()
 			got := broker.Run(retrying(t, broker, test.policy, test.options...)(test.handler), order())
-			requireResult(t, got, test.want)
+			assert.Equal(t, test.want, got.String())
 			assert.Equal(t, test.elapsed, got.Elapsed())
 		})
 	}
@@ -145,7 +139,7 @@ func TestAMessageWithoutADelivery(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(2)), message.NewMessage("plain", nil))
-	requireResult(t, got, "handled after 3 attempts, delays 1s 10s")
+	assert.Equal(t, "handled after 3 attempts, delays 1s 10s", got.String())
 }
 
 func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
@@ -159,7 +153,7 @@ func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
 		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
 	}
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
-	requireResult(t, got, "dead-lettered (exhausted) after 1 attempt")
+	assert.Equal(t, "dead-lettered (exhausted) after 1 attempt", got.String())
 }
 
 func TestFailuresOfTheMachinery(t *testing.T) {
@@ -170,7 +164,7 @@ func TestFailuresOfTheMachinery(t *testing.T) {
 		broker.FailNext(1, nil)
 		broker.FailNext(2, errUnroutable)
 		got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), order())
-		requireResult(t, got, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+		assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", got.String())
 		var answers []error
 		for _, call := range broker.Calls() {
 			answers = append(answers, call.Err)
@@ -191,8 +185,8 @@ func TestManyMessagesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			requireResult(t, broker.Run(h, order()),
-				"dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+			assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s",
+				broker.Run(h, order()).String())
 			broker.Calls()
 		})
 	}
@@ -220,7 +214,7 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 		}
 	})
 	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
-	requireResult(t, got, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s")
+	assert.Equal(t, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s", got.String())
 	assert.Equal(t, 2*time.Minute+time.Second, got.Elapsed())
 	var snoozed []bool
 	for _, call := range broker.Calls() {
@@ -248,7 +242,7 @@ func TestRunOfAMessageThatIsNotHandledAnyMore(t *testing.T) {
 	delivery := middleware.Delivery{Queue: "orders", State: header.RetryState{Failures: 9}}
 	msg := middlewaretest.NewMessage(delivery, nil)
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
-	requireResult(t, got, "dead-lettered (exhausted) after 0 attempts")
+	assert.Equal(t, "dead-lettered (exhausted) after 0 attempts", got.String())
 }
 
 func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
@@ -312,7 +306,7 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 			broker.Given = test.given
 			h := retrying(t, broker, test.policy, test.options...)(failing(-1))
 			got := broker.Run(h, test.msg)
-			requireResult(t, got, test.want)
+			assert.Equal(t, test.want, got.String())
 			assert.Equal(t, test.elapsed, got.Elapsed())
 			if call := broker.Calls()[0]; call.Delay != time.Second || call.Given != got.Given[0] {
 				t.Errorf("asked %v, given %v", call.Delay, call.Given)
