@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -112,3 +113,5 @@ func acked(tb testing.TB, h message.HandlerFunc, msg *message.Message) {
 	_, err := h(msg)
 	require.NoError(tb, err)
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

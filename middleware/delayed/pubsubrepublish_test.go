@@ -15,6 +15,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -364,3 +365,5 @@ type nulError struct{}
 func (nulError) Error() string { return "half\x00read" }
 
 var errNul = nulError{}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

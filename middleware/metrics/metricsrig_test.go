@@ -12,8 +12,10 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
@@ -65,3 +67,5 @@ func (m picky) Unmarshal(d amqp.Delivery) (*message.Message, error) {
 	}
 	return m.DefaultMarshaler.Unmarshal(d)
 }
+
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }

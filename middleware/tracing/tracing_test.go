@@ -18,9 +18,11 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
@@ -337,3 +339,5 @@ func TestOnlyTheAPIIsUsed(t *testing.T) {
 		require.NotContains(t, dep, "millpond/topology")
 	}
 }
+
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
