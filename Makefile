@@ -84,8 +84,8 @@ bench: ## measure the library beside what a user would pick instead, in one run;
 bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
 	@$(MAKE) --no-print-directory bench ARGS="-scale -rounds 3 -out bin/scale.json $(ARGS)"
 
-bench-docs: ## fill the tables of docs/performance.md from bench and bench-scale
-	@$(GO) run ./internal/bench -tables docs/performance.md $(wildcard bin/contests.json bin/scale.json)
+bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench and bench-scale
+	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json)
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker

@@ -72,10 +72,11 @@ type Service struct {
 	Logger     watermill.LoggerAdapter
 
 	// Tests set these. The zero values are the defaults.
-	retriesURL     string         // of hand-overs; default URL
-	confirmTimeout time.Duration  // 10 s
-	policy         backoff.Policy // 1s 5s 30s
-	ready          func()         // called when it consumes
+	retriesURL     string                                          // of hand-overs; default URL
+	confirmTimeout time.Duration                                   // 10 s
+	policy         backoff.Policy                                  // 1s 5s 30s
+	compose        func(*message.Router, *middleware.DelayedRetry) // DelayedRetry alone
+	ready          func()                                          // called when it consumes
 }
 
 // Run handles messages until ctx is done.
@@ -110,7 +111,11 @@ func (s Service) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	router.AddMiddleware(retry.Middleware)
+	if s.compose != nil {
+		s.compose(router, retry)
+	} else {
+		router.AddMiddleware(retry.Middleware)
+	}
 	router.AddConsumerHandler("payments", s.Queue, sub, s.Handle)
 	if s.ready != nil {
 		go func() {

@@ -6,9 +6,8 @@
 // All entries of a contest take turns, round by round. It compares the turns of each round and
 // prints the median and the range of their ratios. -scale measures instead how figures grow with
 // waiting messages, handlers, payloads, headers, delays and messages in flight. -out writes all
-// samples to a file. -tables measures nothing, and fills the tables of a page from such files.
-// MILLPOND_BROKER chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run
-// could not be done.
+// samples to a file, from which the command plot draws pictures and writes tables. MILLPOND_BROKER
+// chooses the RabbitMQ. Nothing is asserted: the exit code is 1 only if the run could not be done.
 package main
 
 import (
@@ -20,6 +19,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -81,13 +81,11 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		"`names` of the entries that take part, separated by commas; all if empty")
 	profile := flags.String("cpuprofile", "",
 		"`file` for a CPU profile of this process, best with one contest and -entries millpond")
-	page := flags.String("tables", "", "fill the tables of this `page` from files of -out")
+	allocated := flags.String("memprofile", "",
+		"`file` for a profile of all allocations of this process")
 	verbose := flags.Bool("v", false, "print each turn")
 	if err := flags.Parse(args); err != nil {
 		return err
-	}
-	if *page != "" {
-		return fillTables(*page, flags.Args())
 	}
 	parts := contests
 	if *scale {
@@ -110,6 +108,10 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 		defer pprof.StopCPUProfile()
+	}
+	if *allocated != "" {
+		runtime.MemProfileRate = 512
+		defer func() { err = errors.Join(err, writeAllocations(*allocated)) }()
 	}
 	broker, err := startBroker(ctx)
 	if err != nil {
@@ -140,6 +142,14 @@ func start(ctx context.Context, args []string, out io.Writer) (err error) {
 		err = errors.Join(err, r.write(*file))
 	}
 	return errors.Join(err, broker.close())
+}
+
+func writeAllocations(name string) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(file, 0), file.Close())
 }
 
 func chosen(parts []part, only string) ([]part, error) {

@@ -1,0 +1,292 @@
+// Plot draws the pictures of docs/performance.md and fills its tables, from the files that bench
+// writes with -out:
+//
+//	go run ./plot -docs ../../docs contests.json scale.json
+//
+// The tables stand between `<!-- table NAME -->` and `<!-- end -->`.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"image/color"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+type result struct {
+	Group   string
+	X       float64
+	Entry   string
+	Metric  string
+	Samples []float64
+}
+
+func (r result) median() float64 {
+	sorted := slices.Sorted(slices.Values(r.Samples))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[middle-1] + sorted[middle]) / 2
+	}
+	return sorted[middle]
+}
+
+// picture is one metric of one group.
+type picture struct {
+	file, title, x, y string
+	group, metric     string
+	logX, logY        bool
+	falls             bool // the legend stands below
+}
+
+const rate, p50, p99, mib = "per second", "p50 ms", "p99 ms", "broker MiB"
+
+var pictures = []picture{
+	{
+		"inflight", "Messages that fail, per second", "in flight", "messages per second", "inflight",
+		rate, true, false, false,
+	},
+	{
+		"payload", "Messages that fail, per second, 8 in flight", "bytes of payload",
+		"messages per second", "payload", rate, true, true, true,
+	},
+	{
+		"headers", "Messages that fail, per second, 8 in flight", "headers", "messages per second",
+		"headers", rate, false, false, true,
+	},
+	{
+		"hops", "Lateness on Levels", "levels passed", "ms late, median", "hops", p50, false, false,
+		false,
+	},
+	{
+		"waiting-lateness", "Lateness at the handler", "messages waiting", "ms late, median", "waiting",
+		p50, true, false, true,
+	},
+	{
+		"waiting-rate", "Messages that fail, per second, 8 in flight", "messages waiting",
+		"messages per second", "waiting", rate, true, false, true,
+	},
+	{
+		"waiting-memory", "Memory of the broker", "messages waiting", "MiB", "waiting", mib, true, true,
+		false,
+	},
+	{
+		"handlers", "Until all handlers consume", "handlers", "seconds, at the start", "handlers",
+		"seconds to start", true, true, false,
+	},
+}
+
+// colours can be told apart by people who cannot tell red from green (Okabe and Ito).
+var colours = []color.Color{
+	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
+	color.RGBA{204, 121, 167, 255},
+}
+
+func main() {
+	docs := flag.String("docs", "../../docs", "`folder` of performance.md")
+	flag.Parse()
+	if err := run(*docs, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "plot:", err)
+		os.Exit(1)
+	}
+}
+
+func run(docs string, files []string) error {
+	var results []result
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		var r struct{ Results []result }
+		if err := json.Unmarshal(data, &r); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		results = append(results, r.Results...)
+	}
+	for _, p := range pictures {
+		if err := p.draw(results, filepath.Join(docs, "performance")); err != nil {
+			return fmt.Errorf("%s: %w", p.file, err)
+		}
+	}
+	return fill(filepath.Join(docs, "performance.md"), results)
+}
+
+// draw writes an SVG, unless the group was not measured.
+func (p picture) draw(results []result, folder string) error {
+	lines, names := map[string]plotter.XYs{}, []string{}
+	for _, r := range results {
+		if r.Group != p.group || r.Metric != p.metric || p.logX && r.X <= 0 || p.logY && r.median() <= 0 {
+			continue // has no logarithm
+		}
+		if !slices.Contains(names, r.Entry) {
+			names = append(names, r.Entry)
+		}
+		lines[r.Entry] = append(lines[r.Entry], plotter.XY{X: r.X, Y: r.median()})
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	drawn := plot.New()
+	drawn.Title.Text, drawn.X.Label.Text, drawn.Y.Label.Text = p.title, p.x, p.y
+	drawn.Legend.Top, drawn.Legend.Left, drawn.Legend.XOffs = !p.falls, true, vg.Millimeter*3
+	drawn.Y.Tick.Marker = grouped{plot.DefaultTicks{}}
+	if p.logX {
+		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
+	}
+	if p.logY {
+		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
+	}
+	drawn.Add(plotter.NewGrid())
+	for i, name := range names {
+		line, points, err := plotter.NewLinePoints(lines[name])
+		if err != nil {
+			return err
+		}
+		line.Color, points.Color = colours[i%len(colours)], colours[i%len(colours)]
+		line.Width = vg.Points(2)
+		drawn.Add(line, points)
+		drawn.Legend.Add(name, line, points)
+	}
+	if !p.logY {
+		drawn.Y.Min = 0
+	}
+	return save(drawn, filepath.Join(folder, p.file+".svg"))
+}
+
+// save leaves a margin, unlike plot.Save.
+func save(drawn *plot.Plot, name string) error {
+	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
+	whole := draw.New(canvas)
+	whole.FillPolygon(color.White, []vg.Point{
+		{X: whole.Min.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Min.Y},
+		{X: whole.Max.X, Y: whole.Max.Y},
+		{X: whole.Min.X, Y: whole.Max.Y},
+	})
+	const margin = 6 * vg.Millimeter
+	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	_, err = canvas.WriteTo(file)
+	return errors.Join(err, file.Close())
+}
+
+// grouped are ticks whose labels have groups of three digits.
+type grouped struct{ plot.Ticker }
+
+func (g grouped) Ticks(low, high float64) []plot.Tick {
+	ticks := g.Ticker.Ticks(low, high)
+	for i := range ticks {
+		if ticks[i].Label != "" {
+			ticks[i].Label = number(ticks[i].Value)
+		}
+	}
+	return ticks
+}
+
+// fill replaces the tables of a page.
+func fill(page string, results []result) error {
+	data, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	const begin, after, end = "<!-- table ", " -->\n", "<!-- end -->"
+	var out strings.Builder
+	rest := string(data)
+	for {
+		before, table, found := strings.Cut(rest, begin)
+		out.WriteString(before)
+		if !found {
+			break
+		}
+		name, table, named := strings.Cut(table, after)
+		_, behind, ended := strings.Cut(table, end)
+		if !named || !ended {
+			return fmt.Errorf("%s: table %q has no end", page, name)
+		}
+		out.WriteString(begin + name + after + "\n" + tableOf(results, name) + "\n" + end)
+		rest = behind
+	}
+	return os.WriteFile(page, []byte(out.String()), 0o644)
+}
+
+// tableOf has a row for each x, and a column for each entry and metric.
+func tableOf(results []result, group string) string {
+	type column struct{ entry, metric string }
+	var (
+		xs      []float64
+		columns []column
+		cells   = map[float64]map[column]result{}
+	)
+	for _, r := range results {
+		if r.Group != group {
+			continue
+		}
+		c := column{r.Entry, r.Metric}
+		if !slices.Contains(xs, r.X) {
+			xs = append(xs, r.X)
+			cells[r.X] = map[column]result{}
+		}
+		if !slices.Contains(columns, c) {
+			columns = append(columns, c)
+		}
+		cells[r.X][c] = r
+	}
+	slices.Sort(xs)
+	slices.SortFunc(columns, func(a, b column) int {
+		return strings.Compare(a.metric+"\x00"+a.entry, b.metric+"\x00"+b.entry)
+	})
+	var out strings.Builder
+	out.WriteString("| |")
+	for _, c := range columns {
+		fmt.Fprintf(&out, " %s, %s |", c.entry, c.metric)
+	}
+	out.WriteString("\n|--:|" + strings.Repeat("--:|", len(columns)) + "\n")
+	for _, x := range xs {
+		fmt.Fprintf(&out, "| %s |", number(x))
+		for _, c := range columns {
+			r, ok := cells[x][c]
+			switch {
+			case !ok:
+				out.WriteString(" – |")
+			case len(r.Samples) == 1:
+				fmt.Fprintf(&out, " %s |", number(r.Samples[0]))
+			default:
+				fmt.Fprintf(&out, " %s (%s–%s) |", number(r.median()), number(slices.Min(r.Samples)),
+					number(slices.Max(r.Samples)))
+			}
+		}
+		out.WriteByte('\n')
+	}
+	return out.String()
+}
+
+// number returns three significant digits at least, in groups of three.
+func number(v float64) string {
+	if v < 100 && v > -100 {
+		return fmt.Sprintf("%.3g", v)
+	}
+	digits := fmt.Sprintf("%.0f", v)
+	var out strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			out.WriteByte(' ')
+		}
+		out.WriteRune(d)
+	}
+	return out.String()
+}
