@@ -153,6 +153,13 @@ func (l *ledger) decided() bool {
 	return !slices.ContainsFunc(l.entries, func(e *entry) bool { return e.delivered+len(e.dead) == 0 })
 }
 
+// progress returns one line about the progress, of at most 79 columns.
+func (l *ledger) progress() string {
+	r := l.report()
+	return fmt.Sprintf("published %d/%d  delivered %d  dead-lettered %d  to do %d  attempts %d",
+		r.published, len(l.entries), r.sumDelivered(), r.sumDead(), r.undecided, r.requests)
+}
+
 // report counts each published delivery once, in one place.
 type report struct {
 	published int

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -75,31 +73,4 @@ func TestAimsAreOfContests(t *testing.T) {
 	require.NoError(t, err)
 	_, err = chosen(contests, "nothing")
 	assert.ErrorContains(t, err, `there is no "nothing"`)
-}
-
-const measured = `{"results": [
-	{"group": "inflight", "x": 1, "entry": "a", "metric": "per second", "samples": [1000, 900, 1100]},
-	{"group": "inflight", "x": 8, "entry": "a", "metric": "per second", "samples": [12345.6]}
-]}`
-
-func TestTablesOfAPage(t *testing.T) {
-	t.Parallel()
-	page, file := filepath.Join(t.TempDir(), "page.md"), filepath.Join(t.TempDir(), "run.json")
-	require.NoError(t, os.WriteFile(file, []byte(measured), 0o600))
-	require.NoError(t,
-		os.WriteFile(page, []byte("before\n<!-- table inflight -->\nold\n<!-- end -->\nafter\n"), 0o600))
-	for range 2 { // it can fill its own tables again
-		require.NoError(t, fillTables(page, []string{file}))
-	}
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
-	assert.Equal(t, "before\n<!-- table inflight -->\n\n| | a, per second |\n|--:|--:|\n"+
-		"| 1 | 1 000 (900–1 100) |\n| 8 | 12 346 |\n\n<!-- end -->\nafter\n", string(text))
-}
-
-func TestTableWithoutEndIsAnError(t *testing.T) {
-	t.Parallel()
-	page := filepath.Join(t.TempDir(), "page.md")
-	require.NoError(t, os.WriteFile(page, []byte("<!-- table x -->\n"), 0o600))
-	assert.ErrorContains(t, fill(page, nil), "has no end")
 }

@@ -88,7 +88,9 @@ var pictures = []picture{
 
 // colours can be told apart by people who cannot tell red from green (Okabe and Ito).
 var colours = []color.Color{
-	color.RGBA{0, 114, 178, 255}, color.RGBA{230, 159, 0, 255}, color.RGBA{0, 158, 115, 255},
+	color.RGBA{0, 114, 178, 255},
+	color.RGBA{230, 159, 0, 255},
+	color.RGBA{0, 158, 115, 255},
 	color.RGBA{204, 121, 167, 255},
 }
 
