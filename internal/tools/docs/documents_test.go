@@ -32,23 +32,6 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// documents returns the Markdown files of the repository.
-func documents(t *testing.T) []string {
-	t.Helper()
-	var found []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
-		files, err := filepath.Glob(root + pattern)
-		require.NoError(t, err)
-		for _, file := range files {
-			name, err := filepath.Rel(root, file)
-			require.NoError(t, err)
-			found = append(found, filepath.ToSlash(name))
-		}
-	}
-	require.Contains(t, found, "README.md")
-	return found
-}
-
 // goFiles calls visit for every Go file of the repository with its path below the root.
 func goFiles(t *testing.T, visit func(path, text string)) {
 	t.Helper()
@@ -60,20 +43,6 @@ func goFiles(t *testing.T, visit func(path, text string)) {
 		visit(filepath.ToSlash(strings.TrimPrefix(path, root)), string(text))
 		return err
 	}))
-}
-
-// block is a fenced piece of a document.
-type block struct{ kind, before, text string }
-
-var fenced = regexp.MustCompile("(?ms)^([^\n]*)\n\n?```([^\n]*)\n(.*?)^```$")
-
-// blocks returns the fenced pieces in their order, with the line of text above each.
-func blocks(text string) []block {
-	var found []block
-	for _, m := range fenced.FindAllStringSubmatch(text, -1) {
-		found = append(found, block{kind: m[2], before: m[1], text: m[3]})
-	}
-	return found
 }
 
 // compiledLines returns the lines of files that compile: snippets, Examples and programs.
@@ -225,32 +194,6 @@ func TestReadmeShowsTheDelaysOfPolicies(t *testing.T) {
 		}
 		text := strings.TrimSuffix(strings.TrimSpace(line), ",")
 		require.Contains(t, rows, "\n| `"+text+"` | "+strings.Join(waits, " ")+" |\n")
-	}
-}
-
-// The index leads to every page.
-func TestIndexIsWhole(t *testing.T) {
-	t.Parallel()
-	index := read(t, "docs/README.md")
-	for _, document := range documents(t) {
-		page, ok := strings.CutPrefix(document, "docs/")
-		if ok && page != "README.md" && !strings.Contains(page, "/") {
-			require.Contains(t, index, "]("+page+")")
-		}
-	}
-}
-
-func TestLinksLeadSomewhere(t *testing.T) {
-	t.Parallel()
-	link := regexp.MustCompile(`\]\(([^)#]+)(?:#[^)]*)?\)`)
-	for _, document := range documents(t) {
-		for _, found := range link.FindAllStringSubmatch(read(t, document), -1) {
-			if strings.Contains(found[1], "://") {
-				continue
-			}
-			_, err := os.Stat(filepath.Join(root, filepath.Dir(document), found[1]))
-			require.NoError(t, err, "%s links to %s", document, found[1])
-		}
 	}
 }
 
