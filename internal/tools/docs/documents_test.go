@@ -97,54 +97,6 @@ func TestDocumentsShowGoThatCompiles(t *testing.T) {
 	require.Greater(t, shown, 5)
 }
 
-// commands are the beginnings of the commands in fenced pieces, each with the test that runs
-// it. The fence of a command that no test runs gives the reason.
-var commands = []struct{ begins, runBy string }{
-	{"make demo", "TestDemoLosesNothing"},
-	{"make test", "TestCommandsOfDocumentsAreRun"}, // which runs this test, and all others
-	{"go mod edit -require=", "TestGettingStarted"},
-	{"go mod tidy", "TestGettingStarted"},
-	{"rabbitmqctl set_permissions -p shop", "TestSecurityDocumentIsTrue"},
-	{"rabbitmqctl set_permissions --vhost shop", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl add_", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl eval", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_policy", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_user_tags", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_vhost_limits", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl update_vhost_metadata", "TestRecommendedBrokerSettings"},
-	{"rabbitmq-queues grow", "TestRecommendedBrokerSettings"},
-}
-
-func TestCommandsOfDocumentsAreRun(t *testing.T) {
-	t.Parallel()
-	there := readSource(t).tests
-	shown := 0
-	for _, document := range documents(t) {
-		if document == "docs/getting-started.md" { // TestGettingStarted runs the whole page
-			continue
-		}
-		for _, b := range blocks(read(t, document)) {
-			kind, mark, _ := strings.Cut(b.kind, " ")
-			if kind != "sh" || strings.HasPrefix(mark, "not run") {
-				continue
-			}
-			for line := range strings.Lines(strings.ReplaceAll(b.text, "\\\n", " ")) {
-				if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
-					continue
-				}
-				shown++
-				run := false
-				for _, c := range commands {
-					run = run || strings.HasPrefix(line, c.begins) && there[c.runBy] != nil
-				}
-				require.True(t, run, "%s shows a command that no test runs: %s\n"+
-					"run it in a test, or say why not in its fence", document, line)
-			}
-		}
-	}
-	require.Greater(t, shown, 5)
-}
-
 func TestReadmeShowsTheSampleThatCompiles(t *testing.T) {
 	t.Parallel()
 	_, sample, found := strings.Cut(read(t, "examples/basic/serve.go"), "\nimport (")

@@ -10,6 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// gettingStarted is the page that TestGettingStarted runs as a whole.
+const gettingStarted = "docs/getting-started.md"
+
 // documents returns the Markdown files of the repository. A file in testdata is data.
 func documents(t *testing.T) []string {
 	t.Helper()
