@@ -9,14 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
 )
 
 func TestMain(m *testing.M) {
@@ -43,110 +40,6 @@ func goFiles(t *testing.T, visit func(path, text string)) {
 		visit(filepath.ToSlash(strings.TrimPrefix(path, root)), string(text))
 		return err
 	}))
-}
-
-// compiledLines returns the lines of files that compile: snippets, Examples and programs.
-func compiledLines(t *testing.T) map[string]bool {
-	t.Helper()
-	lines := map[string]bool{"": true}
-	goFiles(t, func(path, text string) {
-		name := filepath.Base(path)
-		if !strings.HasSuffix(name, "_snippets_test.go") && !strings.HasPrefix(name, "example_") &&
-			!strings.HasPrefix(path, "examples/") {
-			return
-		}
-		for line := range strings.Lines(text) {
-			lines[bare(line)] = true
-		}
-	})
-	return lines
-}
-
-var trailing = regexp.MustCompile(`(^|\s)// .*$`)
-
-// bare returns a line of Go without its indentation and its comment.
-func bare(line string) string {
-	return strings.TrimSpace(trailing.ReplaceAllString(strings.TrimSpace(line), ""))
-}
-
-// It compares line by line, because a page leaves out the lines that every program has. Other
-// tests compile the whole of docs/getting-started.md and of CONTRIBUTING.md.
-func TestDocumentsShowGoThatCompiles(t *testing.T) {
-	t.Parallel()
-	compiled := compiledLines(t)
-	shown := 0
-	for _, document := range documents(t) {
-		text := read(t, document)
-		switch document {
-		case "CONTRIBUTING.md":
-			continue
-		case "docs/getting-started.md":
-			_, text, _ = strings.Cut(text, "\n## 5. ")
-		}
-		for _, b := range blocks(text) {
-			if b.kind != "go" {
-				continue
-			}
-			shown++
-			for line := range strings.Lines(b.text) {
-				require.True(t, compiled[bare(line)],
-					"%s shows a line that no snippet compiles: %s", document, line)
-			}
-		}
-	}
-	require.Greater(t, shown, 5)
-}
-
-func TestReadmeShowsTheSampleThatCompiles(t *testing.T) {
-	t.Parallel()
-	_, sample, found := strings.Cut(read(t, "examples/basic/serve.go"), "\nimport (")
-	require.True(t, found)
-	readme := read(t, "README.md")
-	above, _, found := strings.Cut(readme, "```go\nimport ("+sample+"```\n")
-	require.True(t, found, "the README's Go sample differs from examples/basic/serve.go")
-	require.Less(t, strings.Count(above, "\n"), 40, "lines above the sample")
-	require.LessOrEqual(t, strings.Count(readme, "\n"), 200, "lines of the README")
-}
-
-func TestReadmeShowsThePlanOfItsSample(t *testing.T) {
-	t.Parallel()
-	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-	plan, err := topology.PerQueue{}.Plan("orders", policy)
-	require.NoError(t, err)
-	_, table, _ := strings.Cut(plan.String(), "\n")
-	// Editors cut spaces at the end of a line, and so does the README.
-	table = regexp.MustCompile(` +\n`).ReplaceAllString(table, "\n")
-	require.Contains(t, read(t, "README.md"), table)
-}
-
-// readmePolicies are the policies of the README, a line each, as the README has them.
-var readmePolicies = []backoff.Policy{
-	backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
-	backoff.Constant{Interval: 5 * time.Second, Retries: 3},
-	backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3},
-	backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4},
-	backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5},
-	backoff.Fibonacci{Initial: time.Second, Retries: 5},
-}
-
-func TestReadmeShowsTheDelaysOfPolicies(t *testing.T) {
-	t.Parallel()
-	_, rows, _ := strings.Cut(read(t, "README.md"), "\n## Policies\n")
-	_, source, _ := strings.Cut(read(t, "internal/tools/docs/documents_test.go"),
-		"\nvar readmePolicies = []backoff.Policy{\n")
-	inSeconds := strings.NewReplacer("1m40s", "100s", "8m20s", "500s")
-	for _, policy := range readmePolicies {
-		var line string
-		line, source, _ = strings.Cut(source, "\n")
-		var waits []string
-		f := backoff.Failure{Count: 1}
-		for wait, retry := policy.Delay(f); retry; wait, retry = policy.Delay(f) {
-			waits = append(waits, inSeconds.Replace(wait.String()))
-			f.Count, f.Last = f.Count+1, wait
-		}
-		text := strings.TrimSuffix(strings.TrimSpace(line), ",")
-		require.Contains(t, rows, "\n| `"+text+"` | "+strings.Join(waits, " ")+" |\n")
-	}
 }
 
 // Every word of the glossary is a word of the code.

@@ -88,7 +88,9 @@ var (
 
 // withoutCode replaces the code in a line by as many signs.
 func withoutCode(line string) string {
-	return code.ReplaceAllStringFunc(line, func(c string) string { return strings.Repeat("c", len(c)) })
+	return code.ReplaceAllStringFunc(line, func(c string) string {
+		return strings.Repeat("c", len(c))
+	})
 }
 
 // links returns the links of a page. A link by name has the target of its definition.
