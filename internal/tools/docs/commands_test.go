@@ -53,7 +53,7 @@ func commandsOf(p *page) (found []command) {
 			}
 			text := strings.TrimSpace(remark.ReplaceAllString(joined, ""))
 			joined = ""
-			if text != "" {
+			if text != "" && text[0] != '#' {
 				found = append(found, command{page: p.path, line: at, text: text})
 			}
 		}
@@ -84,6 +84,12 @@ var runners = []struct{ begins, on, test string }{
 	{"rabbitmq-queues", "docs/broker-settings.md", "TestRecommendedBrokerSettings"},
 	{"rabbitmqctl", "", "TestBrokerCommandsOfPages"},
 	{"rabbitmq-queues", "", "TestBrokerCommandsOfPages"},
+	{"go install ./cmd/millpond", "", "TestToolCommandsOfPages"}, // which builds it
+	{
+		"go run ./internal/tools/withbroker -- go run ./examples/adopt", "",
+		"TestQueueGainsRetriesAndLosesThemAgain",
+	},
+	{"go mod edit -replace=github.com/millpond-go/", "", "TestMetricsAndTracingInstallFromAClone"},
 	{"make demo", "", "TestDemoLosesNothing"},
 	{"make test", "", "TestCommandsOfDocumentsAreRun"}, // make test runs this test, and all others
 	{"go get github.com/millpond-go/millpond", "", "TestInstallCommandsOfPages"},
@@ -228,7 +234,7 @@ func TestReadmeInstallsAsThePage(t *testing.T) {
 func TestCommandsAreTakenAsTheyStand(t *testing.T) {
 	t.Parallel()
 	p := readPage("docs/page.md", strings.Join([]string{
-		"# Page", "", "```sh", "# a remark", "make demo   # runs", "", "rabbitmqctl a \\", "  'b # c'",
+		"# Page", "", "```sh", "# a 'remark'", "make demo   # runs", "", "rabbitmqctl a \\", "  'b # c'",
 		"```", "", "```console", "$ millpond plan orders", "queue", "$ millpond dead list orders",
 		"```", "", "- item", "", "  ```sh", "  frobnicate --now", "  ```", "",
 		"```text", "make no", "```",
