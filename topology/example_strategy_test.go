@@ -43,7 +43,10 @@ func checkStrategy(strategy topology.Strategy) error {
 	var broken error
 	declared := map[string]any{}
 	for _, delays := range [][]time.Duration{
-		nil, {}, {time.Millisecond}, {6 * time.Hour, 48 * time.Hour},
+		nil,
+		{},
+		{time.Millisecond},
+		{6 * time.Hour, 48 * time.Hour},
 		{200 * time.Millisecond, 5 * time.Second, time.Minute},
 	} {
 		for _, queue := range []string{"orders", "mail"} {
@@ -96,7 +99,11 @@ func (s Careless) Plan(queue string, delays []time.Duration) (topology.Plan, err
 // The contract of a strategy, for two of a user and for those of this package.
 func ExampleStrategy_contract() {
 	for _, strategy := range []topology.Strategy{
-		Later{}, topology.PerQueue{}, topology.PerAttempt{}, topology.Shared{}, topology.Levels{},
+		Later{},
+		topology.PerQueue{},
+		topology.PerAttempt{},
+		topology.Shared{},
+		topology.Levels{},
 		Careless{},
 	} {
 		fmt.Printf("%T keeps the contract: %t\n", strategy, checkStrategy(strategy) == nil)

@@ -19,7 +19,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-var _ = []any{delayNames, sharedWithDeadLetters, quickRetry, leaving, withTLS, withoutURLs}
+var _ = []any{delayNames, sharedWithDeadLetters, quickRetry, withTLS, withoutURLs}
 
 func delayNames() topology.Strategy {
 	strategy := topology.PerQueue{
@@ -43,17 +43,6 @@ func sharedWithDeadLetters(
 		middleware.WithDefaultClass(header.ClassPermanent), // only marked errors
 	)
 	return strategy, retry, err
-}
-
-func leaving(
-	client *topology.Client, policy backoff.Policy, cfg amqp.Config,
-) (*middleware.DelayedRetry, *topology.Subscriber, error) {
-	retry, err := middleware.NewDelayedRetry(client, backoff.None{})
-	if err != nil {
-		return nil, nil, err
-	}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy)) // the policy until now
-	return retry, sub, err
 }
 
 func quickRetry(router *message.Router, retry *middleware.DelayedRetry) {
