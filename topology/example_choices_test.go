@@ -51,7 +51,7 @@ func ExampleDeadLetters_exchange() {
 }
 
 // Wait queues and the dead-letter queue are quorum queues unless the strategy says Classic. A
-// dead-letter queue that exists is used as it is.
+// dead-letter queue that exists keeps its type.
 func ExampleQueueType() {
 	for _, kind := range []topology.QueueType{"", topology.Quorum, topology.Classic} {
 		strategy := topology.PerQueue{Type: kind}

@@ -12,7 +12,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Later is a strategy of a user: a wait queue for each queue and delay, with other names than PerQueue's.
+// Later is a strategy of a user: a wait queue for each queue and delay, with the delay in front.
 type Later struct{}
 
 // Plan makes the wait queues with WaitQueue, which sets the arguments by which no message is lost.
@@ -73,7 +73,7 @@ func checkStrategy(strategy topology.Strategy) error {
 	return broken
 }
 
-// checkRoutes returns the delays that wait too short or, for a snooze, too long.
+// checkRoutes returns a delay that is cut short, or a snooze that takes too long.
 func checkRoutes(plan topology.Plan, delays []time.Duration) error {
 	for _, asked := range append(slices.Clone(delays), time.Second) {
 		route, err := plan.Route(topology.Retry{Delay: asked})
@@ -96,7 +96,7 @@ func (s Careless) Plan(queue string, delays []time.Duration) (topology.Plan, err
 	return plan, err
 }
 
-// The contract of a strategy, for two of a user and for those of this package.
+// The contract of a strategy, for two of a user and for the four of this package.
 func ExampleStrategy_contract() {
 	for _, strategy := range []topology.Strategy{
 		Later{},

@@ -27,7 +27,7 @@ var (
 )
 
 // commandsOf returns the commands of a page. In a block of sh each line is one, in a block of
-// console each line behind a prompt; the other lines are what it prints. A line that ends in \
+// console each line behind a prompt; the other lines are its output. A line that ends in \
 // goes on in the next.
 func commandsOf(p *page) (found []command) {
 	for _, b := range p.blocks {
@@ -230,7 +230,7 @@ func TestReadmeInstallsAsThePage(t *testing.T) {
 	}
 }
 
-// A command is taken from a page as a shell reads it, and one that nothing runs is found.
+// A command is taken from a page as a shell reads it, and a command without a test is found.
 func TestCommandsAreTakenAsTheyStand(t *testing.T) {
 	t.Parallel()
 	p := readPage("docs/page.md", strings.Join([]string{

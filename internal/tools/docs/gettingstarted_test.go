@@ -24,7 +24,7 @@ type walk struct {
 	before string   // the shell's work, with the files, before the program runs
 	prints []string // the lines that the program prints
 	after  []string // the commands behind it, with their output, each on its own
-	shown  []string // what the page shows below each of after, "" for nothing
+	shown  []string // the output below each of after, "" for none
 }
 
 // readWalk reads the page: its files, its commands, and the output below them.

@@ -152,7 +152,7 @@ func TestReadmeShowsTheSampleThatCompiles(t *testing.T) {
 
 var planRow = regexp.MustCompile(`(?m)^\S+ +(\S+) +x-dead-letter-exchange=`)
 
-// A page that shows the plan of a strategy shows the one that the strategy makes for these delays.
+// The plan of a strategy on a page is the plan that the strategy makes for these delays.
 func TestPlansOfPagesAreThoseOfTheStrategy(t *testing.T) {
 	t.Parallel()
 	shown := 0
@@ -165,7 +165,7 @@ func TestPlansOfPagesAreThoseOfTheStrategy(t *testing.T) {
 				delays = append(delays, delay)
 			}
 			if b.language() == "console" || len(delays) == 0 {
-				continue // TestToolCommandsOfPages compares it with what the tool prints
+				continue // TestToolCommandsOfPages compares it with the output
 			}
 			shown++
 			plan, err := topology.PerQueue{}.Plan("orders", delays)

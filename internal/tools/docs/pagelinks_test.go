@@ -247,7 +247,7 @@ func (p *page) leads(l link, pages map[string]*page) error {
 	return nil
 }
 
-// elsewhere returns what is wrong with an address that has a scheme.
+// elsewhere returns the fault of an address that has a scheme.
 func elsewhere(to *url.URL) error {
 	own := strings.HasPrefix(strings.ToLower(to.Path)+"/", "/millpond-go/millpond/")
 	switch {

@@ -60,8 +60,8 @@ func (l *tool) helpOf(words []string) (string, error) {
 	return l.help[key], nil
 }
 
-// knows returns what is wrong with the words of a command, by the help of the tool: an unknown
-// command, or a flag that it does not have.
+// knows returns the fault of the words of a command, by the help of the tool: an unknown command,
+// or a flag that it does not have.
 func (l *tool) knows(words []string) error {
 	var path []string
 	help, err := l.helpOf(nil)
@@ -154,8 +154,8 @@ var exits = map[string]int{
 }
 
 // Every command of the tool in a block of a page runs against a broker as it stands there: the
-// queue orders exists as its flags say, and letters are dead. It ends with exit code 0. What the
-// page shows below a plan is what the tool prints.
+// queue orders exists as its flags say, and letters are dead. It ends with exit code 0. A plan
+// on a page is the output of the tool.
 func TestToolCommandsOfPages(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
@@ -165,6 +165,7 @@ func TestToolCommandsOfPages(t *testing.T) {
 		if _, is := toolWords(c); is && c.page != gettingStarted {
 			run++
 			t.Run(fmt.Sprintf("%s:%d", c.page, c.line), func(t *testing.T) {
+				t.Parallel()
 				require.NoError(t, newDesk(t, l, node.URL(), api, c).work(c))
 			})
 		}
@@ -180,6 +181,7 @@ func TestToolCommandsOfPages(t *testing.T) {
 		"millpond declare orders --policy 1":     "exit code 2",
 	} {
 		t.Run(wrong, func(t *testing.T) {
+			t.Parallel()
 			c := command{page: "page.md", text: wrong}
 			err := newDesk(t, l, node.URL(), api, c).work(c)
 			if says == "" {
@@ -197,8 +199,8 @@ func TestToolCommandsOfPages(t *testing.T) {
 	require.False(t, printed("b\n…\n", "a\nb\n"))
 }
 
-// desk is the place of an engineer who types a command of a page: a folder, and a vhost of its own
-// on a broker with the queue orders.
+// desk is the place of an engineer who types a command of a page: a folder, and
+// its own vhost on a broker, with the queue orders.
 type desk struct {
 	t           *testing.T
 	tool        *tool
@@ -363,7 +365,7 @@ var (
 	withoutTerminal = "there is no terminal to ask on: pass --yes"
 )
 
-// printed reports whether a page shows what a command has printed, up to a line with … if there is
+// printed reports whether a page shows the output of a command, up to a line with … if there is
 // one. Editors cut spaces at the end of a line, and so do pages.
 func printed(shows, prints string) bool {
 	shows = strings.TrimSpace(trailingSpaces.ReplaceAllString(shows, ""))

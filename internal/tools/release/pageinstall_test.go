@@ -60,8 +60,8 @@ func newModule(t *testing.T, s shop, name string) string {
 	return user
 }
 
-// released are the commands by which a version is installed after a release. Those of the pages are
-// added.
+// released are the commands by which a version is installed after a release. The commands
+// of the pages are added.
 var released = []string{
 	"go get " + modulePath + "@" + version,
 	"go get " + modulePath + "/middleware/metrics@" + version,
