@@ -90,20 +90,6 @@ var (
 	namedTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
 )
 
-func TestEveryFactThatIsCitedIsThere(t *testing.T) {
-	t.Parallel()
-	facts := read(t, "docs/broker-facts.md")
-	check := func(path, text string) {
-		for _, cited := range fact.FindAllString(text, -1) {
-			require.Contains(t, facts, "\n## "+cited+" ", "%s cites %s", path, cited)
-		}
-	}
-	goFiles(t, check)
-	for _, document := range documents(t) {
-		check(document, read(t, document))
-	}
-}
-
 func TestEveryTestThatIsNamedIsThere(t *testing.T) {
 	t.Parallel()
 	there := readSource(t).tests
