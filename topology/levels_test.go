@@ -64,27 +64,25 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 		want     time.Duration
 		hops     int
 	}{
-		"negative":                   {topology.Levels{}, -s, 100 * ms, 1},
-		"zero":                       {topology.Levels{}, 0, 100 * ms, 1},
-		"under the resolution":       {topology.Levels{}, 1, 100 * ms, 1},
-		"the resolution":             {topology.Levels{}, 100 * ms, 100 * ms, 1},
-		"rounded up":                 {topology.Levels{}, 100*ms + 1, 200 * ms, 1},
-		"a second":                   {topology.Levels{}, s, s, 2},
-		"seven seconds are exact":    {topology.Levels{}, 7 * s, 7 * s, 3},
-		"seven minutes, a hundredth": {topology.Levels{}, 7 * m, 422400 * ms, 2},
-		"seven minutes, exact":       {exact, 7 * m, 7 * m, 4},
-		"seven minutes, a tenth":     {tolerating(0.1), 7 * m, 422400 * ms, 2},
-		"seven minutes, any":         {tolerating(1), 7 * m, 819200 * ms, 1},
-		"few hops already":           {tolerating(0.1), 6400 * ms, 6400 * ms, 1},
-		"just under the tolerance":   {tolerating(0.05), 6100 * ms, 6400 * ms, 1},
-		"just over it":               {tolerating(0.049), 6100 * ms, 6100 * ms, 5},
-		"another resolution":         {topology.Levels{Resolution: s}, 6100 * ms, 7 * s, 3},
-		"ten years":                  {exact, tenYears, tenYears, 15},
-		"ten years, a hundredth":     {topology.Levels{}, tenYears, 315411660800 * ms, 5},
-		"all levels together":        {threeSeconds, 3100 * ms, 3100 * ms, 5},
-		"longer: a round of the last": {
-			threeSeconds, 3101 * ms, 1600 * ms, 1,
-		},
+		"negative":                    {topology.Levels{}, -s, 100 * ms, 1},
+		"zero":                        {topology.Levels{}, 0, 100 * ms, 1},
+		"under the resolution":        {topology.Levels{}, 1, 100 * ms, 1},
+		"the resolution":              {topology.Levels{}, 100 * ms, 100 * ms, 1},
+		"rounded up":                  {topology.Levels{}, 100*ms + 1, 200 * ms, 1},
+		"a second":                    {topology.Levels{}, s, s, 2},
+		"seven seconds are exact":     {topology.Levels{}, 7 * s, 7 * s, 3},
+		"seven minutes, a hundredth":  {topology.Levels{}, 7 * m, 422400 * ms, 2},
+		"seven minutes, exact":        {exact, 7 * m, 7 * m, 4},
+		"seven minutes, a tenth":      {tolerating(0.1), 7 * m, 422400 * ms, 2},
+		"seven minutes, any":          {tolerating(1), 7 * m, 819200 * ms, 1},
+		"few hops already":            {tolerating(0.1), 6400 * ms, 6400 * ms, 1},
+		"just under the tolerance":    {tolerating(0.05), 6100 * ms, 6400 * ms, 1},
+		"just over it":                {tolerating(0.049), 6100 * ms, 6100 * ms, 5},
+		"another resolution":          {topology.Levels{Resolution: s}, 6100 * ms, 7 * s, 3},
+		"ten years":                   {exact, tenYears, tenYears, 15},
+		"ten years, a hundredth":      {topology.Levels{}, tenYears, 315411660800 * ms, 5},
+		"all levels together":         {threeSeconds, 3100 * ms, 3100 * ms, 5},
+		"longer: a round of the last": {threeSeconds, 3101 * ms, 1600 * ms, 1},
 		"no rounding beyond all": {
 			topology.Levels{Max: 3 * s, Tolerance: 1}, 2700 * ms, 2800 * ms, 3,
 		},
@@ -251,9 +249,7 @@ func TestLevelsRefuse(t *testing.T) {
 		delay    time.Duration
 		want     string // texts, with ; between
 	}{
-		"negative resolution": {
-			topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative",
-		},
+		"negative resolution": {topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative"},
 		"microseconds": {
 			topology.Levels{Resolution: 1500 * us}, "q", 1, "resolution 1.5ms is not in whole milliseconds",
 		},

@@ -46,9 +46,7 @@ func features(consumerGroups bool) tests.Features {
 	}
 }
 
-func pubSub(
-	t *testing.T, publish, consume wamqp.Config,
-) (message.Publisher, message.Subscriber) {
+func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, message.Subscriber) {
 	t.Helper()
 	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
 	require.NoError(t, err)

@@ -114,20 +114,17 @@ func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amq
 		failed := at.Add(time.Duration(i) * time.Second)
 		notes := header.RetryState{
 			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused",
-			Class:   header.ClassRetryable,
-			Handler: "ship", DeadAt: failed, OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []header.AttemptError{
-				{
-					Attempt: 3, At: failed, Handler: "ship", Error: "connection refused",
-					Class: header.ClassRetryable, Reason: header.ReasonExhausted,
-				},
-			},
+			Class: header.ClassRetryable, Handler: "ship", DeadAt: failed,
+			OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []header.AttemptError{{
+				Attempt: 3, At: failed, Handler: "ship", Error: "connection refused",
+				Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+			}},
 		}
 		m := amqp.Publishing{
-			MessageId: fmt.Sprint(
-				"order-", i,
-			), CorrelationId: "c", ContentType: "application/json", Timestamp: at,
-			Headers: amqp.Table{"tenant": int32(i % 3)}, Body: fmt.Appendf(nil, `{"n":%d}`, i),
+			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
+			Timestamp: at, Headers: amqp.Table{"tenant": int32(i % 3)},
+			Body: fmt.Appendf(nil, `{"n":%d}`, i),
 		}
 		for _, change := range changes {
 			change(i, &notes, &m)

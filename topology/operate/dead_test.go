@@ -36,10 +36,8 @@ func TestFiftyListsLeaveEveryMessage(t *testing.T) {
 		first := ids(b.letters(operate.Filter{}))
 		require.Len(t, first, dead)
 		for look := range looks {
-			require.Equal(
-				t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "), "look %d",
-				look+1,
-			)
+			require.Equal(t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "),
+				"look %d", look+1)
 		}
 		left := b.bodies(b.dead, dead)
 		require.Len(t, left, dead)
@@ -193,10 +191,8 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 		took := time.Since(began)
 		require.Equal(t, dead, seen)
 		require.Less(t, most, uint64(48<<20), "live heap of both")
-		t.Logf(
-			"%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen,
-			took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10,
-		)
+		t.Logf("%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen,
+			took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10)
 	})
 }
 
@@ -212,10 +208,8 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
 	adopted := testbroker.Queue(t)
-	_, err := b.ch.QueueDeclare(
-		adopted, true, false, false, false,
-		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)},
-	)
+	_, err := b.ch.QueueDeclare(adopted, true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)})
 	require.NoError(t, err)
 	b.plan.Dead.RoutingKey = adopted
 	b.publish(adopted, amqp.Publishing{Body: []byte("x")})

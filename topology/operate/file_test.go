@@ -21,20 +21,13 @@ import (
 // everyType are headers of every type that AMQP has.
 func everyType() amqp.Table {
 	return amqp.Table{
-		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(
-			-7,
-		), "int16": int16(-300), "uint16": uint16(65535),
-		"int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32), "int64": int64(math.MaxInt64),
-		"float32": float32(0.1), "float64": math.Inf(
-			-1,
-		), "small": 5e-324, "decimal": amqp.Decimal{Scale: 2, Value: -12345},
-		"string": "päper", "not UTF-8": "a\xff", "empty": "", "bytes": []byte{
-			0, 255,
-		}, "no bytes": []byte{},
-		"time": time.Unix(1700000000, 0), "key \xff": "x", "base64:": "y",
-		"table": amqp.Table{
-			"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}},
-		}, "array": []any{}, "no table": amqp.Table{},
+		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(-7), "int16": int16(-300),
+		"uint16": uint16(65535), "int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32),
+		"int64": int64(math.MaxInt64), "float32": float32(0.1), "float64": math.Inf(-1), "small": 5e-324,
+		"decimal": amqp.Decimal{Scale: 2, Value: -12345}, "string": "päper", "not UTF-8": "a\xff",
+		"empty": "", "bytes": []byte{0, 255}, "no bytes": []byte{}, "time": time.Unix(1700000000, 0),
+		"key \xff": "x", "base64:": "y", "array": []any{}, "no table": amqp.Table{},
+		"table": amqp.Table{"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}}},
 	}
 }
 
@@ -42,10 +35,8 @@ func TestEncodeLosesNothing(t *testing.T) {
 	t.Parallel()
 	d := amqp.Delivery{
 		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9,
-		CorrelationId: "c\xff", ReplyTo: "r",
-		Expiration: "60000", MessageId: "m", Timestamp: time.Unix(
-			1700000000, 0,
-		), Type: "t", UserId: "guest", AppId: "app",
+		CorrelationId: "c\xff", ReplyTo: "r", Expiration: "60000", MessageId: "m",
+		Timestamp: time.Unix(1700000000, 0), Type: "t", UserId: "guest", AppId: "app",
 		Redelivered: true, Exchange: "e", RoutingKey: "k", Body: []byte{0, 1, 255},
 	}
 	line, err := operate.Encode(d)
@@ -127,10 +118,8 @@ func TestExportDiscardImport(t *testing.T) {
 		b.depth(b.dead, 0)
 
 		var told int
-		lines, err := b.Import(
-			t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{Progress: func(n int) { told = n }},
-		)
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{Progress: func(n int) { told = n }})
 		require.NoError(t, err)
 		require.Equal(t, dead, lines)
 		require.Equal(t, dead, told)
@@ -171,10 +160,8 @@ func TestImportGoesOn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
-		lines, err = b.Import(
-			t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"),
-			operate.ImportOptions{To: b.queue + ".nowhere"},
-		)
+		lines, err = b.Import(t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"),
+			operate.ImportOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, lines)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -211,10 +198,9 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		)
 		require.NoError(t, err)
 		require.Equal(t, 2, done.Done)
-		require.Equal(
-			t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
-			b.bodies(b.dead, 8),
-		)
+		require.Equal(t,
+			strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
+			b.bodies(b.dead, 8))
 	})
 }
 

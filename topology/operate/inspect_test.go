@@ -131,22 +131,16 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			require.True(t, report.Queues[0].Missing)
 			require.Equal(t, operate.Count{N: 0, Source: operate.SourceAMQP},
 				report.Queues[len(plan.WaitSteps)].Ready)
-			require.Equal(
-				t, operate.Count{N: waiting, Source: operate.SourceManagement},
-				report.Queues[len(plan.WaitSteps)].Total,
-			)
+			require.Equal(t, operate.Count{N: waiting, Source: operate.SourceManagement},
+				report.Queues[len(plan.WaitSteps)].Total)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
 			provision(t, url, strategy, queue, policy)
 			began := time.Now()
-			testbroker.WaitFor(
-				t, "all to be back", patience,
-				func() bool { return testbroker.Depth(t, url, queue) == waiting },
-			)
-			t.Logf(
-				"quorum: %d of %d messages are back %v after their queue", waiting, waiting,
-				time.Since(began).Round(time.Second),
-			)
+			testbroker.WaitFor(t, "all to be back", patience,
+				func() bool { return testbroker.Depth(t, url, queue) == waiting })
+			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting,
+				time.Since(began).Round(time.Second))
 			findings, err = o.Verify(t.Context(), plan)
 			require.NoError(t, err)
 			for _, f := range findings {
@@ -162,10 +156,8 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	o, plan := opened(
-		t, url, queue, topology.PerQueue{}, policy,
-		operate.WithManagement("http://guest:hush@127.0.0.1:1/"),
-	)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://guest:hush@127.0.0.1:1/"))
 	provision(t, url, topology.PerQueue{}, queue, policy)
 	report, err := o.Inspect(t.Context(), plan)
 	require.NoError(t, err)

@@ -60,10 +60,8 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 			delete(lasting, "x-message-ttl")
 			delete(lasting, "x-max-length")
 			declare(lasting)
-			b.publish(
-				queue, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire},
-				amqp.Publishing{Expiration: c.expire},
-			)
+			b.publish(queue, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire},
+				amqp.Publishing{Expiration: c.expire})
 			b.plan.Dead.RoutingKey = queue
 			seen := 0
 			var err error

@@ -117,10 +117,8 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	const large = int64(1 << 30)
 	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
 	declare("limited", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(5)})
-	declare(
-		"raised",
-		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)},
-	)
+	declare("raised",
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)})
 	declare("lowered", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("bound", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("either", amqp.Table{"x-queue-type": "quorum"})
@@ -215,10 +213,8 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		_, err = seeing.Peek(t.Context(), queue, 10)
 		require.NoError(t, err, command)
 	}
-	require.Contains(
-		t, strings.Fields(node.Ctl(t, "list_policies")),
-		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept",
-	)
+	require.Contains(t, strings.Fields(node.Ctl(t, "list_policies")),
+		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept")
 }
 
 func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
@@ -249,8 +245,6 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 // depth waits until a queue counts n messages: a quorum queue counts late.
 func depth(t testing.TB, url, queue string, n int) {
 	t.Helper()
-	rig.WaitFor(
-		t, fmt.Sprintf("%d messages in %s", n, queue),
-		func() bool { return testbroker.Depth(t, url, queue) == n },
-	)
+	rig.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue),
+		func() bool { return testbroker.Depth(t, url, queue) == n })
 }

@@ -125,10 +125,8 @@ func govern(
 	broker.put(t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost,
 		"guest")
 	if len(policy) > 0 {
-		broker.put(
-			t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy}, "policies", vhost,
-			"all",
-		)
+		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy},
+			"policies", vhost, "all")
 	}
 	if len(operator) > 0 {
 		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "queues", "definition": operator},
@@ -169,9 +167,8 @@ func (g *governed) steadily(f func() error) (err error) {
 	rig.WaitFor(g.t, "a connection that lasts", func() bool {
 		err = f()
 		var ended *amqp.Error
-		return !errors.As(
-			err, &ended,
-		) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
+		return !errors.As(err, &ended) ||
+			ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
 	})
 	return err
 }
@@ -377,9 +374,8 @@ func (s *governedService) done() bool {
 	if len(s.critical) > 0 {
 		limit = toldSilence
 	}
-	return s.refusal != nil || len(
-		s.handled,
-	) == perService/2 && s.dead >= perService/2 || time.Since(s.changed) > limit
+	return s.refusal != nil || time.Since(s.changed) > limit ||
+		len(s.handled) == perService/2 && s.dead >= perService/2
 }
 
 // everyone returns all services of the virtual host.

@@ -61,10 +61,8 @@ func (s *governedService) locate(
 	}
 	for n := range perService {
 		at := places[s.id(n)]
-		own := slices.DeleteFunc(
-			slices.Clone(at),
-			func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue },
-		)
+		own := slices.DeleteFunc(slices.Clone(at),
+			func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue })
 		for _, queue := range at {
 			switch {
 			case owner[queue] == "" || owner[queue] == s.queue:

@@ -373,10 +373,8 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name,
 			s.begun)
 	case s.refusal == nil && len(s.critical) == 0:
-		t.Errorf(
-			"%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
-			s.critical,
-		)
+		t.Errorf("%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
+			s.critical)
 	case !r.namedIn(guarantees):
 		t.Errorf("%s: %s: %s, and docs/guarantees.md names none of the keys", r, s.name, harm)
 	default:

@@ -64,10 +64,8 @@ func TestPruneDeletesNothingWithAMessage(t *testing.T) {
 		}
 	}
 
-	results, err := b.Prune(
-		t.Context(), plans,
-		operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second},
-	)
+	results, err := b.Prune(t.Context(), plans,
+		operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
 	require.ErrorIs(t, err, operate.ErrUnsafe)
 	why := map[string]string{}
 	for _, r := range results {

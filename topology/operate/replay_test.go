@@ -82,10 +82,8 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 		other := testbroker.Queue(t)
 		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
 		require.NoError(t, err)
-		b.publish(
-			b.dead,
-			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}},
-		)
+		b.publish(b.dead,
+			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
 
 		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
 		done, err := b.Replay(t.Context(), b.plan, chosen)
@@ -139,10 +137,8 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		go func() {
 			n := 0
 			for d := range deliveries {
-				_ = broken.PublishWithContext(
-					ctx, "", b.dead, false, false,
-					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent},
-				)
+				_ = broken.PublishWithContext(ctx, "", b.dead, false, false,
+					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
 				_ = d.Ack(false)
 				if n++; n == dead {
 					break

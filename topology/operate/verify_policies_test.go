@@ -87,10 +87,8 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	vhosts := []string{"soon", "hidden", "exempt", "log"}
 	var grants []testbroker.Grant
 	for _, vhost := range vhosts {
-		grants = append(
-			grants, testbroker.Everything(vhost, "guest"),
-			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"},
-		)
+		grants = append(grants, testbroker.Everything(vhost, "guest"),
+			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
 	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
@@ -191,10 +189,8 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
-		admin.set(
-			"everything", ".*", 7,
-			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`,
-		)
+		admin.set("everything", ".*", 7,
+			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
 		ran := map[string]bool{}
 		for _, f := range overruled(t, o, plan) {
 			_, command, is := strings.Cut(f.Text, "rabbitmqctl ")
@@ -253,19 +249,16 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 			if strings.HasSuffix(path, "dlq") {
 				kind, members = "classic", "null"
 			}
-			fmt.Fprintf(
-				w, `{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind,
-				members,
-			)
+			fmt.Fprintf(w,
+				`{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind,
+				members)
 		default:
 			fmt.Fprint(w, "[]")
 		}
 	}))
 	t.Cleanup(server.Close)
-	o, plan := opened(
-		t, url, queue, topology.PerQueue{}, policy,
-		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()),
-	)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
 	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
 		findings, err := o.Verify(t.Context(), plan)

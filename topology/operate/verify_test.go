@@ -74,10 +74,8 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 		ch.ExchangeDeclare(strategy.Prefix+".return", "direct", true, false, false, false, nil))
 	require.NoError(
 		t,
-		ch.ExchangeDeclare(
-			strategy.Prefix+".wait.5s", "fanout", true, false, false, false,
-			amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"},
-		),
+		ch.ExchangeDeclare(strategy.Prefix+".wait.5s", "fanout", true, false, false, false,
+			amqp.Table{"alternate-exchange": strategy.Prefix + ".wait.5s"}),
 	)
 	_, err := ch.Consume(strategy.Prefix+".wait.5s", "", false, false, false, false, nil)
 	require.NoError(t, err)
@@ -134,15 +132,11 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	ch := testbroker.Channel(t, url)
 	require.NoError(
 		t,
-		ch.QueueUnbind(
-			"parcels", "parcels", "back.return.amq.topic",
-			amqp.Table{"x-match": "all", "millpond-queue": "parcels"},
-		),
+		ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic",
+			amqp.Table{"x-match": "all", "millpond-queue": "parcels"}),
 	)
-	require.Equal(
-		t, []string{"critical missing binding back.return.amq.topic → parcels"},
-		bindingsMissing(t, o, plan),
-	)
+	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"},
+		bindingsMissing(t, o, plan))
 }
 
 // bindingsMissing returns the findings about bindings.
@@ -171,14 +165,10 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	// A binding is gone; policies shorten the wait and bound every queue.
 	require.NoError(t, ch.QueueUnbind("orders", "orders", "millpond.return", nil))
-	node.Ctl(
-		t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`,
-		`{"message-ttl": 2000, "expires": 60000}`,
-	)
-	node.Ctl(
-		t, "set_operator_policy", "--apply-to", "queues", "ops", ".*",
-		`{"max-length": 1000, "delivery-limit": 5}`,
-	)
+	node.Ctl(t, "set_policy", "--apply-to", "queues", "short", `^millpond\.wait`,
+		`{"message-ttl": 2000, "expires": 60000}`)
+	node.Ctl(t, "set_operator_policy", "--apply-to", "queues", "ops", ".*",
+		`{"max-length": 1000, "delivery-limit": 5}`)
 	require.Equal(t, []string{
 		"critical dropping queue orders",
 		"critical overruled queue orders",
@@ -205,15 +195,11 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	// Nothing is declared: the API compares the arguments.
 	_, err := ch.QueueDelete("plain.wait.5s", false, false, false)
 	require.NoError(t, err)
-	_, err = ch.QueueDeclare(
-		"plain.wait.5s", true, false, false, false,
-		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)},
-	)
+	_, err = ch.QueueDeclare("plain.wait.5s", true, false, false, false,
+		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
 	require.NoError(t, err)
-	o, plan = opened(
-		t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api),
-		operate.WithPreProvisioned(),
-	)
+	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api),
+		operate.WithPreProvisioned())
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
 
 	// A user who may not declare is told so, and that the queue may have the default
@@ -224,19 +210,16 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	if limited {
 		want = append(want, "warning dropping queue plain")
 	}
-	require.Equal(
-		t, append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"),
-		rig.BlindFindings(t, o, plan),
-	)
+	require.Equal(t,
+		append(want, "warning unchecked queue plain.wait.5s", "warning unchecked queue plain.dlq"),
+		rig.BlindFindings(t, o, plan))
 	o, plan = opened(t, reader, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
 
 	// An exchange for dead letters that no queue is bound to.
 	o, plan = opened(t, url, "orders", topology.PerQueue{Dead: topology.DeadLetters{
 		Target: func(string) topology.Route {
-			return topology.Route{
-				Exchange: "amq.topic", RoutingKey: "dead",
-			}
+			return topology.Route{Exchange: "amq.topic", RoutingKey: "dead"}
 		},
 	}}, backoff.List{time.Second}, operate.WithManagement(api))
 	require.Contains(t, rig.Findings(t, o, plan), "critical missing binding amq.topic")
@@ -259,10 +242,8 @@ func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 		operate.WithManagement(api))
 	provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
 	require.Equal(t, []string{"critical disabled broker stream_queue"}, rig.Findings(t, o, plan))
-	o, plan = opened(
-		t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy,
-		operate.WithManagement(api),
-	)
+	o, plan = opened(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy,
+		operate.WithManagement(api))
 	for _, name := range rig.Findings(t, o, plan) {
 		require.NotContains(t, name, "stream_queue", "classic queues need none")
 	}

@@ -127,10 +127,8 @@ func TestReleaseAndCancel(t *testing.T) {
 			hour := b.waits(time.Hour)
 			b.wait(b.waits(time.Minute), 3)
 			b.wait(hour, 50)
-			b.publish(
-				hour.Name,
-				amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}},
-			)
+			b.publish(hour.Name,
+				amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}})
 
 			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
 			require.NoError(t, err)

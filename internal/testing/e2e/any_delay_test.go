@@ -174,9 +174,7 @@ func probe(t *testing.T, url string, kind topology.QueueType) (slowest func() ti
 
 // publishAll publishes n numbered messages of an app with a pause after each. It waits for all
 // confirms and requires that none is returned.
-func publishAll(
-	t testing.TB, url, exchange, key string, n int, pause time.Duration, app string,
-) {
+func publishAll(t testing.TB, url, exchange, key string, n int, pause time.Duration, app string) {
 	t.Helper()
 	ch := testbroker.Channel(t, url)
 	returns := ch.NotifyReturn(make(chan amqp.Return, n))

@@ -205,10 +205,7 @@ func TestExhaustedMessageIsDeadLettered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: delays,
-				Handle: calls.Fail,
-			})
+			r := rig.Start(t, rig.Config{Strategy: strategy(t), Policy: delays, Handle: calls.Fail})
 			r.Send("order 1")
 			dead := r.DeadLetter()
 			require.Equal(t, "order 1", string(dead.Body))

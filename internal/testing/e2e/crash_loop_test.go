@@ -203,8 +203,7 @@ func (q *crashQueue) fill(n int) {
 	var last *amqp.DeferredConfirmation
 	for range n {
 		body := fmt.Sprintf("message %d", len(q.published))
-		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false,
-			rig.Message(body))
+		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false, rig.Message(body))
 		require.NoError(q.t, err)
 		q.published[body] = true
 		last = confirm
@@ -376,8 +375,7 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range rig.DeliveryLimits {
 			for _, life := range []string{"longer", "shorter"} {
-				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler",
-					concurrency, declared, life)
+				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
 				all.Go(func() {
 					defer rig.Place()()
 					t.Run(name, func(t *testing.T) {

@@ -162,8 +162,7 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 	testbroker.Delete(t, exchange+"_shipping")
 	suffix := wamqp.GenerateQueueNameTopicNameWithSuffix("shipping")
 	err := rig.SubscribeError(t, client, wamqp.NewDurablePubSubConfig(url, suffix), exchange, policy)
-	requireConflict(t, err, "exchange "+exchange, "type",
-		"set Exchange.Type of the configuration to")
+	requireConflict(t, err, "exchange "+exchange, "type", "set Exchange.Type of the configuration to")
 }
 
 // Given a long name, when the broker cuts its text at 255 bytes, then a conflict is a conflict all

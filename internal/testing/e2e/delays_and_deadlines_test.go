@@ -201,9 +201,7 @@ func TestPublisherReportsUntakenMessages(t *testing.T) {
 	require.ErrorContains(t, pub.Publish(missing, rig.DelayedBy(time.Second)), "subscribe to")
 	require.Equal(t, -1, testbroker.Depth(t, url, missing+".wait.1s"), "nothing was declared")
 
-	r := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.List{time.Second}, Handle: rig.Succeed,
-	})
+	r := rig.Start(t, rig.Config{URL: url, Policy: backoff.List{time.Second}, Handle: rig.Succeed})
 	garbage, wide := plain(), rig.DelayedBy(time.Second)
 	garbage.Metadata.Set(delay.DelayedForKey, "soon")
 	require.ErrorContains(t, pub.Publish(r.Queue, garbage), `"_watermill_delayed_for" is no duration`)

@@ -276,8 +276,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	o := rig.OpenOperator(t, secret,
-		operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+	o := rig.OpenOperator(t, secret, operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
 	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")

@@ -245,8 +245,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		if !strings.HasPrefix(node.Version(), "4.") {
 			t.Skipf("RabbitMQ %s compares the type of a queue always", node.Version())
 		}
-		node.Ctl(t, "eval",
-			"application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
+		node.Ctl(t, "eval", "application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
 		rig.DeclareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
 		check(t, plain, "orders", loses, classic)
 	})
@@ -313,8 +312,7 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 			require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
 			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
 				return slices.ContainsFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
-					return f.Severity == operate.Critical && f.Problem == operate.Dropping &&
-						f.Name == c.queue
+					return f.Severity == operate.Critical && f.Problem == operate.Dropping && f.Name == c.queue
 				})
 			})
 			i := slices.IndexFunc(logs.All(), func(e rig.LogEntry) bool {
@@ -349,8 +347,7 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
 	subscribe := func() *rig.Logs {
 		client, logs := rig.OpenLogged(t, url, topology.PerQueue{})
-		require.NoError(t,
-			rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
+		require.NoError(t, rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
 		return logs
 	}
 	logs := subscribe()
