@@ -212,11 +212,12 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 func TestLevelsNames(t *testing.T) {
 	t.Parallel()
 	bounded := map[string]any{"x-max-length": 5}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.Levels
 		level    string
 		suffix   string // of the level and of the entry exchange
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"default":    {topology.Levels{}, "millpond.level.", ""},
 		"100 ms":     {topology.Levels{Resolution: 100 * time.Millisecond}, "millpond.level.", ""},
 		"prefix":     {topology.Levels{Prefix: "shop"}, "shop.level.", ""},
@@ -226,15 +227,12 @@ func TestLevelsNames(t *testing.T) {
 			topology.Levels{Resolution: time.Second, Type: topology.Classic, WaitArguments: bounded},
 			"millpond.level.", ".1s.classic.x94bc49b6",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("orders", nil)
-			require.NoError(t, err)
-			require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
-			require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		plan, err := c.strategy.Plan("orders", nil)
+		require.NoError(t, err)
+		require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
+		require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
+	})
 }
 
 func TestLevelsRefuse(t *testing.T) {
@@ -243,12 +241,13 @@ func TestLevelsRefuse(t *testing.T) {
 	ttl := map[string]any{"x-message-ttl": 1}
 	two := topology.Levels{Tolerance: 2, Resolution: -1, Type: "stream"}
 	long := topology.Levels{Prefix: strings.Repeat("p", 250)}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.Levels
 		queue    string
 		delay    time.Duration
 		want     string // texts, with ; between
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"negative resolution": {topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative"},
 		"microseconds": {
 			topology.Levels{Resolution: 1500 * us}, "q", 1, "resolution 1.5ms is not in whole milliseconds",
@@ -274,13 +273,10 @@ func TestLevelsRefuse(t *testing.T) {
 		"long prefix":   {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
 		"our arguments": {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
 		"everything":    {two, "", 1, "tolerance;resolution;stream;queue is empty"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
-			rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
+		rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
+	})
 }
 
 func TestLevelsEscapeDestinations(t *testing.T) {

@@ -70,11 +70,12 @@ func TestPerQueuePlan(t *testing.T) {
 		WaitName: func(q string, d time.Duration) string { return "demo." + q + ".delay_" + d.String() },
 		Dead:     topology.DeadLetters{Name: func(q string) string { return "demo." + q + ".dead" }},
 	}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.PerQueue
 		delays   []time.Duration
 		want     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"sorted, distinct, rounded up": {
 			topology.PerQueue{},
 			[]time.Duration{5 * s, s, 5 * s, s + time.Microsecond, 1},
@@ -107,19 +108,16 @@ func TestPerQueuePlan(t *testing.T) {
 		"ten years": {
 			topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, "q.wait.1s q.wait.87600h q.dlq",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("q", c.delays)
-			require.NoError(t, err)
-			var names []string
-			for _, q := range plan.Queues {
-				names = append(names, q.Name)
-			}
-			require.Equal(t, strings.Fields(c.want), names)
-			require.Equal(t, names[len(names)-1], plan.Dead.RoutingKey)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		plan, err := c.strategy.Plan("q", c.delays)
+		require.NoError(t, err)
+		var names []string
+		for _, q := range plan.Queues {
+			names = append(names, q.Name)
+		}
+		require.Equal(t, strings.Fields(c.want), names)
+		require.Equal(t, names[len(names)-1], plan.Dead.RoutingKey)
+	})
 }
 
 func TestPerQueueArguments(t *testing.T) {
@@ -150,12 +148,13 @@ func TestPerQueueRefuses(t *testing.T) {
 	dead := func(name func(string) string) topology.PerQueue {
 		return topology.PerQueue{Dead: topology.DeadLetters{Name: name}}
 	}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.PerQueue
 		queue    string
 		delays   []time.Duration
 		want     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"empty queue":      {topology.PerQueue{}, "", nil, "name of the queue is empty"},
 		"long queue":       {topology.PerQueue{}, strings.Repeat("q", 256), nil, "256 bytes"},
 		"long with suffix": {topology.PerQueue{}, strings.Repeat("q", 250), nil, "wait queue of 1s"},
@@ -169,13 +168,10 @@ func TestPerQueueRefuses(t *testing.T) {
 		"empty dead-letter queue": {
 			dead(func(string) string { return "" }), "q", nil, "dead-letter queue is empty",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := c.strategy.Plan(c.queue, c.delays)
-			require.ErrorContains(t, err, c.want)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		_, err := c.strategy.Plan(c.queue, c.delays)
+		require.ErrorContains(t, err, c.want)
+	})
 }
 
 // For any name of a queue and any delays, a plan is refused or complete. Its definitions

@@ -22,44 +22,41 @@ import (
 func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	t.Parallel()
 	const dead, looks = 5, 50
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{100 * time.Millisecond},
-				Handle: func(*message.Message) error { return rig.ErrFailed },
-			})
-			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
-			rig.Fill(t, r.URL, r.Queue, dead)
-			queue := r.Plan.Dead.RoutingKey
-			rig.WaitFor(t, "the dead letters",
-				func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
-			var first string
-			for look := range looks {
-				found, err := o.Peek(t.Context(), queue, dead+5)
-				require.NoError(t, err)
-				var bodies []string
-				for _, d := range found {
-					bodies = append(bodies, string(d.Body))
-					require.Equal(t, "2", d.Headers[header.DeadFailures])
-					require.Error(t, d.Ack(false), "a copy cannot be acked")
-				}
-				require.Len(t, bodies, dead, "look %d", look+1)
-				if look == 0 {
-					first = strings.Join(bodies, " ")
-				}
-				require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
-			}
-			found, err := o.Peek(t.Context(), queue, 2)
-			require.NoError(t, err)
-			require.Len(t, found, 2)
-			for range dead {
-				d := rig.Take(t, r.URL, queue)
-				require.Contains(t, first, string(d.Body))
-			}
-			depth(t, r.URL, queue, 0)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{100 * time.Millisecond},
+			Handle: func(*message.Message) error { return rig.ErrFailed },
 		})
-	}
+		o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
+		rig.Fill(t, r.URL, r.Queue, dead)
+		queue := r.Plan.Dead.RoutingKey
+		rig.WaitFor(t, "the dead letters",
+			func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
+		var first string
+		for look := range looks {
+			found, err := o.Peek(t.Context(), queue, dead+5)
+			require.NoError(t, err)
+			var bodies []string
+			for _, d := range found {
+				bodies = append(bodies, string(d.Body))
+				require.Equal(t, "2", d.Headers[header.DeadFailures])
+				require.Error(t, d.Ack(false), "a copy cannot be acked")
+			}
+			require.Len(t, bodies, dead, "look %d", look+1)
+			if look == 0 {
+				first = strings.Join(bodies, " ")
+			}
+			require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
+		}
+		found, err := o.Peek(t.Context(), queue, 2)
+		require.NoError(t, err)
+		require.Len(t, found, 2)
+		for range dead {
+			d := rig.Take(t, r.URL, queue)
+			require.Contains(t, first, string(d.Body))
+		}
+		depth(t, r.URL, queue, 0)
+	})
 }
 
 // On 3.10 a quorum queue mixed up more than 32 messages that were given back

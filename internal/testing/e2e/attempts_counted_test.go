@@ -201,20 +201,17 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 func TestExhaustedMessageIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	delays := backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{Strategy: strategy(t), Policy: delays, Handle: calls.Fail})
-			r.Send("order 1")
-			dead := r.DeadLetter()
-			require.Equal(t, "order 1", string(dead.Body))
-			rig.RequireDead(t, dead, "exhausted", "4")
-			calls.RequireGaps(t, delays...)
-			r.RequireNothingLeft(0)
-			require.Equal(t, 4, calls.Count(), "no fifth attempt")
-		})
-	}
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{Strategy: strategy, Policy: delays, Handle: calls.Fail})
+		r.Send("order 1")
+		dead := r.DeadLetter()
+		require.Equal(t, "order 1", string(dead.Body))
+		rig.RequireDead(t, dead, "exhausted", "4")
+		calls.RequireGaps(t, delays...)
+		r.RequireNothingLeft(0)
+		require.Equal(t, 4, calls.Count(), "no fifth attempt")
+	})
 }
 
 // Given no retry or a permanent error, when the handler fails once, then the message goes straight

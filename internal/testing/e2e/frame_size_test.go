@@ -103,13 +103,14 @@ func TestOversizedHeadersAreDeadLettered(t *testing.T) {
 	// The payload of a header frame is 131064 bytes. 14 precede the properties, 1 is the
 	// delivery mode, 4 the length of the table, 9 the header itself.
 	const most = 131064 - 14 - 1 - 4 - 9
-	for name, c := range map[string]struct {
+	type testCase struct {
 		size   int
 		reason any
 		origin bool // the dead letter tells its queue and its failures
 		calls  int
 		kind   topology.QueueType
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"room for a retry":          {100_000, "exhausted", true, 6, topology.Quorum},
 		"room for some of our keys": {126_950, "oversized", true, 1, topology.Quorum},
 		"less":                      {130_000, "oversized", true, 1, topology.Quorum},
@@ -117,32 +118,29 @@ func TestOversizedHeadersAreDeadLettered(t *testing.T) {
 		"room for the reason":       {most - 35 - 64, "oversized", false, 1, topology.Classic},
 		"no room for a key of ours": {most - 20, nil, false, 1, topology.Classic},
 		"full to the last byte":     {most, nil, false, 1, topology.Classic},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{
-				Policy:   backoff.Constant{Interval: 10 * time.Millisecond, Retries: 5},
-				Strategy: topology.PerQueue{Type: c.kind}, Handle: calls.Fail,
-			})
-			r.Publish(wide(c.size))
-			dead := r.DeadLetter()
-			require.Len(t, dead.Headers["big"], c.size)
-			require.Equal(t, "wide", string(dead.Body))
-			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
-			if c.origin {
-				require.Equal(t, r.Queue, dead.Headers[header.DeadQueue])
-				require.Equal(t, fmt.Sprint(c.calls), dead.Headers[header.DeadFailures])
-			}
-			require.Equal(t, c.calls, calls.Count())
-			require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
-			require.NotContains(t, r.Logs.Text(), "holding it")
-
-			r.Send("next")
-			r.DeadLetter()
-			require.Equal(t, 1, r.Logs.Said("Consuming"))
+	}, func(t *testing.T, c testCase) {
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{
+			Policy:   backoff.Constant{Interval: 10 * time.Millisecond, Retries: 5},
+			Strategy: topology.PerQueue{Type: c.kind}, Handle: calls.Fail,
 		})
-	}
+		r.Publish(wide(c.size))
+		dead := r.DeadLetter()
+		require.Len(t, dead.Headers["big"], c.size)
+		require.Equal(t, "wide", string(dead.Body))
+		require.Equal(t, c.reason, dead.Headers[header.DeadReason])
+		if c.origin {
+			require.Equal(t, r.Queue, dead.Headers[header.DeadQueue])
+			require.Equal(t, fmt.Sprint(c.calls), dead.Headers[header.DeadFailures])
+		}
+		require.Equal(t, c.calls, calls.Count())
+		require.NotContains(t, r.Logs.Text(), "lost, reconnecting")
+		require.NotContains(t, r.Logs.Text(), "holding it")
+
+		r.Send("next")
+		r.DeadLetter()
+		require.Equal(t, 1, r.Logs.Said("Consuming"))
+	})
 }
 
 // The broker adds an entry to x-death for each level. Headers that just fit when the message

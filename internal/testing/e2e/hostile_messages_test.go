@@ -171,96 +171,93 @@ func hostiles(queue, victim string) map[string]hostile {
 // messages around it are handled.
 func TestHostileMessages(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
-			testbroker.Delete(t, victim)
-			ch := testbroker.Channel(t, url)
-			rig.DeclareQueue(t, url, victim, nil)
-			require.NoError(t, ch.QueueBind(victim, "", "amq.fanout", false, nil))
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		url, queue, victim := testbroker.URL(t), testbroker.Queue(t), testbroker.Queue(t)+"-victim"
+		testbroker.Delete(t, victim)
+		ch := testbroker.Channel(t, url)
+		rig.DeclareQueue(t, url, victim, nil)
+		require.NoError(t, ch.QueueBind(victim, "", "amq.fanout", false, nil))
 
-			cases := hostiles(queue, victim)
-			var mu sync.Mutex
-			attempts, normal := map[string]int{}, 0
-			deaths := map[string]any{}
-			r := rig.Start(t, rig.Config{
-				URL: url, Queue: queue, Strategy: strategy(t), Configure: rig.Prefetch(10),
-				Policy: backoff.List{100 * time.Millisecond},
-				Handle: func(msg *message.Message) error {
-					raw, _ := topology.Received(msg.Context())
-					mu.Lock()
-					defer mu.Unlock()
-					if raw.MessageId == "normal" {
-						normal++
-						return nil
-					}
-					attempts[raw.MessageId]++
-					if middleware.Attempt(msg.Context()) == 2 && attempts[raw.MessageId] == 2 {
-						deaths[raw.MessageId] = raw.Headers["x-death"]
-					}
-					return rig.ErrFailed
-				},
-			})
-			require.NoError(t, ch.Confirm(false))
-			send := func(msg amqp.Publishing) {
-				confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
-				require.NoError(t, err)
-				require.True(t, confirm.Wait())
-			}
-			for id, c := range cases {
-				c.msg.MessageId = id
-				send(c.msg)
-				send(amqp.Publishing{MessageId: "normal"})
-			}
-			// A message that asks to wait for ten years waits, in rounds, and harms no other.
-			forever := forged(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
-			forever.MessageId = "forever"
-			send(forever)
-
-			dead := map[string]amqp.Delivery{}
-			rig.WaitFor(t, "all in the dead-letter queue", func() bool {
-				d, ok, err := ch.Get(queue+".dlq", true)
-				require.NoError(t, err)
-				if ok {
-					require.NotContains(t, dead, d.MessageId)
-					dead[d.MessageId] = d
-				}
-				return len(dead) == len(cases)
-			})
-			rig.WaitFor(t, "the messages around them to be handled", func() bool {
+		cases := hostiles(queue, victim)
+		var mu sync.Mutex
+		attempts, normal := map[string]int{}, 0
+		deaths := map[string]any{}
+		r := rig.Start(t, rig.Config{
+			URL: url, Queue: queue, Strategy: strategy, Configure: rig.Prefetch(10),
+			Policy: backoff.List{100 * time.Millisecond},
+			Handle: func(msg *message.Message) error {
+				raw, _ := topology.Received(msg.Context())
 				mu.Lock()
 				defer mu.Unlock()
-				return normal == len(cases)
-			})
-			for id, c := range cases {
-				d, there := dead[id]
-				require.True(t, there, "%s is in the dead-letter queue", id)
-				require.Equal(t, c.attempts, attempts[id], "attempts of %q", id)
-				requireDead(t, id, c, d)
-				if deaths[id] != nil {
-					// The broker's account of one wait, without the entries of the producer.
-					require.Len(t, deaths[id], 1, id)
-					entry := deaths[id].([]any)[0].(amqp.Table)
-					require.Equal(t, int64(1), entry["count"], id)
-					require.Equal(t, r.Plan.Queues[0].Name, entry["queue"], id)
+				if raw.MessageId == "normal" {
+					normal++
+					return nil
 				}
-			}
-			require.Contains(t, deaths, "x-death, a list of strings")
-			// The copies of the producer's publishes, and none of a retry.
-			require.Equal(t, 2, testbroker.Depth(t, url, victim))
-			require.NotContains(t, attempts, "forever")
-			r.RequireOneConnection()
-
-			r.Stop()
-			if r.Plan.Levels != nil { // it waits for all ten years at once
-				rig.WaitFor(t, "the message of ten years to wait", func() bool { return r.Waiting() == 1 })
-				return
-			}
-			rig.WaitFor(t, "the message of ten years to be back", func() bool { return r.Depth("") == 1 })
-			require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
+				attempts[raw.MessageId]++
+				if middleware.Attempt(msg.Context()) == 2 && attempts[raw.MessageId] == 2 {
+					deaths[raw.MessageId] = raw.Headers["x-death"]
+				}
+				return rig.ErrFailed
+			},
 		})
-	}
+		require.NoError(t, ch.Confirm(false))
+		send := func(msg amqp.Publishing) {
+			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
+			require.NoError(t, err)
+			require.True(t, confirm.Wait())
+		}
+		for id, c := range cases {
+			c.msg.MessageId = id
+			send(c.msg)
+			send(amqp.Publishing{MessageId: "normal"})
+		}
+		// A message that asks to wait for ten years waits, in rounds, and harms no other.
+		forever := forged(queue, header.NotBefore, "9999-12-31T23:59:59Z", header.Delay, "87600h")
+		forever.MessageId = "forever"
+		send(forever)
+
+		dead := map[string]amqp.Delivery{}
+		rig.WaitFor(t, "all in the dead-letter queue", func() bool {
+			d, ok, err := ch.Get(queue+".dlq", true)
+			require.NoError(t, err)
+			if ok {
+				require.NotContains(t, dead, d.MessageId)
+				dead[d.MessageId] = d
+			}
+			return len(dead) == len(cases)
+		})
+		rig.WaitFor(t, "the messages around them to be handled", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return normal == len(cases)
+		})
+		for id, c := range cases {
+			d, there := dead[id]
+			require.True(t, there, "%s is in the dead-letter queue", id)
+			require.Equal(t, c.attempts, attempts[id], "attempts of %q", id)
+			requireDead(t, id, c, d)
+			if deaths[id] != nil {
+				// The broker's account of one wait, without the entries of the producer.
+				require.Len(t, deaths[id], 1, id)
+				entry := deaths[id].([]any)[0].(amqp.Table)
+				require.Equal(t, int64(1), entry["count"], id)
+				require.Equal(t, r.Plan.Queues[0].Name, entry["queue"], id)
+			}
+		}
+		require.Contains(t, deaths, "x-death, a list of strings")
+		// The copies of the producer's publishes, and none of a retry.
+		require.Equal(t, 2, testbroker.Depth(t, url, victim))
+		require.NotContains(t, attempts, "forever")
+		r.RequireOneConnection()
+
+		r.Stop()
+		if r.Plan.Levels != nil { // it waits for all ten years at once
+			rig.WaitFor(t, "the message of ten years to wait", func() bool { return r.Waiting() == 1 })
+			return
+		}
+		rig.WaitFor(t, "the message of ten years to be back", func() bool { return r.Depth("") == 1 })
+		require.Equal(t, "forever", rig.Take(t, url, queue).MessageId)
+	})
 }
 
 // requireDead requires the reason and the kept properties of a dead letter.

@@ -77,81 +77,78 @@ func requireSame(t testing.TB, want amqp.Publishing, got amqp.Delivery) {
 // the dead letter have the message as it was published.
 func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]rig.Config{
+	rig.Each(t, map[string]rig.Config{
 		"classic main queue": {},
 		"quorum main queue":  {Configure: rig.QuorumQueue},
 		"classic waiting":    {Strategy: topology.PerQueue{Type: topology.Classic}},
 		"shared":             {Strategy: rig.Shared(t, topology.Quorum)},
 		"levels":             {Strategy: rig.Levels(t, topology.Quorum)},
 		"levels classic":     {Strategy: rig.Levels(t, topology.Classic)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			type seen struct {
-				metadata message.Metadata
-				payload  string
-				raw      amqp.Delivery
-				attempt  int
-				key      string
+	}, func(t *testing.T, c rig.Config) {
+		type seen struct {
+			metadata message.Metadata
+			payload  string
+			raw      amqp.Delivery
+			attempt  int
+			key      string
+		}
+		var mu sync.Mutex
+		var attempts []seen
+		c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
+		c.Handle = func(msg *message.Message) error {
+			raw, ok := topology.Received(msg.Context())
+			if !ok {
+				t.Error("no delivery behind the message")
 			}
-			var mu sync.Mutex
-			var attempts []seen
-			c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
-			c.Handle = func(msg *message.Message) error {
-				raw, ok := topology.Received(msg.Context())
-				if !ok {
-					t.Error("no delivery behind the message")
-				}
-				key := middleware.StateOf(msg.Context()).OriginRoutingKey
-				mu.Lock()
-				defer mu.Unlock()
-				attempts = append(attempts, seen{
-					maps.Clone(msg.Metadata), string(msg.Payload), raw,
-					middleware.Attempt(msg.Context()), key,
-				})
-				msg.Payload[0] = 'X'
-				msg.Payload = []byte("overwritten")
-				for k := range msg.Metadata {
-					msg.Metadata[k] = "overwritten"
-				}
-				msg.Metadata["new"] = "one"
-				raw.Headers["bytes"].([]byte)[0] = 9
-				return rig.ErrFailed
-			}
-			r := rig.Start(t, c)
-			sent := foreign()
-			r.Publish(sent)
-			dead := r.DeadLetter()
-			requireSame(t, sent, dead)
-			require.Equal(t, amqp.Persistent, dead.DeliveryMode)
-			for _, key := range []string{
-				"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
-			} {
-				require.NotContains(t, dead.Headers, key)
-			}
-			for key, want := range map[string]any{
-				header.DeadFailures: "3", header.DeadHandler: "handler",
-				"reason_poisoned": rig.ErrFailed.Error(), "topic_poisoned": r.Queue,
-				"handler_poisoned": "handler", "subscriber_poisoned": "topology.Subscriber",
-			} {
-				require.Equal(t, want, dead.Headers[key], key)
-			}
-
+			key := middleware.StateOf(msg.Context()).OriginRoutingKey
 			mu.Lock()
 			defer mu.Unlock()
-			require.Len(t, attempts, 3)
-			for i, s := range attempts {
-				require.Equal(t, i+1, s.attempt)
-				require.Equal(t, r.Queue, s.key)
-				require.Equal(t, string(sent.Body), s.payload)
-				for key, text := range foreignMetadata {
-					require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
-				}
-				s.raw.Headers["bytes"] = sent.Headers["bytes"] // The handler changed its own copy.
-				requireSame(t, sent, s.raw)
+			attempts = append(attempts, seen{
+				maps.Clone(msg.Metadata), string(msg.Payload), raw,
+				middleware.Attempt(msg.Context()), key,
+			})
+			msg.Payload[0] = 'X'
+			msg.Payload = []byte("overwritten")
+			for k := range msg.Metadata {
+				msg.Metadata[k] = "overwritten"
 			}
-		})
-	}
+			msg.Metadata["new"] = "one"
+			raw.Headers["bytes"].([]byte)[0] = 9
+			return rig.ErrFailed
+		}
+		r := rig.Start(t, c)
+		sent := foreign()
+		r.Publish(sent)
+		dead := r.DeadLetter()
+		requireSame(t, sent, dead)
+		require.Equal(t, amqp.Persistent, dead.DeliveryMode)
+		for _, key := range []string{
+			"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
+		} {
+			require.NotContains(t, dead.Headers, key)
+		}
+		for key, want := range map[string]any{
+			header.DeadFailures: "3", header.DeadHandler: "handler",
+			"reason_poisoned": rig.ErrFailed.Error(), "topic_poisoned": r.Queue,
+			"handler_poisoned": "handler", "subscriber_poisoned": "topology.Subscriber",
+		} {
+			require.Equal(t, want, dead.Headers[key], key)
+		}
+
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, attempts, 3)
+		for i, s := range attempts {
+			require.Equal(t, i+1, s.attempt)
+			require.Equal(t, r.Queue, s.key)
+			require.Equal(t, string(sent.Body), s.payload)
+			for key, text := range foreignMetadata {
+				require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
+			}
+			s.raw.Headers["bytes"] = sent.Headers["bytes"] // The handler changed its own copy.
+			requireSame(t, sent, s.raw)
+		}
+	})
 }
 
 // A redelivery on a quorum queue has number headers, which the marshaler of watermill-amqp

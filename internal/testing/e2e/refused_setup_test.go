@@ -110,21 +110,17 @@ func TestMissingWriteAndReadPermissionsAreNamed(t *testing.T) {
 // The limits of a classic main queue are named. A quorum queue has none.
 func TestClassicMainQueueIsNamed(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		configure func(*wamqp.Config)
 		said      int
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"classic": {nil, 1},
 		"quorum":  {rig.QuorumQueue, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := rig.Start(t, rig.Config{
-				Policy: rig.Quickly(1), Configure: c.configure, Handle: rig.Succeed,
-			})
-			require.Equal(t, c.said, r.Logs.Said("Warning: the queue is a classic one"))
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		r := rig.Start(t, rig.Config{Policy: rig.Quickly(1), Configure: c.configure, Handle: rig.Succeed})
+		require.Equal(t, c.said, r.Logs.Said("Warning: the queue is a classic one"))
+	})
 }
 
 // Given two policies on one queue, then the service with the shorter policy gives up a message

@@ -157,69 +157,67 @@ func rewrite(msg *message.Message, until <-chan struct{}) {
 func TestNothingReadsAMessageThatItsHandlerHas(t *testing.T) {
 	t.Parallel()
 	ack, nack := func(m *message.Message) { m.Ack() }, func(m *message.Message) { m.Nack() }
-	for name, c := range map[string]struct {
+	type testCase struct {
 		cut    bool                     // the connection is lost first
 		settle func(m *message.Message) // then the handler settles the message itself
 		said   string                   // then this is logged
 		told   middleware.EventKind     // or told
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"given back after the drain":      {},
 		"given back on a lost connection": {cut: true, said: "Cannot nack"},
 		"acked":                           {settle: ack},
 		"acked on a lost connection":      {cut: true, settle: ack, said: "Cannot ack"},
 		"nacked":                          {settle: nack, told: middleware.EventSnoozed},
 		"nacked on a lost connection":     {cut: true, settle: nack, told: middleware.EventRequeued},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url := testbroker.URL(t)
-			proxy := testbroker.NewProxy(t, url)
-			var told events
-			handling, lost, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			var again atomic.Bool
-			r := rig.Start(t, rig.Config{
-				URL: proxy.URL(), PublisherURL: url, AdminURL: url, Verbose: true,
-				Policy:        backoff.List{time.Second},
-				ClientOptions: []topology.Option{topology.WithObserver(&told)},
-				SubscriberOptions: []topology.SubscriberOption{
-					topology.WithHandlerWarning(50 * time.Millisecond),
-					topology.WithDrainTimeout(300 * time.Millisecond),
-				},
-				RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
-				Handle: func(msg *message.Message) error {
-					if again.Swap(true) {
-						return nil
-					}
-					ctx := msg.Context()
-					close(handling)
-					rewrite(msg, lost)
-					if c.cut {
-						<-ctx.Done()
-					}
-					if c.settle != nil {
-						c.settle(msg)
-					}
-					rewrite(msg, stop)
-					return rig.ErrFailed
-				},
-			})
-			rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("busy")})
-			<-handling
-			r.AwaitLine(neverReturns)
-			if c.cut {
-				proxy.Refuse(true) // The message must not come again meanwhile.
-				proxy.Cut()
-			}
-			close(lost)
-			if c.told != "" {
-				rig.WaitFor(t, "the event "+string(c.told), func() bool { return told.has(c.told) })
-			}
-			closed := make(chan struct{})
-			go func() { defer close(closed); r.Stop() }()
-			r.AwaitLine("Stopped consuming")
-			require.Contains(t, r.Logs.Text(), c.said)
-			close(stop)
-			<-closed
+	}, func(t *testing.T, c testCase) {
+		url := testbroker.URL(t)
+		proxy := testbroker.NewProxy(t, url)
+		var told events
+		handling, lost, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		var again atomic.Bool
+		r := rig.Start(t, rig.Config{
+			URL: proxy.URL(), PublisherURL: url, AdminURL: url, Verbose: true,
+			Policy:        backoff.List{time.Second},
+			ClientOptions: []topology.Option{topology.WithObserver(&told)},
+			SubscriberOptions: []topology.SubscriberOption{
+				topology.WithHandlerWarning(50 * time.Millisecond),
+				topology.WithDrainTimeout(300 * time.Millisecond),
+			},
+			RetryOptions: []middleware.Option{middleware.WithObserver(&told)},
+			Handle: func(msg *message.Message) error {
+				if again.Swap(true) {
+					return nil
+				}
+				ctx := msg.Context()
+				close(handling)
+				rewrite(msg, lost)
+				if c.cut {
+					<-ctx.Done()
+				}
+				if c.settle != nil {
+					c.settle(msg)
+				}
+				rewrite(msg, stop)
+				return rig.ErrFailed
+			},
 		})
-	}
+		rig.Publish(t, url, "", r.Queue, amqp.Publishing{Body: []byte("busy")})
+		<-handling
+		r.AwaitLine(neverReturns)
+		if c.cut {
+			proxy.Refuse(true) // The message must not come again meanwhile.
+			proxy.Cut()
+		}
+		close(lost)
+		if c.told != "" {
+			rig.WaitFor(t, "the event "+string(c.told), func() bool { return told.has(c.told) })
+		}
+		closed := make(chan struct{})
+		go func() { defer close(closed); r.Stop() }()
+		r.AwaitLine("Stopped consuming")
+		require.Contains(t, r.Logs.Text(), c.said)
+		close(stop)
+		<-closed
+	})
 }

@@ -97,38 +97,35 @@ func TestPrefetchFollowsConcurrency(t *testing.T) {
 func TestFailuresInFlightAreRetriedOnce(t *testing.T) {
 	t.Parallel()
 	const n, messages = 64, 500
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			handlers, done, together := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{time.Second}, Configure: rig.QuorumQueue,
-				SubscriberOptions: rig.InFlight(n),
-				Handle: func(msg *message.Message) error {
-					body := string(msg.Payload)
-					defer handlers.Enter(body)()
-					if middleware.Attempt(msg.Context()) == 1 {
-						<-together
-						return rig.ErrFailed
-					}
-					done.Handle(body)
-					return nil
-				},
-			})
-			rig.Fill(t, r.URL, r.Queue, messages)
-			rig.WaitFor(t, "all places to be taken", func() bool { return handlers.Now() == n })
-			close(together)
-			rig.WaitFor(t, "all to be handled", func() bool { return done.Count() == messages })
-			r.Stop()
-			require.Equal(t, n, handlers.Peak())
-			for i := range messages {
-				require.Equal(t, 2, handlers.Of(fmt.Sprint(i)), "message %d", i)
-			}
-			for _, queue := range append(rig.QueueNames(r.Plan), r.Queue, r.Queue+".dlq") {
-				require.Zero(t, testbroker.Depth(t, r.URL, queue), queue)
-			}
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		handlers, done, together := rig.NewBusy(), rig.NewLedger(), make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{time.Second}, Configure: rig.QuorumQueue,
+			SubscriberOptions: rig.InFlight(n),
+			Handle: func(msg *message.Message) error {
+				body := string(msg.Payload)
+				defer handlers.Enter(body)()
+				if middleware.Attempt(msg.Context()) == 1 {
+					<-together
+					return rig.ErrFailed
+				}
+				done.Handle(body)
+				return nil
+			},
 		})
-	}
+		rig.Fill(t, r.URL, r.Queue, messages)
+		rig.WaitFor(t, "all places to be taken", func() bool { return handlers.Now() == n })
+		close(together)
+		rig.WaitFor(t, "all to be handled", func() bool { return done.Count() == messages })
+		r.Stop()
+		require.Equal(t, n, handlers.Peak())
+		for i := range messages {
+			require.Equal(t, 2, handlers.Of(fmt.Sprint(i)), "message %d", i)
+		}
+		for _, queue := range append(rig.QueueNames(r.Plan), r.Queue, r.Queue+".dlq") {
+			require.Zero(t, testbroker.Depth(t, r.URL, queue), queue)
+		}
+	})
 }
 
 // Given eight handlers that do not notice the end of the connection, when it is cut, then no other

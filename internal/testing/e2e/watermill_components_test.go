@@ -345,54 +345,51 @@ func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
 // that is retried, because each attempt sends a reply. AckCommandErrors takes the error away.
 func TestRequestReply(t *testing.T) {
 	t.Parallel()
-	for name, ackErrors := range map[string]bool{"retried": false, "AckCommandErrors": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			replies := testbroker.Queue(t)
-			a := newApp(t, rig.Quickly(1))
-			a.retryAll()
-			noRetry := topology.ForPolicy(backoff.None{})
-			listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
-			require.NoError(t, err)
-			backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
-				Publisher:              a.publisher(),
-				SubscriberConstructor:  func(replySub) (message.Subscriber, error) { return listening, nil },
-				GeneratePublishTopic:   func(replyPub) (string, error) { return replies, nil },
-				GenerateSubscribeTopic: func(replySub) (string, error) { return replies, nil },
-				AckCommandErrors:       ackErrors,
-			}, requestreply.BackendPubsubJSONMarshaler[string]{})
-			require.NoError(t, err)
-			attempts := make(chan int, 10)
-			place := func(ctx context.Context, cmd *placeOrder) (string, error) {
-				attempts <- middleware.Attempt(ctx)
-				if middleware.Attempt(ctx) == 1 {
-					return "", rig.ErrFailed
-				}
-				return "placed " + cmd.ID, nil
+	rig.Each(t, map[string]bool{"retried": false, "AckCommandErrors": true}, func(t *testing.T, ackErrors bool) {
+		replies := testbroker.Queue(t)
+		a := newApp(t, rig.Quickly(1))
+		a.retryAll()
+		noRetry := topology.ForPolicy(backoff.None{})
+		listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
+		require.NoError(t, err)
+		backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
+			Publisher:              a.publisher(),
+			SubscriberConstructor:  func(replySub) (message.Subscriber, error) { return listening, nil },
+			GeneratePublishTopic:   func(replyPub) (string, error) { return replies, nil },
+			GenerateSubscribeTopic: func(replySub) (string, error) { return replies, nil },
+			AckCommandErrors:       ackErrors,
+		}, requestreply.BackendPubsubJSONMarshaler[string]{})
+		require.NoError(t, err)
+		attempts := make(chan int, 10)
+		place := func(ctx context.Context, cmd *placeOrder) (string, error) {
+			attempts <- middleware.Attempt(ctx)
+			if middleware.Attempt(ctx) == 1 {
+				return "", rig.ErrFailed
 			}
-			a.commands(a.queue, false, requestreply.NewCommandHandlerWithResult("place", backend, place))
-			stop := a.run(a.router)
-			ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
-			defer cancel()
-			bus := a.commandBus(a.queue)
-			got, done, err := requestreply.SendWithReplies(ctx, bus, backend, &placeOrder{ID: "7"})
-			require.NoError(t, err)
-			defer done()
-			require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
-			if ackErrors {
-				rig.AwaitAttempts(t, attempts, 1)
-			} else {
-				reply := <-got
-				require.NoError(t, reply.Error)
-				require.Equal(t, "placed 7", reply.HandlerResult)
-				rig.AwaitAttempts(t, attempts, 1, 2)
-			}
-			done()
-			stop()
-			require.Empty(t, attempts)
-			a.requireNothingLeft(a.queue)
-		})
-	}
+			return "placed " + cmd.ID, nil
+		}
+		a.commands(a.queue, false, requestreply.NewCommandHandlerWithResult("place", backend, place))
+		stop := a.run(a.router)
+		ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
+		defer cancel()
+		bus := a.commandBus(a.queue)
+		got, done, err := requestreply.SendWithReplies(ctx, bus, backend, &placeOrder{ID: "7"})
+		require.NoError(t, err)
+		defer done()
+		require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
+		if ackErrors {
+			rig.AwaitAttempts(t, attempts, 1)
+		} else {
+			reply := <-got
+			require.NoError(t, reply.Error)
+			require.Equal(t, "placed 7", reply.HandlerResult)
+			rig.AwaitAttempts(t, attempts, 1, 2)
+		}
+		done()
+		stop()
+		require.Empty(t, attempts)
+		a.requireNothingLeft(a.queue)
+	})
 }
 
 // Given a Forwarder without its destination, when a message comes, then it waits until the

@@ -26,15 +26,23 @@ func (s *Service) AwaitLine(texts ...string) {
 	}
 }
 
+// Each runs a parallel subtest for each case.
+func Each[C any](t *testing.T, cases map[string]C, run func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, c)
+		})
+	}
+}
+
 // OnEachStrategy runs a parallel subtest for each of Strategies.
 func OnEachStrategy(t *testing.T, run func(t *testing.T, strategy topology.Strategy)) {
 	t.Helper()
-	for name, strategy := range Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			run(t, strategy(t))
-		})
-	}
+	Each(t, Strategies, func(t *testing.T, strategy func(testing.TB) topology.Strategy) {
+		run(t, strategy(t))
+	})
 }
 
 // DeleteQueue deletes a queue at once.
