@@ -224,7 +224,7 @@ func TestPublisherReportsUntakenMessages(t *testing.T) {
 	require.ErrorIs(t, pub.Publish(r.Queue, plain()), topology.ErrClosed)
 	immediate := wamqp.Config{Publish: wamqp.PublishConfig{Immediate: true}}
 	_, err = client.NewPublisher(immediate, topology.WithDelays(0))
-	requireTexts(t, err, "Marshaler is nil", "Exchange.GenerateName is nil", "Immediate",
+	rig.RequireTexts(t, err, "Marshaler is nil", "Exchange.GenerateName is nil", "Immediate",
 		"WithDelays: 0s is not positive")
 	require.NoError(t, client.Close())
 	require.ErrorIs(t, events.Publish(topic, plain()), topology.ErrClosed)
