@@ -150,13 +150,14 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{})
+		restore := func(options operate.ImportOptions) (int, error) {
+			return b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()), options)
+		}
+		lines, err := restore(operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{Skip: 13})
+		lines, err = restore(operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
@@ -209,22 +210,20 @@ func TestGroupByError(t *testing.T) {
 	b := newBox(t, topology.Quorum)
 	b.die(6, func(i int, n *header.RetryState, _ *amqp.Publishing) {
 		if i < 4 {
-			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(
-				"order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i,
-			)
+			const text = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
+			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(text, i*17, i)
 		}
 	})
 	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
 	require.NoError(t, err)
-	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
 	require.Equal(t, []operate.Group{
 		{
-			Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0),
-			Last: at(3), Example: "order-0",
+			Reason: "permanent", Error: "order # of #: no such customer", Count: 4,
+			First: died(0), Last: died(3), Example: "order-0",
 		},
 		{
-			Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5),
-			Example: "order-4",
+			Reason: "exhausted", Error: "connection refused", Count: 2,
+			First: died(4), Last: died(5), Example: "order-4",
 		},
 	}, groups)
 	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}, 0))

@@ -100,8 +100,7 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			provision(t, url, strategy, queue, policy)
 			waits := plan.Queues[len(plan.WaitSteps)-1].Name // the longest
 			rig.Fill(t, url, waits, waiting)
-			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
-			require.NoError(t, err)
+			rig.DeleteQueue(t, url, queue)
 			testbroker.WaitFor(t, "the wait to end", patience,
 				func() bool { return testbroker.Depth(t, url, waits) == 0 })
 

@@ -175,7 +175,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				}
 				file := filepath.Join(t.TempDir(), "letters")
 				if command == "release" || command == "cancel" {
-					b = waitBox(t, kind, time.Hour)
+					b.delayBy(time.Hour)
 					var all []amqp.Publishing
 					for _, body := range numbered(0, n) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})

@@ -56,7 +56,7 @@ func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 			d := rig.Take(t, r.URL, queue)
 			require.Contains(t, first, string(d.Body))
 		}
-		depth(t, r.URL, queue, 0)
+		rig.AwaitDepth(t, r.URL, queue, 0)
 	})
 }
 
@@ -73,11 +73,7 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 100)
 		require.NoError(t, err)
 		require.Len(t, found, 100)
-		var all []string
-		for _, d := range found {
-			all = append(all, string(d.Body))
-		}
-		return strings.Join(all, " ")
+		return strings.Join(bodiesOf(found), " ")
 	}
 	require.Equal(t, bodies(), bodies())
 }
@@ -106,10 +102,8 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	url := node.URL()
-	ch := testbroker.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
-		require.NoError(t, err)
+		rig.DeclareQueue(t, url, name, args)
 		rig.Fill(t, url, name, 2)
 	}
 	const large = int64(1 << 30)
@@ -185,7 +179,7 @@ func TestPeekRefusesToDelete(t *testing.T) {
 			require.NoError(t, err, what)
 			require.Len(t, found, 2, what)
 		}
-		depth(t, url, c.queue, 2)
+		rig.AwaitDepth(t, url, c.queue, 2)
 	}
 	set("policies", "ahead", "^unread(?=$)", map[string]any{"max-length": 1000})
 	_, err := seeing.Peek(t.Context(), "unread", 10)
@@ -236,15 +230,8 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
-	depth(t, url, plan.Dead.RoutingKey, 0)
-	depth(t, url, waits, 3) // untouched
-}
-
-// depth waits until a queue counts n messages: a quorum queue counts late.
-func depth(t testing.TB, url, queue string, n int) {
-	t.Helper()
-	rig.WaitFor(t, fmt.Sprintf("%d messages in %s", n, queue),
-		func() bool { return testbroker.Depth(t, url, queue) == n })
+	rig.AwaitDepth(t, url, plan.Dead.RoutingKey, 0)
+	rig.AwaitDepth(t, url, waits, 3) // untouched
 }
 
 // A list whose letters are not in the queue again says how many are missing; it said
@@ -288,8 +275,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 			b := newBox(t, topology.Quorum)
 			queue := testbroker.Queue(t)
 			declare := func(args amqp.Table) {
-				_, err := b.ch.QueueDeclare(queue, true, false, false, false, args)
-				require.NoError(t, err)
+				rig.DeclareQueue(t, b.url, queue, args)
 			}
 			lasting := maps.Clone(c.arguments)
 			delete(lasting, "x-message-ttl")
@@ -305,8 +291,7 @@ func TestLettersThatAreNotBackAreMissed(t *testing.T) {
 					break
 				}
 				if seen++; seen == 3 {
-					_, err := b.ch.QueueDelete(queue, false, false, false)
-					require.NoError(t, err)
+					rig.DeleteQueue(t, b.url, queue)
 					declare(c.arguments)
 					if c.consumed {
 						_, err := b.ch.Consume(queue, "", true, false, false, false, nil)

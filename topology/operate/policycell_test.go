@@ -1,13 +1,10 @@
 package operate_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -94,45 +91,21 @@ type managed struct {
 	api  string
 }
 
-// put creates or replaces an object of the management API.
-func (m *managed) put(t testing.TB, object any, path ...string) {
-	t.Helper()
-	body, err := json.Marshal(object)
-	require.NoError(t, err)
-	m.send(t, http.MethodPut, bytes.NewReader(body), path...)
-}
-
-func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(context.Background(), method,
-		m.api+"/api/"+strings.Join(path, "/"), body)
-	require.NoError(t, err)
-	request.Header.Set("Content-Type", "application/json")
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: rig.Patience}
-	response, err := client.Do(request)
-	require.NoError(t, err)
-	defer func() { _ = response.Body.Close() }()
-	var said bytes.Buffer
-	_, _ = said.ReadFrom(response.Body)
-	require.Less(t, response.StatusCode, 300, "%s %v: %s", method, path, said.String())
-}
-
 // govern makes the virtual host, its policies, and the queues and exchanges of the administrator.
 func govern(
 	t *testing.T, broker *managed, vhost string, policy, operator map[string]any,
 ) *governed {
 	t.Helper()
 	g := &governed{t: t, broker: broker, vhost: vhost, url: broker.node.URL() + vhost}
-	broker.put(t, map[string]any{}, "vhosts", vhost)
-	broker.put(t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost,
-		"guest")
-	if len(policy) > 0 {
-		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy},
-			"policies", vhost, "all")
-	}
-	if len(operator) > 0 {
-		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "queues", "definition": operator},
-			"operator-policies", vhost, "all")
+	testbroker.Put(t, broker.api, map[string]any{}, "vhosts", vhost)
+	all := map[string]any{"configure": ".*", "write": ".*", "read": ".*"}
+	testbroker.Put(t, broker.api, all, "permissions", vhost, "guest")
+	for kind, definition := range map[string]map[string]any{
+		"policies": policy, "operator-policies": operator,
+	} {
+		if len(definition) > 0 {
+			testbroker.SetPolicy(t, broker.api, kind, vhost, "all", ".*", definition)
+		}
 	}
 	g.change(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(catchAll, true, false, false, false, nil)
@@ -218,9 +191,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells),
 			topology.WithDrainTimeout(2*time.Second))
 	})
-	var err error
-	s.plan, err = topology.PlanFor(strategy, queue, policyOfCells)
-	require.NoError(t, err)
+	s.plan = rig.PlanFor(t, queue, strategy, policyOfCells)
 	s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) })
 	if s.refusal != nil {
 		return s
@@ -233,7 +204,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	})
 	defer func() { require.NoError(t, o.Close()) }()
 	var findings []operate.Finding
-	require.NoError(t, g.steadily(func() error {
+	require.NoError(t, g.steadily(func() (err error) {
 		findings, err = o.Verify(ctx, s.plan)
 		return err
 	}))
@@ -251,25 +222,13 @@ func (s *governedService) serve(t *testing.T, handler message.NoPublishHandlerFu
 	if s.refusal != nil {
 		return
 	}
-	retry, err := middleware.NewDelayedRetry(s.client, policyOfCells,
-		middleware.WithLogger(s.logs), middleware.WithObserver(middleware.ObserverFunc(s.observe)))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, s.logs)
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
+	observed := []middleware.Option{middleware.WithObserver(middleware.ObserverFunc(s.observe))}
+	router := rig.Router(t, s.client, policyOfCells, message.RouterConfig{}, s.logs, observed)
 	router.AddConsumerHandler("handler", s.queue, s.sub, handler)
-	running := make(chan error, 1)
-	go func() { running <- router.Run(context.Background()) }()
-	select {
-	case <-router.Running():
-	case err := <-running:
-		t.Fatalf("the router of %s has not started: %v", s.name, err)
-	case <-time.After(rig.Patience):
-		t.Fatalf("the router of %s has not started", s.name)
-	}
+	ended := rig.Run(t, router)
 	s.stop = sync.OnceFunc(func() {
 		require.NoError(t, router.Close())
-		require.NoError(t, <-running)
+		require.NoError(t, <-ended)
 	})
 	t.Cleanup(s.stop)
 }

@@ -46,8 +46,7 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 				want = []string{"critical dropping queue " + queue} // which is a quorum queue
 			}
 			require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
-			_, err := testbroker.Channel(t, url).QueueDelete(plan.Queues[0].Name, false, false, false)
-			require.NoError(t, err)
+			rig.DeleteQueue(t, url, plan.Queues[0].Name)
 			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
 				rig.BlindFindings(t, o, plan))
 		})
@@ -62,8 +61,7 @@ func TestVerifyNamesTheFirstDifference(t *testing.T) {
 	rig.RemovePlan(t, url, strategy, queue, policy)
 	o, plan := opened(t, url, queue, strategy, policy)
 	declare := func(name string, args amqp.Table) {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
-		require.NoError(t, err)
+		rig.DeclareQueue(t, url, name, args)
 	}
 	// The return exchange has no alternate exchange, the wait queue waits too long and is consumed,
 	// and the dead-letter queue is of an older plan.
@@ -197,11 +195,9 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	require.Empty(t, rig.Findings(t, o, plan))
 
 	// Nothing is declared: the API compares the arguments.
-	_, err := ch.QueueDelete("plain.wait.5s", false, false, false)
-	require.NoError(t, err)
-	_, err = ch.QueueDeclare("plain.wait.5s", true, false, false, false,
+	rig.DeleteQueue(t, url, "plain.wait.5s")
+	rig.DeclareQueue(t, url, "plain.wait.5s",
 		amqp.Table{"x-queue-type": "quorum", "x-message-ttl": int64(60_000)})
-	require.NoError(t, err)
 	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api),
 		operate.WithPreProvisioned())
 	require.Equal(t, []string{"critical conflicting queue plain.wait.5s"}, rig.Findings(t, o, plan))
@@ -276,14 +272,12 @@ func TestAskingWhatAQueueIsCreatesNone(t *testing.T) {
 		for vanishes := range 3 {
 			t.Run(fmt.Sprintf("%s, before question %d", kind, vanishes+1), func(t *testing.T) {
 				t.Parallel()
-				queue, ch := testbroker.Queue(t), testbroker.Channel(t, url)
+				queue := testbroker.Queue(t)
 				args := amqp.Table{"x-queue-type": kind, "x-message-ttl": int64(5000)}
-				_, err := ch.QueueDeclare(queue, true, false, false, false, args)
-				require.NoError(t, err)
+				rig.DeclareQueue(t, url, queue, args)
 				run := asking(t, url, func(question int) {
 					if question == vanishes+1 {
-						_, err := ch.QueueDelete(queue, false, false, false)
-						require.NoError(t, err)
+						rig.DeleteQueue(t, url, queue)
 					}
 				})
 				likely := amqp.Table{"x-message-ttl": int64(1000)}
@@ -310,8 +304,7 @@ func TestArgumentsOfAQueueAreFoundOut(t *testing.T) {
 		"x-single-active-consumer": true, "x-message-ttl": int64(100000),
 		"x-quorum-initial-group-size": int64(1),
 	}
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, args)
-	require.NoError(t, err)
+	rig.DeclareQueue(t, url, queue, args)
 	for name, configured := range map[string]amqp.Table{
 		"nothing is known": nil,
 		"another is meant": {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -102,32 +101,17 @@ func term(text string) string { return fmt.Sprintf("<<%q/utf8>>", text) }
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
 	in := requireInstallation(tb)
-	node, api, err := startManaged(tb.Context(), in, rabbit)
+	port, err := freePort(nil)
+	must(tb, "find a port for the management API", err)
+	config := fmt.Sprintf(
+		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
+		rabbit, port)
+	node, err := startNode(tb.Context(), in, []NodeOption{WithAdvancedConfig(config)})
 	must(tb, "start a node with the management API", err)
 	endsWith(tb, "node", node.Close)
-	return node, api
-}
-
-func startManaged(ctx context.Context, in installation, rabbit string) (*Node, string, error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return nil, "", err
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		return nil, "", err
-	}
-	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(fmt.Sprintf(
-		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
-		rabbit, port))})
-	if err != nil {
-		return nil, "", err
-	}
 	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
-	if err := node.manage(ctx, api); err != nil {
-		return nil, "", errors.Join(err, node.Close())
-	}
-	return node, api, nil
+	must(tb, "enable the management API", node.manage(tb.Context(), api))
+	return node, api
 }
 
 // manage enables the management plugin and returns once the API answers.
@@ -177,18 +161,40 @@ var apiClient = &http.Client{
 // broker refuses it.
 func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition map[string]any) {
 	tb.Helper()
-	body, err := json.Marshal(map[string]any{"pattern": pattern, "definition": definition})
-	must(tb, "encode a policy", err)
-	address := api + "/api/" + kind + "/" + url.PathEscape(vhost) + "/" + url.PathEscape(name)
+	Put(tb, api, map[string]any{"pattern": pattern, "definition": definition}, kind, vhost, name)
+}
+
+// Put creates or replaces an object of the management API. An object that the API refuses fails
+// the test.
+func Put(tb testing.TB, api string, object any, path ...string) {
+	tb.Helper()
+	body, err := json.Marshal(object)
+	must(tb, "encode an object", err)
+	callAPI(tb, http.MethodPut, api, body, path)
+}
+
+// Remove deletes an object of the management API, which must exist.
+func Remove(tb testing.TB, api string, path ...string) {
+	tb.Helper()
+	callAPI(tb, http.MethodDelete, api, nil, path)
+}
+
+func callAPI(tb testing.TB, method, api string, body []byte, path []string) {
+	tb.Helper()
+	address := api + "/api"
+	for _, part := range path {
+		address += "/" + url.PathEscape(part)
+	}
+	// The request goes on after the end of the test, for its cleanup.
 	req, err := http.NewRequestWithContext(
-		tb.Context(), http.MethodPut, address, strings.NewReader(string(body)))
-	must(tb, "set policy "+name, err)
+		context.WithoutCancel(tb.Context()), method, address, bytes.NewReader(body))
+	must(tb, "make a request", err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := apiClient.Do(req)
-	must(tb, "set policy "+name, err)
+	must(tb, method+" "+strings.Join(path, "/"), err)
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode/100 != 2 {
 		reason, _ := io.ReadAll(resp.Body)
-		tb.Fatalf("set policy %q of vhost %q to %s: %s: %s", name, vhost, body, resp.Status, reason)
+		tb.Fatalf("%s %q with %s: %s: %s", method, path, body, resp.Status, reason)
 	}
 }
