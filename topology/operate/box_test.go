@@ -82,14 +82,6 @@ func opened(
 	return rig.OpenOperator(t, url, options...), rig.PlanFor(t, queue, strategy, policy)
 }
 
-// provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
-func provision(
-	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
-) {
-	t.Helper()
-	rig.Provision(t, url, rig.OpenClient(t, url, strategy), queue, policy)
-}
-
 // publish publishes confirmed to a queue.
 func (b *box) publish(queue string, messages ...amqp.Publishing) {
 	b.t.Helper()

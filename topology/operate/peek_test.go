@@ -67,7 +67,7 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithoutPolicyCheck())
-	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 100)
 	bodies := func() string {
 		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 100)
@@ -87,7 +87,7 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
 	}
 	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
-	provision(t, url, strategy, queue, policy)
+	rig.Provision(t, url, strategy, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
 	for range 30 {
 		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
@@ -215,7 +215,7 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	policy := backoff.List{time.Hour}
 	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
 	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
-	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
 	waits := queue + ".wait.1h"
 	rig.Fill(t, url, waits, 3)

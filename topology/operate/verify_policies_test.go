@@ -104,7 +104,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		t.Parallel()
 		admin := vhost{t, api, "soon"}
 		old, oldPlan := of(t, "soon", "old", topology.PerQueue{})
-		provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
+		rig.Provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
 		require.Empty(t, overruled(t, old, oldPlan))
 		rounds := 10
 		if os.Getenv("MILLPOND_LONG") != "" {
@@ -147,7 +147,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"},
 			names)
 
-		provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
+		rig.Provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
 		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
 		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"),
 			"the broker does as Verify says")
@@ -182,7 +182,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		t.Parallel()
 		admin := vhost{t, api, "exempt"}
 		o, plan := of(t, "exempt", "orders", topology.PerQueue{})
-		provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
+		rig.Provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
 		admin.set("everything", ".*", 7,

@@ -40,7 +40,7 @@ func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 			require.Equal(t, want, rig.BlindFindings(t, o, plan))
 			require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
 
-			provision(t, url, strategy, queue, policy)
+			rig.Provision(t, url, strategy, queue, policy)
 			want = nil
 			if strings.HasSuffix(name, "classic") {
 				want = []string{"critical dropping queue " + queue} // which is a quorum queue
@@ -100,7 +100,7 @@ func TestVerifyNamesAMissingDeadLetterTarget(t *testing.T) {
 		}}}
 	}
 	o, plan := opened(t, url, queue, to(queue+".nowhere"), policy)
-	provision(t, url, to(queue+".nowhere"), queue, policy)
+	rig.Provision(t, url, to(queue+".nowhere"), queue, policy)
 	want := []string{"critical missing exchange " + queue + ".nowhere"}
 	require.Equal(t, want, rig.BlindFindings(t, o, plan))
 	plan = rig.PlanFor(t, queue, to("amq.topic"), policy)
@@ -113,7 +113,7 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 	policy, strategy := backoff.List{time.Minute}, topology.Levels{Prefix: "steps", Max: time.Minute}
 	rig.RemovePlan(t, url, strategy, "steps", policy)
 	o, plan := opened(t, url, "steps", strategy, policy, operate.WithManagement(api))
-	provision(t, url, strategy, "steps", policy)
+	rig.Provision(t, url, strategy, "steps", policy)
 	require.Empty(t, rig.Findings(t, o, plan))
 	ch := testbroker.Channel(t, url)
 	require.NoError(t, ch.ExchangeUnbind("steps.level.1", "*.*.0.#", "steps.level.2", false, nil))
@@ -129,7 +129,7 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	t.Helper()
 	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: "amq.topic", Prefix: "back"}
 	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
-	provision(t, url, strategy, "parcels", policy)
+	rig.Provision(t, url, strategy, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, o, plan))
 	ch := testbroker.Channel(t, url)
 	require.NoError(
@@ -159,7 +159,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 	ch := testbroker.Channel(t, url)
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
 	o, plan := opened(t, url, "orders", topology.Shared{}, policy, operate.WithManagement(api))
-	provision(t, url, topology.Shared{}, "orders", policy)
+	rig.Provision(t, url, topology.Shared{}, "orders", policy)
 	require.Empty(t, rig.Findings(t, o, plan))
 
 	verifyNamesABindingBetweenExchanges(t, url, api)
@@ -189,7 +189,7 @@ func TestVerifyAsksTheManagementAPI(t *testing.T) {
 
 	// A policy with a TTL that is longer than the wait does no harm.
 	o, plan = opened(t, url, "plain", topology.PerQueue{}, policy, operate.WithManagement(api))
-	provision(t, url, topology.PerQueue{}, "plain", policy)
+	rig.Provision(t, url, topology.PerQueue{}, "plain", policy)
 	node.Ctl(t, "set_policy", "--apply-to", "queues", "long", `^plain\.wait`,
 		`{"message-ttl": 120000}`)
 	require.Empty(t, rig.Findings(t, o, plan))
@@ -240,7 +240,7 @@ func TestVerifyNamesADisabledFeatureFlag(t *testing.T) {
 	policy := backoff.List{time.Second}
 	o, plan := opened(t, node.URL(), "orders", topology.PerQueue{}, policy,
 		operate.WithManagement(api))
-	provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
+	rig.Provision(t, node.URL(), topology.PerQueue{}, "orders", policy)
 	require.Equal(t, []string{"critical disabled broker stream_queue"}, rig.Findings(t, o, plan))
 	o, plan = opened(t, node.URL(), "orders", topology.PerQueue{Type: topology.Classic}, policy,
 		operate.WithManagement(api))

@@ -200,14 +200,6 @@ func publishAll(t testing.TB, url, exchange, key string, n int, pause time.Durat
 	require.Empty(t, returns)
 }
 
-// declarePlan declares the main queue of a plan and the plan.
-func declarePlan(t testing.TB, url string, strategy topology.Strategy, queue string) topology.Plan {
-	t.Helper()
-	client, plan := rig.Operator(t, url, queue, strategy, rig.Unlisted)
-	rig.Provision(t, url, client, queue, rig.Unlisted)
-	return plan
-}
-
 // sendToWait publishes n messages of a plan to wait. Their app is the main queue.
 func sendToWait(t testing.TB, url string, plan topology.Plan, delay time.Duration, n int) {
 	t.Helper()
@@ -228,7 +220,7 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 	}
 	plans := map[string]topology.Plan{}
 	for _, name := range names {
-		plans[name] = declarePlan(t, url, strategy, name)
+		plans[name] = rig.Provision(t, url, strategy, name, rig.Unlisted)
 	}
 	require.Equal(t, 32+1, countQueues(t, node, "millpond."), "a destination needs no wait queue")
 	for _, name := range names {
@@ -281,7 +273,7 @@ func TestVanishedLevelBlocksNoOtherDelay(t *testing.T) {
 			t.Parallel()
 			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), rig.Levels(t, kind)
 			rig.RemovePlan(t, url, strategy, queue, nil)
-			plan := declarePlan(t, url, strategy, queue)
+			plan := rig.Provision(t, url, strategy, queue, rig.Unlisted)
 			ch := testbroker.Channel(t, url)
 			rig.DeleteQueue(t, url, plan.Queues[3].Name)
 			sendToWait(t, url, plan, 2400*time.Millisecond, each) // 1600 ms and the deleted 800 ms

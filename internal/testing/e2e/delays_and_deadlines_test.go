@@ -99,9 +99,9 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	strategy := topology.Levels{Prefix: testbroker.Queue(t)}
 	rig.RemovePlan(t, url, strategy, queue, nil)
-	client, plan := rig.Operator(t, url, queue, strategy, rig.Unlisted)
-	rig.Provision(t, url, client, queue, rig.Unlisted)
-	require.NoError(t, rig.NewPublisher(t, client, url).Publish(queue, rig.DelayedBy(40*day)))
+	plan := rig.Provision(t, url, strategy, queue, rig.Unlisted)
+	pub := rig.NewPublisher(t, rig.OpenClient(t, url, strategy), url)
+	require.NoError(t, pub.Publish(queue, rig.DelayedBy(40*day)))
 	require.Equal(t, 1, rig.Waiting(t, url, plan))
 	route, err := plan.Route(topology.Retry{Delay: 40 * day})
 	require.NoError(t, err)

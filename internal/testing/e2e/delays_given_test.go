@@ -296,18 +296,6 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 	}
 }
 
-// A message with its own expiration is not retried past its deadline.
-func TestOwnExpirationIsADeadline(t *testing.T) {
-	t.Parallel()
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{100 * time.Millisecond, 20 * time.Second}, Handle: calls.Fail,
-	})
-	r.Publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
-	require.Equal(t, "deadline", r.DeadLetter().Headers[header.DeadReason])
-	require.Equal(t, 2, calls.Count())
-}
-
 // Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
 // Messages waited in spite of the limit, and were handled too old or refused afterwards.
 func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {

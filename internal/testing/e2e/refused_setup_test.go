@@ -365,7 +365,11 @@ func TestOpenNamesEveryProblem(t *testing.T) {
 	const secret, local = "s3cr3t", "amqp://127.0.0.1:1/"
 	good := topology.PerQueue{}
 	badSteps := topology.PerQueue{WaitSteps: []time.Duration{-1, backoff.MaxDelay + 1}}
-	cases := map[string]struct {
+	options := map[string][]topology.Option{
+		"everything": {nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0)},
+		"two vhosts": {topology.WithBrokers(local + "b")},
+	}
+	for name, c := range map[string]struct {
 		url      string
 		strategy topology.Strategy
 		want     []string
@@ -383,16 +387,12 @@ func TestOpenNamesEveryProblem(t *testing.T) {
 		"everything": {"", nil, []string{
 			"URL is empty", "strategy is nil", "option 1 is nil", "logger is nil", "under 1ms",
 		}},
-	}
-	for name, c := range cases {
+		"two vhosts": {local + "a", good, []string{`WithBrokers names vhost "b"`}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var options []topology.Option
-			if name == "everything" {
-				options = append(options, nil, topology.WithLogger(nil), topology.WithConfirmTimeout(0))
-			}
 			config := wamqp.ConnectionConfig{AmqpURI: c.url}
-			_, err := topology.Open(t.Context(), config, c.strategy, options...)
+			_, err := topology.Open(t.Context(), config, c.strategy, options[name]...)
 			rig.RequireTexts(t, err, c.want...)
 			require.NotContains(t, err.Error(), secret)
 		})
@@ -506,15 +506,6 @@ func TestBrokersAreTriedInTurn(t *testing.T) {
 	rig.Publish(t, url, "", r.Queue, rig.Message("over the first"))
 	rig.WaitFor(t, "its retry", func() bool { return calls.Count() == 4 })
 	require.NoError(t, r.Client.Healthy())
-}
-
-// Given URLs of two vhosts, when a client is opened, then that is an error.
-func TestBrokersMustShareAVhost(t *testing.T) {
-	t.Parallel()
-	brokers := topology.WithBrokers("amqp://127.0.0.1:1/b")
-	config := rig.ConnectionConfig("amqp://127.0.0.1:1/a")
-	_, err := topology.Open(t.Context(), config, topology.PerQueue{}, brokers)
-	require.ErrorContains(t, err, `WithBrokers names vhost "b"`)
 }
 
 // Given a source of credentials, when the password changes and the connections end, then each new

@@ -37,10 +37,7 @@ func OpenClient(
 	t testing.TB, url string, strategy topology.Strategy, options ...topology.Option,
 ) *topology.Client {
 	t.Helper()
-	client, err := topology.Open(context.Background(), ConnectionConfig(url), strategy, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return client
+	return OpenWith(t, ConnectionConfig(url), strategy, options...)
 }
 
 // OpenSubscriber opens a client and makes its subscriber. The client closes both.
@@ -66,28 +63,18 @@ func NewPublisher(
 	return pub
 }
 
-// Operator opens a client without a subscriber, and returns the plan of a queue.
-func Operator(
-	t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy,
-	options ...topology.Option,
-) (*topology.Client, topology.Plan) {
-	t.Helper()
-	plan, err := topology.PlanFor(strategy, queue, policy)
-	require.NoError(t, err)
-	return OpenClient(t, url, strategy, options...), plan
-}
-
 // Provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
 func Provision(
-	t testing.TB, url string, client *topology.Client, queue string, policy backoff.Policy,
-) {
+	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
+) topology.Plan {
 	t.Helper()
 	cfg := QueueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := OpenClient(t, url, strategy).NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
 	require.NoError(t, sub.Close())
+	return PlanFor(t, queue, strategy, policy)
 }
 
 // SubscribeError subscribes as cfg says, ends that, and returns the error of the first call
