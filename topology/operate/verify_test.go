@@ -22,35 +22,32 @@ import (
 
 func TestVerifyNamesWhatIsMissingAndCreatesNothing(t *testing.T) {
 	t.Parallel()
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			policy, strategy := backoff.List{time.Second}, strategy(t)
-			rig.RemovePlan(t, url, strategy, queue, policy)
-			o, plan := opened(t, url, queue, strategy, policy)
-			var want []string
-			for _, e := range plan.Exchanges {
-				want = append(want, "critical missing exchange "+e.Name)
-			}
-			want = append(want, "critical missing queue "+queue)
-			for _, q := range plan.Queues {
-				want = append(want, "critical missing queue "+q.Name)
-			}
-			require.Equal(t, want, rig.BlindFindings(t, o, plan))
-			require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		url, queue := testbroker.URL(t), testbroker.Queue(t)
+		policy := backoff.List{time.Second}
+		rig.RemovePlan(t, url, strategy, queue, policy)
+		o, plan := opened(t, url, queue, strategy, policy)
+		var want []string
+		for _, e := range plan.Exchanges {
+			want = append(want, "critical missing exchange "+e.Name)
+		}
+		want = append(want, "critical missing queue "+queue)
+		for _, q := range plan.Queues {
+			want = append(want, "critical missing queue "+q.Name)
+		}
+		require.Equal(t, want, rig.BlindFindings(t, o, plan))
+		require.Equal(t, want, rig.BlindFindings(t, o, plan), "nothing was created")
 
-			rig.Provision(t, url, strategy, queue, policy)
-			want = nil
-			if strings.HasSuffix(name, "classic") {
-				want = []string{"critical dropping queue " + queue} // which is a quorum queue
-			}
-			require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
-			rig.DeleteQueue(t, url, plan.Queues[0].Name)
-			require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
-				rig.BlindFindings(t, o, plan))
-		})
-	}
+		rig.Provision(t, url, strategy, queue, policy)
+		want = nil
+		if strings.HasSuffix(t.Name(), "classic") {
+			want = []string{"critical dropping queue " + queue} // which is a quorum queue
+		}
+		require.ElementsMatch(t, want, rig.BlindFindings(t, o, plan))
+		rig.DeleteQueue(t, url, plan.Queues[0].Name)
+		require.Equal(t, append(want, "critical missing queue "+plan.Queues[0].Name),
+			rig.BlindFindings(t, o, plan))
+	})
 }
 
 func TestVerifyNamesTheFirstDifference(t *testing.T) {

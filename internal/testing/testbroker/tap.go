@@ -156,21 +156,7 @@ func (p *Proxy) OnEnd(told func(connection int, by Party)) {
 func (p *Proxy) HoldConfirms(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case on && p.hold == nil:
-		p.hold = make(chan struct{})
-	case !on && p.hold != nil:
-		close(p.hold)
-		p.hold = nil
-	}
-}
-
-// holding returns a channel that is closed at the end of the current hold of confirms, or nil if
-// there is none.
-func (p *Proxy) holding() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.hold
+	p.hold.turn(on)
 }
 
 // sift passes the broker's frames on, except held ones. It returns at the end of its input, or of
@@ -193,7 +179,7 @@ func (l *link) sift(from <-chan chunk, to chan<- chunk) {
 			if !open {
 				return
 			}
-			now := l.proxy.holding()
+			now := l.proxy.during(&l.proxy.hold)
 			channel, confirm := confirms(c)
 			switch {
 			case waiting[channel]:
