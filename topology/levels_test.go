@@ -96,8 +96,7 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			plan, err := c.strategy.Plan("orders", nil)
-			require.NoError(t, err)
+			plan := rig.PlanOf(t, c.strategy, "orders")
 			route, err := plan.Route(topology.Retry{Delay: c.asked})
 			require.NoError(t, err)
 			require.Equal(t, []any{c.want.String(), c.hops}, []any{route.Delay.String(), route.Hops})
@@ -127,8 +126,7 @@ func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 	t.Parallel()
 	const resolution = 100 * time.Millisecond
 	for _, tolerance := range []float64{0.01, 0.05, 0.3, 1} {
-		plan, err := topology.Levels{Tolerance: tolerance, Max: time.Hour}.Plan("orders", nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, topology.Levels{Tolerance: tolerance, Max: time.Hour}, "orders")
 		for steps := uint64(1); steps < 3000; steps++ {
 			route, err := plan.Route(topology.Retry{Delay: time.Duration(steps) * resolution})
 			require.NoError(t, err)
@@ -146,11 +144,9 @@ func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 
 func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	t.Parallel()
-	none, err := topology.Levels{}.Plan("orders", nil)
-	require.NoError(t, err)
+	none := rig.PlanOf(t, topology.Levels{}, "orders")
 	delays := []time.Duration{time.Second, 123 * time.Millisecond, backoff.MaxDelay}
-	some, err := topology.Levels{}.Plan("orders", delays)
-	require.NoError(t, err)
+	some := rig.PlanOf(t, topology.Levels{}, "orders", delays...)
 	require.Equal(t, none, some)
 	require.Len(t, none.WaitSteps, 32)
 	require.Len(t, none.Queues, 32+2)
@@ -159,8 +155,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	require.Contains(t, none.String(),
 		"any delay in steps of 100ms up to 119304h38m49.5s, 1 % more for fewer levels")
 
-	another, err := topology.Levels{}.Plan("letters", nil)
-	require.NoError(t, err)
+	another := rig.PlanOf(t, topology.Levels{}, "letters")
 	require.Equal(t, none.Queues[:33], another.Queues[:33])
 	require.Equal(t, none.Exchanges, another.Exchanges)
 	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
@@ -187,8 +182,7 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}},
 		topology.Shared{},
 	} {
-		plan, err := s.Plan(fmt.Sprintf("queue-%d", i), nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, s, fmt.Sprintf("queue-%d", i))
 		plans = append(plans, plan)
 		for _, q := range plan.Queues {
 			requireSame("queue "+q.Name, q.Arguments)
@@ -228,8 +222,7 @@ func TestLevelsNames(t *testing.T) {
 			"millpond.level.", ".1s.classic.x94bc49b6",
 		},
 	}, func(t *testing.T, c testCase) {
-		plan, err := c.strategy.Plan("orders", nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, c.strategy, "orders")
 		require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
 		require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
 	})
@@ -297,8 +290,7 @@ func TestLevelsEscapeDestinations(t *testing.T) {
 		long:          long,
 		long + "q":    strings.Repeat("q", 80) + "%~" + sum,
 	} {
-		plan, err := topology.Levels{Dead: noDLQ}.Plan(queue, nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, topology.Levels{Dead: noDLQ}, queue)
 		require.Equal(t, want, plan.Levels.Destination)
 	}
 }
@@ -322,8 +314,7 @@ func TestLevelsKeepDestinationsApart(t *testing.T) {
 	} {
 		var plans []topology.Plan
 		for _, name := range tricky {
-			plan, err := strategy.Plan(name, nil)
-			require.NoError(t, err, name)
+			plan := rig.PlanOf(t, strategy, name)
 			plans = append(plans, plan)
 		}
 		broker := rig.Merged(plans...)

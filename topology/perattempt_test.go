@@ -72,8 +72,7 @@ func TestPerAttemptPlan(t *testing.T) {
 		"classic":             {classic, delays{s}, "q.retry.1.1s.classic"},
 		"through an exchange": {via, delays{s}, "q.retry.1.1s.to.events"},
 	}, func(t *testing.T, c testCase) {
-		plan, err := c.strategy.Plan("q", c.delays)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
 		want := strings.Fields(c.want)
 		var names []string
 		for _, q := range plan.Queues {
@@ -97,8 +96,7 @@ func TestPerAttemptRoutes(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
 	delays := []time.Duration{2 * s, 5 * s, 2 * s, 5 * s}
-	plan, err := topology.PerAttempt{Delays: delays}.Plan("q", nil)
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerAttempt{Delays: delays}, "q")
 	type testCase struct {
 		retry topology.Retry
 		want  string

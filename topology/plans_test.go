@@ -109,8 +109,7 @@ func TestPerQueuePlan(t *testing.T) {
 			topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, "q.wait.1s q.wait.87600h q.dlq",
 		},
 	}, func(t *testing.T, c testCase) {
-		plan, err := c.strategy.Plan("q", c.delays)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
 		var names []string
 		for _, q := range plan.Queues {
 			names = append(names, q.Name)
@@ -122,8 +121,7 @@ func TestPerQueuePlan(t *testing.T) {
 
 func TestPerQueueArguments(t *testing.T) {
 	t.Parallel()
-	plan, err := topology.PerQueue{}.Plan("q", []time.Duration{time.Second})
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerQueue{}, "q", time.Second)
 	require.Equal(t, amqp.Table{
 		"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647), "x-message-ttl": int64(1000),
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q",
@@ -134,8 +132,7 @@ func TestPerQueueArguments(t *testing.T) {
 	require.Contains(t, plan.String(),
 		"q.wait.1s  1s     x-dead-letter-exchange= x-dead-letter-routing-key=q")
 
-	plan, err = topology.PerQueue{Type: topology.Classic}.Plan("q", []time.Duration{time.Second})
-	require.NoError(t, err)
+	plan = rig.PlanOf(t, topology.PerQueue{Type: topology.Classic}, "q", time.Second)
 	require.Equal(t, amqp.Table{
 		"x-queue-type": "classic", "x-queue-mode": "lazy", "x-message-ttl": int64(1000),
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q",
@@ -330,8 +327,7 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 		"shared":      topology.Shared{Via: "events"},
 		"without Via": topology.Shared{},
 	} {
-		plan, err := strategy.Plan("q", []time.Duration{time.Second})
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, strategy, "q", time.Second)
 		keys := map[string]string{"": "q", "others": "q", "millpond.return.others": "q", "events": "q"}
 		if plan.Via != nil {
 			keys["events"], keys[plan.Via.Through] = "a.b", "a.b"

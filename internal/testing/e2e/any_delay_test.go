@@ -141,8 +141,7 @@ const probed = 100 * time.Millisecond
 func probe(t *testing.T, url string, kind topology.QueueType) (slowest func() time.Duration) {
 	t.Helper()
 	ch, queue := testbroker.Channel(t, url), "probe-"+string(kind)
-	plan, err := topology.PerQueue{Type: kind}.Plan(queue, []time.Duration{probed})
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerQueue{Type: kind}, queue, probed)
 	for _, q := range append(plan.Queues, topology.Queue{Name: queue}) {
 		rig.DeclareQueue(t, url, q.Name, q.Arguments)
 	}

@@ -128,18 +128,14 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 		argument, want string
 	}{
 		"another type": {
-			amqp.Table{"x-queue-type": "quorum"},
-			nil, "x-queue-type",
+			amqp.Table{"x-queue-type": "quorum"}, nil, "x-queue-type",
 			`set Queue.Arguments["x-queue-type"] of the configuration to`,
 		},
 		"has one more": {
-			five, nil, "x-max-priority",
-			`set Queue.Arguments["x-max-priority"] of the configuration to`,
+			five, nil, "x-max-priority", `set Queue.Arguments["x-max-priority"] of the configuration to`,
 		},
 		"lacks one": {
-			nil,
-			amqp.Table{"x-single-active-consumer": true},
-			"x-single-active-consumer",
+			nil, amqp.Table{"x-single-active-consumer": true}, "x-single-active-consumer",
 			`leave Queue.Arguments["x-single-active-consumer"] out of the configuration, or`,
 		},
 		"other value": {
@@ -260,8 +256,7 @@ func TestVanishedQueuesAreDeclaredAgain(t *testing.T) {
 		url, queue := testbroker.URL(t), testbroker.Queue(t)
 		ch := testbroker.Channel(t, url)
 		policy := backoff.List{time.Second, time.Second}
-		plan, err := strategy.Plan(queue, policy)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, strategy, queue, policy...)
 		var mu sync.Mutex
 		var ended time.Time
 		var waited []time.Duration

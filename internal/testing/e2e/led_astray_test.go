@@ -107,8 +107,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				queue, strategy := testbroker.Queue(t), rig.Strategies[name](t)
-				plan, err := strategy.Plan(queue, []time.Duration{time.Second})
-				require.NoError(t, err)
+				plan := rig.PlanOf(t, strategy, queue, time.Second)
 				own := testbroker.Channel(t, url)
 				var calls rig.Timeline
 				r := rig.Start(t, rig.Config{

@@ -105,8 +105,7 @@ func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			attempts = append(attempts, seen{
-				maps.Clone(msg.Metadata), string(msg.Payload), raw,
-				middleware.Attempt(msg.Context()), key,
+				maps.Clone(msg.Metadata), string(msg.Payload), raw, middleware.Attempt(msg.Context()), key,
 			})
 			msg.Payload[0] = 'X'
 			msg.Payload = []byte("overwritten")

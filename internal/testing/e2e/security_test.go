@@ -54,12 +54,12 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	var grants []testbroker.Grant
 	definitions := map[string][]byte{}
 	for name, strategy := range strategies {
-		plan, err := strategy.Plan("orders", policy)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, strategy, "orders", policy...)
 		main := topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}}
-		definitions[name], err = plan.Definitions("provisioned-"+name, main)
+		data, err := plan.Definitions("provisioned-"+name, main)
 		require.NoError(t, err)
-		require.True(t, json.Valid(definitions[name]))
+		require.True(t, json.Valid(data))
+		definitions[name] = data
 		for vhost, p := range map[string]topology.Permissions{
 			"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true),
 		} {

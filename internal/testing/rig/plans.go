@@ -82,14 +82,23 @@ func Quickly(retries int) backoff.Policy {
 var Unlisted = backoff.Limit{Retries: 3, Policy: backoff.PolicyFunc(
 	func(backoff.Failure) (time.Duration, bool) { return time.Millisecond, true })}
 
+// PlanOf returns the plan of a queue for these delays; without any, they are unknown.
+func PlanOf(
+	t testing.TB, strategy topology.Strategy, queue string, delays ...time.Duration,
+) topology.Plan {
+	t.Helper()
+	plan, err := strategy.Plan(queue, delays)
+	require.NoError(t, err)
+	return plan
+}
+
 // RemovePlan returns the plan of a queue and deletes its queues and exchanges at the end of the
 // test. A broker that is gone by then is no error.
 func RemovePlan(
 	t testing.TB, url string, strategy topology.Strategy, queue string, delays []time.Duration,
 ) topology.Plan {
 	t.Helper()
-	plan, err := strategy.Plan(queue, delays)
-	require.NoError(t, err)
+	plan := PlanOf(t, strategy, queue, delays...)
 	t.Cleanup(func() {
 		ch, closed, err := dial(url)
 		if err != nil {
