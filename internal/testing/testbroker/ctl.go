@@ -185,7 +185,7 @@ func callAPI(tb testing.TB, method, api string, body []byte, path []string) {
 	for _, part := range path {
 		address += "/" + url.PathEscape(part)
 	}
-	// The request goes on after the end of the test, for its cleanup.
+	// A cleanup calls it when the context of the test is done already.
 	req, err := http.NewRequestWithContext(
 		context.WithoutCancel(tb.Context()), method, address, bytes.NewReader(body))
 	must(tb, "make a request", err)
