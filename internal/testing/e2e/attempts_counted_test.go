@@ -186,9 +186,7 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 		Handle:            calls.Fail,
 	})
 	rig.Fill(t, url, queue, messages)
-	rig.WaitFor(t, "every message in the DLQ", func() bool {
-		return testbroker.Depth(t, url, graveyard) == messages
-	})
+	rig.AwaitDepth(t, url, graveyard, messages)
 	r.Stop()
 	require.Equal(t, 4*messages, calls.Count())
 	require.Equal(t, 0, r.Depth(""))

@@ -50,9 +50,7 @@ func TestPolicyAndTypeChangeOnALiveQueue(t *testing.T) {
 			require.Equal(t, 2, c.attempt, c.body)
 			back[c] = true
 		}
-		rig.WaitFor(t, body+" to wait", func() bool {
-			return testbroker.Depth(t, url, r.Plan.WaitSteps[0].RoutingKey) == 1
-		})
+		rig.AwaitDepth(t, url, r.Plan.WaitSteps[0].RoutingKey, 1)
 		return r
 	}
 	quorum, classic := topology.PerQueue{}, topology.PerQueue{Type: topology.Classic}

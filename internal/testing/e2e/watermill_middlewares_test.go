@@ -39,12 +39,6 @@ func failing(t *testing.T, retries, n int, c rig.Config) (*rig.Service, chan int
 	return rig.Start(t, c), attempts
 }
 
-// awaitDeadLetter waits until one dead letter is there, and leaves it.
-func awaitDeadLetter(t *testing.T, r *rig.Service) {
-	t.Helper()
-	rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") == 1 })
-}
-
 // Given a Recoverer inside or outside, when the handler panics, then the message is retried, and
 // the stack goes nowhere.
 func TestComposedWithRecoverer(t *testing.T) {
@@ -201,7 +195,7 @@ func TestComposedWithPoisonQueue(t *testing.T) {
 	r, attempts := failing(t, 1, 10, rig.Config{URL: url, Outer: chain{m}})
 	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2)
-	awaitDeadLetter(t, r)
+	rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
 	r.RequireNothingLeft(1)
 	require.Zero(t, testbroker.Depth(t, url, queue))
 }
@@ -305,7 +299,7 @@ func TestDuplicatorOutsideIsNamed(t *testing.T) {
 	r, attempts := failing(t, 3, 100, rig.Config{Outer: chain{wmiddleware.Duplicator}})
 	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
-	awaitDeadLetter(t, r)
+	rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
 	r.RequireNothingLeft(1)
 	require.Empty(t, attempts)
 	require.Equal(t, 1, r.Logs.Said("DelayedRetry was called again for a message"))
@@ -539,7 +533,7 @@ func TestComposedWithCircuitBreaker(t *testing.T) {
 		r.Send("order")
 		rig.AwaitAttempts(t, attempts, c.calls...)
 		if c.dead == 1 {
-			awaitDeadLetter(t, r)
+			rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
 		}
 		r.RequireNothingLeft(c.dead)
 		require.Empty(t, attempts)
