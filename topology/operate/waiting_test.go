@@ -43,6 +43,14 @@ func (b *box) wait(q topology.Queue, n int) {
 	b.publish(q.Name, all...)
 }
 
+// waitMinuteAndHour lets messages wait for a minute, and others for an hour.
+func (b *box) waitMinuteAndHour(minute, hour int) {
+	b.t.Helper()
+	b.delayBy(time.Minute, time.Hour)
+	b.wait(b.waits(time.Minute), minute)
+	b.wait(b.waits(time.Hour), hour)
+}
+
 // waits returns the wait queue of a delay.
 func (b *box) waits(delay time.Duration) topology.Queue {
 	b.t.Helper()
@@ -78,9 +86,7 @@ func TestLookingDoesNotChangeTheWait(t *testing.T) {
 func TestWaitingSaysWhatWaits(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(time.Minute, time.Hour)
-		b.wait(b.waits(time.Minute), 2)
-		b.wait(b.waits(time.Hour), 1)
+		b.waitMinuteAndHour(2, 1)
 		found, err := b.Waiting(t.Context(), b.plan)
 		require.NoError(t, err)
 		require.Len(t, found, 3)
@@ -98,12 +104,10 @@ func TestWaitingSaysWhatWaits(t *testing.T) {
 func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(time.Minute, time.Hour)
+		b.waitMinuteAndHour(3, 50)
 		hour := b.waits(time.Hour)
-		b.wait(b.waits(time.Minute), 3)
-		b.wait(hour, 50)
-		b.publish(hour.Name,
-			amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}})
+		foreign := amqp.Table{header.Queue: "another queue"}
+		b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: foreign})
 
 		p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
 		require.NoError(t, err)
@@ -115,12 +119,9 @@ func TestReleaseAndCancel(t *testing.T) {
 		require.Equal(t, int32(7), d.Headers["tenant"])
 		require.Equal(t, uint8(9), d.Priority)
 
-		p, err = b.Cancel(
-			t.Context(), b.plan,
-			operate.Selection{
-				Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
-			},
-		)
+		p, err = b.Cancel(t.Context(), b.plan, operate.Selection{
+			Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
+		})
 		require.NoError(t, err)
 		require.Equal(t, 49, p.Done)
 		b.depth(b.dead, 49)
@@ -145,9 +146,7 @@ func TestReleaseAndCancel(t *testing.T) {
 func TestLongWaitQueueIsRefused(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
-		b.delayBy(time.Minute, time.Hour)
-		b.wait(b.waits(time.Minute), 1)
-		b.wait(b.waits(time.Hour), 5001)
+		b.waitMinuteAndHour(1, 5001)
 		found, err := b.Waiting(t.Context(), b.plan)
 		require.ErrorIs(t, err, operate.ErrUnsafe)
 		require.Len(t, found, 1, "of the other queue")

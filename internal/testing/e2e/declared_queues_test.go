@@ -126,14 +126,17 @@ func TestConflictOnTheUsersOwnQueueNamesTheField(t *testing.T) {
 		argument, want string
 	}{
 		"another type": {
-			amqp.Table{"x-queue-type": "quorum"}, nil, "x-queue-type",
+			amqp.Table{"x-queue-type": "quorum"},
+			nil, "x-queue-type",
 			`set Queue.Arguments["x-queue-type"] of the configuration to`,
 		},
 		"has one more": {
 			five, nil, "x-max-priority", `set Queue.Arguments["x-max-priority"] of the configuration to`,
 		},
 		"lacks one": {
-			nil, amqp.Table{"x-single-active-consumer": true}, "x-single-active-consumer",
+			nil,
+			amqp.Table{"x-single-active-consumer": true},
+			"x-single-active-consumer",
 			`leave Queue.Arguments["x-single-active-consumer"] out of the configuration, or`,
 		},
 		"other value": {

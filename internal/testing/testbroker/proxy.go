@@ -103,6 +103,12 @@ func (p *Proxy) Blackhole(on bool) {
 	p.black.turn(on)
 }
 
+func (p *Proxy) change(set func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set()
+}
+
 // pause is closed at its end, and nil while there is none. The proxy's mu guards it.
 type pause chan struct{}
 
@@ -124,26 +130,14 @@ func (p *Proxy) during(s *pause) <-chan struct{} {
 }
 
 // Delay holds back every byte for d, in each direction. 0 ends it.
-func (p *Proxy) Delay(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
+func (p *Proxy) Delay(d time.Duration) { p.change(func() { p.delay = d }) }
 
 // Refuse closes new connections at once while on. Live ones go on.
-func (p *Proxy) Refuse(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.refuse = on
-}
+func (p *Proxy) Refuse(on bool) { p.change(func() { p.refuse = on }) }
 
 // Freeze holds every byte back while on, in both directions, also on new connections. The held
 // bytes go on when it is turned off.
-func (p *Proxy) Freeze(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.frozen.turn(on)
-}
+func (p *Proxy) Freeze(on bool) { p.change(func() { p.frozen.turn(on) }) }
 
 // Retarget makes another broker the target of connections that are accepted from now on. The URL
 // stays.
