@@ -142,13 +142,7 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, pre
 	require.Less(t, time.Since(begun), blockedDelay,
 		"the machine is too slow: some have come back before their queue was deleted")
 
-	serve(well, func(msg *message.Message) error {
-		err := rig.FailFirst(msg)
-		if err == nil {
-			back.Add()
-		}
-		return err
-	})
+	serve(well, back.FailFirst)
 	rig.Fill(t, urls[2], well, healthy)
 	testbroker.WaitFor(t, "the messages of the other queue to be back", patience,
 		func() bool { return back.Count() >= healthy })

@@ -155,13 +155,7 @@ func requireBudget(t *testing.T, strategy topology.Strategy) {
 		Strategy:     rig.WithDeadLetters(strategy, topology.DeadLetters{}),
 		Policy:       backoff.List{100 * time.Millisecond},
 		RetryOptions: []middleware.Option{middleware.WithBudget(budget)},
-		Handle: func(msg *message.Message) error {
-			if middleware.Attempt(msg.Context()) == 1 {
-				return rig.ErrFailed
-			}
-			handled.Add()
-			return nil
-		},
+		Handle:       handled.FailFirst,
 	})
 	rig.Fill(t, r.URL, r.Queue, messages)
 	for range messages - granted {

@@ -363,13 +363,7 @@ func TestVanishedDestinationStrandsOnlyItsOwn(t *testing.T) {
 			first.Stop()
 			rig.DeleteQueue(t, c.URL, first.Queue)
 
-			other.Handle = func(msg *message.Message) error {
-				err := rig.FailFirst(msg)
-				if err == nil {
-					back.Add()
-				}
-				return err
-			}
+			other.Handle = back.FailFirst
 			second := rig.Start(t, other)
 			rig.Fill(t, c.URL, second.Queue, healthy)
 			rig.WaitFor(t, "the healthy messages to return", func() bool { return back.Count() == healthy })

@@ -274,6 +274,15 @@ func (l *Timeline) Fail(*message.Message) error {
 	return ErrFailed
 }
 
+// FailFirst is a Config.Handle that fails the first attempt of every message and records the others.
+func (l *Timeline) FailFirst(msg *message.Message) error {
+	err := FailFirst(msg)
+	if err == nil {
+		l.Add()
+	}
+	return err
+}
+
 // FailUntil returns a Config.Handle that records the call and fails before the nth call.
 func (l *Timeline) FailUntil(n int) func(*message.Message) error {
 	return func(*message.Message) error {
