@@ -274,7 +274,8 @@ func (l *Timeline) Fail(*message.Message) error {
 	return ErrFailed
 }
 
-// FailFirst is a Config.Handle that fails the first attempt of every message and records the others.
+// FailFirst is a Config.Handle that fails the first attempt of every message. It records the other
+// attempts.
 func (l *Timeline) FailFirst(msg *message.Message) error {
 	err := FailFirst(msg)
 	if err == nil {

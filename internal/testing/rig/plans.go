@@ -58,19 +58,17 @@ func Levels(t testing.TB, kind topology.QueueType) topology.Levels {
 func WithDeadLetters(strategy topology.Strategy, dead topology.DeadLetters) topology.Strategy {
 	switch s := strategy.(type) {
 	case topology.PerQueue:
-		s.Dead = dead
-		return s
+		s.Dead, strategy = dead, s
 	case topology.PerAttempt:
-		s.Dead = dead
-		return s
+		s.Dead, strategy = dead, s
 	case topology.Shared:
-		s.Dead = dead
-		return s
+		s.Dead, strategy = dead, s
 	case topology.Levels:
-		s.Dead = dead
-		return s
+		s.Dead, strategy = dead, s
+	default:
+		panic("rig.WithDeadLetters does not know the strategy")
 	}
-	panic("rig.WithDeadLetters does not know the strategy")
+	return strategy
 }
 
 // Quickly retries after 100 ms each time.
