@@ -58,17 +58,19 @@ func Levels(t testing.TB, kind topology.QueueType) topology.Levels {
 func WithDeadLetters(strategy topology.Strategy, dead topology.DeadLetters) topology.Strategy {
 	switch s := strategy.(type) {
 	case topology.PerQueue:
-		s.Dead, strategy = dead, s
+		s.Dead = dead
+		return s
 	case topology.PerAttempt:
-		s.Dead, strategy = dead, s
+		s.Dead = dead
+		return s
 	case topology.Shared:
-		s.Dead, strategy = dead, s
+		s.Dead = dead
+		return s
 	case topology.Levels:
-		s.Dead, strategy = dead, s
-	default:
-		panic("rig.WithDeadLetters does not know the strategy")
+		s.Dead = dead
+		return s
 	}
-	return strategy
+	panic("rig.WithDeadLetters does not know the strategy")
 }
 
 // Quickly retries after 100 ms each time.
