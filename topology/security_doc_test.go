@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -48,8 +49,7 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"Shared{Dead: target}, WithPreProvisioned", topology.Shared{Dead: target}, false},
 	} {
 		delays := []time.Duration{5 * time.Second, 30 * time.Second}
-		plan, err := row.strategy.Plan("orders", delays)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, row.strategy, "orders", delays...)
 		p := plan.Permissions(row.declare)
 		const command = "# %s\nrabbitmqctl set_permissions -p shop orders-service " +
 			"\\\n  '%s' \\\n  '%s' \\\n  '%s'\n"
