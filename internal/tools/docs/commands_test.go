@@ -96,6 +96,7 @@ var runners = []struct{ begins, on, test string }{
 	{"go install github.com/millpond-go/millpond", "", "TestInstallCommandsOfPages"},
 	{"go mod edit -require=github.com/millpond-go/", "README.md", "TestReadmeInstallsAsThePage"},
 	{"go mod tidy", "README.md", "TestReadmeInstallsAsThePage"},
+	{"go mod tidy", "docs/monitoring.md", "TestMetricsAndTracingInstallFromAClone"},
 }
 
 // notRun are commands that no test can run, each with the reason.
