@@ -30,7 +30,6 @@ var ErrAlreadyShipped = errors.New("already shipped")
 
 func watched(
 	ctx context.Context, cfg amqp.Config, strategy topology.Strategy, policy backoff.Policy,
-	plan topology.Plan,
 	router *message.Router, registry *prometheus.Registry, logger watermill.LoggerAdapter,
 ) error {
 	m, err := metrics.New()
@@ -43,6 +42,8 @@ func watched(
 	problems = append(problems, err)
 	router.AddMiddleware(t.Middleware, retry.Middleware)
 
+	plan, err := topology.PlanFor(strategy, "orders", retry.Policies()...)
+	problems = append(problems, err)
 	operator, err := operate.Open(ctx, cfg.Connection.AmqpURI)
 	problems = append(problems, err)
 	depth, err := metrics.NewCollector(client, operator, []topology.Plan{plan})

@@ -82,9 +82,9 @@ func WithCacheFor(d time.Duration) CollectorOption {
 	}
 }
 
-// NewCollector returns a Collector of the queues of plans, which topology.PlanFor and Client.Plan
-// return. The error names a nil client or inspector, a plan that is empty or there twice, and
-// options with an invalid value.
+// NewCollector returns a Collector of the queues of plans, which topology.PlanFor returns. The
+// error names a nil client or inspector, a plan that is empty or there twice, and options with an
+// invalid value.
 func NewCollector(
 	client Client, inspector Inspector, plans []topology.Plan, opts ...CollectorOption,
 ) (*Collector, error) {
