@@ -21,7 +21,8 @@
 //	// dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 1m0s
 //
 // The message grows older by each delay given, for WithMaxAge and every other use
-// of the clock in the middleware.
+// of the message's age. But Failure.Now stays the real time: test a policy that looks
+// at the time of day with backoff.Next and your own Now.
 //
 // A Broker does not imitate queues, confirms, or the redelivery of a nacked message.
 package middlewaretest

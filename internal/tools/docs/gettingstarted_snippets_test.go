@@ -4,12 +4,16 @@ package docs_test
 // each line here.
 
 import (
+	"context"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
 )
 
 func addMiddlewares(router *message.Router, retry *middleware.DelayedRetry) {
@@ -21,4 +25,16 @@ func addMiddlewares(router *message.Router, retry *middleware.DelayedRetry) {
 	)
 }
 
-var _ = addMiddlewares
+func publishLater(
+	ctx context.Context, client *topology.Client, cfg amqp.Config, msg *message.Message,
+) error {
+	pub, err := client.NewPublisher(cfg, topology.WithDelays(3*time.Second))
+	if err != nil {
+		return err
+	}
+	msg.SetContext(delay.WithContext(ctx, delay.For(3*time.Second)))
+	err = pub.Publish("orders", msg)
+	return err
+}
+
+var _ = []any{addMiddlewares, publishLater}
