@@ -70,9 +70,10 @@ type Attached struct {
 
 	retry, outer *DelayedRetry // the innermost and the outermost around the handler
 
-	told       bool            // observers know the decision about the message
-	handedOver bool            // the broker has confirmed a copy
-	entry      context.Context // of msg when it first entered a DelayedRetry
+	told            bool            // observers know the decision about the message
+	beingHandedOver bool            // its handler has ended, and no other one begins
+	handedOver      bool            // the broker has confirmed a copy
+	entry           context.Context // of msg when it first entered a DelayedRetry
 	// The Subscriber reads these two from its own goroutine. entry is read after progress.
 	progress     atomic.Uint32
 	toldRequeued atomic.Bool
@@ -156,6 +157,10 @@ func (d *Attached) Handler() string {
 // Unsettled reports whether DelayedRetry returned an error because it could not settle the
 // message. Such a message must not be acked. It may be called at any time.
 func (d *Attached) Unsettled() bool { return d.progress.Load() == unsettled }
+
+// IsHandedOver reports whether DelayedRetry hands the message over, or has done so: the
+// handler has ended. A Republisher may ask while it is called for the message.
+func (d *Attached) IsHandedOver() bool { return d.beingHandedOver }
 
 // ToldRequeued reports whether a DelayedRetry has told its observers that the message goes
 // back to its queue (EventRequeued), so that the Subscriber does not repeat it. Ask after the

@@ -27,20 +27,21 @@ type delivery struct {
 	raw         amqp.Delivery
 	ctx         context.Context // the message's; done when it is settled or stale
 
+	place   standing
+	alone   bool              // the crash guard tries it alone: it keeps its place and its turn
+	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
 	astray  *Route            // where a message of another queue goes on; see misled
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
 // or after another durable copy is confirmed, and otherwise gives it back.
-func (s *Subscription) process(c *consumer, a arrival) {
-	d, end := s.newDelivery(c, a)
-	defer end()
+func (s *Subscription) process(d *delivery) {
 	if d.astray != nil {
 		d.sendOn()
 		return
 	}
-	if a.turn != nil && d.isolated() {
+	if d.alone && d.isolated() {
 		return
 	}
 	if d.remaining() > 0 {
@@ -67,7 +68,7 @@ func (s *Subscription) process(c *consumer, a arrival) {
 	case <-d.ctx.Done():
 		return
 	}
-	// A stale message keeps its slot until its handler has ended, so that no more handlers
+	// A stale message keeps its place until its handler has ended, so that no more handlers
 	// run at once than the user asked for.
 	select {
 	case <-msg.Acked():
@@ -100,6 +101,7 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Closing = s.stop.Done()
 	d.Given = s.cfg.Waits.Given
 	d.Source = d
+	d.pending.Written = d
 	get := func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
 		return text, ok

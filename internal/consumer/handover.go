@@ -227,6 +227,7 @@ func (d *delivery) publish(
 ) error {
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
+		d.sub.places.hold(&d.place)
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
 			err = d.send(ctx, route, msg, alone)
 		}
@@ -235,6 +236,17 @@ func (d *delivery) publish(
 		context.AfterFunc(d.ctx, d.pending.Release)
 	}
 	return err
+}
+
+// AfterWrite lets the next handler start, because the copy of this delivery is written. A
+// suspect of the crash guard keeps its place. So does a message whose handler may still run,
+// because it called Republish itself, and the message of a probe.
+func (d *delivery) AfterWrite() {
+	if (d.decided || d.IsHandedOver()) && !d.alone && !d.on.probing {
+		if d.sub.places.written(&d.place) {
+			d.sub.noteNarrow()
+		}
+	}
 }
 
 func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
