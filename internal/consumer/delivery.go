@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -197,20 +198,33 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
-	if err := d.on.settle(func() error { return d.raw.Ack(false) }); err != nil {
+	if err := d.on.ack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
 func (d *delivery) giveBack() {
-	if err := d.on.settle(func() error { return d.raw.Nack(false, true) }); err != nil {
+	if err := d.on.giveBack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
-// settle sends an ack or a nack, in one system call with those sent at the same time.
-func (c *consumer) settle(send func() error) (err error) {
-	c.conn.Together(func() { err = send() })
+// ack acks a delivery, together with those that are ready to be acked at the same time. It
+// returns when the ack is written, or is left to another goroutine that is about to write.
+func (c *consumer) ack(tag uint64) (err error) {
+	if c.acks.want(tag) {
+		c.conn.Together(func() {
+			runtime.Gosched() // others add their acks
+			err = c.acks.flush()
+		})
+	}
+	return err
+}
+
+// giveBack gives a delivery back to its queue.
+func (c *consumer) giveBack(tag uint64) (err error) {
+	c.conn.Together(func() { err = c.ch.Nack(tag, false, true) })
+	c.acks.nacked(tag)
 	return err
 }
 

@@ -49,6 +49,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 				c.ended = true
 				return in.rest()
 			}
+			c.acks.arrived(raw.DeliveryTag)
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
 			s.places.take()
@@ -153,6 +154,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 				rest <- a
 			}
 			for raw := range c.deliveries {
+				c.acks.arrived(raw.DeliveryTag)
 				rest <- arrival{raw: raw, at: time.Now()}
 			}
 		}()
@@ -208,7 +210,7 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
 		case <-limit:
 			go func() { // until the broker answers, or the channel ends
 				for a := range rest {
-					_ = c.settle(func() error { return a.raw.Nack(false, true) })
+					_ = c.giveBack(a.raw.DeliveryTag)
 				}
 			}()
 			return

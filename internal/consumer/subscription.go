@@ -61,6 +61,7 @@ type consumer struct {
 	deliveries <-chan amqp.Delivery
 	ctx        context.Context // done when the channel is closed
 	inFlight   sync.WaitGroup
+	acks       acks
 
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
@@ -188,7 +189,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
 		hold: s.hold(limits.ConsumerTimeout), probing: probing,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}),
+		cancelled: make(chan struct{}), acks: acks{send: ch.Ack},
 	}
 	go func() {
 		s.endedBy(c, <-closed)
