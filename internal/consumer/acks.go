@@ -3,13 +3,25 @@ package consumer
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
+// ackDelay is how long an ack may wait for others while deliveries wait for their handlers.
+const ackDelay = time.Millisecond
+
+// maxAcks is the most acks that wait for others.
+const maxAcks = 64
+
 // acks sends the acks of one channel: one ack for a run of deliveries from the oldest on that
-// are all to be acked. A quorum queue writes one entry to its log for each ack.
+// are all to be acked. Each ack costs a system call, and a quorum queue writes it to its log.
 type acks struct {
 	// send acks the delivery, and with multiple all open deliveries before it.
 	send func(tag uint64, multiple bool) error
+	// most is how many acks may wait for others.
+	most int
+	// backlog is how many deliveries wait for their handlers.
+	backlog atomic.Int32
 
 	mu       sync.Mutex
 	open     []openTag // in the order of the tags, and some that have ended
@@ -17,6 +29,7 @@ type acks struct {
 	wanted   []uint64  // to be acked
 	spare    []uint64  // the memory of the last wanted
 	flushing bool      // a goroutine calls flush in a moment
+	late     *time.Timer
 }
 
 // openTag is a delivery that the broker has not seen settled.
@@ -47,17 +60,28 @@ func (a *acks) nacked(tag uint64) {
 	}
 }
 
-// want notes that a delivery is to be acked, and reports whether the caller must flush.
-func (a *acks) want(tag uint64) bool {
+// want notes that a delivery is to be acked, and reports whether the caller must flush. If not,
+// another goroutine does, or flushLate does within ackDelay.
+func (a *acks) want(tag uint64, flushLate func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if i, ok := a.find(tag); ok {
 		a.open[i].wanted = true
 	}
 	a.wanted = append(a.wanted, tag)
-	first := !a.flushing
-	a.flushing = true
-	return first
+	switch {
+	case a.flushing:
+		return false
+	case a.backlog.Load() == 0 || len(a.wanted) >= a.most:
+		a.flushing = true
+		return true
+	case len(a.wanted) > 1: // the timer runs
+	case a.late == nil:
+		a.late = time.AfterFunc(ackDelay, flushLate)
+	default:
+		a.late.Reset(ackDelay)
+	}
+	return false
 }
 
 // flush writes the acks that are wanted.

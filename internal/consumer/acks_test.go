@@ -30,7 +30,7 @@ func (b *ackedBy) send(tag uint64, multiple bool) error {
 
 func newAcks(t *testing.T, deliveries uint64) (*acks, *ackedBy) {
 	b := &ackedBy{t: t, open: map[uint64]bool{}, acked: map[uint64]bool{}}
-	a := &acks{send: b.send}
+	a := &acks{send: b.send, most: 1 << 10}
 	for tag := uint64(1); tag <= deliveries; tag++ {
 		b.open[tag] = true
 		a.arrived(tag)
@@ -62,7 +62,7 @@ func TestARunOfDeliveriesIsAckedAtOnce(t *testing.T) {
 				a.nacked(tag)
 			}
 			for i, tag := range c.wanted {
-				require.Equal(t, i == 0, a.want(tag), "the first one flushes")
+				require.Equal(t, i == 0, a.want(tag, nil), "the first one flushes")
 			}
 			require.NoError(t, a.flush())
 			require.Len(t, b.acked, len(c.wanted))
@@ -98,14 +98,14 @@ func TestAcksInAnyOrder(t *testing.T) {
 					nacked[ended] = true
 					delete(b.open, ended)
 					a.nacked(ended)
-				} else if a.want(ended); random.IntN(2) == 0 {
+				} else if a.want(ended, nil); random.IntN(2) == 0 {
 					require.NoError(t, a.flush())
 				}
 			}
 			require.Less(t, len(a.open), 300)
 		}
 		for _, tag := range append(inHand, 1) {
-			a.want(tag)
+			a.want(tag, nil)
 		}
 		require.NoError(t, a.flush())
 		require.Empty(t, b.open)

@@ -212,13 +212,18 @@ func (d *delivery) giveBack() {
 // ack acks a delivery, together with those that are ready to be acked at the same time. It
 // returns when the ack is written, or is left to another goroutine that is about to write.
 func (c *consumer) ack(tag uint64) (err error) {
-	if c.acks.want(tag) {
+	if c.acks.want(tag, c.flushAcks) {
 		c.conn.Together(func() {
 			runtime.Gosched() // others add their acks
 			err = c.acks.flush()
 		})
 	}
 	return err
+}
+
+// flushAcks writes the acks that wait. It fails only if the channel is gone; see ack of delivery.
+func (c *consumer) flushAcks() {
+	c.conn.Together(func() { _ = c.acks.flush() })
 }
 
 // giveBack gives a delivery back to its queue.

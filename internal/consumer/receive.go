@@ -43,6 +43,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 		default:
 			freed = s.places.freed
 		}
+		c.acks.backlog.Store(int32(in.ready.len()))
 		select {
 		case raw, ok := <-c.deliveries:
 			if !ok { // the channel is closed, or the broker has cancelled the consumer
@@ -165,6 +166,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 			within(goodbyeTimeout, func() { _ = c.ch.Close() })
 		}
 		c.inFlight.Wait()
+		c.flushAcks()
 		within(goodbyeTimeout, func() { _ = c.ch.Close() })
 	}()
 }

@@ -189,7 +189,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
 		hold: s.hold(limits.ConsumerTimeout), probing: probing,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}), acks: acks{send: ch.Ack},
+		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	go func() {
 		s.endedBy(c, <-closed)
