@@ -41,7 +41,7 @@ test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(WITHBROKER) $(GOTEST) $(RACE) $(TESTARGS) $(PKG)
 
 test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3; ends with a table
-	@$(GO) run ./internal/tools/matrix $(MAKE) --no-print-directory test
+	@sh internal/tools/matrix.sh $(MAKE) --no-print-directory test
 
 test-postgres: ## run the tests that need PostgreSQL beside RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker postgres

@@ -37,19 +37,16 @@ type ByError struct {
 
 // Case is a policy for the errors that match.
 type Case struct {
-	// Match reports whether the case is meant for err, which is not nil but may
-	// wrap others: see [Is] and [As]. It must not be nil; a nil Match never matches.
-	// It is called from many goroutines at once, and should depend on nothing but
-	// err. Its panics pass through Delay; middleware.DelayedRetry contains them
-	// and waits a minute, so that no message is lost.
+	// Match reports whether the case is meant for err, which is not nil but may wrap others: see [Is]
+	// and [As]. It must not be nil; a nil Match never matches. It is called from many goroutines at
+	// once, and should depend on nothing but err. Its panics pass through Delay;
+	// middleware.DelayedRetry contains them and waits a minute, so that no message is lost.
 	Match func(err error) bool
-	// Policy decides where Match is true. It must not be nil: use [None] to never
-	// retry such errors.
+	// Policy decides where Match is true. It must not be nil: use [None] to never retry such errors.
 	Policy Policy
 }
 
-// Delay returns the result of the first case whose Match is true for Err, or else
-// of Default.
+// Delay returns the result of the first case whose Match is true for Err, or else of Default.
 func (p ByError) Delay(f Failure) (wait time.Duration, retry bool) {
 	return Next(p.choose(f.Err), f)
 }
@@ -91,8 +88,7 @@ func (p ByError) CheckEnd() error {
 	return found.join()
 }
 
-// Delays returns the delays of every case and of Default, or nil if one of them
-// lists none.
+// Delays returns the delays of every case and of Default, or nil if one of them lists none.
 func (p ByError) Delays() []time.Duration {
 	delays := []time.Duration{}
 	for _, policy := range p.policies() {

@@ -155,9 +155,7 @@ func TestByErrorValidate(t *testing.T) {
 			{},
 			{Match: always, Policy: backoff.List{0, s, -s}},
 			{Match: backoff.Is(nil), Policy: (*backoff.List)(nil)},
-			{Match: always, Policy: backoff.ByError{
-				Cases: []backoff.Case{{Policy: constantly(0, -1)}},
-			}},
+			{Match: always, Policy: backoff.ByError{Cases: []backoff.Case{{Policy: constantly(0, -1)}}}},
 			{Match: always, Policy: talkative{}},
 		},
 		Default: limit(nil, -1),
@@ -278,10 +276,7 @@ func FuzzByError(f *testing.F) {
 		first, second := time.Duration(a), time.Duration(b)
 		p := backoff.ByError{
 			Cases: []backoff.Case{
-				{
-					Match:  func(err error) bool { return err.Error() == known },
-					Policy: constantly(first, 3),
-				},
+				{Match: func(err error) bool { return err.Error() == known }, Policy: constantly(first, 3)},
 				{Match: backoff.As[*databaseError](), Policy: fibonacci(second, time.Hour, 0)},
 			},
 			Default: backoff.List{second, first},

@@ -1,10 +1,9 @@
 // Package backoff decides when to try again. It does not wait, and knows neither
 // messages nor brokers.
 //
-// A [Policy] is an immutable value with one method. Delay looks at a [Failure] and
-// returns how long to wait, or that there is no retry. A policy holds no counter,
-// reads no clock and starts no goroutine, so that one value serves every message
-// of every queue at once.
+// A [Policy] is an immutable value with one method. Delay looks at a [Failure] and returns how long
+// to wait, or that there is no retry. A policy holds no counter, reads no clock and starts no
+// goroutine, so that one value serves every message of every queue at once.
 //
 //	failure 1 ──► Delay ──► 1s ──► attempt 2
 //	failure 2 ──► Delay ──► 2s ──► attempt 3
@@ -13,9 +12,8 @@
 // Some policies are a series of delays: [List], [Constant], [Linear],
 // [Exponential], [Fibonacci] and [None].
 //
-// Others wrap a policy: [Limit] bounds the retries, [Cap] the delays, [MaxAge] the
-// age of the message. [ByError] chooses by the error. [Unbounded] says that no end
-// is wanted.
+// Others wrap a policy: [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the
+// message. [ByError] chooses by the error. [Unbounded] says that no end is wanted.
 //
 // Jitters draw at random: [FullJitter], [EqualJitter] and [BoundedJitter] around
 // the delays of another policy, [DecorrelatedJitter] between the first delay and

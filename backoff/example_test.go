@@ -17,8 +17,7 @@ import (
 // The delays of each series.
 func Example_series() {
 	for _, policy := range []backoff.Policy{
-		backoff.None{},
-		backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
+		backoff.None{}, backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
 		backoff.List{5 * time.Second, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
 		backoff.Constant{Interval: 5 * time.Second, Retries: 3},
 		backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3},
@@ -71,10 +70,7 @@ func ExampleNext() {
 }
 
 func ExampleValidate() {
-	fmt.Println(backoff.Validate(backoff.Limit{
-		Policy:  backoff.List{time.Second, 0},
-		Retries: -1,
-	}))
+	fmt.Println(backoff.Validate(backoff.Limit{Policy: backoff.List{time.Second, 0}, Retries: -1}))
 	// Output:
 	// backoff.Limit: Retries -1 is negative: use 0 to never retry
 	// backoff.List: entry [1] 0s is not positive: a delay is at least 1ms
@@ -92,9 +88,7 @@ func ExampleCheckEnd() {
 }
 
 func ExampleDelays() {
-	policy := backoff.Exponential{
-		Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5,
-	}
+	policy := backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
 	fmt.Println(backoff.Delays(policy))
 	fmt.Println(backoff.Delays(backoff.Exponential{Initial: time.Second, Factor: 10}))
 	// Output:
@@ -140,9 +134,7 @@ func ExampleMaxMatchCount() {
 }
 
 func ExampleExponential() {
-	policy := backoff.Exponential{
-		Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5,
-	}
+	policy := backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5}
 	for count := 1; count <= 6; count++ {
 		fmt.Println(policy.Delay(backoff.Failure{Count: count}))
 	}
@@ -156,9 +148,7 @@ func ExampleExponential() {
 }
 
 func ExampleLimit() {
-	policy := backoff.Limit{
-		Policy: backoff.Exponential{Initial: time.Second, Factor: 3}, Retries: 2,
-	}
+	policy := backoff.Limit{Policy: backoff.Exponential{Initial: time.Second, Factor: 3}, Retries: 2}
 	fmt.Println(policy.Delay(backoff.Failure{Count: 2}))
 	fmt.Println(policy.Delay(backoff.Failure{Count: 3}))
 	// Output:
@@ -208,10 +198,7 @@ func ExampleUnbounded() {
 func ExampleByError() {
 	policy := backoff.ByError{
 		Cases: []backoff.Case{
-			{
-				Match:  backoff.As[net.Error](),
-				Policy: backoff.Constant{Interval: time.Second, Retries: 5},
-			},
+			{Match: backoff.As[net.Error](), Policy: backoff.Constant{Interval: time.Second, Retries: 5}},
 			{
 				Match:  backoff.Is(errRateLimited),
 				Policy: backoff.Constant{Interval: time.Minute, Retries: 10},
@@ -225,8 +212,7 @@ func ExampleByError() {
 	}
 	for i, err := range []error{
 		&net.DNSError{Err: "no such host", Name: "bank.example"},
-		fmt.Errorf("charge: %w", errRateLimited),
-		&databaseError{table: "orders"},
+		fmt.Errorf("charge: %w", errRateLimited), &databaseError{table: "orders"},
 		errors.New("no such order"),
 	} {
 		fmt.Println(policy.Delay(backoff.Failure{Count: i + 1, Err: err}))
@@ -280,9 +266,7 @@ func ExampleEqualJitter() {
 }
 
 func ExampleBoundedJitter() {
-	policy := backoff.BoundedJitter{
-		Policy: backoff.List{10 * time.Second, time.Minute}, Extra: 0.2,
-	}
+	policy := backoff.BoundedJitter{Policy: backoff.List{10 * time.Second, time.Minute}, Extra: 0.2}
 	wait, retry := policy.Delay(backoff.Failure{Count: 1})
 	fmt.Println(retry, wait >= 10*time.Second, wait <= 12*time.Second)
 	fmt.Println(backoff.Delays(policy)) // the wait queues

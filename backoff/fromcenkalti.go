@@ -33,19 +33,16 @@ func WithMaxAge(limit time.Duration) CenkaltiOption {
 // below 1 ms means 1 ms. If factory or BackOff panics, or returns nil, there is no
 // retry; [Validate] reports the problems that the first call shows.
 //
-// factory is called from many goroutines. It must build a new BackOff, and the
-// BackOffs it wraps, each time. Validate reports a factory that returns the same
-// pointer twice.
+// factory is called from many goroutines. It must build a new BackOff, and the BackOffs it wraps,
+// each time. Validate reports a factory that returns the same pointer twice.
 //
-// A *ExponentialBackOff stops after MaxElapsedTime, 15 minutes unless set. Here
-// this limits the age of the message: there is no retry if First to Now plus the
-// delay is more. Inside a wrapper (WithMaxRetries, WithContext) the limit cannot be
-// seen: set it with [WithMaxAge]. [Remarks] says which limit applies. Do not use
-// WithContext: when its context is cancelled, at shutdown for instance, no failure
-// is retried any more.
+// A *ExponentialBackOff stops after MaxElapsedTime, 15 minutes unless set. Here this limits the age
+// of the message: there is no retry if First to Now plus the delay is more. Inside a wrapper
+// (WithMaxRetries, WithContext) the limit cannot be seen: set it with [WithMaxAge]. [Remarks] says
+// which limit applies. Do not use WithContext: when its context is cancelled, at shutdown for
+// instance, no failure is retried any more.
 //
-// [CheckEnd] accepts an age limit or a *StopBackOff: put other policies in a
-// [Limit].
+// [CheckEnd] accepts an age limit or a *StopBackOff: put other policies in a [Limit].
 func FromCenkalti(factory func() cenkalti.BackOff, options ...CenkaltiOption) Policy {
 	p := fromCenkalti{factory: factory}
 	for _, option := range options {
@@ -113,8 +110,7 @@ func (p fromCenkalti) CheckEnd() error {
 	if _, stops := b.(*cenkalti.StopBackOff); stops {
 		return nil
 	}
-	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b),
-		"set an age limit with backoff.WithMaxAge, ")
+	return noEnd(fmt.Sprintf("%s (%T)", cenkaltiName, b), "set an age limit with backoff.WithMaxAge, ")
 }
 
 func (p fromCenkalti) Remarks() []string {

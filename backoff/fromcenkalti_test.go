@@ -157,8 +157,7 @@ func TestCenkaltiAge(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			wait, retry := test.policy.Delay(
-				backoff.Failure{Count: 1, First: test.first, Now: test.now})
+			wait, retry := test.policy.Delay(backoff.Failure{Count: 1, First: test.first, Now: test.now})
 			assert.Equal(t, test.retry, retry)
 			if retry {
 				assert.Equal(t, s, wait)

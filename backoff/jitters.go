@@ -20,14 +20,12 @@ const (
 //
 //	0…1s 0…2s 0…4s 0…8s
 //
-// and then stops. These four retries need ten wait queues on topology.PerQueue and
-// topology.Shared, because a drawn delay waits on the next longer wait step: see
-// WaitSteps.
+// and then stops. These four retries need ten wait queues on topology.PerQueue and topology.Shared,
+// because a drawn delay waits on the next longer wait step: see WaitSteps.
 //
-// Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are
-// equally likely. The average is half the delay of Policy: of all jitters this one
-// spreads best and waits least. It is the "full jitter" of
-// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
+// Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are equally likely. The
+// average is half the delay of Policy: of all jitters this one spreads best and waits least. It is
+// the "full jitter" of https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
 // random_between(0, min(cap, base * 2^attempt)).
 type FullJitter struct {
 	// Policy gives the longest delay. It must not be nil.
@@ -42,9 +40,7 @@ type FullJitter struct {
 }
 
 // Delay returns a wait between 1 ms and the delay of Policy.
-func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) {
-	return p.jitter().delay(f)
-}
+func (p FullJitter) Delay(f Failure) (wait time.Duration, retry bool) { return p.jitter().delay(f) }
 
 // Validate returns an error for every invalid field, and the errors of Policy.
 func (p FullJitter) Validate() error {
@@ -58,8 +54,7 @@ func (p FullJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 // none: 250ms 500ms 750ms 1s 1.5s 2s for 1s and 2s. No delay is above the longest.
 func (p FullJitter) Delays() []time.Duration { return p.jitter().delays() }
 
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks
-// on Policy.
+// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
 func (p FullJitter) Remarks() []string { return p.jitter().remarks("backoff.FullJitter", p) }
 
 func (p FullJitter) about() facts { return p.jitter().about() }
@@ -80,21 +75,18 @@ func (p FullJitter) jitter() jitter {
 	}}
 }
 
-// EqualJitter is a policy that waits half the delay of another and any time up to
-// the other half: EqualJitter{Policy: Exponential{Initial: time.Second, Factor: 2,
-// Retries: 4}} waits
+// EqualJitter is a policy that waits half the delay of another and any time up to the other half:
+// EqualJitter{Policy: Exponential{Initial: time.Second, Factor: 2, Retries: 4}} waits
 //
 //	500ms…1s 1s…2s 2s…4s 4s…8s
 //
-// and then stops. These four retries need 16 wait queues on topology.PerQueue and
-// topology.Shared, because a drawn delay waits on the next longer wait step: see
-// WaitSteps.
+// and then stops. These four retries need 16 wait queues on topology.PerQueue and topology.Shared,
+// because a drawn delay waits on the next longer wait step: see WaitSteps.
 //
-// Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are
-// equally likely. Use it where a retry must not come at once, as it may with
-// [FullJitter]. It is the "equal jitter" of
-// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
-// temp/2 + random_between(0, temp/2) with temp = min(cap, base * 2^attempt).
+// Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are equally likely. Use
+// it where a retry must not come at once, as it may with [FullJitter]. It is the "equal jitter" of
+// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: temp/2 +
+// random_between(0, temp/2) with temp = min(cap, base * 2^attempt).
 type EqualJitter struct {
 	// Policy gives the longest delay. It must not be nil.
 	Policy Policy
@@ -120,13 +112,11 @@ func (p EqualJitter) Validate() error {
 // CheckEnd returns CheckEnd of Policy.
 func (p EqualJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 
-// Delays returns the wait steps of every delay of Policy, or nil if Policy lists
-// none: 625ms 750ms 875ms 1s 1.25s 1.5s 1.75s 2s for 1s and 2s. No delay is above
-// the longest.
+// Delays returns the wait steps of every delay of Policy, or nil if Policy lists none: 625ms 750ms
+// 875ms 1s 1.25s 1.5s 1.75s 2s for 1s and 2s. No delay is above the longest.
 func (p EqualJitter) Delays() []time.Duration { return p.jitter().delays() }
 
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks
-// on Policy.
+// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
 func (p EqualJitter) Remarks() []string { return p.jitter().remarks("backoff.EqualJitter", p) }
 
 func (p EqualJitter) about() facts { return p.jitter().about() }
@@ -153,9 +143,8 @@ func (p EqualJitter) jitter() jitter {
 //
 //	1s…1.2s 2s…2.4s 4s…4.8s 8s…9.6s
 //
-// and then stops. These four retries need 16 wait queues on topology.PerQueue and
-// topology.Shared, because a drawn delay waits on the next longer wait step: see
-// WaitSteps.
+// and then stops. These four retries need 16 wait queues on topology.PerQueue and topology.Shared,
+// because a drawn delay waits on the next longer wait step: see WaitSteps.
 //
 // Each delay is drawn anew, in whole milliseconds; all are equally likely. It does
 // not overflow: it stays at [MaxDelay]. Use it where the delay is a promise, such
@@ -199,8 +188,7 @@ func (p BoundedJitter) CheckEnd() error { return CheckEnd(p.Policy) }
 // longest.
 func (p BoundedJitter) Delays() []time.Duration { return p.jitter().delays() }
 
-// Remarks returns the number of wait queues, a warning of a Seed, and the remarks
-// on Policy.
+// Remarks returns the number of wait queues, a warning of a Seed, and the remarks on Policy.
 func (p BoundedJitter) Remarks() []string { return p.jitter().remarks("backoff.BoundedJitter", p) }
 
 func (p BoundedJitter) about() facts { return p.jitter().about() }
@@ -234,9 +222,8 @@ func (p BoundedJitter) extended(d time.Duration) time.Duration {
 	return d + time.Duration(extra)
 }
 
-// DecorrelatedJitter is a policy whose delay is drawn between Initial and three
-// times the delay before: DecorrelatedJitter{Initial: time.Second, Max:
-// 20 * time.Second, Retries: 4} waits
+// DecorrelatedJitter is a policy whose delay is drawn between Initial and three times the delay
+// before: DecorrelatedJitter{Initial: time.Second, Max: 20 * time.Second, Retries: 4} waits
 //
 //	1s…3s 1s…9s 1s…20s 1s…20s
 //
@@ -244,22 +231,19 @@ func (p BoundedJitter) extended(d time.Duration) time.Duration {
 // four retries need 12 wait queues on topology.PerQueue and topology.Shared,
 // because a drawn delay waits on the next longer wait step: see WaitSteps.
 //
-// All delays in the range are equally likely, in whole milliseconds. It grows like
-// a series and needs no other policy to draw around. It is the "decorrelated
-// jitter" of
-// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/:
-// min(cap, random_between(base, sleep * 3)), with one difference. Max cuts the
-// range and not the delay drawn from it, so that no delays pile up at Max.
+// All delays in the range are equally likely, in whole milliseconds. It grows like a series and
+// needs no other policy to draw around. It is the "decorrelated jitter" of
+// https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/: min(cap,
+// random_between(base, sleep * 3)), with one difference. Max cuts the range and not the delay drawn
+// from it, so that no delays pile up at Max.
 //
-// The delay before is Failure.Last, which may be a delay that
-// middleware.RetryAfter asked for. If it is unknown or below Initial, it counts as
-// Initial. However long it was, delay n is at most Initial * 3^n. It does not
-// overflow: it stays at [MaxDelay].
+// The delay before is Failure.Last, which may be a delay that middleware.RetryAfter asked for. If
+// it is unknown or below Initial, it counts as Initial. However long it was, delay n is at most
+// Initial * 3^n. It does not overflow: it stays at [MaxDelay].
 type DecorrelatedJitter struct {
 	// Initial is the shortest delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
-	// Max caps the delays. 0 means no cap; else it must be at least Initial and at
-	// most [MaxDelay].
+	// Max caps the delays. 0 means no cap; else it must be at least Initial and at most [MaxDelay].
 	Max time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.
@@ -414,9 +398,8 @@ func drawingRemarks(name string, seed uint64, delays int, p Policy) []string {
 	return remarks
 }
 
-// draw returns a whole number of milliseconds, rounded up, above low and at most
-// high; all are equally likely. A seed other than 0 decides the number, together
-// with count.
+// draw returns a whole number of milliseconds, rounded up, above low and at most high; all are
+// equally likely. A seed other than 0 decides the number, together with count.
 func draw(seed uint64, count int, low, high time.Duration) time.Duration {
 	if high <= low {
 		return clamp(high)

@@ -14,10 +14,23 @@ import (
 )
 
 func full(p backoff.Policy, waitSteps ...int) backoff.FullJitter {
-	if len(waitSteps) > 0 {
-		return backoff.FullJitter{Policy: p, WaitSteps: waitSteps[0]}
+	return backoff.FullJitter{Policy: p, WaitSteps: append(waitSteps, 0)[0]}
+}
+
+func equalJitter(p backoff.Policy, waitSteps ...int) backoff.EqualJitter {
+	return backoff.EqualJitter(full(p, waitSteps...))
+}
+
+func boundedJitter(p backoff.Policy, extra float64, waitSteps ...int) backoff.BoundedJitter {
+	return backoff.BoundedJitter{Policy: p, Extra: extra, WaitSteps: full(p, waitSteps...).WaitSteps}
+}
+
+func decorrelated(
+	initial, longest time.Duration, retries int, waitSteps ...int,
+) backoff.DecorrelatedJitter {
+	return backoff.DecorrelatedJitter{
+		Initial: initial, Max: longest, Retries: retries, WaitSteps: full(nil, waitSteps...).WaitSteps,
 	}
-	return backoff.FullJitter{Policy: p}
 }
 
 // requireUnderSteps asserts that a drawn delay has a wait step to be rounded up to.
@@ -53,21 +66,14 @@ func TestJitterDistribution(t *testing.T) {
 		"full on ten steps": {
 			same(full(ten, 10)), ofCount(1), 0, 10 * s, "1s 2s 3s 4s 5s 6s 7s 8s 9s 10s",
 		},
-		"equal": {
-			same(backoff.EqualJitter{Policy: ten, WaitSteps: 2}), ofCount(1), 5 * s, 10 * s, "7.5s 10s",
-		},
+		"equal": {same(equalJitter(ten, 2)), ofCount(1), 5 * s, 10 * s, "7.5s 10s"},
 		"bounded": {
-			same(backoff.BoundedJitter{Policy: ten, Extra: 0.2}), ofCount(1), 10 * s, 12 * s,
-			"10.5s 11s 11.5s 12s",
+			same(boundedJitter(ten, 0.2)), ofCount(1), 10 * s, 12 * s, "10.5s 11s 11.5s 12s",
 		},
-		"decorrelated, first": {
-			same(backoff.DecorrelatedJitter{Initial: 2 * s, Retries: 1, WaitSteps: 2}), ofCount(1),
-			2 * s, 6 * s, "4s 6s",
-		},
+		"decorrelated, first": {same(decorrelated(2*s, 0, 1, 2)), ofCount(1), 2 * s, 6 * s, "4s 6s"},
 		"decorrelated, after 4s": {
-			same(backoff.DecorrelatedJitter{Initial: 2 * s, Max: 10 * s, WaitSteps: 2}),
-			backoff.Failure{Count: 9, Last: 4 * s},
-			2 * s, 10 * s, "4s 6s 8s 10s",
+			same(decorrelated(2*s, 10*s, 0, 2)),
+			backoff.Failure{Count: 9, Last: 4 * s}, 2 * s, 10 * s, "4s 6s 8s 10s",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,14 +158,10 @@ func TestJitterAtTheEdges(t *testing.T) {
 	t.Parallel()
 	const longest = backoff.MaxDelay
 	constant := func(d time.Duration) backoff.Constant { return constantly(d, 0) }
-	equal := func(p backoff.Policy) backoff.EqualJitter { return backoff.EqualJitter{Policy: p} }
-	bounded := func(p backoff.Policy, extra float64) backoff.BoundedJitter {
-		return backoff.BoundedJitter{Policy: p, Extra: extra}
-	}
-	drawn := backoff.DecorrelatedJitter{Initial: 2 * ms}
-	invalid := backoff.DecorrelatedJitter{Initial: -ms}
+	drawn := decorrelated(2*ms, 0, 0)
+	invalid := decorrelated(-ms, 0, 0)
 	until := func(most time.Duration) backoff.DecorrelatedJitter {
-		return backoff.DecorrelatedJitter{Initial: 2 * ms, Max: most}
+		return decorrelated(2*ms, most, 0)
 	}
 	after := func(count int, last time.Duration) backoff.Failure {
 		return backoff.Failure{Count: count, Last: last}
@@ -171,31 +173,35 @@ func TestJitterAtTheEdges(t *testing.T) {
 		failure   backoff.Failure
 		low, high time.Duration
 	}{
-		"full of a millisecond":           {full(constant(ms)), ofCount(1), ms, ms},
-		"full of less":                    {full(constant(1)), ofCount(1), ms, ms},
-		"full of two":                     {full(constant(2 * ms)), ofCount(1), ms, 2 * ms},
-		"full of no whole milliseconds":   {full(constant(5 * ms / 2)), ofCount(1), ms, 5 * ms / 2},
-		"full of ten years":               {full(long), ofCount(1), ms, longest},
-		"full of a negative":              {full(least), ofCount(1), ms, ms},
-		"full, attempt 0":                 {full(backoff.List{4 * ms}), ofCount(0), ms, 4 * ms},
-		"full, attempt -1":                {full(backoff.List{4 * ms}), ofCount(-1), ms, 4 * ms},
-		"full, attempt 10^6":              {full(million), ofCount(1_000_000), ms, longest},
-		"full, invalid steps":             {full(backoff.List{4 * ms}, -1), ofCount(1), ms, 4 * ms},
-		"equal of a millisecond":          {equal(constant(ms)), ofCount(1), ms, ms},
-		"equal of ten years":              {equal(long), ofCount(1), longest / 2, longest},
-		"equal, attempt -1":               {equal(backoff.List{4 * ms}), ofCount(-1), 3 * ms, 4 * ms},
-		"bounded of a millisecond":        {bounded(constant(ms), 1), ofCount(1), 2 * ms, 2 * ms},
-		"bounded of ten years":            {bounded(long, 1), ofCount(1), longest, longest},
-		"bounded overflows":               {bounded(constant(s), 1e308), ofCount(1), s, longest},
-		"bounded, nearly nothing":         {bounded(constant(s), 1e-12), ofCount(1), s, s},
-		"bounded, invalid extra 0":        {bounded(constant(s), 0), ofCount(1), s, s},
-		"bounded, invalid extra below":    {bounded(constant(s), -1), ofCount(1), s, s},
-		"bounded, invalid extra nan":      {bounded(constant(s), math.NaN()), ofCount(1), s, s},
-		"bounded, invalid extra infinite": {bounded(constant(s), math.Inf(1)), ofCount(1), s, longest},
-		"decorrelated, attempt 0":         {drawn, ofCount(0), 3 * ms, 6 * ms},
-		"decorrelated, attempt min":       {drawn, ofCount(math.MinInt), 3 * ms, 6 * ms},
-		"decorrelated, attempt max":       {drawn, after(math.MaxInt, math.MaxInt64), 3 * ms, longest},
-		"decorrelated, no last":           {drawn, ofCount(100), 3 * ms, 6 * ms},
+		"full of a millisecond":         {full(constant(ms)), ofCount(1), ms, ms},
+		"full of less":                  {full(constant(1)), ofCount(1), ms, ms},
+		"full of two":                   {full(constant(2 * ms)), ofCount(1), ms, 2 * ms},
+		"full of no whole milliseconds": {full(constant(5 * ms / 2)), ofCount(1), ms, 5 * ms / 2},
+		"full of ten years":             {full(long), ofCount(1), ms, longest},
+		"full of a negative":            {full(least), ofCount(1), ms, ms},
+		"full, attempt 0":               {full(backoff.List{4 * ms}), ofCount(0), ms, 4 * ms},
+		"full, attempt -1":              {full(backoff.List{4 * ms}), ofCount(-1), ms, 4 * ms},
+		"full, attempt 10^6":            {full(million), ofCount(1_000_000), ms, longest},
+		"full, invalid steps":           {full(backoff.List{4 * ms}, -1), ofCount(1), ms, 4 * ms},
+		"equal of a millisecond":        {equalJitter(constant(ms)), ofCount(1), ms, ms},
+		"equal of ten years":            {equalJitter(long), ofCount(1), longest / 2, longest},
+		"equal, attempt -1": {
+			equalJitter(backoff.List{4 * ms}), ofCount(-1), 3 * ms, 4 * ms,
+		},
+		"bounded of a millisecond":     {boundedJitter(constant(ms), 1), ofCount(1), 2 * ms, 2 * ms},
+		"bounded of ten years":         {boundedJitter(long, 1), ofCount(1), longest, longest},
+		"bounded overflows":            {boundedJitter(constant(s), 1e308), ofCount(1), s, longest},
+		"bounded, nearly nothing":      {boundedJitter(constant(s), 1e-12), ofCount(1), s, s},
+		"bounded, invalid extra 0":     {boundedJitter(constant(s), 0), ofCount(1), s, s},
+		"bounded, invalid extra below": {boundedJitter(constant(s), -1), ofCount(1), s, s},
+		"bounded, invalid extra nan":   {boundedJitter(constant(s), math.NaN()), ofCount(1), s, s},
+		"bounded, invalid extra infinite": {
+			boundedJitter(constant(s), math.Inf(1)), ofCount(1), s, longest,
+		},
+		"decorrelated, attempt 0":   {drawn, ofCount(0), 3 * ms, 6 * ms},
+		"decorrelated, attempt min": {drawn, ofCount(math.MinInt), 3 * ms, 6 * ms},
+		"decorrelated, attempt max": {drawn, after(math.MaxInt, math.MaxInt64), 3 * ms, longest},
+		"decorrelated, no last":     {drawn, ofCount(100), 3 * ms, 6 * ms},
 
 		"decorrelated, a last below initial":      {drawn, after(7, math.MinInt64), 3 * ms, 6 * ms},
 		"decorrelated, a last that was asked for": {drawn, after(2, time.Hour), 3 * ms, 18 * ms},
@@ -230,20 +236,18 @@ func TestJitterAddsNoRetry(t *testing.T) {
 	for name, p := range map[string]backoff.Policy{
 		"full":         full(backoff.List{}),
 		"full, nil":    full(nil),
-		"equal":        backoff.EqualJitter{Policy: backoff.None{}},
-		"bounded":      backoff.BoundedJitter{Policy: backoff.None{}, Extra: 1},
-		"bounded, nil": backoff.BoundedJitter{Policy: (*backoff.List)(nil), Extra: 1},
-		"decorrelated": limit(backoff.DecorrelatedJitter{Initial: s}, 0),
-		"invalid":      backoff.DecorrelatedJitter{Initial: s, Retries: -1},
+		"equal":        equalJitter(backoff.None{}),
+		"bounded":      boundedJitter(backoff.None{}, 1),
+		"bounded, nil": boundedJitter((*backoff.List)(nil), 1),
+		"decorrelated": limit(decorrelated(s, 0, 0), 0),
+		"invalid":      decorrelated(s, 0, -1),
 	} {
 		requireSeries(t, p, "")
 		if delays, known := backoff.Delays(p); known {
 			assert.Empty(t, delays, name)
 		}
 	}
-	for _, p := range []backoff.Policy{
-		full(backoff.List{time.Hour}), backoff.DecorrelatedJitter{Initial: s, Retries: 1},
-	} {
+	for _, p := range []backoff.Policy{full(backoff.List{time.Hour}), decorrelated(s, 0, 1)} {
 		_, retry := p.Delay(ofCount(2))
 		assert.False(t, retry)
 	}
@@ -255,9 +259,9 @@ func TestJitterIsSharedByManyGoroutines(t *testing.T) {
 	minute := constantly(time.Minute, 1)
 	for name, p := range map[string]backoff.Policy{
 		"full":         full(minute),
-		"equal":        backoff.EqualJitter{Policy: minute},
-		"bounded":      backoff.BoundedJitter{Policy: minute, Extra: 0.5},
-		"decorrelated": backoff.DecorrelatedJitter{Initial: time.Minute, Retries: 1},
+		"equal":        equalJitter(minute),
+		"bounded":      boundedJitter(minute, 0.5),
+		"decorrelated": decorrelated(time.Minute, 0, 1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -288,59 +292,27 @@ func TestJitterDelays(t *testing.T) {
 		{"full, no whole milliseconds", full(backoff.List{s}, 3), "334ms 667ms 1s"},
 		{"full, few milliseconds", full(backoff.List{2 * ms}), "1ms 2ms"},
 		{"full, invalid steps", full(backoff.List{s}, -7), "250ms 500ms 750ms 1s"},
-		{
-			"equal",
-			backoff.EqualJitter{Policy: backoff.List{s, 2 * s}},
-			"625ms 750ms 875ms 1s 1.25s 1.5s 1.75s 2s",
-		},
-		{
-			"bounded",
-			backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 0.2, WaitSteps: 2},
-			"1.1s 1.2s 2.2s 2.4s",
-		},
-		{
-			"decorrelated",
-			backoff.DecorrelatedJitter{Initial: s, Retries: 2},
-			"1.5s 2s 2.5s 3s 4.5s 6s 7.5s 9s",
-		},
-		{
-			"decorrelated, capped",
-			backoff.DecorrelatedJitter{Initial: s, Max: 5 * s, WaitSteps: 2},
-			"2s 3s 4s 5s",
-		},
-		{"decorrelated, capped at once", backoff.DecorrelatedJitter{Initial: s, Max: s}, "1s"},
-		{"decorrelated without bounds", backoff.DecorrelatedJitter{Initial: s}, "?"},
+		{"equal", equalJitter(backoff.List{s, 2 * s}), "625ms 750ms 875ms 1s 1.25s 1.5s 1.75s 2s"},
+		{"bounded", boundedJitter(backoff.List{s, 2 * s}, 0.2, 2), "1.1s 1.2s 2.2s 2.4s"},
+		{"decorrelated", decorrelated(s, 0, 2), "1.5s 2s 2.5s 3s 4.5s 6s 7.5s 9s"},
+		{"decorrelated, capped", decorrelated(s, 5*s, 0, 2), "2s 3s 4s 5s"},
+		{"decorrelated, capped at once", decorrelated(s, s, 0), "1s"},
+		{"decorrelated without bounds", decorrelated(s, 0, 0), "?"},
 		{"of a series without bounds", full(doubling), "?"},
-		{"of a policy that cannot list", backoff.EqualJitter{Policy: foreign{retry: true}}, "?"},
-		{"of nil", backoff.BoundedJitter{Extra: 1}, "?"},
+		{"of a policy that cannot list", equalJitter(foreign{retry: true}), "?"},
+		{"of nil", boundedJitter(nil, 1), "?"},
 		{"of a policy that never retries", full(backoff.None{}), ""},
 		{"too many", full(linear(s, s, 0, 300), 100), "?"},
-		{
-			"of a jitter", full(backoff.BoundedJitter{Policy: backoff.List{s}, Extra: 1, WaitSteps: 2}, 2),
-			"750ms 1s 1.5s 2s",
-		},
+		{"of a jitter", full(boundedJitter(backoff.List{s}, 1, 2), 2), "750ms 1s 1.5s 2s"},
 		{"in a limit", limit(full(doubling, 2), 3), "500ms 1s 2s 4s"},
 		{"in a limit of none", limit(full(doubling), 0), ""},
 		{"in a long limit", limit(full(capped(doubling, s), 2), math.MaxInt), "500ms 1s"},
-		{
-			"decorrelated in a limit", limit(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2}, 1),
-			"2s 3s",
-		},
-		{
-			"decorrelated in a longer limit",
-			limit(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2, Retries: 1}, 9), "2s 3s",
-		},
-		{"decorrelated in a limit of none", limit(backoff.DecorrelatedJitter{Initial: s}, 0), ""},
+		{"decorrelated in a limit", limit(decorrelated(s, 0, 0, 2), 1), "2s 3s"},
+		{"decorrelated in a longer limit", limit(decorrelated(s, 0, 1, 2), 9), "2s 3s"},
+		{"decorrelated in a limit of none", limit(decorrelated(s, 0, 0), 0), ""},
 		{"in a cap", capped(full(doubling, 2), 3*s), "500ms 1s 1.5s 2s 3s"},
-		{
-			"extended in a cap",
-			capped(backoff.BoundedJitter{Policy: backoff.List{s, 2 * s}, Extra: 1, WaitSteps: 2}, 3*s),
-			"1.5s 2s 3s",
-		},
-		{
-			"decorrelated in a cap", capped(backoff.DecorrelatedJitter{Initial: s, WaitSteps: 2}, 5*s),
-			"2s 3s 4s 5s",
-		},
+		{"extended in a cap", capped(boundedJitter(backoff.List{s, 2 * s}, 1, 2), 3*s), "1.5s 2s 3s"},
+		{"decorrelated in a cap", capped(decorrelated(s, 0, 0, 2), 5*s), "2s 3s 4s 5s"},
 		{"a cap and a limit", limit(capped(full(doubling, 2), 2*s), 9), "500ms 1s 2s"},
 		{"in unbounded", unbounded(full(constantly(s, 0), 2)), "500ms 1s"},
 		{"in a max age", aged(full(backoff.List{s, 4 * s}, 2), 3*s), "500ms 1s 2s 3s"},
@@ -350,8 +322,7 @@ func TestJitterDelays(t *testing.T) {
 		},
 		{"in a max age, not drawn", aged(limit(unbounded(backoff.List{s, 4 * s}), 2), 3*s), "1s"},
 		{
-			"in a choice",
-			aged(aged(choice(backoff.List{s}, full(backoff.List{4 * s}, 2)), 3*s), time.Hour),
+			"in a choice", aged(aged(choice(backoff.List{s}, full(backoff.List{4 * s}, 2)), 3*s), time.Hour),
 			"1s 2s 3s",
 		},
 	}...)
@@ -367,24 +338,23 @@ func TestJitterValidate(t *testing.T) {
 	)
 	none := backoff.None{}
 	bounded := func(extra float64) backoff.BoundedJitter {
-		return backoff.BoundedJitter{Policy: none, Extra: extra}
+		return boundedJitter(none, extra)
 	}
 	testValidate(t, []expected{
 		{"full", full(backoff.List{s}), ""},
-		{"equal", backoff.EqualJitter{Policy: none, WaitSteps: 2}, ""},
-		{"bounded", backoff.BoundedJitter{Policy: none, Extra: 1e-9, WaitSteps: 100}, ""},
-		{"decorrelated", backoff.DecorrelatedJitter{Initial: s}, ""},
+		{"equal", equalJitter(none, 2), ""},
+		{"bounded", boundedJitter(none, 1e-9, 100), ""},
+		{"decorrelated", decorrelated(s, 0, 0), ""},
 		{"decorrelated, all fields", backoff.DecorrelatedJitter{s, s, 3, 2, 1}, ""},
 		{"full, everything", full(nil, -1), lines("backoff.FullJitter",
 			"WaitSteps -1 is negative: use 0 for 4", "Policy is nil: give it the policy to wrap")},
 		{
-			"equal, everything",
-			backoff.EqualJitter{WaitSteps: 1, Policy: backoff.List{0}},
+			"equal, everything", equalJitter(backoff.List{0}, 1),
 			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] 0s" + positive,
 		},
 		{
 			"bounded, everything",
-			backoff.BoundedJitter{WaitSteps: 101, Policy: none},
+			boundedJitter(none, 0, 101),
 			lines("backoff.BoundedJitter", "Extra 0"+finite, "WaitSteps 101 would be as many queues "+
 				"for each delay: use at most 100, or 0 for 4"),
 		},
@@ -394,7 +364,7 @@ func TestJitterValidate(t *testing.T) {
 		{"bounded, -infinite", bounded(math.Inf(-1)), "backoff.BoundedJitter: Extra -Inf" + finite},
 		{
 			"decorrelated, everything",
-			backoff.DecorrelatedJitter{Max: -1, Retries: -1, WaitSteps: 1},
+			decorrelated(0, -1, -1, 1),
 			lines("backoff.DecorrelatedJitter", "Initial 0s"+positive,
 				"Max -1ns is negative: use 0 for no cap",
 				"Retries -1 is negative: use backoff.None to never retry, 0 for no end", nothing),
@@ -406,17 +376,15 @@ func TestJitterCheckEnd(t *testing.T) {
 	t.Parallel()
 	endless := constantly(s, 0)
 	for _, p := range []backoff.Policy{
-		full(endless),
-		backoff.EqualJitter{Policy: endless},
-		backoff.BoundedJitter{Policy: endless, Extra: 1},
+		full(endless), equalJitter(endless), boundedJitter(endless, 1),
 	} {
 		require.Equal(t, backoff.CheckEnd(endless), backoff.CheckEnd(p))
 	}
 	require.NoError(t, backoff.CheckEnd(full(unbounded(endless))))
-	require.NoError(t, backoff.CheckEnd(backoff.EqualJitter{Policy: backoff.List{s}}))
-	require.NoError(t, backoff.CheckEnd(backoff.BoundedJitter{}), "never retries")
-	require.NoError(t, backoff.CheckEnd(backoff.DecorrelatedJitter{Initial: s, Retries: 1}))
-	require.ErrorContains(t, backoff.CheckEnd(backoff.DecorrelatedJitter{Initial: s}),
+	require.NoError(t, backoff.CheckEnd(equalJitter(backoff.List{s})))
+	require.NoError(t, backoff.CheckEnd(boundedJitter(nil, 0)), "never retries")
+	require.NoError(t, backoff.CheckEnd(decorrelated(s, 0, 1)))
+	require.ErrorContains(t, backoff.CheckEnd(decorrelated(s, 0, 0)),
 		"backoff.DecorrelatedJitter: policy is not known to stop retrying: set Retries, wrap it in")
 }
 
@@ -431,21 +399,17 @@ func TestJitterRemarks(t *testing.T) {
 		seed  = ": Seed 7 draws the same delays for every message; use 0 outside of tests"
 
 		fullJitter, equal, bounded = "backoff.FullJitter", "backoff.EqualJitter", "backoff.BoundedJitter"
-		decorrelated               = "backoff.DecorrelatedJitter"
+		drawn                      = "backoff.DecorrelatedJitter"
 	)
 	four, tenYears := exponential(s, 2, 0, 4), exponential(s, 2, 0, 30)
 	fiveFor4, ten, sixteen := "5 wait queues instead of 4", "10 wait queues instead of 4",
 		"16 wait queues instead of 4"
-	grows := backoff.DecorrelatedJitter{Initial: s, Max: 20 * s}
-	twelve := queues(decorrelated, "12 wait queues instead of 3")
-	for _, test := range []struct {
-		name   string
-		policy backoff.Policy
-		want   []string
-	}{
+	grows := decorrelated(s, 20*s, 0)
+	twelve := queues(drawn, "12 wait queues instead of 3")
+	testRemarks(t, []remarked{
 		{"full", full(four), []string{queues(fullJitter, ten)}},
 		{"full, fewer", full(four, 2), []string{queues(fullJitter, fiveFor4)}},
-		{"equal", backoff.EqualJitter{Policy: four}, []string{queues(equal, sixteen)}},
+		{"equal", equalJitter(four), []string{queues(equal, sixteen)}},
 		{"bounded", backoff.BoundedJitter{four, 0.2, 0, 0}, []string{queues(bounded, sixteen)}},
 		{"decorrelated", grows, []string{twelve}},
 		{"in a limit", limit(full(doubling), 4), []string{queues(fullJitter, ten)}},
@@ -454,11 +418,11 @@ func TestJitterRemarks(t *testing.T) {
 		{"of policy", full(tenYears), []string{
 			queues(fullJitter, "64 wait queues instead of 30"), "backoff.Exponential" + years,
 		}},
-		{"of policy, capped", capped(backoff.EqualJitter{Policy: tenYears}, time.Hour), []string{
+		{"of policy, capped", capped(equalJitter(tenYears), time.Hour), []string{
 			queues(equal, "52 wait queues instead of 13"),
 		}},
-		{"decorrelated to ten years", backoff.DecorrelatedJitter{Initial: s, Retries: 30}, []string{
-			queues(decorrelated, "72 wait queues instead of 18"), decorrelated + years,
+		{"decorrelated to ten years", decorrelated(s, 0, 30), []string{
+			queues(drawn, "72 wait queues instead of 18"), drawn + years,
 		}},
 		{"some delays are short enough", aged(full(backoff.List{time.Hour}), s), []string{
 			queues(fullJitter, "4 wait queues instead of 1"),
@@ -466,12 +430,7 @@ func TestJitterRemarks(t *testing.T) {
 		{"without bounds", full(doubling), nil},
 		{"never retries", full(backoff.None{}), nil},
 		{"nil", full(nil), nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, test.want, backoff.Remarks(test.policy))
-		})
-	}
+	}...)
 }
 
 func FuzzJitter(f *testing.F) {
@@ -485,8 +444,7 @@ func FuzzJitter(f *testing.F) {
 		first, second := time.Duration(a), time.Duration(b)
 		failure := backoff.Failure{Count: count, Last: time.Duration(last)}
 		for _, policy := range []backoff.Policy{
-			backoff.List{first, second},
-			capped(exponential(first, 2, 0, retries), second),
+			backoff.List{first, second}, capped(exponential(first, 2, 0, retries), second),
 			foreign{wait: first, retry: true},
 		} {
 			whole, retried := backoff.Next(policy, failure)

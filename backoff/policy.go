@@ -65,8 +65,7 @@ func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
 // is unknown: put it in a [Limit].
 type PolicyFunc func(f Failure) (time.Duration, bool)
 
-// Delay calls the function and bounds the result as [Next] does. A nil PolicyFunc
-// never retries.
+// Delay calls the function and bounds the result as [Next] does. A nil PolicyFunc never retries.
 func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) {
 	if p == nil {
 		return 0, false
@@ -81,8 +80,7 @@ func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) {
 // clamp puts d within minDelay and MaxDelay.
 func clamp(d time.Duration) time.Duration { return min(max(d, minDelay), MaxDelay) }
 
-// ceiling is the delay at which a series with this Max stays, also if Max is 0 (no
-// cap) or invalid.
+// ceiling is the delay at which a series with this Max stays, also if Max is 0 (no cap) or invalid.
 func ceiling(limit time.Duration) time.Duration {
 	if limit <= 0 {
 		return MaxDelay

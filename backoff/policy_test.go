@@ -138,6 +138,23 @@ func testValidate(t *testing.T, tests ...expected) {
 	}
 }
 
+// remarked is a policy and its remarks.
+type remarked struct {
+	name   string
+	policy backoff.Policy
+	want   []string
+}
+
+func testRemarks(t *testing.T, tests ...remarked) {
+	t.Helper()
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			assert.Equal(t, test.want, backoff.Remarks(test.policy))
+		})
+	}
+}
+
 // lines are the problems of a policy, each on its own line with the policy's name.
 func lines(name string, problems ...string) string {
 	return name + ": " + strings.Join(problems, "\n"+name+": ")
@@ -148,9 +165,7 @@ func requireSeries(t *testing.T, p backoff.Policy, want string) {
 	t.Helper()
 	series := durations(t, want)
 	for i, delay := range series {
-		wait, retry := p.Delay(ofCount(i + 1))
-		require.True(t, retry, "failure %d", i+1)
-		require.Equal(t, delay, wait, "failure %d", i+1)
+		requireAt(t, p, map[int]time.Duration{i + 1: delay})
 	}
 	for _, count := range []int{len(series) + 1, len(series) + 2, 1_000_000, math.MaxInt} {
 		wait, retry := p.Delay(ofCount(count))
@@ -181,8 +196,7 @@ func requireDelays(t *testing.T, p backoff.Policy, want string) {
 	require.Equal(t, durations(t, want), delays)
 }
 
-// requireBounds asserts that a wait has its bounds, however wrong the fields of p
-// are.
+// requireBounds asserts that a wait has its bounds, however wrong the fields of p are.
 func requireBounds(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	t.Helper()
 	wait, retry := p.Delay(f)
@@ -195,8 +209,7 @@ func requireBounds(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	require.LessOrEqual(t, wait, backoff.MaxDelay)
 }
 
-// requireListed asserts that the delay after f is among the delays that p lists, if
-// it lists any.
+// requireListed asserts that the delay after f is among the delays that p lists, if it lists any.
 func requireListed(t *testing.T, p backoff.Policy, f backoff.Failure) {
 	t.Helper()
 	delays, known := backoff.Delays(p)

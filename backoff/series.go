@@ -31,8 +31,7 @@ func (None) about() facts { return facts{ends: true, countOnly: true} }
 // invalid. Do not change the slice after handing it over: the List uses it itself.
 type List []time.Duration
 
-// Delay returns entry number Count, the first for a Count below 1, and no retry
-// after the last.
+// Delay returns entry number Count, the first for a Count below 1, and no retry after the last.
 func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 	count := max(f.Count, 1)
 	if count > len(p) {
@@ -65,8 +64,7 @@ func (p List) about() facts { return facts{retries: len(p), ends: true, countOnl
 //
 // and then stops.
 type Constant struct {
-	// Interval is the delay. It must be positive and at most [MaxDelay]; below
-	// 1 ms it means 1 ms.
+	// Interval is the delay. It must be positive and at most [MaxDelay]; below 1 ms it means 1 ms.
 	Interval time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.
@@ -112,8 +110,7 @@ type Linear struct {
 	// Step is added each time. It must be positive and at most [MaxDelay]. For
 	// equal delays use [Constant].
 	Step time.Duration
-	// Max caps the delays. 0 means no cap; else it must be at least Initial and at
-	// most [MaxDelay].
+	// Max caps the delays. 0 means no cap; else it must be at least Initial and at most [MaxDelay].
 	Max time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.
@@ -185,8 +182,7 @@ type Exponential struct {
 	// Factor must be a finite number of at least 1. With 1 every delay is Initial.
 	// There is no default: 0 is invalid.
 	Factor float64
-	// Max caps the delays. 0 means no cap; else it must be at least Initial and at
-	// most [MaxDelay].
+	// Max caps the delays. 0 means no cap; else it must be at least Initial and at most [MaxDelay].
 	Max time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.
@@ -257,14 +253,12 @@ func (p Exponential) lower(limit time.Duration) Policy {
 //
 //	1s 2s 3s 5s 8s
 //
-// and then stops. Delay n is Initial times number n of the series 1 2 3 5 8 …,
-// which has its 1 only once, at most Max. It is exact and does not overflow: it
-// stays at [MaxDelay].
+// and then stops. Delay n is Initial times number n of the series 1 2 3 5 8 …, which has its 1 only
+// once, at most Max. It is exact and does not overflow: it stays at [MaxDelay].
 type Fibonacci struct {
 	// Initial is the first delay. It must be positive and at most [MaxDelay].
 	Initial time.Duration
-	// Max caps the delays. 0 means no cap; else it must be at least Initial and at
-	// most [MaxDelay].
+	// Max caps the delays. 0 means no cap; else it must be at least Initial and at most [MaxDelay].
 	Max time.Duration
 	// Retries is the number of retries. 0 means no end, which [CheckEnd] reports;
 	// a negative number is invalid.

@@ -11,8 +11,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 )
 
-// The series that the documentation promises, and when their attempts begin if
-// each fails at once.
+// The series that the documentation promises, and when their attempts begin if each fails at once.
 func TestGoldenSeries(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -156,10 +155,8 @@ func TestSeriesSaturates(t *testing.T) {
 		policy backoff.Policy
 		want   map[int]time.Duration
 	}{
-		"list": {backoff.List{2 * s, 5 * s}, map[int]time.Duration{-1: 2 * s}},
-		"constant": {constantly(s, 0), map[int]time.Duration{
-			-1: s, 1: s, 1_000_000: s, math.MaxInt: s,
-		}},
+		"list":     {backoff.List{2 * s, 5 * s}, map[int]time.Duration{-1: 2 * s}},
+		"constant": {constantly(s, 0), map[int]time.Duration{-1: s, 1: s, 1_000_000: s, math.MaxInt: s}},
 		"linear": {linear(s, s, 0, 0), map[int]time.Duration{
 			-1: s, 1_000_000: 1_000_000 * s, 315_359_999: 315_359_999 * s,
 			315_360_000: 315_360_000 * s, 315_360_001: 315_360_000 * s, math.MaxInt: 315_360_000 * s,
@@ -361,10 +358,8 @@ func FuzzSeries(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b, c int64, factor float64, retries, count int) {
 		initial, step, longest := time.Duration(a), time.Duration(b), time.Duration(c)
 		for _, p := range []backoff.Policy{
-			backoff.List{initial, step, longest},
-			constantly(initial, retries),
-			linear(initial, step, longest, retries),
-			exponential(initial, factor, longest, retries),
+			backoff.List{initial, step, longest}, constantly(initial, retries),
+			linear(initial, step, longest, retries), exponential(initial, factor, longest, retries),
 			fibonacci(initial, longest, retries),
 		} {
 			requireSound(t, p, ofCount(count))

@@ -14,9 +14,8 @@ import (
 type Limit struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
-	// Retries is the number of retries. 0 means none, unlike in [Constant],
-	// [Linear], [Exponential] and [Fibonacci]; a negative number is invalid and
-	// means none.
+	// Retries is the number of retries. 0 means none, unlike in [Constant], [Linear], [Exponential]
+	// and [Fibonacci]; a negative number is invalid and means none.
 	Retries int
 }
 
@@ -89,10 +88,9 @@ func (p Limit) lower(limit time.Duration) Policy {
 //
 //	1s 1m 5m
 //
-// and then stops. It changes neither the number of retries nor whether they end.
-// It does not shorten a wait that middleware.RetryAfter asks for, because that
-// comes after the policy. A policy of your own that reads such a wait from the
-// error is cut.
+// and then stops. It changes neither the number of retries nor whether they end. It does not
+// shorten a wait that middleware.RetryAfter asks for, because that comes after the policy. A policy
+// of your own that reads such a wait from the error is cut.
 type Cap struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -125,10 +123,9 @@ func (p Cap) Validate() error {
 // CheckEnd returns CheckEnd of Policy: a Cap adds no end.
 func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
 
-// Delays returns the delays of Policy, each at most Max, or nil if Policy lists
-// none. Max also bounds a growing series without a Max, so that it is listed:
-// [Linear], [Exponential], [Fibonacci] and [DecorrelatedJitter], alone or in a
-// [Limit], an [Unbounded] or a jitter.
+// Delays returns the delays of Policy, each at most Max, or nil if Policy lists none. Max also
+// bounds a growing series without a Max, so that it is listed: [Linear], [Exponential], [Fibonacci]
+// and [DecorrelatedJitter], alone or in a [Limit], an [Unbounded] or a jitter.
 func (p Cap) Delays() []time.Duration {
 	delays := listed(lower(p.Policy, ceiling(p.Max)))
 	for i, d := range delays {
@@ -148,14 +145,12 @@ func (p Cap) about() facts { return factsOf(p.Policy) }
 //
 //	1s 2s 4s
 //
-// and then stops, because another 8s would end 15s after the first failure. A
-// retry at exactly Age is still made. MaxAge never adds a retry: a Policy that
-// stops earlier still does.
+// and then stops, because another 8s would end 15s after the first failure. A retry at exactly Age
+// is still made. MaxAge never adds a retry: a Policy that stops earlier still does.
 //
-// The age is Failure.Now less First. If these times are unknown it is 0, and the
-// retries may never end. MaxAge knows only the delay it returns. A longer wait that
-// middleware.RetryAfter asks for is known only to middleware.WithMaxAge, which also
-// gives its own reason to the dead letter.
+// The age is Failure.Now less First. If these times are unknown it is 0, and the retries may never
+// end. MaxAge knows only the delay it returns. A longer wait that middleware.RetryAfter asks for is
+// known only to middleware.WithMaxAge, which also gives its own reason to the dead letter.
 type MaxAge struct {
 	// Policy gives the delays. It must not be nil.
 	Policy Policy
@@ -192,9 +187,8 @@ func (p MaxAge) CheckEnd() error { return nil }
 // Delays returns the delays of Policy that are not longer than Age, or nil if
 // Policy lists none. Age also bounds the series that Max of a [Cap] bounds.
 //
-// Every such delay counts, also if the waits before it leave no time for it. A
-// jitter with a longer delay also lists Age itself, because it may draw a delay
-// just below.
+// Every such delay counts, also if the waits before it leave no time for it. A jitter with a longer
+// delay also lists Age itself, because it may draw a delay just below.
 func (p MaxAge) Delays() []time.Duration {
 	delays := []time.Duration{}
 	if p.Age < minDelay {
@@ -265,9 +259,8 @@ func (p Unbounded) CheckEnd() error { return nil }
 // Delays returns the delays of Policy.
 func (p Unbounded) Delays() []time.Duration { return listed(p.Policy) }
 
-// Remarks tells that a failing message is retried without end, or that Unbounded
-// adds nothing because Policy passes [CheckEnd] by itself; and the remarks on
-// Policy.
+// Remarks tells that a failing message is retried without end, or that Unbounded adds nothing
+// because Policy passes [CheckEnd] by itself; and the remarks on Policy.
 func (p Unbounded) Remarks() []string {
 	if isNil(p.Policy) {
 		return nil

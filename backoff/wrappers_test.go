@@ -31,8 +31,7 @@ func TestCapSeries(t *testing.T) {
 	t.Parallel()
 	testSeries(t, []expected{
 		{
-			"cuts longer delays", capped(backoff.List{s, time.Minute, time.Hour}, 5*time.Minute),
-			"1s 1m 5m",
+			"cuts longer delays", capped(backoff.List{s, time.Minute, time.Hour}, 5*time.Minute), "1s 1m 5m",
 		},
 		{"also in the middle", capped(backoff.List{s, time.Hour, 2 * s}, 3*s), "1s 3s 2s"},
 		{"leaves an equal delay", capped(backoff.List{s, 2 * s}, 2*s), "1s 2s"},
@@ -233,8 +232,7 @@ func TestLimitDelays(t *testing.T) {
 		{"of a cap on such a lister", limit(capped(embeds{}, 30*time.Minute), 1), "1m 30m"},
 		{"of a max age", limit(aged(backoff.List{s, time.Minute}, time.Hour), 1), "1s 1m"},
 		{
-			"of a choice by error",
-			limit(choice(backoff.List{time.Minute}, backoff.List{s, 2 * s}), 1),
+			"of a choice by error", limit(choice(backoff.List{time.Minute}, backoff.List{s, 2 * s}), 1),
 			"1s 2s 1m",
 		},
 		{"nil", limit(nil, 3), "?"},
@@ -261,8 +259,7 @@ func TestCapDelays(t *testing.T) {
 		{"of a series with a lower max", capped(exponential(s, 2, 3*s, 0), time.Hour), "1s 2s 3s"},
 		{"of a linear series with a lower max", capped(linear(s, s, 2*s, 0), time.Hour), "1s 2s"},
 		{
-			"of a fibonacci series with a lower max",
-			capped(fibonacci(s, 4*s, 0), time.Hour), "1s 2s 3s 4s",
+			"of a fibonacci series with a lower max", capped(fibonacci(s, 4*s, 0), time.Hour), "1s 2s 3s 4s",
 		},
 		{"of an endless exponential", capped(doubling, 5*s), "1s 2s 4s 5s"},
 		{"of an endless linear", capped(linear(s, s, 0, 0), 3*s), "1s 2s 3s"},
@@ -323,11 +320,7 @@ func TestWrappersRemark(t *testing.T) {
 	require.NotEmpty(t, backoff.Remarks(tenYears))
 	endless := unbounded(constantly(s, 0))
 	minutes := backoff.List{time.Minute, time.Hour}
-	for _, test := range []struct {
-		name   string
-		policy backoff.Policy
-		want   []string
-	}{
+	testRemarks(t, []remarked{
 		{"cap, as the remark asks", capped(tenYears, time.Hour), nil},
 		{"cap, of policy", capped(talkative{}, time.Hour), []string{gap}},
 		{"cap, of unbounded", capped(endless, time.Hour), []string{noEnd}},
@@ -358,12 +351,7 @@ func TestWrappersRemark(t *testing.T) {
 			"backoff.ByError: Default: " + noEnd, "backoff.ByError: Default: " + gap,
 		}},
 		{"by error, nil", backoff.ByError{}, nil},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, test.want, backoff.Remarks(test.policy))
-		})
-	}
+	}...)
 }
 
 func TestWrappersShowTheFailure(t *testing.T) {
@@ -384,8 +372,8 @@ func TestWrappersShowTheFailure(t *testing.T) {
 		"by error":          choice(spy, backoff.None{}),
 		"by error, default": choice(spy),
 		"full jitter":       backoff.FullJitter{Policy: spy},
-		"equal jitter":      backoff.EqualJitter{Policy: spy},
-		"bounded jitter":    backoff.BoundedJitter{Policy: spy, Extra: 1},
+		"equal jitter":      equalJitter(spy),
+		"bounded jitter":    boundedJitter(spy, 1),
 	} {
 		seen = nil
 		p.Delay(given)
@@ -459,16 +447,11 @@ func FuzzWrappers(f *testing.F) {
 	f.Add(int64(5e9), 0.0, int64(1), int64(math.MinInt64), int64(math.MinInt64), 5000, 4)
 	f.Fuzz(func(t *testing.T, a int64, factor float64, b, c, elapsed int64, retries, count int) {
 		initial, inner, bound := time.Duration(a), time.Duration(b), time.Duration(c)
-		failure := backoff.Failure{
-			Count: count, First: start, Now: start.Add(time.Duration(elapsed)),
-		}
+		failure := backoff.Failure{Count: count, First: start, Now: start.Add(time.Duration(elapsed))}
 		for _, policy := range []backoff.Policy{
-			exponential(initial, factor, inner, retries),
-			exponential(initial, 2, 0, 0),
-			limit(fibonacci(initial, inner, 0), retries),
-			unbounded(linear(initial, initial, inner, 0)),
-			capped(fibonacci(initial, 0, 0), time.Hour),
-			backoff.List{initial, inner, initial},
+			exponential(initial, factor, inner, retries), exponential(initial, 2, 0, 0),
+			limit(fibonacci(initial, inner, 0), retries), unbounded(linear(initial, initial, inner, 0)),
+			capped(fibonacci(initial, 0, 0), time.Hour), backoff.List{initial, inner, initial},
 			foreign{wait: initial, retry: true},
 		} {
 			whole, retried := backoff.Next(policy, failure)

@@ -2,10 +2,13 @@ package middleware_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -53,10 +56,8 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	hourAgo := time.Now().Add(-time.Hour)
 	// Where the end of the policy is not known, the message reaches the handler.
 	unknownEnd := options{
-		middleware.WithPolicyFor(
-			middleware.Selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay),
-		),
-		middleware.WithMaxAge(24 * time.Hour),
+		policyFor(selector{Queue: "orders"}, backoff.PolicyFunc(backoff.List{time.Second}.Delay)),
+		withMaxAge(24 * time.Hour),
 	}
 	for name, test := range map[string]struct {
 		notes   header.RetryState
@@ -65,9 +66,9 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 	}{
 		"first of three": {state{}, nil, false},
 		"third of three": {state{Failures: 2}, nil, true},
-		"attempts":       {state{}, options{middleware.WithMaxAttempts(1)}, true},
+		"attempts":       {state{}, options{withMaxAttempts(1)}, true},
 		"age": {
-			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Hour)}, true,
+			state{Failures: 1, FirstFailure: hourAgo}, options{withMaxAge(time.Hour)}, true,
 		},
 		"deadline":          {state{Deadline: hourAgo}, nil, true},
 		"any default class": {state{}, options{middleware.WithDefaultClass(permanent)}, false},
@@ -75,8 +76,7 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"forged, negative":  {state{Failures: -1}, nil, false},
 		"forged, first in 2999": {
 			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
-			options{middleware.WithMaxAge(time.Hour)},
-			false,
+			options{withMaxAge(time.Hour)}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestLastAttemptShowsThePolicyAnError(t *testing.T) {
 		time.Duration, bool,
 	) {
 		return time.Second, f.Err.Error() != "unknown error"
-	}), middleware.WithMaxAttempts(5))
+	}), withMaxAttempts(5))
 	require.NoError(t, err)
 	broker.Run(retry.Middleware(consumer(func(msg *message.Message) error {
 		assert.True(t, middleware.LastAttempt(msg.Context()))
@@ -129,7 +129,7 @@ func TestPastAttemptsIsACopy(t *testing.T) {
 
 func TestDeduplicationKey(t *testing.T) {
 	t.Parallel()
-	key := func(uuid string, d middleware.Delivery) string {
+	key := func(uuid string, d delivery) string {
 		t.Helper()
 		msg := message.NewMessage(uuid, nil)
 		(&middleware.Attached{Delivery: d}).Attach(msg)
@@ -140,7 +140,7 @@ func TestDeduplicationKey(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		uuid string
-		d    middleware.Delivery
+		d    delivery
 		same bool // the key of another message with the same ids
 	}{
 		"first delivery":          {"uuid", delivery{Queue: "orders"}, true},
@@ -163,4 +163,84 @@ func TestDeduplicationKey(t *testing.T) {
 	got, err := middleware.DeduplicationKey(message.NewMessage("uuid", nil))
 	require.NoError(t, err)
 	assert.Equal(t, key("uuid", delivery{}), got)
+}
+
+func TestHowFarADeliveryHasCome(t *testing.T) {
+	t.Parallel()
+	d := &middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	d.Attach(message.NewMessage("uuid", nil))
+	assert.False(t, d.Unsettled())
+	assert.Empty(t, d.Handler())
+	gone := &middleware.Attached{Delivery: delivery{Queue: "orders", Gone: closedChan()}}
+	gone.Attach(message.NewMessage("uuid", nil))
+	h := newRetry(t, unused{}).Middleware(succeeds)
+	if _, err := h(gone.Message()); !errors.Is(err, middleware.ErrInterrupted) || !gone.Unsettled() {
+		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
+	}
+	gone.Gone = nil // a middleware outside tries again, and now it works
+	if _, err := h(gone.Message()); err != nil || gone.Unsettled() {
+		t.Errorf("after %v: unsettled %v", err, gone.Unsettled())
+	}
+	gone.Attach(message.NewMessageWithContext(context.Background(), "uuid", nil))
+	assert.False(t, gone.Unsettled())
+}
+
+// The Subscriber logs and tells while the handler has the message, so the ids of Attach count.
+// Without a message the ids are the delivery's.
+func TestLogFieldsAreThoseOfTheArrival(t *testing.T) {
+	t.Parallel()
+	detached := &middleware.Attached{Delivery: delivery{MessageID: "m-1", CorrelationID: "c-0"}}
+	want := watermill.LogFields{"attempt": 1, "message_id": "m-1", "correlation_id": "c-0"}
+	assert.Equal(t, want, detached.LogFields())
+
+	msg := message.NewMessage("u-1", nil)
+	wmiddleware.SetCorrelationID("c-1", msg)
+	d := &middleware.Attached{Delivery: delivery{CorrelationID: "c-0"}}
+	d.Attach(msg)
+	msg.UUID = "u-2"
+	msg.Metadata = message.Metadata{wmiddleware.CorrelationIDMetadataKey: "c-2"}
+	want = watermill.LogFields{
+		"attempt": 1, "message_id": "u-1", "message_uuid": "u-1", "correlation_id": "c-1",
+	}
+	assert.Equal(t, want, d.LogFields())
+	e := d.Event(msg.Context(), middleware.EventRequeued, time.Now())
+	if e.MessageID != "u-1" || e.MessageUUID != "u-1" || e.CorrelationID != "c-1" {
+		t.Errorf("told %+v", e)
+	}
+}
+
+// The Subscriber asks while the handler may write the message's context, so the context of the
+// entry counts.
+func TestEntryContext(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	assert.Nil(t, new(middleware.Attached).EntryContext())
+	d := &middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	msg := message.NewMessage("u-1", nil)
+	arrived := msg.Context()
+	d.Attach(msg)
+	assert.True(t, d.EntryContext() == arrived)
+	entered := context.WithValue(msg.Context(), key{}, "outer")
+	msg.SetContext(entered)
+	_, err := newRetry(t, unused{}).Middleware(func(msg *message.Message) ([]*message.Message, error) {
+		msg.SetContext(context.WithValue(entered, key{}, "inner"))
+		assert.Same(t, entered, d.EntryContext())
+		return nil, nil
+	})(msg)
+	require.NoError(t, err)
+}
+
+// A delivery that is attached again, as middlewaretest does, is a new one.
+func TestAttachForgetsWhichMiddlewareWasTheOuterOne(t *testing.T) {
+	t.Parallel()
+	broker := newBroker()
+	d := middleware.Attached{Delivery: delivery{Queue: "orders"}}
+	for range 2 {
+		msg := message.NewMessage("uuid", nil)
+		d.Attach(msg)
+		acked(t, newRetry(t, broker).Middleware(failsWith(errBoom)), msg)
+	}
+	for i, call := range broker.Calls() {
+		assert.False(t, call.State.Inner, "delivery %d", i+1)
+	}
 }

@@ -25,7 +25,7 @@ func TestClassifiers(t *testing.T) {
 		func(error) (header.Class, bool) { return permanent, false },
 	)
 	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("classifier") })
-	with := middleware.WithClassifier
+	with := withClassifier
 	for name, test := range map[string]struct {
 		err     error
 		options []middleware.Option
@@ -34,18 +34,16 @@ func TestClassifiers(t *testing.T) {
 		"by default retryable": {errBoom, nil, retryable},
 		"another default":      {errBoom, options{middleware.WithDefaultClass(permanent)}, permanent},
 		"permanent by value": {
-			errInvalid, options{with(middleware.PermanentErrors(errOther, errInvalid))}, permanent,
+			errInvalid, options{with(permanentErrors(errOther, errInvalid))}, permanent,
 		},
 		"permanent by value, in %w": {
-			fmt.Errorf("a: %w", errInvalid),
-			options{with(middleware.PermanentErrors(errInvalid))},
-			permanent,
+			fmt.Errorf("a: %w", errInvalid), options{with(permanentErrors(errInvalid))}, permanent,
 		},
-		"not among the permanent": {
-			errBoom, options{with(middleware.PermanentErrors(errInvalid, nil))}, retryable,
+		"not among the permanent": {errBoom, options{with(permanentErrors(errInvalid, nil))}, retryable},
+		"none permanent":          {errBoom, options{with(permanentErrors())}, retryable},
+		"the first match wins": {
+			errBoom, options{with(always(permanent), always(retryable))}, permanent,
 		},
-		"none permanent":       {errBoom, options{with(middleware.PermanentErrors())}, retryable},
-		"the first match wins": {errBoom, options{with(always(permanent), always(retryable))}, permanent},
 		"options keep their order": {
 			errBoom, options{with(always(permanent)), with(always(retryable))}, permanent,
 		},
@@ -74,7 +72,7 @@ func TestClassifiers(t *testing.T) {
 func TestPermanentErrorsKeepsItsOwnList(t *testing.T) {
 	t.Parallel()
 	errs := []error{errBoom}
-	classifier := middleware.PermanentErrors(errs...)
+	classifier := permanentErrors(errs...)
 	errs[0] = errors.New("another")
 	if class, ok := classifier.Classify(errBoom); !ok || class != permanent {
 		t.Errorf("got %q, %v", class, ok)
@@ -99,10 +97,7 @@ func TestAClassifierThatMisbehavesIsLogged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			logger := watermill.NewCaptureLogger()
-			handle(
-				t, failsWith(errBoom), middleware.WithClassifier(test.classifier),
-				middleware.WithLogger(logger),
-			)
+			handle(t, failsWith(errBoom), withClassifier(test.classifier), withLogger(logger))
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != test.message || lines[0].Fields["value"] != test.value {
 				t.Errorf("logged %+v", lines)
@@ -129,44 +124,33 @@ func TestMatchers(t *testing.T) {
 		err        error
 		want       header.Class
 	}{
-		"retryable by value": {middleware.RetryableErrors(errOther, errBoom), errBoom, retryable},
-		"retryable by value, in %w": {
-			middleware.RetryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable,
-		},
+		"retryable by value":        {retryableErrors(errOther, errBoom), errBoom, retryable},
+		"retryable by value, in %w": {retryableErrors(errBoom), fmt.Errorf("a: %w", errBoom), retryable},
 		"retryable by value, joined": {
-			middleware.RetryableErrors(errBoom), errors.Join(errOther, errBoom), retryable,
+			retryableErrors(errBoom), errors.Join(errOther, errBoom), retryable,
 		},
-		"not among the retryable": {middleware.RetryableErrors(errOther, nil), errBoom, ""},
-		"none retryable":          {middleware.RetryableErrors(), errBoom, ""},
-		"permanent by value":      {middleware.PermanentErrors(errOther, errBoom), errBoom, permanent},
-		"none permanent":          {middleware.PermanentErrors(nil), errBoom, ""},
-		"permanent by type": {
-			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent,
-		},
+		"not among the retryable": {retryableErrors(errOther, nil), errBoom, ""},
+		"none retryable":          {retryableErrors(), errBoom, ""},
+		"permanent by value":      {permanentErrors(errOther, errBoom), errBoom, permanent},
+		"none permanent":          {permanentErrors(nil), errBoom, ""},
+		"permanent by type":       {permanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent},
 		"permanent by type, in %w": {
-			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax),
-			permanent,
+			permanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax), permanent,
 		},
-		"not of the permanent type": {
-			middleware.PermanentIf(middleware.IsType[*json.SyntaxError]), errBoom, "",
-		},
+		"not of the permanent type": {permanentIf(middleware.IsType[*json.SyntaxError]), errBoom, ""},
 		"retryable by type": {
-			middleware.RetryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable,
+			retryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable,
 		},
-		"not of the retryable type": {
-			middleware.RetryableIf(middleware.IsType[*fs.PathError]), errBoom, "",
-		},
-		"by an interface": {middleware.RetryableIf(middleware.IsType[interface {
+		"not of the retryable type": {retryableIf(middleware.IsType[*fs.PathError]), errBoom, ""},
+		"by an interface": {retryableIf(middleware.IsType[interface {
 			Timeout() bool
 			error
 		}]), &fs.PathError{Err: errBoom}, retryable},
-		"by the interface of all errors": {
-			middleware.PermanentIf(middleware.IsType[error]), errBoom, permanent,
-		},
-		"permanent by predicate":     {middleware.PermanentIf(isBoom), errBoom, permanent},
-		"not by predicate":           {middleware.PermanentIf(isBoom), errOther, ""},
-		"retryable by predicate":     {middleware.RetryableIf(isBoom), errBoom, retryable},
-		"not retryable by predicate": {middleware.RetryableIf(isBoom), errOther, ""},
+		"by the interface of all errors": {permanentIf(middleware.IsType[error]), errBoom, permanent},
+		"permanent by predicate":         {permanentIf(isBoom), errBoom, permanent},
+		"not by predicate":               {permanentIf(isBoom), errOther, ""},
+		"retryable by predicate":         {retryableIf(isBoom), errBoom, retryable},
+		"not retryable by predicate":     {retryableIf(isBoom), errOther, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -178,7 +162,7 @@ func TestMatchers(t *testing.T) {
 func TestMatchersKeepTheirOwnList(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(...error) middleware.Classifier{
-		"permanent": middleware.PermanentErrors, "retryable": middleware.RetryableErrors,
+		"permanent": permanentErrors, "retryable": retryableErrors,
 	} {
 		errs := []error{errBoom}
 		classifier := make(errs...)
@@ -190,7 +174,7 @@ func TestMatchersKeepTheirOwnList(t *testing.T) {
 func TestANilPredicateIsRefused(t *testing.T) {
 	t.Parallel()
 	_, err := middleware.NewDelayedRetry(unused{}, tenfold,
-		middleware.WithClassifier(middleware.PermanentIf(nil), middleware.RetryableIf(nil)))
+		withClassifier(permanentIf(nil), retryableIf(nil)))
 	assert.Equal(
 		t, "new delayed retry: WithClassifier: classifier 0 is nil\nWithClassifier: classifier 1 is nil",
 		fmt.Sprint(err),
@@ -199,10 +183,10 @@ func TestANilPredicateIsRefused(t *testing.T) {
 
 func TestTheFirstMatchWins(t *testing.T) {
 	t.Parallel()
-	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), middleware.WithClassifier(
-		middleware.RetryableIf(middleware.IsType[*fs.PathError]), // no opinion
-		middleware.PermanentErrors(errBoom),
-		middleware.RetryableIf(func(error) bool { return true }),
+	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), withClassifier(
+		retryableIf(middleware.IsType[*fs.PathError]), // no opinion
+		permanentErrors(errBoom),
+		retryableIf(func(error) bool { return true }),
 	)).State
 	assert.Equal(t, permanent, n.Class)
 }

@@ -93,9 +93,7 @@ func TestDecide(t *testing.T) {
 		"floor of a message with no retry": {
 			mark: after(minute), state: state{Failures: 3}, reason: exhausted, count: 4,
 		},
-		"floor above the longest delay": {
-			mark: after(math.MaxInt64), delay: 315_360_000 * second,
-		},
+		"floor above the longest delay": {mark: after(math.MaxInt64), delay: 315_360_000 * second},
 
 		"age: next attempt at the very limit": {
 			limits: hourAge, state: state{Failures: 5, FirstFailure: noon.Add(-50 * minute)},
@@ -105,9 +103,7 @@ func TestDecide(t *testing.T) {
 			limits: hourAge, state: state{Failures: 5, FirstFailure: noon.Add(-50*minute - 1)},
 			reason: tooOld, count: 6, first: noon.Add(-50*minute - 1),
 		},
-		"age: the floor counts": {
-			limits: hourAge, mark: after(61 * minute), reason: tooOld,
-		},
+		"age: the floor counts": {limits: hourAge, mark: after(61 * minute), reason: tooOld},
 		"age: first failure in the year 1": {
 			limits: hourAge, state: state{Failures: 1, FirstFailure: time.Time{}.Add(1)},
 			reason: tooOld, count: 2, first: time.Time{}.Add(1),
@@ -196,9 +192,7 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
 		},
 		"Snooze: in time": {
-			limits{policy: policy, maxSnooze: minute},
-			snoozed,
-			state{},
+			limits{policy: policy, maxSnooze: minute}, snoozed, state{},
 			outcome{delay: 2 * second, snoozed: true},
 		},
 		"Snooze: over its limit": {
@@ -297,9 +291,7 @@ func TestDecideAboutSnooze(t *testing.T) {
 		state  header.RetryState
 		want   outcome // counts as after a failure
 	}{
-		"at attempt 1": {
-			mark: snoozeFor(minute), want: snoozed(minute, 1),
-		},
+		"at attempt 1": {mark: snoozeFor(minute), want: snoozed(minute, 1)},
 		"any policy": {
 			limits: with(func(l *limits) { l.policy = backoff.None{} }), mark: snoozeFor(minute),
 			want: snoozed(minute, 1),
@@ -310,9 +302,7 @@ func TestDecideAboutSnooze(t *testing.T) {
 			), mark: snoozeFor(minute), state: state{Failures: 2},
 			want: snoozed(minute, 3),
 		},
-		"no delay is the shortest": {
-			mark: snoozeFor(0), want: snoozed(time.Millisecond, 1),
-		},
+		"no delay is the shortest": {mark: snoozeFor(0), want: snoozed(time.Millisecond, 1)},
 		"for longer than a queue can wait": {
 			limits: with(func(l *limits) { l.maxSnooze = math.MaxInt64 }), mark: snoozeFor(math.MaxInt64),
 			want: snoozed(backoff.MaxDelay, 1),
@@ -358,9 +348,7 @@ func TestDecideAboutSnooze(t *testing.T) {
 			mark: snoozeFor(25 * hour), state: state{Deadline: noon.Add(hour)},
 			want: outcome{reason: late, count: 1},
 		},
-		"age: no failure, no age": {
-			limits: hourAge, mark: snoozeFor(2 * hour), want: snoozed(2*hour, 1),
-		},
+		"age: no failure, no age": {limits: hourAge, mark: snoozeFor(2 * hour), want: snoozed(2*hour, 1)},
 		"age: back at the very limit": {
 			limits: hourAge, mark: snoozeFor(minute), state: state{
 				Failures: 1, FirstFailure: noon.Add(-59 * minute),

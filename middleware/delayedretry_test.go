@@ -76,10 +76,9 @@ func TestNotesOfAFailure(t *testing.T) {
 		!n.NotBefore.IsZero() {
 		t.Errorf("got %+v", n)
 	}
-	if !n.FirstSeen.Equal(earlier) || !n.FirstFailure.Equal(earlier) ||
-		!n.Deadline.Equal(earlier.Add(24*time.Hour)) {
-		t.Errorf("times were not carried over: %+v", n)
-	}
+	assert.True(t, n.FirstSeen.Equal(earlier))
+	assert.True(t, n.FirstFailure.Equal(earlier))
+	assert.True(t, n.Deadline.Equal(earlier.Add(24*time.Hour)))
 	assert.Equal(t, "shop", n.OriginExchange)
 	assert.Equal(t, "order.created", n.OriginRoutingKey)
 	if len(n.History) != 2 || n.History[0] != past[0] || n.History[1].Attempt != 2 ||
@@ -91,10 +90,9 @@ func TestNotesOfAFailure(t *testing.T) {
 func TestAnErrorOfAMegabyteTravelsCut(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(errors.New(strings.Repeat("€", 1<<20)))).State
-	if len(n.Error) > header.MaxErrorBytes || !utf8.ValidString(n.Error) ||
-		len(n.History[0].Error) > 256 {
-		t.Errorf("%d and %d bytes", len(n.Error), len(n.History[0].Error))
-	}
+	assert.LessOrEqual(t, len(n.Error), header.MaxErrorBytes)
+	assert.True(t, utf8.ValidString(n.Error))
+	assert.LessOrEqual(t, len(n.History[0].Error), 256)
 }
 
 func TestAHandlerThatSettlesTheMessageItselfHasDecided(t *testing.T) {
@@ -117,7 +115,7 @@ func TestOfTwoNestedTheInnerActs(t *testing.T) {
 	t.Parallel()
 	outer, inner := newBroker(), newBroker()
 	last := false
-	h := newRetry(t, outer).Middleware(newRetry(t, inner, middleware.WithMaxAttempts(1)).Middleware(
+	h := newRetry(t, outer).Middleware(newRetry(t, inner, withMaxAttempts(1)).Middleware(
 		consumer(func(msg *message.Message) error {
 			last = middleware.LastAttempt(msg.Context())
 			return errBoom
@@ -163,11 +161,9 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 		msg   *message.Message
 		cause error
 	}{
-		"stale":        {newMessage(delivery{Gone: closedChan()}), nil},
-		"context done": {attached(done, delivery{}), errShutdown},
-		"context done, no delivery": {
-			message.NewMessageWithContext(done, "uuid", nil), errShutdown,
-		},
+		"stale":                     {newMessage(delivery{Gone: closedChan()}), nil},
+		"context done":              {attached(done, delivery{}), errShutdown},
+		"context done, no delivery": {message.NewMessageWithContext(done, "uuid", nil), errShutdown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -186,7 +182,7 @@ func TestInterruptedBeforeTheHandler(t *testing.T) {
 }
 
 // attached is a message with the context and the delivery.
-func attached(ctx context.Context, d middleware.Delivery) *message.Message {
+func attached(ctx context.Context, d delivery) *message.Message {
 	msg := message.NewMessageWithContext(ctx, "uuid", []byte("payload"))
 	(&middleware.Attached{Delivery: d}).Attach(msg)
 	return msg
@@ -286,9 +282,7 @@ func TestGoexitLeavesTheMessageNacked(t *testing.T) {
 			runtime.Goexit()
 			return nil, nil
 		}),
-		"in a classifier": newRetry(
-			t, broker, middleware.WithClassifier(exits),
-		).Middleware(failsWith(errBoom)),
+		"in a classifier": newRetry(t, broker, withClassifier(exits)).Middleware(failsWith(errBoom)),
 	} {
 		msg := newMessage(delivery{})
 		done := make(chan struct{})
@@ -309,7 +303,7 @@ func TestAMessageThatWasHandedOverIsNotHandedOverAgain(t *testing.T) {
 	broker, logger := newBroker(), watermill.NewCaptureLogger()
 	calls := 0
 	h := newRetry(
-		t, broker, middleware.WithLogger(logger),
+		t, broker, withLogger(logger),
 	).Middleware(func(*message.Message) ([]*message.Message, error) {
 		calls++
 		return nil, errBoom
@@ -337,13 +331,12 @@ func TestADeadLetterMovedBackIsNotTakenForAWrongOrder(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	msg := newMessage(delivery{})
 	msg.Metadata.Set(wmiddleware.ReasonForPoisonedKey, "boom")
-	acked(t, newRetry(t, unused{}, middleware.WithLogger(logger)).Middleware(succeeds), msg)
+	acked(t, newRetry(t, unused{}, withLogger(logger)).Middleware(succeeds), msg)
 	assert.Empty(t, logger.Captured())
 }
 
-// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages
-// have no delivery: it publishes the message to its topic again at once, with
-// the notes of no queue in its metadata.
+// looped is a Republisher for Watermill's in-process Pub/Sub, whose messages have no delivery: it
+// publishes the message to its topic again at once, with the notes of no queue in its metadata.
 type looped struct {
 	*gochannel.GoChannel
 }
@@ -384,9 +377,7 @@ func running(
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	<-router.Running()
-	t.Cleanup(func() {
-		require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close()))
-	})
+	t.Cleanup(func() { require.NoError(t, errors.Join(router.Close(), <-ended, pubSub.Close())) })
 	return pubSub
 }
 

@@ -37,8 +37,7 @@ func ExampleNetworkErrors() {
 
 func ExampleTimeouts() {
 	for _, err := range []error{
-		context.DeadlineExceeded,
-		fmt.Errorf("ask for stock: %w", os.ErrDeadlineExceeded),
+		context.DeadlineExceeded, fmt.Errorf("ask for stock: %w", os.ErrDeadlineExceeded),
 		&net.DNSError{Err: "i/o timeout", IsTimeout: true},
 		&net.DNSError{Err: "no such host", IsNotFound: true},
 	} {
@@ -75,10 +74,8 @@ func ExampleIsType() {
 	run(func(*message.Message) error {
 		var order struct{ Number int }
 		return json.Unmarshal([]byte(`{"Number": "seven"}`), &order)
-	}, middleware.WithClassifier(
-		middleware.PermanentIf(middleware.IsType[*json.SyntaxError]),
-		middleware.PermanentIf(middleware.IsType[*json.UnmarshalTypeError]),
-	))
+	}, middleware.WithClassifier(middleware.PermanentIf(middleware.IsType[*json.SyntaxError]),
+		middleware.PermanentIf(middleware.IsType[*json.UnmarshalTypeError])))
 	// Output: dead-lettered (permanent) after 1 attempt
 }
 

@@ -16,9 +16,8 @@ import (
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
-// One budget for all handlers that call the same downstream. Here every delivery
-// fails: the first window grants two retries, and further retries wait as long
-// as the budget says.
+// One budget for all handlers that call the same downstream. Here every delivery fails: the first
+// window grants two retries, and further retries wait as long as the budget says.
 func ExampleNewBudget() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
 		Window: time.Hour, Retries: 2, Delay: 5 * time.Minute,
@@ -27,10 +26,8 @@ func ExampleNewBudget() {
 		fmt.Println(err)
 		return
 	}
-	run(
-		func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
-		middleware.WithMaxAttempts(5),
-	)
+	run(func(*message.Message) error { return errNoStock }, middleware.WithBudget(budget),
+		middleware.WithMaxAttempts(5))
 	fmt.Println("closed:", budget.Closed())
 	// Output:
 	// dead-lettered (exhausted) after 5 attempts, delays 1s 10s 5m0s 8m20s

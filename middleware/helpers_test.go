@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -35,13 +37,9 @@ func handle(
 	tb.Helper()
 	broker := newBroker()
 	_, err := newRetry(tb, broker, options...).Middleware(h)(newMessage(delivery{}))
-	if err != nil {
-		tb.Fatalf("not handed over: %v", err)
-	}
+	require.NoError(tb, err)
 	calls := broker.Calls()
-	if len(calls) != 1 {
-		tb.Fatalf("%d calls of the republisher, want 1", len(calls))
-	}
+	require.Len(tb, calls, 1)
 	return calls[0]
 }
 
@@ -78,9 +76,7 @@ func isClosed(c <-chan struct{}) bool {
 func wantErrors(tb testing.TB, got error, want ...error) {
 	tb.Helper()
 	for _, w := range want {
-		if !errors.Is(got, w) {
-			tb.Errorf("got error %v, want it to wrap %v", got, w)
-		}
+		assert.ErrorIs(tb, got, w)
 	}
 }
 
@@ -89,11 +85,24 @@ type (
 	delivery = middleware.Delivery
 	state    = header.RetryState
 	options  = []middleware.Option
+	selector = middleware.Selector
+	event    = middleware.Event
 )
 
 const exhausted = header.ReasonExhausted
 
 var (
+	withLogger      = middleware.WithLogger
+	withObserver    = middleware.WithObserver
+	withClassifier  = middleware.WithClassifier
+	policyFor       = middleware.WithPolicyFor
+	permanentErrors = middleware.PermanentErrors
+	retryableErrors = middleware.RetryableErrors
+	permanentIf     = middleware.PermanentIf
+	retryableIf     = middleware.RetryableIf
+	withMaxAttempts = middleware.WithMaxAttempts
+	withMaxAge      = middleware.WithMaxAge
+
 	newBroker = middlewaretest.NewBroker
 	consumer  = middlewaretest.Consumer
 )
@@ -104,3 +113,5 @@ func acked(tb testing.TB, h message.HandlerFunc, msg *message.Message) {
 	_, err := h(msg)
 	require.NoError(tb, err)
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -3,7 +3,6 @@ package middleware_test
 import (
 	"context"
 	"errors"
-	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -26,7 +25,7 @@ func logged(
 ) watermill.CapturedMessage {
 	t.Helper()
 	logger := watermill.NewCaptureLogger()
-	_, _ = newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(h)(msg)
+	_, _ = newRetry(t, newBroker(), withLogger(logger)).Middleware(h)(msg)
 	lines := logger.Captured()
 	require.Len(t, lines, 1)
 	require.Len(t, lines[level], 1)
@@ -63,7 +62,7 @@ func TestLogOfADelayThatIsRoundedUp(t *testing.T) {
 	// A Republisher that knows only afterwards.
 	logger := watermill.NewCaptureLogger()
 	_, _ = newRetry(
-		t, slower{}, middleware.WithLogger(logger),
+		t, slower{}, withLogger(logger),
 	).Middleware(failsWith(errBoom))(newMessage(delivery{}))
 	line := logger.Captured()[watermill.InfoLogLevel][0]
 	assert.Equal(t, 5*time.Second, line.Fields["delay"])
@@ -76,9 +75,7 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 	t.Parallel()
 	var told events
 	logger := watermill.NewCaptureLogger()
-	h := newRetry(
-		t, newBroker(), middleware.WithLogger(logger), middleware.WithObserver(&told),
-	).Middleware(
+	h := newRetry(t, newBroker(), withLogger(logger), withObserver(&told)).Middleware(
 		func(msg *message.Message) ([]*message.Message, error) {
 			msg.UUID = "u-2"
 			msg.Metadata.Set(wmiddleware.CorrelationIDMetadataKey, "c-2")
@@ -86,10 +83,9 @@ func TestLogAndEventsHaveTheIDsThatTheHandlerLeft(t *testing.T) {
 		})
 	acked(t, h, newMessage(delivery{MessageID: "m-1"}))
 	fields := logger.Captured()[watermill.InfoLogLevel][0].Fields
-	if fields["message_id"] != "m-1" || fields["message_uuid"] != "u-2" ||
-		fields["correlation_id"] != "c-2" {
-		t.Errorf("logged %v", fields)
-	}
+	assert.Equal(t, "m-1", fields["message_id"])
+	assert.Equal(t, "u-2", fields["message_uuid"])
+	assert.Equal(t, "c-2", fields["correlation_id"])
 	if e := told.all[0]; e.MessageID != "m-1" || e.MessageUUID != "u-2" || e.CorrelationID != "c-2" {
 		t.Errorf("told %+v", e)
 	}
@@ -103,10 +99,9 @@ func TestLogOfADeadLetter(t *testing.T) {
 		"message_id": msg.UUID, "message_uuid": msg.UUID, "handler": "", "queue": "orders", "topic": "",
 		"attempt": 1, "class": "permanent", "reason": "permanent",
 	}
-	if line.Msg != "Message dead-lettered" || line.Err.Error() != "boom" ||
-		!reflect.DeepEqual(line.Fields, want) {
-		t.Errorf("got %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, want)
-	}
+	assert.Equal(t, "Message dead-lettered", line.Msg)
+	assert.Equal(t, "boom", line.Err.Error())
+	assert.Equal(t, want, line.Fields)
 	wantErrors(t, line.Err, errBoom)
 }
 
@@ -142,7 +137,7 @@ func TestLogOfAnInterruption(t *testing.T) {
 func TestATimeoutInTheWrongPlaceIsNamed(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
-	retry := newRetry(t, newBroker(), middleware.WithLogger(logger))
+	retry := newRetry(t, newBroker(), withLogger(logger))
 	waits := consumer(func(msg *message.Message) error {
 		<-msg.Context().Done()
 		return errBoom
@@ -162,7 +157,7 @@ func TestLogOfAPolicyThatPanics(t *testing.T) {
 		time.Duration, bool,
 	) {
 		panic("of mine")
-	}), middleware.WithMaxAttempts(3), middleware.WithLogger(logger))
+	}), withMaxAttempts(3), withLogger(logger))
 	require.NoError(t, err)
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1m0s 1m0s", result.String())
@@ -206,9 +201,7 @@ func TestTheHookIsShownTheDeadLetter(t *testing.T) {
 func TestTheHookOfAMessageThatWasNotHandled(t *testing.T) {
 	t.Parallel()
 	var told []middleware.DeadLetter
-	hook := func(_ context.Context, dead middleware.DeadLetter) {
-		told = append(told, dead)
-	}
+	hook := func(_ context.Context, dead middleware.DeadLetter) { told = append(told, dead) }
 	h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(hook)).Middleware(mustNotBeCalled(t))
 	_, err := h(newMessage(delivery{State: state{Failures: 3, Error: "third"}}))
 	if err != nil || len(told) != 1 || told[0].Err != nil || told[0].State.Error != "third" {
@@ -240,7 +233,7 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	called := false
-	h := newRetry(t, newBroker(), middleware.WithLogger(logger),
+	h := newRetry(t, newBroker(), withLogger(logger),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { panic("of mine") }),
 		middleware.WithDeadLetterHook(func(context.Context, middleware.DeadLetter) { called = true }),
 	).Middleware(failsWith(middleware.Permanent(errBoom)))
@@ -249,10 +242,9 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 		t.Errorf("got %v, the next one called: %v", err, called)
 	}
 	lines := logger.Captured()[watermill.ErrorLogLevel]
-	if len(lines) != 2 || lines[1].Msg != "Dead-letter hook panicked" ||
-		lines[1].Fields["value"] != "of mine" {
-		t.Errorf("logged %+v", lines)
-	}
+	require.Len(t, lines, 2)
+	assert.Equal(t, "Dead-letter hook panicked", lines[1].Msg)
+	assert.Equal(t, "of mine", lines[1].Fields["value"])
 }
 
 // The router would wait for ever, and a nack would handle the message again.

@@ -105,10 +105,9 @@ func TestMarksReadLikeTheErrorTheyMark(t *testing.T) {
 		assert.Equal(t, "boom", marked.Error(), name)
 		assert.Same(t, errBoom, errors.Unwrap(marked), name)
 	}
-	if middleware.Permanent(nil) != nil || middleware.Retryable(nil) != nil ||
-		middleware.RetryAfter(nil, 1) != nil {
-		t.Error("a mark of nil is not nil")
-	}
+	assert.Nil(t, middleware.Permanent(nil), "a mark of nil is not nil")
+	assert.Nil(t, middleware.Retryable(nil), "a mark of nil is not nil")
+	assert.Nil(t, middleware.RetryAfter(nil, 1), "a mark of nil is not nil")
 }
 
 // Watermill's Retry removes cenkalti's mark, and keeps millpond's.
@@ -128,9 +127,7 @@ func TestMarksInsideWatermillRetry(t *testing.T) {
 
 func TestMarksThroughAPanic(t *testing.T) {
 	t.Parallel()
-	panics := func(*message.Message) (
-		[]*message.Message, error,
-	) {
+	panics := func(*message.Message) ([]*message.Message, error) {
 		panic(middleware.Permanent(errBoom))
 	}
 	for name, h := range map[string]message.HandlerFunc{
@@ -219,12 +216,9 @@ func TestASnoozedMessageKeepsItsAttempts(t *testing.T) {
 		return middleware.Snooze(errBoom, time.Minute)
 	})), newMessage(delivery{}))
 	want := []string{
-		"attempt 1, 0 past, seen false, failed false",
-		"attempt 1, 0 past, seen true, failed false",
-		"attempt 1, 0 past, seen true, failed false",
-		"attempt 2, 1 past, seen true, failed true",
-		"attempt 2, 1 past, seen true, failed true",
-		"attempt 3, 2 past, seen true, failed true",
+		"attempt 1, 0 past, seen false, failed false", "attempt 1, 0 past, seen true, failed false",
+		"attempt 1, 0 past, seen true, failed false", "attempt 2, 1 past, seen true, failed true",
+		"attempt 2, 1 past, seen true, failed true", "attempt 3, 2 past, seen true, failed true",
 	}
 	assert.Equal(t, want, seen)
 	assert.Equal(
@@ -249,10 +243,9 @@ func TestSnoozeEndsAfterADay(t *testing.T) {
 			result := broker.Run(newRetry(t, broker, test.options...).Middleware(
 				failsWith(middleware.Snooze(errBoom, delay)),
 			), newMessage(delivery{}))
-			if len(result.Snoozes) != test.snoozed || result.Attempts != 3 ||
-				result.State.Reason != exhausted {
-				t.Errorf("got %s", result)
-			}
+			require.Len(t, result.Snoozes, test.snoozed)
+			assert.Equal(t, 3, result.Attempts)
+			assert.Equal(t, exhausted, result.State.Reason)
 			assert.Equal(t, []time.Duration{delay, delay}, result.Delays)
 		})
 	}
@@ -275,14 +268,13 @@ func TestLogOfAMessageSnoozedForTooLong(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	seen := time.Now().Add(-25 * time.Hour)
 	msg := newMessage(delivery{State: state{FirstSeen: seen}})
-	h := newRetry(t, newBroker(), middleware.WithLogger(logger)).Middleware(
+	h := newRetry(t, newBroker(), withLogger(logger)).Middleware(
 		failsWith(middleware.Snooze(errBoom, time.Minute)))
 	acked(t, h, msg)
 	lines := logger.Captured()[watermill.InfoLogLevel]
-	if len(lines) != 2 || !strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer") ||
-		lines[1].Msg != "Message will be retried" {
-		t.Fatalf("logged %+v", lines)
-	}
+	require.Len(t, lines, 2)
+	require.True(t, strings.HasPrefix(lines[0].Msg, "Message cannot be snoozed any longer"))
+	require.Equal(t, "Message will be retried", lines[1].Msg)
 	assert.True(t, lines[0].Fields["first_seen"].(time.Time).Equal(seen))
 }
 
@@ -316,7 +308,7 @@ func TestWithSnoozeForSnoozes(t *testing.T) {
 		"the second": {err: errBusy, snoozed: true, want: time.Minute},
 		"wrapped":    {err: fmt.Errorf("sell: %w", errOpen), snoozed: true, want: time.Minute},
 		"before a classifier": {
-			err: errOpen, more: options{middleware.WithClassifier(middleware.PermanentErrors(errOpen))},
+			err: errOpen, more: options{withClassifier(permanentErrors(errOpen))},
 			snoozed: true, want: time.Minute,
 		},
 		"the first rule wins": {

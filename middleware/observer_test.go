@@ -22,9 +22,9 @@ import (
 )
 
 // events keeps the events of an observer.
-type events struct{ all []middleware.Event }
+type events struct{ all []event }
 
-func (o *events) Observe(_ context.Context, e middleware.Event) { o.all = append(o.all, e) }
+func (o *events) Observe(_ context.Context, e event) { o.all = append(o.all, e) }
 
 func (o *events) kinds() []middleware.EventKind {
 	var kinds []middleware.EventKind
@@ -46,10 +46,7 @@ func TestEventsOfAMessage(t *testing.T) {
 		const took = 30 * time.Millisecond
 		var told events
 		broker := newBroker()
-		retry := newRetry(
-			t, broker, middleware.WithObserver(&told),
-			middleware.WithClassifier(middleware.PermanentErrors(errGone)),
-		)
+		retry := newRetry(t, broker, withObserver(&told), withClassifier(permanentErrors(errGone)))
 		msg := middlewaretest.NewMessage(middleware.Delivery{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1",
 		}, nil)
@@ -70,7 +67,7 @@ func TestEventsOfAMessage(t *testing.T) {
 		// Run's clock stands still while a message waits. Run sets the time of the republish
 		// back instead.
 		began := time.Now().Add(-3 * took).UTC()
-		common := middleware.Event{
+		common := event{
 			Queue: "orders", MessageID: "m-1", CorrelationID: "c-1", MessageUUID: msg.UUID, Called: true,
 			Duration: took,
 		}
@@ -88,7 +85,7 @@ func TestEventsOfAMessage(t *testing.T) {
 		dead.Class, dead.Reason, dead.Err = "permanent", "permanent", errGone
 		dead.DelayMeasured, dead.LastDelay = time.Minute, time.Minute
 		dead.Age = time.Minute + time.Second + 2*took
-		for i, want := range []middleware.Event{retried, snoozed, dead} {
+		for i, want := range []event{retried, snoozed, dead} {
 			assert.False(t, i >= len(told.all))
 			assert.Equal(t, want, told.all[i])
 		}
@@ -108,7 +105,7 @@ func TestEventOfASuccess(t *testing.T) {
 			if failures > 0 {
 				notes.FirstSeen, notes.FirstFailure = time.Now().Add(-time.Hour), time.Now().Add(-time.Hour)
 			}
-			_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)(
+			_, err := newRetry(t, unused{}, withObserver(&told)).Middleware(succeeds)(
 				newMessage(middleware.Delivery{State: notes}),
 			)
 			require.NoError(t, err)
@@ -129,23 +126,21 @@ func TestEventOfASuccess(t *testing.T) {
 func TestEventOfAPanic(t *testing.T) {
 	t.Parallel()
 	var told events
-	handle(
-		t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
-		middleware.WithObserver(&told),
-	)
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic("no stock") },
+		withObserver(&told))
 	told.want(t, middleware.EventRetried)
 	var panicked *middleware.PanicError
 	if e := told.all[0]; !errors.As(e.Err, &panicked) || len(panicked.Stack) == 0 ||
 		e.ErrorText() != "panic: no stock" {
 		t.Errorf("told %+v, %q", e, e.ErrorText())
 	}
-	assert.Empty(t, (middleware.Event{}).ErrorText())
+	assert.Empty(t, (event{}).ErrorText())
 }
 
 func TestEventOfAMessagePastItsLimit(t *testing.T) {
 	t.Parallel()
 	var told events
-	retry := newRetry(t, newBroker(), middleware.WithObserver(&told))
+	retry := newRetry(t, newBroker(), withObserver(&told))
 	_, err := retry.Middleware(succeeds)(
 		newMessage(middleware.Delivery{State: state{Failures: 9, Class: "retryable"}}),
 	)
@@ -162,15 +157,13 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told events
 		broker := newBroker()
-		retry := newRetry(t, broker, middleware.WithObserver(&told))
+		retry := newRetry(t, broker, withObserver(&told))
 		broker.FailNext(2, errUnconfirmed)
 		held := middleware.Delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 		acked(t, retry.Middleware(failsWith(errBoom)), newMessage(held))
-		told.want(
-			t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
-			middleware.EventRetried,
-		)
-		for i, want := range []middleware.Event{
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventRecovered,
+			middleware.EventRetried)
+		for i, want := range []event{
 			{Tries: 1, Err: errUnconfirmed},
 			{Tries: 2, Err: errUnconfirmed, Held: 500 * time.Millisecond},
 			{Tries: 3, Held: 1500 * time.Millisecond},
@@ -185,10 +178,8 @@ func TestEventsWhileTheMachineryFails(t *testing.T) {
 		broker.FailNext(9, errUnconfirmed)
 		held.HoldUntil = time.Now().Add(2 * time.Second)
 		_, err := retry.Middleware(failsWith(errBoom))(newMessage(held))
-		told.want(
-			t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
-			middleware.EventRequeued,
-		)
+		told.want(t, middleware.EventFailing, middleware.EventFailing, middleware.EventFailing,
+			middleware.EventRequeued)
 		last := told.all[3]
 		if last.Err != err || last.Tries != 3 || last.Held != 1500*time.Millisecond || !last.Called {
 			t.Errorf("told %+v", last)
@@ -212,7 +203,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var told events
-			retry := newRetry(t, unused{}, middleware.WithObserver(&told))
+			retry := newRetry(t, unused{}, withObserver(&told))
 			_, err := retry.Middleware(consumer(func(*message.Message) error {
 				close(gone)
 				return errBoom
@@ -229,7 +220,7 @@ func TestEventOfAnInterruption(t *testing.T) {
 func TestEventOfAMessageThatTheHandlerSettled(t *testing.T) {
 	t.Parallel()
 	var told events
-	_, err := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(consumer(
+	_, err := newRetry(t, unused{}, withObserver(&told)).Middleware(consumer(
 		func(msg *message.Message) error { msg.Ack(); return errBoom }))(
 		newMessage(middleware.Delivery{}),
 	)
@@ -253,8 +244,8 @@ func TestNothingIsToldTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var told events
-			inner := newRetry(t, test.broker, middleware.WithObserver(&told))
-			outer := newRetry(t, test.broker, middleware.WithObserver(&told))
+			inner := newRetry(t, test.broker, withObserver(&told))
+			outer := newRetry(t, test.broker, withObserver(&told))
 			delivery := middleware.Delivery{}
 			if test.want == middleware.EventRequeued {
 				test.broker.FailNext(1, middleware.ErrNotDelivered)
@@ -274,7 +265,7 @@ func TestNothingIsToldTwice(t *testing.T) {
 func TestASecondCallIsToldAsWell(t *testing.T) {
 	t.Parallel()
 	var told events
-	h := newRetry(t, unused{}, middleware.WithObserver(&told)).Middleware(succeeds)
+	h := newRetry(t, unused{}, withObserver(&told)).Middleware(succeeds)
 	msg := newMessage(middleware.Delivery{})
 	_, _ = h(msg)
 	_, _ = h(msg)
@@ -286,8 +277,8 @@ func TestAnObserverThatPanicsChangesNothing(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	var told events
 	broker := newBroker()
-	retry := newRetry(t, broker, middleware.WithLogger(logger), middleware.WithObserver(
-		middleware.ObserverFunc(func(context.Context, middleware.Event) { panic("of mine") }), &told,
+	retry := newRetry(t, broker, withLogger(logger), withObserver(
+		middleware.ObserverFunc(func(context.Context, event) { panic("of mine") }), &told,
 	))
 	result := broker.Run(retry.Middleware(failsWith(errBoom)), newMessage(middleware.Delivery{}))
 	assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", result.String())
@@ -320,8 +311,8 @@ func TestAnObserverThatEndsTheGoroutine(t *testing.T) {
 			if test.at == middleware.EventFailing {
 				broker.FailNext(1, nil)
 			}
-			retry := newRetry(t, broker, middleware.WithObserver(middleware.ObserverFunc(
-				func(_ context.Context, e middleware.Event) {
+			retry := newRetry(t, broker, withObserver(middleware.ObserverFunc(
+				func(_ context.Context, e event) {
 					if e.Kind == test.at {
 						runtime.Goexit()
 					}
@@ -343,7 +334,7 @@ func TestObserversThatAreNil(t *testing.T) {
 	t.Parallel()
 	var missing *events
 	_, err := middleware.NewDelayedRetry(
-		unused{}, backoff.List{time.Second}, middleware.WithObserver(nil, missing),
+		unused{}, backoff.List{time.Second}, withObserver(nil, missing),
 	)
 	assert.EqualError(
 		t, err, "new delayed retry: WithObserver: observer 0 is nil\nWithObserver: observer 1 is nil",
@@ -376,7 +367,7 @@ func TestAMessageThatCouldOnlyBeDeadLetteredIsNotCalledRetried(t *testing.T) {
 	} {
 		var told events
 		logger := watermill.NewCaptureLogger()
-		retry := newRetry(t, oversized{}, middleware.WithObserver(&told), middleware.WithLogger(logger))
+		retry := newRetry(t, oversized{}, withObserver(&told), withLogger(logger))
 		acked(t, retry.Middleware(failsWith(err)), newMessage(middleware.Delivery{}))
 		told.want(t, middleware.EventDeadLettered)
 		if e := told.all[0]; e.Reason != "oversized" || e.DelayAsked != 0 {
@@ -398,7 +389,7 @@ func TestTheDelayGivenIsTold(t *testing.T) {
 	t.Parallel()
 	var told events
 	_, err := newRetry(
-		t, slower{}, middleware.WithObserver(&told),
+		t, slower{}, withObserver(&told),
 	).Middleware(failsWith(errBoom))(newMessage(middleware.Delivery{}))
 	require.NoError(t, err)
 	if e := told.all[0]; e.DelayAsked != time.Second || e.DelayGiven != 5*time.Second {
@@ -410,9 +401,9 @@ func TestTheDelayGivenIsTold(t *testing.T) {
 // middleware has set, are in every event.
 func TestEventsNameThePlace(t *testing.T) {
 	t.Parallel()
-	got := make(chan middleware.Event, 10)
-	pubSub := running(t, succeeds, middleware.WithObserver(middleware.ObserverFunc(
-		func(_ context.Context, e middleware.Event) { got <- e })))
+	got := make(chan event, 10)
+	pubSub := running(t, succeeds, withObserver(middleware.ObserverFunc(
+		func(_ context.Context, e event) { got <- e })))
 	msg := message.NewMessage("order-7", nil)
 	wmiddleware.SetCorrelationID("c-1", msg)
 	require.NoError(t, pubSub.Publish("orders", msg))
@@ -430,7 +421,7 @@ func TestEventsOfABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told events
 		s := newSpender(
-			t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, middleware.WithObserver(&told),
+			t, middleware.BudgetConfig{Share: 0.5, Minimum: 2, Probes: 1}, withObserver(&told),
 		)
 		s.expect(errBoom, "1s", "1m0s")
 		told.want(t, middleware.EventRetried, middleware.EventBudgetClosed, middleware.EventRetried)

@@ -36,7 +36,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 		Class: retryable, History: past, OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}})
 	began := time.Now()
-	h := newRetry(t, broker, middleware.WithLogger(logger)).Middleware(mustNotBeCalled(t))
+	h := newRetry(t, broker, withLogger(logger)).Middleware(mustNotBeCalled(t))
 	if produced, err := h(msg); produced != nil || err != nil {
 		t.Errorf("got %v, %v; want nothing, so that the router acks", produced, err)
 	}
@@ -83,12 +83,10 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 		"policy":                   {state{Failures: 3}, nil, exhausted},
 		"forged, above any bound":  {state{Failures: 1 << 62}, nil, exhausted},
 		"forged, below any bound":  {state{Failures: -1 << 62}, nil, ""},
-		"attempts, the last":       {state{Failures: 1}, options{middleware.WithMaxAttempts(2)}, ""},
-		"attempts": {
-			state{Failures: 2}, options{middleware.WithMaxAttempts(2)}, exhausted,
-		},
+		"attempts, the last":       {state{Failures: 1}, options{withMaxAttempts(2)}, ""},
+		"attempts":                 {state{Failures: 2}, options{withMaxAttempts(2)}, exhausted},
 		"age": {
-			state{Failures: 1, FirstFailure: hourAgo}, options{middleware.WithMaxAge(time.Minute)}, "",
+			state{Failures: 1, FirstFailure: hourAgo}, options{withMaxAge(time.Minute)}, "",
 		},
 		"deadline, first delivery":  {state{Deadline: hourAgo}, nil, ""},
 		"deadline, after a failure": {state{Failures: 1, Deadline: hourAgo}, nil, header.ReasonDeadline},
@@ -117,8 +115,8 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 func TestThePolicyOfAnErrorThatIsGoneCounts(t *testing.T) {
 	t.Parallel()
 	broker := newBroker()
-	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, middleware.WithPolicyFor(
-		middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
+	retry, err := middleware.NewDelayedRetry(broker, backoff.None{}, policyFor(
+		selector{Error: retryableErrors(errBoom)}, backoff.List{1, 1, 1, 1},
 	))
 	require.NoError(t, err)
 	assert.Equal(
@@ -143,9 +141,7 @@ func TestOfTwoNestedTheInnerGuards(t *testing.T) {
 		require.Equal(t, want, call.State.Failures)
 		require.Equal(t, (want == 5), call.Dead)
 		headers := call.State.Headers("orders")
-		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (
-			string, bool,
-		) {
+		msg = newMessage(delivery{State: header.Parse("orders", func(key string) (string, bool) {
 			value, ok := headers[key]
 			return value, ok
 		})})

@@ -33,60 +33,56 @@ func TestHolding(t *testing.T) {
 	t.Parallel()
 	held := []error{errBoom, errUnconfirmed, middleware.ErrNotHandedOver}
 	for name, test := range map[string]struct {
-		delivery func() middleware.Delivery
+		delivery func() delivery
 		ctx      time.Duration // until the context is done; 0: never
 		failures int           // of the hand-over
 		tries    int
 		took     time.Duration
 		want     []error // empty: handed over
 	}{
-		"until it succeeds": {
-			failures: 4, tries: 5, took: 7500 * time.Millisecond,
-		},
-		"two minutes": {
-			failures: 28, tries: 29, took: 127500 * time.Millisecond,
-		},
+		"until it succeeds": {failures: 4, tries: 5, took: 7500 * time.Millisecond},
+		"two minutes":       {failures: 28, tries: 29, took: 127500 * time.Millisecond},
 		"25 minutes by default": {
 			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
 		},
 		"as long as the Subscriber says": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(2 * time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"as long as the Subscriber says, and no Arrived": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{HoldUntil: time.Now().Add(2 * time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"the Subscriber may hold for longer than 25 minutes": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{Arrived: time.Now(), HoldUntil: time.Now().Add(time.Hour)}
 			},
 			failures: 320, tries: 321, took: 1587500 * time.Millisecond,
 		},
 		"counted from the arrival": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{Arrived: time.Now().Add(-25*time.Minute + 2*time.Second)}
 			},
 			failures: 1000, tries: 3, took: 1500 * time.Millisecond, want: held,
 		},
 		"a handler that took longer than the limit: one try": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			failures: 1000, tries: 1, want: held,
 		},
 		"a handler that took longer, and the one try succeeds": {
-			delivery: func() middleware.Delivery {
+			delivery: func() delivery {
 				return delivery{Arrived: time.Now().Add(-30 * time.Minute)}
 			},
 			tries: 1,
 		},
 		"until the delivery is stale": {
-			delivery: func() middleware.Delivery { return delivery{Gone: after(4 * time.Second)} },
+			delivery: func() delivery { return delivery{Gone: after(4 * time.Second)} },
 			failures: 1000, tries: 4, took: 4 * time.Second,
 			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted},
 		},
@@ -95,19 +91,19 @@ func TestHolding(t *testing.T) {
 			want: []error{errBoom, errUnconfirmed, middleware.ErrInterrupted, context.DeadlineExceeded},
 		},
 		"until shutdown": {
-			delivery: func() middleware.Delivery { return delivery{Closing: after(4 * time.Second)} },
+			delivery: func() delivery { return delivery{Closing: after(4 * time.Second)} },
 			failures: 1000, tries: 4, took: 4 * time.Second, want: held,
 		},
 		"shutdown had begun: one try": {
-			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
+			delivery: func() delivery { return delivery{Closing: closedChan()} },
 			failures: 1000, tries: 1, want: held,
 		},
 		"shutdown had begun, and the one try succeeds": {
-			delivery: func() middleware.Delivery { return delivery{Closing: closedChan()} },
+			delivery: func() delivery { return delivery{Closing: closedChan()} },
 			tries:    1,
 		},
 		"no Arrived and no HoldUntil: 25 minutes": {
-			delivery: func() middleware.Delivery { return delivery{} },
+			delivery: func() delivery { return delivery{} },
 			failures: 1000, tries: 303, took: 1497500 * time.Millisecond, want: held,
 		},
 	} {
@@ -191,7 +187,7 @@ func TestLogOfAnOutage(t *testing.T) {
 		logger := watermill.NewCaptureLogger()
 		broker := newBroker()
 		broker.FailNext(28, errUnconfirmed)
-		_, err := newRetry(t, broker, middleware.WithLogger(logger)).
+		_, err := newRetry(t, broker, withLogger(logger)).
 			Middleware(failsWith(errBoom))(newMessage(delivery{}))
 		require.NoError(t, err)
 		var held []any
@@ -203,10 +199,9 @@ func TestLogOfAnOutage(t *testing.T) {
 			t, []any{time.Duration(0), 62500 * time.Millisecond, 122500 * time.Millisecond}, held,
 		)
 		info := logger.Captured()[watermill.InfoLogLevel]
-		if len(info) != 2 || info[0].Fields["held"] != 127500*time.Millisecond ||
-			info[0].Fields["tries"] != 29 {
-			t.Errorf("logged %+v", info)
-		}
+		require.Len(t, info, 2)
+		assert.Equal(t, 127500*time.Millisecond, info[0].Fields["held"])
+		assert.Equal(t, 29, info[0].Fields["tries"])
 	})
 }
 
@@ -233,31 +228,26 @@ func TestMetadataThatIsKept(t *testing.T) {
 			nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"},
 		},
 		"an option adds": {
-			options{keep("tenant")},
-			map[string]string{correlation: "c-1", "tenant": "7"},
+			options{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"},
 			map[string]string{correlation: "c-1", "tenant": "7"},
 		},
 		"two options add": {
-			options{keep("tenant"), keep("step")},
-			map[string]string{"tenant": "7", "step": "2"},
+			options{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"},
 			map[string]string{"tenant": "7", "step": "2"},
 		},
 		"named twice": {
-			options{keep("tenant", "tenant", correlation)},
-			map[string]string{"tenant": "7"},
+			options{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"},
 			map[string]string{"tenant": "7"},
 		},
 		"empty": {
 			options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""},
 		},
 		"upper case is no broker's": {
-			options{keep("X-Request-ID")},
-			map[string]string{"X-Request-ID": "7"},
+			options{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"},
 			map[string]string{"X-Request-ID": "7"},
 		},
 		"longest": {
-			options{keep("k")},
-			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
+			options{keep("k")}, map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 		},
 		"too long with its key": {
@@ -298,7 +288,7 @@ func TestMetadataThatCannotBeKeptIsLogged(t *testing.T) {
 			call := handle(t, setting(
 				map[string]string{correlation: "c-1", "k": test.value, "z": "26"}, errBoom,
 			),
-				middleware.WithKeptMetadata("k", "z"), middleware.WithLogger(logger))
+				middleware.WithKeptMetadata("k", "z"), withLogger(logger))
 			assert.Equal(t, (map[string]string{correlation: "c-1", "z": "26"}), call.State.Metadata)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
 			if len(lines) != 1 || lines[0].Msg != "Metadata is not kept" ||
@@ -324,11 +314,10 @@ func TestKeysThatCannotBeKept(t *testing.T) {
 		_, err := middleware.NewDelayedRetry(
 			unused{}, tenfold, middleware.WithKeptMetadata("fine", key, strings.Repeat("k", 255)),
 		)
-		if err == nil || !strings.Contains(err.Error(), "WithKeptMetadata: ") ||
-			!strings.Contains(err.Error(), why) ||
-			strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: got %v", key, err)
-		}
+		assert.Error(t, err, key)
+		assert.Contains(t, err.Error(), "WithKeptMetadata: ", key)
+		assert.Contains(t, err.Error(), why, key)
+		assert.NotContains(t, err.Error(), "\n", key)
 	}
 }
 

@@ -38,11 +38,10 @@ func TestErrorTextIsThatOfTheOption(t *testing.T) {
 		assert.ErrorIs(t, err, secret)
 		return "public"
 	})
-	observer := middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
+	observer := middleware.ObserverFunc(func(_ context.Context, e event) {
 		told = append(told, e.ErrorText())
 	})
-	call := handle(t, failsWith(secret),
-		middleware.WithLogger(logger), public, middleware.WithObserver(observer))
+	call := handle(t, failsWith(secret), withLogger(logger), public, withObserver(observer))
 	require.Len(t, told, 1)
 	assert.Equal(t, "public", told[0])
 	assert.Equal(t, "public", call.State.Error)
@@ -158,10 +157,8 @@ func TestClassifiersSeeThePanic(t *testing.T) {
 		seen = err
 		return "", false
 	})
-	handle(
-		t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) },
-		middleware.WithClassifier(spy),
-	)
+	handle(t, func(*message.Message) ([]*message.Message, error) { panic(errBoom) },
+		withClassifier(spy))
 
 	var panicked *middleware.PanicError
 	require.True(t, errors.As(seen, &panicked))

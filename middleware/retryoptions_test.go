@@ -23,15 +23,10 @@ import (
 
 func TestEverythingThatIsWrongIsInOneError(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(
-		nil, backoff.List{-time.Second},
-		middleware.WithClassifier(nil, middleware.ClassifierFunc(nil)),
-		middleware.WithDefaultClass("fatal"),
-		middleware.WithMaxAttempts(0),
-		middleware.WithMaxAge(0),
-		middleware.WithLogger(nil),
-		nil,
-	)
+	_, err := middleware.NewDelayedRetry(nil, backoff.List{-time.Second},
+		withClassifier(nil, middleware.ClassifierFunc(nil)),
+		middleware.WithDefaultClass("fatal"), withMaxAttempts(0), withMaxAge(0),
+		withLogger(nil), nil)
 	require.Error(t, err)
 	for _, want := range []string{
 		"new delayed retry: republisher is nil",
@@ -79,8 +74,8 @@ func TestAPolicyWithoutAnEndNeedsABound(t *testing.T) {
 	}{
 		"no end":               {endless, nil, true},
 		"no end, func":         {backoff.PolicyFunc(endless.Delay), nil, true},
-		"no end, but attempts": {endless, options{middleware.WithMaxAttempts(3)}, false},
-		"no end, but age":      {endless, options{middleware.WithMaxAge(time.Hour)}, false},
+		"no end, but attempts": {endless, options{withMaxAttempts(3)}, false},
+		"no end, but age":      {endless, options{withMaxAge(time.Hour)}, false},
 		"no end, but limit":    {backoff.Limit{Policy: endless, Retries: 3}, nil, false},
 		"no end, on purpose":   {backoff.Unbounded{Policy: endless}, nil, false},
 		"end":                  {backoff.List{}, nil, false},
@@ -99,7 +94,7 @@ func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	logger := watermill.NewCaptureLogger()
 	policy := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
-	retry, err := middleware.NewDelayedRetry(newBroker(), policy, middleware.WithLogger(logger))
+	retry, err := middleware.NewDelayedRetry(newBroker(), policy, withLogger(logger))
 	require.NoError(t, err)
 	retry.Middleware(succeeds)
 	var remarks []string
@@ -113,28 +108,19 @@ func TestRemarksOnThePolicyAreLoggedOnce(t *testing.T) {
 
 func TestPoliciesAreChecked(t *testing.T) {
 	t.Parallel()
-	_, err := middleware.NewDelayedRetry(
-		newBroker(), backoff.None{},
-		middleware.WithPolicyFor(middleware.Selector{}, every(1)),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, nil),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders", Handler: "billing"}, every(1)),
-		middleware.WithPolicyFor(middleware.Selector{Topic: "a"}, backoff.List{-1}),
-		middleware.WithPolicyFor(
-			middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
-		),
-		middleware.WithPolicyFor(middleware.Selector{Error: middleware.RetryableIf(nil)}, every(1)),
-		middleware.WithPolicyFor(
-			middleware.Selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1),
-		),
-		middleware.WithPolicyFor(middleware.Selector{Handler: "mail"}, every(1)),
-	)
+	_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, policyFor(selector{}, every(1)),
+		policyFor(selector{Queue: "orders"}, nil),
+		policyFor(selector{Queue: "orders", Handler: "billing"}, every(1)),
+		policyFor(selector{Topic: "a"}, backoff.List{-1}),
+		policyFor(selector{Topic: "b"}, backoff.Constant{Interval: time.Second}),
+		policyFor(selector{Error: retryableIf(nil)}, every(1)),
+		policyFor(selector{Handler: "mail", Error: middleware.NetworkErrors()}, every(1)),
+		policyFor(selector{Handler: "mail"}, every(1)))
 	require.Error(t, err)
 	for _, want := range []string{
-		"WithPolicyFor 1: selector is empty",
-		"WithPolicyFor 2: policy is nil",
+		"WithPolicyFor 1: selector is empty", "WithPolicyFor 2: policy is nil",
 		"WithPolicyFor 3: never reached, because WithPolicyFor 2 matches the same failures",
-		"WithPolicyFor 4: backoff.List",
-		"WithPolicyFor 5: backoff.Constant",
+		"WithPolicyFor 4: backoff.List", "WithPolicyFor 5: backoff.Constant",
 		"WithPolicyFor 6: classifier of the selector is nil",
 	} {
 		assert.ErrorContains(t, err, want)
@@ -142,12 +128,10 @@ func TestPoliciesAreChecked(t *testing.T) {
 	require.Len(t, strings.Split(err.Error(), "\n"), 6)
 	assert.ErrorIs(t, err, backoff.ErrNoEnd)
 	for name, option := range map[string]middleware.Option{
-		"attempts": middleware.WithMaxAttempts(3), "age": middleware.WithMaxAge(time.Hour),
+		"attempts": withMaxAttempts(3), "age": withMaxAge(time.Hour),
 	} {
 		_, err := middleware.NewDelayedRetry(newBroker(), backoff.None{}, option,
-			middleware.WithPolicyFor(
-				middleware.Selector{Topic: "b"}, backoff.Constant{Interval: time.Second},
-			))
+			policyFor(selector{Topic: "b"}, backoff.Constant{Interval: time.Second}))
 		assert.NoError(t, err, name)
 	}
 }
@@ -157,10 +141,8 @@ func TestPolicies(t *testing.T) {
 	logger := watermill.NewCaptureLogger()
 	unbounded := backoff.Unbounded{Policy: backoff.Constant{Interval: time.Second}}
 	retry, err := middleware.NewDelayedRetry(newBroker(), every(1),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "a"}, every(2)),
-		middleware.WithPolicyFor(
-			middleware.Selector{Queue: "b"}, unbounded,
-		), middleware.WithLogger(logger))
+		policyFor(selector{Queue: "a"}, every(2)),
+		policyFor(selector{Queue: "b"}, unbounded), withLogger(logger))
 	require.NoError(t, err)
 	want := []backoff.Policy{every(1), every(2), unbounded}
 	retry.Policies()[0] = nil
@@ -178,17 +160,11 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 	errLimit := errors.New("rate limit")
 	panics := middleware.ClassifierFunc(func(error) (header.Class, bool) { panic("of mine") })
 	policies := options{
-		middleware.WithPolicyFor(middleware.Selector{Queue: "panics", Error: panics}, every(9)),
-		middleware.WithPolicyFor(
-			middleware.Selector{Queue: "orders", Error: middleware.RetryableErrors(errLimit)}, every(2),
-		),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "slow"}, every(3)),
-		middleware.WithPolicyFor(
-			middleware.Selector{Error: middleware.RetryableErrors(errLimit)}, every(4),
-		),
-		middleware.WithPolicyFor(
-			middleware.Selector{Queue: "orders", Error: always(permanent)}, every(5),
-		),
+		policyFor(selector{Queue: "panics", Error: panics}, every(9)),
+		policyFor(selector{Queue: "orders", Error: retryableErrors(errLimit)}, every(2)),
+		policyFor(selector{Queue: "slow"}, every(3)),
+		policyFor(selector{Error: retryableErrors(errLimit)}, every(4)),
+		policyFor(selector{Queue: "orders", Error: always(permanent)}, every(5)),
 	}
 	for name, test := range map[string]struct {
 		queue string
@@ -208,9 +184,7 @@ func TestTheFirstSelectorThatMatchesWins(t *testing.T) {
 			t.Parallel()
 			broker := newBroker()
 			logger := watermill.NewCaptureLogger()
-			h := newRetry(
-				t, broker, append(policies, middleware.WithLogger(logger))...,
-			).Middleware(failsWith(test.err))
+			h := newRetry(t, broker, append(policies, withLogger(logger))...).Middleware(failsWith(test.err))
 			acked(t, h, newMessage(delivery{Queue: test.queue}))
 			assert.Equal(t, test.want, broker.Calls()[0].Delay)
 			lines := logger.Captured()[watermill.ErrorLogLevel]
@@ -232,12 +206,10 @@ func TestSelectorsByHandlerAndTopic(t *testing.T) {
 	broker := newBroker()
 	decided := make(chan bool, 4)
 	retry := newRetry(t, broker,
-		middleware.WithPolicyFor(middleware.Selector{Handler: "billing", Topic: "orders"}, every(2)),
-		middleware.WithPolicyFor(middleware.Selector{Handler: "billing"}, every(3)),
-		middleware.WithPolicyFor(middleware.Selector{Topic: "orders"}, every(4)),
-		middleware.WithObserver(
-			middleware.ObserverFunc(func(context.Context, middleware.Event) { decided <- true }),
-		),
+		policyFor(selector{Handler: "billing", Topic: "orders"}, every(2)),
+		policyFor(selector{Handler: "billing"}, every(3)),
+		policyFor(selector{Topic: "orders"}, every(4)),
+		withObserver(middleware.ObserverFunc(func(context.Context, event) { decided <- true })),
 	)
 	router.AddMiddleware(retry.Middleware)
 	last := make(chan bool, 4)
@@ -275,10 +247,8 @@ func TestLastAttemptGoesByThePolicyOfThePlace(t *testing.T) {
 	broker := newBroker()
 	var last []bool
 	h := newRetry(t, broker,
-		middleware.WithPolicyFor(
-			middleware.Selector{Error: middleware.RetryableErrors(errBoom)}, every(1),
-		),
-		middleware.WithPolicyFor(middleware.Selector{Queue: "orders"}, backoff.List{time.Second}),
+		policyFor(selector{Error: retryableErrors(errBoom)}, every(1)),
+		policyFor(selector{Queue: "orders"}, backoff.List{time.Second}),
 	).Middleware(consumer(func(msg *message.Message) error {
 		last = append(last, middleware.LastAttempt(msg.Context()))
 		return errNoStock
@@ -292,10 +262,7 @@ func TestTheCountIsOneForAllPolicies(t *testing.T) {
 	broker := newBroker()
 	errOther := errors.New("other")
 	h := newRetry(t, broker, // 1s 10s for any error
-		middleware.WithPolicyFor(
-			middleware.Selector{Error: middleware.RetryableErrors(errOther)},
-			backoff.List{2, 3, 4 * time.Second},
-		),
+		policyFor(selector{Error: retryableErrors(errOther)}, backoff.List{2, 3, 4 * time.Second}),
 	).Middleware(consumer(func(msg *message.Message) error {
 		if middleware.Attempt(msg.Context()) == 3 {
 			return errOther
@@ -344,10 +311,10 @@ func TestLoggerAndObserversOfTheRepublisher(t *testing.T) {
 			own := client{nil, watermill.NewCaptureLogger(), new(events)}
 			var chosen options
 			if test.ownLogger {
-				chosen = append(chosen, middleware.WithLogger(own.logger))
+				chosen = append(chosen, withLogger(own.logger))
 			}
 			if test.ownObserver {
-				chosen = append(chosen, middleware.WithObserver(own.observer))
+				chosen = append(chosen, withObserver(own.observer))
 			}
 			h := newRetry(t, theirs, chosen...).Middleware(failsWith(errBoom))
 			acked(t, h, newMessage(delivery{}))

@@ -34,7 +34,7 @@ func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware
 	budget, err := middleware.NewBudget(cfg)
 	require.NoError(t, err)
 	s := &spender{t: t, budget: budget, broker: newBroker(), logger: watermill.NewCaptureLogger()}
-	options = append(options, middleware.WithBudget(budget), middleware.WithLogger(s.logger))
+	options = append(options, middleware.WithBudget(budget), withLogger(s.logger))
 	s.retry, err = middleware.NewDelayedRetry(
 		s.broker, backoff.List{time.Second, time.Minute}, options...,
 	)
@@ -45,7 +45,7 @@ func newSpender(t *testing.T, cfg middleware.BudgetConfig, options ...middleware
 // deliver has a fresh message handled with err, and returns what became of it.
 func (s *spender) deliver(err error) string { return s.deliverAs(delivery{}, err) }
 
-func (s *spender) deliverAs(d middleware.Delivery, err error) string {
+func (s *spender) deliverAs(d delivery, err error) string {
 	s.t.Helper()
 	before, called := len(s.broker.Calls()), s.handled
 	_, result := s.retry.Middleware(func(*message.Message) ([]*message.Message, error) {
@@ -138,9 +138,7 @@ func TestBudgetOfRetriesAMinute(t *testing.T) {
 func TestBudgetDelaysNoRetryPastItsTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSpender(
-			t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, middleware.WithMaxAge(time.Minute),
-		)
+		s := newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour}, withMaxAge(time.Minute))
 		s.expect(errBoom, "1s", "1s")
 		s = newSpender(t, middleware.BudgetConfig{Retries: 1, Delay: time.Hour})
 		s.expect(errBoom, "1s")

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -174,4 +176,144 @@ func ExamplePlanFor_unlisted() {
 	// 10m0s
 	// 1h0m0s
 	// orders.failed
+}
+
+// A client with every option. Most programs need WithLogger alone.
+func ExampleOpen_options() {
+	options := []topology.Option{
+		topology.WithLogger(watermill.NewSlogLogger(nil)),
+		topology.WithName("shop"),
+		topology.WithBrokers("amqp://shop:secret@rabbit-2/", "amqp://shop:secret@rabbit-3/"),
+		topology.WithCredentials(func(context.Context) (user, password string, err error) {
+			return "shop", "from the vault", nil
+		}),
+		topology.WithConfirmTimeout(5 * time.Second),
+		topology.WithManagement("https://watcher:secret@rabbit-1:15671/"),
+		topology.WithObserver(middleware.ObserverFunc(
+			func(_ context.Context, e middleware.Event) { log.Print(e.Kind) })),
+		topology.WithPreProvisioned(),
+		topology.WithoutClusterCheck(),
+	}
+	conn := wamqp.ConnectionConfig{AmqpURI: "amqp://shop:secret@rabbit-1/"}
+	client, err := topology.Open(context.Background(), conn, topology.PerQueue{}, options...)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer client.Close()
+	log.Print(client.Healthy())
+}
+
+// A subscriber with every option; the DelayedRetry names the policies.
+func ExampleClient_NewSubscriber() {
+	var client *topology.Client // of Open
+	cfg := wamqp.NewDurableQueueConfig("amqp://shop:secret@rabbit-1/")
+	policy := backoff.List{time.Second, time.Minute}
+	retry, err := middleware.NewDelayedRetry(client, policy)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	options := []topology.SubscriberOption{
+		topology.For(retry),
+		topology.ForPolicy(backoff.List{10 * time.Minute}), // delays that errors ask for
+		topology.WithConcurrency(16),
+		topology.WithDrainTimeout(10 * time.Second),
+		topology.WithHandlerWarning(time.Minute),
+		topology.WithConsumerTimeout(15 * time.Minute),
+		topology.WithTimestampWindow(time.Hour, time.Minute),
+		topology.WithRequeueOnNack(), // only while instances of watermill-amqp consume the queue
+	}
+	var sub *topology.Subscriber
+	if sub, err = client.NewSubscriber(cfg, options...); err != nil {
+		log.Print(err)
+		return
+	}
+	defer sub.Close()
+}
+
+// A publisher of messages that wait on the broker before they are delivered.
+func ExampleClient_NewPublisher() {
+	var client *topology.Client // of Open
+	cfg := wamqp.NewDurableQueueConfig("amqp://shop:secret@rabbit-1/")
+	options := []topology.PublisherOption{topology.WithDelays(time.Hour, 24*time.Hour)}
+	var pub *topology.Publisher
+	pub, err := client.NewPublisher(cfg, options...)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer pub.Close()
+}
+
+// A handler looks at the delivery as it arrived, with the types of AMQP.
+func ExampleReceived() {
+	handle := func(msg *message.Message) error {
+		if delivery, ok := topology.Received(msg.Context()); ok {
+			log.Print(delivery.RoutingKey, delivery.Headers["x-tenant"])
+		}
+		return nil
+	}
+	_ = handle
+}
+
+// onePerTenant is a strategy of a user: each tenant has its own wait queues.
+type onePerTenant struct{ tenant string }
+
+func (s onePerTenant) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
+	return topology.Shared{Prefix: s.tenant, Type: topology.Classic}.Plan(queue, delays)
+}
+
+// A strategy is a value with one method. ValidatePlan refuses a plan that could lose messages.
+func ExampleStrategy() {
+	var strategy topology.Strategy = onePerTenant{"acme"}
+	plan, err := topology.PlanFor(strategy, "orders", backoff.List{5 * time.Second})
+	fmt.Println(plan.Queues[0].Name, err)
+	// Output: acme.wait.5s.classic <nil>
+}
+
+// A plan written by hand: one wait queue behind an exchange.
+func ExampleWaitQueue_plan() {
+	wait := topology.WaitQueue("orders.later", time.Second, topology.Route{RoutingKey: "orders"})
+	dead := amqp091.Table{"x-queue-type": string(topology.Quorum), "x-delivery-limit": 1 << 30}
+	plan := topology.Plan{
+		Queue:     "orders",
+		Exchanges: []topology.Exchange{{Name: "orders.in", Kind: "fanout"}},
+		Queues:    []topology.Queue{wait, {Name: "orders.dlq", Arguments: dead}},
+		Bindings:  []topology.Binding{{Exchange: "orders.in", Queue: "orders.later"}},
+		WaitSteps: []topology.Route{{Exchange: "orders.in", Delay: time.Second, Hops: 1}},
+		Dead:      topology.Route{RoutingKey: "orders.dlq"},
+	}
+	fmt.Println(topology.ValidatePlan(plan))
+	route, err := plan.Route(topology.Retry{Delay: time.Second})
+	fmt.Println(route.Exchange, err)
+	// Output:
+	// <nil>
+	// orders.in <nil>
+}
+
+// Plans are data: the exchange of Via, the levels, the permissions of two plans together.
+func ExamplePlan() {
+	policy := backoff.List{time.Second}
+	through, err := topology.PlanFor(topology.PerQueue{Via: "events"}, "orders", policy)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	levels, err := topology.PlanFor(topology.Levels{Max: time.Minute}, "mail", policy)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var via *topology.Via = through.Via
+	var routes *topology.LevelRoutes = levels.Levels
+	var both topology.Permissions = through.Permissions(false).Join(levels.Permissions(false))
+	kinds := []topology.QueueType{topology.Quorum, topology.Classic}
+	fmt.Println(via.Exchange, via.Through)
+	fmt.Println(routes)
+	fmt.Println(both.Read, kinds)
+	// Output:
+	// events millpond.return.events
+	// any delay in steps of 100ms up to 1m42.3s, 1 % more for fewer levels
+	// ^(orders)$|^(mail)$ [quorum classic]
 }

@@ -64,27 +64,25 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 		want     time.Duration
 		hops     int
 	}{
-		"negative":                   {topology.Levels{}, -s, 100 * ms, 1},
-		"zero":                       {topology.Levels{}, 0, 100 * ms, 1},
-		"under the resolution":       {topology.Levels{}, 1, 100 * ms, 1},
-		"the resolution":             {topology.Levels{}, 100 * ms, 100 * ms, 1},
-		"rounded up":                 {topology.Levels{}, 100*ms + 1, 200 * ms, 1},
-		"a second":                   {topology.Levels{}, s, s, 2},
-		"seven seconds are exact":    {topology.Levels{}, 7 * s, 7 * s, 3},
-		"seven minutes, a hundredth": {topology.Levels{}, 7 * m, 422400 * ms, 2},
-		"seven minutes, exact":       {exact, 7 * m, 7 * m, 4},
-		"seven minutes, a tenth":     {tolerating(0.1), 7 * m, 422400 * ms, 2},
-		"seven minutes, any":         {tolerating(1), 7 * m, 819200 * ms, 1},
-		"few hops already":           {tolerating(0.1), 6400 * ms, 6400 * ms, 1},
-		"just under the tolerance":   {tolerating(0.05), 6100 * ms, 6400 * ms, 1},
-		"just over it":               {tolerating(0.049), 6100 * ms, 6100 * ms, 5},
-		"another resolution":         {topology.Levels{Resolution: s}, 6100 * ms, 7 * s, 3},
-		"ten years":                  {exact, tenYears, tenYears, 15},
-		"ten years, a hundredth":     {topology.Levels{}, tenYears, 315411660800 * ms, 5},
-		"all levels together":        {threeSeconds, 3100 * ms, 3100 * ms, 5},
-		"longer: a round of the last": {
-			threeSeconds, 3101 * ms, 1600 * ms, 1,
-		},
+		"negative":                    {topology.Levels{}, -s, 100 * ms, 1},
+		"zero":                        {topology.Levels{}, 0, 100 * ms, 1},
+		"under the resolution":        {topology.Levels{}, 1, 100 * ms, 1},
+		"the resolution":              {topology.Levels{}, 100 * ms, 100 * ms, 1},
+		"rounded up":                  {topology.Levels{}, 100*ms + 1, 200 * ms, 1},
+		"a second":                    {topology.Levels{}, s, s, 2},
+		"seven seconds are exact":     {topology.Levels{}, 7 * s, 7 * s, 3},
+		"seven minutes, a hundredth":  {topology.Levels{}, 7 * m, 422400 * ms, 2},
+		"seven minutes, exact":        {exact, 7 * m, 7 * m, 4},
+		"seven minutes, a tenth":      {tolerating(0.1), 7 * m, 422400 * ms, 2},
+		"seven minutes, any":          {tolerating(1), 7 * m, 819200 * ms, 1},
+		"few hops already":            {tolerating(0.1), 6400 * ms, 6400 * ms, 1},
+		"just under the tolerance":    {tolerating(0.05), 6100 * ms, 6400 * ms, 1},
+		"just over it":                {tolerating(0.049), 6100 * ms, 6100 * ms, 5},
+		"another resolution":          {topology.Levels{Resolution: s}, 6100 * ms, 7 * s, 3},
+		"ten years":                   {exact, tenYears, tenYears, 15},
+		"ten years, a hundredth":      {topology.Levels{}, tenYears, 315411660800 * ms, 5},
+		"all levels together":         {threeSeconds, 3100 * ms, 3100 * ms, 5},
+		"longer: a round of the last": {threeSeconds, 3101 * ms, 1600 * ms, 1},
 		"no rounding beyond all": {
 			topology.Levels{Max: 3 * s, Tolerance: 1}, 2700 * ms, 2800 * ms, 3,
 		},
@@ -98,8 +96,7 @@ func TestLevelsRoundToFewerHops(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			plan, err := c.strategy.Plan("orders", nil)
-			require.NoError(t, err)
+			plan := rig.PlanOf(t, c.strategy, "orders")
 			route, err := plan.Route(topology.Retry{Delay: c.asked})
 			require.NoError(t, err)
 			require.Equal(t, []any{c.want.String(), c.hops}, []any{route.Delay.String(), route.Hops})
@@ -129,8 +126,7 @@ func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 	t.Parallel()
 	const resolution = 100 * time.Millisecond
 	for _, tolerance := range []float64{0.01, 0.05, 0.3, 1} {
-		plan, err := topology.Levels{Tolerance: tolerance, Max: time.Hour}.Plan("orders", nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, topology.Levels{Tolerance: tolerance, Max: time.Hour}, "orders")
 		for steps := uint64(1); steps < 3000; steps++ {
 			route, err := plan.Route(topology.Retry{Delay: time.Duration(steps) * resolution})
 			require.NoError(t, err)
@@ -148,11 +144,9 @@ func TestLevelsTakeTheFewestHopsThereAre(t *testing.T) {
 
 func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	t.Parallel()
-	none, err := topology.Levels{}.Plan("orders", nil)
-	require.NoError(t, err)
+	none := rig.PlanOf(t, topology.Levels{}, "orders")
 	delays := []time.Duration{time.Second, 123 * time.Millisecond, backoff.MaxDelay}
-	some, err := topology.Levels{}.Plan("orders", delays)
-	require.NoError(t, err)
+	some := rig.PlanOf(t, topology.Levels{}, "orders", delays...)
 	require.Equal(t, none, some)
 	require.Len(t, none.WaitSteps, 32)
 	require.Len(t, none.Queues, 32+2)
@@ -161,8 +155,7 @@ func TestLevelsPlanDependsOnNoDelay(t *testing.T) {
 	require.Contains(t, none.String(),
 		"any delay in steps of 100ms up to 119304h38m49.5s, 1 % more for fewer levels")
 
-	another, err := topology.Levels{}.Plan("letters", nil)
-	require.NoError(t, err)
+	another := rig.PlanOf(t, topology.Levels{}, "letters")
 	require.Equal(t, none.Queues[:33], another.Queues[:33])
 	require.Equal(t, none.Exchanges, another.Exchanges)
 	require.Len(t, rig.Merged(none, another).Bindings, len(none.Bindings)+1)
@@ -189,8 +182,7 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 		topology.Levels{WaitArguments: map[string]any{"x-max-length": int64(1000)}},
 		topology.Shared{},
 	} {
-		plan, err := s.Plan(fmt.Sprintf("queue-%d", i), nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, s, fmt.Sprintf("queue-%d", i))
 		plans = append(plans, plan)
 		for _, q := range plan.Queues {
 			requireSame("queue "+q.Name, q.Arguments)
@@ -214,11 +206,12 @@ func TestLevelsThatDifferDoNotConflict(t *testing.T) {
 func TestLevelsNames(t *testing.T) {
 	t.Parallel()
 	bounded := map[string]any{"x-max-length": 5}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.Levels
 		level    string
 		suffix   string // of the level and of the entry exchange
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"default":    {topology.Levels{}, "millpond.level.", ""},
 		"100 ms":     {topology.Levels{Resolution: 100 * time.Millisecond}, "millpond.level.", ""},
 		"prefix":     {topology.Levels{Prefix: "shop"}, "shop.level.", ""},
@@ -228,15 +221,11 @@ func TestLevelsNames(t *testing.T) {
 			topology.Levels{Resolution: time.Second, Type: topology.Classic, WaitArguments: bounded},
 			"millpond.level.", ".1s.classic.x94bc49b6",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("orders", nil)
-			require.NoError(t, err)
-			require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
-			require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		plan := rig.PlanOf(t, c.strategy, "orders")
+		require.Equal(t, c.level+"3"+c.suffix, plan.Queues[3].Name)
+		require.Equal(t, c.level+"enter"+c.suffix, plan.WaitSteps[3].Exchange)
+	})
 }
 
 func TestLevelsRefuse(t *testing.T) {
@@ -245,15 +234,14 @@ func TestLevelsRefuse(t *testing.T) {
 	ttl := map[string]any{"x-message-ttl": 1}
 	two := topology.Levels{Tolerance: 2, Resolution: -1, Type: "stream"}
 	long := topology.Levels{Prefix: strings.Repeat("p", 250)}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.Levels
 		queue    string
 		delay    time.Duration
 		want     string // texts, with ; between
-	}{
-		"negative resolution": {
-			topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative",
-		},
+	}
+	rig.Each(t, map[string]testCase{
+		"negative resolution": {topology.Levels{Resolution: -1}, "q", 1, "resolution -1ns is negative"},
 		"microseconds": {
 			topology.Levels{Resolution: 1500 * us}, "q", 1, "resolution 1.5ms is not in whole milliseconds",
 		},
@@ -278,13 +266,10 @@ func TestLevelsRefuse(t *testing.T) {
 		"long prefix":   {long, "q", 1, "wait queue of 100ms has;entry exchange has"},
 		"our arguments": {topology.Levels{WaitArguments: ttl}, "q", 1, "x-message-ttl"},
 		"everything":    {two, "", 1, "tolerance;resolution;stream;queue is empty"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
-			rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		_, err := c.strategy.Plan(c.queue, []time.Duration{c.delay})
+		rig.RequireTexts(t, err, strings.Split(c.want, ";")...)
+	})
 }
 
 func TestLevelsEscapeDestinations(t *testing.T) {
@@ -305,8 +290,7 @@ func TestLevelsEscapeDestinations(t *testing.T) {
 		long:          long,
 		long + "q":    strings.Repeat("q", 80) + "%~" + sum,
 	} {
-		plan, err := topology.Levels{Dead: noDLQ}.Plan(queue, nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, topology.Levels{Dead: noDLQ}, queue)
 		require.Equal(t, want, plan.Levels.Destination)
 	}
 }
@@ -330,8 +314,7 @@ func TestLevelsKeepDestinationsApart(t *testing.T) {
 	} {
 		var plans []topology.Plan
 		for _, name := range tricky {
-			plan, err := strategy.Plan(name, nil)
-			require.NoError(t, err, name)
+			plan := rig.PlanOf(t, strategy, name)
 			plans = append(plans, plan)
 		}
 		broker := rig.Merged(plans...)

@@ -41,11 +41,12 @@ func TestPerAttemptPlan(t *testing.T) {
 	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
 	classic, via := topology.PerAttempt{Type: topology.Classic}, topology.PerAttempt{Via: "events"}
 	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.PerAttempt
 		delays   delays
 		want     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"the policy's delays": {
 			series(), delays{s, 2 * s, 3 * s}, "q.retry.1.1s q.retry.2.2s q.retry.3.3s",
 		},
@@ -70,41 +71,37 @@ func TestPerAttemptPlan(t *testing.T) {
 		"rounded up":          {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
 		"classic":             {classic, delays{s}, "q.retry.1.1s.classic"},
 		"through an exchange": {via, delays{s}, "q.retry.1.1s.to.events"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("q", c.delays)
-			require.NoError(t, err)
-			want := strings.Fields(c.want)
-			var names []string
-			for _, q := range plan.Queues {
-				if q.Delay > 0 {
-					names = append(names, q.Name)
-				}
+	}, func(t *testing.T, c testCase) {
+		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
+		want := strings.Fields(c.want)
+		var names []string
+		for _, q := range plan.Queues {
+			if q.Delay > 0 {
+				names = append(names, q.Name)
 			}
-			require.Equal(t, want, names)
-			require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
-			for i, step := range plan.WaitSteps {
-				waits, end := rig.Walk(t, plan, step)
-				require.Equal(t, "q", end)
-				require.Len(t, waits, 1)
-				require.Equal(t, want[i], waits[0].Name)
-				require.Equal(t, step.Delay, waits[0].Delay)
-			}
-		})
-	}
+		}
+		require.Equal(t, want, names)
+		require.Equal(t, "q.dlq", plan.Dead.RoutingKey)
+		for i, step := range plan.WaitSteps {
+			waits, end := rig.Walk(t, plan, step)
+			require.Equal(t, "q", end)
+			require.Len(t, waits, 1)
+			require.Equal(t, want[i], waits[0].Name)
+			require.Equal(t, step.Delay, waits[0].Delay)
+		}
+	})
 }
 
 func TestPerAttemptRoutes(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
 	delays := []time.Duration{2 * s, 5 * s, 2 * s, 5 * s}
-	plan, err := topology.PerAttempt{Delays: delays}.Plan("q", nil)
-	require.NoError(t, err)
-	for name, c := range map[string]struct {
+	plan := rig.PlanOf(t, topology.PerAttempt{Delays: delays}, "q")
+	type testCase struct {
 		retry topology.Retry
 		want  string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"its own":                  {topology.Retry{Delay: 2 * s, Attempt: 1}, "q.retry.1.2s"},
 		"its own, further on":      {topology.Retry{Delay: 2 * s, Attempt: 3}, "q.retry.3.2s"},
 		"the last before it":       {topology.Retry{Delay: 2 * s, Attempt: 2}, "q.retry.1.2s"},
@@ -114,15 +111,12 @@ func TestPerAttemptRoutes(t *testing.T) {
 		"longer than its own":      {topology.Retry{Delay: 3 * s, Attempt: 3}, "q.retry.2.5s"},
 		"longer than all, a round": {topology.Retry{Delay: time.Hour, Attempt: 4}, "q.retry.4.5s"},
 		"garbage":                  {topology.Retry{Delay: -s, Attempt: -1}, "q.retry.1.2s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			route, err := plan.Route(c.retry)
-			require.NoError(t, err)
-			require.Equal(t, c.want, route.RoutingKey)
-			require.Equal(t, "q.retry", route.Exchange)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		route, err := plan.Route(c.retry)
+		require.NoError(t, err)
+		require.Equal(t, c.want, route.RoutingKey)
+		require.Equal(t, "q.retry", route.Exchange)
+	})
 }
 
 func TestPerAttemptRefuses(t *testing.T) {

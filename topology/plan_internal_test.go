@@ -1,9 +1,14 @@
 package topology
 
 import (
+	"crypto/tls"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -95,5 +100,126 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.want, plan.toConsumer().KeyKept)
 		})
+	}
+}
+
+func TestRemainingDelay(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 300_000_000, time.UTC)
+	at := func(d time.Duration) string { return now.Add(d).Format(time.RFC3339) }
+	for name, c := range map[string]struct {
+		asked, until string
+		want         time.Duration
+		err          string
+	}{
+		"none": {},
+		"just written": {
+			asked: "3s", until: at(3 * time.Second),
+			want: 3 * time.Second,
+		},
+		"a minute in an outbox": {
+			asked: "3m", until: at(2 * time.Minute),
+			want: 2*time.Minute + 700*time.Millisecond,
+		},
+		"too long in it": {
+			asked: "3s", until: at(-time.Minute),
+			want: -time.Minute + 700*time.Millisecond,
+		},
+		"a duration alone": {asked: "1h30m", want: 90 * time.Minute},
+		"a time alone": {
+			until: at(time.Minute),
+			want:  time.Minute - 300*time.Millisecond,
+		},
+		"negative": {
+			asked: "-3s", until: at(-3 * time.Second),
+			want: -3 * time.Second,
+		},
+		"no duration": {
+			asked: "soon",
+			err:   `metadata "_watermill_delayed_for" is no duration`,
+		},
+		"no time": {
+			until: "tomorrow",
+			err:   `metadata "_watermill_delayed_until" is no time`,
+		},
+		"twenty years": {
+			asked: "175200h", until: at(175200 * time.Hour),
+			err: "is longer than",
+		},
+		"the clocks of two hosts disagree": {asked: "3s", until: at(time.Hour), want: 3 * time.Second},
+		"a duration that does not fit":     {asked: "9999999h", err: "is no duration"},
+		"a time that is no duration away":  {until: "9999-01-01T00:00:00Z", err: "is longer than"},
+		"a time before there were any":     {until: "0001-01-01T00:00:00Z", want: -1 << 63},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			msg := message.NewMessage("id", nil)
+			if c.asked != "" {
+				msg.Metadata.Set(delay.DelayedForKey, c.asked)
+			}
+			if c.until != "" {
+				msg.Metadata.Set(delay.DelayedUntilKey, c.until)
+			}
+			got, err := remainingDelay(msg, now)
+			if c.err != "" {
+				require.ErrorContains(t, err, c.err)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// Each setting alone is refused, by the Subscriber or the Publisher that would use it, and the
+// error says nothing else.
+func TestEachBadSettingIsRefusedAlone(t *testing.T) {
+	t.Parallel()
+	const consumer, publisher = 1, 2
+	for name, c := range map[string]struct {
+		refusedBy int
+		set       func(*amqp.Config)
+	}{
+		"": {0, func(*amqp.Config) {}},
+		"Marshaler is nil: use amqp.DefaultMarshaler{}": {
+			consumer | publisher, func(c *amqp.Config) { c.Marshaler = nil },
+		},
+		"Exchange.GenerateName is nil: use one of watermill-amqp's constructors": {
+			consumer | publisher, func(c *amqp.Config) { c.Exchange.GenerateName = nil },
+		},
+		"TopologyBuilder is nil: use &amqp.DefaultTopologyBuilder{}": {
+			consumer | publisher, func(c *amqp.Config) { c.TopologyBuilder = nil },
+		},
+		"Connection.TLSConfig and Connection.AmqpConfig.TLSClientConfig are both set: set one": {
+			consumer | publisher, func(c *amqp.Config) {
+				c.Connection.TLSConfig = &tls.Config{}
+				c.Connection.AmqpConfig = &amqp091.Config{TLSClientConfig: &tls.Config{}}
+			},
+		},
+		"Consume.Qos.PrefetchCount is 0, which is no limit: set at least 1": {
+			consumer, func(c *amqp.Config) { c.Consume.Qos.PrefetchCount = -1 },
+		},
+		"Consume.Qos.PrefetchCount is above 65535, which AMQP cannot ask for: set less": {
+			consumer, func(c *amqp.Config) { c.Consume.Qos.PrefetchCount = 65536 },
+		},
+		"Publish.GenerateRoutingKey is nil: use one of watermill-amqp's constructors": {
+			publisher, func(c *amqp.Config) { c.Publish.GenerateRoutingKey = nil },
+		},
+		"Publish.Immediate is refused by RabbitMQ: leave it false": {
+			publisher, func(c *amqp.Config) { c.Publish.Immediate = true },
+		},
+		"Publish.Transactional would make confirms impossible: leave it false": {
+			publisher, func(c *amqp.Config) { c.Publish.Transactional = true },
+		},
+	} {
+		cfg := amqp.NewDurableQueueConfig("amqp://127.0.0.1/")
+		c.set(&cfg)
+		for by, err := range map[int]error{consumer: checkConsumer(cfg), publisher: checkPublisher(cfg)} {
+			if c.refusedBy&by == 0 {
+				require.NoError(t, err, name)
+			} else {
+				require.EqualError(t, err, name)
+			}
+		}
 	}
 }

@@ -70,11 +70,12 @@ func TestPerQueuePlan(t *testing.T) {
 		WaitName: func(q string, d time.Duration) string { return "demo." + q + ".delay_" + d.String() },
 		Dead:     topology.DeadLetters{Name: func(q string) string { return "demo." + q + ".dead" }},
 	}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.PerQueue
 		delays   []time.Duration
 		want     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"sorted, distinct, rounded up": {
 			topology.PerQueue{},
 			[]time.Duration{5 * s, s, 5 * s, s + time.Microsecond, 1},
@@ -107,25 +108,20 @@ func TestPerQueuePlan(t *testing.T) {
 		"ten years": {
 			topology.PerQueue{}, []time.Duration{backoff.MaxDelay}, "q.wait.1s q.wait.87600h q.dlq",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			plan, err := c.strategy.Plan("q", c.delays)
-			require.NoError(t, err)
-			var names []string
-			for _, q := range plan.Queues {
-				names = append(names, q.Name)
-			}
-			require.Equal(t, strings.Fields(c.want), names)
-			require.Equal(t, names[len(names)-1], plan.Dead.RoutingKey)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
+		var names []string
+		for _, q := range plan.Queues {
+			names = append(names, q.Name)
+		}
+		require.Equal(t, strings.Fields(c.want), names)
+		require.Equal(t, names[len(names)-1], plan.Dead.RoutingKey)
+	})
 }
 
 func TestPerQueueArguments(t *testing.T) {
 	t.Parallel()
-	plan, err := topology.PerQueue{}.Plan("q", []time.Duration{time.Second})
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerQueue{}, "q", time.Second)
 	require.Equal(t, amqp.Table{
 		"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647), "x-message-ttl": int64(1000),
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q",
@@ -136,8 +132,7 @@ func TestPerQueueArguments(t *testing.T) {
 	require.Contains(t, plan.String(),
 		"q.wait.1s  1s     x-dead-letter-exchange= x-dead-letter-routing-key=q")
 
-	plan, err = topology.PerQueue{Type: topology.Classic}.Plan("q", []time.Duration{time.Second})
-	require.NoError(t, err)
+	plan = rig.PlanOf(t, topology.PerQueue{Type: topology.Classic}, "q", time.Second)
 	require.Equal(t, amqp.Table{
 		"x-queue-type": "classic", "x-queue-mode": "lazy", "x-message-ttl": int64(1000),
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q",
@@ -150,12 +145,13 @@ func TestPerQueueRefuses(t *testing.T) {
 	dead := func(name func(string) string) topology.PerQueue {
 		return topology.PerQueue{Dead: topology.DeadLetters{Name: name}}
 	}
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.PerQueue
 		queue    string
 		delays   []time.Duration
 		want     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"empty queue":      {topology.PerQueue{}, "", nil, "name of the queue is empty"},
 		"long queue":       {topology.PerQueue{}, strings.Repeat("q", 256), nil, "256 bytes"},
 		"long with suffix": {topology.PerQueue{}, strings.Repeat("q", 250), nil, "wait queue of 1s"},
@@ -169,13 +165,10 @@ func TestPerQueueRefuses(t *testing.T) {
 		"empty dead-letter queue": {
 			dead(func(string) string { return "" }), "q", nil, "dead-letter queue is empty",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := c.strategy.Plan(c.queue, c.delays)
-			require.ErrorContains(t, err, c.want)
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		_, err := c.strategy.Plan(c.queue, c.delays)
+		require.ErrorContains(t, err, c.want)
+	})
 }
 
 // For any name of a queue and any delays, a plan is refused or complete. Its definitions
@@ -334,8 +327,7 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 		"shared":      topology.Shared{Via: "events"},
 		"without Via": topology.Shared{},
 	} {
-		plan, err := strategy.Plan("q", []time.Duration{time.Second})
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, strategy, "q", time.Second)
 		keys := map[string]string{"": "q", "others": "q", "millpond.return.others": "q", "events": "q"}
 		if plan.Via != nil {
 			keys["events"], keys[plan.Via.Through] = "a.b", "a.b"

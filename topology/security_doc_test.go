@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -34,13 +35,21 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"PerQueue{}", topology.PerQueue{}, true},
 		{"PerQueue{}, WithPreProvisioned", topology.PerQueue{}, false},
 		{"PerQueue{Type: Classic}", topology.PerQueue{Type: topology.Classic}, true},
+		{`PerQueue{Via: "events"}`, topology.PerQueue{Via: "events"}, true},
+		{`PerQueue{Via: "events"}, WithPreProvisioned`, topology.PerQueue{Via: "events"}, false},
+		{"PerAttempt{}", topology.PerAttempt{}, true},
+		{"PerAttempt{}, WithPreProvisioned", topology.PerAttempt{}, false},
+		{
+			"Levels{Resolution: 5 * time.Second, Max: 30 * time.Second}",
+			topology.Levels{Resolution: 5 * time.Second, Max: 30 * time.Second}, true,
+		},
+		{"Levels{}, WithPreProvisioned", topology.Levels{}, false},
 		{"Shared{}", topology.Shared{}, true},
 		{"Shared{}, WithPreProvisioned", topology.Shared{}, false},
 		{"Shared{Dead: target}, WithPreProvisioned", topology.Shared{Dead: target}, false},
 	} {
 		delays := []time.Duration{5 * time.Second, 30 * time.Second}
-		plan, err := row.strategy.Plan("orders", delays)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, row.strategy, "orders", delays...)
 		p := plan.Permissions(row.declare)
 		const command = "# %s\nrabbitmqctl set_permissions -p shop orders-service " +
 			"\\\n  '%s' \\\n  '%s' \\\n  '%s'\n"

@@ -12,7 +12,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -329,8 +328,7 @@ func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 			args["x-dead-letter-strategy"] = "at-most-once"
 		},
 	} {
-		plan, err := rig.PerQueueByHand{}.Plan("orders", nil)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, rig.PerQueueByHand{}, "orders")
 		change(plan.Queues[0].Arguments)
 		require.NoError(t, topology.ValidatePlan(plan), name)
 	}
@@ -338,20 +336,17 @@ func TestAWeakerGuaranteeIsChosenByName(t *testing.T) {
 
 func TestAPlanThatMultipliesMessagesIsRefused(t *testing.T) {
 	t.Parallel()
-	plan, err := topology.PerAttempt{}.Plan("orders", backoff.List{time.Second, time.Minute})
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerAttempt{}, "orders", time.Second, time.Minute)
 	plan.Exchanges[0].Kind = "fanout"
 	require.ErrorContains(t, topology.ValidatePlan(plan), "it leads to 2 wait queues")
 
-	plan, err = topology.Shared{}.Plan("orders", backoff.List{time.Second})
-	require.NoError(t, err)
+	plan = rig.PlanOf(t, topology.Shared{}, "orders", time.Second)
 	early := topology.Binding{Exchange: "millpond.wait.1s", Queue: "orders"}
 	plan.Bindings = append(plan.Bindings, early)
 	require.ErrorContains(t, topology.ValidatePlan(plan),
 		`leads to queue "orders" before the wait is over`)
 
-	plan, err = rig.PerQueueByHand{}.Plan("orders", nil)
-	require.NoError(t, err)
+	plan = rig.PlanOf(t, rig.PerQueueByHand{}, "orders")
 	plan.Queues[0].Arguments["x-dead-letter-routing-key"] = plan.Queues[0].Name
 	require.ErrorContains(t, topology.ValidatePlan(plan), "in a circle")
 }

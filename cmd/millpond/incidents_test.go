@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,16 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
-	"github.com/millpond-go/millpond/topology"
 )
 
 // incident is a service with a handler, and an engineer on call who follows docs/operations.md to
@@ -44,42 +41,20 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 		service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc),
 		folder: t.TempDir(),
 	}
-	i.ch = testbroker.Channel(t, url)
-	require.NoError(t, i.ch.Confirm(false))
-
-	policy := backoff.List{200 * time.Millisecond, time.Second}
-	cfg := wamqp.NewDurableQueueConfig(url)
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{})
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy,
-		middleware.WithClassifier(middleware.PermanentErrors(errBroken)))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
-	router.AddConsumerHandler("ship", i.queue, sub, func(msg *message.Message) error {
-		if err := handler(string(msg.Payload)); err != nil {
-			return err
-		}
-		if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
-			i.count.Add(1)
-		}
-		return nil
-	})
-	running := make(chan error, 1)
-	go func() { running <- router.Run(context.Background()) }()
-	select {
-	case <-router.Running():
-	case <-time.After(patience):
-		t.Fatal("router did not start")
-	}
-	t.Cleanup(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, client.Close())
-		require.NoError(t, <-running)
+	rig.Start(t, rig.Config{
+		URL: url, Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
+		Configure: rig.QuorumQueue, RetryOptions: []middleware.Option{
+			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
+		},
+		Handle: func(msg *message.Message) error {
+			if err := handler(string(msg.Payload)); err != nil {
+				return err
+			}
+			if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
+				i.count.Add(1)
+			}
+			return nil
+		},
 	})
 	return i
 }
@@ -90,49 +65,49 @@ var errBroken = errors.New("cannot parse total")
 func (i *incident) orders(from, to int) {
 	i.t.Helper()
 	for n := from; n < to; n++ {
-		i.publish(
-			i.queue,
-			amqp.Publishing{
-				MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
-				DeliveryMode: amqp.Persistent,
-			},
-		)
+		i.publish(i.queue, amqp.Publishing{
+			MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
+			DeliveryMode: amqp.Persistent,
+		})
 	}
 }
 
 func (i *incident) awaitDead(n int) {
 	i.t.Helper()
-	testbroker.WaitFor(
-		i.t, fmt.Sprintf("%d dead letters", n), patience,
-		func() bool { return testbroker.Depth(i.t, i.url, i.queue+".dlq") == n },
-	)
+	rig.AwaitDepth(i.t, i.url, i.queue+".dlq", n)
 }
 
 func (i *incident) awaitHandled(n int64) {
 	i.t.Helper()
-	testbroker.WaitFor(
-		i.t, fmt.Sprintf("%d orders to be handled", n), patience,
-		func() bool { return i.count.Load() == n },
-	)
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience,
+		func() bool { return i.count.Load() == n })
+}
+
+// argumentsOf splits a command as a shell does; 'in quotes' is one argument.
+func argumentsOf(command string) []string {
+	words := strings.Fields(command)[1:]
+	var args []string
+	for n := 0; n < len(words); n++ {
+		word := words[n]
+		for strings.HasPrefix(word, "'") && !strings.HasSuffix(word, "'") {
+			n++
+			word += " " + words[n]
+		}
+		args = append(args, strings.Trim(word, "'"))
+	}
+	return args
 }
 
 // follow runs a command that the document shows, and returns its output.
 func (i *incident) follow(command string) string {
 	i.t.Helper()
 	require.Contains(i.t, i.doc, "$ "+command+"\n", "docs/operations.md shows it")
-	words := strings.Fields(command)[1:]
-	var args []string
-	for n := 0; n < len(words); n++ { // 'in quotes' is one argument
-		word := words[n]
-		for strings.HasPrefix(word, "'") && !strings.HasSuffix(word, "'") {
-			n++
-			word += " " + words[n]
+	args := argumentsOf(command)
+	for n, arg := range args {
+		if strings.HasSuffix(arg, ".jsonl") {
+			arg = filepath.Join(i.folder, arg)
 		}
-		word = strings.Trim(word, "'")
-		if strings.HasSuffix(word, ".jsonl") {
-			word = filepath.Join(i.folder, word)
-		}
-		args = append(args, strings.ReplaceAll(word, "orders", i.queue))
+		args[n] = strings.ReplaceAll(arg, "orders", i.queue)
 	}
 	o := i.tool(args...)
 	require.Zero(i.t, o.code, "%s: %s%s", command, o.out, o.err)
@@ -161,19 +136,11 @@ func TestIncidentBadDeploy(t *testing.T) {
 	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
 	i.follow("millpond dead show orders order-5")
 	broken.Store(false) // rolled back
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'cannot parse total' --dry-run"),
-		"would have replayed 40 dead letters of 40",
-	)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'cannot parse total' --limit 1"),
-		"replayed 1 dead letter of 40",
-	)
+	const replay = "millpond dead replay orders --error 'cannot parse total'"
+	require.Contains(t, i.follow(replay+" --dry-run"), "would have replayed 40 dead letters of 40")
+	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 40")
 	i.awaitHandled(6)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'cannot parse total' --rate 50/s"),
-		"replayed 39 dead letters of 39",
-	)
+	require.Contains(t, i.follow(replay+" --rate 50/s"), "replayed 39 dead letters of 39")
 	i.awaitHandled(45)
 	i.awaitDead(0)
 }
@@ -192,14 +159,10 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	i.orders(0, 30)
 	i.awaitDead(30)
-	require.Contains(
-		t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
-		"connection refused",
-	)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'connection refused' --limit 1"),
-		"replayed 1 dead letter of 30",
-	)
+	require.Contains(t, i.follow("millpond dead list orders --reason exhausted --since 1h --limit 3"),
+		"connection refused")
+	const replay = "millpond dead replay orders --error 'connection refused'"
+	require.Contains(t, i.follow(replay+" --limit 1"), "replayed 1 dead letter of 30")
 	i.awaitDead(30) // the canary is back
 	var canary letterJSON
 	testbroker.WaitFor(t, "the canary's second death", patience, func() bool {
@@ -213,10 +176,7 @@ func TestIncidentDownstreamOutage(t *testing.T) {
 	})
 	require.Equal(t, 3, canary.Attempts, "its attempts began anew")
 	down.Store(false)
-	require.Contains(
-		t, i.follow("millpond dead replay orders --error 'connection refused' --rate 20/s"),
-		"replayed 30 dead letters of 30",
-	)
+	require.Contains(t, i.follow(replay+" --rate 20/s"), "replayed 30 dead letters of 30")
 	i.awaitHandled(30)
 	i.awaitDead(0)
 }

@@ -3,10 +3,23 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 func main() {
@@ -17,4 +30,285 @@ func main() {
 	})
 	stop()
 	os.Exit(code)
+}
+
+// The exit codes.
+const (
+	exitDone        = 0
+	exitFound       = 1   // verify found a problem (see exitCodes); a letter is not there
+	exitUsage       = 2   // wrong command, flag or argument
+	exitFailed      = 3   // the broker could not be reached, or refused
+	exitRefused     = 4   // it is not safe, and nothing was done
+	exitInterrupted = 130 // by a signal; all that had begun is finished
+)
+
+var (
+	errUsage   = errors.New("wrong use")
+	errFound   = errors.New("found")
+	errRefused = errors.New("refused")
+)
+
+func usage(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
+}
+
+const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
+something that it could not look at, or there is no such letter; 2 wrong use; 3 the broker could not
+be reached or refused; 4 not safe, nothing done; 130 interrupted, all that had begun is finished.`
+
+// run is the program. It returns the exit code.
+func run(ctx context.Context, args []string, io stdio) int {
+	err := newApp(io).Run(ctx, args)
+	if err != nil && !errors.Is(err, errFound) {
+		fmt.Fprintf(io.err, "millpond: %v\n", err)
+	}
+	return exitCode(ctx, err)
+}
+
+func exitCode(ctx context.Context, err error) int {
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, errFound):
+		return exitFound
+	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions),
+		errors.Is(err, operate.ErrNoQueue):
+		return exitUsage
+	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek),
+		errors.Is(err, operate.ErrUnsafe):
+		return exitRefused
+	case ctx.Err() != nil:
+		return exitInterrupted
+	}
+	return exitFailed
+}
+
+func newApp(io stdio) *cli.Command {
+	a := app{stdio: io}
+	onUsageError := func(_ context.Context, _ *cli.Command, err error, _ bool) error {
+		return usage("%v", err)
+	}
+	root := &cli.Command{
+		Name:                      "millpond",
+		Usage:                     "dead letters and waiting messages on RabbitMQ, for people on call",
+		Description:               exitCodes,
+		Writer:                    io.out,
+		ErrWriter:                 io.err,
+		Flags:                     a.globalFlags(),
+		EnableShellCompletion:     true,
+		DisableSliceFlagSeparator: true,
+		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
+		Commands: []*cli.Command{
+			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.prune(),
+		},
+	}
+	var prepare func(c *cli.Command)
+	prepare = func(c *cli.Command) {
+		c.OnUsageError = onUsageError
+		if len(c.Commands) > 0 {
+			c.Action = func(_ context.Context, c *cli.Command) error {
+				if c.Args().Present() {
+					return usage("there is no command %q; see %s --help", c.Args().First(), c.FullName())
+				}
+				return cli.ShowSubcommandHelp(c)
+			}
+		}
+		for _, sub := range c.Commands {
+			prepare(sub)
+		}
+	}
+	prepare(root)
+	return root
+}
+
+// app has the methods that all commands share.
+type app struct{ stdio }
+
+// queue returns the one argument of a command.
+func queueOf(c *cli.Command) (string, error) {
+	if c.NArg() != 1 {
+		return "", usage("%s takes the name of one queue, not %d arguments", c.FullName(), c.NArg())
+	}
+	return c.Args().First(), nil
+}
+
+const (
+	flagURL         = "url"
+	flagManagement  = "management"
+	flagNoPolicies  = "no-policies"
+	flagPolicy      = "policy"
+	flagOldPolicy   = "old-policy"
+	flagStrategy    = "strategy"
+	flagType        = "type"
+	flagPrefix      = "prefix"
+	flagReturnTo    = "return-to"
+	flagDLQ         = "dlq"
+	flagProvisioned = "pre-provisioned"
+	flagJSON        = "json"
+)
+
+// defaultURL is RabbitMQ's own.
+const defaultURL = "amqp://guest:guest@localhost:5672/"
+
+// waits are the values of the flags that say how messages wait.
+type waits struct {
+	kind             topology.QueueType
+	prefix, returnTo string
+	delays           backoff.List // of the policy, in its order
+	dead             topology.DeadLetters
+}
+
+// strategies makes a strategy from the flags for each value of --strategy.
+var strategies = map[string]func(w waits) (topology.Strategy, error){
+	"perqueue": func(w waits) (topology.Strategy, error) {
+		return topology.PerQueue{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
+	},
+	"perattempt": func(w waits) (topology.Strategy, error) {
+		return topology.PerAttempt{
+			Delays: w.delays, Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead,
+		}, nil
+	},
+	"levels": func(w waits) (topology.Strategy, error) {
+		if w.returnTo != "" {
+			return nil, usage("--return-to: " +
+				"with levels, messages return to their queue through no exchange of yours")
+		}
+		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
+	},
+	"shared": func(w waits) (topology.Strategy, error) {
+		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
+	},
+}
+
+func strategyNames() string { return strings.Join(slices.Sorted(maps.Keys(strategies)), ", ") }
+
+func (a app) globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{
+			Name: flagURL, Usage: "AMQP `URL` of the broker; " + defaultURL + " without it",
+			Sources: cli.EnvVars("AMQP_URL"), HideDefault: true,
+		},
+		&cli.StringFlag{
+			Name: flagManagement, Usage: "`URL` of its management API, http://user:password@host:15672: " +
+				"for what AMQP cannot show",
+			Sources: cli.EnvVars("MILLPOND_MANAGEMENT_URL"), HideDefault: true,
+		},
+		&cli.BoolFlag{
+			Name: flagNoPolicies, Usage: "no policy sets delivery-limit on the queues to read: " +
+				"you say so, and nothing checks it; for brokers without --management",
+		},
+		&cli.StringFlag{
+			Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s; " +
+				"the default wait steps without it",
+		},
+		&cli.StringFlag{
+			Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue",
+		},
+		&cli.StringFlag{Name: flagType, Usage: "of the wait queues: quorum or classic", Value: "quorum"},
+		&cli.StringFlag{
+			Name: flagPrefix, Usage: "`PREFIX` of shared queues, where the service has set one",
+		},
+		&cli.StringFlag{
+			Name: flagReturnTo, Usage: "`EXCHANGE` that retries pass on their way back, " +
+				"where the service has named one",
+		},
+		&cli.StringFlag{
+			Name: flagDLQ, Usage: "`NAME` of the dead-letter queue, where it is not <queue>.dlq",
+		},
+		&cli.BoolFlag{Name: flagProvisioned, Usage: "declare nothing, not even to compare arguments"},
+		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON"},
+	}
+}
+
+// strategy makes the strategy that the flags name; the policy has these delays.
+func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, error) {
+	name := c.String(flagStrategy)
+	strategy, ok := strategies[name]
+	if !ok {
+		return nil, usage("--strategy %q is unknown: use one of %s", name, strategyNames())
+	}
+	w := waits{
+		kind: topology.QueueType(c.String(flagType)), prefix: c.String(flagPrefix),
+		returnTo: c.String(flagReturnTo), delays: delays,
+	}
+	if dlq := c.String(flagDLQ); dlq != "" {
+		w.dead.Name = func(string) string { return dlq }
+	}
+	return strategy(w)
+}
+
+// delays reads the delays of --policy; nil without it.
+func delays(c *cli.Command) (backoff.List, error) {
+	if c.String(flagPolicy) == "" {
+		return nil, nil
+	}
+	return delaysOf("--"+flagPolicy, c.String(flagPolicy))
+}
+
+func delaysOf(flag, texts string) (backoff.List, error) {
+	var list backoff.List
+	for text := range strings.SplitSeq(texts, ",") {
+		d, err := time.ParseDuration(strings.TrimSpace(text))
+		if err != nil || d <= 0 {
+			return nil, usage("%s: %q is no delay: write 500ms, 10s, 2m, 1h30m", flag, text)
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// planOf computes a queue's plan without a broker.
+func (a app) planOf(c *cli.Command, queue string) (topology.Plan, error) {
+	list, err := delays(c)
+	if err != nil {
+		return topology.Plan{}, err
+	}
+	return a.planFor(c, queue, list, "")
+}
+
+// planFor computes the plan for a policy of these delays. Its errors begin with the prefix.
+func (a app) planFor(
+	c *cli.Command, queue string, list backoff.List, prefix string,
+) (topology.Plan, error) {
+	strategy, err := a.strategy(c, list)
+	if err != nil {
+		return topology.Plan{}, err
+	}
+	plan, err := strategy.Plan(queue, list)
+	if err != nil {
+		return plan, usage("%s%v", prefix, err)
+	}
+	return plan, nil
+}
+
+// open connects.
+func (a app) open(ctx context.Context, c *cli.Command) (*operate.Operator, error) {
+	options := []operate.Option{operate.WithName("millpond tool")}
+	if url := c.String(flagManagement); url != "" {
+		options = append(options, operate.WithManagement(url))
+	}
+	if c.Bool(flagNoPolicies) {
+		options = append(options, operate.WithoutPolicyCheck())
+	}
+	if c.Bool(flagProvisioned) {
+		options = append(options, operate.WithPreProvisioned())
+	}
+	return operate.Open(ctx, cmp.Or(c.String(flagURL), defaultURL), options...)
+}
+
+// with connects, calls f with the plan of a queue, and closes.
+func (a app) with(
+	ctx context.Context, c *cli.Command, queue string,
+	f func(*operate.Operator, topology.Plan) error,
+) (err error) {
+	plan, err := a.planOf(c, queue)
+	if err != nil {
+		return err
+	}
+	o, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	return f(o, plan)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"encoding/json"
 	"flag"
@@ -21,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -59,7 +59,6 @@ type service struct {
 	t          testing.TB
 	url, queue string
 	kind       string // of all its queues
-	ch         *amqp.Channel
 }
 
 // eachKind runs a test with quorum and with classic queues.
@@ -77,14 +76,11 @@ func eachKind(t *testing.T, test func(t *testing.T, s *service)) {
 func newService(t testing.TB, kind string) *service {
 	t.Helper()
 	s := &service{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), kind: kind}
-	s.ch = testbroker.Channel(t, s.url)
 	args := amqp.Table{"x-queue-type": kind}
 	if kind == "quorum" {
 		args["x-delivery-limit"] = int32(1 << 30)
 	}
-	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, args)
-	require.NoError(t, err)
-	require.NoError(t, s.ch.Confirm(false))
+	rig.DeclareQueue(t, s.url, s.queue, args)
 	require.Zero(t, s.tool("declare", s.queue, "--policy", "1s,10s").code)
 	return s
 }
@@ -113,32 +109,25 @@ func (s *service) die() {
 	s.t.Helper()
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for i := range 3 {
+		n := strconv.Itoa(i)
 		notes := header.RetryState{
-			Failures: i + 1, Reason: header.ReasonExhausted,
-			Error: "dial tcp 10.0.0." + strconv.Itoa(
-				i,
-			) + ":443: connection refused", Class: header.ClassRetryable,
-			Handler: "ship", DeadAt: at.Add(
-				time.Duration(i) * time.Minute,
-			), OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []header.AttemptError{
-				{
-					Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused",
-					Class: header.ClassRetryable, Reason: header.ReasonExhausted,
-				},
-			},
+			Failures: i + 1, Reason: header.ReasonExhausted, Class: header.ClassRetryable,
+			Error:   "dial tcp 10.0.0." + n + ":443: connection refused",
+			Handler: "ship", DeadAt: at.Add(time.Duration(i) * time.Minute),
+			OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []header.AttemptError{{
+				Attempt: i + 1, At: at, Handler: "ship", Error: "connection refused",
+				Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+			}},
 		}
 		m := amqp.Publishing{
-			MessageId: "order-" + strconv.Itoa(i), CorrelationId: "c-1", ContentType: "application/json",
-			Timestamp: at, DeliveryMode: amqp.Persistent,
-			Headers: amqp.Table{
-				"tenant": int32(i), "escape": "\x1b[31mred",
-			}, Body: []byte(`{"order":` + strconv.Itoa(i) + `}`),
+			MessageId: "order-" + n, CorrelationId: "c-1", ContentType: "application/json",
+			Timestamp: at, DeliveryMode: amqp.Persistent, Body: []byte(`{"order":` + n + `}`),
+			Headers: amqp.Table{"tenant": int32(i), "escape": "\x1b[31mred"},
 		}
 		if i == 2 {
-			notes.Reason, notes.Error, m.Body = header.ReasonPermanent, "no such customer", []byte{
-				0, 1, 2, 0xff,
-			}
+			notes.Reason, notes.Error = header.ReasonPermanent, "no such customer"
+			m.Body = []byte{0, 1, 2, 0xff}
 		}
 		for key, value := range notes.DeadHeaders(s.queue) {
 			m.Headers[key] = value
@@ -149,13 +138,7 @@ func (s *service) die() {
 
 func (s *service) publish(queue string, m amqp.Publishing) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	confirm, err := s.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
-	require.NoError(s.t, err)
-	ok, err := confirm.WaitContext(ctx)
-	require.NoError(s.t, err)
-	require.True(s.t, ok)
+	rig.Publish(s.t, s.url, "", queue, m)
 }
 
 // golden compares with a file in testdata. Output with names of classic queues has another file.
@@ -205,14 +188,11 @@ func TestPlanIsPrinted(t *testing.T) {
 }
 
 // Every command on three dead letters, as tables and as JSON.
-func TestCommandsPrintWhatTheyDo(t *testing.T) {
-	eachKind(t, commandsPrintWhatTheyDo)
-}
+func TestCommandsPrintWhatTheyDo(t *testing.T) { eachKind(t, commandsPrintWhatTheyDo) }
 
 func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 	s.die()
-	testbroker.WaitFor(t, "the count", patience,
-		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
+	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	steps := []struct {
 		name string
 		args []string
@@ -229,8 +209,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
 		{
 			"dead-list-error",
-			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
-			0,
+			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0,
 		},
 		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
 		{
@@ -322,13 +301,11 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		says string
 	}{
 		"no API": {
-			[]string{"verify", s.queue, "--policy", "1s,10s"},
-			exitDone,
+			[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone,
 			"only the management API shows them",
 		},
 		"no API, strict": {
-			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
-			exitFound,
+			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound,
 			"only the management API shows them",
 		},
 		"API away": {
@@ -340,8 +317,7 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 			"were not looked at, or not all: management API: ",
 		},
 		"status, two times": {
-			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
-			exitDone,
+			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone,
 			"only the management API shows them",
 		},
 	} {
@@ -387,9 +363,7 @@ func TestShowOfALargeBodyIsCut(t *testing.T) {
 }
 
 // Letters are exported, discarded with an export, and imported.
-func TestExportDiscardImportByHand(t *testing.T) {
-	eachKind(t, exportDiscardImportByHand)
-}
+func TestExportDiscardImportByHand(t *testing.T) { eachKind(t, exportDiscardImportByHand) }
 
 func exportDiscardImportByHand(t *testing.T, s *service) {
 	s.die()
@@ -415,17 +389,14 @@ func exportDiscardImportByHand(t *testing.T, s *service) {
 
 	o = s.toolWith(string(data), "dead", "import", s.queue)
 	require.Equal(t, "3 lines confirmed\n", o.out, o.err)
-	testbroker.WaitFor(t, "all back", patience,
-		func() bool { return testbroker.Depth(t, s.url, s.queue+".dlq") == 3 })
+	rig.AwaitDepth(t, s.url, s.queue+".dlq", 3)
 	o = s.toolWith("nonsense\n", "dead", "import", s.queue, "--json")
 	require.Equal(t, exitFailed, o.code)
 	var said struct{ Lines int }
 	require.NoError(t, json.Unmarshal([]byte(o.out), &said))
 }
 
-func TestWaitingByHand(t *testing.T) {
-	eachKind(t, waitingByHand)
-}
+func TestWaitingByHand(t *testing.T) { eachKind(t, waitingByHand) }
 
 func waitingByHand(t *testing.T, s *service) {
 	require.Zero(t, s.tool("declare", s.queue, "--policy", "1h").code)
@@ -486,8 +457,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status"}, exitUsage, "names of queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{
-			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
-			exitFailed,
+			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed,
 			"cannot be parsed",
 		},
 		{
@@ -547,4 +517,36 @@ func TestTerminal(t *testing.T) {
 	defer func() { _ = null.Close() }()
 	require.False(t, isTerminal(null))
 	require.Equal(t, "a  [31mred …", oneLine("a\n\x1b[31mred …"))
+}
+
+// An engineer sees the end of a message, and the time that its expiration was counted from.
+func TestShowSaysWhatADeadlineIsCountedFrom(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "quorum")
+	end := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for from, text := range map[string]string{
+		header.FromTimestamp: ", its expiration counted from the timestamp of the producer",
+		header.FromArrival:   ", its expiration counted from its first arrival",
+		header.FromPublish:   ", its expiration counted from the publish of the delayed message",
+		"":                   "\n",
+	} {
+		id := "from-" + from
+		headers := amqp.Table{}
+		state := header.RetryState{
+			Reason: header.ReasonDeadline, DeadAt: end, Deadline: end, DeadlineFrom: from,
+		}
+		for key, value := range state.DeadHeaders(s.queue) {
+			headers[key] = value
+		}
+		s.publish(s.queue+".dlq", amqp.Publishing{MessageId: id, Headers: headers})
+		require.Regexp(t, `(?m)^deadline +2026-03-01 12:00:00Z`+text,
+			s.tool("dead", "show", s.queue, id).out)
+		asJSON := s.tool("dead", "show", s.queue, id, "--json").out
+		require.Contains(t, asJSON, `"deadline": "2026-03-01T12:00:00Z"`)
+		if from != "" {
+			require.Contains(t, asJSON, `"deadline_from": "`+from+`"`)
+		} else {
+			require.NotContains(t, asJSON, "deadline_from\":")
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -94,10 +93,8 @@ func TestLookingUnderAPolicyDeletesNothing(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	keys := keysOf(t, node)
-	node.Grant(
-		t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"),
-		testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"),
-	)
+	node.Grant(t, testbroker.Everything("user", "guest"), testbroker.Everything("operator", "guest"),
+		testbroker.Everything("late", "guest"), testbroker.Everything("rest", "guest"))
 	limit := func(key string) bool { return key == "delivery-limit" }
 	// of quorum queues alone
 	late := func(key string) bool { return strings.HasPrefix(key, "delayed-retry-") }
@@ -153,12 +150,8 @@ type looks struct {
 
 func newLooks(t *testing.T, address, api, kind string) *looks {
 	t.Helper()
-	s := &service{
-		t: t, url: address, queue: "orders-" + kind, kind: kind, ch: testbroker.Channel(t, address),
-	}
-	require.NoError(t, s.ch.Confirm(false))
-	_, err := s.ch.QueueDeclare(s.queue, true, false, false, false, amqp.Table{"x-queue-type": kind})
-	require.NoError(t, err)
+	s := &service{t: t, url: address, queue: "orders-" + kind, kind: kind}
+	rig.DeclareQueue(t, address, s.queue, amqp.Table{"x-queue-type": kind})
 	l := &looks{service: s, api: api}
 	o := l.tool(true, "declare", s.queue)
 	require.Zero(t, o.code, o.err)
@@ -202,9 +195,7 @@ func (l *looks) everywhere(managed, refused bool) {
 			{"dead", "list"},
 			{"dead", "list", "--group"},
 			{"dead", "show"},
-			{
-				"dead", "replay", "--dry-run",
-			},
+			{"dead", "replay", "--dry-run"},
 			{"dead", "discard", "--dry-run"},
 			{"dead", "export"},
 			{"waiting", "list"},
@@ -255,10 +246,7 @@ func (l *looks) operator(address string, managed bool) *operate.Operator {
 func (l *looks) count() {
 	l.t.Helper()
 	for queue, n := range l.counts {
-		testbroker.WaitFor(
-			l.t, fmt.Sprintf("%d messages in %s", n, queue), patience,
-			func() bool { return testbroker.Depth(l.t, l.url, queue) == n },
-		)
+		rig.AwaitDepth(l.t, l.url, queue, n)
 	}
 }
 

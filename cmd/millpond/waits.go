@@ -92,9 +92,7 @@ func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 			orDash(w.Error),
 		})
 		if shown[w.WaitQueue] == limit && of[w.WaitQueue] > limit {
-			rows = append(rows, []string{
-				j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit),
-			})
+			rows = append(rows, []string{j.Delay, fmt.Sprintf("… and %d more", of[w.WaitQueue]-limit)})
 		}
 	}
 	switch {
@@ -126,9 +124,7 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 			}
 			choose := operate.Selection{IDs: c.StringSlice("id")}
 			if c.Bool("all") {
-				choose.Match = func(w operate.Waiter) bool {
-					return w.Queue == "" || w.Queue == queue
-				}
+				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
 			}
 			if len(choose.IDs) == 0 && choose.Match == nil {
 				return usage("name the messages with --id, or pass --all")
@@ -157,9 +153,7 @@ func (a app) prune() *cli.Command {
 			"Needs --management: AMQP does not show messages that are unacked or held.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: flagOldPolicy, Usage: "the `DELAYS` of the policy before"},
-			&cli.StringSliceFlag{
-				Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated",
-			},
+			&cli.StringSliceFlag{Name: "queue", Usage: "`NAME` of a wait queue to delete; may be repeated"},
 			&cli.BoolFlag{
 				Name: "nobody-publishes", Usage: "your word that no running service uses these queues any " +
 					"more; nothing can prove it",

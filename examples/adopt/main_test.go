@@ -12,9 +12,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 func TestQueueGainsRetriesAndLosesThemAgain(t *testing.T) {
 	t.Parallel()

@@ -64,8 +64,7 @@ func (s *shop) place(ctx context.Context, orders []order) error {
 		s.orders[o.name] = o
 		s.mu.Unlock()
 		order := amqp.Publishing{DeliveryMode: amqp.Persistent, Body: []byte(o.name)}
-		confirm, err := s.ch.PublishWithDeferredConfirmWithContext(
-			ctx, "", s.queue, false, false, order)
+		confirm, err := s.ch.PublishWithDeferredConfirmWithContext(ctx, "", s.queue, false, false, order)
 		if err != nil {
 			return err
 		}

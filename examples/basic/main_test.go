@@ -14,9 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 // Given the README's sample with one message, when its context is cancelled while the handler
 // works, then the message is handled once and acked.

@@ -1,6 +1,6 @@
 package main
 
-// The README shows this file from its imports on; a test in internal/tools/docs compares the two.
+// The README shows ServeOrders; a test in internal/tools/docs compares the two.
 
 import (
 	"context"

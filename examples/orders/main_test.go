@@ -11,9 +11,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 func TestOnlyBillingIsTriedAgain(t *testing.T) {
 	t.Parallel()

@@ -14,15 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 )
 
 const patience = 60 * time.Second
 
-func TestMain(m *testing.M) {
-	testbroker.Main(m, func() error { return goleak.Find() })
-}
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }
 
 func connect(t *testing.T, url string) *sql.DB {
 	t.Helper()
@@ -77,16 +76,6 @@ func (s *story) place(t *testing.T, queue, item string, metadata message.Metadat
 	return strconv.Itoa(order)
 }
 
-func receive[T any](t *testing.T, from <-chan T, awaited string) (value T) {
-	t.Helper()
-	select {
-	case value = <-from:
-	case <-time.After(patience):
-		t.Fatalf("waited %s for %s", patience, awaited)
-	}
-	return value
-}
-
 // Given metadata that the producer wrote beside its message, when the message has passed an
 // outbox, a relay and three waits, then every attempt sees the same metadata.
 func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
@@ -103,7 +92,7 @@ func TestTraceAndTrackingAreUnchangedAfterThreeWaits(t *testing.T) {
 	order := s.place(t, s.queue, "bread", written)
 	uuid := ""
 	for attempt := 1; attempt <= 4; attempt++ {
-		msg := receive(t, s.attempts, "attempt "+strconv.Itoa(attempt))
+		msg := rig.Await(t, s.attempts)
 		if attempt == 1 {
 			uuid = msg.UUID
 		}
@@ -131,7 +120,7 @@ func TestOrderThatIsRolledBackHasNoMessage(t *testing.T) {
 	require.Equal(t, 0, count(t, s.db, "watermill_outbox"))
 
 	order := s.place(t, s.queue, "flour", nil)
-	require.Equal(t, order, string(receive(t, s.attempts, "the order").Payload))
+	require.Equal(t, order, string(rig.Await(t, s.attempts).Payload))
 	require.Equal(t, 1, count(t, s.db, "orders"))
 }
 
@@ -159,11 +148,11 @@ func TestMessageWithoutAQueueStaysInTheOutbox(t *testing.T) {
 	later := testbroker.Queue(t)
 	s.place(t, later, "bread", nil)
 	order := s.place(t, s.queue, "flour", nil)
-	_ = receive(t, failures, "the relay to fail")
+	_ = rig.Await(t, failures)
 	require.Empty(t, s.attempts, "the order behind it must wait")
 	_, err := testbroker.Channel(t, s.url).QueueDeclare(later, true, false, false, false, nil)
 	require.NoError(t, err)
-	behind := receive(t, s.attempts, "the order behind the one without a queue")
+	behind := rig.Await(t, s.attempts)
 	require.Equal(t, order, string(behind.Payload))
 	require.Equal(t, 1, testbroker.Depth(t, s.url, later))
 }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -33,11 +34,14 @@ type judgement func(s *subject, r Rule) (Severity, string)
 // policies. Judge names a key that is missing here.
 var policyKeys = map[string]policyKey{
 	// These take messages out of a queue, or refuse them.
-	"message-ttl":      {main: mainTTL, wait: waitTTL, keep: keepTTL},
+	"message-ttl": {
+		main: shorterTTL("messages that are not handled within %s %s"), wait: waitTTL,
+		keep: shorterTTL("after %s the messages that it keeps %s"),
+	},
 	"expires":          {main: expires, wait: expires, keep: expires},
-	"max-length":       {main: mainLength, wait: waitLength, keep: keepLength},
-	"max-length-bytes": {main: mainLength, wait: waitLength, keep: keepLength},
-	"overflow":         {main: mainOverflow, wait: waitOverflow, keep: keepOverflow},
+	"max-length":       {main: bounded(fullMain), wait: waitLength, keep: bounded(fullKeep)},
+	"max-length-bytes": {main: bounded(fullMain), wait: waitLength, keep: bounded(fullKeep)},
+	"overflow":         {main: overflowing(fullMain), wait: waitOverflow, keep: overflowing(fullKeep)},
 	"delivery-limit":   {main: mainLimit, wait: waitLimit, keep: keepLimit, not: classic},
 
 	// These say where dead-lettered messages go. Each wait queue has the exchange and the strategy
@@ -53,9 +57,12 @@ var policyKeys = map[string]policyKey{
 	// These hold messages back that were delivered and not acked.
 	"consumer-timeout":              {main: mainTimeout},
 	"consumer-disconnected-timeout": {main: mainDisconnected},
-	"delayed-retry-type":            {main: mainDelayed, wait: waitDelayed, keep: keepDelayed},
-	"delayed-retry-min":             {}, // see delayed-retry-type
-	"delayed-retry-max":             {},
+	"delayed-retry-type": {
+		main: delayed(mainDelayed, "all", "returned", "failed"),
+		wait: delayed(waitDelayed, "all", "returned"), keep: delayed(keepDelayed, "all", "returned"),
+	},
+	"delayed-retry-min": {}, // see delayed-retry-type
+	"delayed-retry-max": {},
 
 	// Mirrors of classic queues, up to 3.13.
 	"ha-mode":                {main: mirrored, wait: mirrored, keep: mirrored, not: replicated},
@@ -144,37 +151,35 @@ func milliseconds(n int64) string {
 	return DelayText(time.Duration(min(n, MaxHold.Milliseconds())) * time.Millisecond)
 }
 
+// found returns a finding where there is harm, and none otherwise.
+func found(harm bool, severity Severity, format string, args ...any) (Severity, string) {
+	if !harm {
+		return "", ""
+	}
+	return severity, fmt.Sprintf(format, args...)
+}
+
 func critical(format string, args ...any) (Severity, string) {
-	return Critical, fmt.Sprintf(format, args...)
+	return found(true, Critical, format, args...)
 }
 
 func warning(format string, args ...any) (Severity, string) {
-	return Warning, fmt.Sprintf(format, args...)
+	return found(true, Warning, format, args...)
 }
 
-func mainTTL(s *subject, r Rule) (Severity, string) {
-	n, tighter := s.tighter(r)
-	if !tighter {
-		return "", ""
+// shorterTTL judges a TTL below the queue's own. The text takes the TTL and the fate of messages.
+func shorterTTL(text string) judgement {
+	return func(s *subject, r Rule) (Severity, string) {
+		n, tighter := s.tighter(r)
+		return found(tighter, Critical, text, milliseconds(n), s.gone())
 	}
-	return critical("messages that are not handled within %s %s", milliseconds(n), s.gone())
 }
 
 func waitTTL(s *subject, r Rule) (Severity, string) {
 	n, _ := WholeNumber(r.Value)
-	if n >= s.delay.Milliseconds() {
-		return "", ""
-	}
-	return critical("messages return after %s, before their delay of %s is over",
+	return found(n < s.delay.Milliseconds(), Critical,
+		"messages return after %s, before their delay of %s is over",
 		milliseconds(n), DelayText(s.delay))
-}
-
-func keepTTL(s *subject, r Rule) (Severity, string) {
-	n, tighter := s.tighter(r)
-	if !tighter {
-		return "", ""
-	}
-	return critical("after %s the messages that it keeps %s", milliseconds(n), s.gone())
 }
 
 func expires(_ *subject, r Rule) (Severity, string) {
@@ -192,17 +197,20 @@ func (s *subject) bounds(r Rule) bool {
 	return tighter && (r.Key != "max-length" || n < harmlessLength)
 }
 
-func mainLength(s *subject, r Rule) (Severity, string) {
-	if !s.bounds(r) {
-		return "", ""
+// bounded judges a rule that bounds the queue, by the harm of a full queue.
+func bounded(full func(*subject) (Severity, string)) judgement {
+	return func(s *subject, r Rule) (Severity, string) {
+		if !s.bounds(r) {
+			return "", ""
+		}
+		return full(s)
 	}
-	return s.fullMain()
 }
 
 const dropsOldest = "the oldest messages of a full queue %s"
 
 // fullMain says what happens when the consumed queue is full.
-func (s *subject) fullMain() (Severity, string) {
+func fullMain(s *subject) (Severity, string) {
 	if s.overflow() != "drop-head" {
 		return critical("a full queue refuses messages that return from waiting, " +
 			"which stops quorum wait queues and loses the messages of classic wait queues")
@@ -221,15 +229,8 @@ func waitLength(s *subject, r Rule) (Severity, string) {
 	return critical("messages of a full wait queue return before their delay is over")
 }
 
-func keepLength(s *subject, r Rule) (Severity, string) {
-	if !s.bounds(r) {
-		return "", ""
-	}
-	return s.fullKeep()
-}
-
 // fullKeep says what happens when a queue that keeps messages is full.
-func (s *subject) fullKeep() (Severity, string) {
+func fullKeep(s *subject) (Severity, string) {
 	switch {
 	case s.overflow() == "drop-head":
 		return critical(dropsOldest, s.gone())
@@ -250,27 +251,22 @@ func (s *subject) overflows() bool {
 	return (length || bytes) && own != s.overflow() && (own != "" || s.overflow() != "drop-head")
 }
 
-func mainOverflow(s *subject, _ Rule) (Severity, string) {
-	if !s.overflows() {
-		return "", ""
+// overflowing judges a rule that changes the overflow of a queue that its arguments bound.
+func overflowing(full func(*subject) (Severity, string)) judgement {
+	return func(s *subject, _ Rule) (Severity, string) {
+		if !s.overflows() {
+			return "", ""
+		}
+		return full(s)
 	}
-	return s.fullMain()
 }
 
 func waitOverflow(s *subject, _ Rule) (Severity, string) {
-	if s.arguments["x-dead-letter-strategy"] != "at-least-once" || s.overflow() == "reject-publish" {
-		return "", ""
-	}
-	return critical("it goes before the queue's own reject-publish, without which the queue falls " +
-		"back to at-most-once dead-lettering, silently: messages whose wait is over are lost while " +
-		"their queue is missing or a node dies")
-}
-
-func keepOverflow(s *subject, _ Rule) (Severity, string) {
-	if !s.overflows() {
-		return "", ""
-	}
-	return s.fullKeep()
+	atLeastOnce := s.arguments["x-dead-letter-strategy"] == "at-least-once"
+	return found(atLeastOnce && s.overflow() != "reject-publish", Critical,
+		"it goes before the queue's own reject-publish, without which the queue falls "+
+			"back to at-most-once dead-lettering, silently: messages whose wait is over are lost while "+
+			"their queue is missing or a node dies")
 }
 
 // counted says which looks count, by the version (F34).
@@ -291,46 +287,38 @@ func (s *subject) limited(r Rule) (int64, bool) {
 // that exists.
 func mainLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	if !limited || !s.missing || s.gone() != deleted {
-		return "", ""
-	}
-	return critical("a quorum queue drops a message silently that was given back more than %d times, "+
-		"because the queue has no dead-letter target", n)
+	return found(limited && s.missing && s.gone() == deleted, Critical,
+		"a quorum queue drops a message silently that was given back more than %d times, "+
+			"because the queue has no dead-letter target", n)
 }
 
 func waitLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	if !limited {
-		return "", ""
-	}
-	return warning("a message that was looked at more than %d times returns before its delay is "+
-		"over: %s", n, s.counted())
+	return found(limited, Warning,
+		"a message that was looked at more than %d times returns before its delay is "+
+			"over: %s", n, s.counted())
 }
 
 func keepLimit(s *subject, r Rule) (Severity, string) {
 	n, limited := s.limited(r)
-	if !limited {
-		return "", ""
-	}
-	return critical("messages that were looked at more than %d times %s: %s", n, s.gone(), s.counted())
+	return found(limited, Critical,
+		"messages that were looked at more than %d times %s: %s", n, s.gone(), s.counted())
 }
 
 func mainDeadKey(s *subject, r Rule) (Severity, string) {
 	_, keyed := s.arguments["x-dead-letter-routing-key"]
-	if _, set := s.arguments["x-dead-letter-exchange"]; !set || keyed {
-		return "", ""
-	}
-	return warning("messages that the broker drops from the queue go to the queue's dead-letter "+
-		"exchange %q with the routing key %s in place of their own",
+	_, set := s.arguments["x-dead-letter-exchange"]
+	return found(set && !keyed, Warning,
+		"messages that the broker drops from the queue go to the queue's dead-letter "+
+			"exchange %q with the routing key %s in place of their own",
 		s.text("dead-letter-exchange"), valueText(r.Value))
 }
 
 func waitDeadKey(s *subject, r Rule) (Severity, string) {
-	if _, set := s.arguments["x-dead-letter-routing-key"]; set {
-		return "", ""
-	}
-	return critical("messages whose wait is over leave with the routing key %s in place of their "+
-		"own, and are stranded or go to the queue of that name", valueText(r.Value))
+	_, set := s.arguments["x-dead-letter-routing-key"]
+	return found(!set, Critical,
+		"messages whose wait is over leave with the routing key %s in place of their "+
+			"own, and are stranded or go to the queue of that name", valueText(r.Value))
 }
 
 func alternate(s *subject, r Rule) (Severity, string) {
@@ -366,64 +354,41 @@ const defaultDisconnected = time.Minute
 
 func mainDisconnected(s *subject, r Rule) (Severity, string) {
 	n, _ := WholeNumber(r.Value)
-	if n <= defaultDisconnected.Milliseconds() || s.queueType == Classic {
-		return "", ""
-	}
-	return warning("messages in the hands of a consumer whose node cannot be reached are delivered "+
-		"again only after %s", milliseconds(n))
+	tardy := n > defaultDisconnected.Milliseconds() && s.queueType != Classic
+	return found(tardy, Warning,
+		"messages in the hands of a consumer whose node cannot be reached are delivered "+
+			"again only after %s", milliseconds(n))
 }
 
-// delayed returns how long a quorum queue of 4.3 holds a message back that was given back to it
-// (F14); "" where it does not.
-func (s *subject) delayed(ends ...string) string {
-	how, _ := s.policy["delayed-retry-type"].(string)
-	if s.queueType == Classic || !slices.Contains(ends, how) {
-		return ""
-	}
-	var bounds []string
-	for _, key := range []string{"delayed-retry-min", "delayed-retry-max"} {
-		if n, ok := WholeNumber(s.policy[key]); ok {
-			bounds = append(bounds, milliseconds(n))
+// delayed judges a quorum queue of 4.3 that holds a message back that was given back to it (F14),
+// where delayed-retry-type is one of ends. The text takes the delay.
+func delayed(text string, ends ...string) judgement {
+	return func(s *subject, _ Rule) (Severity, string) {
+		how, _ := s.policy["delayed-retry-type"].(string)
+		var bounds []string
+		for _, key := range []string{"delayed-retry-min", "delayed-retry-max"} {
+			if n, ok := WholeNumber(s.policy[key]); ok {
+				bounds = append(bounds, milliseconds(n))
+			}
 		}
+		delay := cmp.Or(strings.Join(slices.Compact(bounds), " to "), "the broker's delay")
+		return found(s.queueType != Classic && slices.Contains(ends, how), Warning, text, delay)
 	}
-	if len(bounds) == 0 {
-		return "the broker's delay"
-	}
-	return strings.Join(slices.Compact(bounds), " to ")
 }
 
-func mainDelayed(s *subject, _ Rule) (Severity, string) {
-	delay := s.delayed("all", "returned", "failed")
-	if delay == "" {
-		return "", ""
-	}
-	return warning("a message that is given back, at a shutdown or by a crash for example, comes "+
-		"again only after %s; retries wait in their wait queues all the same", delay)
-}
-
-func waitDelayed(s *subject, _ Rule) (Severity, string) {
-	delay := s.delayed("all", "returned")
-	if delay == "" {
-		return "", ""
-	}
-	return warning("a waiting message that is looked at is held back for %s, "+
-		"also when its own delay is over before", delay)
-}
-
-func keepDelayed(s *subject, _ Rule) (Severity, string) {
-	delay := s.delayed("all", "returned")
-	if delay == "" {
-		return "", ""
-	}
-	return warning("messages that were looked at cannot be seen or moved for %s, "+
-		"though the queue counts them", delay)
-}
+const (
+	mainDelayed = "a message that is given back, at a shutdown or by a crash for example, comes " +
+		"again only after %s; retries wait in their wait queues all the same"
+	waitDelayed = "a waiting message that is looked at is held back for %s, " +
+		"also when its own delay is over before"
+	keepDelayed = "messages that were looked at cannot be seen or moved for %s, " +
+		"though the queue counts them"
+)
 
 func mirrored(s *subject, _ Rule) (Severity, string) {
-	if s.queueType == Quorum || s.policy["ha-promote-on-failure"] == "when-synced" {
-		return "", ""
-	}
-	return warning("where a node dies, a mirror that is not synchronised may take its place, and " +
-		"the messages that this mirror does not have are lost: quorum queues keep them, and with " +
-		"ha-promote-on-failure when-synced the queue waits for its node")
+	safe := s.queueType == Quorum || s.policy["ha-promote-on-failure"] == "when-synced"
+	return found(!safe, Warning,
+		"where a node dies, a mirror that is not synchronised may take its place, and "+
+			"the messages that this mirror does not have are lost: quorum queues keep them, and with "+
+			"ha-promote-on-failure when-synced the queue waits for its node")
 }

@@ -76,8 +76,7 @@ func ExampleNewRepublisher_options() {
 	pubSub := gochannel.NewGoChannel(gochannel.Config{}, nil)
 	options := []delayed.Option{
 		delayed.WithRetryTopic(func(topic string) string { return topic + ".again" }),
-		delayed.WithDeadLetterPublisher(pubSub),
-		delayed.WithLogger(watermill.NopLogger{}),
+		delayed.WithDeadLetterPublisher(pubSub), delayed.WithLogger(watermill.NopLogger{}),
 	}
 	var republisher *delayed.Republisher
 	republisher, err := delayed.NewRepublisher(pubSub, options...)

@@ -15,9 +15,10 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/delayed"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -31,9 +32,9 @@ var (
 
 const patience = 10 * time.Second
 
-// rig is a router on Watermill's GoChannel, which ignores delays, so that retries
+// routed is a router on Watermill's GoChannel, which ignores delays, so that retries
 // follow at once. recorder sees each message that is published.
-type rig struct {
+type routed struct {
 	t      *testing.T
 	pubSub *recorder
 	router *message.Router
@@ -66,7 +67,7 @@ func (r *recorder) to(topic string) []*message.Message {
 	return r.published[topic]
 }
 
-func newRig(t *testing.T) *rig {
+func newRouted(t *testing.T) *routed {
 	t.Helper()
 	pubSub := &recorder{
 		GoChannel: gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 100}, silent),
@@ -74,11 +75,11 @@ func newRig(t *testing.T) *rig {
 	}
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: patience}, silent)
 	require.NoError(t, err)
-	return &rig{t: t, pubSub: pubSub, router: router}
+	return &routed{t: t, pubSub: pubSub, router: router}
 }
 
 // retry gives the router's handlers the republisher's middleware and subscriber.
-func (r *rig) retry(policy backoff.Policy, options ...delayed.Option) *delayed.Republisher {
+func (r *routed) retry(policy backoff.Policy, options ...delayed.Option) *delayed.Republisher {
 	r.t.Helper()
 	republisher, err := delayed.NewRepublisher(r.pubSub, options...)
 	require.NoError(r.t, err)
@@ -89,51 +90,29 @@ func (r *rig) retry(policy backoff.Policy, options ...delayed.Option) *delayed.R
 	return republisher
 }
 
-func (r *rig) handle(topic string, handler message.NoPublishHandlerFunc) {
+func (r *routed) handle(topic string, handler message.NoPublishHandlerFunc) {
 	r.router.AddConsumerHandler(topic, topic, r.pubSub, handler)
 }
 
-func (r *rig) run() {
+func (r *routed) run() {
 	r.t.Helper()
-	ended := make(chan error, 1)
-	go func() { ended <- r.router.Run(context.Background()) }()
+	ended := rig.Run(r.t, r.router)
 	r.t.Cleanup(func() {
-		require.NoError(r.t, r.router.Close())
-		require.NoError(r.t, <-ended)
-		require.NoError(r.t, r.pubSub.Close())
+		require.NoError(r.t, errors.Join(r.router.Close(), <-ended, r.pubSub.Close()))
 	})
-	select {
-	case <-r.router.Running():
-	case <-time.After(patience):
-		r.t.Fatal("waited for the router to run")
-	}
 }
 
 // publish publishes order-1 to the topic orders.
-func (r *rig) publish() {
+func (r *routed) publish() {
 	r.t.Helper()
 	require.NoError(r.t, r.pubSub.Publish("orders", message.NewMessage("order-1", nil)))
 }
 
 // dead waits for the dead letter in a topic.
-func (r *rig) dead(topic string) *message.Message {
+func (r *routed) dead(topic string) *message.Message {
 	r.t.Helper()
-	testbroker.WaitFor(r.t, "the dead letter", patience, func() bool {
-		return len(r.pubSub.to(topic)) == 1
-	})
+	rig.WaitFor(r.t, "the dead letter", func() bool { return len(r.pubSub.to(topic)) == 1 })
 	return r.pubSub.to(topic)[0]
-}
-
-// receive takes a value from a handler, within patience.
-func receive[T any](t *testing.T, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case value := <-from:
-		return value
-	case <-time.After(patience):
-		t.Fatalf("waited %s for %s", patience, what)
-		panic("unreachable")
-	}
 }
 
 func TestNewRepublisherNamesEveryProblem(t *testing.T) {
@@ -152,7 +131,7 @@ WithLogger: logger is nil`)
 
 func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	r.retry(soon)
 	type seen struct {
 		attempt       int
@@ -175,10 +154,10 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 	msg.Metadata["customer"] = "7"
 	require.NoError(t, r.pubSub.Publish("orders", msg))
 
-	first := receive(t, "attempt 1", attempts)
+	first := rig.Await(t, attempts)
 	require.Equal(t, seen{1, "order-1", "first", message.Metadata{"customer": "7"}}, first)
 	for attempt := 2; attempt <= 3; attempt++ {
-		again := receive(t, "a retry", attempts)
+		again := rig.Await(t, attempts)
 		require.Equal(t, attempt, again.attempt)
 		require.Equal(t, "order-1", again.uuid)
 		require.Equal(t, "first", again.payload)
@@ -216,7 +195,7 @@ func TestFailedMessageComesBackAsItArrived(t *testing.T) {
 // Live headers belong to a topic (decision 8).
 func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	r.retry(soon)
 	forward := func(msg *message.Message) ([]*message.Message, error) {
 		if middleware.Attempt(msg.Context()) < 3 {
@@ -243,14 +222,13 @@ func TestForwardedMessageStartsAtAttemptOne(t *testing.T) {
 	})
 	r.run()
 	r.publish()
-	require.Equal(t, seen{attempt: 1}, receive(t, "the forwarded message", attempts))
+	require.Equal(t, seen{attempt: 1}, rig.Await(t, attempts))
 }
 
-// Given two consumer groups, when one of them fails, then the other does not get its
-// retries.
+// Given two consumer groups, when one of them fails, then the other does not get its retries.
 func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	r.retry(soon, delayed.WithRetryTopic(func(string) string { return "billing.retry" }),
 		delayed.WithDeadLetterTopic(func(string) string { return "dead" }))
 	attempts := make(chan int, 10)
@@ -268,7 +246,7 @@ func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 	r.run()
 	r.publish()
 	for attempt := 1; attempt <= 3; attempt++ {
-		require.Equal(t, attempt, receive(t, "an attempt", attempts))
+		require.Equal(t, attempt, rig.Await(t, attempts))
 	}
 	require.Equal(t, "billing.retry", r.dead("dead").Metadata[header.DeadQueue])
 	require.Len(t, others, 1)
@@ -276,7 +254,7 @@ func TestRetryTopicIsOfOneConsumerGroup(t *testing.T) {
 
 func TestMessageThatCannotBePublishedIsHeld(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	r.retry(soon)
 	attempts := make(chan int, 10)
 	r.pubSub.failures = 1
@@ -287,13 +265,13 @@ func TestMessageThatCannotBePublishedIsHeld(t *testing.T) {
 	r.run()
 	// Past the recorder: that publish is not to fail.
 	require.NoError(t, r.pubSub.GoChannel.Publish("orders", message.NewMessage("order-1", nil)))
-	require.Equal(t, 1, receive(t, "attempt 1", attempts))
-	require.Equal(t, 2, receive(t, "attempt 2", attempts), "neither lost nor counted twice")
+	require.Equal(t, 1, rig.Await(t, attempts))
+	require.Equal(t, 2, rig.Await(t, attempts), "neither lost nor counted twice")
 }
 
 func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	republisher := r.retry(soon)
 	another, err := delayed.NewRepublisher(r.pubSub)
 	require.NoError(t, err)
@@ -308,7 +286,7 @@ func TestMessageThatCameAnotherWayIsNotDelivered(t *testing.T) {
 	r.run()
 	r.publish()
 	for range 2 {
-		require.ErrorIs(t, receive(t, "an answer", copied), middleware.ErrNotDelivered)
+		require.ErrorIs(t, rig.Await(t, copied), middleware.ErrNotDelivered)
 	}
 	plain := message.NewMessage("order-2", nil)
 	_, err = republisher.Republish(context.Background(), plain, time.Second, header.RetryState{})
@@ -329,7 +307,7 @@ func TestPubSubThatIgnoresDelaysIsNamedOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			logger := watermill.NewCaptureLogger()
-			r := newRig(t)
+			r := newRouted(t)
 			policy := backoff.Constant{Interval: test.interval, Retries: 3}
 			r.retry(policy, delayed.WithLogger(logger))
 			r.handle("orders", func(*message.Message) error { return errFailed })
@@ -343,7 +321,7 @@ func TestPubSubThatIgnoresDelaysIsNamedOnce(t *testing.T) {
 
 func TestDelayIsNeverCutShort(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	policy := backoff.List{time.Millisecond, 300 * time.Millisecond, time.Second, 90 * time.Second}
 	r.retry(policy)
 	r.handle("orders", func(*message.Message) error { return errFailed })
@@ -368,7 +346,7 @@ func TestDelayIsNeverCutShort(t *testing.T) {
 // PostgreSQL reads no row of a topic that has one NUL in one row's metadata.
 func TestNulInAnErrorMadeATopicUnreadable(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	r := newRouted(t)
 	r.retry(soon)
 	r.handle("orders", func(*message.Message) error { return errNul })
 	r.run()
@@ -387,3 +365,5 @@ type nulError struct{}
 func (nulError) Error() string { return "half\x00read" }
 
 var errNul = nulError{}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -28,8 +28,7 @@ func ExampleParseDead() {
 	// moved back: 1
 }
 
-// The headers of a message that has failed twice in orders. On another queue they
-// do not count.
+// The headers of a message that has failed twice in orders. On another queue they do not count.
 func ExampleParse() {
 	headers := map[string]string{
 		"millpond-queue":    "orders",

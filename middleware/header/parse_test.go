@@ -2,12 +2,14 @@ package header
 
 import (
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 123456789, time.UTC)
@@ -49,9 +51,7 @@ func TestLiveHeadersSurviveARoundTrip(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := Parse("orders", from(state.Headers("orders"))); !reflect.DeepEqual(got, state) {
-				t.Errorf("got\n%+v, want\n%+v", got, state)
-			}
+			assert.Equal(t, state, Parse("orders", from(state.Headers("orders"))))
 		})
 	}
 }
@@ -66,9 +66,8 @@ func TestDeadLetterSaysItsDeadline(t *testing.T) {
 		if reason != ReasonDeadline {
 			n.Deadline, n.DeadlineFrom = time.Time{}, ""
 		}
-		if !got.Deadline.Equal(n.Deadline) || got.DeadlineFrom != n.DeadlineFrom {
-			t.Errorf("%s: got %v from %q", reason, got.Deadline, got.DeadlineFrom)
-		}
+		assert.True(t, got.Deadline.Equal(n.Deadline), reason)
+		assert.Equal(t, n.DeadlineFrom, got.DeadlineFrom, reason)
 	}
 }
 
@@ -102,8 +101,7 @@ const recordedHistory = `[{"attempt":1,"at":"2026-03-01T12:00:00.123456789Z","ha
 	`{"attempt":2,"at":"2026-03-01T12:00:01.123456789Z","class":"retryable",` +
 	`"error":"boom","delay":"1m30s"}]`
 
-// recordedDead are the headers of a dead letter on the wire, given up for its
-// deadline.
+// recordedDead are the headers of a dead letter on the wire, given up for its deadline.
 func recordedDead() map[string]string {
 	return map[string]string{
 		"millpond-dead-queue":         "orders",
@@ -124,18 +122,12 @@ func recordedDead() map[string]string {
 func TestRecordedHeadersAreWrittenAndRead(t *testing.T) {
 	t.Parallel()
 	state := someState()
-	if got := state.Headers("orders"); !maps.Equal(got, recorded()) {
-		t.Errorf("wrote\n%v, want\n%v", got, recorded())
-	}
-	if got := Parse("orders", from(recorded())); !reflect.DeepEqual(got, state) {
-		t.Errorf("read\n%+v, want\n%+v", got, state)
-	}
+	assert.Equal(t, recorded(), state.Headers("orders"))
+	assert.Equal(t, state, Parse("orders", from(recorded())))
 
 	dead := deadState()
 	dead.Reason = ReasonDeadline
-	if got := dead.DeadHeaders("orders"); !maps.Equal(got, recordedDead()) {
-		t.Errorf("wrote\n%v, want\n%v", got, recordedDead())
-	}
+	assert.Equal(t, recordedDead(), dead.DeadHeaders("orders"))
 	want := RetryState{
 		Failures: 2, Error: "boom: ümläut", Class: ClassRetryable, History: dead.History,
 		Reason: ReasonDeadline, Handler: "billing", DeadAt: noon,
@@ -143,12 +135,9 @@ func TestRecordedHeadersAreWrittenAndRead(t *testing.T) {
 		OriginExchange: "shop", OriginRoutingKey: "order.created",
 	}
 	queue, got := ParseDead(from(recordedDead()))
-	if queue != "orders" || !reflect.DeepEqual(got, want) {
-		t.Errorf("read of %q\n%+v, want\n%+v", queue, got, want)
-	}
-	if got := ParseReplays(from(map[string]string{"millpond-replays": "3"})); got != 3 {
-		t.Errorf("read %d replays, want 3", got)
-	}
+	assert.Equal(t, "orders", queue)
+	assert.Equal(t, want, got)
+	assert.Equal(t, 3, ParseReplays(from(map[string]string{"millpond-replays": "3"})))
 }
 
 // The first version wrote no start of the expiration and no history.
@@ -158,9 +147,7 @@ func TestHeadersOfAnOlderVersionAreRead(t *testing.T) {
 		"millpond-queue": "orders", "millpond-failures": "2", "millpond-deadline": "2026-03-01T12:00:00Z",
 	}))
 	want := RetryState{Failures: 2, Deadline: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
+	assert.Equal(t, want, got)
 }
 
 func TestKeysOnTheWire(t *testing.T) {
@@ -172,50 +159,35 @@ func TestKeysOnTheWire(t *testing.T) {
 		Unreadable: "millpond-unreadable", Replays: "millpond-replays",
 		FromTimestamp: "timestamp", FromArrival: "arrival", FromPublish: "publish",
 	} {
-		if key != want {
-			t.Errorf("%q is on the wire now, it was %q", key, want)
-		}
+		assert.Equal(t, want, key)
 	}
 	for _, key := range live {
-		if !IsLive(key) || !IsState(key) {
-			t.Errorf("%s is not known as a live header", key)
-		}
-		if strings.HasPrefix(key, "x-") {
-			t.Errorf("%s begins with x-", key)
-		}
+		assert.True(t, IsLive(key), key)
+		assert.True(t, IsState(key), key)
+		assert.False(t, strings.HasPrefix(key, "x-"), key)
 	}
-	if len(live) != len(liveKeys) {
-		t.Errorf("%d live headers, want %d: record the new one", len(liveKeys), len(live))
-	}
+	require.Len(t, live, len(liveKeys), "record the new live header")
 	for key := range recordedDead() {
 		origin := key == OriginExchange || key == OriginRoutingKey
-		if IsLive(key) != origin || !IsState(key) {
-			t.Errorf("%s is not known as a header of a dead letter", key)
-		}
+		assert.Equal(t, origin, IsLive(key), key)
+		assert.True(t, IsState(key), key)
 	}
-	if IsState(Replays) || IsState("tenant") {
-		t.Error("a header is taken for retry state")
-	}
+	assert.False(t, IsState(Replays), "a header is taken for retry state")
+	assert.False(t, IsState("tenant"), "a header is taken for retry state")
 }
 
 func TestTimesAreWrittenInUTC(t *testing.T) {
 	t.Parallel()
 	state := RetryState{FirstFailure: noon.In(time.FixedZone("", 7*3600))}
-	if got := state.Headers("orders")[FirstFailure]; got != "2026-03-01T12:00:00.123456789Z" {
-		t.Errorf("got %q", got)
-	}
+	assert.Equal(t, "2026-03-01T12:00:00.123456789Z", state.Headers("orders")[FirstFailure])
 }
 
 func TestLiveHeadersCountOnlyOnTheirOwnQueue(t *testing.T) {
 	t.Parallel()
 	headers := someState().Headers("orders")
-	if got := Parse("invoices", from(headers)); !reflect.DeepEqual(got, RetryState{}) {
-		t.Errorf("on another queue got %+v, want none", got)
-	}
+	assert.Equal(t, RetryState{}, Parse("invoices", from(headers)), "on another queue")
 	delete(headers, Queue)
-	if got := Parse("orders", from(headers)); !reflect.DeepEqual(got, RetryState{}) {
-		t.Errorf("without a queue got %+v, want none", got)
-	}
+	assert.Equal(t, RetryState{}, Parse("orders", from(headers)))
 }
 
 func TestADeadLetterThatWasMovedBackStartsAtAttemptOne(t *testing.T) {
@@ -226,13 +198,9 @@ func TestADeadLetterThatWasMovedBackStartsAtAttemptOne(t *testing.T) {
 	want := RetryState{
 		OriginExchange: "shop", OriginRoutingKey: "order.created", History: dead.History,
 	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%+v, want\n%+v", got, want)
-	}
+	assert.Equal(t, want, got)
 	got = Parse("invoices", from(headers))
-	if want := (RetryState{History: dead.History}); !reflect.DeepEqual(got, want) {
-		t.Errorf("on another queue got\n%+v, want\n%+v", got, want)
-	}
+	assert.Equal(t, (RetryState{History: dead.History}), got)
 }
 
 // The headers of the dead letter are still there when the message that was moved
@@ -246,9 +214,7 @@ func TestHistoryOfAnEarlierRoundWasCountedTwice(t *testing.T) {
 	maps.Copy(headers, state.Headers("orders"))
 
 	got := Parse("orders", from(headers)).History
-	if !reflect.DeepEqual(got, state.History) {
-		t.Errorf("got %d entries, want %d:\n%+v", len(got), len(state.History), got)
-	}
+	assert.Equal(t, state.History, got)
 }
 
 func TestForgedNotesAreSurvived(t *testing.T) {
@@ -295,9 +261,7 @@ func TestForgedNotesAreSurvived(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			headers := map[string]string{Queue: "orders", test.key: test.value}
-			if got := Parse("orders", from(headers)); !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			assert.Equal(t, test.want, Parse("orders", from(headers)))
 		})
 	}
 }
@@ -312,20 +276,15 @@ func TestHistoryOfAThousandAttemptsKeepsTheNewest(t *testing.T) {
 		}
 	}
 	text := encodeHistory(entries)
-	if len(text) > MaxHistoryBytes || len(text) < MaxHistoryBytes*9/10 {
-		t.Errorf("%d bytes, want nearly, but at most, %d", len(text), MaxHistoryBytes)
-	}
+	assert.LessOrEqual(t, len(text), MaxHistoryBytes)
+	assert.GreaterOrEqual(t, len(text), MaxHistoryBytes*9/10)
 	got := decodeHistory(text)
-	if len(got) < 30 || got[len(got)-1].Attempt != 1000 {
-		t.Fatalf("%d entries, the last is attempt %d", len(got), got[len(got)-1].Attempt)
-	}
+	require.GreaterOrEqual(t, len(got), 30)
+	require.Equal(t, 1000, got[len(got)-1].Attempt)
 	for i, entry := range got {
-		if want := 1000 - len(got) + 1 + i; entry.Attempt != want {
-			t.Errorf("entry %d is attempt %d, want %d", i, entry.Attempt, want)
-		}
-		if len(entry.Error) > MaxEntryErrorBytes || !utf8.ValidString(entry.Error) {
-			t.Errorf("entry %d has an error of %d bytes: %q", i, len(entry.Error), entry.Error)
-		}
+		assert.Equal(t, 1000-len(got)+1+i, entry.Attempt)
+		assert.LessOrEqual(t, len(entry.Error), MaxEntryErrorBytes)
+		assert.True(t, utf8.ValidString(entry.Error))
 	}
 }
 
@@ -336,9 +295,7 @@ func TestHistoryWithATimeThatJSONRefuses(t *testing.T) {
 		{Attempt: 2, At: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)},
 		{Attempt: 3, At: noon},
 	}
-	if got := decodeHistory(encodeHistory(entries)); !reflect.DeepEqual(got, entries[2:]) {
-		t.Errorf("got %+v, want the newest alone", got)
-	}
+	assert.Equal(t, entries[2:], decodeHistory(encodeHistory(entries)))
 }
 
 func TestAnErrorOfAMegabyteIsCut(t *testing.T) {
@@ -348,9 +305,7 @@ func TestAnErrorOfAMegabyteIsCut(t *testing.T) {
 		if len(got) > MaxErrorBytes || len(got) < MaxErrorBytes-4 || !utf8.ValidString(got) {
 			t.Errorf("%d bytes, valid: %v", len(got), utf8.ValidString(got))
 		}
-		if !strings.HasSuffix(got, "… (cut, 1048576 bytes)") {
-			t.Errorf("the cut is not marked: %q", got[len(got)-40:])
-		}
+		assert.True(t, strings.HasSuffix(got, "… (cut, 1048576 bytes)"))
 	}
 }
 
@@ -372,9 +327,7 @@ func FuzzParseNotes(f *testing.F) {
 		if n.Failures < 0 || n.Failures > MaxFailures || n.Delay < 0 || n.Snoozed < 0 {
 			t.Errorf("out of bounds: %d failures, delay %v, snoozed %v", n.Failures, n.Delay, n.Snoozed)
 		}
-		if Parse("other", get).Failures != 0 {
-			t.Error("counted on another queue")
-		}
+		assert.Zero(t, Parse("other", get).Failures, "counted on another queue")
 
 		// Given any input, the output is bounded and reads as itself.
 		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -394,9 +347,7 @@ func FuzzParseNotes(f *testing.F) {
 					t.Errorf("%s is not valid UTF-8: %q", key, value)
 				}
 			}
-			if total > MaxErrorBytes+MaxHistoryBytes+1024 {
-				t.Errorf("%d bytes of headers", total)
-			}
+			assert.LessOrEqual(t, total, MaxErrorBytes+MaxHistoryBytes+1024)
 		}
 		again := Parse("q", from(n.Headers("q")))
 		if again.Failures != min(n.Failures, MaxFailures) || !again.FirstFailure.Equal(n.FirstFailure) {
@@ -415,15 +366,10 @@ func FuzzHistory(f *testing.F) {
 	f.Add("[" + strings.Repeat("null,", 3000) + "null]")
 	f.Fuzz(func(t *testing.T, text string) {
 		entries := decodeHistory(text)
-		if len(entries) > MaxHistoryBytes/2 {
-			t.Errorf("%d entries of %d bytes", len(entries), len(text))
-		}
+		assert.LessOrEqual(t, len(entries), MaxHistoryBytes/2)
 		out := encodeHistory(entries)
-		if len(out) > MaxHistoryBytes || !utf8.ValidString(out) {
-			t.Errorf("%d bytes, valid: %v", len(out), utf8.ValidString(out))
-		}
-		if again := encodeHistory(decodeHistory(out)); again != out {
-			t.Errorf("written again it differs:\n%s\n%s", out, again)
-		}
+		assert.LessOrEqual(t, len(out), MaxHistoryBytes)
+		assert.True(t, utf8.ValidString(out))
+		assert.Equal(t, out, encodeHistory(decodeHistory(out)))
 	})
 }

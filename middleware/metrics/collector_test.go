@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware/metrics"
 	"github.com/millpond-go/millpond/topology"
@@ -181,26 +181,15 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	away := httptest.NewServer(nil)
 	away.Close()
-	cfg := wamqp.NewDurableQueueConfig(url)
 	hour := topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}
-	client, err := topology.Open(t.Context(), cfg.Connection, hour)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	api := strings.Replace(away.URL, "http://", "http://user:password@", 1)
-	operator, err := operate.Open(t.Context(), url, operate.WithManagement(api))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, operator.Close()) })
-	sub, err := client.NewSubscriber(cfg)
-	require.NoError(t, err)
+	client, sub := rig.OpenSubscriber(t, url, hour, backoff.List{time.Hour})
 	require.NoError(t, sub.SubscribeInitialize(queue))
-	plan, err := topology.PlanFor(topology.PerQueue{WaitSteps: []time.Duration{time.Hour}}, queue)
-	require.NoError(t, err)
-	for _, q := range plan.Queues {
-		testbroker.Delete(t, q.Name)
-	}
+	plan := rig.RemovePlan(t, url, hour, queue, nil)
+	api := strings.Replace(away.URL, "http://", "http://user:password@", 1)
+	operator := rig.OpenOperator(t, url, operate.WithManagement(api))
 	waits := queue + ".wait.1h"
 	for range 3 {
-		publish(t, url, waits, amqp.Publishing{DeliveryMode: amqp.Persistent})
+		rig.Publish(t, url, "", waits, rig.Message(""))
 	}
 	c, err := metrics.NewCollector(client, operator, []topology.Plan{plan}, metrics.WithCacheFor(0))
 	require.NoError(t, err)
@@ -209,7 +198,7 @@ func TestCollectorAsksTheBroker(t *testing.T) {
 	label := func(name, role string) string {
 		return `{name="` + name + `",queue="` + queue + `",role="` + role + `"}`
 	}
-	testbroker.WaitFor(t, "the counts", patience, func() bool { // a queue counts a little late
+	rig.WaitFor(t, "the counts", func() bool { // a queue counts a little late
 		got = collect(t, c)
 		return got["queue_messages_ready"+label(waits, "wait")] == 3
 	})

@@ -1,8 +1,10 @@
 package metrics_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,8 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -69,20 +73,13 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	proxy := testbroker.NewProxy(t, url)
-	policy := backoff.List{100 * time.Millisecond, 300 * time.Millisecond}
-	plan, err := topology.PerQueue{}.Plan(queue, policy)
-	require.NoError(t, err)
-	for _, q := range plan.Queues {
-		testbroker.Delete(t, q.Name)
-	}
 
 	// Two messages were interrupted five times. One of them was set aside four times
 	// before, as a suspect.
 	quorum := amqp.Table{"x-queue-type": "quorum"}
-	_, err = testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false, quorum)
-	require.NoError(t, err)
+	rig.DeclareQueue(t, url, queue, quorum)
 	send := func(id string, headers amqp.Table) {
-		publish(t, url, queue, amqp.Publishing{
+		rig.Publish(t, url, "", queue, amqp.Publishing{
 			MessageId: id, CorrelationId: "corr-" + id, Headers: headers, Body: []byte("secret"),
 			DeliveryMode: amqp.Persistent,
 		})
@@ -94,26 +91,7 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	}
 
 	var told events
-	logger := newLogs()
 	m, registry := newMetrics(t)
-
-	cfg := wamqp.NewDurableQueueConfig(url)
-	cfg.Queue.Arguments = quorum
-	cfg.Marshaler = picky{}
-	conn := cfg.Connection
-	conn.AmqpURI = proxy.URL()
-	client, err := topology.Open(t.Context(), conn, topology.PerQueue{}, topology.WithLogger(logger),
-		topology.WithObserver(&told, m), topology.WithConfirmTimeout(2*time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy),
-		topology.WithDrainTimeout(100*time.Millisecond))
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(logger),
-		middleware.WithObserver(&told, m),
-		middleware.WithClassifier(middleware.PermanentErrors(errInvalid)))
-	require.NoError(t, err)
-
 	var mu sync.Mutex
 	calls := map[string]int{}
 	began := make(chan struct{})
@@ -123,21 +101,16 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		defer mu.Unlock()
 		return raw.MessageId, calls[raw.MessageId]
 	}
-	router, err := message.NewRouter(message.RouterConfig{}, nil)
-	require.NoError(t, err)
-	router.AddMiddleware(
-		func(h message.HandlerFunc) message.HandlerFunc { // a failure here is a nack
-			return func(msg *message.Message) ([]*message.Message, error) {
-				produced, err := h(msg)
-				if id, call := idOf(msg); id == "nacked" && call == 1 {
-					return nil, errFailed
-				}
-				return produced, err
+	nackOnce := func(h message.HandlerFunc) message.HandlerFunc { // a failure here is a nack
+		return func(msg *message.Message) ([]*message.Message, error) {
+			produced, err := h(msg)
+			if id, call := idOf(msg); id == "nacked" && call == 1 {
+				return nil, errFailed
 			}
-		},
-		retry.Middleware,
-	)
-	router.AddConsumerHandler("billing", queue, sub, func(msg *message.Message) error {
+			return produced, err
+		}
+	}
+	handle := func(msg *message.Message) error {
 		id, _ := idOf(msg)
 		mu.Lock()
 		calls[id]++
@@ -164,8 +137,25 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 			return msg.Context().Err()
 		}
 		return nil
+	}
+	s := rig.Start(t, rig.Config{
+		URL: url, PublisherURL: proxy.URL(), Queue: queue,
+		Policy: backoff.List{100 * time.Millisecond, 300 * time.Millisecond},
+		Configure: func(cfg *wamqp.Config) {
+			cfg.Queue.Arguments, cfg.Marshaler = quorum, picky{}
+		},
+		ClientOptions: []topology.Option{
+			topology.WithObserver(&told, m), topology.WithConfirmTimeout(2 * time.Second),
+		},
+		SubscriberOptions: []topology.SubscriberOption{
+			topology.WithDrainTimeout(100 * time.Millisecond),
+		},
+		RetryOptions: []middleware.Option{
+			middleware.WithObserver(&told, m),
+			middleware.WithClassifier(middleware.PermanentErrors(errInvalid)),
+		},
+		Outer: []message.HandlerMiddleware{nackOnce}, Handle: handle,
 	})
-	stop := run(t, router)
 
 	for _, way := range ways {
 		switch way.id {
@@ -177,18 +167,16 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		}
 		switch way.id {
 		case "held":
-			testbroker.WaitFor(t, "the message is held", patience, func() bool {
-				return len(told.about("held")) > 0
-			})
+			rig.WaitFor(t, "the message is held", func() bool { return len(told.about("held")) > 0 })
 			require.Equal(t, 1.0, value(t, registry, `held_messages{queue="Q"}`, queue))
 			proxy.Blackhole(false)
 		case "late":
 			<-began
-			stop()
+			s.Stop()
 		}
 		want := strings.Fields(way.events)
 		var got []string
-		testbroker.WaitFor(t, "the events of "+way.id, patience, func() bool {
+		rig.WaitFor(t, "the events of "+way.id, func() bool {
 			got = nil
 			for _, e := range told.about(way.id) {
 				kind := string(e.Kind)
@@ -201,11 +189,15 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 		require.Equal(t, want, got, way.id)
 
 		var lines []string
-		for _, line := range logger.about(way.id) {
-			lines = append(lines, line.level+": "+line.msg)
-			require.Equal(t, "corr-"+way.id, line.fields["correlation_id"], line)
-			require.Equal(t, queue, line.fields["queue"], line)
-			require.NotContains(t, fmt.Sprint(line), "secret", "no payload is logged")
+		for _, line := range s.Logs.Saying("message_id:" + way.id + " ") {
+			level, text, _ := strings.Cut(line, " ")
+			text, _, _ = strings.Cut(text, " err=")
+			lines = append(lines, level+": "+text)
+			require.NotContains(t, line, "secret", "no payload is logged")
+		}
+		for _, entry := range s.Logs.About(way.id) {
+			require.Equal(t, "corr-"+way.id, entry.Fields["correlation_id"], entry)
+			require.Equal(t, queue, entry.Fields["queue"], entry)
 		}
 		require.Equal(t, way.lines, lines, way.id)
 	}
@@ -222,30 +214,30 @@ func TestEveryWayIsToldLoggedAndCounted(t *testing.T) {
 	// failure rate per consumer are known.
 	for sample, want := range map[string]float64{
 		// fine flaky panics later nacked×2 held suspect
-		`processing_seconds_count{handler="billing",outcome="success",queue="Q"}`: 8,
+		`processing_seconds_count{handler="handler",outcome="success",queue="Q"}`: 8,
 		// flaky hopeless×3 invalid panics acked oversized held
-		`processing_seconds_count{handler="billing",outcome="failure",queue="Q"}`:     9,
-		`processing_seconds_count{handler="billing",outcome="snoozed",queue="Q"}`:     1,
-		`processing_seconds_count{handler="billing",outcome="interrupted",queue="Q"}`: 1,
-		`failures_total{class="permanent",handler="billing",queue="Q"}`:               1,
+		`processing_seconds_count{handler="handler",outcome="failure",queue="Q"}`:     9,
+		`processing_seconds_count{handler="handler",outcome="snoozed",queue="Q"}`:     1,
+		`processing_seconds_count{handler="handler",outcome="interrupted",queue="Q"}`: 1,
+		`failures_total{class="permanent",handler="handler",queue="Q"}`:               1,
 		// flaky hopeless panics held
-		`retries_total{attempt="1",handler="billing",queue="Q"}`:             4,
-		`retries_total{attempt="2",handler="billing",queue="Q"}`:             1,
-		`retry_delay_asked_seconds_count{handler="billing",queue="Q"}`:       5,
-		`dead_letters_total{handler="billing",queue="Q",reason="exhausted"}`: 1,
-		`dead_letters_total{handler="billing",queue="Q",reason="permanent"}`: 1,
-		`dead_letters_total{handler="billing",queue="Q",reason="oversized"}`: 1,
-		`dead_letters_total{handler="billing",queue="Q",reason="max_age"}`:   0,
+		`retries_total{attempt="1",handler="handler",queue="Q"}`:             4,
+		`retries_total{attempt="2",handler="handler",queue="Q"}`:             1,
+		`retry_delay_asked_seconds_count{handler="handler",queue="Q"}`:       5,
+		`dead_letters_total{handler="handler",queue="Q",reason="exhausted"}`: 1,
+		`dead_letters_total{handler="handler",queue="Q",reason="permanent"}`: 1,
+		`dead_letters_total{handler="handler",queue="Q",reason="oversized"}`: 1,
+		`dead_letters_total{handler="handler",queue="Q",reason="max_age"}`:   0,
 		`dead_letters_total{handler="",queue="Q",reason="undecodable"}`:      1,
 		`dead_letters_total{handler="",queue="Q",reason="crash_loop"}`:       1,
-		`set_aside_total{handler="billing",queue="Q"}`:                       2, // later nacked
-		`requeued_total{handler="billing",queue="Q"}`:                        1,
+		`set_aside_total{handler="handler",queue="Q"}`:                       2, // later nacked
+		`requeued_total{handler="handler",queue="Q"}`:                        1,
 		`crash_rounds_total{queue="Q"}`:                                      1,
 		`held_messages{queue="Q"}`:                                           0,
-		`attempts_count{handler="billing",queue="Q"}`:                        8,
+		`attempts_count{handler="handler",queue="Q"}`:                        8,
 		// flaky panics held took two attempts
-		`attempts_sum{handler="billing",queue="Q"}`:                     8 + 3,
-		`time_until_success_seconds_count{handler="billing",queue="Q"}`: 3,
+		`attempts_sum{handler="handler",queue="Q"}`:                     8 + 3,
+		`time_until_success_seconds_count{handler="handler",queue="Q"}`: 3,
 		// flaky hopeless×2 panics later nacked held suspect
 		`retry_lateness_seconds_count{queue="Q"}`: 8,
 	} {
@@ -272,8 +264,7 @@ func requireDelays(t *testing.T, e []middleware.Event) {
 	require.Equal(t, header.ReasonExhausted, e[2].Reason)
 }
 
-// value returns a sample; Q in its name means the queue. It fails the test without
-// such a sample.
+// value returns a sample; Q in its name means the queue. It fails the test without such a sample.
 func value(t *testing.T, gatherer prometheus.Gatherer, sample, queue string) float64 {
 	t.Helper()
 	sample = "millpond_" + strings.ReplaceAll(sample, `"Q"`, fmt.Sprintf("%q", queue))
@@ -312,3 +303,54 @@ func samples(t *testing.T, gatherer prometheus.Gatherer) map[string]float64 {
 	}
 	return all
 }
+
+// events keeps the events of an observer, by message id.
+type events struct {
+	mu   sync.Mutex
+	byID map[string][]middleware.Event
+}
+
+func (o *events) Observe(_ context.Context, e middleware.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byID == nil {
+		o.byID = map[string][]middleware.Event{}
+	}
+	o.byID[e.MessageID] = append(o.byID[e.MessageID], e)
+}
+
+func (o *events) about(id string) []middleware.Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.byID[id])
+}
+
+// kill takes the messages of a queue and loses the connection, as a process does
+// that dies while it handles them.
+func kill(t *testing.T, url, queue string, messages int) {
+	t.Helper()
+	conn, err := amqp.Dial(url)
+	require.NoError(t, err)
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	for range messages {
+		rig.WaitFor(t, "a message in "+queue, func() bool {
+			_, ok, err := ch.Get(queue, false)
+			require.NoError(t, err)
+			return ok
+		})
+	}
+}
+
+// picky refuses messages by their id.
+type picky struct{ wamqp.DefaultMarshaler }
+
+func (m picky) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	if d.MessageId == "undecodable" {
+		return nil, errors.New("not for me")
+	}
+	return m.DefaultMarshaler.Unmarshal(d)
+}
+
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }

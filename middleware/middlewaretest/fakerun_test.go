@@ -3,8 +3,6 @@ package middlewaretest_test
 import (
 	"context"
 	"errors"
-	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +10,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -28,9 +28,7 @@ func retrying(
 ) middlewareOf {
 	t.Helper()
 	retry, err := middleware.NewDelayedRetry(b, policy, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err, err)
 	return retry.Middleware
 }
 
@@ -39,14 +37,6 @@ func order() *message.Message {
 }
 
 var oneAndTen = backoff.List{time.Second, 10 * time.Second}
-
-// requireResult compares the line that the result prints.
-func requireResult(t *testing.T, got middlewaretest.Result, want string) {
-	t.Helper()
-	if got.String() != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-}
 
 // failing fails so many attempts, all if negative.
 func failing(attempts int) message.HandlerFunc {
@@ -77,15 +67,11 @@ func TestRun(t *testing.T) {
 			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s", 11 * time.Second,
 		},
 		"the age is the sum of the delays": {
-			endless,
-			[]middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)},
-			failing(20),
+			endless, []middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)}, failing(20),
 			"handled after 21 attempts, delays" + strings.Repeat(" 1h0m0s", 20), 20 * time.Hour,
 		},
 		"the age is reached": {
-			endless,
-			[]middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)},
-			failing(-1),
+			endless, []middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)}, failing(-1),
 			"dead-lettered (max_age) after 3 attempts, delays 1h0m0s 1h0m0s", 2 * time.Hour,
 		},
 		"nacked by the handler, with an error": {
@@ -105,10 +91,8 @@ func TestRun(t *testing.T) {
 			t.Parallel()
 			broker := middlewaretest.NewBroker()
 			got := broker.Run(retrying(t, broker, test.policy, test.options...)(test.handler), order())
-			requireResult(t, got, test.want)
-			if got.Elapsed() != test.elapsed {
-				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
-			}
+			assert.Equal(t, test.want, got.String())
+			assert.Equal(t, test.elapsed, got.Elapsed())
 		})
 	}
 }
@@ -137,9 +121,8 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 			t.Errorf("got %q, %v", got.Payload, got.Metadata)
 		}
 		ctx := got.Context()
-		if ctx.Value(key{}) != "database" || middleware.DeliveryOf(ctx, got).Queue != "orders" {
-			t.Error("context or delivery is lost")
-		}
+		assert.Equal(t, "database", ctx.Value(key{}), "context or delivery is lost")
+		assert.Equal(t, "orders", middleware.DeliveryOf(ctx, got).Queue, "context or delivery is lost")
 		if attempt := middleware.Attempt(ctx); (attempt > 1) != (got.Metadata[header.Failures] != "") {
 			t.Errorf("attempt %d has the metadata %v", attempt, got.Metadata)
 		}
@@ -148,16 +131,15 @@ func TestEachAttemptHasTheMessageAsItArrived(t *testing.T) {
 		return errBoom
 	})
 	result := broker.Run(retrying(t, broker, oneAndTen)(handler), msg)
-	if len(seen) != 3 || result.Attempts != 3 {
-		t.Errorf("%d messages, %s", len(seen), result)
-	}
+	require.Len(t, seen, 3)
+	assert.Equal(t, 3, result.Attempts)
 }
 
 func TestAMessageWithoutADelivery(t *testing.T) {
 	t.Parallel()
 	broker := middlewaretest.NewBroker()
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(2)), message.NewMessage("plain", nil))
-	requireResult(t, got, "handled after 3 attempts, delays 1s 10s")
+	assert.Equal(t, "handled after 3 attempts, delays 1s 10s", got.String())
 }
 
 func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
@@ -171,7 +153,7 @@ func TestNewMessageInTheMiddleOfItsRetries(t *testing.T) {
 		t.Errorf("attempt %d, metadata %v", attempt, msg.Metadata)
 	}
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
-	requireResult(t, got, "dead-lettered (exhausted) after 1 attempt")
+	assert.Equal(t, "dead-lettered (exhausted) after 1 attempt", got.String())
 }
 
 func TestFailuresOfTheMachinery(t *testing.T) {
@@ -182,15 +164,13 @@ func TestFailuresOfTheMachinery(t *testing.T) {
 		broker.FailNext(1, nil)
 		broker.FailNext(2, errUnroutable)
 		got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), order())
-		requireResult(t, got, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+		assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s", got.String())
 		var answers []error
 		for _, call := range broker.Calls() {
 			answers = append(answers, call.Err)
 		}
 		want := []error{middlewaretest.ErrRefused, errUnroutable, errUnroutable, nil, nil, nil}
-		if !reflect.DeepEqual(answers, want) {
-			t.Errorf("answered %v, want %v", answers, want)
-		}
+		assert.Equal(t, want, answers)
 		dead := broker.DeadLetters()
 		if len(dead) != 1 || dead[0].State.Reason != "exhausted" || dead[0].Queue != "orders" {
 			t.Errorf("dead letters: %+v", dead)
@@ -205,15 +185,13 @@ func TestManyMessagesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			requireResult(t, broker.Run(h, order()),
-				"dead-lettered (exhausted) after 3 attempts, delays 1s 10s")
+			assert.Equal(t, "dead-lettered (exhausted) after 3 attempts, delays 1s 10s",
+				broker.Run(h, order()).String())
 			broker.Calls()
 		})
 	}
 	wg.Wait()
-	if got := len(broker.DeadLetters()); got != 50 {
-		t.Errorf("%d dead letters, want 50", got)
-	}
+	assert.Equal(t, 50, len(broker.DeadLetters()))
 }
 
 func TestRunOfASnoozedMessage(t *testing.T) {
@@ -236,17 +214,13 @@ func TestRunOfASnoozedMessage(t *testing.T) {
 		}
 	})
 	got := broker.Run(retrying(t, broker, oneAndTen)(handler), order())
-	requireResult(t, got, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s")
-	if got.Elapsed() != 2*time.Minute+time.Second {
-		t.Errorf("elapsed %v", got.Elapsed())
-	}
+	assert.Equal(t, "handled after 2 attempts, delays 1s, snoozed 1m0s 1m0s", got.String())
+	assert.Equal(t, 2*time.Minute+time.Second, got.Elapsed())
 	var snoozed []bool
 	for _, call := range broker.Calls() {
 		snoozed = append(snoozed, call.Snoozed)
 	}
-	if !slices.Equal(snoozed, []bool{true, false, true}) {
-		t.Errorf("snoozed: %v", snoozed)
-	}
+	assert.Equal(t, []bool{true, false, true}, snoozed)
 }
 
 // A snooze of a minute counts as a failure only after 1440 snoozes.
@@ -268,7 +242,7 @@ func TestRunOfAMessageThatIsNotHandledAnyMore(t *testing.T) {
 	delivery := middleware.Delivery{Queue: "orders", State: header.RetryState{Failures: 9}}
 	msg := middlewaretest.NewMessage(delivery, nil)
 	got := broker.Run(retrying(t, broker, oneAndTen)(failing(-1)), msg)
-	requireResult(t, got, "dead-lettered (exhausted) after 0 attempts")
+	assert.Equal(t, "dead-lettered (exhausted) after 0 attempts", got.String())
 }
 
 func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
@@ -286,12 +260,9 @@ func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
 	})
 	keeping := retrying(t, broker, oneAndTen, middleware.WithKeptMetadata("step"))
 	got := broker.Run(keeping(handler), order())
-	if !slices.Equal(seen, []string{"", "paid", "paid"}) {
-		t.Errorf("got %q", seen)
-	}
-	if calls := broker.Calls(); calls[0].State.Metadata["step"] != "paid" || got.Attempts != 3 {
-		t.Errorf("got %s, %v", got, calls[0].State.Metadata)
-	}
+	assert.Equal(t, []string{"", "paid", "paid"}, seen)
+	assert.Equal(t, "paid", broker.Calls()[0].State.Metadata["step"])
+	assert.Equal(t, 3, got.Attempts)
 }
 
 // Given wait queues with some delays, when the middleware asks for others, then the
@@ -320,10 +291,8 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 10s", 15 * time.Second,
 		},
 		"the age is the sum of the delays given": {
-			backoff.Constant{Interval: time.Second, Retries: 9},
-			middlewaretest.WaitSteps(4 * time.Minute),
-			[]middleware.Option{tenMinutes},
-			order(),
+			backoff.Constant{Interval: time.Second, Retries: 9}, middlewaretest.WaitSteps(4 * time.Minute),
+			[]middleware.Option{tenMinutes}, order(),
 			"dead-lettered (max_age) after 3 attempts, delays 1s 1s, given 4m0s 4m0s", 8 * time.Minute,
 		},
 		"a message without a delivery": {
@@ -337,10 +306,8 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 			broker.Given = test.given
 			h := retrying(t, broker, test.policy, test.options...)(failing(-1))
 			got := broker.Run(h, test.msg)
-			requireResult(t, got, test.want)
-			if got.Elapsed() != test.elapsed {
-				t.Errorf("elapsed %v, want %v", got.Elapsed(), test.elapsed)
-			}
+			assert.Equal(t, test.want, got.String())
+			assert.Equal(t, test.elapsed, got.Elapsed())
 			if call := broker.Calls()[0]; call.Delay != time.Second || call.Given != got.Given[0] {
 				t.Errorf("asked %v, given %v", call.Delay, call.Given)
 			}
@@ -363,11 +330,7 @@ func TestWaitSteps(t *testing.T) {
 		2*time.Hour + 2*time.Minute:   3 * time.Hour,
 		25*time.Hour + 50*time.Second: 25*time.Hour + 50*time.Second,
 	} {
-		if got := steps(asked); got != want {
-			t.Errorf("asked %v, given %v, want %v", asked, got, want)
-		}
-		if got := none(asked); got != asked {
-			t.Errorf("without steps asked %v, given %v", asked, got)
-		}
+		assert.Equal(t, want, steps(asked))
+		assert.Equal(t, asked, none(asked))
 	}
 }

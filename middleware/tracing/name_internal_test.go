@@ -1,6 +1,10 @@
 package tracing
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
 
 func TestNameOfTheDestination(t *testing.T) {
 	t.Parallel()
@@ -12,8 +16,6 @@ func TestNameOfTheDestination(t *testing.T) {
 		{"", "order.created", "billing", "order.created:billing"},
 		{"orders", "orders", "orders", "orders:orders"},
 	} {
-		if got := name(test.exchange, test.key, test.queue); got != test.want {
-			t.Errorf("%q %q %q: %s, want %s", test.exchange, test.key, test.queue, got, test.want)
-		}
+		assert.Equal(t, test.want, name(test.exchange, test.key, test.queue))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -19,8 +18,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -29,10 +30,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-const (
-	patience = 60 * time.Second
-	foreign  = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" // a publisher's span
-)
+// foreign is a publisher's span.
+const foreign = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 var (
 	errFailed = errors.New("no stock")
@@ -47,11 +46,11 @@ func recorder(t *testing.T) (*tracetest.InMemoryExporter, trace.TracerProvider) 
 	return exporter, provider
 }
 
-// service is a router on a queue of a real broker.
+// service is a service on a queue of a real broker whose spans are kept.
 type service struct {
-	url, queue string
-	spans      *tracetest.InMemoryExporter
-	provider   trace.TracerProvider
+	*rig.Service
+	spans    *tracetest.InMemoryExporter
+	provider trace.TracerProvider
 }
 
 func serve(
@@ -59,55 +58,28 @@ func serve(
 	outer ...message.HandlerMiddleware,
 ) *service {
 	t.Helper()
-	s := &service{url: testbroker.URL(t), queue: testbroker.Queue(t)}
+	s := &service{}
 	s.spans, s.provider = recorder(t)
 	tracer := tracing.New(tracing.WithTracerProvider(s.provider))
-	cfg := wamqp.NewDurableQueueConfig(s.url)
-	client, err := topology.Open(t.Context(), cfg.Connection, topology.PerQueue{},
-		topology.WithObserver(tracer))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	plan, err := topology.PlanFor(topology.PerQueue{}, s.queue, policy)
-	require.NoError(t, err)
-	for _, q := range plan.Queues {
-		testbroker.Delete(t, q.Name)
-	}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(tracer))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, nil)
-	require.NoError(t, err)
-	router.AddMiddleware(outer...)
-	router.AddMiddleware(tracer.Middleware, retry.Middleware)
-	router.AddConsumerHandler("billing", s.queue, sub, h)
-	running := make(chan error, 1)
-	go func() { running <- router.Run(context.Background()) }()
-	select {
-	case <-router.Running():
-	case <-time.After(patience):
-		t.Fatal("router did not start")
-	}
-	t.Cleanup(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, <-running)
+	s.Service = rig.Start(t, rig.Config{
+		Policy: policy, Handle: h, Outer: append(outer, tracer.Middleware),
+		ClientOptions: []topology.Option{topology.WithObserver(tracer)},
+		RetryOptions:  []middleware.Option{middleware.WithObserver(tracer)},
 	})
 	return s
 }
 
-func (s *service) publish(t *testing.T, headers amqp.Table) {
-	t.Helper()
-	msg := amqp.Publishing{
+func (s *service) publish(headers amqp.Table) {
+	s.T.Helper()
+	s.Publish(amqp.Publishing{
 		MessageId: "m-1", CorrelationId: "c-1", Headers: headers, Body: []byte("secret"),
-	}
-	ch := testbroker.Channel(t, s.url)
-	require.NoError(t, ch.PublishWithContext(t.Context(), "", s.queue, true, false, msg))
+	})
 }
 
 // ended waits for n spans.
-func (s *service) ended(t *testing.T, n int) tracetest.SpanStubs {
-	t.Helper()
-	testbroker.WaitFor(t, "the spans", patience, func() bool { return len(s.spans.GetSpans()) >= n })
+func (s *service) ended(n int) tracetest.SpanStubs {
+	s.T.Helper()
+	rig.WaitFor(s.T, "the spans", func() bool { return len(s.spans.GetSpans()) >= n })
 	return s.spans.GetSpans()
 }
 
@@ -141,11 +113,11 @@ func TestAttemptsAreOneChain(t *testing.T) {
 	span.End()
 	headers := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(publishing, headers)
-	s.publish(t, amqp.Table{"traceparent": headers["traceparent"], "tracestate": "shop=1"})
+	s.publish(amqp.Table{"traceparent": headers["traceparent"], "tracestate": "shop=1"})
 
-	spans := s.ended(t, 4)[1:]
+	spans := s.ended(4)[1:]
 	for i, got := range spans {
-		require.Equal(t, "process "+s.queue, got.Name)
+		require.Equal(t, "process "+s.Queue, got.Name)
 		require.Equal(t, trace.SpanKindConsumer, got.SpanKind)
 		require.Equal(t, span.SpanContext().TraceID(), got.SpanContext.TraceID(), "attempt %d", i+1)
 		require.Equal(t, span.SpanContext().SpanID(), got.Parent.SpanID(), "attempt %d", i+1)
@@ -162,10 +134,10 @@ func TestAttemptsAreOneChain(t *testing.T) {
 		require.GreaterOrEqual(t, len(a), 8)
 		for key, want := range map[attribute.Key]any{
 			"messaging.system": "rabbitmq", "messaging.operation.type": "process",
-			"messaging.operation.name": "process", "messaging.destination.name": s.queue,
-			"messaging.rabbitmq.destination.routing_key": s.queue, "messaging.message.id": "m-1",
+			"messaging.operation.name": "process", "messaging.destination.name": s.Queue,
+			"messaging.rabbitmq.destination.routing_key": s.Queue, "messaging.message.id": "m-1",
 			"messaging.message.conversation_id": "c-1", "messaging.message.body.size": int64(6),
-			"millpond.attempt": int64(i + 1), "millpond.handler": "billing",
+			"millpond.attempt": int64(i + 1), "millpond.handler": "handler",
 		} {
 			require.Equal(t, want, a[key], key)
 		}
@@ -189,8 +161,8 @@ func TestAttemptsAreOneTraceWithoutAPublisher(t *testing.T) {
 	t.Parallel()
 	policy := backoff.List{100 * time.Millisecond}
 	s := serve(t, policy, func(*message.Message) error { return errFailed })
-	s.publish(t, nil)
-	spans := s.ended(t, 2)
+	s.publish(nil)
+	spans := s.ended(2)
 	first, second := spans[0], spans[1]
 	require.False(t, first.Parent.IsValid())
 	require.Equal(t, first.SpanContext.TraceID(), second.SpanContext.TraceID())
@@ -216,8 +188,8 @@ func TestAMessageThatIsNackedStaysInTheChain(t *testing.T) {
 				return produced, err
 			}
 		})
-	s.publish(t, nil)
-	spans := s.ended(t, 2)
+	s.publish(nil)
+	spans := s.ended(2)
 	requireLink(t, spans[1], spans[0])
 }
 
@@ -367,3 +339,5 @@ func TestOnlyTheAPIIsUsed(t *testing.T) {
 		require.NotContains(t, dep, "millpond/topology")
 	}
 }
+
+func TestMain(m *testing.M) { testbroker.Main(m, func() error { return goleak.Find() }) }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -25,44 +26,41 @@ import (
 // attempts come at 0, 2, 7 and 22 s. Then the message is in the dead-letter queue.
 func TestOutboxTimeline(t *testing.T) {
 	t.Parallel()
-	for name, kind := range map[string]topology.QueueType{
+	rig.Each(t, map[string]topology.QueueType{
 		"quorum": topology.Quorum, "classic": topology.Classic,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			cfg := wamqp.NewDurableQueueConfig(url)
-			client := open(t, cfg, topology.PerQueue{Type: kind})
-			delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-			attempts := run(t, client, cfg, queue, delays, func(msg *message.Message) error {
-				msg.Metadata["customer"] = "changed"
-				return errFailed
-			})
-			pub, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
-			require.NoError(t, err)
-			defer pub.Close()
-			sent := message.NewMessage(watermill.NewUUID(), message.Payload("order 1"))
-			sent.Metadata["customer"] = "7"
-			require.NoError(t, pub.Publish(queue, sent))
-
-			last := receive(t, attempts)
-			require.Equal(t, 1, last.number)
-			for i, asked := range delays {
-				a := receive(t, attempts)
-				require.Equal(t, i+2, a.number)
-				require.Equal(t, sent.UUID, a.msg.UUID)
-				require.Equal(t, "order 1", string(a.msg.Payload))
-				require.Equal(t, "7", a.msg.Metadata["customer"], "as it arrived")
-				require.GreaterOrEqual(t, a.at.Sub(last.at), asked-grace)
-				require.LessOrEqual(t, a.at.Sub(last.at), asked+ceiling)
-				last = a
-			}
-			dead := take(t, url, queue+".dlq")
-			require.Equal(t, "order 1", string(dead.Body))
-			require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
-			require.Equal(t, 0, testbroker.Depth(t, url, queue))
+	}, func(t *testing.T, kind topology.QueueType) {
+		url, queue := testbroker.URL(t), testbroker.Queue(t)
+		cfg := wamqp.NewDurableQueueConfig(url)
+		client := open(t, cfg, topology.PerQueue{Type: kind})
+		delays := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
+		attempts := run(t, client, cfg, queue, delays, func(msg *message.Message) error {
+			msg.Metadata["customer"] = "changed"
+			return rig.ErrFailed
 		})
-	}
+		pub, err := wamqp.NewPublisher(cfg, watermill.NopLogger{})
+		require.NoError(t, err)
+		defer pub.Close()
+		sent := message.NewMessage(watermill.NewUUID(), message.Payload("order 1"))
+		sent.Metadata["customer"] = "7"
+		require.NoError(t, pub.Publish(queue, sent))
+
+		last := rig.Await(t, attempts)
+		require.Equal(t, 1, last.Attempt)
+		for i, asked := range delays {
+			a := rig.Await(t, attempts)
+			require.Equal(t, i+2, a.Attempt)
+			require.Equal(t, sent.UUID, a.Msg.UUID)
+			require.Equal(t, "order 1", string(a.Msg.Payload))
+			require.Equal(t, "7", a.Msg.Metadata["customer"], "as it arrived")
+			require.GreaterOrEqual(t, a.At.Sub(last.At), asked-rig.Grace)
+			require.LessOrEqual(t, a.At.Sub(last.At), asked+rig.Ceiling)
+			last = a
+		}
+		dead := rig.Take(t, url, queue+".dlq")
+		require.Equal(t, "order 1", string(dead.Body))
+		require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
+		require.Equal(t, 0, testbroker.Depth(t, url, queue))
+	})
 }
 
 // In v3, the binding's routing key is made from the topic, and a TopologyBuilder is told both.
@@ -81,7 +79,7 @@ func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 		key := middleware.StateOf(msg.Context()).OriginRoutingKey
 		require.Equal(t, "order.created", key)
 		if middleware.Attempt(msg.Context()) == 1 {
-			return errFailed
+			return rig.ErrFailed
 		}
 		return nil
 	})
@@ -94,8 +92,8 @@ func TestTopologyBuilderIsToldTheTopic(t *testing.T) {
 	require.NoError(t, pub.Publish("order.created", message.NewMessage(watermill.NewUUID(), nil)))
 	err = pub.Publish("parcel.sent", message.NewMessage(watermill.NewUUID(), nil))
 	require.Error(t, err, "no queue takes it")
-	require.Equal(t, 1, receive(t, attempts).number)
-	require.Equal(t, 2, receive(t, attempts).number)
+	require.Equal(t, 1, rig.Await(t, attempts).Attempt)
+	require.Equal(t, 2, rig.Await(t, attempts).Attempt)
 }
 
 type builder struct {
@@ -124,9 +122,9 @@ func TestPublisherHonoursDelays(t *testing.T) {
 	delay.Message(msg, delay.For(time.Second))
 	began := time.Now()
 	require.NoError(t, pub.Publish(queue, msg))
-	first := receive(t, attempts)
-	require.Equal(t, 1, first.number)
-	require.GreaterOrEqual(t, first.at.Sub(began), time.Second-grace)
+	first := rig.Await(t, attempts)
+	require.Equal(t, 1, first.Attempt)
+	require.GreaterOrEqual(t, first.At.Sub(began), time.Second-rig.Grace)
 }
 
 // A configuration of v3 is refused as one of v2 would be, with every problem named.
@@ -142,22 +140,15 @@ func TestConfigurationsThatWouldLoseMessagesAreRefused(t *testing.T) {
 	cfg.Marshaler, cfg.TopologyBuilder = nil, nil
 	cfg.Exchange.GenerateName, cfg.Queue.GenerateName = nil, nil
 	_, err := amqpv3.NewSubscriber(client, cfg)
-	for _, problem := range []string{
+	rig.RequireTexts(t, err,
 		"Queue.Durable", "Queue.AutoDelete", "Queue.Exclusive", "Consume.NoRequeueOnNack",
 		"PrefetchCount is 0", "PrefetchSize", "x-overflow", "Marshaler is nil",
-		"TopologyBuilder is nil", "Exchange.GenerateName is nil", "Queue.GenerateName is nil",
-	} {
-		require.ErrorContains(t, err, problem)
-	}
+		"TopologyBuilder is nil", "Exchange.GenerateName is nil", "Queue.GenerateName is nil")
 
 	cfg.Publish = wamqp.PublishConfig{Immediate: true, Transactional: true}
 	_, err = amqpv3.NewPublisher(client, cfg)
-	for _, problem := range []string{
-		"Publish.Immediate", "Publish.Transactional", "Publish.GenerateRoutingKey is nil",
-		"Marshaler is nil", "TopologyBuilder is nil",
-	} {
-		require.ErrorContains(t, err, problem)
-	}
+	rig.RequireTexts(t, err, "Publish.Immediate", "Publish.Transactional",
+		"Publish.GenerateRoutingKey is nil", "Marshaler is nil", "TopologyBuilder is nil")
 }
 
 func TestTwoTLSConfigurationsAreRefused(t *testing.T) {

@@ -38,6 +38,7 @@ type box struct {
 	t           testing.TB
 	url         string
 	queue, dead string
+	strategy    topology.PerQueue
 	plan        topology.Plan
 	ch          *amqp.Channel
 }
@@ -52,21 +53,24 @@ func newBoxAt(
 	t testing.TB, url, queue string, strategy topology.PerQueue, options ...operate.Option,
 ) *box {
 	t.Helper()
-	b := &box{t: t, url: url, queue: queue, ch: testbroker.Channel(t, url)}
+	b := &box{t: t, url: url, queue: queue, strategy: strategy, ch: testbroker.Channel(t, url)}
 	// Most nodes have no management API.
 	b.Operator = rig.OpenOperator(t, url, append(options, operate.WithoutPolicyCheck())...)
-	b.plan = rig.PlanFor(t, queue, strategy, backoff.List{time.Second, time.Hour})
+	kind := cmp.Or(string(strategy.Type), "quorum")
+	rig.DeclareQueue(t, b.url, queue, amqp.Table{"x-queue-type": kind})
+	b.delayBy(time.Second, time.Hour)
 	b.dead = b.plan.Dead.RoutingKey
-	for _, q := range b.plan.Queues {
-		testbroker.Delete(t, q.Name)
-	}
 	testbroker.Delete(t, b.dead+".originals")
-	args := amqp.Table{"x-queue-type": cmp.Or(string(strategy.Type), "quorum")}
-	_, err := b.ch.QueueDeclare(queue, true, false, false, false, args)
-	require.NoError(t, err)
-	require.NoError(t, b.Declare(t.Context(), b.plan))
 	require.NoError(t, b.ch.Confirm(false))
 	return b
+}
+
+// delayBy gives the queue a plan with these delays.
+func (b *box) delayBy(delays ...time.Duration) {
+	b.t.Helper()
+	b.plan = rig.PlanFor(b.t, b.queue, b.strategy, backoff.List(delays))
+	testbroker.Delete(b.t, rig.QueueNames(b.plan)...)
+	require.NoError(b.t, b.Declare(b.t.Context(), b.plan))
 }
 
 // opened is an operator and the plan of a queue.
@@ -76,14 +80,6 @@ func opened(
 ) (*operate.Operator, topology.Plan) {
 	t.Helper()
 	return rig.OpenOperator(t, url, options...), rig.PlanFor(t, queue, strategy, policy)
-}
-
-// provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
-func provision(
-	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
-) {
-	t.Helper()
-	rig.Provision(t, url, rig.OpenClient(t, url, strategy), queue, policy)
 }
 
 // publish publishes confirmed to a queue.
@@ -105,29 +101,26 @@ func (b *box) publish(queue string, messages ...amqp.Publishing) {
 	}
 }
 
-// die publishes n dead letters, as they come from a handler, with the bodies 0, 1, 2 …
+// died is when message i of box.die became a dead letter.
+func died(i int) time.Time { return time.Date(2026, 3, 1, 12, 0, i, 0, time.UTC) }
+
+// die publishes n dead letters, as they come from a handler, with the bodies of numbered.
 func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amqp.Publishing)) {
 	b.t.Helper()
-	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	messages := make([]amqp.Publishing, 0, n)
-	for i := range n {
-		failed := at.Add(time.Duration(i) * time.Second)
+	for i, body := range numbered(0, n) {
 		notes := header.RetryState{
 			Failures: 3, Reason: header.ReasonExhausted, Error: "connection refused",
-			Class:   header.ClassRetryable,
-			Handler: "ship", DeadAt: failed, OriginExchange: "shop", OriginRoutingKey: "order.placed",
-			History: []header.AttemptError{
-				{
-					Attempt: 3, At: failed, Handler: "ship", Error: "connection refused",
-					Class: header.ClassRetryable, Reason: header.ReasonExhausted,
-				},
-			},
+			Class: header.ClassRetryable, Handler: "ship", DeadAt: died(i),
+			OriginExchange: "shop", OriginRoutingKey: "order.placed",
+			History: []header.AttemptError{{
+				Attempt: 3, At: died(i), Handler: "ship", Error: "connection refused",
+				Class: header.ClassRetryable, Reason: header.ReasonExhausted,
+			}},
 		}
 		m := amqp.Publishing{
-			MessageId: fmt.Sprint(
-				"order-", i,
-			), CorrelationId: "c", ContentType: "application/json", Timestamp: at,
-			Headers: amqp.Table{"tenant": int32(i % 3)}, Body: fmt.Appendf(nil, `{"n":%d}`, i),
+			MessageId: fmt.Sprint("order-", i), CorrelationId: "c", ContentType: "application/json",
+			Timestamp: died(0), Headers: amqp.Table{"tenant": int32(i % 3)}, Body: []byte(body),
 		}
 		for _, change := range changes {
 			change(i, &notes, &m)
@@ -143,8 +136,12 @@ func (b *box) die(n int, changes ...func(i int, notes *header.RetryState, m *amq
 // bodies takes all messages out of a queue; n is how many must be there at least.
 func (b *box) bodies(queue string, n int) []string {
 	b.t.Helper()
+	return bodiesOf(b.drain(queue, n))
+}
+
+func bodiesOf(deliveries []amqp.Delivery) []string {
 	var bodies []string
-	for _, d := range b.drain(queue, n) {
+	for _, d := range deliveries {
 		bodies = append(bodies, string(d.Body))
 	}
 	return bodies
@@ -169,9 +166,22 @@ func (b *box) drain(queue string, n int) []amqp.Delivery {
 // depth waits until a queue holds n messages.
 func (b *box) depth(queue string, n int) {
 	b.t.Helper()
-	rig.WaitFor(b.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
-		return testbroker.Depth(b.t, b.url, queue) == n
-	})
+	rig.AwaitDepth(b.t, b.url, queue, n)
+}
+
+// listError lists all dead letters and returns the last error.
+func (b *box) listError() (err error) {
+	for _, err = range b.Dead(b.t.Context(), b.plan, operate.Filter{}, 0) {
+	}
+	return err
+}
+
+// replay moves letters and requires that there is no error.
+func (b *box) replay(options operate.ReplayOptions) operate.Progress {
+	b.t.Helper()
+	done, err := b.Replay(b.t.Context(), b.plan, options)
+	require.NoError(b.t, err)
+	return done
 }
 
 // letters lists what filter chooses.

@@ -1,7 +1,6 @@
 package operate_test
 
 import (
-	"fmt"
 	"regexp"
 	"runtime"
 	"slices"
@@ -36,10 +35,8 @@ func TestFiftyListsLeaveEveryMessage(t *testing.T) {
 		first := ids(b.letters(operate.Filter{}))
 		require.Len(t, first, dead)
 		for look := range looks {
-			require.Equal(
-				t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "), "look %d",
-				look+1,
-			)
+			require.Equal(t, strings.Join(first, " "), strings.Join(ids(b.letters(operate.Filter{})), " "),
+				"look %d", look+1)
 		}
 		left := b.bodies(b.dead, dead)
 		require.Len(t, left, dead)
@@ -63,7 +60,6 @@ func TestEveryFilter(t *testing.T) {
 				m.MessageId = ""
 			}
 		})
-		at := func(seconds int) time.Time { return time.Date(2026, 3, 1, 12, 0, seconds, 0, time.UTC) }
 		for name, c := range map[string]struct {
 			filter operate.Filter
 			want   []string
@@ -81,8 +77,8 @@ func TestEveryFilter(t *testing.T) {
 				operate.Filter{ErrorPattern: regexp.MustCompile(`customer \d+$`)}, []string{"order-1"},
 			},
 			"handler": {operate.Filter{Handler: "bill"}, []string{"order-2"}},
-			"since":   {operate.Filter{Since: at(5)}, []string{"order-5"}},
-			"until":   {operate.Filter{Until: at(1)}, []string{"order-0"}},
+			"since":   {operate.Filter{Since: died(5)}, []string{"order-5"}},
+			"until":   {operate.Filter{Until: died(1)}, []string{"order-0"}},
 			"header, number": {
 				operate.Filter{Headers: map[string]string{"tenant": "2"}}, []string{"order-2", "order-5"},
 			},
@@ -109,20 +105,14 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 		b.die(1,
 			func(_ int, _ *header.RetryState, m *amqp.Publishing) { m.Headers[header.Replays] = "2" })
 		name := testbroker.Queue(t)
-		_, err := b.ch.QueueDeclare(name, true, false, false, false, amqp.Table{
-			"x-queue-type": "classic", "x-message-ttl": int32(
-				1,
-			), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
+		rig.DeclareQueue(t, b.url, name, amqp.Table{
+			"x-queue-type": "classic", "x-message-ttl": int32(1),
+			"x-dead-letter-exchange": "", "x-dead-letter-routing-key": b.dead,
 		})
-		require.NoError(t, err)
 		b.publish(name, amqp.Publishing{Body: []byte("expired")})
 		b.depth(b.dead, 2)
-		b.publish(
-			b.dead,
-			amqp.Publishing{
-				Body: []byte("bare"), Headers: amqp.Table{"reason_poisoned": "boom", "handler_poisoned": "old"},
-			},
-		)
+		poisoned := amqp.Table{"reason_poisoned": "boom", "handler_poisoned": "old"}
+		b.publish(b.dead, amqp.Publishing{Body: []byte("bare"), Headers: poisoned})
 
 		found := b.letters(operate.Filter{})
 		require.Len(t, found, 3)
@@ -130,7 +120,7 @@ func TestLetterSaysWhatIsKnown(t *testing.T) {
 		require.Equal(t, "order-0", l.ID)
 		require.Equal(t, 1, l.Position)
 		require.Equal(t, b.queue, l.Queue)
-		require.Equal(t, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), l.DeadAt)
+		require.Equal(t, died(0), l.DeadAt)
 		require.Equal(t, 3, l.Attempts)
 		require.Equal(t, header.ReasonExhausted, l.Reason)
 		require.Equal(t, "connection refused", l.Error)
@@ -166,12 +156,8 @@ func TestLoopThatEndsEarlyGivesAllBack(t *testing.T) {
 				panic("of the caller")
 			}
 		})
-		var order []string
-		for i := range 1200 {
-			order = append(order, fmt.Sprintf(`{"n":%d}`, i))
-		}
 		require.Len(t, b.letters(operate.Filter{}), 1200, "three pages")
-		require.True(t, slices.Equal(order, b.bodies(b.dead, 1200)), "in their order")
+		require.True(t, slices.Equal(numbered(0, 1200), b.bodies(b.dead, 1200)), "in their order")
 	})
 }
 
@@ -193,10 +179,8 @@ func TestListOfTenThousandTakesBoundedMemory(t *testing.T) {
 		took := time.Since(began)
 		require.Equal(t, dead, seen)
 		require.Less(t, most, uint64(48<<20), "live heap of both")
-		t.Logf(
-			"%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen,
-			took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10,
-		)
+		t.Logf("%d letters in %v (%.0f/s), at most %d KiB of live heap for both together", seen,
+			took.Round(time.Millisecond), float64(seen)/took.Seconds(), most>>10)
 	})
 }
 
@@ -212,23 +196,16 @@ func TestAQueueThatDeletesWhatIsLookedAtIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Quorum)
 	adopted := testbroker.Queue(t)
-	_, err := b.ch.QueueDeclare(
-		adopted, true, false, false, false,
-		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)},
-	)
-	require.NoError(t, err)
+	rig.DeclareQueue(t, b.url, adopted,
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(5)})
 	b.plan.Dead.RoutingKey = adopted
 	b.publish(adopted, amqp.Publishing{Body: []byte("x")})
 	for range 10 {
-		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
-		}
-		require.ErrorIs(t, err, operate.ErrUnsafePeek)
+		require.ErrorIs(t, b.listError(), operate.ErrUnsafePeek)
 	}
 	require.Len(t, b.bodies(adopted, 1), 1)
 	b.plan.Dead = topology.Route{Exchange: "theirs"}
-	for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
-	}
-	require.ErrorIs(t, err, operate.ErrNoQueue)
+	require.ErrorIs(t, b.listError(), operate.ErrNoQueue)
 }
 
 // A message that fills its frame ends the connection that reads it from a
@@ -242,18 +219,12 @@ func TestUnreadableMessageIsNamed(t *testing.T) {
 		properties = 2 + 2 + 8 + 4 + 1 // class, flags, size, table, delivery mode
 		key        = 1 + 1 + 1 + 4     // name, type, length
 	)
-	b.publish(
-		b.dead,
-		amqp.Publishing{
-			Headers: amqp.Table{"x": strings.Repeat("x", payload-properties-key-8)}, Body: []byte("full"),
-		},
-	)
+	full := amqp.Table{"x": strings.Repeat("x", payload-properties-key-8)}
+	b.publish(b.dead, amqp.Publishing{Headers: full, Body: []byte("full")})
 	b.depth(b.dead, 4)
 	var err error
 	for range 3 { // from 4.0 on it can be read once
-		for _, err = range b.Dead(t.Context(), b.plan, operate.Filter{}, 0) {
-		}
-		if err != nil {
+		if err = b.listError(); err != nil {
 			break
 		}
 	}

@@ -5,9 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log"
+	"strings"
+	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -95,4 +101,158 @@ func ExampleOpen() {
 	// open millpond operator: AMQP URL is invalid: it must begin with amqp:// or amqps://
 	// WithManagement: the URL must begin with http:// or https://
 	// WithConfirmTimeout: 0s is under 1ms
+}
+
+// An operator with every option. Most need WithManagement alone.
+func ExampleOpen_options() {
+	options := []operate.Option{
+		operate.WithManagement("https://watcher:secret@rabbit-1:15671/"),
+		operate.WithLogger(watermill.NewSlogLogger(nil)),
+		operate.WithName("night shift"),
+		operate.WithBrokers("amqp://shop:secret@rabbit-2/"),
+		operate.WithCredentials(func(context.Context) (user, password string, err error) {
+			return "shop", "from the vault", nil
+		}),
+		operate.WithAMQP(amqp.Config{Vhost: "shop"}),
+		operate.WithConfirmTimeout(5 * time.Second),
+		operate.WithPreProvisioned(),
+		operate.WithoutPolicyCheck(), // only if no policy sets delivery-limit
+	}
+	operator, err := operate.Open(context.Background(), "amqp://shop:secret@rabbit-1/", options...)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer operator.Close()
+}
+
+// A check before a deployment: critical findings stop it.
+func ExampleOperator_Verify() {
+	var operator *operate.Operator // of Open
+	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.List{time.Second})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	findings, err := operator.Verify(context.Background(), plan)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	for _, f := range findings {
+		switch {
+		case f.Problem == operate.Unchecked:
+			log.Print("not looked at: ", f.Text)
+		case f.Severity == operate.Critical:
+			log.Fatal(f)
+		case f.Severity == operate.Warning:
+			log.Print(f)
+		}
+	}
+}
+
+// A Finding prints as one line; programs compare its fields.
+func ExampleFinding() {
+	var critical operate.Severity = operate.Critical
+	for _, problem := range []operate.Problem{
+		operate.Missing, operate.Conflicting, operate.Dropping, operate.Overruled, operate.Exposed,
+		operate.Disabled, operate.Consumed, operate.Unchecked,
+	} {
+		f := operate.Finding{
+			Severity: critical, Problem: problem, Kind: "queue", Name: "orders",
+			Text: "is " + string(problem),
+		}
+		fmt.Println(f)
+	}
+	// Output:
+	// critical: queue "orders": is missing
+	// critical: queue "orders": is conflicting
+	// critical: queue "orders": is dropping
+	// critical: queue "orders": is overruled
+	// critical: queue "orders": is exposed
+	// critical: queue "orders": is disabled
+	// critical: queue "orders": is consumed
+	// critical: queue "orders": is unchecked
+}
+
+// A Report prints as a table that says where each count came from.
+func ExampleReport() {
+	count := func(n int, source operate.Source) operate.Count {
+		return operate.Count{N: n, Source: source}
+	}
+	unknown := operate.Count{N: -1}
+	var queues []operate.QueueReport
+	for _, role := range []operate.Role{
+		operate.RoleMain, operate.RoleWait, operate.RoleDead, operate.RoleStranded,
+	} {
+		queues = append(queues, operate.QueueReport{
+			Name: "orders." + string(role), Role: role, Ready: count(2, operate.SourceAMQP),
+			Consumers: count(0, operate.SourceAMQP), Total: count(3, operate.SourceManagement),
+			Held: unknown,
+		})
+	}
+	table := operate.Report{Queue: "orders", Queues: queues}.String()
+	for line := range strings.Lines(table) {
+		fmt.Println(strings.TrimSpace(line))
+	}
+	// Output:
+	// queue            role      delay  ready     consumers  total           held
+	// orders.main      main      -      2 (amqp)  0 (amqp)   3 (management)  -
+	// orders.wait      wait      -      2 (amqp)  0 (amqp)   3 (management)  -
+	// orders.dead      dead      -      2 (amqp)  0 (amqp)   3 (management)  -
+	// orders.stranded  stranded  -      2 (amqp)  0 (amqp)   3 (management)  -
+}
+
+// After an outage: the letters that failed on it go back, ten a second, and are counted.
+func ExampleOperator_Replay() {
+	var operator *operate.Operator // of Open
+	var plan topology.Plan         // of topology.PlanFor
+	moved, err := operator.Replay(context.Background(), plan, operate.ReplayOptions{
+		Filter: operate.Filter{Error: "connection refused"}, Rate: 10,
+		Progress: func(p operate.Progress) { log.Print(p.Seen, " of ", p.Total) },
+	})
+	log.Print(moved.Chosen, err)
+}
+
+// Letters that nothing can repair are thrown away, at most a hundred at once.
+func ExampleOperator_Discard() {
+	var operator *operate.Operator // of Open
+	var plan topology.Plan         // of topology.PlanFor
+	gone, err := operator.Discard(context.Background(), plan, operate.DiscardOptions{
+		Filter: operate.Filter{Error: "no such customer"}, Limit: 100,
+	})
+	log.Print(gone.Chosen, err)
+}
+
+// A file that Export wrote is published again, without the ten lines that are done.
+func ExampleOperator_Import() {
+	var operator *operate.Operator // of Open
+	var plan topology.Plan         // of topology.PlanFor
+	file := strings.NewReader("")
+	lines, err := operator.Import(context.Background(), plan, file, operate.ImportOptions{Skip: 10})
+	log.Print(lines, err)
+}
+
+// Messages that wait for more than an hour come back now.
+func ExampleOperator_Release() {
+	var operator *operate.Operator // of Open
+	var plan topology.Plan         // of topology.PlanFor
+	released, err := operator.Release(context.Background(), plan, operate.Selection{
+		Match: func(w operate.Waiter) bool { return w.Delay > time.Hour },
+	})
+	log.Print(released.Chosen, err)
+}
+
+// Wait queues of an older policy are deleted when they are empty.
+func ExampleOperator_Prune() {
+	var operator *operate.Operator // of Open
+	var plans []topology.Plan      // of everything that is still used
+	pruned, err := operator.Prune(context.Background(), plans, operate.PruneOptions{
+		Queues: []string{"orders.wait.10m"}, NobodyPublishes: true, Wait: 10 * time.Minute,
+	})
+	for _, p := range pruned {
+		var one operate.Pruned = p
+		log.Print(one)
+	}
+	log.Print(err)
 }

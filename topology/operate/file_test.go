@@ -21,20 +21,13 @@ import (
 // everyType are headers of every type that AMQP has.
 func everyType() amqp.Table {
 	return amqp.Table{
-		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(
-			-7,
-		), "int16": int16(-300), "uint16": uint16(65535),
-		"int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32), "int64": int64(math.MaxInt64),
-		"float32": float32(0.1), "float64": math.Inf(
-			-1,
-		), "small": 5e-324, "decimal": amqp.Decimal{Scale: 2, Value: -12345},
-		"string": "päper", "not UTF-8": "a\xff", "empty": "", "bytes": []byte{
-			0, 255,
-		}, "no bytes": []byte{},
-		"time": time.Unix(1700000000, 0), "key \xff": "x", "base64:": "y",
-		"table": amqp.Table{
-			"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}},
-		}, "array": []any{}, "no table": amqp.Table{},
+		"void": nil, "bool": true, "uint8": uint8(255), "int8": int8(-7), "int16": int16(-300),
+		"uint16": uint16(65535), "int32": int32(math.MinInt32), "uint32": uint32(math.MaxUint32),
+		"int64": int64(math.MaxInt64), "float32": float32(0.1), "float64": math.Inf(-1), "small": 5e-324,
+		"decimal": amqp.Decimal{Scale: 2, Value: -12345}, "string": "päper", "not UTF-8": "a\xff",
+		"empty": "", "bytes": []byte{0, 255}, "no bytes": []byte{}, "time": time.Unix(1700000000, 0),
+		"key \xff": "x", "base64:": "y", "array": []any{}, "no table": amqp.Table{},
+		"table": amqp.Table{"n": int32(1), "deeper": amqp.Table{"l": []any{int64(1), "b", nil}}},
 	}
 }
 
@@ -42,10 +35,8 @@ func TestEncodeLosesNothing(t *testing.T) {
 	t.Parallel()
 	d := amqp.Delivery{
 		Headers: everyType(), ContentType: "a/b", ContentEncoding: "gzip", DeliveryMode: 2, Priority: 9,
-		CorrelationId: "c\xff", ReplyTo: "r",
-		Expiration: "60000", MessageId: "m", Timestamp: time.Unix(
-			1700000000, 0,
-		), Type: "t", UserId: "guest", AppId: "app",
+		CorrelationId: "c\xff", ReplyTo: "r", Expiration: "60000", MessageId: "m",
+		Timestamp: time.Unix(1700000000, 0), Type: "t", UserId: "guest", AppId: "app",
 		Redelivered: true, Exchange: "e", RoutingKey: "k", Body: []byte{0, 1, 255},
 	}
 	line, err := operate.Encode(d)
@@ -127,10 +118,8 @@ func TestExportDiscardImport(t *testing.T) {
 		b.depth(b.dead, 0)
 
 		var told int
-		lines, err := b.Import(
-			t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{Progress: func(n int) { told = n }},
-		)
+		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
+			operate.ImportOptions{Progress: func(n int) { told = n }})
 		require.NoError(t, err)
 		require.Equal(t, dead, lines)
 		require.Equal(t, dead, told)
@@ -161,20 +150,19 @@ func TestImportGoesOn(t *testing.T) {
 			}
 			file.Write(append(line, '\n'))
 		}
-		lines, err := b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{})
+		restore := func(options operate.ImportOptions) (int, error) {
+			return b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()), options)
+		}
+		lines, err := restore(operate.ImportOptions{})
 		require.ErrorContains(t, err, "line 13")
 		require.Equal(t, 12, lines)
 		b.depth(b.dead, 12)
-		lines, err = b.Import(t.Context(), b.plan, bytes.NewReader(file.Bytes()),
-			operate.ImportOptions{Skip: 13})
+		lines, err = restore(operate.ImportOptions{Skip: 13})
 		require.NoError(t, err)
 		require.Equal(t, 21, lines)
 		require.Len(t, b.bodies(b.dead, 20), 20)
-		lines, err = b.Import(
-			t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"),
-			operate.ImportOptions{To: b.queue + ".nowhere"},
-		)
+		lines, err = b.Import(t.Context(), b.plan, strings.NewReader("{\"body\":\"x\"}\n"),
+			operate.ImportOptions{To: b.queue + ".nowhere"})
 		require.ErrorIs(t, err, topology.ErrUnroutable)
 		require.Zero(t, lines)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -211,10 +199,9 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 		)
 		require.NoError(t, err)
 		require.Equal(t, 2, done.Done)
-		require.Equal(
-			t, strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
-			b.bodies(b.dead, 8),
-		)
+		require.Equal(t,
+			strings.Fields(`{"n":0} {"n":2} {"n":3} {"n":5} {"n":6} {"n":7} {"n":8} {"n":9}`),
+			b.bodies(b.dead, 8))
 	})
 }
 
@@ -223,22 +210,20 @@ func TestGroupByError(t *testing.T) {
 	b := newBox(t, topology.Quorum)
 	b.die(6, func(i int, n *header.RetryState, _ *amqp.Publishing) {
 		if i < 4 {
-			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(
-				"order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer", i*17, i,
-			)
+			const text = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
+			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(text, i*17, i)
 		}
 	})
 	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
 	require.NoError(t, err)
-	at := func(s int) time.Time { return time.Date(2026, 3, 1, 12, 0, s, 0, time.UTC) }
 	require.Equal(t, []operate.Group{
 		{
-			Reason: "permanent", Error: "order # of #: no such customer", Count: 4, First: at(0),
-			Last: at(3), Example: "order-0",
+			Reason: "permanent", Error: "order # of #: no such customer", Count: 4,
+			First: died(0), Last: died(3), Example: "order-0",
 		},
 		{
-			Reason: "exhausted", Error: "connection refused", Count: 2, First: at(4), Last: at(5),
-			Example: "order-4",
+			Reason: "exhausted", Error: "connection refused", Count: 2,
+			First: died(4), Last: died(5), Example: "order-4",
 		},
 	}, groups)
 	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}, 0))

@@ -35,7 +35,7 @@ func TestInspectCountsEveryQueue(t *testing.T) {
 			}
 			require.Contains(t, report.String(), "missing")
 
-			provision(t, url, strategy, queue, policy)
+			rig.Provision(t, url, strategy, queue, policy)
 			rig.Fill(t, url, queue, 3)
 			longest := plan.Queues[len(plan.WaitSteps)-1]
 			require.GreaterOrEqual(t, longest.Delay, 30*time.Minute)
@@ -97,16 +97,15 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			t.Parallel()
 			queue, strategy := "vanishing-"+string(kind), topology.PerQueue{Type: kind}
 			o, plan := opened(t, url, queue, strategy, policy, operate.WithManagement(api))
-			provision(t, url, strategy, queue, policy)
+			rig.Provision(t, url, strategy, queue, policy)
 			waits := plan.Queues[len(plan.WaitSteps)-1].Name // the longest
 			rig.Fill(t, url, waits, waiting)
-			_, err := testbroker.Channel(t, url).QueueDelete(queue, false, false, false)
-			require.NoError(t, err)
+			rig.DeleteQueue(t, url, queue)
 			testbroker.WaitFor(t, "the wait to end", patience,
 				func() bool { return testbroker.Depth(t, url, waits) == 0 })
 
 			if kind == topology.Classic {
-				provision(t, url, strategy, queue, policy)
+				rig.Provision(t, url, strategy, queue, policy)
 				<-time.After(8 * time.Second) // longer than the broker would take to try again
 				back := testbroker.Depth(t, url, queue)
 				t.Logf("classic: %d of %d messages are lost", waiting-back, waiting)
@@ -131,22 +130,16 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 			require.True(t, report.Queues[0].Missing)
 			require.Equal(t, operate.Count{N: 0, Source: operate.SourceAMQP},
 				report.Queues[len(plan.WaitSteps)].Ready)
-			require.Equal(
-				t, operate.Count{N: waiting, Source: operate.SourceManagement},
-				report.Queues[len(plan.WaitSteps)].Total,
-			)
+			require.Equal(t, operate.Count{N: waiting, Source: operate.SourceManagement},
+				report.Queues[len(plan.WaitSteps)].Total)
 			require.Contains(t, report.String(), fmt.Sprintf("%d (management)", waiting))
 
-			provision(t, url, strategy, queue, policy)
+			rig.Provision(t, url, strategy, queue, policy)
 			began := time.Now()
-			testbroker.WaitFor(
-				t, "all to be back", patience,
-				func() bool { return testbroker.Depth(t, url, queue) == waiting },
-			)
-			t.Logf(
-				"quorum: %d of %d messages are back %v after their queue", waiting, waiting,
-				time.Since(began).Round(time.Second),
-			)
+			testbroker.WaitFor(t, "all to be back", patience,
+				func() bool { return testbroker.Depth(t, url, queue) == waiting })
+			t.Logf("quorum: %d of %d messages are back %v after their queue", waiting, waiting,
+				time.Since(began).Round(time.Second))
 			findings, err = o.Verify(t.Context(), plan)
 			require.NoError(t, err)
 			for _, f := range findings {
@@ -162,11 +155,9 @@ func TestManagementAPIThatIsAway(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
-	o, plan := opened(
-		t, url, queue, topology.PerQueue{}, policy,
-		operate.WithManagement("http://guest:hush@127.0.0.1:1/"),
-	)
-	provision(t, url, topology.PerQueue{}, queue, policy)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://guest:hush@127.0.0.1:1/"))
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
 	report, err := o.Inspect(t.Context(), plan)
 	require.NoError(t, err)
 	require.ErrorContains(t, report.ManagementErr, "127.0.0.1:1")

@@ -110,10 +110,8 @@ func beKilled(words []string) error {
 func (b *box) killInTheMiddle(command, kind, file string, after int) (ended bool) {
 	b.t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestKilledInTheMiddle$")
-	child.Env = append(
-		os.Environ(), killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"),
-		"AMQP_URL="+b.url,
-	)
+	child.Env = append(os.Environ(),
+		killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"), "AMQP_URL="+b.url)
 	out, err := child.StdoutPipe()
 	require.NoError(b.t, err)
 	var errs bytes.Buffer
@@ -177,7 +175,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				}
 				file := filepath.Join(t.TempDir(), "letters")
 				if command == "release" || command == "cancel" {
-					b = waitBox(t, kind, time.Hour)
+					b.delayBy(time.Hour)
 					var all []amqp.Publishing
 					for _, body := range numbered(0, n) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})

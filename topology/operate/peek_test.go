@@ -2,6 +2,7 @@ package operate_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -22,44 +23,41 @@ import (
 func TestDeadLettersOutliveFiftyLooks(t *testing.T) {
 	t.Parallel()
 	const dead, looks = 5, 50
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{100 * time.Millisecond},
-				Handle: func(*message.Message) error { return rig.ErrFailed },
-			})
-			o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
-			rig.Fill(t, r.URL, r.Queue, dead)
-			queue := r.Plan.Dead.RoutingKey
-			rig.WaitFor(t, "the dead letters",
-				func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
-			var first string
-			for look := range looks {
-				found, err := o.Peek(t.Context(), queue, dead+5)
-				require.NoError(t, err)
-				var bodies []string
-				for _, d := range found {
-					bodies = append(bodies, string(d.Body))
-					require.Equal(t, "2", d.Headers[header.DeadFailures])
-					require.Error(t, d.Ack(false), "a copy cannot be acked")
-				}
-				require.Len(t, bodies, dead, "look %d", look+1)
-				if look == 0 {
-					first = strings.Join(bodies, " ")
-				}
-				require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
-			}
-			found, err := o.Peek(t.Context(), queue, 2)
-			require.NoError(t, err)
-			require.Len(t, found, 2)
-			for range dead {
-				d := rig.Take(t, r.URL, queue)
-				require.Contains(t, first, string(d.Body))
-			}
-			depth(t, r.URL, queue, 0)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{100 * time.Millisecond},
+			Handle: func(*message.Message) error { return rig.ErrFailed },
 		})
-	}
+		o := rig.OpenOperator(t, r.URL, operate.WithoutPolicyCheck())
+		rig.Fill(t, r.URL, r.Queue, dead)
+		queue := r.Plan.Dead.RoutingKey
+		rig.WaitFor(t, "the dead letters",
+			func() bool { return testbroker.Depth(t, r.URL, queue) == dead })
+		var first string
+		for look := range looks {
+			found, err := o.Peek(t.Context(), queue, dead+5)
+			require.NoError(t, err)
+			var bodies []string
+			for _, d := range found {
+				bodies = append(bodies, string(d.Body))
+				require.Equal(t, "2", d.Headers[header.DeadFailures])
+				require.Error(t, d.Ack(false), "a copy cannot be acked")
+			}
+			require.Len(t, bodies, dead, "look %d", look+1)
+			if look == 0 {
+				first = strings.Join(bodies, " ")
+			}
+			require.Equal(t, first, strings.Join(bodies, " "), "look %d", look+1)
+		}
+		found, err := o.Peek(t.Context(), queue, 2)
+		require.NoError(t, err)
+		require.Len(t, found, 2)
+		for range dead {
+			d := rig.Take(t, r.URL, queue)
+			require.Contains(t, first, string(d.Body))
+		}
+		rig.AwaitDepth(t, r.URL, queue, 0)
+	})
 }
 
 // On 3.10 a quorum queue mixed up more than 32 messages that were given back
@@ -69,17 +67,13 @@ func TestPeekAtManyKeepsTheirOrder(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	policy := backoff.List{time.Second}
 	o, plan := opened(t, url, queue, topology.PerQueue{}, policy, operate.WithoutPolicyCheck())
-	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 100)
 	bodies := func() string {
 		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 100)
 		require.NoError(t, err)
 		require.Len(t, found, 100)
-		var all []string
-		for _, d := range found {
-			all = append(all, string(d.Body))
-		}
-		return strings.Join(all, " ")
+		return strings.Join(bodiesOf(found), " ")
 	}
 	require.Equal(t, bodies(), bodies())
 }
@@ -93,7 +87,7 @@ func TestPeekKnowsTheArgumentsOfTheStrategy(t *testing.T) {
 		Dead: topology.DeadLetters{Arguments: amqp.Table{"x-max-length": int64(10)}},
 	}
 	o, plan := opened(t, url, queue, strategy, policy, operate.WithoutPolicyCheck())
-	provision(t, url, strategy, queue, policy)
+	rig.Provision(t, url, strategy, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 1)
 	for range 30 {
 		found, err := o.Peek(t.Context(), plan.Dead.RoutingKey, 1)
@@ -108,19 +102,15 @@ func TestPeekRefusesToDelete(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	url := node.URL()
-	ch := testbroker.Channel(t, url)
 	declare := func(name string, args amqp.Table) {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
-		require.NoError(t, err)
+		rig.DeclareQueue(t, url, name, args)
 		rig.Fill(t, url, name, 2)
 	}
 	const large = int64(1 << 30)
 	declare("adopted", amqp.Table{"x-queue-type": "quorum", "x-max-length": int64(100)})
 	declare("limited", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(5)})
-	declare(
-		"raised",
-		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)},
-	)
+	declare("raised",
+		amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large, "x-max-length": int64(100)})
 	declare("lowered", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("bound", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": large})
 	declare("either", amqp.Table{"x-queue-type": "quorum"})
@@ -189,7 +179,7 @@ func TestPeekRefusesToDelete(t *testing.T) {
 			require.NoError(t, err, what)
 			require.Len(t, found, 2, what)
 		}
-		depth(t, url, c.queue, 2)
+		rig.AwaitDepth(t, url, c.queue, 2)
 	}
 	set("policies", "ahead", "^unread(?=$)", map[string]any{"max-length": 1000})
 	_, err := seeing.Peek(t.Context(), "unread", 10)
@@ -215,10 +205,8 @@ func TestPeekRefusesToDelete(t *testing.T) {
 		_, err = seeing.Peek(t.Context(), queue, 10)
 		require.NoError(t, err, command)
 	}
-	require.Contains(
-		t, strings.Fields(node.Ctl(t, "list_policies")),
-		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept",
-	)
+	require.Contains(t, strings.Fields(node.Ctl(t, "list_policies")),
+		`{"delivery-limit":2147483647,"max-length":1000}`, "the rest of the policy is kept")
 }
 
 func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
@@ -227,7 +215,7 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	policy := backoff.List{time.Hour}
 	o, plan := opened(t, url, queue, topology.PerQueue{}, policy)
 	rig.RemovePlan(t, url, topology.PerQueue{}, queue, policy)
-	provision(t, url, topology.PerQueue{}, queue, policy)
+	rig.Provision(t, url, topology.PerQueue{}, queue, policy)
 	rig.Fill(t, url, plan.Dead.RoutingKey, 7)
 	waits := queue + ".wait.1h"
 	rig.Fill(t, url, waits, 3)
@@ -242,15 +230,86 @@ func TestPurgeOnlyWhenAskedTwice(t *testing.T) {
 	n, err := o.Purge(t.Context(), plan.Dead.RoutingKey, plan.Dead.RoutingKey)
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
-	depth(t, url, plan.Dead.RoutingKey, 0)
-	depth(t, url, waits, 3) // untouched
+	rig.AwaitDepth(t, url, plan.Dead.RoutingKey, 0)
+	rig.AwaitDepth(t, url, waits, 3) // untouched
 }
 
-// depth waits until a queue counts n messages: a quorum queue counts late.
-func depth(t testing.TB, url, queue string, n int) {
-	t.Helper()
-	rig.WaitFor(
-		t, fmt.Sprintf("%d messages in %s", n, queue),
-		func() bool { return testbroker.Depth(t, url, queue) == n },
-	)
+// A list whose letters are not in the queue again says how many are missing; it said
+// nothing. Where letters expire, or a consumer takes them, none is missing. Here the
+// queue is deleted while the list holds its letters, and declared anew.
+func TestLettersThatAreNotBackAreMissed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name      string
+		arguments amqp.Table
+		expire    string // of each letter
+		consumed  bool
+		missing   bool
+		limit     int
+	}{
+		{
+			name:      "quorum",
+			arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)},
+			missing:   true,
+		},
+		{name: "classic", arguments: amqp.Table{"x-queue-type": "classic"}, missing: true},
+		{
+			name: "listed with a limit", arguments: amqp.Table{"x-queue-type": "classic"}, limit: 3,
+			missing: true,
+		},
+		{
+			name: "with a time to live",
+			arguments: amqp.Table{
+				"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), "x-message-ttl": int64(1),
+			},
+		},
+		{
+			name:      "with a length",
+			arguments: amqp.Table{"x-queue-type": "classic", "x-max-length": int64(1)},
+		},
+		{name: "with expirations", arguments: amqp.Table{"x-queue-type": "classic"}, expire: "86400000"},
+		{name: "consumed", arguments: amqp.Table{"x-queue-type": "classic"}, consumed: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBox(t, topology.Quorum)
+			queue := testbroker.Queue(t)
+			declare := func(args amqp.Table) {
+				rig.DeclareQueue(t, b.url, queue, args)
+			}
+			lasting := maps.Clone(c.arguments)
+			delete(lasting, "x-message-ttl")
+			delete(lasting, "x-max-length")
+			declare(lasting)
+			b.publish(queue, amqp.Publishing{Expiration: c.expire}, amqp.Publishing{Expiration: c.expire},
+				amqp.Publishing{Expiration: c.expire})
+			b.plan.Dead.RoutingKey = queue
+			seen := 0
+			var err error
+			for _, listed := range b.Dead(t.Context(), b.plan, operate.Filter{}, c.limit) {
+				if err = listed; err != nil {
+					break
+				}
+				if seen++; seen == 3 {
+					rig.DeleteQueue(t, b.url, queue)
+					declare(c.arguments)
+					if c.consumed {
+						_, err := b.ch.Consume(queue, "", true, false, false, false, nil)
+						require.NoError(t, err)
+					}
+				}
+			}
+			require.Equal(t, 3, seen)
+			if !c.missing {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(
+				t, err,
+				"3 messages that were given back are not in it: another client has taken them, "+
+					"or the broker has deleted them",
+			)
+			t.Log(err)
+		})
+	}
 }

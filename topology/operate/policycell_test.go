@@ -1,12 +1,11 @@
 package operate_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
+	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,47 +91,21 @@ type managed struct {
 	api  string
 }
 
-// put creates or replaces an object of the management API.
-func (m *managed) put(t testing.TB, object any, path ...string) {
-	t.Helper()
-	body, err := json.Marshal(object)
-	require.NoError(t, err)
-	m.send(t, http.MethodPut, bytes.NewReader(body), path...)
-}
-
-func (m *managed) send(t testing.TB, method string, body *bytes.Reader, path ...string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(context.Background(), method,
-		m.api+"/api/"+strings.Join(path, "/"), body)
-	require.NoError(t, err)
-	request.Header.Set("Content-Type", "application/json")
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: rig.Patience}
-	response, err := client.Do(request)
-	require.NoError(t, err)
-	defer func() { _ = response.Body.Close() }()
-	var said bytes.Buffer
-	_, _ = said.ReadFrom(response.Body)
-	require.Less(t, response.StatusCode, 300, "%s %v: %s", method, path, said.String())
-}
-
 // govern makes the virtual host, its policies, and the queues and exchanges of the administrator.
 func govern(
 	t *testing.T, broker *managed, vhost string, policy, operator map[string]any,
 ) *governed {
 	t.Helper()
 	g := &governed{t: t, broker: broker, vhost: vhost, url: broker.node.URL() + vhost}
-	broker.put(t, map[string]any{}, "vhosts", vhost)
-	broker.put(t, map[string]any{"configure": ".*", "write": ".*", "read": ".*"}, "permissions", vhost,
-		"guest")
-	if len(policy) > 0 {
-		broker.put(
-			t, map[string]any{"pattern": ".*", "apply-to": "all", "definition": policy}, "policies", vhost,
-			"all",
-		)
-	}
-	if len(operator) > 0 {
-		broker.put(t, map[string]any{"pattern": ".*", "apply-to": "queues", "definition": operator},
-			"operator-policies", vhost, "all")
+	testbroker.Put(t, broker.api, map[string]any{}, "vhosts", vhost)
+	all := map[string]any{"configure": ".*", "write": ".*", "read": ".*"}
+	testbroker.Put(t, broker.api, all, "permissions", vhost, "guest")
+	for kind, definition := range map[string]map[string]any{
+		"policies": policy, "operator-policies": operator,
+	} {
+		if len(definition) > 0 {
+			testbroker.SetPolicy(t, broker.api, kind, vhost, "all", ".*", definition)
+		}
 	}
 	g.change(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(catchAll, true, false, false, false, nil)
@@ -169,9 +142,8 @@ func (g *governed) steadily(f func() error) (err error) {
 	rig.WaitFor(g.t, "a connection that lasts", func() bool {
 		err = f()
 		var ended *amqp.Error
-		return !errors.As(
-			err, &ended,
-		) || ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
+		return !errors.As(err, &ended) ||
+			ended.Code != amqp.InternalError && ended.Code != amqp.ChannelError
 	})
 	return err
 }
@@ -219,9 +191,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 		return s.client.NewSubscriber(cfg, topology.ForPolicy(policyOfCells),
 			topology.WithDrainTimeout(2*time.Second))
 	})
-	var err error
-	s.plan, err = topology.PlanFor(strategy, queue, policyOfCells)
-	require.NoError(t, err)
+	s.plan = rig.PlanFor(t, queue, strategy, policyOfCells)
 	s.refusal = g.steadily(func() error { return s.sub.SubscribeInitialize(queue) })
 	if s.refusal != nil {
 		return s
@@ -234,7 +204,7 @@ func (g *governed) declare(name, queue string, strategy topology.Strategy) *gove
 	})
 	defer func() { require.NoError(t, o.Close()) }()
 	var findings []operate.Finding
-	require.NoError(t, g.steadily(func() error {
+	require.NoError(t, g.steadily(func() (err error) {
 		findings, err = o.Verify(ctx, s.plan)
 		return err
 	}))
@@ -252,25 +222,13 @@ func (s *governedService) serve(t *testing.T, handler message.NoPublishHandlerFu
 	if s.refusal != nil {
 		return
 	}
-	retry, err := middleware.NewDelayedRetry(s.client, policyOfCells,
-		middleware.WithLogger(s.logs), middleware.WithObserver(middleware.ObserverFunc(s.observe)))
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, s.logs)
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
+	observed := []middleware.Option{middleware.WithObserver(middleware.ObserverFunc(s.observe))}
+	router := rig.Router(t, s.client, policyOfCells, message.RouterConfig{}, s.logs, observed)
 	router.AddConsumerHandler("handler", s.queue, s.sub, handler)
-	running := make(chan error, 1)
-	go func() { running <- router.Run(context.Background()) }()
-	select {
-	case <-router.Running():
-	case err := <-running:
-		t.Fatalf("the router of %s has not started: %v", s.name, err)
-	case <-time.After(rig.Patience):
-		t.Fatalf("the router of %s has not started", s.name)
-	}
+	ended := rig.Run(t, router)
 	s.stop = sync.OnceFunc(func() {
 		require.NoError(t, router.Close())
-		require.NoError(t, <-running)
+		require.NoError(t, <-ended)
 	})
 	t.Cleanup(s.stop)
 }
@@ -377,9 +335,8 @@ func (s *governedService) done() bool {
 	if len(s.critical) > 0 {
 		limit = toldSilence
 	}
-	return s.refusal != nil || len(
-		s.handled,
-	) == perService/2 && s.dead >= perService/2 || time.Since(s.changed) > limit
+	return s.refusal != nil || time.Since(s.changed) > limit ||
+		len(s.handled) == perService/2 && s.dead >= perService/2
 }
 
 // everyone returns all services of the virtual host.
@@ -388,4 +345,162 @@ func (g *governed) everyone() []*governedService {
 		return g.services
 	}
 	return append(slices.Clone(g.services), g.victim)
+}
+
+// count stops the services, takes all messages out of all queues, and notes the fate of each
+// message.
+func (g *governed) count() {
+	t := g.t
+	t.Helper()
+	var stopped sync.WaitGroup
+	for _, s := range g.everyone() {
+		stopped.Go(s.stop)
+	}
+	stopped.Wait()
+	places := map[string][]string{} // queues where a message was, by its payload
+	var held map[string]int
+	for {
+		found := g.drain(places)
+		if held != nil && found == 0 {
+			break
+		}
+		held = map[string]int{}
+		if g.missing(places) { // else the question is not worth a second of processor time
+			held = g.held()
+		}
+	}
+	owner := map[string]string{}
+	for _, s := range g.everyone() {
+		owner[s.queue], owner[s.plan.Dead.RoutingKey] = s.queue, s.queue
+	}
+	for _, s := range g.everyone() {
+		for id := range s.foreign {
+			places[id] = append(places[id], s.queue)
+		}
+	}
+	for _, s := range g.services {
+		s.locate(places, held, owner)
+	}
+}
+
+// locate notes where the messages of a service are.
+func (s *governedService) locate(
+	places map[string][]string, held map[string]int, owner map[string]string,
+) {
+	if s.refusal != nil {
+		return
+	}
+	for n := range perService {
+		at := places[s.id(n)]
+		own := slices.DeleteFunc(slices.Clone(at),
+			func(queue string) bool { return owner[queue] != "" && owner[queue] != s.queue })
+		for _, queue := range at {
+			switch {
+			case owner[queue] == "" || owner[queue] == s.queue:
+			case s.calls[s.id(n)] > 0:
+				s.begun = append(s.begun, s.id(n)+" in "+queue)
+			default:
+				s.strays = append(s.strays, s.id(n)+" in "+queue)
+			}
+		}
+		switch {
+		case s.handled[s.id(n)]:
+			s.places["handled"]++
+		case !s.entered[s.id(n)] && len(at) == 0:
+			s.places["refused"]++
+		case len(at) == 0:
+			s.lost++
+		case len(own) > 0:
+			s.places[s.word(own)]++
+		}
+	}
+	for _, q := range s.plan.Queues {
+		kept := min(held[q.Name], s.lost) // which of them the broker does not tell
+		s.lost -= kept
+		if kept > 0 {
+			s.places["held"] += kept
+		}
+	}
+}
+
+// word says in which sort of queue a message is: the best of those where copies of it are.
+func (s *governedService) word(queues []string) string {
+	for _, place := range []struct {
+		word string
+		has  func(queue string) bool
+	}{
+		{"dead", func(queue string) bool { return queue == s.plan.Dead.RoutingKey }},
+		{"queued", func(queue string) bool { return queue == s.queue }},
+		{"waiting", func(queue string) bool {
+			return slices.ContainsFunc(s.plan.Queues,
+				func(q topology.Queue) bool { return q.Name == queue && q.Delay > 0 })
+		}},
+		{"stranded", func(queue string) bool { return strings.HasSuffix(queue, ".stranded") }},
+	} {
+		if slices.ContainsFunc(queues, place.has) {
+			return place.word
+		}
+	}
+	return "elsewhere"
+}
+
+// missing reports whether a message of some service is in no queue, and was not handled.
+func (g *governed) missing(places map[string][]string) bool {
+	return slices.ContainsFunc(g.services, func(s *governedService) bool {
+		for n := range perService {
+			if s.entered[s.id(n)] && !s.handled[s.id(n)] && len(places[s.id(n)]) == 0 {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// drain takes all messages out of the queues of the virtual host, and returns their number.
+func (g *governed) drain(places map[string][]string) int {
+	t := g.t
+	t.Helper()
+	conn, err := amqp.Dial(g.url)
+	require.NoError(t, err)
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) }()
+	names := map[string]bool{catchAll: true}
+	for _, s := range g.everyone() {
+		names[s.queue] = true
+		for _, q := range s.plan.Queues {
+			names[q.Name] = true
+		}
+	}
+	found := 0
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		ch, err := conn.Channel()
+		require.NoError(t, err)
+		for {
+			d, ok, err := ch.Get(name, true)
+			if err != nil || !ok {
+				break // empty, or deleted by its policy
+			}
+			found++
+			places[string(d.Body)] = append(places[string(d.Body)], name)
+		}
+		_ = ch.Close()
+	}
+	return found
+}
+
+var heldIn = regexp.MustCompile(`\{<<"([^"]*)">>,(\d+)\}`)
+
+// held returns how many messages quorum queues keep because they cannot place them. AMQP counts
+// them nowhere (F5), and the management API seconds late.
+func (g *governed) held() map[string]int {
+	g.t.Helper()
+	said := g.broker.node.Ctl(g.t, "eval", fmt.Sprintf(`[begin
+		{ok, {_, {N, _}}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_stat_dlx/1),
+		{element(4, amqqueue:get_name(Q)), N}
+	end || Q <- rabbit_amqqueue:list(<<%q>>),
+		amqqueue:get_type(Q) =:= rabbit_quorum_queue].`, g.vhost))
+	found := map[string]int{}
+	for _, m := range heldIn.FindAllStringSubmatch(strings.Join(strings.Fields(said), ""), -1) {
+		found[m[1]], _ = strconv.Atoi(m[2])
+	}
+	return found
 }

@@ -1,13 +1,11 @@
 package operate_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"regexp"
 	"slices"
@@ -258,7 +256,7 @@ func (r keyRun) String() string { return strings.TrimSpace(r.kind + " " + r.keyC
 // run sends the messages through every strategy under the policy.
 func (r keyRun) run(t *testing.T, broker *managed, vhost string, long bool) *governed {
 	g := govern(t, broker, vhost, r.policy, r.operator)
-	t.Cleanup(func() { broker.send(t, http.MethodDelete, bytes.NewReader(nil), "vhosts", vhost) })
+	t.Cleanup(func() { testbroker.Remove(t, broker.api, "vhosts", vhost) })
 	all := governedStrategies()
 	names := quickStrategies
 	if long {
@@ -373,10 +371,8 @@ func (r keyRun) check(t *testing.T, s *governedService, guarantees string) {
 		t.Errorf("%s: %s: messages that were handled before have gone to another service: %v", r, s.name,
 			s.begun)
 	case s.refusal == nil && len(s.critical) == 0:
-		t.Errorf(
-			"%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
-			s.critical,
-		)
+		t.Errorf("%s: %s: %s, and Verify has said nothing of it that is critical: %v", r, s.name, harm,
+			s.critical)
 	case !r.namedIn(guarantees):
 		t.Errorf("%s: %s: %s, and docs/guarantees.md names none of the keys", r, s.name, harm)
 	default:

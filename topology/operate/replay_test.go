@@ -41,18 +41,12 @@ func TestReplayMovesAllAsTheyWere(t *testing.T) {
 			}
 		})
 		var last operate.Progress
-		done, err := b.Replay(t.Context(), b.plan,
-			operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
-		require.NoError(t, err)
+		done := b.replay(operate.ReplayOptions{Progress: func(p operate.Progress) { last = p }})
 		require.Equal(t, operate.Progress{Total: dead, Seen: dead, Chosen: dead, Done: dead}, done)
 		require.Equal(t, done, last)
 		b.depth(b.dead, 0)
 		arrived := b.drain(b.queue, dead)
-		var bodies []string
-		for _, d := range arrived {
-			bodies = append(bodies, string(d.Body))
-		}
-		require.True(t, slices.Equal(numbered(0, dead), bodies), "in their order")
+		require.True(t, slices.Equal(numbered(0, dead), bodiesOf(arrived)), "in their order")
 		d := arrived[0]
 		require.Equal(t, "order-0", d.MessageId)
 		require.Equal(t, "c", d.CorrelationId)
@@ -80,44 +74,33 @@ func TestReplayTakesWhatIsChosen(t *testing.T) {
 			}
 		})
 		other := testbroker.Queue(t)
-		_, err := b.ch.QueueDeclare(other, true, false, false, false, nil)
-		require.NoError(t, err)
-		b.publish(
-			b.dead,
-			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}},
-		)
+		rig.DeclareQueue(t, b.url, other, nil)
+		b.publish(b.dead,
+			amqp.Publishing{Body: []byte("of another queue"), Headers: amqp.Table{header.DeadQueue: other}})
 
 		chosen := operate.ReplayOptions{Filter: operate.Filter{Error: "customer"}, DryRun: true}
-		done, err := b.Replay(t.Context(), b.plan, chosen)
-		require.NoError(t, err)
+		done := b.replay(chosen)
 		require.Equal(t, operate.Progress{Total: 901, Seen: 901, Chosen: 300}, done)
 		b.depth(b.dead, 901)
 
 		chosen.DryRun, chosen.Limit = false, 100
-		done, err = b.Replay(t.Context(), b.plan, chosen)
-		require.NoError(t, err)
+		done = b.replay(chosen)
 		require.Equal(t, 100, done.Done)
 		chosen.Limit = 0
-		done, err = b.Replay(t.Context(), b.plan, chosen)
-		require.NoError(t, err)
+		done = b.replay(chosen)
 		require.Equal(t, operate.Progress{Total: 801, Seen: 801, Chosen: 200, Done: 200}, done)
 		require.Len(t, b.bodies(b.queue, 300), 300)
-		done, err = b.Replay(t.Context(), b.plan,
-			operate.ReplayOptions{Filter: operate.Filter{Handler: "none"}})
-		require.NoError(t, err)
+		done = b.replay(operate.ReplayOptions{Filter: operate.Filter{Handler: "none"}})
 		require.Zero(t, done.Done)
 
-		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{Limit: 10})
-		require.NoError(t, err)
+		done = b.replay(operate.ReplayOptions{Limit: 10})
 		require.Equal(t, 10, done.Done)
 		require.Equal(t, []string{`{"n":1}`, `{"n":2}`, `{"n":4}`}, b.bodies(b.queue, 10)[:3],
 			"the oldest first")
-		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{})
-		require.NoError(t, err)
+		done = b.replay(operate.ReplayOptions{})
 		require.Equal(t, 590, done.Done)
 		require.Equal(t, 1, done.Foreign)
-		done, err = b.Replay(t.Context(), b.plan, operate.ReplayOptions{To: other})
-		require.NoError(t, err)
+		done = b.replay(operate.ReplayOptions{To: other})
 		require.Equal(t, 1, done.Done)
 		require.Equal(t, []string{"of another queue"}, b.bodies(other, 1))
 	})
@@ -139,10 +122,8 @@ func TestReplayEndsThoughAllComesBack(t *testing.T) {
 		go func() {
 			n := 0
 			for d := range deliveries {
-				_ = broken.PublishWithContext(
-					ctx, "", b.dead, false, false,
-					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent},
-				)
+				_ = broken.PublishWithContext(ctx, "", b.dead, false, false,
+					amqp.Publishing{Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent})
 				_ = d.Ack(false)
 				if n++; n == dead {
 					break
@@ -286,8 +267,7 @@ func TestReplayKeepsItsRate(t *testing.T) {
 		const dead, rate = 300, 100
 		b.die(dead)
 		began := time.Now()
-		_, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Rate: rate})
-		require.NoError(t, err)
+		b.replay(operate.ReplayOptions{Rate: rate})
 		measured := dead / time.Since(began).Seconds()
 		t.Logf("asked for %d/s, measured %.1f/s", rate, measured)
 		require.LessOrEqual(t, measured, rate*1.05)

@@ -1,7 +1,6 @@
 package operate_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -36,22 +35,20 @@ func overruled(t testing.TB, o *operate.Operator, plan topology.Plan) []operate.
 
 // vhost sets policies through the management API, which is done when it answers.
 type vhost struct {
-	t      testing.TB
-	broker *managed
-	name   string
+	t         testing.TB
+	api, name string
 }
 
 func (v vhost) set(name, pattern string, priority int, definition string) {
 	v.t.Helper()
-	v.broker.put(v.t, map[string]any{
-		"pattern": pattern, "apply-to": "all", "priority": priority,
-		"definition": json.RawMessage(definition),
+	testbroker.Put(v.t, v.api, map[string]any{
+		"pattern": pattern, "priority": priority, "definition": json.RawMessage(definition),
 	}, "policies", v.name, name)
 }
 
 func (v vhost) clear(name string) {
 	v.t.Helper()
-	v.broker.send(v.t, http.MethodDelete, bytes.NewReader(nil), "policies", v.name, name)
+	testbroker.Remove(v.t, v.api, "policies", v.name, name)
 }
 
 // applies reports whether audit expects the broker to apply a policy with a key to a type of queue,
@@ -87,14 +84,11 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	vhosts := []string{"soon", "hidden", "exempt", "log"}
 	var grants []testbroker.Grant
 	for _, vhost := range vhosts {
-		grants = append(
-			grants, testbroker.Everything(vhost, "guest"),
-			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"},
-		)
+		grants = append(grants, testbroker.Everything(vhost, "guest"),
+			testbroker.Grant{VHost: vhost, User: "watcher", Configure: "^$", Write: "^$", Read: "^$"})
 	}
 	node.Grant(t, grants...)
 	node.Ctl(t, "set_user_tags", "watcher", "monitoring")
-	broker := &managed{node, api}
 	watcher := strings.Replace(api, "guest:guest", "watcher:watcher", 1)
 	watching := operate.WithManagement(watcher)
 	policy := backoff.List{time.Second}
@@ -108,9 +102,9 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	// The management API shows the policies of a queue up to nine seconds late (F35).
 	t.Run("declare and verify never passes wrongly", func(t *testing.T) {
 		t.Parallel()
-		admin := vhost{t, broker, "soon"}
+		admin := vhost{t, api, "soon"}
 		old, oldPlan := of(t, "soon", "old", topology.PerQueue{})
-		provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
+		rig.Provision(t, node.URL()+"soon", topology.PerQueue{}, "old", policy)
 		require.Empty(t, overruled(t, old, oldPlan))
 		rounds := 10
 		if os.Getenv("MILLPOND_LONG") != "" {
@@ -142,7 +136,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	// queue.
 	t.Run("nothing is declared yet", func(t *testing.T) {
 		t.Parallel()
-		admin := vhost{t, broker, "hidden"}
+		admin := vhost{t, api, "hidden"}
 		admin.set("low", ".*", 0, `{"max-length":2}`)
 		admin.set("high", ".*", 5, `{"queue-mode":"lazy"}`)
 		o, plan := of(t, "hidden", "orders", topology.PerQueue{})
@@ -153,7 +147,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 		require.Equal(t, []string{"critical orders", "critical orders.dlq", "warning orders.wait.1s"},
 			names)
 
-		provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
+		rig.Provision(t, node.URL()+"hidden", topology.PerQueue{}, "orders", policy)
 		rig.Fill(t, node.URL()+"hidden", "orders.dlq", 10)
 		require.Equal(t, 2, testbroker.Depth(t, node.URL()+"hidden", "orders.dlq"),
 			"the broker does as Verify says")
@@ -186,15 +180,13 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 
 	t.Run("the way out works", func(t *testing.T) {
 		t.Parallel()
-		admin := vhost{t, broker, "exempt"}
+		admin := vhost{t, api, "exempt"}
 		o, plan := of(t, "exempt", "orders", topology.PerQueue{})
-		provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
+		rig.Provision(t, node.URL()+"exempt", topology.PerQueue{}, "orders", policy)
 		declareExchange(t, node.URL()+"exempt", "orders.open")
 		plan.Exchanges = append(plan.Exchanges, topology.Exchange{Name: "orders.open", Kind: "fanout"})
-		admin.set(
-			"everything", ".*", 7,
-			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`,
-		)
+		admin.set("everything", ".*", 7,
+			`{"message-ttl":500,"overflow":"drop-head","alternate-exchange":"amq.fanout","expires":3600000}`)
 		ran := map[string]bool{}
 		for _, f := range overruled(t, o, plan) {
 			_, command, is := strings.Cut(f.Text, "rabbitmqctl ")
@@ -215,7 +207,7 @@ func TestVerifyNamesAPolicyAtOnce(t *testing.T) {
 	t.Run("the Subscriber says it", func(t *testing.T) {
 		t.Parallel()
 		const line = "A policy of the broker may lose or misdirect messages"
-		admin := vhost{t, broker, "log"}
+		admin := vhost{t, api, "log"}
 		admin.set("retention", ".*", 0, `{"message-ttl":50}`)
 		logs, url := &rig.Logs{}, node.URL()+"log"
 		client := rig.OpenClient(t, url, topology.Levels{Max: time.Hour},
@@ -253,19 +245,16 @@ func TestVerifyNamesFewReplicasAndAlarms(t *testing.T) {
 			if strings.HasSuffix(path, "dlq") {
 				kind, members = "classic", "null"
 			}
-			fmt.Fprintf(
-				w, `{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind,
-				members,
-			)
+			fmt.Fprintf(w,
+				`{"type":%q,"durable":true,"arguments":{"x-delivery-limit":1073741824},"members":%s}`, kind,
+				members)
 		default:
 			fmt.Fprint(w, "[]")
 		}
 	}))
 	t.Cleanup(server.Close)
-	o, plan := opened(
-		t, url, queue, topology.PerQueue{}, policy,
-		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()),
-	)
+	o, plan := opened(t, url, queue, topology.PerQueue{}, policy,
+		operate.WithManagement("http://u:p@"+server.Listener.Addr().String()))
 	require.NoError(t, o.Declare(t.Context(), plan))
 	look := func() (texts []string) {
 		findings, err := o.Verify(t.Context(), plan)

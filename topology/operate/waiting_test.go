@@ -43,17 +43,12 @@ func (b *box) wait(q topology.Queue, n int) {
 	b.publish(q.Name, all...)
 }
 
-// waitBox is a box whose plan has the given delays.
-func waitBox(t *testing.T, kind topology.QueueType, delays ...time.Duration) *box {
-	b := newBox(t, kind)
-	var err error
-	b.plan, err = topology.PerQueue{Type: kind}.Plan(b.queue, delays)
-	require.NoError(t, err)
-	for _, q := range b.plan.Queues {
-		testbroker.Delete(t, q.Name)
-	}
-	require.NoError(t, b.Declare(t.Context(), b.plan))
-	return b
+// waitMinuteAndHour lets messages wait for a minute, and others for an hour.
+func (b *box) waitMinuteAndHour(minute, hour int) {
+	b.t.Helper()
+	b.delayBy(time.Minute, time.Hour)
+	b.wait(b.waits(time.Minute), minute)
+	b.wait(b.waits(time.Hour), hour)
 }
 
 // waits returns the wait queue of a delay.
@@ -68,123 +63,169 @@ func (b *box) waits(delay time.Duration) topology.Queue {
 // order: none early, none lost.
 func TestLookingDoesNotChangeTheWait(t *testing.T) {
 	t.Parallel()
-	for _, kind := range types {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			const n, delay = 100, 6 * time.Second
-			b := waitBox(t, kind, delay)
-			began := time.Now()
-			b.wait(b.waits(delay), n)
-			looks := 0
-			for time.Since(began) < delay+time.Second {
-				found, err := b.Waiting(t.Context(), b.plan)
-				require.NoError(t, err)
-				if looks++; looks == 1 {
-					require.Len(t, found, n)
-				}
+	forTypes(t, func(t *testing.T, b *box) {
+		const n, delay = 100, 6 * time.Second
+		b.delayBy(delay)
+		began := time.Now()
+		b.wait(b.waits(delay), n)
+		looks := 0
+		for time.Since(began) < delay+time.Second {
+			found, err := b.Waiting(t.Context(), b.plan)
+			require.NoError(t, err)
+			if looks++; looks == 1 {
+				require.Len(t, found, n)
 			}
-			var bodies []string
-			for _, d := range b.drain(b.queue, n) {
-				bodies = append(bodies, string(d.Body))
-			}
-			require.Len(t, bodies, n, "each once")
-			took := time.Since(began)
-			require.Less(t, took, delay+20*time.Second)
-			t.Logf("%d looks; all %d are back after %v", looks, n, took.Round(time.Millisecond))
-		})
-	}
+		}
+		require.Len(t, b.drain(b.queue, n), n, "each once")
+		took := time.Since(began)
+		require.Less(t, took, delay+20*time.Second)
+		t.Logf("%d looks; all %d are back after %v", looks, n, took.Round(time.Millisecond))
+	})
 }
 
 func TestWaitingSaysWhatWaits(t *testing.T) {
 	t.Parallel()
-	for _, kind := range types {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			b := waitBox(t, kind, time.Minute, time.Hour)
-			b.wait(b.waits(time.Minute), 2)
-			b.wait(b.waits(time.Hour), 1)
-			found, err := b.Waiting(t.Context(), b.plan)
-			require.NoError(t, err)
-			require.Len(t, found, 3)
-			w := found[2]
-			require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, rig.Patience)
-			w.Due = time.Time{}
-			require.Equal(t, operate.Waiter{
-				ID: "1h0m0s-0", WaitQueue: b.waits(time.Hour).Name, Delay: time.Hour, Queue: b.queue,
-				Failures: 1, Error: "connection refused", Class: header.ClassRetryable, Size: 1,
-			}, w)
-		})
-	}
+	forTypes(t, func(t *testing.T, b *box) {
+		b.waitMinuteAndHour(2, 1)
+		found, err := b.Waiting(t.Context(), b.plan)
+		require.NoError(t, err)
+		require.Len(t, found, 3)
+		w := found[2]
+		require.WithinDuration(t, time.Now().Add(24*time.Hour), w.Due, rig.Patience)
+		w.Due = time.Time{}
+		require.Equal(t, operate.Waiter{
+			ID: "1h0m0s-0", WaitQueue: b.waits(time.Hour).Name, Delay: time.Hour, Queue: b.queue,
+			Failures: 1, Error: "connection refused", Class: header.ClassRetryable, Size: 1,
+		}, w)
+	})
 }
 
 // Chosen messages are released with their retry state, or become dead letters. The others wait on.
 func TestReleaseAndCancel(t *testing.T) {
 	t.Parallel()
-	for _, kind := range types {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			b := waitBox(t, kind, time.Minute, time.Hour)
-			hour := b.waits(time.Hour)
-			b.wait(b.waits(time.Minute), 3)
-			b.wait(hour, 50)
-			b.publish(
-				hour.Name,
-				amqp.Publishing{MessageId: "other", Headers: amqp.Table{header.Queue: "another queue"}},
-			)
+	forTypes(t, func(t *testing.T, b *box) {
+		b.waitMinuteAndHour(3, 50)
+		hour := b.waits(time.Hour)
+		foreign := amqp.Table{header.Queue: "another queue"}
+		b.publish(hour.Name, amqp.Publishing{MessageId: "other", Headers: foreign})
 
-			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
-			require.NoError(t, err)
-			require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
-			d := b.drain(b.queue, 1)[0]
-			require.Equal(t, "7", string(d.Body))
-			require.NotContains(t, d.Headers, header.NotBefore, "or it would wait again")
-			require.Equal(t, "1", d.Headers[header.Failures], "its attempts go on")
-			require.Equal(t, int32(7), d.Headers["tenant"])
-			require.Equal(t, uint8(9), d.Priority)
+		p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-7", "other"}})
+		require.NoError(t, err)
+		require.Equal(t, operate.Progress{Total: 54, Seen: 54, Chosen: 1, Done: 1, Foreign: 1}, p)
+		d := b.drain(b.queue, 1)[0]
+		require.Equal(t, "7", string(d.Body))
+		require.NotContains(t, d.Headers, header.NotBefore, "or it would wait again")
+		require.Equal(t, "1", d.Headers[header.Failures], "its attempts go on")
+		require.Equal(t, int32(7), d.Headers["tenant"])
+		require.Equal(t, uint8(9), d.Priority)
 
-			p, err = b.Cancel(
-				t.Context(), b.plan,
-				operate.Selection{
-					Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
-				},
-			)
-			require.NoError(t, err)
-			require.Equal(t, 49, p.Done)
-			b.depth(b.dead, 49)
-			l := b.letters(operate.Filter{})[0]
-			require.Equal(t, header.ReasonCancelled, l.Reason)
-			require.Equal(t, "connection refused", l.Error)
-			require.Equal(t, 1, l.Attempts)
-			require.Len(t, l.History, 1)
-			require.NotContains(t, l.Delivery.Headers, header.Queue)
-			require.NotContains(t, l.Delivery.Headers, header.Priority)
-			require.Equal(t, uint8(9), l.Delivery.Priority)
-			require.Len(t, b.bodies(hour.Name, 1), 1)
-			require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
-
-			p, err = b.Release(t.Context(), b.plan, operate.Selection{})
-			require.NoError(t, err)
-			require.Zero(t, p.Chosen)
+		p, err = b.Cancel(t.Context(), b.plan, operate.Selection{
+			Match: func(w operate.Waiter) bool { return w.Delay == time.Hour && w.Queue == b.queue },
 		})
-	}
+		require.NoError(t, err)
+		require.Equal(t, 49, p.Done)
+		b.depth(b.dead, 49)
+		l := b.letters(operate.Filter{})[0]
+		require.Equal(t, header.ReasonCancelled, l.Reason)
+		require.Equal(t, "connection refused", l.Error)
+		require.Equal(t, 1, l.Attempts)
+		require.Len(t, l.History, 1)
+		require.NotContains(t, l.Delivery.Headers, header.Queue)
+		require.NotContains(t, l.Delivery.Headers, header.Priority)
+		require.Equal(t, uint8(9), l.Delivery.Priority)
+		require.Len(t, b.bodies(hour.Name, 1), 1)
+		require.Len(t, b.bodies(b.waits(time.Minute).Name, 3), 3)
+
+		p, err = b.Release(t.Context(), b.plan, operate.Selection{})
+		require.NoError(t, err)
+		require.Zero(t, p.Chosen)
+	})
 }
 
 // More than can be taken at once is left alone.
 func TestLongWaitQueueIsRefused(t *testing.T) {
 	t.Parallel()
-	for _, kind := range types {
-		t.Run(string(kind), func(t *testing.T) {
-			t.Parallel()
-			b := waitBox(t, kind, time.Minute, time.Hour)
-			b.wait(b.waits(time.Minute), 1)
-			b.wait(b.waits(time.Hour), 5001)
-			found, err := b.Waiting(t.Context(), b.plan)
-			require.ErrorIs(t, err, operate.ErrUnsafe)
-			require.Len(t, found, 1, "of the other queue")
-			p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-1"}})
-			require.ErrorIs(t, err, operate.ErrUnsafe)
-			require.Zero(t, p.Done)
-			b.depth(b.waits(time.Hour).Name, 5001)
-		})
+	forTypes(t, func(t *testing.T, b *box) {
+		b.waitMinuteAndHour(1, 5001)
+		found, err := b.Waiting(t.Context(), b.plan)
+		require.ErrorIs(t, err, operate.ErrUnsafe)
+		require.Len(t, found, 1, "of the other queue")
+		p, err := b.Release(t.Context(), b.plan, operate.Selection{IDs: []string{"1h0m0s-1"}})
+		require.ErrorIs(t, err, operate.ErrUnsafe)
+		require.Zero(t, p.Done)
+		b.depth(b.waits(time.Hour).Name, 5001)
+	})
+}
+
+// A wait queue is deleted only if it is proven empty. A queue stays that is consumed, or that holds
+// messages: ready, unacked or waiting for their queue.
+func TestPruneDeletesNothingWithAMessage(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	b := newBoxAt(t, node.URL(), "orders", topology.PerQueue{}, operate.WithManagement(api))
+	names := []string{b.plan.Queues[0].Name, "missing"}
+	for _, kind := range []string{"quorum", "classic"} {
+		for _, what := range []string{"empty", "ready", "unacked", "consumed"} {
+			name := kind + "." + what
+			names = append(names, name)
+			args := amqp.Table{"x-queue-type": kind}
+			if kind == "quorum" {
+				// as wait queues have it: prune takes a message to see that there is none
+				args["x-delivery-limit"] = int64(1 << 30)
+			}
+			rig.DeclareQueue(t, b.url, name, args)
+			if what == "ready" || what == "unacked" {
+				b.publish(name, amqp.Publishing{Body: []byte("x")})
+			}
+			other := testbroker.Channel(t, node.URL())
+			switch what {
+			case "unacked":
+				_, ok, err := other.Get(name, false)
+				require.NoError(t, err)
+				require.True(t, ok)
+			case "consumed":
+				_, err := other.Consume(name, "", false, false, false, false, nil)
+				require.NoError(t, err)
+			}
+		}
+	}
+	plans := []topology.Plan{b.plan}
+	blind := newBoxAt(t, node.URL(), "orders", topology.PerQueue{})
+	for _, refused := range []struct {
+		operator *box
+		options  operate.PruneOptions
+		why      string
+	}{
+		{b, operate.PruneOptions{}, "it is not stated that no service publishes"},
+		{blind, operate.PruneOptions{NobodyPublishes: true}, "name the management API"},
+	} {
+		refused.options.Queues = []string{"quorum.empty", "classic.empty"}
+		results, err := refused.operator.Prune(t.Context(), plans, refused.options)
+		require.ErrorIs(t, err, operate.ErrUnsafe)
+		for _, r := range results {
+			require.False(t, r.Deleted)
+			require.Contains(t, r.Why, refused.why)
+		}
+	}
+
+	results, err := b.Prune(t.Context(), plans,
+		operate.PruneOptions{Queues: names, NobodyPublishes: true, Wait: 15 * time.Second})
+	require.ErrorIs(t, err, operate.ErrUnsafe)
+	why := map[string]string{}
+	for _, r := range results {
+		require.Equal(t, r.Queue == "quorum.empty" || r.Queue == "classic.empty", r.Deleted, r)
+		why[r.Queue] = r.Why
+	}
+	require.Contains(t, why[names[0]], `the plan of queue "orders" uses it`)
+	require.Equal(t, "it does not exist", why["missing"])
+	for _, kind := range []string{"quorum", "classic"} {
+		require.Equal(t, "1 messages wait in it", why[kind+".ready"])
+		// a quorum queue counts a get as a consumer
+		require.Regexp(t, "1 messages are in it, unacked or held|it is consumed, by 1",
+			why[kind+".unacked"])
+		require.Contains(t, why[kind+".consumed"], "it is consumed")
+		require.Equal(t, -1, testbroker.Depth(t, node.URL(), kind+".empty"))
+		require.Equal(t, 1, testbroker.Depth(t, node.URL(), kind+".ready"))
+		require.Equal(t, 0, testbroker.Depth(t, node.URL(), kind+".unacked"))
 	}
 }

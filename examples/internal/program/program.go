@@ -73,8 +73,7 @@ func Start(ctx context.Context, router *message.Router, client io.Closer) (*Serv
 	}
 }
 
-// Close lets the messages in progress finish, hands over the failed ones, and ends the
-// connections.
+// Close lets the messages in progress finish, hands over the failed ones, and ends the connections.
 func (s *Service) Close() error {
 	err := errors.Join(s.router.Close(), <-s.stopped)
 	if s.client != nil {

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -104,17 +105,9 @@ func main() {
 }
 
 func run(docs string, files []string) error {
-	var results []result
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		var r struct{ Results []result }
-		if err := json.Unmarshal(data, &r); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		results = append(results, r.Results...)
+	results, err := readResults(files)
+	if err != nil {
+		return err
 	}
 	for _, p := range pictures {
 		if err := p.draw(results, filepath.Join(docs, "performance")); err != nil {
@@ -122,6 +115,21 @@ func run(docs string, files []string) error {
 		}
 	}
 	return fill(filepath.Join(docs, "performance.md"), results)
+}
+
+func readResults(files []string) (results []result, err error) {
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var r struct{ Results []result }
+		if err := json.Unmarshal(data, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		results = append(results, r.Results...)
+	}
+	return results, nil
 }
 
 // draw writes an SVG, unless the group was not measured.
@@ -226,55 +234,74 @@ func fill(page string, results []result) error {
 	return os.WriteFile(page, []byte(out.String()), 0o644)
 }
 
-// tableOf has a row for each x, and a column for each entry and metric.
+// tableOf has the tables of a group: for each metric a row for each x and a column for each entry.
+// A group that was measured once has one table, with a row for each entry.
 func tableOf(results []result, group string) string {
-	type column struct{ entry, metric string }
+	type place struct {
+		x             float64
+		entry, metric string
+	}
 	var (
-		xs      []float64
-		columns []column
-		cells   = map[float64]map[column]result{}
+		xs               []float64
+		entries, metrics []string
+		cells            = map[place]string{}
 	)
 	for _, r := range results {
 		if r.Group != group {
 			continue
 		}
-		c := column{r.Entry, r.Metric}
-		if !slices.Contains(xs, r.X) {
-			xs = append(xs, r.X)
-			cells[r.X] = map[column]result{}
-		}
-		if !slices.Contains(columns, c) {
-			columns = append(columns, c)
-		}
-		cells[r.X][c] = r
+		xs, entries, metrics = append(xs, r.X), append(entries, r.Entry), append(metrics, r.Metric)
+		cells[place{r.X, r.Entry, r.Metric}] = r.cell()
 	}
-	slices.Sort(xs)
-	slices.SortFunc(columns, func(a, b column) int {
-		return strings.Compare(a.metric+"\x00"+a.entry, b.metric+"\x00"+b.entry)
-	})
+	xs, entries, metrics = distinct(xs), distinct(entries), distinct(metrics)
 	var out strings.Builder
-	out.WriteString("| |")
-	for _, c := range columns {
-		fmt.Fprintf(&out, " %s, %s |", c.entry, c.metric)
-	}
-	out.WriteString("\n|--:|" + strings.Repeat("--:|", len(columns)) + "\n")
-	for _, x := range xs {
-		fmt.Fprintf(&out, "| %s |", number(x))
-		for _, c := range columns {
-			r, ok := cells[x][c]
-			switch {
-			case !ok:
-				out.WriteString(" – |")
-			case len(r.Samples) == 1:
-				fmt.Fprintf(&out, " %s |", number(r.Samples[0]))
-			default:
-				fmt.Fprintf(&out, " %s (%s–%s) |", number(r.median()), number(slices.Min(r.Samples)),
-					number(slices.Max(r.Samples)))
-			}
+	row := func(first string, columns int, cell func(column int) string) {
+		out.WriteString("| " + first + " |")
+		for column := range columns {
+			fmt.Fprintf(&out, " %s |", cmp.Or(cell(column), "–"))
 		}
 		out.WriteByte('\n')
 	}
+	if slices.Equal(xs, []float64{0}) {
+		row("", len(metrics), func(i int) string { return metrics[i] })
+		out.WriteString("|---|" + strings.Repeat("--:|", len(metrics)) + "\n")
+		for _, entry := range entries {
+			row(entry, len(metrics), func(i int) string { return cells[place{0, entry, metrics[i]}] })
+		}
+		return out.String()
+	}
+	for i, metric := range metrics {
+		if i > 0 {
+			out.WriteByte('\n')
+		}
+		of := slices.DeleteFunc(slices.Clone(entries), func(entry string) bool {
+			return !slices.ContainsFunc(results, func(r result) bool {
+				return r.Group == group && r.Entry == entry && r.Metric == metric
+			})
+		})
+		out.WriteString("**" + metric + "**\n\n")
+		row("", len(of), func(i int) string { return of[i] })
+		out.WriteString("|--:|" + strings.Repeat("--:|", len(of)) + "\n")
+		for _, x := range xs {
+			row(number(x), len(of), func(i int) string { return cells[place{x, of[i], metric}] })
+		}
+	}
 	return out.String()
+}
+
+// distinct returns the values in their order, each once.
+func distinct[T cmp.Ordered](values []T) []T {
+	slices.Sort(values)
+	return slices.Compact(values)
+}
+
+// cell is the median with the range, or the only sample.
+func (r result) cell() string {
+	if len(r.Samples) == 1 {
+		return number(r.Samples[0])
+	}
+	return fmt.Sprintf("%s (%s–%s)", number(r.median()), number(slices.Min(r.Samples)),
+		number(slices.Max(r.Samples)))
 }
 
 // number returns three significant digits at least, in groups of three.

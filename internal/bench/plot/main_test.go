@@ -11,7 +11,11 @@ import (
 
 const measured = `{"results": [
 	{"group": "inflight", "x": 1, "entry": "a", "metric": "per second", "samples": [1000, 900, 1100]},
-	{"group": "inflight", "x": 8, "entry": "a", "metric": "per second", "samples": [12345.6]}
+	{"group": "inflight", "x": 8, "entry": "a", "metric": "per second", "samples": [12345.6]},
+	{"group": "memory", "x": 0, "entry": "b", "metric": "KiB", "samples": [6.84]},
+	{"group": "memory", "x": 0, "entry": "a", "metric": "KiB", "samples": [0.0142]},
+	{"group": "waiting", "x": 10, "entry": "a", "metric": "p50 ms", "samples": [2.17]},
+	{"group": "waiting", "x": 10, "entry": "broker", "metric": "broker MiB", "samples": [142]}
 ]}`
 
 func TestPageAndPicture(t *testing.T) {
@@ -27,12 +31,31 @@ func TestPageAndPicture(t *testing.T) {
 	}
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
-	assert.Equal(t, "before\n<!-- table inflight -->\n\n| | a, per second |\n|--:|--:|\n"+
+	assert.Equal(t, "before\n<!-- table inflight -->\n\n**per second**\n\n|  | a |\n|--:|--:|\n"+
 		"| 1 | 1 000 (900–1 100) |\n| 8 | 12 346 |\n\n<!-- end -->\nafter\n", string(text))
 	drawn, err := os.ReadFile(filepath.Join(docs, "performance", "inflight.svg"))
 	require.NoError(t, err)
 	assert.Contains(t, string(drawn), "<svg")
 	assert.Contains(t, string(drawn), "in flight")
+}
+
+// A group that was measured once has a row for each entry, and other groups a table for each
+// metric.
+func TestTablesAreNarrow(t *testing.T) {
+	t.Parallel()
+	page, file := filepath.Join(t.TempDir(), "page.md"), filepath.Join(t.TempDir(), "run.json")
+	require.NoError(t, os.WriteFile(file, []byte(measured), 0o600))
+	results, err := readResults([]string{file})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(page, []byte("<!-- table memory -->\n<!-- end -->\n"+
+		"<!-- table waiting -->\n<!-- end -->\n"), 0o600))
+	require.NoError(t, fill(page, results))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Equal(t, "<!-- table memory -->\n\n|  | KiB |\n|---|--:|\n| a | 0.0142 |\n| b | 6.84 |\n\n"+
+		"<!-- end -->\n<!-- table waiting -->\n\n**broker MiB**\n\n|  | broker |\n|--:|--:|\n"+
+		"| 10 | 142 |\n\n**p50 ms**\n\n|  | a |\n|--:|--:|\n| 10 | 2.17 |\n\n<!-- end -->\n",
+		string(text))
 }
 
 func TestTableWithoutEndIsAnError(t *testing.T) {

@@ -3,16 +3,12 @@
 package chaos_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -20,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -98,7 +94,7 @@ func TestVanishedQueueBlocksNobodyOnTheCluster(t *testing.T) {
 	require.NoError(t, c.Start(t.Context(), 0))
 	url := c.Node(1).URL()
 	for queue, waits := range heldFor {
-		declareQuorum(t, url, queue)
+		rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
 		testbroker.WaitFor(t, "the held messages", patience,
 			func() bool { return testbroker.Depth(t, url, queue) >= vanished })
 		testbroker.WaitFor(t, "the wait queue to be empty", patience,
@@ -125,100 +121,32 @@ func vanish(t *testing.T, c *testbroker.Cluster, strategy topology.Strategy, pre
 ) topology.Plan {
 	t.Helper()
 	urls := c.URLs()
+	serve := func(queue string, handler func(*message.Message) error) *rig.Service {
+		return rig.Start(t, rig.Config{
+			URL: urls[0], Queue: queue, Keep: true, Strategy: strategy, Handle: handler,
+			Policy:            backoff.List{blockedDelay},
+			Configure:         func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.Prefetch(vanished)(cfg) },
+			ClientOptions:     []topology.Option{topology.WithBrokers(urls[1:]...)},
+			SubscriberOptions: rig.InFlight(4),
+		})
+	}
 	lost, well := prefix+"-vanished", prefix+"-healthy"
-	var failed, back atomic.Int64
-	stop := serve(t, urls, strategy, lost, func(*message.Message) error {
-		failed.Add(1)
-		return errors.New("fails")
-	})
+	var failed, back rig.Timeline
+	service := serve(lost, failed.Fail)
 	begun := time.Now()
-	fill(t, urls[0], lost, vanished)
+	rig.Fill(t, urls[0], lost, vanished)
 	testbroker.WaitFor(t, "all to have failed", patience,
-		func() bool { return failed.Load() >= vanished })
-	stop()
-	_, err := testbroker.Channel(t, urls[1]).QueueDelete(lost, false, false, false)
-	require.NoError(t, err)
+		func() bool { return failed.Count() >= vanished })
+	service.Stop()
+	rig.DeleteQueue(t, urls[1], lost)
 	require.Less(t, time.Since(begun), blockedDelay,
 		"the machine is too slow: some have come back before their queue was deleted")
 
-	stop = serve(t, urls, strategy, well, func(msg *message.Message) error {
-		if middleware.Attempt(msg.Context()) == 1 {
-			return errors.New("fails once")
-		}
-		back.Add(1)
-		return nil
-	})
-	defer stop()
-	fill(t, urls[2], well, healthy)
+	serve(well, back.FailFirst)
+	rig.Fill(t, urls[2], well, healthy)
 	testbroker.WaitFor(t, "the messages of the other queue to be back", patience,
-		func() bool { return back.Load() >= healthy })
-	plan, err := strategy.Plan(lost, []time.Duration{blockedDelay})
-	require.NoError(t, err)
-	return plan
-}
-
-// serve runs a service on a queue until stop is called.
-func serve(
-	t *testing.T, urls []string, strategy topology.Strategy, queue string,
-	handler message.NoPublishHandlerFunc,
-) (stop func()) {
-	t.Helper()
-	policy := backoff.List{blockedDelay}
-	cfg := wamqp.NewDurableQueueConfig(urls[0])
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
-	cfg.Consume.Qos.PrefetchCount = vanished
-	client, err := topology.Open(t.Context(), cfg.Connection, strategy,
-		topology.WithBrokers(urls[1:]...))
-	require.NoError(t, err)
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
-	require.NoError(t, err)
-	retry, err := middleware.NewDelayedRetry(client, policy)
-	require.NoError(t, err)
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	require.NoError(t, err)
-	router.AddMiddleware(retry.Middleware)
-	for i := range 4 {
-		router.AddConsumerHandler(fmt.Sprint("handler ", i), queue, sub, handler)
-	}
-	running := make(chan error, 1)
-	go func() { running <- router.Run(context.WithoutCancel(t.Context())) }()
-	stop = sync.OnceFunc(func() {
-		require.NoError(t, router.Close())
-		require.NoError(t, client.Close())
-		require.NoError(t, <-running)
-	})
-	t.Cleanup(stop)
-	select {
-	case <-router.Running():
-	case err := <-running:
-		running <- err
-		t.Fatalf("the router did not start: %v", err)
-	}
-	return stop
-}
-
-// fill publishes messages with the bodies 0 to n-1, confirmed together.
-func fill(t *testing.T, url, queue string, n int) {
-	t.Helper()
-	ch := testbroker.Channel(t, url)
-	require.NoError(t, ch.Confirm(false))
-	var confirms []*amqp.DeferredConfirmation
-	for i := range n {
-		confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false,
-			amqp.Publishing{DeliveryMode: amqp.Persistent, Body: fmt.Append(nil, i)})
-		require.NoError(t, err)
-		confirms = append(confirms, confirm)
-	}
-	for _, confirm := range confirms {
-		require.True(t, confirm.Wait())
-	}
-}
-
-func declareQuorum(t *testing.T, url, queue string) {
-	t.Helper()
-	_, err := testbroker.Channel(t, url).QueueDeclare(queue, true, false, false, false,
-		amqp.Table{"x-queue-type": "quorum"})
-	require.NoError(t, err)
+		func() bool { return back.Count() >= healthy })
+	return rig.PlanFor(t, lost, strategy, backoff.List{blockedDelay})
 }
 
 // messages returns the number of messages of a queue, held ones included.

@@ -141,8 +141,7 @@ const probed = 100 * time.Millisecond
 func probe(t *testing.T, url string, kind topology.QueueType) (slowest func() time.Duration) {
 	t.Helper()
 	ch, queue := testbroker.Channel(t, url), "probe-"+string(kind)
-	plan, err := topology.PerQueue{Type: kind}.Plan(queue, []time.Duration{probed})
-	require.NoError(t, err)
+	plan := rig.PlanOf(t, topology.PerQueue{Type: kind}, queue, probed)
 	for _, q := range append(plan.Queues, topology.Queue{Name: queue}) {
 		rig.DeclareQueue(t, url, q.Name, q.Arguments)
 	}
@@ -174,9 +173,7 @@ func probe(t *testing.T, url string, kind topology.QueueType) (slowest func() ti
 
 // publishAll publishes n numbered messages of an app with a pause after each. It waits for all
 // confirms and requires that none is returned.
-func publishAll(
-	t testing.TB, url, exchange, key string, n int, pause time.Duration, app string,
-) {
+func publishAll(t testing.TB, url, exchange, key string, n int, pause time.Duration, app string) {
 	t.Helper()
 	ch := testbroker.Channel(t, url)
 	returns := ch.NotifyReturn(make(chan amqp.Return, n))
@@ -202,14 +199,6 @@ func publishAll(
 	require.Empty(t, returns)
 }
 
-// declarePlan declares the main queue of a plan and the plan.
-func declarePlan(t testing.TB, url string, strategy topology.Strategy, queue string) topology.Plan {
-	t.Helper()
-	client, plan := rig.Operator(t, url, queue, strategy, rig.Unlisted)
-	rig.Provision(t, url, client, queue, rig.Unlisted)
-	return plan
-}
-
 // sendToWait publishes n messages of a plan to wait. Their app is the main queue.
 func sendToWait(t testing.TB, url string, plan topology.Plan, delay time.Duration, n int) {
 	t.Helper()
@@ -230,7 +219,7 @@ func requireOwnMessages(t *testing.T, node *testbroker.Node) {
 	}
 	plans := map[string]topology.Plan{}
 	for _, name := range names {
-		plans[name] = declarePlan(t, url, strategy, name)
+		plans[name] = rig.Provision(t, url, strategy, name, rig.Unlisted)
 	}
 	require.Equal(t, 32+1, countQueues(t, node, "millpond."), "a destination needs no wait queue")
 	for _, name := range names {
@@ -283,7 +272,7 @@ func TestVanishedLevelBlocksNoOtherDelay(t *testing.T) {
 			t.Parallel()
 			url, queue, strategy := testbroker.URL(t), testbroker.Queue(t), rig.Levels(t, kind)
 			rig.RemovePlan(t, url, strategy, queue, nil)
-			plan := declarePlan(t, url, strategy, queue)
+			plan := rig.Provision(t, url, strategy, queue, rig.Unlisted)
 			ch := testbroker.Channel(t, url)
 			rig.DeleteQueue(t, url, plan.Queues[3].Name)
 			sendToWait(t, url, plan, 2400*time.Millisecond, each) // 1600 ms and the deleted 800 ms

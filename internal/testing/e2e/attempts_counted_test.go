@@ -155,13 +155,7 @@ func requireBudget(t *testing.T, strategy topology.Strategy) {
 		Strategy:     rig.WithDeadLetters(strategy, topology.DeadLetters{}),
 		Policy:       backoff.List{100 * time.Millisecond},
 		RetryOptions: []middleware.Option{middleware.WithBudget(budget)},
-		Handle: func(msg *message.Message) error {
-			if middleware.Attempt(msg.Context()) == 1 {
-				return rig.ErrFailed
-			}
-			handled.Add()
-			return nil
-		},
+		Handle:       handled.FailFirst,
 	})
 	rig.Fill(t, r.URL, r.Queue, messages)
 	for range messages - granted {
@@ -186,9 +180,7 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 		Handle:            calls.Fail,
 	})
 	rig.Fill(t, url, queue, messages)
-	rig.WaitFor(t, "every message in the DLQ", func() bool {
-		return testbroker.Depth(t, url, graveyard) == messages
-	})
+	rig.AwaitDepth(t, url, graveyard, messages)
 	r.Stop()
 	require.Equal(t, 4*messages, calls.Count())
 	require.Equal(t, 0, r.Depth(""))
@@ -201,23 +193,17 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 func TestExhaustedMessageIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	delays := backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: delays,
-				Handle: calls.Fail,
-			})
-			r.Send("order 1")
-			dead := r.DeadLetter()
-			require.Equal(t, "order 1", string(dead.Body))
-			rig.RequireDead(t, dead, "exhausted", "4")
-			calls.RequireGaps(t, delays...)
-			r.RequireNothingLeft(0)
-			require.Equal(t, 4, calls.Count(), "no fifth attempt")
-		})
-	}
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{Strategy: strategy, Policy: delays, Handle: calls.Fail})
+		r.Send("order 1")
+		dead := r.DeadLetter()
+		require.Equal(t, "order 1", string(dead.Body))
+		rig.RequireDead(t, dead, "exhausted", "4")
+		calls.RequireGaps(t, delays...)
+		r.RequireNothingLeft(0)
+		require.Equal(t, 4, calls.Count(), "no fifth attempt")
+	})
 }
 
 // Given no retry or a permanent error, when the handler fails once, then the message goes straight

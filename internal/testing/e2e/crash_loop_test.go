@@ -203,8 +203,7 @@ func (q *crashQueue) fill(n int) {
 	var last *amqp.DeferredConfirmation
 	for range n {
 		body := fmt.Sprintf("message %d", len(q.published))
-		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false,
-			rig.Message(body))
+		confirm, err := q.look.PublishWithDeferredConfirm("", q.queue, true, false, rig.Message(body))
 		require.NoError(q.t, err)
 		q.published[body] = true
 		last = confirm
@@ -255,8 +254,13 @@ func (q *crashQueue) begin() *rig.Mortal {
 	return rig.StartMortal(q.t, cfg, q.queue, q.concurrency, handle)
 }
 
-// done records that a message was handled, unless the process is dead.
-func (q *crashQueue) done(m *rig.Mortal, body string) error {
+// work handles a message for a while, unless the process dies meanwhile.
+func (q *crashQueue) work(m *rig.Mortal, body string, length time.Duration) error {
+	select {
+	case <-time.After(length):
+	case <-m.Dead:
+		return rig.ErrDead
+	}
 	if !m.Alive(func() { q.mu.Lock(); defer q.mu.Unlock(); q.handled[body]++ }) {
 		return rig.ErrDead
 	}
@@ -376,8 +380,7 @@ func TestManyDeathsLoseNothing(t *testing.T) {
 	for _, concurrency := range []int{1, 10, 40, 100} {
 		for _, declared := range rig.DeliveryLimits {
 			for _, life := range []string{"longer", "shorter"} {
-				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler",
-					concurrency, declared, life)
+				name := fmt.Sprintf("concurrency %d, limit %s, %s than a handler", concurrency, declared, life)
 				all.Go(func() {
 					defer rig.Place()()
 					t.Run(name, func(t *testing.T) {
@@ -400,12 +403,7 @@ func (q *crashQueue) dieOften(longer bool, deaths int) {
 			<-m.Dead
 			return rig.ErrDead
 		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-			return q.done(m, body)
-		case <-m.Dead:
-			return rig.ErrDead
-		}
+		return q.work(m, body, 5*time.Millisecond)
 	}
 	for range deaths {
 		m := q.begin()
@@ -460,12 +458,7 @@ func TestOnlyThePoisonOfManyDeathsIsDeadLettered(t *testing.T) {
 						if body == poison {
 							q.kill(m)
 						}
-						select {
-						case <-time.After(20 * time.Millisecond):
-							return q.done(m, body)
-						case <-m.Dead:
-							return rig.ErrDead
-						}
+						return q.work(m, body, 20*time.Millisecond)
 					}
 					deaths := -1
 					for over := false; !over; {

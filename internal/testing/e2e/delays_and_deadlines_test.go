@@ -27,28 +27,25 @@ import (
 func TestDelayedMessageArrivesWhenItIsDue(t *testing.T) {
 	t.Parallel()
 	const delay = 3 * time.Second
-	for name, strategy := range rig.Strategies {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			arrivals := make(chan rig.Arrival, 10)
-			r := rig.Start(t, rig.Config{
-				Strategy: strategy(t), Policy: backoff.List{delay}, Handler: rig.Collect(arrivals),
-			})
-			pub := rig.NewPublisher(t, r.Client, r.URL, topology.WithDelays(delay))
-			late, soon := rig.DelayedBy(delay), message.NewMessage(watermill.NewUUID(), []byte("now"))
-			began := time.Now()
-			require.NoError(t, pub.Publish(r.Queue, late, soon))
-			require.Equal(t, soon.UUID, rig.Await(t, arrivals).Msg.UUID)
-			got := rig.Await(t, arrivals)
-			require.Equal(t, late.UUID, got.Msg.UUID)
-			require.Equal(t, "later", string(got.Msg.Payload))
-			require.Equal(t, "reminder", got.Msg.Metadata.Get("kind"))
-			require.Equal(t, 1, got.Attempt)
-			require.Equal(t, amqp.Persistent, got.Raw.DeliveryMode)
-			require.GreaterOrEqual(t, got.At.Sub(began), delay-rig.Grace)
-			require.LessOrEqual(t, got.At.Sub(began), delay+rig.Ceiling)
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		arrivals := make(chan rig.Arrival, 10)
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{delay}, Handler: rig.Collect(arrivals),
 		})
-	}
+		pub := rig.NewPublisher(t, r.Client, r.URL, topology.WithDelays(delay))
+		late, soon := rig.DelayedBy(delay), message.NewMessage(watermill.NewUUID(), []byte("now"))
+		began := time.Now()
+		require.NoError(t, pub.Publish(r.Queue, late, soon))
+		require.Equal(t, soon.UUID, rig.Await(t, arrivals).Msg.UUID)
+		got := rig.Await(t, arrivals)
+		require.Equal(t, late.UUID, got.Msg.UUID)
+		require.Equal(t, "later", string(got.Msg.Payload))
+		require.Equal(t, "reminder", got.Msg.Metadata.Get("kind"))
+		require.Equal(t, 1, got.Attempt)
+		require.Equal(t, amqp.Persistent, got.Raw.DeliveryMode)
+		require.GreaterOrEqual(t, got.At.Sub(began), delay-rig.Grace)
+		require.LessOrEqual(t, got.At.Sub(began), delay+rig.Ceiling)
+	})
 }
 
 // Given delayed messages that wait, when the broker is restarted, then they arrive, and publishing
@@ -102,9 +99,9 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	strategy := topology.Levels{Prefix: testbroker.Queue(t)}
 	rig.RemovePlan(t, url, strategy, queue, nil)
-	client, plan := rig.Operator(t, url, queue, strategy, rig.Unlisted)
-	rig.Provision(t, url, client, queue, rig.Unlisted)
-	require.NoError(t, rig.NewPublisher(t, client, url).Publish(queue, rig.DelayedBy(40*day)))
+	plan := rig.Provision(t, url, strategy, queue, rig.Unlisted)
+	pub := rig.NewPublisher(t, rig.OpenClient(t, url, strategy), url)
+	require.NoError(t, pub.Publish(queue, rig.DelayedBy(40*day)))
 	require.Equal(t, 1, rig.Waiting(t, url, plan))
 	route, err := plan.Route(topology.Retry{Delay: 40 * day})
 	require.NoError(t, err)
@@ -201,9 +198,7 @@ func TestPublisherReportsUntakenMessages(t *testing.T) {
 	require.ErrorContains(t, pub.Publish(missing, rig.DelayedBy(time.Second)), "subscribe to")
 	require.Equal(t, -1, testbroker.Depth(t, url, missing+".wait.1s"), "nothing was declared")
 
-	r := rig.Start(t, rig.Config{
-		URL: url, Policy: backoff.List{time.Second}, Handle: rig.Succeed,
-	})
+	r := rig.Start(t, rig.Config{URL: url, Policy: backoff.List{time.Second}, Handle: rig.Succeed})
 	garbage, wide := plain(), rig.DelayedBy(time.Second)
 	garbage.Metadata.Set(delay.DelayedForKey, "soon")
 	require.ErrorContains(t, pub.Publish(r.Queue, garbage), `"_watermill_delayed_for" is no duration`)
@@ -229,7 +224,7 @@ func TestPublisherReportsUntakenMessages(t *testing.T) {
 	require.ErrorIs(t, pub.Publish(r.Queue, plain()), topology.ErrClosed)
 	immediate := wamqp.Config{Publish: wamqp.PublishConfig{Immediate: true}}
 	_, err = client.NewPublisher(immediate, topology.WithDelays(0))
-	requireTexts(t, err, "Marshaler is nil", "Exchange.GenerateName is nil", "Immediate",
+	rig.RequireTexts(t, err, "Marshaler is nil", "Exchange.GenerateName is nil", "Immediate",
 		"WithDelays: 0s is not positive")
 	require.NoError(t, client.Close())
 	require.ErrorIs(t, events.Publish(topic, plain()), topology.ErrClosed)

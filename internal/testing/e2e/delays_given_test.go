@@ -37,35 +37,33 @@ func TestDelayWithoutAWaitStep(t *testing.T) {
 	const ms, negligible = time.Millisecond, 50 * time.Millisecond // of the last round
 	short := rig.Levels(t, topology.Quorum)
 	short.Max = 1500 * ms // 100 to 800 ms
-	for name, c := range map[string]struct {
+	type testCase struct {
 		strategy topology.Strategy
 		policy   backoff.Policy
 		gaps     []time.Duration
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"levels": {short, backoff.List{3500 * ms}, []time.Duration{3500 * ms}},
 		"per queue": {
 			topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
 			rig.UnlistedDelays(3500*ms, 300*ms),
 			[]time.Duration{3500*ms - negligible, time.Second},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			attempts := make(chan int, 10)
-			r := rig.Start(t, rig.Config{
-				Strategy: c.strategy, Policy: c.policy,
-				Handle: func(msg *message.Message) error {
-					attempts <- middleware.Attempt(msg.Context())
-					return calls.Fail(msg)
-				},
-			})
-			r.Send("far")
-			r.DeadLetter()
-			calls.RequireGaps(t, c.gaps...)
-			rig.AwaitAttempts(t, attempts, []int{1, 2, 3}[:len(c.gaps)+1]...)
+	}, func(t *testing.T, c testCase) {
+		var calls rig.Timeline
+		attempts := make(chan int, 10)
+		r := rig.Start(t, rig.Config{
+			Strategy: c.strategy, Policy: c.policy,
+			Handle: func(msg *message.Message) error {
+				attempts <- middleware.Attempt(msg.Context())
+				return calls.Fail(msg)
+			},
 		})
-	}
+		r.Send("far")
+		r.DeadLetter()
+		calls.RequireGaps(t, c.gaps...)
+		rig.AwaitAttempts(t, attempts, []int{1, 2, 3}[:len(c.gaps)+1]...)
+	})
 }
 
 // A snooze spends no attempt, however often, and also if it is longer than every wait step (C6).
@@ -298,30 +296,19 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 	}
 }
 
-// A message with its own expiration is not retried past its deadline.
-func TestOwnExpirationIsADeadline(t *testing.T) {
-	t.Parallel()
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Policy: backoff.List{100 * time.Millisecond, 20 * time.Second}, Handle: calls.Fail,
-	})
-	r.Publish(amqp.Publishing{Expiration: "10000", Body: []byte("soon stale")})
-	require.Equal(t, "deadline", r.DeadLetter().Headers[header.DeadReason])
-	require.Equal(t, 2, calls.Count())
-}
-
 // Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
 // Messages waited in spite of the limit, and were handled too old or refused afterwards.
 func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 	t.Parallel()
 	expiring := amqp.Publishing{Expiration: "30000"}
 	snoozed := middleware.Snooze(rig.ErrFailed, 2*time.Second)
-	for name, c := range map[string]struct {
+	type testCase struct {
 		send    amqp.Publishing
 		options []middleware.Option
 		err     error
 		reason  string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"age": {
 			options: []middleware.Option{middleware.WithMaxAge(30 * time.Second)},
 			err:     rig.ErrFailed, reason: "max_age",
@@ -334,22 +321,19 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 			},
 			err: snoozed, reason: "exhausted",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{
-				Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
-				Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
-				Handle: func(*message.Message) error { calls.Add(); return c.err },
-			})
-			r.Publish(c.send)
-			require.Equal(t, c.reason, r.DeadLetter().Headers[header.DeadReason])
-			require.Equal(t, 1, calls.Count())
-			require.Empty(t, r.Logs.EntriesOf(willBeRetried), "it did not wait")
-			require.Empty(t, r.Logs.EntriesOf("Message set aside"), "it did not wait")
+	}, func(t *testing.T, c testCase) {
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{
+			Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
+			Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
+			Handle: func(*message.Message) error { calls.Add(); return c.err },
 		})
-	}
+		r.Publish(c.send)
+		require.Equal(t, c.reason, r.DeadLetter().Headers[header.DeadReason])
+		require.Equal(t, 1, calls.Count())
+		require.Empty(t, r.Logs.EntriesOf(willBeRetried), "it did not wait")
+		require.Empty(t, r.Logs.EntriesOf("Message set aside"), "it did not wait")
+	})
 }
 
 // Given a policy with jitter, when two hundred messages fail, then they spread over all wait

@@ -280,13 +280,13 @@ func (c *trial) settle(r *rig.Service, want int) ending {
 // handle fails at the first attempt.
 func (c *trial) handle(msg *message.Message) error {
 	if string(msg.Payload) != c.body {
-		c.excuse() // a late copy of the trial before
+		c.count(&c.excused) // a late copy of the trial before
 		return nil
 	}
 	attempt := middleware.Attempt(msg.Context())
 	assert.LessOrEqual(c, attempt, 2, "attempts are burned")
 	if attempt > 1 {
-		c.success()
+		c.count(&c.handled)
 		return nil
 	}
 	if c.leg.vanished && len(c.report().frames) == 0 {

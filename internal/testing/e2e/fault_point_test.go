@@ -261,11 +261,12 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 	}
 }
 
-// success records that the handler is about to return nil.
-func (j *journal) success() {
+// count adds one to a number of the journal: handled right before the handler returns nil, excused
+// when an ack of another message comes.
+func (j *journal) count(number *int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.handled++
+	*number++
 }
 
 // forget drops the publishes so far. They went to a peer that stores nothing.
@@ -273,13 +274,6 @@ func (j *journal) forget() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.publish, j.unanswered, j.confirms = wirePlace{}, 0, 0
-}
-
-// excuse records that an ack of another message comes.
-func (j *journal) excuse() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.excused++
 }
 
 // heal ends a freeze.

@@ -410,8 +410,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 		return r.Logs.Said("delay:"+enough.String()) > 0 && r.Waiting() == 1
 	})
 	r.Stop()
-	_, err = testbroker.Channel(t, url).QueueDelete(r.Queue, false, false, false)
-	require.NoError(t, err)
+	rig.DeleteQueue(t, url, r.Queue)
 	requireOrigin(rig.Take(t, url, r.Plan.Exchanges[0].Name), header.Queue) // the stranded queue
 	rig.WaitFor(t, "nothing to wait", func() bool { return r.Waiting() == 0 })
 	requireUnpublishedStays(t, strategy, delays)

@@ -361,9 +361,7 @@ func (f *foreignRig) taken(queue string, n int, yield func(amqp.Delivery, got)) 
 		sent[g.name] = g
 	}
 	require.NoError(f.T, p.conn.Close())
-	rig.WaitFor(f.T, "the messages to be back", func() bool {
-		return testbroker.Depth(f.T, f.URL, queue) == n
-	})
+	rig.AwaitDepth(f.T, f.URL, queue, n)
 	ch := testbroker.Channel(f.T, f.URL)
 	for range n {
 		rig.WaitFor(f.T, "a message in "+queue, func() bool {

@@ -294,9 +294,10 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 	all.Wait()
 }
 
-// Given twenty messages that arrive at once and are held one after the other, then the hold
-// counts from their arrival, and the broker takes none back by its consumer timeout.
-func TestHoldLimitCountsFromArrival(t *testing.T) {
+// The consumer timeout is the only limit of a hold. Given twenty messages that arrive at once and
+// are held one after the other, then each is held within the timeout since its arrival, and the
+// broker takes none back.
+func TestHeldMessagesKeepWithinTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	node := shortConsumerTimeout(t)
 	h := startHolding(t, node, holdingConfig{limit: "none", prefetched: 21, concurrency: 1})

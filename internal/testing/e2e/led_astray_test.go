@@ -107,8 +107,7 @@ func TestNothingPassesByUnderAnAlternateExchangePolicy(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				queue, strategy := testbroker.Queue(t), rig.Strategies[name](t)
-				plan, err := strategy.Plan(queue, []time.Duration{time.Second})
-				require.NoError(t, err)
+				plan := rig.PlanOf(t, strategy, queue, time.Second)
 				own := testbroker.Channel(t, url)
 				var calls rig.Timeline
 				r := rig.Start(t, rig.Config{
@@ -209,8 +208,7 @@ func TestARetryThatAPolicyLeadsAwayAndHasNoHomeIsStranded(t *testing.T) {
 	config := rig.Config{URL: url, Queue: other, Strategy: strategy, Policy: policy}
 	victim, wrong := serveWrong(t, config)
 	sendAndStop(t, config, "homeless")
-	_, err := testbroker.Channel(t, url).QueueDelete(home, false, false, false)
-	require.NoError(t, err)
+	rig.DeleteQueue(t, url, home)
 	const said = "Messages are stranded"
 	rig.WaitFor(t, "the log to say so", func() bool { return victim.Logs.Said(said) > 0 })
 	stranded := rig.Take(t, url, strategy.Prefix+".stranded")
@@ -284,8 +282,7 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	require.NoError(t, sub.SubscribeInitialize(other))
 	sendAndStop(t, config, "refused")
 	ch := testbroker.Channel(t, url)
-	_, err := ch.QueueDelete(home, false, false, false)
-	require.NoError(t, err)
+	rig.DeleteQueue(t, url, home)
 	full := amqp.Table{"x-max-length": int32(0), "x-overflow": "reject-publish"}
 	rig.DeclareQueue(t, url, home, full)
 	require.NoError(t, ch.QueueBind(home, home, strategy.Prefix+".return", false, nil))

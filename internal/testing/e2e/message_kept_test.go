@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -77,81 +78,77 @@ func requireSame(t testing.TB, want amqp.Publishing, got amqp.Delivery) {
 // the dead letter have the message as it was published.
 func TestForeignMessageSurvivesUnchanged(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]rig.Config{
+	rig.Each(t, map[string]rig.Config{
 		"classic main queue": {},
 		"quorum main queue":  {Configure: rig.QuorumQueue},
 		"classic waiting":    {Strategy: topology.PerQueue{Type: topology.Classic}},
 		"shared":             {Strategy: rig.Shared(t, topology.Quorum)},
 		"levels":             {Strategy: rig.Levels(t, topology.Quorum)},
 		"levels classic":     {Strategy: rig.Levels(t, topology.Classic)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			type seen struct {
-				metadata message.Metadata
-				payload  string
-				raw      amqp.Delivery
-				attempt  int
-				key      string
+	}, func(t *testing.T, c rig.Config) {
+		type seen struct {
+			metadata message.Metadata
+			payload  string
+			raw      amqp.Delivery
+			attempt  int
+			key      string
+		}
+		var mu sync.Mutex
+		var attempts []seen
+		c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
+		c.Handle = func(msg *message.Message) error {
+			raw, ok := topology.Received(msg.Context())
+			if !ok {
+				t.Error("no delivery behind the message")
 			}
-			var mu sync.Mutex
-			var attempts []seen
-			c.Policy = backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2}
-			c.Handle = func(msg *message.Message) error {
-				raw, ok := topology.Received(msg.Context())
-				if !ok {
-					t.Error("no delivery behind the message")
-				}
-				key := middleware.StateOf(msg.Context()).OriginRoutingKey
-				mu.Lock()
-				defer mu.Unlock()
-				attempts = append(attempts, seen{
-					maps.Clone(msg.Metadata), string(msg.Payload), raw,
-					middleware.Attempt(msg.Context()), key,
-				})
-				msg.Payload[0] = 'X'
-				msg.Payload = []byte("overwritten")
-				for k := range msg.Metadata {
-					msg.Metadata[k] = "overwritten"
-				}
-				msg.Metadata["new"] = "one"
-				raw.Headers["bytes"].([]byte)[0] = 9
-				return rig.ErrFailed
-			}
-			r := rig.Start(t, c)
-			sent := foreign()
-			r.Publish(sent)
-			dead := r.DeadLetter()
-			requireSame(t, sent, dead)
-			require.Equal(t, amqp.Persistent, dead.DeliveryMode)
-			for _, key := range []string{
-				"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
-			} {
-				require.NotContains(t, dead.Headers, key)
-			}
-			for key, want := range map[string]any{
-				header.DeadFailures: "3", header.DeadHandler: "handler",
-				"reason_poisoned": rig.ErrFailed.Error(), "topic_poisoned": r.Queue,
-				"handler_poisoned": "handler", "subscriber_poisoned": "topology.Subscriber",
-			} {
-				require.Equal(t, want, dead.Headers[key], key)
-			}
-
+			key := middleware.StateOf(msg.Context()).OriginRoutingKey
 			mu.Lock()
 			defer mu.Unlock()
-			require.Len(t, attempts, 3)
-			for i, s := range attempts {
-				require.Equal(t, i+1, s.attempt)
-				require.Equal(t, r.Queue, s.key)
-				require.Equal(t, string(sent.Body), s.payload)
-				for key, text := range foreignMetadata {
-					require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
-				}
-				s.raw.Headers["bytes"] = sent.Headers["bytes"] // The handler changed its own copy.
-				requireSame(t, sent, s.raw)
+			attempts = append(attempts, seen{
+				maps.Clone(msg.Metadata), string(msg.Payload), raw, middleware.Attempt(msg.Context()), key,
+			})
+			msg.Payload[0] = 'X'
+			msg.Payload = []byte("overwritten")
+			for k := range msg.Metadata {
+				msg.Metadata[k] = "overwritten"
 			}
-		})
-	}
+			msg.Metadata["new"] = "one"
+			raw.Headers["bytes"].([]byte)[0] = 9
+			return rig.ErrFailed
+		}
+		r := rig.Start(t, c)
+		sent := foreign()
+		r.Publish(sent)
+		dead := r.DeadLetter()
+		requireSame(t, sent, dead)
+		require.Equal(t, amqp.Persistent, dead.DeliveryMode)
+		for _, key := range []string{
+			"new", "x-death", "x-acquired-count", header.Failures, header.Queue,
+		} {
+			require.NotContains(t, dead.Headers, key)
+		}
+		for key, want := range map[string]any{
+			header.DeadFailures: "3", header.DeadHandler: "handler",
+			"reason_poisoned": rig.ErrFailed.Error(), "topic_poisoned": r.Queue,
+			"handler_poisoned": "handler", "subscriber_poisoned": "topology.Subscriber",
+		} {
+			require.Equal(t, want, dead.Headers[key], key)
+		}
+
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, attempts, 3)
+		for i, s := range attempts {
+			require.Equal(t, i+1, s.attempt)
+			require.Equal(t, r.Queue, s.key)
+			require.Equal(t, string(sent.Body), s.payload)
+			for key, text := range foreignMetadata {
+				require.Equal(t, text, s.metadata[key], "attempt %d, metadata %s", i+1, key)
+			}
+			s.raw.Headers["bytes"] = sent.Headers["bytes"] // The handler changed its own copy.
+			requireSame(t, sent, s.raw)
+		}
+	})
 }
 
 // A redelivery on a quorum queue has number headers, which the marshaler of watermill-amqp
@@ -360,4 +357,161 @@ func TestHeadersThatTheClientLibraryCannotRead(t *testing.T) {
 			r.RequireOneConnection()
 		})
 	}
+}
+
+// prioritized is a marshaler that shows the priority of a message in its metadata.
+type prioritized struct{ wamqp.DefaultMarshaler }
+
+const priorityMetadata = "priority"
+
+func (m prioritized) Marshal(msg *message.Message) (amqp.Publishing, error) {
+	out, err := m.DefaultMarshaler.Marshal(msg)
+	if err != nil {
+		return out, err
+	}
+	priority, err := strconv.ParseUint(msg.Metadata.Get(priorityMetadata), 10, 8)
+	out.Priority = uint8(priority)
+	return out, err
+}
+
+func (m prioritized) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	msg, err := m.DefaultMarshaler.Unmarshal(d)
+	if err == nil {
+		msg.Metadata.Set(priorityMetadata, strconv.Itoa(int(d.Priority)))
+	}
+	return msg, err
+}
+
+func withPriorities(cfg *wamqp.Config) { cfg.Marshaler = prioritized{} }
+
+// seenPriority returns the priority that a handler sees. Both ways to see it must agree.
+func seenPriority(t testing.TB, msg *message.Message) string {
+	raw, ok := topology.Received(msg.Context())
+	if seen := msg.Metadata.Get(priorityMetadata); !ok || seen != strconv.Itoa(int(raw.Priority)) {
+		t.Errorf("the marshaler saw priority %s, Received says %d (%t)", seen, raw.Priority, ok)
+	}
+	return strconv.Itoa(int(raw.Priority))
+}
+
+// Given a hundred waiting messages without a priority, when messages of priority 9 keep coming
+// into the same wait queues, then the hundred are on time. RabbitMQ 4.0 let two of priority 9
+// return for each of the others, and none while the first of them had time left (F32).
+func TestHighPrioritiesHoldUpNoOthersThatWait(t *testing.T) {
+	t.Parallel()
+	const normal, delay = 100, 2 * time.Second
+	const limit = delay + rig.Ceiling
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		var mu sync.Mutex
+		failed, back, late := 0, 0, []time.Duration{}
+		failedAt := map[string]time.Time{}
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Policy: backoff.List{delay}, Configure: withPriorities,
+			SubscriberOptions: rig.InFlight(16),
+			Handle: func(msg *message.Message) error {
+				body, high := string(msg.Payload), msg.Metadata.Get("kind") == "high"
+				attempt, want := middleware.Attempt(msg.Context()), "0"
+				if high {
+					want = "9"
+				}
+				if got := seenPriority(t, msg); got != want {
+					t.Errorf("message %s has priority %s at attempt %d", body, got, attempt)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if attempt == 1 {
+					failedAt[body] = time.Now()
+					if !high {
+						failed++
+					}
+					return rig.ErrFailed
+				}
+				waited := time.Since(failedAt[body])
+				if waited < delay-rig.Grace {
+					t.Errorf("message %s came back after %v", body, waited)
+				}
+				if high {
+					return rig.ErrFailed // It becomes a dead letter.
+				}
+				back++
+				if waited > limit {
+					late = append(late, waited)
+				}
+				return nil
+			},
+		})
+		ch := testbroker.Channel(t, r.URL)
+		publish := func(msg amqp.Publishing) {
+			if err := ch.Publish("", r.Queue, true, false, msg); err != nil {
+				t.Error(err)
+			}
+		}
+		for i := range normal {
+			publish(amqp.Publishing{Body: []byte(strconv.Itoa(i))})
+		}
+		rig.WaitFor(t, "all to fail", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return failed == normal
+		})
+		// More messages come until all are back, but not after it would be too late: behind
+		// the last one, the others return in the end.
+		began, high := time.Now(), 0
+		rig.WaitFor(t, "all to return", func() bool {
+			passed := time.Since(began)
+			if due := int(passed / (100 * time.Millisecond)); high < due && passed < 2*limit {
+				high++
+				publish(amqp.Publishing{
+					Priority: 9, Headers: amqp.Table{"kind": "high"}, Body: []byte(fmt.Sprint("high ", high)),
+				})
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			return back == normal
+		})
+		require.Equal(t, uint8(9), r.DeadLetter().Priority)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Empty(t, late, "%d of %d came back later than after %v, while %d of priority 9 came",
+			len(late), normal, limit, high)
+	})
+}
+
+// Every attempt, the dead letter and a delayed message have the priority of the first delivery.
+func TestPriorityIsTheSameOnEveryAttempt(t *testing.T) {
+	t.Parallel()
+	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
+		seen := make(chan string, 100)
+		r := rig.Start(t, rig.Config{
+			Strategy: strategy, Configure: withPriorities,
+			Policy: backoff.Constant{Interval: 50 * time.Millisecond, Retries: 2},
+			Handle: func(msg *message.Message) error {
+				seen <- seenPriority(t, msg)
+				if _, once := msg.Metadata["once"]; once {
+					return nil
+				}
+				return rig.ErrFailed
+			},
+		})
+		cfg := rig.QueueConfig(r.URL)
+		withPriorities(&cfg)
+		pub, err := r.Client.NewPublisher(cfg)
+		require.NoError(t, err)
+		for _, priority := range []uint8{0, 1, 4, 5, 9, 255} {
+			want := strconv.Itoa(int(priority))
+			r.Publish(amqp.Publishing{Priority: priority, Body: []byte("fails")})
+			for range 3 {
+				require.Equal(t, want, <-seen)
+			}
+			dead := r.DeadLetter()
+			require.Equal(t, priority, dead.Priority)
+			require.NotContains(t, dead.Headers, header.Priority)
+
+			msg := rig.DelayedBy(50 * time.Millisecond)
+			msg.Metadata.Set(priorityMetadata, want)
+			msg.Metadata.Set("once", "")
+			require.NoError(t, pub.Publish(r.Queue, msg))
+			require.Equal(t, want, <-seen)
+		}
+		require.LessOrEqual(t, r.Logs.Said("A message of a priority above 4 waits with priority 4"), 1)
+	})
 }

@@ -54,12 +54,12 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 	var grants []testbroker.Grant
 	definitions := map[string][]byte{}
 	for name, strategy := range strategies {
-		plan, err := strategy.Plan("orders", policy)
-		require.NoError(t, err)
+		plan := rig.PlanOf(t, strategy, "orders", policy...)
 		main := topology.Queue{Name: "orders", Arguments: amqp.Table{"x-queue-type": "classic"}}
-		definitions[name], err = plan.Definitions("provisioned-"+name, main)
+		data, err := plan.Definitions("provisioned-"+name, main)
 		require.NoError(t, err)
-		require.True(t, json.Valid(definitions[name]))
+		require.True(t, json.Valid(data))
+		definitions[name] = data
 		for vhost, p := range map[string]topology.Permissions{
 			"provisioned-" + name: plan.Permissions(false), "declaring-" + name: plan.Permissions(true),
 		} {
@@ -276,8 +276,7 @@ func TestNothingSecretIsLoggedOrWritten(t *testing.T) {
 	}, dead)
 
 	// The broker goes away while a message is handled, and comes back.
-	o := rig.OpenOperator(t, secret,
-		operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
+	o := rig.OpenOperator(t, secret, operate.WithManagement("http://shop:"+password+"@127.0.0.1:1/"))
 	findings, err := o.Verify(t.Context(), r.Plan)
 	errs := fmt.Sprint(findings, err)
 	require.Contains(t, errs, "127.0.0.1:1")

@@ -104,11 +104,12 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 	}
 	const fanout, dlx = "amq.fanout", "x-dead-letter-exchange"
 	const tenMinutes, thousand = int64(600_000), int64(1000)
-	for name, c := range map[string]struct {
+	type testCase struct {
 		args     amqp.Table
 		severity operate.Severity // "" if it is harmless
 		says     string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"expires": {
 			args("x-expires", tenMinutes), operate.Critical,
 			"x-expires is 600000: the queue is deleted with all its messages",
@@ -141,43 +142,40 @@ func TestQueueArgumentsThatLoseMessagesAreRefused(t *testing.T) {
 			args: args("x-single-active-consumer", true, "x-overflow", "drop-head"),
 		},
 		"large limit": {args: args("x-queue-type", "quorum", "x-delivery-limit", int64(1<<30))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url, queue := testbroker.URL(t), testbroker.Queue(t)
-			plan := rig.RemovePlan(t, url, topology.PerQueue{}, queue, sourcePolicy)
-			client, o := rig.OpenClient(t, url, topology.PerQueue{}), rig.OpenOperator(t, url)
-			provisioned, logs := rig.OpenLogged(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
-			rig.DeclareQueue(t, url, queue, c.args)
-			require.NoError(t, o.Declare(t.Context(), plan))
-			for where, err := range map[string]error{
-				"configured": rig.SubscribeError(t, client, sourceConfig(url, c.args), queue, sourcePolicy),
-				"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy),
-			} {
-				if c.severity == operate.Critical {
-					require.ErrorContains(t, err, c.says, where)
-				} else {
-					require.NoError(t, err, where)
-				}
+	}, func(t *testing.T, c testCase) {
+		url, queue := testbroker.URL(t), testbroker.Queue(t)
+		plan := rig.RemovePlan(t, url, topology.PerQueue{}, queue, sourcePolicy)
+		client, o := rig.OpenClient(t, url, topology.PerQueue{}), rig.OpenOperator(t, url)
+		provisioned, logs := rig.OpenLogged(t, url, topology.PerQueue{}, topology.WithPreProvisioned())
+		rig.DeclareQueue(t, url, queue, c.args)
+		require.NoError(t, o.Declare(t.Context(), plan))
+		for where, err := range map[string]error{
+			"configured": rig.SubscribeError(t, client, sourceConfig(url, c.args), queue, sourcePolicy),
+			"found":      rig.SubscribeError(t, provisioned, rig.QueueConfig(url), queue, sourcePolicy),
+		} {
+			if c.severity == operate.Critical {
+				require.ErrorContains(t, err, c.says, where)
+			} else {
+				require.NoError(t, err, where)
 			}
-			if c.severity == operate.Warning {
-				const line = "Warning: an argument of the queue takes messages out of it"
-				require.Equal(t, 1, logs.Said(line), logs.Text())
-				require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
-			}
-			about := slices.DeleteFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
-				return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
-			})
-			if c.severity == "" {
-				require.Empty(t, about)
-				return
-			}
-			require.Len(t, about, 1)
-			require.Equal(t, c.severity, about[0].Severity)
-			require.Contains(t, about[0].Text, c.says)
-			t.Log(about[0])
+		}
+		if c.severity == operate.Warning {
+			const line = "Warning: an argument of the queue takes messages out of it"
+			require.Equal(t, 1, logs.Said(line), logs.Text())
+			require.Contains(t, logs.Text(), "consequence:"+strings.SplitN(c.says, " ", 2)[1])
+		}
+		about := slices.DeleteFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
+			return f.Name != queue || !strings.HasPrefix(f.Text, "x-")
 		})
-	}
+		if c.severity == "" {
+			require.Empty(t, about)
+			return
+		}
+		require.Len(t, about, 1)
+		require.Equal(t, c.severity, about[0].Severity)
+		require.Contains(t, about[0].Text, c.says)
+		t.Log(about[0])
+	})
 }
 
 // A queue that is not durable is found out, even by a client that declares nothing.
@@ -245,8 +243,7 @@ func TestWarningsGoByTheRealQueueType(t *testing.T) {
 		if !strings.HasPrefix(node.Version(), "4.") {
 			t.Skipf("RabbitMQ %s compares the type of a queue always", node.Version())
 		}
-		node.Ctl(t, "eval",
-			"application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
+		node.Ctl(t, "eval", "application:set_env(rabbit, quorum_relaxed_checks_on_redeclaration, true).")
 		rig.DeclareQueue(t, node.URL(), "orders", amqp.Table{"x-queue-type": "quorum"})
 		check(t, plain, "orders", loses, classic)
 	})
@@ -280,64 +277,61 @@ func TestFiniteDeliveryLimitIsNamedWithItsRemedy(t *testing.T) {
 	limited := strings.HasPrefix(node.Version(), "4.") // by default
 	node.Grant(t, testbroker.Everything("it's one", "guest"))
 	url := node.URL() + "it%27s%20one"
-	for name, c := range map[string]struct {
+	type testCase struct {
 		queue  string
 		limit  any // of the argument
 		finite bool
 		end    string // the queue of the message in the end
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"default":  {"o'range+1", nil, limited, "o'range+1"},
 		"argument": {"pears", int64(9), true, "pears.dlq"},
 		"large":    {"plums", int64(1 << 30), false, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			// Every question is about the vhost that is opened, not the vhost of the URL.
-			cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
-			client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{},
-				topology.WithManagement(api), topology.WithLogger(logs))
-			o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api),
-				operate.WithAMQP(amqp.Config{Vhost: "it's one"}))
-			rig.QuorumQueue(&cfg)
-			if c.limit != nil {
-				cfg.Queue.Arguments["x-delivery-limit"] = c.limit
-			}
-			require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, sourcePolicy))
-			plan := rig.PlanFor(t, c.queue, topology.PerQueue{}, sourcePolicy)
-			dropping := "critical dropping queue " + c.queue
-			if !c.finite {
-				require.Zero(t, logs.Said(dropsSilently), logs.Text())
-				require.NotContains(t, rig.Findings(t, o, plan), dropping)
-				return
-			}
-			require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
-			rig.WaitFor(t, "the API to show the queue's policies", func() bool {
-				return slices.ContainsFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
-					return f.Severity == operate.Critical && f.Problem == operate.Dropping &&
-						f.Name == c.queue
-				})
+	}, func(t *testing.T, c testCase) {
+		// Every question is about the vhost that is opened, not the vhost of the URL.
+		cfg, logs := inVhost(node.URL(), "it's one"), &rig.Logs{}
+		client := rig.OpenWith(t, cfg.Connection, topology.PerQueue{},
+			topology.WithManagement(api), topology.WithLogger(logs))
+		o := rig.OpenOperator(t, node.URL(), operate.WithManagement(api),
+			operate.WithAMQP(amqp.Config{Vhost: "it's one"}))
+		rig.QuorumQueue(&cfg)
+		if c.limit != nil {
+			cfg.Queue.Arguments["x-delivery-limit"] = c.limit
+		}
+		require.NoError(t, rig.SubscribeError(t, client, cfg, c.queue, sourcePolicy))
+		plan := rig.PlanFor(t, c.queue, topology.PerQueue{}, sourcePolicy)
+		dropping := "critical dropping queue " + c.queue
+		if !c.finite {
+			require.Zero(t, logs.Said(dropsSilently), logs.Text())
+			require.NotContains(t, rig.Findings(t, o, plan), dropping)
+			return
+		}
+		require.Equal(t, 1, logs.Said(dropsSilently), logs.Text())
+		rig.WaitFor(t, "the API to show the queue's policies", func() bool {
+			return slices.ContainsFunc(verifySource(t, o, plan), func(f operate.Finding) bool {
+				return f.Severity == operate.Critical && f.Problem == operate.Dropping && f.Name == c.queue
 			})
-			i := slices.IndexFunc(logs.All(), func(e rig.LogEntry) bool {
-				return strings.HasPrefix(e.Msg, dropsSilently)
-			})
-			command, _ := logs.All()[i].Fields["command"].(string)
-			t.Log(command)
-			node.Ctl(t, rig.ShellWords(t, command)[1:]...)
-			rig.WaitFor(t, "Verify to find nothing", func() bool {
-				return len(verifySource(t, o, plan)) == 0
-			})
-			rig.Publish(t, url, "", c.queue, rig.Message("order"))
-			ch := testbroker.Channel(t, url)
-			for range 40 {
-				d, ok, err := ch.Get(c.queue, false)
-				require.NoError(t, err)
-				if ok {
-					require.NoError(t, d.Reject(true))
-				}
-			}
-			require.Equal(t, "order", string(rig.Take(t, url, c.end).Body))
 		})
-	}
+		i := slices.IndexFunc(logs.All(), func(e rig.LogEntry) bool {
+			return strings.HasPrefix(e.Msg, dropsSilently)
+		})
+		command, _ := logs.All()[i].Fields["command"].(string)
+		t.Log(command)
+		node.Ctl(t, rig.ShellWords(t, command)[1:]...)
+		rig.WaitFor(t, "Verify to find nothing", func() bool {
+			return len(verifySource(t, o, plan)) == 0
+		})
+		rig.Publish(t, url, "", c.queue, rig.Message("order"))
+		ch := testbroker.Channel(t, url)
+		for range 40 {
+			d, ok, err := ch.Get(c.queue, false)
+			require.NoError(t, err)
+			if ok {
+				require.NoError(t, d.Reject(true))
+			}
+		}
+		require.Equal(t, "order", string(rig.Take(t, url, c.end).Body))
+	})
 }
 
 // Without the management API the log line says that a broker policy may raise the limit, and
@@ -349,8 +343,7 @@ func TestDeliveryLimitThatAPolicyMayRaiseIsNamed(t *testing.T) {
 	args := amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(15)}
 	subscribe := func() *rig.Logs {
 		client, logs := rig.OpenLogged(t, url, topology.PerQueue{})
-		require.NoError(t,
-			rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
+		require.NoError(t, rig.SubscribeError(t, client, sourceConfig(url, args), queue, sourcePolicy))
 		return logs
 	}
 	logs := subscribe()

@@ -170,8 +170,7 @@ func (b *viaBroker) queue(name, kind string, more amqp.Table) {
 	b.t.Helper()
 	args := amqp.Table{"x-queue-type": kind}
 	maps.Copy(args, more)
-	_, err := b.ch.QueueDeclare(name, true, false, false, false, args)
-	require.NoError(b.t, err)
+	rig.DeclareQueue(b.t, b.url, name, args)
 }
 
 func (b *viaBroker) bind(queue, key, exchange string, args amqp.Table) {

@@ -8,11 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/components/fanin"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/components/requestreply"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -207,8 +210,7 @@ func TestCommandIsRetried(t *testing.T) {
 func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, rig.Quickly(2))
-	a.retryAll(middleware.WithClassifier(
-		middleware.PermanentIf(middleware.IsType[*json.SyntaxError])))
+	a.retryAll(middleware.WithClassifier(middleware.PermanentIf(middleware.IsType[*json.SyntaxError])))
 	place := func(context.Context, *placeOrder) error {
 		t.Error("the handler was called")
 		return nil
@@ -346,54 +348,52 @@ func TestEventGroupIsRetriedAsAWhole(t *testing.T) {
 // that is retried, because each attempt sends a reply. AckCommandErrors takes the error away.
 func TestRequestReply(t *testing.T) {
 	t.Parallel()
-	for name, ackErrors := range map[string]bool{"retried": false, "AckCommandErrors": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			replies := testbroker.Queue(t)
-			a := newApp(t, rig.Quickly(1))
-			a.retryAll()
-			noRetry := topology.ForPolicy(backoff.None{})
-			listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
-			require.NoError(t, err)
-			backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
-				Publisher:              a.publisher(),
-				SubscriberConstructor:  func(replySub) (message.Subscriber, error) { return listening, nil },
-				GeneratePublishTopic:   func(replyPub) (string, error) { return replies, nil },
-				GenerateSubscribeTopic: func(replySub) (string, error) { return replies, nil },
-				AckCommandErrors:       ackErrors,
-			}, requestreply.BackendPubsubJSONMarshaler[string]{})
-			require.NoError(t, err)
-			attempts := make(chan int, 10)
-			place := func(ctx context.Context, cmd *placeOrder) (string, error) {
-				attempts <- middleware.Attempt(ctx)
-				if middleware.Attempt(ctx) == 1 {
-					return "", rig.ErrFailed
-				}
-				return "placed " + cmd.ID, nil
+	cases := map[string]bool{"retried": false, "AckCommandErrors": true}
+	rig.Each(t, cases, func(t *testing.T, ackErrors bool) {
+		replies := testbroker.Queue(t)
+		a := newApp(t, rig.Quickly(1))
+		a.retryAll()
+		noRetry := topology.ForPolicy(backoff.None{})
+		listening, err := a.client.NewSubscriber(rig.QueueConfig(a.url), noRetry)
+		require.NoError(t, err)
+		backend, err := requestreply.NewPubSubBackend(requestreply.PubSubBackendConfig{
+			Publisher:              a.publisher(),
+			SubscriberConstructor:  func(replySub) (message.Subscriber, error) { return listening, nil },
+			GeneratePublishTopic:   func(replyPub) (string, error) { return replies, nil },
+			GenerateSubscribeTopic: func(replySub) (string, error) { return replies, nil },
+			AckCommandErrors:       ackErrors,
+		}, requestreply.BackendPubsubJSONMarshaler[string]{})
+		require.NoError(t, err)
+		attempts := make(chan int, 10)
+		place := func(ctx context.Context, cmd *placeOrder) (string, error) {
+			attempts <- middleware.Attempt(ctx)
+			if middleware.Attempt(ctx) == 1 {
+				return "", rig.ErrFailed
 			}
-			a.commands(a.queue, false, requestreply.NewCommandHandlerWithResult("place", backend, place))
-			stop := a.run(a.router)
-			ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
-			defer cancel()
-			bus := a.commandBus(a.queue)
-			got, done, err := requestreply.SendWithReplies(ctx, bus, backend, &placeOrder{ID: "7"})
-			require.NoError(t, err)
-			defer done()
-			require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
-			if ackErrors {
-				rig.AwaitAttempts(t, attempts, 1)
-			} else {
-				reply := <-got
-				require.NoError(t, reply.Error)
-				require.Equal(t, "placed 7", reply.HandlerResult)
-				rig.AwaitAttempts(t, attempts, 1, 2)
-			}
-			done()
-			stop()
-			require.Empty(t, attempts)
-			a.requireNothingLeft(a.queue)
-		})
-	}
+			return "placed " + cmd.ID, nil
+		}
+		a.commands(a.queue, false, requestreply.NewCommandHandlerWithResult("place", backend, place))
+		stop := a.run(a.router)
+		ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
+		defer cancel()
+		bus := a.commandBus(a.queue)
+		got, done, err := requestreply.SendWithReplies(ctx, bus, backend, &placeOrder{ID: "7"})
+		require.NoError(t, err)
+		defer done()
+		require.EqualError(t, (<-got).Error, rig.ErrFailed.Error())
+		if ackErrors {
+			rig.AwaitAttempts(t, attempts, 1)
+		} else {
+			reply := <-got
+			require.NoError(t, reply.Error)
+			require.Equal(t, "placed 7", reply.HandlerResult)
+			rig.AwaitAttempts(t, attempts, 1, 2)
+		}
+		done()
+		stop()
+		require.Empty(t, attempts)
+		a.requireNothingLeft(a.queue)
+	})
 }
 
 // Given a Forwarder without its destination, when a message comes, then it waits until the
@@ -478,4 +478,56 @@ func TestHandlerThatPublishes(t *testing.T) {
 	for len(attempts) > 0 {
 		require.Equal(t, 2, <-attempts)
 	}
+}
+
+// TestPubSubSuite runs Watermill's suite for Pub/Subs on our Subscriber and the publisher of
+// watermill-amqp, with the features that watermill-amqp claims for a Pub/Sub.
+func TestPubSubSuite(t *testing.T) {
+	url := testbroker.URL(t)
+	group := func(t *testing.T, consumerGroup string) (message.Publisher, message.Subscriber) {
+		queue := wamqp.GenerateQueueNameTopicNameWithSuffix(consumerGroup)
+		return suitePubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
+			wamqp.NewDurablePubSubConfig(url, queue))
+	}
+	tests.TestPubSub(t, tests.Features{
+		ConsumerGroups: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
+		Persistent: true,
+	}, func(t *testing.T) (message.Publisher, message.Subscriber) { return group(t, "test") }, group)
+}
+
+// TestQueueSuite runs the suite with the features that watermill-amqp claims for a queue.
+func TestQueueSuite(t *testing.T) {
+	runQueueSuite(t, tests.Features{
+		GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true,
+	})
+}
+
+// TestQueueSuiteInFlight runs it with eight messages in flight, which keep no order.
+func TestQueueSuiteInFlight(t *testing.T) {
+	runQueueSuite(t, tests.Features{Persistent: true}, topology.WithConcurrency(8))
+}
+
+func runQueueSuite(t *testing.T, features tests.Features, options ...topology.SubscriberOption) {
+	cfg := rig.QueueConfig(testbroker.URL(t))
+	cfg.Publish.ChannelPoolSize = 25
+	tests.TestPubSub(t, features, func(t *testing.T) (message.Publisher, message.Subscriber) {
+		return suitePubSub(t, cfg, cfg, options...)
+	}, nil)
+}
+
+func suitePubSub(
+	t *testing.T, publish, consume wamqp.Config, options ...topology.SubscriberOption,
+) (message.Publisher, message.Subscriber) {
+	t.Helper()
+	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
+	defer cancel()
+	client, err := topology.Open(ctx, consume.Connection, topology.PerQueue{Type: topology.Classic})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	sub, err := client.NewSubscriber(consume, append(options,
+		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))...)
+	require.NoError(t, err)
+	return pub, sub
 }

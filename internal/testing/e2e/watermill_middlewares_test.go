@@ -39,32 +39,23 @@ func failing(t *testing.T, retries, n int, c rig.Config) (*rig.Service, chan int
 	return rig.Start(t, c), attempts
 }
 
-// awaitDeadLetter waits until one dead letter is there, and leaves it.
-func awaitDeadLetter(t *testing.T, r *rig.Service) {
-	t.Helper()
-	rig.WaitFor(t, "the dead letter", func() bool { return r.Depth(".dlq") == 1 })
-}
-
 // Given a Recoverer inside or outside, when the handler panics, then the message is retried, and
 // the stack goes nowhere.
 func TestComposedWithRecoverer(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]rig.Config{
+	rig.Each(t, map[string]rig.Config{
 		"inside":  {Inner: chain{wmiddleware.Recoverer}},
 		"outside": {Outer: chain{wmiddleware.Recoverer}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c.Policy = rig.Quickly(1)
-			c.Handle = func(*message.Message) error { panic("no stock") }
-			r := rig.Start(t, c)
-			r.Send("order")
-			dead := r.DeadLetter()
-			require.Equal(t, "2", dead.Headers[header.DeadFailures])
-			require.Contains(t, dead.Headers[header.DeadError], "no stock")
-			require.NotContains(t, dead.Headers[header.DeadError], "goroutine")
-		})
-	}
+	}, func(t *testing.T, c rig.Config) {
+		c.Policy = rig.Quickly(1)
+		c.Handle = func(*message.Message) error { panic("no stock") }
+		r := rig.Start(t, c)
+		r.Send("order")
+		dead := r.DeadLetter()
+		require.Equal(t, "2", dead.Headers[header.DeadFailures])
+		require.Contains(t, dead.Headers[header.DeadError], "no stock")
+		require.NotContains(t, dead.Headers[header.DeadError], "goroutine")
+	})
 }
 
 // Given a Timeout inside, when it ends the context of the message, then that is a failure as any
@@ -143,32 +134,30 @@ func TestComposedWithRetry(t *testing.T) {
 	t.Parallel()
 	permanent := middleware.Permanent(rig.ErrFailed)
 	quick := wmiddleware.Retry{MaxRetries: 2, InitialInterval: time.Millisecond}.Middleware
-	for name, c := range map[string]struct {
+	type testCase struct {
 		err              error
 		calls            int
 		failures, reason string
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"any error": {rig.ErrFailed, 6, "2", "exhausted"},
 		// Retry removes cenkalti's mark and does not know millpond's.
 		"cenkalti's mark":        {cenkalti.Permanent(rig.ErrFailed), 2, "2", "exhausted"},
 		"our mark":               {permanent, 3, "1", "permanent"},
 		"our mark in cenkalti's": {cenkalti.Permanent(permanent), 1, "1", "permanent"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			r := rig.Start(t, rig.Config{
-				Policy: rig.Quickly(1), Inner: chain{quick},
-				Handle: func(*message.Message) error {
-					calls.Add()
-					return c.err
-				},
-			})
-			r.Send("order")
-			rig.RequireDead(t, r.DeadLetter(), c.reason, c.failures)
-			require.Equal(t, c.calls, calls.Count())
+	}, func(t *testing.T, c testCase) {
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{
+			Policy: rig.Quickly(1), Inner: chain{quick},
+			Handle: func(*message.Message) error {
+				calls.Add()
+				return c.err
+			},
 		})
-	}
+		r.Send("order")
+		rig.RequireDead(t, r.DeadLetter(), c.reason, c.failures)
+		require.Equal(t, c.calls, calls.Count())
+	})
 }
 
 // poison returns Watermill's PoisonQueue with a queue of the test's own.
@@ -206,7 +195,7 @@ func TestComposedWithPoisonQueue(t *testing.T) {
 	r, attempts := failing(t, 1, 10, rig.Config{URL: url, Outer: chain{m}})
 	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2)
-	awaitDeadLetter(t, r)
+	rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
 	r.RequireNothingLeft(1)
 	require.Zero(t, testbroker.Depth(t, url, queue))
 }
@@ -285,25 +274,22 @@ func TestInstantAckIsNamed(t *testing.T) {
 			return h(msg)
 		}
 	}
-	for name, c := range map[string]rig.Config{
+	rig.Each(t, map[string]rig.Config{
 		"inside":                       {Inner: chain{wmiddleware.InstantAck}},
 		"outside":                      {Outer: chain{wmiddleware.InstantAck}},
 		"outside, and the ack is done": {Outer: chain{wmiddleware.InstantAck, acked}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r, attempts := failing(t, 1, 1000, c)
-			for i := range messages {
-				r.Send(fmt.Sprint("order ", i))
-			}
-			for range messages {
-				rig.AwaitAttempts(t, attempts, 1)
-			}
-			rig.WaitFor(t, "a line for each message", func() bool { return r.Logs.Said(said) == messages })
-			r.RequireNothingLeft(0)
-			require.Empty(t, attempts)
-		})
-	}
+	}, func(t *testing.T, c rig.Config) {
+		r, attempts := failing(t, 1, 1000, c)
+		for i := range messages {
+			r.Send(fmt.Sprint("order ", i))
+		}
+		for range messages {
+			rig.AwaitAttempts(t, attempts, 1)
+		}
+		rig.WaitFor(t, "a line for each message", func() bool { return r.Logs.Said(said) == messages })
+		r.RequireNothingLeft(0)
+		require.Empty(t, attempts)
+	})
 }
 
 // Given a Duplicator outside, when the handler fails, then the message is handed over once, and the
@@ -313,7 +299,7 @@ func TestDuplicatorOutsideIsNamed(t *testing.T) {
 	r, attempts := failing(t, 3, 100, rig.Config{Outer: chain{wmiddleware.Duplicator}})
 	r.Send("order")
 	rig.AwaitAttempts(t, attempts, 1, 2, 3, 4)
-	awaitDeadLetter(t, r)
+	rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
 	r.RequireNothingLeft(1)
 	require.Empty(t, attempts)
 	require.Equal(t, 1, r.Logs.Said("DelayedRetry was called again for a message"))
@@ -440,39 +426,36 @@ func TestDeduplicatorSwallowsTheRetries(t *testing.T) {
 // handled. A message that its producer sent twice is not.
 func TestComposedWithDeduplicator(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]rig.Config{
+	rig.Each(t, map[string]rig.Config{
 		"inside":  {Inner: chain{deduplicator(middleware.DeduplicationKey)}},
 		"outside": {Outer: chain{deduplicator(middleware.DeduplicationKey)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls rig.Timeline
-			attempts := make(chan int, 10)
-			c.Policy = rig.Quickly(1)
-			c.Handle = func(msg *message.Message) error {
-				attempts <- middleware.Attempt(msg.Context())
-				switch calls.Add() {
-				case 1:
-					return middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
-				case 2, 3, 4:
-					return rig.ErrFailed
-				}
-				return nil
+	}, func(t *testing.T, c rig.Config) {
+		var calls rig.Timeline
+		attempts := make(chan int, 10)
+		c.Policy = rig.Quickly(1)
+		c.Handle = func(msg *message.Message) error {
+			attempts <- middleware.Attempt(msg.Context())
+			switch calls.Add() {
+			case 1:
+				return middleware.Snooze(rig.ErrFailed, 100*time.Millisecond)
+			case 2, 3, 4:
+				return rig.ErrFailed
 			}
-			r := rig.Start(t, c)
-			order := amqp.Publishing{Body: []byte("order"), MessageId: "id-1"}
-			r.Publish(order)
-			rig.AwaitAttempts(t, attempts, 1, 1, 2) // set aside, then failed twice
-			dead := r.DeadLetter()
-			r.Publish(order) // absorbed
-			order.Headers = dead.Headers
-			r.Publish(order)
-			rig.AwaitAttempts(t, attempts, 1, 2) // moved back, failed, and handled
-			rig.WaitFor(t, "an empty queue", func() bool { return r.Depth("") == 0 })
-			r.RequireNothingLeft(0)
-			require.Empty(t, attempts)
-		})
-	}
+			return nil
+		}
+		r := rig.Start(t, c)
+		order := amqp.Publishing{Body: []byte("order"), MessageId: "id-1"}
+		r.Publish(order)
+		rig.AwaitAttempts(t, attempts, 1, 1, 2) // set aside, then failed twice
+		dead := r.DeadLetter()
+		r.Publish(order) // absorbed
+		order.Headers = dead.Headers
+		r.Publish(order)
+		rig.AwaitAttempts(t, attempts, 1, 2) // moved back, failed, and handled
+		rig.WaitFor(t, "an empty queue", func() bool { return r.Depth("") == 0 })
+		r.RequireNothingLeft(0)
+		require.Empty(t, attempts)
+	})
 }
 
 // Given a Deduplicator, when the connection is lost while the handler has a message, then the
@@ -532,31 +515,29 @@ func snoozeFor(d time.Duration) []middleware.Option {
 // spends no attempt. Without WithSnoozeFor the open circuit spends the retries without a call.
 func TestComposedWithCircuitBreaker(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type testCase struct {
 		options []middleware.Option
 		calls   []int
 		dead    int
-	}{
+	}
+	rig.Each(t, map[string]testCase{
 		"with WithSnoozeFor":    {snoozeFor(500 * time.Millisecond), []int{1, 2, 3}, 0},
 		"without WithSnoozeFor": {nil, []int{1, 2}, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			breaker := wmiddleware.NewCircuitBreaker(gobreaker.Settings{
-				Timeout:     2 * time.Second,
-				ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures == 2 },
-			})
-			inner := chain{breaker.Middleware}
-			r, attempts := failing(t, 2, 3, rig.Config{RetryOptions: c.options, Inner: inner})
-			r.Send("order")
-			rig.AwaitAttempts(t, attempts, c.calls...)
-			if c.dead == 1 {
-				awaitDeadLetter(t, r)
-			}
-			r.RequireNothingLeft(c.dead)
-			require.Empty(t, attempts)
+	}, func(t *testing.T, c testCase) {
+		breaker := wmiddleware.NewCircuitBreaker(gobreaker.Settings{
+			Timeout:     2 * time.Second,
+			ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures == 2 },
 		})
-	}
+		inner := chain{breaker.Middleware}
+		r, attempts := failing(t, 2, 3, rig.Config{RetryOptions: c.options, Inner: inner})
+		r.Send("order")
+		rig.AwaitAttempts(t, attempts, c.calls...)
+		if c.dead == 1 {
+			rig.AwaitDepth(t, r.URL, r.Queue+".dlq", 1)
+		}
+		r.RequireNothingLeft(c.dead)
+		require.Empty(t, attempts)
+	})
 }
 
 // Given all middlewares in the order of docs/middlewares.md, when the handler fails, then all

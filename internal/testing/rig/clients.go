@@ -3,6 +3,8 @@ package rig
 import (
 	"context"
 	"errors"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
 )
 
 // Connect calls connect until the broker answers in time, and requires its success. A short
@@ -34,10 +37,7 @@ func OpenClient(
 	t testing.TB, url string, strategy topology.Strategy, options ...topology.Option,
 ) *topology.Client {
 	t.Helper()
-	client, err := topology.Open(context.Background(), ConnectionConfig(url), strategy, options...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return client
+	return OpenWith(t, ConnectionConfig(url), strategy, options...)
 }
 
 // OpenSubscriber opens a client and makes its subscriber. The client closes both.
@@ -63,28 +63,18 @@ func NewPublisher(
 	return pub
 }
 
-// Operator opens a client without a subscriber, and returns the plan of a queue.
-func Operator(
-	t testing.TB, url, queue string, strategy topology.Strategy, policy backoff.Policy,
-	options ...topology.Option,
-) (*topology.Client, topology.Plan) {
-	t.Helper()
-	plan, err := topology.PlanFor(strategy, queue, policy)
-	require.NoError(t, err)
-	return OpenClient(t, url, strategy, options...), plan
-}
-
 // Provision declares the main queue, a quorum queue with a high delivery limit, and its plan.
 func Provision(
-	t testing.TB, url string, client *topology.Client, queue string, policy backoff.Policy,
-) {
+	t testing.TB, url string, strategy topology.Strategy, queue string, policy backoff.Policy,
+) topology.Plan {
 	t.Helper()
 	cfg := QueueConfig(url)
 	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30)}
-	sub, err := client.NewSubscriber(cfg, topology.ForPolicy(policy))
+	sub, err := OpenClient(t, url, strategy).NewSubscriber(cfg, topology.ForPolicy(policy))
 	require.NoError(t, err)
 	require.NoError(t, sub.SubscribeInitialize(queue))
 	require.NoError(t, sub.Close())
+	return PlanFor(t, queue, strategy, policy)
 }
 
 // SubscribeError subscribes as cfg says, ends that, and returns the error of the first call
@@ -142,3 +132,78 @@ func InFlight(n int) []topology.SubscriberOption {
 // again. A busy broker may hold messages that long after a restart (F23).
 var QuickDeadLettering = testbroker.WithAdvancedConfig(
 	"[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].")
+
+// OpenLogged opens a client, keeps its log, and closes the client at the end of the test.
+func OpenLogged(
+	t testing.TB, url string, strategy topology.Strategy, options ...topology.Option,
+) (*topology.Client, *Logs) {
+	t.Helper()
+	logs := &Logs{}
+	return OpenClient(t, url, strategy, append(options, topology.WithLogger(logs))...), logs
+}
+
+// OpenWith opens a client with a connection's configuration, and closes it at the end of the test.
+func OpenWith(
+	t testing.TB, conn wamqp.ConnectionConfig, strategy topology.Strategy,
+	options ...topology.Option,
+) *topology.Client {
+	t.Helper()
+	client, err := topology.Open(t.Context(), conn, strategy, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}
+
+// OpenOperator opens an operator and closes it at the end of the test.
+func OpenOperator(t testing.TB, url string, options ...operate.Option) *operate.Operator {
+	t.Helper()
+	o, err := operate.Open(context.Background(), url, options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, o.Close()) })
+	return o
+}
+
+// PlanFor returns the plan of a queue.
+func PlanFor(
+	t testing.TB, queue string, strategy topology.Strategy, policy backoff.Policy,
+) topology.Plan {
+	t.Helper()
+	plan, err := topology.PlanFor(strategy, queue, policy)
+	require.NoError(t, err)
+	return plan
+}
+
+// Findings returns the findings of Verify as "severity problem kind name". It logs them, and
+// requires the same at a second look.
+func Findings(t testing.TB, o *operate.Operator, plan topology.Plan) []string {
+	t.Helper()
+	findings, err := o.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	again, err := o.Verify(t.Context(), plan)
+	require.NoError(t, err)
+	require.Equal(t, findings, again)
+	names := []string{}
+	for _, f := range findings {
+		t.Log(f)
+		names = append(names, string(f.Severity)+" "+string(f.Problem)+" "+f.Kind+" "+f.Name)
+	}
+	return names
+}
+
+// BlindFindings is Findings of an operator without a management API. It requires that the last
+// finding says so, and leaves it out.
+func BlindFindings(t testing.TB, o *operate.Operator, plan topology.Plan) []string {
+	t.Helper()
+	names := Findings(t, o, plan)
+	require.NotEmpty(t, names)
+	require.Equal(t, "warning unchecked broker ", names[len(names)-1])
+	return names[:len(names)-1]
+}
+
+// ShellWords splits a command as a shell does.
+func ShellWords(t testing.TB, command string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf '%s\\n' "+command).Output()
+	require.NoError(t, err)
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -81,14 +82,23 @@ func Quickly(retries int) backoff.Policy {
 var Unlisted = backoff.Limit{Retries: 3, Policy: backoff.PolicyFunc(
 	func(backoff.Failure) (time.Duration, bool) { return time.Millisecond, true })}
 
+// PlanOf returns the plan of a queue for these delays; without any, they are unknown.
+func PlanOf(
+	t testing.TB, strategy topology.Strategy, queue string, delays ...time.Duration,
+) topology.Plan {
+	t.Helper()
+	plan, err := strategy.Plan(queue, delays)
+	require.NoError(t, err)
+	return plan
+}
+
 // RemovePlan returns the plan of a queue and deletes its queues and exchanges at the end of the
 // test. A broker that is gone by then is no error.
 func RemovePlan(
 	t testing.TB, url string, strategy topology.Strategy, queue string, delays []time.Duration,
 ) topology.Plan {
 	t.Helper()
-	plan, err := strategy.Plan(queue, delays)
-	require.NoError(t, err)
+	plan := PlanOf(t, strategy, queue, delays...)
 	t.Cleanup(func() {
 		ch, closed, err := dial(url)
 		if err != nil {
@@ -228,4 +238,22 @@ func topicMatches(pattern, words []string) bool {
 		return false
 	}
 	return (pattern[0] == "*" || pattern[0] == words[0]) && topicMatches(pattern[1:], words[1:])
+}
+
+// PerQueueByHand is a strategy as a user writes it, with WaitQueue.
+type PerQueueByHand struct{}
+
+// Plan has a wait queue of a second, and one for each delay in the order of the policy.
+func (PerQueueByHand) Plan(queue string, delays []time.Duration) (topology.Plan, error) {
+	plan := topology.Plan{Queue: queue, Dead: topology.Route{RoutingKey: queue + ".failed"}}
+	for _, d := range append([]time.Duration{time.Second}, delays...) {
+		wait := topology.WaitQueue(queue+".in."+d.String(), d, topology.Route{RoutingKey: queue})
+		plan.Queues = append(plan.Queues, wait)
+		plan.WaitSteps = append(plan.WaitSteps, topology.Route{RoutingKey: wait.Name, Delay: d, Hops: 1})
+	}
+	plan.Queues = append(plan.Queues, topology.Queue{
+		Name:      queue + ".failed",
+		Arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(2147483647)},
+	})
+	return plan, nil
 }

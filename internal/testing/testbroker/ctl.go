@@ -3,7 +3,12 @@ package testbroker
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,3 +94,107 @@ func (n *Node) Grant(tb testing.TB, grants ...Grant) {
 
 // term writes a text as an Erlang binary.
 func term(text string) string { return fmt.Sprintf("<<%q/utf8>>", text) }
+
+// Managed starts a node like [Private], with RabbitMQ's management API, and returns the API's URL.
+// rabbit has Erlang terms for the rabbit application. The node's home has no plugins, so the
+// running node is told where the installation has them.
+func Managed(tb testing.TB, rabbit string) (*Node, string) {
+	tb.Helper()
+	in := requireInstallation(tb)
+	port, err := freePort(nil)
+	must(tb, "find a port for the management API", err)
+	config := fmt.Sprintf(
+		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
+		rabbit, port)
+	node, err := startNode(tb.Context(), in, []NodeOption{WithAdvancedConfig(config)})
+	must(tb, "start a node with the management API", err)
+	endsWith(tb, "node", node.Close)
+	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
+	must(tb, "enable the management API", node.manage(tb.Context(), api))
+	return node, api
+}
+
+// manage enables the management plugin and returns once the API answers.
+func (n *Node) manage(ctx context.Context, api string) error {
+	if err := n.enable(ctx, "rabbitmq_management"); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	return await(ctx, n.server, "the management API", func() error {
+		resp, err := apiClient.Get(api + "/api/overview")
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	})
+}
+
+// Enable enables a plugin on a running node, in place of any other plugin.
+func (n *Node) Enable(tb testing.TB, plugin string) {
+	tb.Helper()
+	must(tb, "enable plugin "+plugin, n.enable(tb.Context(), plugin))
+}
+
+func (n *Node) enable(ctx context.Context, plugin string) error {
+	_, err := n.RunCtl(ctx, "eval", fmt.Sprintf(`
+		{ok, Rabbit} = file:read_link(code:lib_dir(rabbit)),
+		application:set_env(rabbit, plugins_dir, filename:dirname(Rabbit)),
+		File = rabbit_plugins:enabled_plugins_file(),
+		ok = file:delete(File),
+		ok = file:write_file(File, "[%s].\n"),
+		{ok, _, _} = rabbit_plugins:ensure(File).`, plugin))
+	return err
+}
+
+// apiClient keeps no connection, so that a test finds no goroutine left.
+var apiClient = &http.Client{
+	Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second,
+}
+
+// SetPolicy sets a policy of a vhost by the management API, which costs far less than rabbitmqctl.
+// kind is "policies" or "operator-policies". An unknown key or value fails the test, because the
+// broker refuses it.
+func SetPolicy(tb testing.TB, api, kind, vhost, name, pattern string, definition map[string]any) {
+	tb.Helper()
+	Put(tb, api, map[string]any{"pattern": pattern, "definition": definition}, kind, vhost, name)
+}
+
+// Put creates or replaces an object of the management API. An object that the API refuses fails
+// the test.
+func Put(tb testing.TB, api string, object any, path ...string) {
+	tb.Helper()
+	body, err := json.Marshal(object)
+	must(tb, "encode an object", err)
+	callAPI(tb, http.MethodPut, api, body, path)
+}
+
+// Remove deletes an object of the management API, which must exist.
+func Remove(tb testing.TB, api string, path ...string) {
+	tb.Helper()
+	callAPI(tb, http.MethodDelete, api, nil, path)
+}
+
+func callAPI(tb testing.TB, method, api string, body []byte, path []string) {
+	tb.Helper()
+	address := api + "/api"
+	for _, part := range path {
+		address += "/" + url.PathEscape(part)
+	}
+	// A cleanup calls it when the context of the test is done already.
+	req, err := http.NewRequestWithContext(
+		context.WithoutCancel(tb.Context()), method, address, bytes.NewReader(body))
+	must(tb, "make a request", err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := apiClient.Do(req)
+	must(tb, method+" "+strings.Join(path, "/"), err)
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode/100 != 2 {
+		reason, _ := io.ReadAll(resp.Body)
+		tb.Fatalf("%s %q with %s: %s: %s", method, path, body, resp.Status, reason)
+	}
+}

@@ -113,8 +113,7 @@ func lookIn(root, bin string) (installation, error) {
 
 func findEpmd(root string) (string, error) {
 	for _, pattern := range []string{
-		"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd",
-		"/usr/lib/erlang/bin/epmd",
+		"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd", "/usr/lib/erlang/bin/epmd",
 	} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {

@@ -21,15 +21,13 @@ type Proxy struct {
 	mu     sync.Mutex
 	target string // host:port
 	links  map[*link]struct{}
-	black  bool
 	refuse bool
 	delay  time.Duration
-	lifted chan struct{} // closed at the end of the blackhole
-	thawed chan struct{} // closed at the end of a freeze; nil while there is none
 	tap    func(Seen) Fault
 	ended  func(connection int, by Party)
-	hold   chan struct{} // closed at the end of a hold of confirms; nil while there is none
 	closed bool
+
+	black, frozen, hold pause // Blackhole, Freeze and HoldConfirms
 
 	connections, publishes, up, down atomic.Int64
 }
@@ -97,49 +95,49 @@ func (p *Proxy) Cut() {
 func (p *Proxy) Blackhole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.black == on {
-		return
-	}
-	p.black = on
-	if on {
-		p.lifted = make(chan struct{})
-		return
-	}
 	for l := range p.links {
-		if l.lossy {
+		if l.lossy && !on {
 			l.cutBy(Network)
 		}
 	}
-	close(p.lifted)
+	p.black.turn(on)
+}
+
+func (p *Proxy) change(set func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set()
+}
+
+// pause is closed at its end, and nil while there is none. The proxy's mu guards it.
+type pause chan struct{}
+
+func (s *pause) turn(on bool) {
+	switch {
+	case on && *s == nil:
+		*s = make(pause)
+	case !on && *s != nil:
+		close(*s)
+		*s = nil
+	}
+}
+
+// during returns a channel that is closed at the end of a pause, or nil if there is none now.
+func (p *Proxy) during(s *pause) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return *s
 }
 
 // Delay holds back every byte for d, in each direction. 0 ends it.
-func (p *Proxy) Delay(d time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delay = d
-}
+func (p *Proxy) Delay(d time.Duration) { p.change(func() { p.delay = d }) }
 
 // Refuse closes new connections at once while on. Live ones go on.
-func (p *Proxy) Refuse(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.refuse = on
-}
+func (p *Proxy) Refuse(on bool) { p.change(func() { p.refuse = on }) }
 
 // Freeze holds every byte back while on, in both directions, also on new connections. The held
 // bytes go on when it is turned off.
-func (p *Proxy) Freeze(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case on && p.thawed == nil:
-		p.thawed = make(chan struct{})
-	case !on && p.thawed != nil:
-		close(p.thawed)
-		p.thawed = nil
-	}
-}
+func (p *Proxy) Freeze(on bool) { p.change(func() { p.frozen.turn(on) }) }
 
 // Retarget makes another broker the target of connections that are accepted from now on. The URL
 // stays.
@@ -232,27 +230,10 @@ func (p *Proxy) forget(l *link) {
 	}
 }
 
-// blackhole returns a channel that is closed at the end of the current blackhole, or nil.
-func (p *Proxy) blackhole() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.black {
-		return nil
-	}
-	return p.lifted
-}
-
 func (p *Proxy) targetAddress() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.target
-}
-
-// frozen returns a channel that is closed at the end of the current freeze, or nil.
-func (p *Proxy) frozen() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.thawed
 }
 
 // handle decides about bytes of l, or the end of one side. A channel means that they are lost: it
@@ -260,9 +241,9 @@ func (p *Proxy) frozen() <-chan struct{} {
 func (p *Proxy) handle(l *link) (lost <-chan struct{}, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.black {
+	if p.black == nil {
 		return nil, p.delay
 	}
 	l.lossy = true
-	return p.lifted, 0
+	return p.black, 0
 }

@@ -163,8 +163,7 @@ func TestProxyCut(t *testing.T) {
 	p.Cut()
 	ended(t, first)
 	ended(t, second)
-	third := dialProxy(t, p)
-	echoes(t, third, "c")
+	echoes(t, dialProxy(t, p), "c")
 	assert.Equal(t, 3, p.Connections())
 }
 
@@ -177,8 +176,7 @@ func TestProxyRefuse(t *testing.T) {
 	ended(t, dialProxy(t, p))
 	echoes(t, live, "b")
 	p.Refuse(false)
-	again := dialProxy(t, p)
-	echoes(t, again, "c")
+	echoes(t, dialProxy(t, p), "c")
 	assert.Equal(t, 3, p.Tries())
 }
 

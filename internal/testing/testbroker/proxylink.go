@@ -79,7 +79,8 @@ func (l *link) dial() bool {
 	if !l.untilThawed() {
 		return false
 	}
-	for lifted := l.proxy.blackhole(); lifted != nil; lifted = l.proxy.blackhole() {
+	black := func() <-chan struct{} { return l.proxy.during(&l.proxy.black) }
+	for lifted := black(); lifted != nil; lifted = black() {
 		if !l.until(lifted) {
 			return false
 		}
@@ -168,7 +169,8 @@ func (l *link) write(to net.Conn, from <-chan chunk, up bool) {
 
 // untilThawed waits for the end of a freeze. It returns false if the link is over.
 func (l *link) untilThawed() bool {
-	for thawed := l.proxy.frozen(); thawed != nil; thawed = l.proxy.frozen() {
+	frozen := func() <-chan struct{} { return l.proxy.during(&l.proxy.frozen) }
+	for thawed := frozen(); thawed != nil; thawed = frozen() {
 		if !l.until(thawed) {
 			return false
 		}

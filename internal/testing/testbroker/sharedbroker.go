@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // shared is the node of this test binary, if one was started.
@@ -107,4 +111,129 @@ func requireInstallation(tb testing.TB) installation {
 		tb.Fatalf("needs a broker to start, AMQP_URL is not enough: %v", err)
 	}
 	return in
+}
+
+// Dial opens a plain connection that is closed at the end of the test.
+func Dial(tb testing.TB, url string) *amqp.Connection {
+	tb.Helper()
+	conn, err := amqp.Dial(url)
+	must(tb, "dial the broker", err)
+	// The broker may be frozen by now.
+	tb.Cleanup(func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) })
+	return conn
+}
+
+// Channel opens a channel on a new connection. Both are closed at the end of the test.
+func Channel(tb testing.TB, url string) *amqp.Channel {
+	tb.Helper()
+	ch, err := Dial(tb, url).Channel()
+	must(tb, "open a channel", err)
+	return ch
+}
+
+// Queue returns a queue name that only this test uses, millpond-test-<test>-<random>. It declares
+// nothing. At the end of the test the queue is deleted from the shared broker, together with its
+// dead-letter queue and its wait queues of the usual delays. AMQP cannot list queues, so a test
+// that creates other ones names them to [Delete]. Nodes that testbroker starts are removed as a
+// whole.
+func Queue(tb testing.TB) string {
+	tb.Helper()
+	name := "millpond-test-" + shortName(tb.Name()) + "-" + randomHex(4)
+	Delete(tb, append([]string{name, name + ".dlq"}, usualWaitQueues(name)...)...)
+	return name
+}
+
+// Delete deletes queues of the shared broker at the end of the test. Missing ones are no error.
+func Delete(tb testing.TB, queues ...string) {
+	tb.Helper()
+	tb.Cleanup(func() {
+		url, ok := sharedURL()
+		if !ok {
+			return
+		}
+		if err := deleteQueues(url, queues); err != nil {
+			tb.Logf("delete the test's queues: %v", err)
+		}
+	})
+}
+
+func deleteQueues(url string, queues []string) error {
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err != nil {
+		return err
+	}
+	for _, queue := range queues {
+		if _, err := ch.QueueDelete(queue, false, false, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func usualWaitQueues(queue string) []string {
+	delays := []string{
+		"50ms", "100ms", "200ms", "250ms", "300ms", "500ms", "1s", "2s", "3s", "4s", "5s", "8s", "10s",
+		"15s", "16s", "30s", "50s", "1m", "2m", "5m", "8m20s", "10m", "1h",
+	}
+	names := make([]string, 0, len(delays))
+	for _, d := range delays {
+		names = append(names, queue+".wait."+d)
+	}
+	return names
+}
+
+// shortName keeps a test's name readable, and short enough for the suffixes of queues.
+func shortName(test string) string {
+	clean := strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-':
+			return r
+		case r == '/' || r == '_':
+			return '-'
+		default:
+			return -1
+		}
+	}, strings.TrimPrefix(test, "Test"))
+	return clean[:min(len(clean), 60)]
+}
+
+// Depth returns the number of messages of the queue that are ready for delivery, or -1 if there is
+// no such queue. It does not count messages that are unacked or held back for at-least-once
+// dead-lettering.
+func Depth(tb testing.TB, url, queue string) int {
+	tb.Helper()
+	conn, err := amqp.Dial(url)
+	must(tb, "depth of queue "+queue, err)
+	defer conn.Close()
+	ch, err := conn.Channel()
+	must(tb, "depth of queue "+queue, err)
+	q, err := ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+	var refused *amqp.Error
+	if errors.As(err, &refused) && refused.Code == amqp.NotFound {
+		return -1
+	}
+	must(tb, "depth of queue "+queue, err)
+	return q.Messages
+}
+
+// WaitFor returns as soon as cond is true, and fails the test if that takes longer than limit. The
+// text awaited completes the sentence "waited 5s for …".
+func WaitFor(tb testing.TB, awaited string, limit time.Duration, cond func() bool) {
+	tb.Helper()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for !cond() {
+		select {
+		case <-deadline.C:
+			tb.Fatalf("waited %s for %s", limit, awaited)
+		case <-ticker.C:
+		}
+	}
 }

@@ -48,11 +48,7 @@ type Fault struct {
 // Tap calls look with every frame of the connections that are accepted from now on. It calls look
 // right before the frame passes, when all earlier frames in its direction have passed. The proxy
 // makes the returned fault. look is called from several goroutines.
-func (p *Proxy) Tap(look func(Seen) Fault) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tap = look
-}
+func (p *Proxy) Tap(look func(Seen) Fault) { p.change(func() { p.tap = look }) }
 
 func (l *link) look(c chunk, up bool) Fault {
 	if l.tap == nil || !c.frame {
@@ -142,36 +138,14 @@ func (p Party) String() string { return [...]string{"none", "client", "broker", 
 // OnEnd calls told with the number of every connection that has ended, as in [Seen.Connection], and
 // with the party that ended it first. It replaces the function of an earlier call. told is called
 // from several goroutines.
-func (p *Proxy) OnEnd(told func(connection int, by Party)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ended = told
-}
+func (p *Proxy) OnEnd(told func(connection int, by Party)) { p.change(func() { p.ended = told }) }
 
 // HoldConfirms keeps the broker's confirms back while on: basic.ack, basic.nack and basic.return,
 // and the frames behind them on their channel, so that the channel's order stays. All other frames
 // pass, heartbeats too, and the connection lives. The held frames go on when it is turned off,
 // unless their connection has ended. It works on connections accepted after [Proxy.Tap], because a
 // proxy without a tap does not know frames.
-func (p *Proxy) HoldConfirms(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case on && p.hold == nil:
-		p.hold = make(chan struct{})
-	case !on && p.hold != nil:
-		close(p.hold)
-		p.hold = nil
-	}
-}
-
-// holding returns a channel that is closed at the end of the current hold of confirms, or nil if
-// there is none.
-func (p *Proxy) holding() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.hold
-}
+func (p *Proxy) HoldConfirms(on bool) { p.change(func() { p.hold.turn(on) }) }
 
 // sift passes the broker's frames on, except held ones. It returns at the end of its input, or of
 // the link.
@@ -193,7 +167,7 @@ func (l *link) sift(from <-chan chunk, to chan<- chunk) {
 			if !open {
 				return
 			}
-			now := l.proxy.holding()
+			now := l.proxy.during(&l.proxy.hold)
 			channel, confirm := confirms(c)
 			switch {
 			case waiting[channel]:

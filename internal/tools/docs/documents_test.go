@@ -9,14 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
 )
 
 func TestMain(m *testing.M) {
@@ -32,23 +29,6 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// documents returns the Markdown files of the repository.
-func documents(t *testing.T) []string {
-	t.Helper()
-	var found []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
-		files, err := filepath.Glob(root + pattern)
-		require.NoError(t, err)
-		for _, file := range files {
-			name, err := filepath.Rel(root, file)
-			require.NoError(t, err)
-			found = append(found, filepath.ToSlash(name))
-		}
-	}
-	require.Contains(t, found, "README.md")
-	return found
-}
-
 // goFiles calls visit for every Go file of the repository with its path below the root.
 func goFiles(t *testing.T, visit func(path, text string)) {
 	t.Helper()
@@ -60,198 +40,6 @@ func goFiles(t *testing.T, visit func(path, text string)) {
 		visit(filepath.ToSlash(strings.TrimPrefix(path, root)), string(text))
 		return err
 	}))
-}
-
-// block is a fenced piece of a document.
-type block struct{ kind, before, text string }
-
-var fenced = regexp.MustCompile("(?ms)^([^\n]*)\n\n?```([^\n]*)\n(.*?)^```$")
-
-// blocks returns the fenced pieces in their order, with the line of text above each.
-func blocks(text string) []block {
-	var found []block
-	for _, m := range fenced.FindAllStringSubmatch(text, -1) {
-		found = append(found, block{kind: m[2], before: m[1], text: m[3]})
-	}
-	return found
-}
-
-// compiledLines returns the lines of files that compile: snippets, Examples and programs.
-func compiledLines(t *testing.T) map[string]bool {
-	t.Helper()
-	lines := map[string]bool{"": true}
-	goFiles(t, func(path, text string) {
-		name := filepath.Base(path)
-		if !strings.HasSuffix(name, "_snippets_test.go") && !strings.HasPrefix(name, "example_") &&
-			!strings.HasPrefix(path, "examples/") {
-			return
-		}
-		for line := range strings.Lines(text) {
-			lines[bare(line)] = true
-		}
-	})
-	return lines
-}
-
-var trailing = regexp.MustCompile(`(^|\s)// .*$`)
-
-// bare returns a line of Go without its indentation and its comment.
-func bare(line string) string {
-	return strings.TrimSpace(trailing.ReplaceAllString(strings.TrimSpace(line), ""))
-}
-
-// It compares line by line, because a page leaves out the lines that every program has. Other
-// tests compile the whole of docs/getting-started.md and of CONTRIBUTING.md.
-func TestDocumentsShowGoThatCompiles(t *testing.T) {
-	t.Parallel()
-	compiled := compiledLines(t)
-	shown := 0
-	for _, document := range documents(t) {
-		text := read(t, document)
-		switch document {
-		case "CONTRIBUTING.md":
-			continue
-		case "docs/getting-started.md":
-			_, text, _ = strings.Cut(text, "\n## 5. ")
-		}
-		for _, b := range blocks(text) {
-			if b.kind != "go" {
-				continue
-			}
-			shown++
-			for line := range strings.Lines(b.text) {
-				require.True(t, compiled[bare(line)],
-					"%s shows a line that no snippet compiles: %s", document, line)
-			}
-		}
-	}
-	require.Greater(t, shown, 5)
-}
-
-// commands are the beginnings of the commands in fenced pieces, each with the test that runs
-// it. The fence of a command that no test runs gives the reason.
-var commands = []struct{ begins, runBy string }{
-	{"make demo", "TestDemoLosesNothing"},
-	{"make test", "TestCommandsOfDocumentsAreRun"}, // which runs this test, and all others
-	{"go mod edit -require=", "TestGettingStarted"},
-	{"go mod tidy", "TestGettingStarted"},
-	{"rabbitmqctl set_permissions -p shop", "TestSecurityDocumentIsTrue"},
-	{"rabbitmqctl set_permissions --vhost shop", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl add_", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl eval", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_policy", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_user_tags", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl set_vhost_limits", "TestRecommendedBrokerSettings"},
-	{"rabbitmqctl update_vhost_metadata", "TestRecommendedBrokerSettings"},
-	{"rabbitmq-queues grow", "TestRecommendedBrokerSettings"},
-}
-
-func TestCommandsOfDocumentsAreRun(t *testing.T) {
-	t.Parallel()
-	there := readSource(t).tests
-	shown := 0
-	for _, document := range documents(t) {
-		if document == "docs/getting-started.md" { // TestGettingStarted runs the whole page
-			continue
-		}
-		for _, b := range blocks(read(t, document)) {
-			kind, mark, _ := strings.Cut(b.kind, " ")
-			if kind != "sh" || strings.HasPrefix(mark, "not run") {
-				continue
-			}
-			for line := range strings.Lines(strings.ReplaceAll(b.text, "\\\n", " ")) {
-				if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
-					continue
-				}
-				shown++
-				run := false
-				for _, c := range commands {
-					run = run || strings.HasPrefix(line, c.begins) && there[c.runBy] != nil
-				}
-				require.True(t, run, "%s shows a command that no test runs: %s\n"+
-					"run it in a test, or say why not in its fence", document, line)
-			}
-		}
-	}
-	require.Greater(t, shown, 5)
-}
-
-func TestReadmeShowsTheSampleThatCompiles(t *testing.T) {
-	t.Parallel()
-	_, sample, found := strings.Cut(read(t, "examples/basic/serve.go"), "\nimport (")
-	require.True(t, found)
-	readme := read(t, "README.md")
-	above, _, found := strings.Cut(readme, "```go\nimport ("+sample+"```\n")
-	require.True(t, found, "the README's Go sample differs from examples/basic/serve.go")
-	require.Less(t, strings.Count(above, "\n"), 40, "lines above the sample")
-	require.LessOrEqual(t, strings.Count(readme, "\n"), 200, "lines of the README")
-}
-
-func TestReadmeShowsThePlanOfItsSample(t *testing.T) {
-	t.Parallel()
-	policy := backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second}
-	plan, err := topology.PerQueue{}.Plan("orders", policy)
-	require.NoError(t, err)
-	_, table, _ := strings.Cut(plan.String(), "\n")
-	// Editors cut spaces at the end of a line, and so does the README.
-	table = regexp.MustCompile(` +\n`).ReplaceAllString(table, "\n")
-	require.Contains(t, read(t, "README.md"), table)
-}
-
-// readmePolicies are the policies of the README, a line each, as the README has them.
-var readmePolicies = []backoff.Policy{
-	backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
-	backoff.Constant{Interval: 5 * time.Second, Retries: 3},
-	backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3},
-	backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4},
-	backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5},
-	backoff.Fibonacci{Initial: time.Second, Retries: 5},
-}
-
-func TestReadmeShowsTheDelaysOfPolicies(t *testing.T) {
-	t.Parallel()
-	_, rows, _ := strings.Cut(read(t, "README.md"), "\n## Policies\n")
-	_, source, _ := strings.Cut(read(t, "internal/tools/docs/documents_test.go"),
-		"\nvar readmePolicies = []backoff.Policy{\n")
-	inSeconds := strings.NewReplacer("1m40s", "100s", "8m20s", "500s")
-	for _, policy := range readmePolicies {
-		var line string
-		line, source, _ = strings.Cut(source, "\n")
-		var waits []string
-		f := backoff.Failure{Count: 1}
-		for wait, retry := policy.Delay(f); retry; wait, retry = policy.Delay(f) {
-			waits = append(waits, inSeconds.Replace(wait.String()))
-			f.Count, f.Last = f.Count+1, wait
-		}
-		text := strings.TrimSuffix(strings.TrimSpace(line), ",")
-		require.Contains(t, rows, "\n| `"+text+"` | "+strings.Join(waits, " ")+" |\n")
-	}
-}
-
-// The index leads to every page.
-func TestIndexIsWhole(t *testing.T) {
-	t.Parallel()
-	index := read(t, "docs/README.md")
-	for _, document := range documents(t) {
-		page, ok := strings.CutPrefix(document, "docs/")
-		if ok && page != "README.md" && !strings.Contains(page, "/") {
-			require.Contains(t, index, "]("+page+")")
-		}
-	}
-}
-
-func TestLinksLeadSomewhere(t *testing.T) {
-	t.Parallel()
-	link := regexp.MustCompile(`\]\(([^)#]+)(?:#[^)]*)?\)`)
-	for _, document := range documents(t) {
-		for _, found := range link.FindAllStringSubmatch(read(t, document), -1) {
-			if strings.Contains(found[1], "://") {
-				continue
-			}
-			_, err := os.Stat(filepath.Join(root, filepath.Dir(document), found[1]))
-			require.NoError(t, err, "%s links to %s", document, found[1])
-		}
-	}
 }
 
 // Every word of the glossary is a word of the code.
@@ -302,20 +90,6 @@ var (
 	namedTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
 )
 
-func TestEveryFactThatIsCitedIsThere(t *testing.T) {
-	t.Parallel()
-	facts := read(t, "docs/broker-facts.md")
-	check := func(path, text string) {
-		for _, cited := range fact.FindAllString(text, -1) {
-			require.Contains(t, facts, "\n## "+cited+" ", "%s cites %s", path, cited)
-		}
-	}
-	goFiles(t, check)
-	for _, document := range documents(t) {
-		check(document, read(t, document))
-	}
-}
-
 func TestEveryTestThatIsNamedIsThere(t *testing.T) {
 	t.Parallel()
 	there := readSource(t).tests
@@ -323,7 +97,8 @@ func TestEveryTestThatIsNamedIsThere(t *testing.T) {
 	for _, document := range documents(t) {
 		for _, test := range namedTest.FindAllStringSubmatch(read(t, document), -1) {
 			named++
-			require.Contains(t, there, test[1], "%s names a test that is in no file", document)
+			_, found := there[test[1]]
+			require.True(t, found, "%s names %s, which is in no file", document, test[1])
 		}
 	}
 	require.Greater(t, named, 50)

@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,65 +19,116 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
+// walk are the parts of docs/getting-started.md.
+type walk struct {
+	before string   // the shell's work, with the files, before the program runs
+	prints []string // the lines that the program prints
+	after  []string // the commands behind it, with their output, each on its own
+	shown  []string // the output below each of after, "" for none
+}
+
+// readWalk reads the page: its files, its commands, and the output below them.
+func readWalk(t *testing.T) walk {
+	t.Helper()
+	var w walk
+	ran := false
+	for _, b := range blocks(read(t, gettingStarted)) {
+		name := fileAbove.FindStringSubmatch(b.before)
+		switch {
+		case b.kind == "sh" && b.text == "go run .\n":
+			require.False(t, ran, "the page runs the program once")
+			ran = true
+		case b.kind == "sh" && !ran:
+			w.before += b.text
+		case b.kind == "sh":
+			for _, c := range commandsOf(&page{blocks: []block{b}}) {
+				w.after = append(w.after, c.text)
+				w.shown = append(w.shown, "")
+			}
+		case b.language() == "sh":
+			for _, c := range commandsOf(&page{path: gettingStarted, blocks: []block{b}}) {
+				_, reason := runner(c)
+				require.NotEmpty(t, reason, "%s: no reason why the test does not run it", c)
+			}
+		case b.language() == "console":
+			require.Fail(t, "use sh, and text for its output", "%s:%d", gettingStarted, b.line)
+		case b.language() == "go" && strings.HasPrefix(b.text, "package "):
+			require.NotNil(t, name, "no name of a file above\n%s", b.text)
+			w.before += "cat >" + name[1] + " <<'END OF FILE'\n" + b.text + "END OF FILE\n"
+		case b.language() == "text" && w.prints == nil:
+			w.prints = strings.Split(strings.TrimSpace(b.text), "\n")
+		case b.language() == "text" && len(w.shown) > 0:
+			w.shown[len(w.shown)-1] = b.text
+		}
+	}
+	require.True(t, ran)
+	require.NotEmpty(t, w.prints)
+	return w
+}
+
 // Given the files and the commands of docs/getting-started.md, when a shell runs them, then the
-// program prints the lines that the page shows.
+// program prints the lines that the page shows, and the commands behind it do their work.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
-	url := testbroker.Private(t).URL()
+	node := testbroker.Private(t)
 	folder := t.TempDir()
 	clone, err := filepath.Abs(root)
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(clone, filepath.Join(folder, "millpond")))
-
-	page, _, found := strings.Cut(read(t, "docs/getting-started.md"), "\n## 5. ")
-	require.True(t, found)
-	var script strings.Builder
-	var prints []string
-	file := regexp.MustCompile("`([a-z_]+\\.go)`:$")
-	for _, b := range blocks(page) {
-		switch b.kind {
-		case "sh":
-			script.WriteString(b.text)
-		case "go":
-			name := file.FindStringSubmatch(b.before)
-			require.NotNil(t, name, "no name of a file above\n%s", b.text)
-			script.WriteString("cat >" + name[1] + " <<'END OF FILE'\n" + b.text + "END OF FILE\n")
-		case "text":
-			prints = strings.Split(strings.TrimSpace(b.text), "\n")
-		}
+	w := readWalk(t)
+	shell := func(text string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), "sh", "-eu", "-c", text)
+		cmd.Dir = folder
+		cmd.Env = append(os.Environ(), "AMQP_URL="+node.URL(), "GOFLAGS=", "GOWORK=")
+		// A terminal's interrupt reaches the shell and every process that it has started.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		return cmd
 	}
-	require.Len(t, prints, 3)
-
-	cmd := exec.CommandContext(t.Context(), "sh", "-eu")
-	cmd.Dir, cmd.Stdin = folder, strings.NewReader(script.String())
-	cmd.Env = append(os.Environ(), "AMQP_URL="+url, "GOFLAGS=", "GOWORK=off")
-	// A terminal's interrupt reaches the shell and every process that it has started.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	stdout, err := cmd.StdoutPipe()
+	said, err := shell(w.before).CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	made, err := filepath.Glob(filepath.Join(folder, "*", "go.mod"))
 	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	signal := func(s syscall.Signal) { _ = syscall.Kill(-cmd.Process.Pid, s) }
+	made = slices.DeleteFunc(made, func(path string) bool {
+		return filepath.Base(filepath.Dir(path)) == "millpond"
+	})
+	require.Len(t, made, 1, "the page makes one module")
+	folder = filepath.Dir(made[0])
+
+	run := shell("go run .")
+	var stderr bytes.Buffer
+	run.Stderr = &stderr
+	stdout, err := run.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, run.Start())
+	signal := func(s syscall.Signal) { _ = syscall.Kill(-run.Process.Pid, s) }
 	defer signal(syscall.SIGKILL)
 	overdue := time.AfterFunc(5*time.Minute, func() { signal(syscall.SIGKILL) })
 	defer overdue.Stop()
-
-	var printed []string
-	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), "attempt ") {
-			printed = append(printed, lines.Text())
-		}
-		if len(printed) == len(prints) {
+	var lines []string
+	for output := bufio.NewScanner(stdout); output.Scan(); {
+		if lines = append(lines, output.Text()); len(lines) == len(w.prints) {
 			signal(syscall.SIGINT)
 		}
 	}
-	err = cmd.Wait()
-	require.Equal(t, prints, printed, "%s", stderr.String())
+	err = run.Wait()
+	require.Equal(t, w.prints, lines, "%s", stderr.String())
 	require.Contains(t, stderr.String(), "All messages processed", "%v", err)
-	for _, queue := range []string{
-		"orders", "orders.wait.1s", "orders.wait.2s", "orders.wait.15s", "orders.dlq",
-	} {
-		require.Equal(t, 0, testbroker.Depth(t, url, queue), queue)
+	queues := 0
+	for name := range strings.FieldsSeq(node.Ctl(t, "list_queues", "--no-table-headers", "name")) {
+		queues++
+		if name != "orders.dlq" {
+			testbroker.WaitFor(t, name+" to be empty", time.Minute, func() bool {
+				return testbroker.Depth(t, node.URL(), name) == 0
+			})
+		}
+	}
+	require.Equal(t, 5, queues, "the queue, three wait queues, and the dead-letter queue")
+
+	for i, text := range w.after {
+		said, err := shell(text).CombinedOutput()
+		require.NoError(t, err, "%s: %s", text, said)
+		if w.shown[i] != "" {
+			require.True(t, printed(w.shown[i], string(said)), "%s prints %s", text, said)
+		}
 	}
 }

@@ -2,10 +2,7 @@ package main
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -59,25 +56,20 @@ func TestReport(t *testing.T) {
 		events  string
 		verbose bool
 		want    string
-		counts  counts
 	}{
-		"passed":  {events: passing, want: "ok  \tp\t0.01s\n", counts: counts{Passed: 1}},
+		"passed":  {events: passing, want: "ok  \tp\t0.01s\n"},
 		"nothing": {events: noTests, want: "?   \tq\t[no test files]\n"},
 		"skipped are named before the last line": {
 			events: skipping + passing,
 			want:   "--- SKIP: TestS: s_test.go:9: needs a broker\nok  \ts\t0.01s\nok  \tp\t0.01s\n",
-			counts: counts{Passed: 1, Skipped: 1},
 		},
 		"failed": {
 			events: failing + passing,
 			want: "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\n" +
 				"FAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
-			counts: counts{Passed: 1, Failed: 1},
 		},
-		"a panic ends no test": {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
-		"build failed": {
-			events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n",
-		},
+		"a panic ends no test":  {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
+		"build failed":          {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
 		"go test itself killed": {events: killed, want: "last words\n"},
 		"lines of other programs": {
 			events: "hello\n" + noTests, want: "hello\n?   \tq\t[no test files]\n",
@@ -86,7 +78,6 @@ func TestReport(t *testing.T) {
 			events: passing, verbose: true,
 			want: "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\n" +
 				"PASS\nok  \tp\t0.01s\n",
-			counts: counts{Passed: 1},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +87,6 @@ func TestReport(t *testing.T) {
 			require.NoError(t, r.read(strings.NewReader(tc.events)))
 			r.end()
 			assert.Equal(t, tc.want, out.String())
-			assert.Equal(t, tc.counts, r.counts)
 		})
 	}
 }
@@ -114,17 +104,4 @@ func TestReasonOfASkip(t *testing.T) {
 	assert.Equal(t, "no reason given", reason("=== RUN   TestA\n--- SKIP: TestA (0.00s)\n"))
 	assert.Equal(t, "a_test.go:3: why",
 		reason("=== PAUSE TestA\n    log\n    a_test.go:3: why\n--- SKIP: TestA (0.00s)\n"))
-}
-
-func TestCountsOfSeveralModulesAreAddedUp(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "counts.json")
-	var wait sync.WaitGroup
-	for range 8 {
-		wait.Go(func() { assert.NoError(t, counts{Passed: 3, Failed: 1, Skipped: 2}.addTo(file)) })
-	}
-	wait.Wait()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"Passed":24,"Failed":8,"Skipped":16}`, string(text))
 }

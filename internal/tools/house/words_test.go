@@ -1,9 +1,13 @@
 package house_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -67,6 +71,76 @@ func TestWordsArePlain(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The same words stand on no page, outside of code and addresses.
+func TestWordsOfPagesArePlain(t *testing.T) {
+	t.Parallel()
+	words, read := patterns(), 0
+	require.NoError(t, filepath.WalkDir(root, func(file string, e fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(file) != ".md" || strings.Contains(file, "/testdata/") {
+			return err
+		}
+		source, err := os.ReadFile(file)
+		name := filepath.ToSlash(strings.TrimPrefix(file, filepath.Clean(root)+"/"))
+		for _, fault := range notPlain(words, proseOf(string(source))) {
+			t.Error(name + ":" + fault)
+		}
+		read++
+		return err
+	}))
+	require.Greater(t, read, 50)
+}
+
+// notPlain returns where a text has one of the words, with the line first.
+func notPlain(words []*regexp.Regexp, text string) (faults []string) {
+	for i, word := range words {
+		for _, at := range word.FindAllStringIndex(text, -1) {
+			faults = append(faults, fmt.Sprintf("%d: %q; write instead: %s",
+				1+strings.Count(text[:at[0]+1], "\n"), strings.Trim(text[at[0]:at[1]], " \n.,;:()[]|*_"),
+				forbidden[i].instead))
+		}
+	}
+	return faults
+}
+
+var (
+	fencedCode = regexp.MustCompile("(?ms)^ *(```+)[^\n]*\n.*?^ *```+ *$")
+	inlineCode = regexp.MustCompile("``[^\n]+?``|`[^`\n]*`")
+	targets    = regexp.MustCompile(`\]\([^)\n]*\)|https?://\S+|<[^>\n]*>`)
+)
+
+// proseOf returns a page with # in place of code and addresses. Its lines keep their numbers.
+func proseOf(page string) string {
+	for _, foreign := range []*regexp.Regexp{fencedCode, inlineCode, targets} {
+		page = foreign.ReplaceAllStringFunc(page, func(text string) string {
+			return regexp.MustCompile(`[^\n]`).ReplaceAllString(text, "#")
+		})
+	}
+	return page
+}
+
+func TestForbiddenWordsOfPagesAreFound(t *testing.T) {
+	t.Parallel()
+	for page, want := range map[string][]string{
+		"# Title\n\nThe message waits.\n":                   nil,
+		"one\n\n```sh\nnobody\n```\n\nA `what is` is code.": nil,
+		"- a\n\n  ```go\n  // ours\n  ```\n":                nil,
+		"[a](hence/till.md) <https://a.org/thus>":           nil,
+		"a\n\n**Nobody** waits.":                            {`3: "Nobody"`},
+		"| a |\n|---|\n|whoever|":                           {`3: "whoever"`},
+		"[what is there](a.md)":                             {`1: "what is"`},
+		"```go\na\n```\nhence\n```go\nb\n```\n":             {`4: "hence"`},
+		"a `b` thus `c`, till then":                         {`1: "thus"`, `1: "till"`},
+		"a\nnobody\nnobody":                                 {`2: "nobody"`},
+		"It waits, for the\nqueue is full":                  {`1: "for the"`},
+	} {
+		found := notPlain(patterns(), proseOf(page))
+		require.Len(t, found, len(want), "%q: %q", page, found)
+		for i := range want {
+			require.Contains(t, found[i], want[i], page)
+		}
+	}
 }
 
 // passage is a comment, or a text that the code logs or returns as an error.

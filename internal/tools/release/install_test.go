@@ -16,11 +16,17 @@ const (
 	version = "v0.1.0"
 )
 
-// Given a proxy that has the modules as they are checked out, when a user in an empty
-// folder installs a program or requires a library by its version, then it builds. It takes
-// minutes, because nothing is shared with the builds of the checkout: make test-install.
-func TestEveryModuleInstallsByItsVersion(t *testing.T) {
-	t.Parallel()
+// shop is a user's machine: it shares nothing with the builds of the checkout. proxy is a module
+// proxy that has the modules of this repository as they are checked out.
+type shop struct {
+	proxy, bin string
+	run        func(dir string, args ...string) // of go
+}
+
+// newShop makes one, or skips the test: each takes minutes. If nothing is published, go does not
+// know the proxy.
+func newShop(t *testing.T, published bool) shop {
+	t.Helper()
 	if os.Getenv("MILLPOND_REQUIRE_INSTALL") == "" {
 		t.Skip("make test-install runs this: it builds every module once more")
 	}
@@ -29,16 +35,30 @@ func TestEveryModuleInstallsByItsVersion(t *testing.T) {
 	cache, err := exec.Command("go", "env", "GOMODCACHE", "GOPROXY").Output()
 	require.NoError(t, err)
 	known := strings.Fields(string(cache))
+	s := shop{proxy: proxy, bin: filepath.Join(gopath, "bin")}
+	from := "file://" + known[0] + "/cache/download," + known[1]
+	if published {
+		from = "file://" + proxy + "," + from
+	}
 	env := append(os.Environ(), "GOWORK=off", "GOFLAGS=-modcacherw", "GOPATH="+gopath,
-		"GOMODCACHE="+filepath.Join(gopath, "mod"), "GOBIN="+filepath.Join(gopath, "bin"),
-		"GONOSUMDB="+modulePath, "GOPROXY=file://"+proxy+",file://"+known[0]+"/cache/download,"+known[1])
-	run := func(dir string, args ...string) {
+		"GOMODCACHE="+filepath.Join(gopath, "mod"), "GOBIN="+s.bin, "GONOSUMDB="+modulePath,
+		"GOPROXY="+from)
+	s.run = func(dir string, args ...string) {
 		t.Helper()
 		cmd := exec.Command("go", args...)
 		cmd.Dir, cmd.Env = dir, env
 		said, err := cmd.CombinedOutput()
 		require.NoError(t, err, "go %s: %s", strings.Join(args, " "), said)
 	}
+	return s
+}
+
+// Given a proxy that has the modules as they are checked out, when a user in an empty
+// folder installs a program or requires a library by its version, then it builds. It takes
+// minutes, because nothing is shared with the builds of the checkout: make test-install.
+func TestEveryModuleInstallsByItsVersion(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, true)
 	files, err := tracked(root)
 	require.NoError(t, err)
 	dirs := moduleDirs(files)
@@ -46,14 +66,14 @@ func TestEveryModuleInstallsByItsVersion(t *testing.T) {
 	for _, dir := range dirs {
 		name := path.Join(modulePath, dir)
 		if programs(t, dir) {
-			run(proxy, "install", name+"@"+version)
-			require.FileExists(t, filepath.Join(gopath, "bin", path.Base(name)))
+			s.run(s.proxy, "install", name+"@"+version)
+			require.FileExists(t, filepath.Join(s.bin, path.Base(name)))
 			continue
 		}
 		user := t.TempDir()
-		run(user, "mod", "init", "example.com/user")
-		run(user, "get", name+"/...@"+version)
-		run(user, "build", name+"/...")
+		s.run(user, "mod", "init", "example.com/user")
+		s.run(user, "get", name+"/...@"+version)
+		s.run(user, "build", name+"/...")
 	}
 }
 

@@ -76,9 +76,7 @@ type rig struct {
 	stop  func()
 }
 
-func newRig(
-	t *testing.T, policy backoff.Policy, handler message.NoPublishHandlerFunc,
-) *rig {
+func newRig(t *testing.T, policy backoff.Policy, handler message.NoPublishHandlerFunc) *rig {
 	t.Helper()
 	r := &rig{t: t, db: open(t), topic: "orders-" + watermill.NewShortUUID()}
 	logger := watermill.NopLogger{}

@@ -1,0 +1,74 @@
+package middleware_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// declined is the error of a payment provider.
+type declined struct{ code string }
+
+func (d declined) Error() string { return "payment declined: " + d.code }
+
+// ByCode is a classifier of a user: the code of the provider says whether a retry can help.
+type ByCode map[string]header.Class
+
+// Classify has an opinion on errors of the provider alone.
+func (c ByCode) Classify(err error) (class header.Class, ok bool) {
+	var d declined
+	if !errors.As(err, &d) {
+		return "", false
+	}
+	class, ok = c[d.code]
+	return class, ok
+}
+
+// The first classifier with an opinion decides. Without one the class is the default.
+func ExampleWithClassifier() {
+	codes := ByCode{"card_stolen": header.ClassPermanent, "try_later": header.ClassRetryable}
+	for _, code := range []string{"card_stolen", "try_later", "new_code"} {
+		fmt.Print(code, ": ")
+		run(func(*message.Message) error { return fmt.Errorf("order 7: %w", declined{code}) },
+			middleware.WithClassifier(codes, middleware.NetworkErrors()),
+			middleware.WithDefaultClass(header.ClassPermanent),
+			middleware.WithMaxAttempts(2),
+		)
+	}
+	// Output:
+	// card_stolen: dead-lettered (permanent) after 1 attempt
+	// try_later: dead-lettered (exhausted) after 2 attempts, delays 1s
+	// new_code: dead-lettered (permanent) after 1 attempt
+}
+
+// A server answers 429 with a Retry-After: the message waits at least as long.
+func ExampleRetryAfter_tooManyRequests() {
+	calls := 0
+	shop := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if calls++; calls < 3 {
+			w.Header().Set("Retry-After", "30")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	defer shop.Close()
+	run(func(msg *message.Message) error {
+		resp, err := shop.Client().Post(shop.URL, "text/plain", bytes.NewReader(msg.Payload))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode == http.StatusTooManyRequests {
+			return middleware.RetryAfterHeader(errors.New(resp.Status), resp.Header, time.Hour)
+		}
+		return nil
+	})
+	// Output: handled after 3 attempts, delays 30s 30s
+}
