@@ -91,8 +91,8 @@ func (l *lane) empty() error {
 func (b *bench) failing(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 8, 64}, func(inFlight int) ([]result, error) {
 		entries := []contender{
-			{name: millpond, start: serveMillpond, share: 1},
-			{name: raw, start: serveRaw, share: 1},
+			{name: millpond, start: serveMillpond, share: max(1, 4/float64(inFlight)), prefetch: prefetch},
+			{name: raw, start: serveRaw, share: 1, prefetch: prefetch},
 			{name: wmDefault, start: serveWatermill(0), share: 0.3},
 			{name: wmPooled, start: serveWatermill(inFlight), share: 1},
 		}
@@ -112,7 +112,7 @@ func (b *bench) failingWith(
 	ctx context.Context, group string, x float64, inFlight int, of load, contenders []contender,
 ) (results []result, err error) {
 	n := 600 * min(inFlight, 4)
-	if contenders[0].prefetch > 0 { // one handler that does not wait for confirms
+	if group == "pipelined" { // no entry but one waits for confirms
 		n = 6000
 	}
 	if of.bytes > 100_000 {
