@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"runtime"
@@ -26,6 +27,7 @@ type traffic struct {
 	mu     sync.Mutex
 	writes int
 	frames map[string]int
+	last   uint64 // the delivery tag of the last ack
 }
 
 func (c *traffic) take() (writes int, frames map[string]int) {
@@ -36,10 +38,11 @@ func (c *traffic) take() (writes int, frames map[string]int) {
 	return writes, frames
 }
 
-func (c *traffic) count(name string) int {
+// acked returns the delivery tag of the last ack.
+func (c *traffic) acked() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.frames[name]
+	return c.last
 }
 
 // dial opens a connection and counts its traffic.
@@ -67,7 +70,11 @@ func (c *countedConn) Write(b []byte) (int, error) {
 			break
 		}
 		if isFrame && !heartbeat {
-			c.traffic.frames[frame.Frame(next).String()]++
+			f := frame.Frame(next)
+			c.traffic.frames[f.String()]++
+			if f.Method() == frame.BasicAck {
+				c.traffic.last = binary.BigEndian.Uint64(f.Args())
+			}
 		}
 		c.rest = rest
 	}
@@ -96,10 +103,12 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	runtime.ReadMemStats(&before)
 	l.fail(t)
 	runtime.ReadMemStats(&after)
-	rig.WaitFor(t, "the last ack", func() bool { return sent.count("basic.ack") == n })
+	rig.WaitFor(t, "the last ack", func() bool { return sent.acked() == 2*n })
 
 	writes, frames := sent.take()
-	assert.Equal(t, map[string]int{"basic.publish": n, "header": n, "body": n, "basic.ack": n}, frames)
+	assert.LessOrEqual(t, frames["basic.ack"], n)
+	delete(frames, "basic.ack")
+	assert.Equal(t, map[string]int{"basic.publish": n, "header": n, "body": n}, frames)
 	assert.LessOrEqual(t, writes, 2*n, "one for a publish, one for an ack")
 	perMessage := float64(after.Mallocs-before.Mallocs) / n
 	t.Logf("%.1f allocations for each message that fails", perMessage)
