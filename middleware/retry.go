@@ -116,12 +116,11 @@ type attempt struct {
 // failed is an attempt that did not succeed: the handler failed, or was not called.
 type failed struct {
 	attempt
-	err    error  // of the handler; nil if it was not called
-	why    error  // err, or why the handler was not called
-	text   string // of why, uncut
-	at     place
-	logger watermill.LoggerAdapter
-	quiet  bool // the logger drops everything
+	err   error  // of the handler; nil if it was not called
+	why   error  // err, or why the handler was not called
+	text  string // of why, uncut
+	at    place
+	quiet bool // the logger drops everything
 }
 
 // begin finds the delivery of the message, or makes one, and notes that it is here.
@@ -238,10 +237,8 @@ func (a attempt) settle(err error) error {
 // prepare finds the place of the message and prepares the log. From here on this DelayedRetry
 // decides, so no other one tells observers.
 func (f *failed) prepare() {
-	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
-	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {
-		f.logger = f.logger.With(f.fields(f.at))
-	}
+	f.d.told, f.at = true, placeOf(f.ctx, f.d)
+	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
 // decide asks the classifiers, the policy and the budget.

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"runtime"
@@ -113,6 +114,32 @@ func TestCostOfARetry(t *testing.T) { // not parallel: it counts the allocations
 	perMessage := float64(after.Mallocs-before.Mallocs) / n
 	t.Logf("%.1f allocations for each message that fails", perMessage)
 	assert.Less(t, perMessage, float64(mostAllocations))
+}
+
+// mostHeaderBytes bounds the headers of a retry.
+const mostHeaderBytes = 400
+
+// Given a message whose handler has failed with an error of 30 bytes, when it waits, then its
+// headers of the retry take at most mostHeaderBytes.
+func TestBytesOfTheHeadersOfARetry(t *testing.T) {
+	t.Parallel()
+	s := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Hour},
+		Handle: func(*message.Message) error { return errors.New("no stock is left for the order") },
+	})
+	s.Send("order 7")
+	waiting := rig.Take(t, s.URL, s.Queue+".wait.1h")
+	own := amqp.Table{}
+	for key, value := range waiting.Headers {
+		if header.IsLive(key) {
+			own[key] = value
+			t.Logf("%s: %v", key, value)
+		}
+	}
+	size := wire.PropertiesSize(&amqp.Publishing{Headers: own}) - wire.PropertiesSize(&amqp.Publishing{})
+	t.Logf("%d headers, %d bytes", len(own), size)
+	assert.LessOrEqual(t, size, mostHeaderBytes)
+	assert.Len(t, own, 5)
 }
 
 // lane is a service. All its messages fail.
