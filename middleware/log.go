@@ -34,10 +34,10 @@ func (a *attempt) reportHandled() {
 // reportSelfSettled tells of a handler that failed and acked or nacked the message itself.
 func (f *failed) reportSelfSettled() {
 	if isAcked(f.d.msg) {
-		f.lines().Error("Handler failed after its message was acked: the message is lost and cannot "+
+		f.logger.Error("Handler failed after its message was acked: the message is lost and cannot "+
 			"be retried; remove InstantAck, and do not ack in a handler", f.cutError(), nil)
 	} else {
-		f.lines().Info("Handler failed and nacked the message itself: the message is not retried",
+		f.logger.Info("Handler failed and nacked the message itself: the message is not retried",
 			f.withError(nil))
 	}
 	if f.r.events != nil {
@@ -49,11 +49,11 @@ func (f *failed) reportSelfSettled() {
 
 func (f *failed) logInterrupted(cause error) {
 	if errors.Is(cause, context.DeadlineExceeded) {
-		f.lines().Error("Message context reached its deadline: no attempt is counted; "+
+		f.logger.Error("Message context reached its deadline: no attempt is counted; "+
 			"a Timeout middleware belongs inside DelayedRetry, not around it", f.cutError(), nil)
 		return
 	}
-	f.lines().Info("Handling was interrupted: no attempt is counted", f.withError(watermill.LogFields{
+	f.logger.Info("Handling was interrupted: no attempt is counted", f.withError(watermill.LogFields{
 		"cause": excerpt.Of(errorText(cause), maxLogBytes),
 	}))
 }
@@ -76,18 +76,18 @@ func (f *failed) reportRequeued(err *unsettledError) error {
 // refused.
 func (f *failed) logDecision(o *outcome) {
 	for _, fault := range o.faults {
-		f.lines().Error("Retry decision: "+fault.what, f.cutError(),
+		f.logger.Error("Retry decision: "+fault.what, f.cutError(),
 			watermill.LogFields{"value": valueText(fault.value)})
 	}
 	if o.overdue {
-		f.lines().Info("Message cannot be snoozed any longer: the attempt counts as a failure",
+		f.logger.Info("Message cannot be snoozed any longer: the attempt counts as a failure",
 			watermill.LogFields{"first_seen": notAfter(f.d.State.FirstSeen, o.now)})
 	}
 }
 
 // logNotKept tells of a metadata value that does not travel.
 func (f *failed) logNotKept(o *outcome, key, why string) {
-	f.lines().Error("Metadata is not kept", errors.New(why), f.with(o, watermill.LogFields{"key": key}))
+	f.logger.Error("Metadata is not kept", errors.New(why), f.with(o, watermill.LogFields{"key": key}))
 }
 
 // observeFailing tells observers of every try that failed; logHolding logs some of them.
@@ -100,13 +100,13 @@ func (f *failed) observeFailing(err error, tries int, held time.Duration) {
 }
 
 func (f *failed) logHolding(o *outcome, err error, tries int, held time.Duration) {
-	f.lines().Error("Failed message cannot be handed over, holding it",
+	f.logger.Error("Failed message cannot be handed over, holding it",
 		cutError(err, errorText(err)), f.with(o, watermill.LogFields{"tries": tries, "held": held}))
 }
 
 // reportRecovered tells of a message that was handed over after failed tries.
 func (f *failed) reportRecovered(o *outcome, tries int, held time.Duration) {
-	f.lines().Info("Failed message handed over at last",
+	f.logger.Info("Failed message handed over at last",
 		f.with(o, watermill.LogFields{"tries": tries, "held": held}))
 	if f.r.events != nil {
 		e := f.event(EventRecovered)
@@ -116,7 +116,7 @@ func (f *failed) reportRecovered(o *outcome, tries int, held time.Duration) {
 }
 
 func (f *failed) logNotHandedOver(o *outcome, err error) {
-	f.lines().Error("Failed message was not handed over: it goes back to its queue",
+	f.logger.Error("Failed message was not handed over: it goes back to its queue",
 		cutError(err, errorText(err)),
 		f.with(o, watermill.LogFields{"handler_error": excerpt.Of(f.text, maxLogBytes)}))
 }
@@ -176,7 +176,7 @@ func (f *failed) callHooks(o *outcome) {
 		}
 		dead.State.History = slices.Clone(o.state.History)
 		if value := contain(func() { hook(f.ctx, dead) }); value != nil {
-			f.lines().Error("Dead-letter hook panicked", f.cutError(),
+			f.logger.Error("Dead-letter hook panicked", f.cutError(),
 				f.with(o, watermill.LogFields{"value": valueText(value)}))
 		}
 	}
@@ -299,16 +299,24 @@ func (a *attempt) warnCalledAgain() {
 
 func first(said *atomic.Bool) bool { return said.CompareAndSwap(false, true) }
 
-// lines returns the logger of the lines about the message. The usual line goes without it,
-// because one map of fields costs less than two.
-func (f *failed) lines() watermill.LoggerAdapter {
-	if f.quiet {
-		return f.r.logger
-	}
-	return f.r.logger.With(f.fields(f.at))
+// lines logs lines about one message. The line about the outcome goes without it, because one
+// map of fields costs less than two.
+type lines struct{ of *failed }
+
+func (l lines) Error(msg string, err error, fields watermill.LogFields) {
+	l.with().Error(msg, err, fields)
 }
 
-// ownFields returns the fields of lines, or nil if no line is written.
+func (l lines) Info(msg string, fields watermill.LogFields) { l.with().Info(msg, fields) }
+
+func (l lines) with() watermill.LoggerAdapter {
+	if l.of.quiet {
+		return l.of.r.logger
+	}
+	return l.of.r.logger.With(l.of.fields(l.of.at))
+}
+
+// ownFields returns the fields of these lines, or nil if no line is written.
 func (f *failed) ownFields() watermill.LogFields {
 	if f.quiet {
 		return nil

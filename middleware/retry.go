@@ -116,11 +116,12 @@ type attempt struct {
 // failed is an attempt that did not succeed: the handler failed, or was not called.
 type failed struct {
 	attempt
-	err   error  // of the handler; nil if it was not called
-	why   error  // err, or why the handler was not called
-	text  string // of why, uncut
-	at    place
-	quiet bool // the logger drops everything
+	err    error  // of the handler; nil if it was not called
+	why    error  // err, or why the handler was not called
+	text   string // of why, uncut
+	at     place
+	logger lines
+	quiet  bool // the logger drops everything
 }
 
 // begin finds the delivery of the message, or makes one, and notes that it is here.
@@ -237,7 +238,7 @@ func (a attempt) settle(err error) error {
 // prepare finds the place of the message and prepares the log. From here on this DelayedRetry
 // decides, so no other one tells observers.
 func (f *failed) prepare() {
-	f.d.told, f.at = true, placeOf(f.ctx, f.d)
+	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), lines{f}
 	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
