@@ -221,7 +221,7 @@ func (n *RetryState) readOrigin(text func(key string) string) {
 //
 // It reads Failures, Error, Class, Handler, Reason, DeadAt, the origin and the
 // history, and for [ReasonDeadline] Deadline and DeadlineFrom. A value that does not
-// parse counts as absent, and every number is bounded.
+// parse is zero, and every number is bounded.
 func ParseDead(get func(key string) (string, bool)) (queue string, n RetryState) {
 	text := func(key string) string { v, _ := get(key); return v }
 	return text(DeadQueue), RetryState{
