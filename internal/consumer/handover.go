@@ -366,7 +366,7 @@ type kind struct {
 var (
 	live = &kind{own: header.IsLive, first: []string{header.History, header.Error}}
 	dead = &kind{
-		own: header.IsState,
+		own:   header.IsState,
 		first: []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError},
 		rest: []string{
 			wmiddleware.PoisonedTopicKey, wmiddleware.PoisonedHandlerKey,
