@@ -358,7 +358,7 @@ func (e *tooLargeError) Unwrap() error { return ErrTooLarge }
 
 // kind is a kind of message with headers of a retry.
 type kind struct {
-	own   func(key string) bool // headers of a retry, which replace those that arrived
+	own   func(key string) bool // headers of a retry, which replace the arrived ones
 	first []string              // left out first, in this order
 	rest  []string              // other headers that a retry has
 }

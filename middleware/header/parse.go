@@ -81,7 +81,7 @@ func impliedBy(history []AttemptError, failures int, snoozed time.Duration) (n R
 	if snoozed == 0 {
 		n.WaitingSince = history[last].At
 	}
-	// Before the entries of this round there may be those of earlier rounds.
+	// The entries of earlier rounds may come first.
 	if first := len(history) - failures; first >= 0 && history[first].Attempt == 1 {
 		n.FirstFailure = history[first].At
 	}
@@ -109,7 +109,7 @@ func (w *writer) count(key string, n int) {
 	}
 }
 
-// time leaves out what is implied. The header of a zero time is empty if another time is implied.
+// time leaves out the implied time. The header of a zero time is empty if another one is implied.
 func (w *writer) time(key string, t, implied time.Time) {
 	if t.Equal(implied) {
 		return
