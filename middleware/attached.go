@@ -174,8 +174,12 @@ func (d *Attached) ToldRequeued() bool { return d.toldRequeued.Load() }
 // the map.
 func (d *Attached) LogFields() watermill.LogFields { return d.logFields(d.idsThen()) }
 
+// usualFields is the number of fields of the line about a retry.
+const usualFields = 10
+
 func (d *Attached) logFields(i ids) watermill.LogFields {
-	fields := watermill.LogFields{"attempt": attemptOf(d), "message_id": i.message}
+	fields := make(watermill.LogFields, usualFields)
+	fields["attempt"], fields["message_id"] = attemptOf(d), i.message
 	if d.msg != nil {
 		fields["message_uuid"] = i.uuid
 	}
