@@ -76,7 +76,8 @@ func TestLastAttemptGoesByAllLimits(t *testing.T) {
 		"forged, negative":  {state{Failures: -1}, nil, false},
 		"forged, first in 2999": {
 			state{FirstFailure: time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)},
-			options{withMaxAge(time.Hour)}, false,
+			options{withMaxAge(time.Hour)},
+			false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

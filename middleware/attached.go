@@ -70,9 +70,10 @@ type Attached struct {
 
 	retry, outer *DelayedRetry // the innermost and the outermost around the handler
 
-	told       bool            // observers know the decision about the message
-	handedOver bool            // the broker has confirmed a copy
-	entry      context.Context // of msg when it first entered a DelayedRetry
+	told            bool            // observers know the decision about the message
+	beingHandedOver bool            // its handler has ended, and no other one begins
+	handedOver      bool            // the broker has confirmed a copy
+	entry           context.Context // of msg when it first entered a DelayedRetry
 	// The Subscriber reads these two from its own goroutine. entry is read after progress.
 	progress     atomic.Uint32
 	toldRequeued atomic.Bool
@@ -157,6 +158,10 @@ func (d *Attached) Handler() string {
 // message. Such a message must not be acked. It may be called at any time.
 func (d *Attached) Unsettled() bool { return d.progress.Load() == unsettled }
 
+// IsHandedOver reports whether DelayedRetry hands the message over, or has done so: the
+// handler has ended. A Republisher may ask while it is called for the message.
+func (d *Attached) IsHandedOver() bool { return d.beingHandedOver }
+
 // ToldRequeued reports whether a DelayedRetry has told its observers that the message goes
 // back to its queue (EventRequeued), so that the Subscriber does not repeat it. Ask after the
 // nack; it may be called at any time.
@@ -169,8 +174,12 @@ func (d *Attached) ToldRequeued() bool { return d.toldRequeued.Load() }
 // the map.
 func (d *Attached) LogFields() watermill.LogFields { return d.logFields(d.idsThen()) }
 
+// usualFields is the number of fields of the line about a retry.
+const usualFields = 10
+
 func (d *Attached) logFields(i ids) watermill.LogFields {
-	fields := watermill.LogFields{"attempt": attemptOf(d), "message_id": i.message}
+	fields := make(watermill.LogFields, usualFields)
+	fields["attempt"], fields["message_id"] = attemptOf(d), i.message
 	if d.msg != nil {
 		fields["message_uuid"] = i.uuid
 	}

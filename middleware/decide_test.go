@@ -192,7 +192,9 @@ func TestLimitsCountTheDelayThatIsGiven(t *testing.T) {
 			limits{policy: policy}, retryable, state{Deadline: noon.Add(minute - 1)}, outcome{reason: late},
 		},
 		"Snooze: in time": {
-			limits{policy: policy, maxSnooze: minute}, snoozed, state{},
+			limits{policy: policy, maxSnooze: minute},
+			snoozed,
+			state{},
 			outcome{delay: 2 * second, snoozed: true},
 		},
 		"Snooze: over its limit": {

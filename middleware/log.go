@@ -123,19 +123,19 @@ func (f *failed) logNotHandedOver(o *outcome, err error) {
 
 // reportHandedOver tells of a message of which the broker has confirmed a copy.
 func (f *failed) reportHandedOver(o *outcome) {
-	kind, fields := EventRetried, f.with(o, nil)
+	kind, fields, logger := EventRetried, f.with(o, f.ownFields()), f.r.logger
 	switch {
 	case o.state.Reason != "" && f.err == nil:
 		kind = EventDeadLettered
-		f.logger.Error("Message dead-lettered without being handled", f.cutError(), fields)
+		logger.Error("Message dead-lettered without being handled", f.cutError(), fields)
 	case o.state.Reason != "":
 		kind = EventDeadLettered
-		f.logger.Error("Message dead-lettered", f.cutError(), fields)
+		logger.Error("Message dead-lettered", f.cutError(), fields)
 	case o.snoozed:
 		kind = EventSnoozed
-		f.logger.Info("Message snoozed", f.withError(fields))
+		logger.Info("Message snoozed", f.withError(fields))
 	default:
-		f.logger.Info("Message will be retried", f.withError(fields))
+		logger.Info("Message will be retried", f.withError(fields))
 	}
 	if f.r.events != nil {
 		f.tell(f.outcomeEvent(kind, o), f.d.msg.Ack)
@@ -298,6 +298,31 @@ func (a *attempt) warnCalledAgain() {
 }
 
 func first(said *atomic.Bool) bool { return said.CompareAndSwap(false, true) }
+
+// lines logs lines about one message. The line about the outcome goes without it, because one
+// map of fields costs less than two.
+type lines struct{ of *failed }
+
+func (l lines) Error(msg string, err error, fields watermill.LogFields) {
+	l.with().Error(msg, err, fields)
+}
+
+func (l lines) Info(msg string, fields watermill.LogFields) { l.with().Info(msg, fields) }
+
+func (l lines) with() watermill.LoggerAdapter {
+	if l.of.quiet {
+		return l.of.r.logger
+	}
+	return l.of.r.logger.With(l.of.fields(l.of.at))
+}
+
+// ownFields returns the fields of these lines, or nil if no line is written.
+func (f *failed) ownFields() watermill.LogFields {
+	if f.quiet {
+		return nil
+	}
+	return f.fields(f.at)
+}
 
 // fields are the fields of each log line about the message.
 func (a *attempt) fields(at place) watermill.LogFields {

@@ -61,6 +61,7 @@ func (f *failed) handOver(o *outcome) error {
 	// A publish that has begun is finished, also if the context ends meanwhile.
 	detached := context.WithoutCancel(f.ctx)
 	tries, held := 0, time.Duration(0)
+	f.d.beingHandedOver = true
 	err := hold.Do(f.ctx, hold.Options{
 		Gone:  f.d.Gone,
 		Stop:  f.d.Closing,

@@ -228,26 +228,31 @@ func TestMetadataThatIsKept(t *testing.T) {
 			nil, map[string]string{correlation: "c-1", "tenant": "7"}, map[string]string{correlation: "c-1"},
 		},
 		"an option adds": {
-			options{keep("tenant")}, map[string]string{correlation: "c-1", "tenant": "7"},
+			options{keep("tenant")},
+			map[string]string{correlation: "c-1", "tenant": "7"},
 			map[string]string{correlation: "c-1", "tenant": "7"},
 		},
 		"two options add": {
-			options{keep("tenant"), keep("step")}, map[string]string{"tenant": "7", "step": "2"},
+			options{keep("tenant"), keep("step")},
+			map[string]string{"tenant": "7", "step": "2"},
 			map[string]string{"tenant": "7", "step": "2"},
 		},
 		"named twice": {
-			options{keep("tenant", "tenant", correlation)}, map[string]string{"tenant": "7"},
+			options{keep("tenant", "tenant", correlation)},
+			map[string]string{"tenant": "7"},
 			map[string]string{"tenant": "7"},
 		},
 		"empty": {
 			options{keep("tenant")}, map[string]string{"tenant": ""}, map[string]string{"tenant": ""},
 		},
 		"upper case is no broker's": {
-			options{keep("X-Request-ID")}, map[string]string{"X-Request-ID": "7"},
+			options{keep("X-Request-ID")},
+			map[string]string{"X-Request-ID": "7"},
 			map[string]string{"X-Request-ID": "7"},
 		},
 		"longest": {
-			options{keep("k")}, map[string]string{"k": strings.Repeat("v", 8<<10-1)},
+			options{keep("k")},
+			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 			map[string]string{"k": strings.Repeat("v", 8<<10-1)},
 		},
 		"too long with its key": {

@@ -120,7 +120,7 @@ type failed struct {
 	why    error  // err, or why the handler was not called
 	text   string // of why, uncut
 	at     place
-	logger watermill.LoggerAdapter
+	logger lines
 	quiet  bool // the logger drops everything
 }
 
@@ -238,10 +238,8 @@ func (a attempt) settle(err error) error {
 // prepare finds the place of the message and prepares the log. From here on this DelayedRetry
 // decides, so no other one tells observers.
 func (f *failed) prepare() {
-	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), f.r.logger
-	if _, f.quiet = f.logger.(watermill.NopLogger); !f.quiet {
-		f.logger = f.logger.With(f.fields(f.at))
-	}
+	f.d.told, f.at, f.logger = true, placeOf(f.ctx, f.d), lines{f}
+	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
 // decide asks the classifiers, the policy and the budget.

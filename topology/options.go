@@ -170,6 +170,7 @@ type subscriberOptions struct {
 	drainTimeout   time.Duration
 	requeue        bool
 	concurrency    int
+	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
 	// consumerTimeout of the broker; 0: not said.
@@ -253,9 +254,7 @@ func WithRequeueOnNack() SubscriberOption {
 // of the queue. Each message is acked, snoozed or given back independently of the others. n
 // goroutines may call the handler at once.
 //
-// The broker is asked to send at least n messages ahead: a smaller Consume.Qos.PrefetchCount is
-// raised to n, a larger one stays. So up to n messages, or as many as are prefetched, are in
-// memory, and are unacked when the connection ends: then all of them are delivered again.
+// The broker sends at least n messages ahead; see WithPrefetch.
 //
 // After a lost connection, handlers that still run with a message of the old connection count: no
 // more than n run at any time. Close waits for all n at once, for at most the drain timeout.
@@ -270,6 +269,41 @@ func WithConcurrency(n int) SubscriberOption {
 			"WithConcurrency: %d is not within 1 and %d, the largest prefetch of AMQP",
 			n, maxPrefetch)
 	}
+}
+
+// WithPrefetch lets the broker send n messages of each Subscribe ahead. From 1 to 65535; a
+// number below WithConcurrency is raised to it.
+//
+// A failed message frees its place for the next handler when its copy is written. It stays
+// unacked until the broker has confirmed the copy. So the prefetch bounds how many copies may
+// be on their way. With n equal to WithConcurrency a failed message keeps its place until the
+// confirm: no other handler starts before. All unacked messages are in memory. They are
+// delivered again when the connection ends, so a killed process may leave n duplicates.
+//
+// Default: Consume.Qos.PrefetchCount if it is above 1. The 1 of watermill-amqp's constructors
+// stands for 16, or twice WithConcurrency if that is more. It falls to WithConcurrency, with a
+// line in the log, when a message waits for its handler longer than a quarter of the broker's
+// consumer timeout.
+func WithPrefetch(n int) SubscriberOption {
+	return func(o *subscriberOptions) error {
+		o.prefetch = n
+		return refuse(n < 1 || n > maxPrefetch,
+			"WithPrefetch: %d is not within 1 and %d, the largest prefetch of AMQP", n, maxPrefetch)
+	}
+}
+
+// defaultPrefetch is the least that is taken for watermill-amqp's prefetch of 1. See decision 38.
+const defaultPrefetch = 16
+
+// prefetchOr returns the prefetch, and who has chosen it. qos is the user's.
+func (o *subscriberOptions) prefetchOr(qos int) (int, consumer.PrefetchBy) {
+	switch {
+	case o.prefetch > 0:
+		return max(o.prefetch, o.concurrency), consumer.ByOption
+	case qos > 1 || o.requeue: // an instance of watermill-amqp must read what is given back
+		return max(qos, o.concurrency), consumer.ByQos
+	}
+	return min(max(defaultPrefetch, 2*o.concurrency), maxPrefetch), consumer.ByLibrary
 }
 
 // WithHandlerWarning logs, once for each message, that its handler has had it for longer than d.

@@ -321,12 +321,14 @@ func (p *Publisher) delayed(
 		}
 	}
 	headers := state.Headers(queue)
+	// Versions before v0.1.0 take the last exchange for the origin if no header names it.
+	headers[header.OriginRoutingKey] = queue
 	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
 		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = consumer.NormalPriority
 	}
 	composed := wire.Publishing(&arrived, header.IsState, headers)
-	if err := consumer.FitWaiting(&composed, headers, p.frame, route.Hops); err != nil {
+	if err := consumer.FitWaiting(&composed, p.frame, route.Hops); err != nil {
 		return err
 	}
 	publish := func() error {

@@ -199,11 +199,12 @@ func (s *Subscriber) newSubscription(
 		logger: logger,
 	}
 	waits.Redeclare = again.redeclare
+	prefetch, by := o.prefetchOr(s.cfg.prefetch)
 	return consumer.New(ctx, s.stop, consumer.Config{
 		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
 		Decode: s.cfg.unmarshal,
 		Consume: consumer.Consume{
-			Concurrency: o.concurrency, Prefetch: s.cfg.prefetch, Tag: s.cfg.consumer,
+			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
 		Waits: waits, Prepare: source.prepare, CanStore: source.canStore,

@@ -37,8 +37,8 @@ func Open(
 //
 // It uses these fields of cfg: Connection (if its URL is empty, the client's), Marshaler,
 // Exchange, Queue, QueueBind, Consume and TopologyBuilder, which declares the queue as before.
-// Each Subscribe has one consumer on its own channel, so Qos.Global makes no difference. A
-// PrefetchCount below WithConcurrency is raised to it. cfg is not written to.
+// Each Subscribe has one consumer on its own channel, so Qos.Global makes no difference.
+// WithPrefetch says how PrefetchCount counts. cfg is not written to.
 //
 // NewSubscriber refuses a configuration that could lose messages, and names every problem:
 //   - NoRequeueOnNack;

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,13 @@ type work struct {
 	queue    string
 	delay    time.Duration // between the attempts
 	inFlight int
+	prefetch int // 0: prefetch, or twice inFlight if that is more
 	handle   func(body []byte) error
 	settled  func(body []byte) // handled or handed over, and about to be acked
 }
+
+// ahead returns the number of messages that the broker sends ahead.
+func (w work) ahead() int { return cmp.Or(w.prefetch, max(prefetch, 2*w.inFlight)) }
 
 // service handles a queue until it is stopped.
 type service struct {
@@ -60,7 +65,7 @@ func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 func serveWith(
 	ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter,
 ) (*service, error) {
-	cfg := consumerConfig(b.node.URL(), max(prefetch, 2*w.inFlight))
+	cfg := consumerConfig(b.node.URL(), w.ahead())
 	policy := backoff.List{w.delay}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
 	if err != nil {
@@ -157,7 +162,7 @@ func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := ch.Qos(max(prefetch, 2*w.inFlight), 0, false); err != nil {
+	if err := ch.Qos(w.ahead(), 0, false); err != nil {
 		return fail(err)
 	}
 	deliveries, err := ch.Consume(w.queue, "raw", false, false, false, false, nil)
@@ -295,8 +300,8 @@ func serveRetry(ctx context.Context, b *broker, w work) (*service, error) {
 func serveHandlers(
 	ctx context.Context, b *broker, w work, m message.HandlerMiddleware,
 ) (*service, error) {
-	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), max(prefetch/w.inFlight, 2)),
-		watermill.NopLogger{})
+	ahead := cmp.Or(w.prefetch, max(prefetch/w.inFlight, 2))
+	sub, err := wamqp.NewSubscriber(consumerConfig(b.node.URL(), ahead), watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}

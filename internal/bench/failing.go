@@ -91,10 +91,10 @@ func (l *lane) empty() error {
 func (b *bench) failing(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 8, 64}, func(inFlight int) ([]result, error) {
 		entries := []contender{
-			{millpond, serveMillpond, 1},
-			{raw, serveRaw, 1},
-			{wmDefault, serveWatermill(0), 0.3},
-			{wmPooled, serveWatermill(inFlight), 1},
+			{name: millpond, start: serveMillpond, share: max(1, 4/float64(inFlight)), prefetch: prefetch},
+			{name: raw, start: serveRaw, share: 1, prefetch: prefetch},
+			{name: wmDefault, start: serveWatermill(0), share: 0.3},
+			{name: wmPooled, start: serveWatermill(inFlight), share: 1},
 		}
 		return b.failingWith(ctx, "failing", float64(inFlight), inFlight, usual, entries)
 	})
@@ -102,22 +102,27 @@ func (b *bench) failing(ctx context.Context) ([]result, error) {
 
 // contender is a service in a contest. A slow one gets only a share of the messages.
 type contender struct {
-	name  string
-	start serveFunc
-	share float64
+	name     string
+	start    serveFunc
+	share    float64
+	prefetch int // as in work
 }
 
 func (b *bench) failingWith(
 	ctx context.Context, group string, x float64, inFlight int, of load, contenders []contender,
 ) (results []result, err error) {
 	n := 600 * min(inFlight, 4)
+	if group == "pipelined" { // no entry but one waits for confirms
+		n = 6000
+	}
 	if of.bytes > 100_000 {
 		n = max(n/20, inFlight)
 	}
 	c := contest{group: group, x: x, rounds: b.rounds}
 	for _, one := range contenders {
 		l, err := b.newLane(ctx, one.start, work{
-			inFlight: inFlight, delay: time.Hour, handle: func([]byte) error { return errFailed },
+			inFlight: inFlight, prefetch: one.prefetch, delay: time.Hour,
+			handle: func([]byte) error { return errFailed },
 		})
 		defer func() { err = errors.Join(err, l.end()) }()
 		if err != nil {
@@ -149,6 +154,8 @@ func (b *bench) healthyWith(ctx context.Context, inFlight int) (results []result
 	}{
 		{millpond, serveMillpond, 8000, true},
 		{millpondNoFailures, serveMillpond, 8000, false},
+		{rawPipelined, serveRawPipelined, 8000, true},
+		{rawPipelinedNoFailures, serveRawPipelined, 8000, false},
 		{raw, serveRaw, 8000, true},
 		{rawNoFailures, serveRaw, 8000, false},
 		{wmRetry, serveRetry, 20 * inFlight, true},

@@ -55,7 +55,9 @@ var (
 		{"success", (*bench).success},
 		{"publish", (*bench).publish},
 		{"failing", (*bench).failing},
+		{"pipelined", (*bench).pipelined},
 		{"healthy", (*bench).healthy},
+		{"consuming", (*bench).consuming},
 		{"late", (*bench).late},
 		{"memory", (*bench).memory},
 	}

@@ -22,7 +22,9 @@ const (
 )
 
 // bothHands are the contenders of a scale.
-var bothHands = []contender{{millpond, serveMillpond, 1}, {raw, serveRaw, 1}}
+var bothHands = []contender{
+	{name: millpond, start: serveMillpond, share: 1}, {name: raw, start: serveRaw, share: 1},
+}
 
 func (b *bench) scaleInFlight(ctx context.Context) ([]result, error) {
 	return scale([]int{1, 2, 4, 8, 16, 32, 64, 128, 256}, func(n int) ([]result, error) {

@@ -14,6 +14,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -51,6 +52,7 @@ type Group struct {
 
 	guard guard
 	turns turns
+	held  atomic.Int64 // hand-overs that cannot be stored now
 }
 
 // Config describes the queue of a Subscription and its ways. A field needs a value unless its
@@ -80,11 +82,26 @@ type Config struct {
 
 // Consume are the settings of the AMQP consumer.
 type Consume struct {
-	Concurrency, Prefetch int
-	Tag                   string // Default: a random one
-	Exclusive, NoLocal    bool
-	Arguments             amqp.Table
+	Concurrency        int
+	Prefetch           int // not less than Concurrency
+	PrefetchBy         PrefetchBy
+	Tag                string // Default: a random one
+	Exclusive, NoLocal bool
+	Arguments          amqp.Table
 }
+
+// PrefetchBy says who has chosen the prefetch.
+type PrefetchBy int
+
+// The values of PrefetchBy.
+const (
+	// ByLibrary is lowered to the concurrency when handlers are slow.
+	ByLibrary PrefetchBy = iota
+	// ByQos is logged when it limits the rate.
+	ByQos
+	// ByOption is kept without a word.
+	ByOption
+)
 
 // Waits says where the messages of one queue wait and where its dead letters go. It is only
 // read.

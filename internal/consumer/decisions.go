@@ -66,6 +66,7 @@ func (d *delivery) snoozed() header.RetryState {
 // are told after the broker: by settled, which may be nil.
 func (d *delivery) settle(holding string, handOver func(context.Context) error, settled func()) {
 	tries, held := 0, time.Duration(0)
+	d.decided = true
 	err := hold.Do(d.ctx, hold.Options{
 		Stop:  d.Closing,
 		Until: d.HoldUntil,

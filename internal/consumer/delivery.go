@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -27,20 +28,21 @@ type delivery struct {
 	raw         amqp.Delivery
 	ctx         context.Context // the message's; done when it is settled or stale
 
+	place   standing
+	alone   bool              // the crash guard tries it alone: it keeps its place and its turn
+	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
 	astray  *Route            // where a message of another queue goes on; see misled
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
 // or after another durable copy is confirmed, and otherwise gives it back.
-func (s *Subscription) process(c *consumer, a arrival) {
-	d, end := s.newDelivery(c, a)
-	defer end()
+func (s *Subscription) process(d *delivery) {
 	if d.astray != nil {
 		d.sendOn()
 		return
 	}
-	if a.turn != nil && d.isolated() {
+	if d.alone && d.isolated() {
 		return
 	}
 	if d.remaining() > 0 {
@@ -67,7 +69,7 @@ func (s *Subscription) process(c *consumer, a arrival) {
 	case <-d.ctx.Done():
 		return
 	}
-	// A stale message keeps its slot until its handler has ended, so that no more handlers
+	// A stale message keeps its place until its handler has ended, so that no more handlers
 	// run at once than the user asked for.
 	select {
 	case <-msg.Acked():
@@ -100,6 +102,7 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Closing = s.stop.Done()
 	d.Given = s.cfg.Waits.Given
 	d.Source = d
+	d.pending.Written = d
 	get := func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
 		return text, ok
@@ -195,20 +198,38 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
-	if err := d.on.settle(func() error { return d.raw.Ack(false) }); err != nil {
+	if err := d.on.ack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
 func (d *delivery) giveBack() {
-	if err := d.on.settle(func() error { return d.raw.Nack(false, true) }); err != nil {
+	if err := d.on.giveBack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 
-// settle sends an ack or a nack, in one system call with those sent at the same time.
-func (c *consumer) settle(send func() error) (err error) {
-	c.conn.Together(func() { err = send() })
+// ack acks a delivery, together with those that are ready to be acked at the same time. It
+// returns when the ack is written, or is left to another goroutine that is about to write.
+func (c *consumer) ack(tag uint64) (err error) {
+	if c.acks.want(tag, c.flushAcks) {
+		c.conn.Together(func() {
+			runtime.Gosched() // others add their acks
+			err = c.acks.flush()
+		})
+	}
+	return err
+}
+
+// flushAcks writes the acks that wait. It fails only if the channel is gone; see ack of delivery.
+func (c *consumer) flushAcks() {
+	c.conn.Together(func() { _ = c.acks.flush() })
+}
+
+// giveBack gives a delivery back to its queue.
+func (c *consumer) giveBack(tag uint64) (err error) {
+	c.conn.Together(func() { err = c.ch.Nack(tag, false, true) })
+	c.acks.nacked(tag)
 	return err
 }
 

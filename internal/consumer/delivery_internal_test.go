@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -149,4 +150,36 @@ func TestPriorityOfAMessageThatWaits(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Given a message whose own headers leave no room for the history, when it waits, then the values
+// that would follow from the history have their own headers.
+func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	theirs := strings.Repeat("x", waitingRoom(131072, 1).bytes-1000)
+	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{
+		RoutingKey: "orders", Headers: amqp.Table{"theirs": theirs},
+	})
+	state := header.RetryState{
+		Failures: 40, FirstSeen: noon, FirstFailure: noon, WaitingSince: noon.Add(39 * time.Second),
+		Delay: time.Second, Error: strings.Repeat("e", 200), Class: header.ClassRetryable,
+		OriginRoutingKey: "orders",
+	}
+	for i := range state.Failures {
+		state.History = append(state.History, header.AttemptError{
+			Attempt: i + 1, At: noon.Add(time.Duration(i) * time.Second), Class: state.Class,
+			Error: state.Error, Delay: "1s",
+		})
+	}
+	written := state
+	_, msg, err := d.waiting(noon, time.Second, &written)
+	require.NoError(t, err)
+	got := header.Parse("orders", func(key string) (string, bool) {
+		text, ok := msg.Headers[key].(string)
+		return text, ok
+	})
+	state.History = nil
+	require.Equal(t, state, got)
+	require.Equal(t, theirs, msg.Headers["theirs"])
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -116,23 +117,38 @@ func (d *delivery) waiting(
 		state.NotBefore = now.Add(delay)
 		d.sub.logRounds(delay, route.Delay)
 	}
-	headers := state.Headers(d.Queue)
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
-	if value := waits.Via.header(d, failed, lastRound); value != "" {
-		headers[header.Via] = value
-	}
+	via := waits.Via.header(d, failed, lastRound)
 	lowered := waits.SortsPriorities && d.raw.Priority > NormalPriority
 	if lowered {
-		headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
 		d.sub.logLowered(d.raw.Priority)
 	}
-	msg, err := d.compose(header.IsLive, headers, state.Metadata, liveShrinking,
-		waitingRoom(d.sub.cfg.Frame, route.Hops))
+	msg, err := d.compose(live, state.Metadata, waitingRoom(d.sub.cfg.Frame, route.Hops),
+		func(headers amqp.Table, whole bool) {
+			told := *state
+			if !whole { // other headers take the place of the history
+				told.History = nil
+			}
+			told.EachHeader(d.Queue, func(key, value string) { headers[key] = value })
+			if !waits.straightBack() {
+				headers[header.OriginRoutingKey] = state.OriginRoutingKey
+			}
+			if via != "" {
+				headers[header.Via] = via
+			}
+			if lowered {
+				headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
+			}
+		})
 	if lowered {
 		msg.Priority = NormalPriority
 	}
 	return route, msg, err
 }
+
+// straightBack reports whether messages come back through the default exchange. Then versions
+// before v0.1.0 find the origin of a message without its headers, too.
+func (w *Waits) straightBack() bool { return len(w.KeyKept) == 0 && w.Via.Through == "" }
 
 // deadLetter publishes a copy of the delivery to the dead-letter queue and waits for the
 // confirm.
@@ -166,13 +182,17 @@ func (d *delivery) earlier(ctx context.Context) (settled bool, err error) {
 func (d *delivery) dead(
 	subscriber string, state header.RetryState,
 ) (msg *amqp.Publishing, alone bool) {
-	headers := state.DeadHeaders(d.Queue)
-	headers[wmiddleware.ReasonForPoisonedKey] = headers[header.DeadError]
-	headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
-	headers[wmiddleware.PoisonedHandlerKey] = state.Handler
-	headers[wmiddleware.PoisonedSubscriberKey] = subscriber
-	msg, err := d.compose(header.IsState, headers, state.Metadata, deadShrinking,
-		deadRoom(d.sub.cfg.Frame))
+	msg, err := d.compose(dead, state.Metadata, deadRoom(d.sub.cfg.Frame),
+		func(headers amqp.Table, _ bool) {
+			own := state.DeadHeaders(d.Queue)
+			for key, value := range own {
+				headers[key] = value
+			}
+			headers[wmiddleware.ReasonForPoisonedKey] = own[header.DeadError]
+			headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
+			headers[wmiddleware.PoisonedHandlerKey] = state.Handler
+			headers[wmiddleware.PoisonedSubscriberKey] = subscriber
+		})
 	if err != nil {
 		return d.bare(state.Reason)
 	}
@@ -199,24 +219,35 @@ func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool)
 	return msg, true
 }
 
-// compose returns the delivery with headers, and with the metadata that travels beside it.
-// It leaves out as much as does not fit into r: first what fit leaves out, then all metadata.
+// compose returns the delivery with the headers that write adds, and with the metadata that
+// travels beside it. If they do not fit into r, it leaves out the history, then what k.fit leaves
+// out, and then all metadata.
 func (d *delivery) compose(
-	drop func(string) bool, headers, metadata map[string]string, order []string, r room,
+	k *kind, metadata map[string]string, r room, write func(headers amqp.Table, whole bool),
 ) (*amqp.Publishing, error) {
-	composed := wire.Publishing(&d.raw, drop, headers)
-	msg := &composed
-	for key, value := range metadata {
-		// A header that a handler only read keeps its type.
-		if arrived, ok := d.raw.Headers[key]; ok && wire.Text(arrived) != value || !ok && value != "" {
-			msg.Headers[key] = value
+	for whole := true; ; whole = false {
+		composed := wire.Publishing(&d.raw, k.own, nil)
+		msg := &composed
+		write(msg.Headers, whole)
+		for key, value := range metadata {
+			// A header that a handler only read keeps its type.
+			arrived, ok := d.raw.Headers[key]
+			if ok && wire.Text(arrived) != value || !ok && value != "" {
+				msg.Headers[key] = value
+			}
 		}
+		err := r.check(msg)
+		if err != nil && whole {
+			continue
+		}
+		if err != nil {
+			err = k.fit(msg, r)
+		}
+		if err != nil && len(metadata) > 0 {
+			return d.compose(k, nil, r, write)
+		}
+		return msg, err
 	}
-	err := fit(msg, headers, order, r)
-	if err != nil && len(metadata) > 0 {
-		return d.compose(drop, headers, nil, order, r)
-	}
-	return msg, err
 }
 
 // publish publishes msg on a route and waits for the confirm. If the broker says that a part
@@ -227,6 +258,7 @@ func (d *delivery) publish(
 ) error {
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
+		d.sub.places.hold(&d.place)
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
 			err = d.send(ctx, route, msg, alone)
 		}
@@ -235,6 +267,17 @@ func (d *delivery) publish(
 		context.AfterFunc(d.ctx, d.pending.Release)
 	}
 	return err
+}
+
+// AfterWrite lets the next handler start, because the copy of this delivery is written. A
+// suspect of the crash guard keeps its place. So does a message whose handler may still run,
+// because it called Republish itself, and the message of a probe.
+func (d *delivery) AfterWrite() {
+	if (d.decided || d.IsHandedOver()) && !d.alone && !d.on.probing {
+		if d.sub.places.written(&d.place) {
+			d.sub.noteNarrow()
+		}
+	}
 }
 
 func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
@@ -313,11 +356,23 @@ func (e *tooLargeError) Error() string {
 
 func (e *tooLargeError) Unwrap() error { return ErrTooLarge }
 
-// The order in which headers of a retry are left out if the message's own headers leave too
-// little room: history, error, and then all but the essential ones.
+// kind is a kind of message with headers of a retry.
+type kind struct {
+	own   func(key string) bool // headers of a retry, which replace the arrived ones
+	first []string              // left out first, in this order
+	rest  []string              // other headers that a retry has
+}
+
 var (
-	liveShrinking = []string{header.History, header.Error}
-	deadShrinking = []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError}
+	live = &kind{own: header.IsLive, first: []string{header.History, header.Error}}
+	dead = &kind{
+		own:   header.IsState,
+		first: []string{header.DeadHistory, wmiddleware.ReasonForPoisonedKey, header.DeadError},
+		rest: []string{
+			wmiddleware.PoisonedTopicKey, wmiddleware.PoisonedHandlerKey,
+			wmiddleware.PoisonedSubscriberKey,
+		},
+	}
 )
 
 // essential are the headers without which a message cannot be retried.
@@ -328,25 +383,25 @@ var essential = map[string]bool{
 }
 
 // FitWaiting leaves headers of a retry out of a message that waits until the message fits
-// into a frame. headers are the headers of the retry in msg.
-func FitWaiting(msg *amqp.Publishing, headers map[string]string, frame, hops int) error {
-	return fit(msg, headers, liveShrinking, waitingRoom(frame, hops))
+// into a frame.
+func FitWaiting(msg *amqp.Publishing, frame, hops int) error {
+	return live.fit(msg, waitingRoom(frame, hops))
 }
 
-// fit leaves out headers of a retry until properties and headers fit into r. It never cuts
-// other headers.
-func fit(msg *amqp.Publishing, headers map[string]string, order []string, r room) error {
+// fit leaves out headers of a retry until properties and headers fit into r: the first ones in
+// their order, and then all but the essential ones. It never cuts other headers.
+func (k *kind) fit(msg *amqp.Publishing, r room) error {
 	if r.check(msg) == nil {
 		return nil
 	}
-	for _, key := range order {
+	for _, key := range k.first {
 		delete(msg.Headers, key)
 		if r.check(msg) == nil {
 			return nil
 		}
 	}
-	for key := range headers {
-		if !essential[key] {
+	for key := range msg.Headers {
+		if k.own(key) && !essential[key] || slices.Contains(k.rest, key) {
 			delete(msg.Headers, key)
 		}
 	}

@@ -23,33 +23,50 @@ type arrival struct {
 // are taken: the broker's consumer timeout and its delivery limit do not wait for a slot.
 func (s *Subscription) receive(c *consumer) []arrival {
 	var in intake
-	var quiet <-chan time.Time
+	var quiet, slow <-chan time.Time
 	if c.probing {
 		ticker := time.NewTicker(quietProbe)
 		defer ticker.Stop()
 		quiet = ticker.C
 	}
+	if every := s.slowCheck(c); every > 0 {
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		slow = ticker.C
+	}
 	for {
-		var slots chan<- struct{}
-		if in.ready.len() > 0 {
-			slots = s.slots
+		var start, freed <-chan struct{}
+		switch {
+		case in.ready.len() == 0:
+		case s.places.areFree():
+			start = always
+		default:
+			freed = s.places.freed
 		}
+		c.acks.backlog.Store(int32(in.ready.len()))
 		select {
 		case raw, ok := <-c.deliveries:
 			if !ok { // the channel is closed, or the broker has cancelled the consumer
 				c.ended = true
 				return in.rest()
 			}
+			c.acks.arrived(raw.DeliveryTag)
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
-		case slots <- struct{}{}:
+		case <-start:
+			s.places.take()
 			s.wg.Add(1)
 			c.inFlight.Add(1)
 			s.workers.give(task{c, in.ready.pop()})
+		case <-freed:
 		case <-in.turn():
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
-			if in.ready.len()+in.suspects.len()+len(s.slots) == 0 { // else the probe is undecided
+			if in.ready.len()+in.suspects.len() == 0 && s.places.areEmpty() { // else the probe is undecided
 				s.outage.quiet(quietProbe)
+			}
+		case <-slow:
+			if s.waitsTooLong(c, &in) {
+				return in.rest()
 			}
 		case <-c.enough:
 			return in.rest()
@@ -93,22 +110,32 @@ func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
 	}
 }
 
-// take takes one delivery to its end and frees its slot. It calls idle if its goroutine can
+// take takes one delivery to its end and frees its place. It calls idle if its goroutine can
 // take the next delivery.
 func (s *Subscription) take(t task, idle func()) {
+	d, end := s.newDelivery(t.from, t.arrival)
+	d.place.at, d.alone = inPlace, t.turn != nil
 	returned := false
 	defer func() {
+		end()
 		t.turn.leave()
 		if returned { // a marshaler may have ended the goroutine
 			idle()
 		}
-		<-s.slots
+		s.places.leave(&d.place)
 		t.from.inFlight.Done()
 		s.wg.Done()
 	}()
-	s.process(t.from, t.arrival)
+	s.process(d)
 	returned = true
 }
+
+// always is a channel from which a receive never waits.
+var always = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // release ends a consumer. Deliveries that have not begun go back at once. The channel is
 // closed when the messages in progress are settled.
@@ -128,6 +155,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 				rest <- a
 			}
 			for raw := range c.deliveries {
+				c.acks.arrived(raw.DeliveryTag)
 				rest <- arrival{raw: raw, at: time.Now()}
 			}
 		}()
@@ -138,6 +166,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 			within(goodbyeTimeout, func() { _ = c.ch.Close() })
 		}
 		c.inFlight.Wait()
+		c.flushAcks()
 		within(goodbyeTimeout, func() { _ = c.ch.Close() })
 	}()
 }
@@ -183,7 +212,7 @@ func (s *Subscription) putAllBack(c *consumer, rest <-chan arrival) {
 		case <-limit:
 			go func() { // until the broker answers, or the channel ends
 				for a := range rest {
-					_ = c.settle(func() error { return a.raw.Nack(false, true) })
+					_ = c.giveBack(a.raw.DeliveryTag)
 				}
 			}()
 			return

@@ -36,7 +36,7 @@ type Subscription struct {
 	base   context.Context // done: draining is over; parent of every message's context
 	cancel context.CancelFunc
 
-	slots   chan struct{}  // one for each message in progress
+	places  *places        // of the messages in progress
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
 
@@ -44,6 +44,8 @@ type Subscription struct {
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
 
+	slow     bool      // handlers are: the prefetch is as low as it can be
+	narrow   sync.Once // logged that the prefetch leaves no room for hand-overs
 	rounding rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
@@ -59,6 +61,7 @@ type consumer struct {
 	deliveries <-chan amqp.Delivery
 	ctx        context.Context // done when the channel is closed
 	inFlight   sync.WaitGroup
+	acks       acks
 
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
@@ -79,7 +82,7 @@ func New(ctx, stop context.Context, cfg Config) *Subscription {
 		out:  make(chan *message.Message),
 		stop: own, base: base,
 		cancel: func() { unlink(); cancelStop(); cancelBase() },
-		slots:  make(chan struct{}, cfg.Consume.Concurrency),
+		places: newPlaces(cfg.Consume.Concurrency, &cfg.Group.held),
 		inHand: inHand{have: map[*delivery]held{}},
 	}
 	s.workers = newWorkers(s.take)
@@ -148,9 +151,12 @@ func (s *Subscription) begin(probing bool) (*consumer, error) {
 
 func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*consumer, error) {
 	cfg := &s.cfg.Consume
-	prefetch := max(cfg.Prefetch, cfg.Concurrency)
-	if probing {
+	prefetch := cfg.Prefetch
+	switch {
+	case probing:
 		prefetch = 1
+	case s.slow:
+		prefetch = cfg.Concurrency
 	}
 	ch, err := conn.Channel()
 	if err != nil {
@@ -183,7 +189,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
 		hold: s.hold(limits.ConsumerTimeout), probing: probing,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
-		cancelled: make(chan struct{}),
+		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
 	go func() {
 		s.endedBy(c, <-closed)

@@ -94,6 +94,52 @@ func (s *Subscription) logHandler(d *delivery, held held, now time.Time) {
 		})
 }
 
+// slowCheck returns how often to look for deliveries that wait too long for a handler; 0 for
+// never.
+func (s *Subscription) slowCheck(c *consumer) time.Duration {
+	cfg := &s.cfg.Consume
+	if s.slow || c.probing || cfg.PrefetchBy != ByLibrary || cfg.Prefetch <= cfg.Concurrency {
+		return 0
+	}
+	return min(max(c.hold/16, time.Millisecond), time.Minute)
+}
+
+// waitsTooLong reports whether a delivery has waited for its handler for a quarter of the time
+// that it may be held. The prefetch is as low as possible from then on, because otherwise the
+// broker's consumer timeout would take deliveries back whose handlers have not begun (F16).
+func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
+	if in.ready.len() == 0 || s.outage.active.Load() || s.cfg.Group.held.Load() > 0 {
+		return false
+	}
+	waited := time.Since(in.ready.items[in.ready.first].at)
+	if waited < c.hold/4 {
+		return false
+	}
+	s.slow = true
+	s.logger.Info("Messages wait long for their handler in this process: no more are taken from the "+
+		"queue than handlers run; name a prefetch with topology.WithPrefetch to keep it",
+		watermill.LogFields{
+			"waited": waited, "prefetch_before": s.cfg.Consume.Prefetch,
+			"prefetch": s.cfg.Consume.Concurrency,
+		})
+	return true
+}
+
+// noteNarrow logs once that the prefetch leaves no delivery to handle while the copy of a
+// failed message waits for its confirm.
+func (s *Subscription) noteNarrow() {
+	cfg := &s.cfg.Consume
+	if cfg.PrefetchBy != ByQos || cfg.Prefetch > cfg.Concurrency {
+		return
+	}
+	s.narrow.Do(func() {
+		s.logger.Info("The prefetch limits the rate: a failed message frees its place for the next "+
+			"one, but the broker sends none before the confirm; set Consume.Qos.PrefetchCount above "+
+			"topology.WithConcurrency, or leave it 1",
+			watermill.LogFields{"prefetch": cfg.Prefetch, "concurrency": cfg.Concurrency})
+	})
+}
+
 // maxAsked bounds the list of delays that a warning names.
 const maxAsked = 16
 

@@ -111,6 +111,9 @@ func (p *Publisher) PublishFor(
 	if err != nil {
 		return err
 	}
+	if pending != nil && pending.Written != nil {
+		pending.Written.AfterWrite()
+	}
 	return p.outcome(ctx, &s, pending)
 }
 

@@ -11,6 +11,10 @@ import (
 // is published beside it. The zero value remembers none. Release may be called at any time. The
 // other methods, and publishing, are for one goroutine at a time.
 type Pending struct {
+	// Written is told when PublishFor has written the message, before it waits for the confirm.
+	// Default: none is told.
+	Written interface{ AfterWrite() }
+
 	sent atomic.Pointer[sent]
 	// refused says that the broker has closed the channel on which the message was published.
 	// The message may have been the reason.

@@ -35,6 +35,9 @@ var neverRepublished = map[string]bool{
 	"BCC":                    true,
 }
 
+// usualNotes is the number of headers for which Publishing leaves room at least. A retry has six.
+const usualNotes = 6
+
 // Publishing returns the delivery as it arrived, with notes among its headers. Body, properties
 // and typed headers are untouched, with these exceptions: the headers above and those for which
 // drop returns true are left out. So is the user id, because the broker refuses another user's
@@ -42,7 +45,7 @@ var neverRepublished = map[string]bool{
 func Publishing(
 	d *amqp.Delivery, drop func(header string) bool, notes map[string]string,
 ) amqp.Publishing {
-	headers := make(amqp.Table, len(d.Headers)+len(notes)+1)
+	headers := make(amqp.Table, len(d.Headers)+max(len(notes)+1, usualNotes))
 	for key, value := range d.Headers {
 		if !neverRepublished[key] && !drop(key) {
 			headers[key] = value

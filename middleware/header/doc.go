@@ -5,7 +5,10 @@
 // writes and [Parse] reads. They count only on the queue that wrote them, which
 // [Queue] names. Elsewhere the message starts at attempt 1.
 //
-//	millpond-queue: orders   millpond-failures: 2   millpond-error: no stock   …
+//	millpond-queue: orders   millpond-failures: 1   millpond-delay: 5s
+//	millpond-history: [{"attempt":1,"at":"2026-03-01T12:00:00Z","error":"no stock",…}]
+//
+// A value that follows from the history or from other headers has no header.
 //
 // A dead letter carries other headers in their place, which [RetryState.DeadHeaders]
 // writes and [ParseDead] reads. So a dead letter that any tool moves back starts at
@@ -14,5 +17,5 @@
 //	millpond-dead-queue: orders   millpond-dead-reason: exhausted   …
 //
 // Every client that may publish to a queue may write these headers, too. A value
-// that does not parse counts as absent, and every number and length is bounded.
+// that does not parse is zero, and every number and length is bounded.
 package header

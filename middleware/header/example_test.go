@@ -152,3 +152,22 @@ func ExampleRetryState_DeadHeaders() {
 	// longest error in the history: 256
 	// highest count: 1000000
 }
+
+// The headers of a message that has failed once, as a tool for tests would write them. The
+// history says when, and with which error.
+func ExampleRetryState_EachHeader() {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	state := header.RetryState{
+		Failures: 1, FirstFailure: at, FirstSeen: at, WaitingSince: at, Delay: 5 * time.Second,
+		Error: "no stock", OriginRoutingKey: "orders",
+		History: []header.AttemptError{{Attempt: 1, At: at, Error: "no stock"}},
+	}
+	state.EachHeader("orders", func(key, value string) { fmt.Println(key, value) })
+	fmt.Println(len(state.Headers("orders")), "headers")
+	// Output:
+	// millpond-queue orders
+	// millpond-history [{"attempt":1,"at":"2026-03-01T12:00:00Z","error":"no stock"}]
+	// millpond-failures 1
+	// millpond-delay 5s
+	// 4 headers
+}

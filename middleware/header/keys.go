@@ -3,7 +3,7 @@ package header
 // Keys of the live headers, of a message that waits or returns. All values are
 // strings: times are RFC 3339 with nanoseconds in UTC, durations as Go prints them,
 // numbers decimal. No key begins with "x-", because headers exchanges ignore such
-// keys (broker fact F8).
+// keys (broker fact F8). docs/wire.md says which value a missing header has.
 const (
 	// Queue names the queue to which the live headers belong. On any other queue
 	// they are dropped.

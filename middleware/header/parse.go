@@ -1,7 +1,6 @@
 package header
 
 import (
-	"encoding/json"
 	"errors"
 	"strconv"
 	"strings"
@@ -18,29 +17,122 @@ const (
 	maxTraceparentBytes = 128
 )
 
-// Headers returns the live headers of a message that belongs to queue. Zero values
-// are left out.
+// Headers returns the live headers of a message that belongs to queue. It leaves out the values
+// that Parse finds without their header: zero values, the default exchange with queue as the
+// origin, and values that follow from the history.
 func (n RetryState) Headers(queue string) map[string]string {
-	h := make(map[string]string, len(liveKeys))
-	h[Queue], h[OriginExchange], h[OriginRoutingKey] = queue, n.OriginExchange, n.OriginRoutingKey
-	putCount(h, Failures, n.Failures)
-	putCount(h, Interruptions, n.Interruptions)
-	putTime(h, FirstSeen, n.FirstSeen)
-	putTime(h, FirstFailure, n.FirstFailure)
-	putTime(h, NotBefore, n.NotBefore)
-	putTime(h, Deadline, n.Deadline)
-	putString(h, DeadlineFrom, n.DeadlineFrom)
-	putTime(h, WaitingSince, n.WaitingSince)
-	putString(h, Traceparent, traceparent(n.Traceparent))
-	putDelay(h, Delay, n.Delay)
-	putDelay(h, Snoozed, n.Snoozed)
-	if n.Inner {
-		h[Inner] = "true"
-	}
-	putString(h, Error, excerpt.Of(n.Error, MaxErrorBytes))
-	putString(h, ErrorClass, string(n.Class))
-	putString(h, History, encodeHistory(n.History))
+	h := make(map[string]string, 8)
+	n.EachHeader(queue, func(key, value string) { h[key] = value })
 	return h
+}
+
+// EachHeader calls put for each header that Headers returns.
+func (n *RetryState) EachHeader(queue string, put func(key, value string)) {
+	put(Queue, queue)
+	if n.OriginExchange != "" {
+		put(OriginExchange, n.OriginExchange)
+	}
+	if n.OriginExchange != "" || n.OriginRoutingKey != queue {
+		put(OriginRoutingKey, n.OriginRoutingKey)
+	}
+	if n.Inner {
+		put(Inner, "true")
+	}
+	if n.DeadlineFrom != "" {
+		put(DeadlineFrom, n.DeadlineFrom)
+	}
+	if span := traceparent(n.Traceparent); span != "" {
+		put(Traceparent, span)
+	}
+	var room [512]byte
+	text, history := appendHistory(room[:0], n.History)
+	w := writer{text: text}
+	if len(text) > 0 {
+		w.end(History)
+	}
+	implied := impliedBy(history, n.Failures, n.Snoozed)
+	if text := excerpt.Of(n.Error, MaxErrorBytes); text != implied.Error {
+		put(Error, text)
+	}
+	if n.Class != implied.Class {
+		put(ErrorClass, string(n.Class))
+	}
+	w.count(Failures, n.Failures)
+	w.count(Interruptions, n.Interruptions)
+	w.time(FirstFailure, n.FirstFailure, implied.FirstFailure)
+	w.time(FirstSeen, n.FirstSeen, n.FirstFailure)
+	w.time(WaitingSince, n.WaitingSince, implied.WaitingSince)
+	w.time(NotBefore, n.NotBefore, time.Time{})
+	w.time(Deadline, n.Deadline, time.Time{})
+	w.delay(Delay, n.Delay)
+	w.delay(Snoozed, n.Snoozed)
+	w.flush(put)
+}
+
+// impliedBy returns the state that follows from the history of a message. Another value has its
+// own header. The history says nothing if its entry of the last failure is missing.
+func impliedBy(history []AttemptError, failures int, snoozed time.Duration) (n RetryState) {
+	last := len(history) - 1
+	if failures <= 0 || last < 0 || history[last].Attempt != failures {
+		return n
+	}
+	n.Error = excerpt.Of(history[last].Error, MaxEntryErrorBytes)
+	n.Class = parseClass(string(history[last].Class))
+	if snoozed == 0 {
+		n.WaitingSince = history[last].At
+	}
+	// The entries of earlier rounds may come first.
+	if first := len(history) - failures; first >= 0 && history[first].Attempt == 1 {
+		n.FirstFailure = history[first].At
+	}
+	return n
+}
+
+// writer writes headers into one text, which costs one allocation for all.
+type writer struct {
+	text []byte
+	keys [10]string
+	ends [10]int // in text
+	n    int
+}
+
+// end ends the value of a header.
+func (w *writer) end(key string) {
+	w.keys[w.n], w.ends[w.n] = key, len(w.text)
+	w.n++
+}
+
+func (w *writer) count(key string, n int) {
+	if n > 0 {
+		w.text = strconv.AppendInt(w.text, int64(n), 10)
+		w.end(key)
+	}
+}
+
+// time leaves out the implied time. The header of a zero time is empty if another one is implied.
+func (w *writer) time(key string, t, implied time.Time) {
+	if t.Equal(implied) {
+		return
+	}
+	if !t.IsZero() {
+		w.text = t.UTC().AppendFormat(w.text, time.RFC3339Nano)
+	}
+	w.end(key)
+}
+
+func (w *writer) delay(key string, d time.Duration) {
+	if d > 0 {
+		w.text = append(w.text, d.String()...)
+		w.end(key)
+	}
+}
+
+func (w *writer) flush(put func(key, value string)) {
+	text, begin := string(w.text), 0
+	for i := range w.n {
+		put(w.keys[i], text[begin:w.ends[i]])
+		begin = w.ends[i]
+	}
 }
 
 // DeadHeaders returns the headers of a dead letter of queue, which replace the live
@@ -57,7 +149,8 @@ func (n RetryState) DeadHeaders(queue string) map[string]string {
 	putString(h, DeadHandler, n.Handler)
 	putString(h, DeadError, excerpt.Of(n.Error, MaxErrorBytes))
 	putString(h, DeadClass, string(n.Class))
-	putString(h, DeadHistory, encodeHistory(n.History))
+	history, _ := appendHistory(nil, n.History)
+	putString(h, DeadHistory, string(history))
 	if n.Reason == ReasonDeadline {
 		putTime(h, DeadDeadline, n.Deadline)
 		putString(h, DeadDeadlineFrom, n.DeadlineFrom)
@@ -68,38 +161,48 @@ func (n RetryState) DeadHeaders(queue string) map[string]string {
 // Parse reads the state of a message that was consumed from queue. get looks up a
 // header and reports whether it is there.
 //
-// The live headers count only if they name queue. Of the headers of a dead letter,
-// on a message that was moved back, only the history and the origin count. A value
-// that does not parse counts as absent, and every number is bounded.
+// The live headers count only if they name queue. A value without a header follows from the
+// history. Of the headers of a dead letter, on a message that was moved back, only the history
+// and the origin count. A value that does not parse is zero, and every number is bounded.
 func Parse(queue string, get func(key string) (string, bool)) RetryState {
 	var n RetryState
 	text := func(key string) string { v, _ := get(key); return v }
-	n.History = decodeHistory(text(DeadHistory))
 	if owner, live := get(Queue); !live || owner != queue {
+		n.History = decodeHistory(text(DeadHistory))
 		if owner, dead := get(DeadQueue); dead && owner == queue {
 			n.readOrigin(text)
 		}
 		return n
 	}
 	n.readOrigin(text)
+	if _, known := get(OriginRoutingKey); !known && n.OriginExchange == "" {
+		n.OriginRoutingKey = queue
+	}
 	n.Failures = parseCount(text(Failures))
 	n.Interruptions = parseCount(text(Interruptions))
-	n.FirstSeen = parseTime(text(FirstSeen))
-	n.FirstFailure = parseTime(text(FirstFailure))
 	n.NotBefore = parseTime(text(NotBefore))
 	n.Deadline = parseTime(text(Deadline))
 	n.DeadlineFrom = deadlineFrom(text(DeadlineFrom))
-	n.WaitingSince = parseTime(text(WaitingSince))
 	n.Traceparent = traceparent(text(Traceparent))
 	n.Delay = parseDelay(text(Delay))
 	n.Snoozed = parseDelay(text(Snoozed))
 	n.Inner = text(Inner) == "true"
-	n.Error = text(Error)
-	n.Class = parseClass(text(ErrorClass))
+	n.History = decodeHistory(text(History))
+	implied := impliedBy(n.History, n.Failures, n.Snoozed)
+	n.FirstFailure = parseTimeOr(get, FirstFailure, implied.FirstFailure)
+	n.FirstSeen = parseTimeOr(get, FirstSeen, n.FirstFailure)
+	n.WaitingSince = parseTimeOr(get, WaitingSince, implied.WaitingSince)
+	n.Error, n.Class = implied.Error, implied.Class
+	if text, ok := get(Error); ok {
+		n.Error = text
+	}
+	if text, ok := get(ErrorClass); ok {
+		n.Class = parseClass(text)
+	}
 	// The headers of a dead letter stay on a message that was moved back. Its live
 	// history begins with their history.
-	if live := decodeHistory(text(History)); len(live) > 0 {
-		n.History = live
+	if len(n.History) == 0 {
+		n.History = decodeHistory(text(DeadHistory))
 	}
 	return n
 }
@@ -118,7 +221,7 @@ func (n *RetryState) readOrigin(text func(key string) string) {
 //
 // It reads Failures, Error, Class, Handler, Reason, DeadAt, the origin and the
 // history, and for [ReasonDeadline] Deadline and DeadlineFrom. A value that does not
-// parse counts as absent, and every number is bounded.
+// parse is zero, and every number is bounded.
 func ParseDead(get func(key string) (string, bool)) (queue string, n RetryState) {
 	text := func(key string) string { v, _ := get(key); return v }
 	return text(DeadQueue), RetryState{
@@ -143,52 +246,9 @@ func ParseReplays(get func(key string) (string, bool)) int {
 	return parseCount(text)
 }
 
-// encodeHistory returns the newest entries that fit MaxHistoryBytes, as JSON.
-func encodeHistory(entries []AttemptError) string {
-	size, first := len("[]"), len(entries)
-	parts := make([]string, len(entries))
-	for first > 0 {
-		e := entries[first-1]
-		e.Error = excerpt.Of(e.Error, MaxEntryErrorBytes)
-		e.Handler = excerpt.Of(e.Handler, MaxEntryErrorBytes)
-		e.At = e.At.UTC()
-		text, err := json.Marshal(e)
-		if err != nil { // a year past 9999: drop this entry and all older ones
-			break
-		}
-		if size += len(text) + len(","); size > MaxHistoryBytes {
-			break
-		}
-		first--
-		parts[first] = string(text)
-	}
-	if first == len(entries) {
-		return ""
-	}
-	return "[" + strings.Join(parts[first:], ",") + "]"
-}
-
-// decodeHistory reads the text of encodeHistory, and any other text as no history.
-func decodeHistory(text string) []AttemptError {
-	if text == "" || len(text) > MaxHistoryBytes {
-		return nil
-	}
-	var entries []AttemptError
-	if json.Unmarshal([]byte(text), &entries) != nil {
-		return nil
-	}
-	return entries
-}
-
 func putString(h map[string]string, key, value string) {
 	if value != "" {
 		h[key] = value
-	}
-}
-
-func putCount(h map[string]string, key string, n int) {
-	if n > 0 {
-		h[key] = strconv.Itoa(n)
 	}
 }
 
@@ -198,13 +258,12 @@ func putTime(h map[string]string, key string, t time.Time) {
 	}
 }
 
-func putDelay(h map[string]string, key string, d time.Duration) {
-	if d > 0 {
-		h[key] = d.String()
-	}
-}
+// Most headers are absent. The parsers below return early, because an error costs allocations.
 
 func parseTime(s string) time.Time {
+	if s == "" {
+		return time.Time{}
+	}
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {
 		return time.Time{}
@@ -212,7 +271,18 @@ func parseTime(s string) time.Time {
 	return t
 }
 
+// parseTimeOr returns a time without a header as implied.
+func parseTimeOr(get func(string) (string, bool), key string, implied time.Time) time.Time {
+	if text, ok := get(key); ok {
+		return parseTime(text)
+	}
+	return implied
+}
+
 func parseDelay(s string) time.Duration {
+	if s == "" {
+		return 0
+	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {
 		return 0
@@ -221,6 +291,9 @@ func parseDelay(s string) time.Duration {
 }
 
 func parseCount(s string) int {
+	if s == "" {
+		return 0
+	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	// On overflow ParseInt returns the greatest or least int64.
 	if err != nil && !errors.Is(err, strconv.ErrRange) {

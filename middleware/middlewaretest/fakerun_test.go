@@ -67,11 +67,15 @@ func TestRun(t *testing.T) {
 			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s", 11 * time.Second,
 		},
 		"the age is the sum of the delays": {
-			endless, []middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)}, failing(20),
+			endless,
+			[]middleware.Option{middleware.WithMaxAge(24*time.Hour + time.Minute)},
+			failing(20),
 			"handled after 21 attempts, delays" + strings.Repeat(" 1h0m0s", 20), 20 * time.Hour,
 		},
 		"the age is reached": {
-			endless, []middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)}, failing(-1),
+			endless,
+			[]middleware.Option{middleware.WithMaxAge(2*time.Hour + time.Minute)},
+			failing(-1),
 			"dead-lettered (max_age) after 3 attempts, delays 1h0m0s 1h0m0s", 2 * time.Hour,
 		},
 		"nacked by the handler, with an error": {
@@ -291,8 +295,10 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 10s", 15 * time.Second,
 		},
 		"the age is the sum of the delays given": {
-			backoff.Constant{Interval: time.Second, Retries: 9}, middlewaretest.WaitSteps(4 * time.Minute),
-			[]middleware.Option{tenMinutes}, order(),
+			backoff.Constant{Interval: time.Second, Retries: 9},
+			middlewaretest.WaitSteps(4 * time.Minute),
+			[]middleware.Option{tenMinutes},
+			order(),
 			"dead-lettered (max_age) after 3 attempts, delays 1s 1s, given 4m0s 4m0s", 8 * time.Minute,
 		},
 		"a message without a delivery": {

@@ -168,7 +168,8 @@ type journal struct {
 	returned   bool
 	unanswered int // publishes the client has given up
 	confirms   int
-	acks       int
+	open       map[wirePlace][]uint64 // deliveries that are not settled
+	acks       int                    // deliveries that were acked
 	handled    int
 	excused    int      // acks of other messages
 	early      []string // acks that came before their confirm
@@ -194,6 +195,7 @@ func (j *journal) watch(s side, proxy *testbroker.Proxy) {
 	defer j.mu.Unlock()
 	if j.proxies == nil {
 		j.proxies, j.tags = map[side]*testbroker.Proxy{}, map[wirePlace]uint64{}
+		j.open = map[wirePlace][]uint64{}
 	}
 	j.proxies[s] = proxy
 	proxy.Tap(func(seen testbroker.Seen) testbroker.Fault { return j.look(s, seen) })
@@ -252,13 +254,28 @@ func (j *journal) passed(s side, seen testbroker.Seen) {
 			j.confirms++
 		}
 		j.publish = wirePlace{}
+	case s == consuming && method == frame.BasicDeliver:
+		_, rest := frame.TakeShort(seen.Args())
+		j.open[at] = append(j.open[at], binary.BigEndian.Uint64(rest))
+	case s == consuming && seen.Up && method == frame.BasicNack:
+		j.settled(at, seen)
 	case s == consuming && seen.Up && method == frame.BasicAck:
-		j.acks++
+		j.acks += j.settled(at, seen)
 		if j.acks > j.confirms+j.handled+j.excused {
 			j.early = append(j.early, fmt.Sprintf("ack %d after %d confirms and %d successes",
 				j.acks, j.confirms, j.handled))
 		}
 	}
+}
+
+// settled ends the deliveries that an ack or a nack names, and returns their number. j.mu is held.
+func (j *journal) settled(at wirePlace, seen testbroker.Seen) int {
+	tag, multiple := binary.BigEndian.Uint64(seen.Args()), seen.Args()[8]&1 == 1
+	before := len(j.open[at])
+	j.open[at] = slices.DeleteFunc(j.open[at], func(open uint64) bool {
+		return open == tag || multiple && open < tag
+	})
+	return before - len(j.open[at])
 }
 
 // count adds one to a number of the journal: handled right before the handler returns nil, excused

@@ -49,7 +49,7 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 	r.Send("blocked")
 	rig.Fill(t, r.URL, r.Queue, more)
 	rig.WaitFor(t, "all to run at once", func() bool { return handlers.Now() == n })
-	require.Equal(t, more+1-n, r.Depth(""), "as many as there are places are prefetched")
+	require.Equal(t, more+1-2*n, r.Depth(""), "twice as many as there are places are prefetched")
 	close(together)
 	rig.WaitFor(t, "the others to be handled", func() bool {
 		return handlers.Distinct() == more+1 && handlers.Now() == 1
@@ -71,7 +71,7 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 func TestPrefetchFollowsConcurrency(t *testing.T) {
 	t.Parallel()
 	const messages = 60
-	for _, c := range []struct{ concurrency, prefetch, unacked int }{{8, 1, 8}, {2, 50, 50}} {
+	for _, c := range []struct{ concurrency, prefetch, unacked int }{{8, 1, 16}, {16, 1, 32}, {8, 4, 8}, {2, 50, 50}} {
 		t.Run(fmt.Sprintf("%d in flight, prefetch %d", c.concurrency, c.prefetch), func(t *testing.T) {
 			t.Parallel()
 			handlers, free := rig.NewBusy(), make(chan struct{})
@@ -160,7 +160,7 @@ func TestNoMoreHandlersAcrossReconnects(t *testing.T) {
 	rig.WaitFor(t, "all places to be taken", func() bool { return handlers.Now() == n })
 	proxy.Cut()
 	rig.WaitFor(t, "the second consumer", func() bool { return r.Logs.Said("Consuming") == 2 })
-	rig.WaitFor(t, "the next deliveries", func() bool { return depth("") == messages-n })
+	rig.WaitFor(t, "the next deliveries", func() bool { return depth("") == messages-2*n })
 	require.Equal(t, n, handlers.Peak(), "handlers of both connections")
 	close(free)
 	for cut := 1; cut <= 3; cut++ {

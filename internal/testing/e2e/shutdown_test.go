@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -238,6 +239,9 @@ type sigterm struct {
 	// before waits for the moment of the signal, after for the service's next step.
 	before, after   func(s *service, sub, pub *testbroker.Proxy)
 	queued, waiting int // messages in the queue and in the wait queue afterwards
+	// both: the message behind it is handled, too. Default: no handler receives it.
+	both   bool
+	behind string // the message behind it, if both
 }
 
 func isHeader(seen testbroker.Seen) bool  { return seen.Up && seen.Kind() == frame.KindHeader }
@@ -289,6 +293,25 @@ var sigterms = map[string]sigterm{
 	},
 	"waiting for the confirm, which does not come": {
 		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s"}, queued: 1, waiting: 1,
+	},
+	"waiting for two confirms, which come": {
+		body: "fail", at: isConfirm, after: thawPublisher, waiting: 2,
+		env: []string{serviceAhead + "=1"}, both: true,
+		before: says("handling fail behind it"),
+	},
+	"waiting for two confirms, which do not come": {
+		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s", serviceAhead + "=1"},
+		both: true, queued: 2, waiting: 2,
+		before: says("handling fail behind it"),
+	},
+	"waiting for a confirm, while the next handler runs": {
+		body: "fail", behind: "slow", at: isConfirm, env: []string{serviceAhead + "=1"}, both: true,
+		before: says("handling slow"),
+		after: func(s *service, _, pub *testbroker.Proxy) {
+			s.await("handled slow")
+			pub.Freeze(false)
+		},
+		waiting: 1,
 	},
 	"holding, as there is no connection to publish on": {
 		body: "fail", env: []string{serviceConfirm + "=1s"}, unreachable: true,
@@ -351,8 +374,13 @@ func (c sigterm) run(t *testing.T, url string) {
 		cutOff(pub)
 	}
 	rig.Publish(t, url, "", queue, rig.Message(c.body))
+	if c.both { // both are there before the confirm of the first could be late
+		rig.Publish(t, url, "", queue, rig.Message(cmp.Or(c.behind, "fail behind it")))
+	}
 	s.await("handling " + c.body)
-	rig.Publish(t, url, "", queue, rig.Message("behind it"))
+	if !c.both {
+		rig.Publish(t, url, "", queue, rig.Message("behind it"))
+	}
 	rig.Await(t, frozen)
 	if c.before != nil {
 		c.before(s, sub, pub)
@@ -371,13 +399,17 @@ func (c sigterm) run(t *testing.T, url string) {
 	}
 
 	found := map[string]int{}
-	for range c.queued + 1 { // and the message behind it, which no handler received
+	left := c.queued
+	if !c.both { // and the message behind it, which no handler received
+		left++
+	}
+	for range left {
 		msg := rig.Take(t, url, queue)
 		found[string(msg.Body)]++
 		require.NotContains(t, msg.Headers, header.Failures, "an attempt was burned")
 	}
-	require.Equal(t, 1, found["behind it"], "%v", found)
-	require.Equal(t, c.queued, found[c.body], "%v", found)
+	require.Equal(t, left-c.queued, found["behind it"], "%v", found)
+	require.Equal(t, c.queued, found[c.body]+found["fail behind it"], "%v", found)
 	require.Zero(t, testbroker.Depth(t, url, queue))
 	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
 	for range c.waiting {
@@ -395,6 +427,7 @@ const (
 	serviceDrain     = "MILLPOND_TEST_SERVICE_DRAIN"
 	serviceClose     = "MILLPOND_TEST_SERVICE_CLOSE"
 	serviceCancels   = "MILLPOND_TEST_SERVICE_CANCELS" // SIGTERM cancels Run's context
+	serviceAhead     = "MILLPOND_TEST_SERVICE_AHEAD"   // a copy is on its way behind the next handler
 )
 
 // service is the parent's side of a service in its own process.
@@ -485,7 +518,11 @@ func isService(t *testing.T) bool {
 			topology.WithLogger(teller{}), confirm)
 	})
 	sub := rig.Connect(t, func() (*topology.Subscriber, error) {
-		return client.NewSubscriber(cfg, topology.ForPolicy(policy), drain)
+		options := []topology.SubscriberOption{topology.ForPolicy(policy), drain}
+		if os.Getenv(serviceAhead) == "" {
+			options = append(options, topology.WithPrefetch(1))
+		}
+		return client.NewSubscriber(cfg, options...)
 	})
 	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithLogger(teller{}))
 	require.NoError(t, err)
@@ -526,10 +563,10 @@ func serve(msg *message.Message) error {
 	body := string(msg.Payload)
 	fmt.Println("handling", body)
 	begun := closing
-	switch body {
-	case "fail":
+	switch {
+	case strings.HasPrefix(body, "fail"):
 		return rig.ErrFailed
-	case "stuck":
+	case body == "stuck":
 		begun = nil
 	}
 	select {

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// The entries of the contests with one handler.
+const (
+	rawPipelined           = "raw, pipelined"
+	rawPipelinedNoFailures = "raw, pipelined, nothing fails"
+	wmSubscriber           = "watermill-amqp Subscriber"
+	wmSubscriberAsIs       = "watermill-amqp Subscriber, default Qos"
+	wmRouter               = "watermill router, in memory"
+)
+
+// prefetches are the steps of the contests with one handler.
+var prefetches = []int{16, 64, 256}
+
+// pipelined lets every message of one handler fail. No entry waits for a confirm in the handler.
+func (b *bench) pipelined(ctx context.Context) ([]result, error) {
+	return scale(prefetches, func(n int) ([]result, error) {
+		return b.failingWith(ctx, "pipelined", float64(n), 1, usual, []contender{
+			{millpond, serveMillpond, 1, n},
+			{rawPipelined, serveRawPipelined, 1, n},
+			{raw, serveRaw, 0.1, n},
+		})
+	})
+}
+
+// consuming lets one handler handle messages that do not fail.
+func (b *bench) consuming(ctx context.Context) ([]result, error) {
+	const messages = 12_000
+	return scale(prefetches, func(n int) (results []result, err error) {
+		c := contest{group: "consuming", x: float64(n), rounds: b.rounds}
+		for _, one := range []contender{
+			{millpond, serveMillpond, 1, n},
+			{raw, serveRaw, 1, n},
+			{rawPipelined, serveRawPipelined, 1, n},
+			{wmSubscriber, serveOnly, 1, n},
+			{wmSubscriberAsIs, serveOnly, 0.2, 1},
+		} {
+			l, err := b.newLane(ctx, one.start, work{
+				inFlight: 1, prefetch: one.prefetch, delay: time.Hour,
+				handle: func([]byte) error { return nil },
+			})
+			defer func() { err = errors.Join(err, l.end()) }()
+			if err != nil {
+				return nil, err
+			}
+			n := int(messages * one.share)
+			c.entries = append(c.entries, entry{one.name, func(ctx context.Context) (values, error) {
+				return l.batch(ctx, n, n, usual)
+			}})
+		}
+		c.entries = append(c.entries, entry{wmRouter, func(ctx context.Context) (values, error) {
+			return b.inMemory(ctx, messages)
+		}})
+		return c.hold(ctx, b)
+	})
+}
+
+// serveOnly uses watermill-amqp's Subscriber without any middleware for failures.
+func serveOnly(ctx context.Context, b *broker, w work) (*service, error) {
+	return serveHandlers(ctx, b, w, func(h message.HandlerFunc) message.HandlerFunc { return h })
+}
+
+// inMemory measures what Watermill's router takes with its own Pub/Sub in memory.
+func (b *bench) inMemory(ctx context.Context, n int) (values, error) {
+	pubsub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
+	ended := make(chan struct{})
+	left := n
+	stop, err := route(ctx, func(router *message.Router) {
+		router.AddConsumerHandler("handler", "topic", pubsub, func(*message.Message) error {
+			if left--; left == 0 { // the Pub/Sub sends the next message after the ack
+				close(ended)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	body := usual.numbered(0).Body
+	measured, err := b.measured(n, func() error {
+		for range n {
+			if err := pubsub.Publish("topic", message.NewMessage("", body)); err != nil {
+				return err
+			}
+		}
+		<-ended
+		return nil
+	})
+	return measured, errors.Join(err, stop(), pubsub.Close())
+}
+
+// handed is a delivery whose copy is on its way, or a handled one.
+type handed struct {
+	delivery amqp.Delivery
+	confirm  *amqp.DeferredConfirmation // nil if the message was handled
+}
+
+// serveRawPipelined is serveRaw with handlers that do not wait for confirms. One goroutine awaits
+// them in their order, and acks all deliveries that are settled with one ack.
+func serveRawPipelined(_ context.Context, b *broker, w work) (*service, error) {
+	wait := w.queue + ".raw.wait"
+	if err := errors.Join(b.declare(w.queue, quorum),
+		b.declareWait(wait, w.queue, w.delay)); err != nil {
+		return nil, err
+	}
+	consuming, err := amqp.Dial(b.node.URL())
+	if err != nil {
+		return nil, err
+	}
+	publisher, err := dialRaw(b.node.URL(), w.ahead())
+	if err != nil {
+		return nil, errors.Join(err, consuming.Close())
+	}
+	fail := func(err error) (*service, error) {
+		return nil, errors.Join(err, consuming.Close(), publisher.close())
+	}
+	ch, err := consuming.Channel()
+	if err != nil {
+		return fail(err)
+	}
+	if err := ch.Qos(w.ahead(), 0, false); err != nil {
+		return fail(err)
+	}
+	deliveries, err := ch.Consume(w.queue, "raw", false, false, false, false, nil)
+	if err != nil {
+		return fail(err)
+	}
+	sent, problem := make(chan handed, w.ahead()), make(chan error, 2)
+	// One goroutine, as a delivery must not be acked together with an earlier one that is open.
+	go func() {
+		defer close(sent)
+		problem <- func() error {
+			for d := range deliveries {
+				one := handed{delivery: d}
+				if w.handle(d.Body) != nil {
+					confirm, err := publisher.ch.PublishWithDeferredConfirm("", wait, true, false, again(&d))
+					if err != nil {
+						return err
+					}
+					one.confirm = confirm
+				}
+				sent <- one
+			}
+			return nil
+		}()
+	}()
+	go func() { problem <- publisher.settle(sent, w.settled) }()
+	return &service{waits: []string{wait}, stop: func() error {
+		return errors.Join(ch.Cancel("raw", false), <-problem, <-problem, consuming.Close(),
+			publisher.close())
+	}}, nil
+}
+
+// settle awaits the confirms in their order. It acks when the next confirm is still open.
+func (p *rawPublisher) settle(sent <-chan handed, settled func([]byte)) error {
+	for one := range sent {
+		for next, open := one, true; open; {
+			one = next
+			if one.confirm != nil && !one.confirm.Wait() {
+				return errors.New("not confirmed")
+			}
+			settled(one.delivery.Body)
+			select {
+			case next, open = <-sent:
+				if open && next.confirm != nil && !isDone(next.confirm) {
+					if err := p.ackAll(one); err != nil {
+						return err
+					}
+				}
+			default:
+				open = false
+			}
+		}
+		if err := p.ackAll(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func isDone(c *amqp.DeferredConfirmation) bool {
+	select {
+	case <-c.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// ackAll acks a delivery and all before it, if none of the copies was returned.
+func (p *rawPublisher) ackAll(last handed) error {
+	select {
+	case r := <-p.returns:
+		return fmt.Errorf("returned: %s", r.ReplyText)
+	default:
+	}
+	return last.delivery.Ack(true)
+}

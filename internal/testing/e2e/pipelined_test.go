@@ -1,0 +1,291 @@
+package e2e_test
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// ahead is a service with one handler. Its copies are published through a proxy of their own.
+type ahead struct {
+	*rig.Service
+	t         *testing.T
+	url       string // past the proxies
+	sub, pub  *testbroker.Proxy
+	handlers  *rig.Busy
+	handOvers *rig.HandOvers
+}
+
+// startAhead starts a service all of whose messages fail, unless its handler says otherwise.
+func startAhead(t *testing.T, prefetch, concurrency int, handle message.NoPublishHandlerFunc) *ahead {
+	t.Helper()
+	url := testbroker.URL(t)
+	a := &ahead{
+		t: t, url: url, sub: testbroker.NewProxy(t, url), pub: testbroker.NewProxy(t, url),
+		handlers: rig.NewBusy(), handOvers: &rig.HandOvers{},
+	}
+	if handle == nil {
+		handle = rig.Fail
+	}
+	a.pub.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
+	a.Service = rig.Start(t, rig.Config{
+		URL: a.sub.URL(), PublisherURL: a.pub.URL(), AdminURL: url, Policy: backoff.List{time.Hour},
+		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
+		SubscriberOptions: []topology.SubscriberOption{
+			topology.WithPrefetch(prefetch), topology.WithConcurrency(concurrency),
+		},
+		ClientOptions: []topology.Option{topology.WithConfirmTimeout(5 * time.Second)},
+		RetryOptions:  []middleware.Option{middleware.WithObserver(a.handOvers)},
+		Handle: func(msg *message.Message) error {
+			defer a.handlers.Enter(string(msg.Payload))()
+			return handle(msg)
+		},
+	})
+	return a
+}
+
+func (a *ahead) depth(suffix string) int { return testbroker.Depth(a.t, a.url, a.Queue+suffix) }
+
+// requireAllWait requires that each of n messages waits, and at most so many of them twice.
+func (a *ahead) requireAllWait(n, twice int) {
+	a.t.Helper()
+	rig.WaitFor(a.t, "every message to wait", func() bool {
+		return a.handlers.Distinct() == n && a.depth("") == 0 && a.depth(".wait.1h") >= n
+	})
+	a.Stop()
+	require.Zero(a.t, a.depth(""), "unacked messages come back when the service ends")
+	copies, waiting := map[string]int{}, a.depth(".wait.1h")
+	require.LessOrEqual(a.t, waiting, n+twice)
+	for range waiting {
+		copies[string(rig.Take(a.t, a.url, a.Queue+".wait.1h").Body)]++
+	}
+	require.Len(a.t, copies, n, "lost")
+	require.Zero(a.t, a.depth(".dlq"))
+}
+
+// Given one handler, when the confirms of failed messages do not come, then the next messages are
+// handled meanwhile, until a confirm is late. Nothing is acked, and no observer is told, before the
+// confirms.
+func TestAFailedMessageFreesItsPlaceBeforeItsConfirm(t *testing.T) {
+	t.Parallel()
+	const prefetch, messages = 5, 12
+	a := startAhead(t, prefetch, 1, nil)
+	a.pub.HoldConfirms(true)
+	rig.Fill(t, a.url, a.Queue, messages)
+	rig.WaitFor(t, "copies of more than one message", func() bool { return a.depth(".wait.1h") > 1 })
+	require.Equal(t, 1, a.handlers.Peak(), "one handler at a time")
+	require.Equal(t, messages-prefetch, a.depth(""), "nothing is acked")
+	require.Zero(t, a.handOvers.Succeeded(), "no observer is told")
+	a.pub.HoldConfirms(false)
+	a.requireAllWait(messages, 0)
+	require.Equal(t, messages, a.handOvers.Succeeded())
+}
+
+// Given a prefetch as large as the number of handlers, when a confirm does not come, then no
+// other message is handled.
+func TestPrefetchOfOneRestoresOneAtATime(t *testing.T) {
+	t.Parallel()
+	a := startAhead(t, 1, 1, nil)
+	a.pub.HoldConfirms(true)
+	rig.Fill(t, a.url, a.Queue, 3)
+	rig.WaitFor(t, "a copy without a confirm", func() bool { return a.depth(".wait.1h") == 1 })
+	var still rig.Stillness
+	rig.WaitFor(t, "nothing else to happen", func() bool { return still.Look(a.depth("") != 2) })
+	require.Equal(t, 1, a.handlers.Total())
+	a.pub.HoldConfirms(false)
+	a.requireAllWait(3, 0)
+}
+
+// Given several copies that are written and not confirmed, when a connection ends or stops at that
+// moment, then nothing is lost. Only copies whose outcome was unknown exist twice, so no more than
+// the prefetch.
+func TestFaultsBehindAFreedPlace(t *testing.T) {
+	t.Parallel()
+	const prefetch, messages = 8, 30
+	heal := func(a *ahead) { a.pub.HoldConfirms(false) }
+	rig.Each(t, map[string]func(*ahead){
+		"the publishing connection ends": func(a *ahead) { a.pub.Cut(); heal(a) },
+		"the consuming connection ends":  func(a *ahead) { a.sub.Cut(); heal(a) },
+		"both connections end":           func(a *ahead) { a.pub.Cut(); a.sub.Cut(); heal(a) },
+		"the publishing connection stops": func(a *ahead) {
+			a.pub.Freeze(true)
+			heal(a)
+			rig.WaitFor(a.t, "the copies to be held", func() bool { return a.handOvers.AtLeast(1, 1) })
+			a.pub.Freeze(false)
+		},
+		"the broker is out of reach": func(a *ahead) {
+			cutOff(a.pub)
+			cutOff(a.sub)
+			heal(a)
+			a.AwaitLine("Cannot reconnect to RabbitMQ")
+			a.pub.Refuse(false)
+			a.sub.Refuse(false)
+		},
+	}, func(t *testing.T, fault func(*ahead)) {
+		a := startAhead(t, prefetch, 1, nil)
+		a.pub.HoldConfirms(true)
+		rig.Fill(t, a.url, a.Queue, messages)
+		rig.WaitFor(t, "copies without confirms", func() bool { return a.depth(".wait.1h") > 1 })
+		fault(a)
+		a.requireAllWait(messages, prefetch)
+	})
+}
+
+// Given a service under load, when failed messages cannot be stored, then its handlers stop: no
+// more start than run at once, beside those whose copies were on their way. The memory of the
+// outage is bounded, because no more messages than the prefetch are in the process. With
+// MILLPOND_LONG the outage lasts a minute.
+func TestHandlersStopDuringAnOutage(t *testing.T) {
+	t.Parallel()
+	const concurrency, prefetch, before, messages = 3, 12, 100, 150
+	lasting := 5 * time.Second
+	if os.Getenv("MILLPOND_LONG") != "" {
+		lasting = time.Minute
+	}
+	for name, c := range map[string]struct {
+		begin, end func(*ahead)
+		most       int // handlers that start during the outage
+	}{
+		"there is no connection": {
+			func(a *ahead) { cutOff(a.pub) }, func(a *ahead) { a.pub.Refuse(false) },
+			concurrency + prefetch,
+		},
+		"no confirm comes": {
+			func(a *ahead) { a.pub.HoldConfirms(true) }, func(a *ahead) { a.pub.HoldConfirms(false) },
+			prefetch,
+		},
+		"nothing is read": {
+			func(a *ahead) { a.pub.Freeze(true) }, func(a *ahead) { a.pub.Freeze(false) }, prefetch,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out atomic.Bool
+			var during atomic.Int64
+			a := startAhead(t, prefetch, concurrency, func(msg *message.Message) error {
+				if out.Load() {
+					during.Add(1)
+				}
+				return rig.ErrFailed
+			})
+			rig.Fill(t, a.url, a.Queue, before)
+			rig.WaitFor(t, "some to wait", func() bool { return a.depth(".wait.1h") > 10 })
+			c.begin(a)
+			out.Store(true)
+			for i := range messages - before {
+				rig.Publish(t, a.url, "", a.Queue, rig.Message(fmt.Sprint("during ", i)))
+			}
+			a.AwaitLine("Failed message cannot be handed over")
+			begun := time.Now()
+			rig.WaitFor(t, "the outage to last", func() bool {
+				ready, waiting := a.depth(""), a.depth(".wait.1h")
+				require.LessOrEqual(t, messages-ready-waiting, prefetch, "in the process")
+				return time.Since(begun) > lasting
+			})
+			require.LessOrEqual(t, int(during.Load()), c.most, "handlers have started")
+			out.Store(false)
+			c.end(a)
+			a.requireAllWait(messages, prefetch)
+		})
+	}
+}
+
+// Given handlers that are slower than the prefetch allows, when messages have waited long for
+// their handler, then the prefetch falls, so that the broker's consumer timeout takes no message
+// back. A prefetch that the user has named stays.
+func TestPrefetchFallsForSlowHandlers(t *testing.T) {
+	t.Parallel()
+	const messages = 12
+	for _, named := range []bool{false, true} {
+		t.Run(fmt.Sprintf("named %v", named), func(t *testing.T) {
+			t.Parallel()
+			handlers, free := rig.NewBusy(), make(chan struct{})
+			options := []topology.SubscriberOption{topology.WithConsumerTimeout(8 * time.Second)}
+			if named {
+				options = append(options, topology.WithPrefetch(10))
+			}
+			r := rig.Start(t, rig.Config{
+				Policy: backoff.List{time.Second}, SubscriberOptions: options, Configure: rig.QuorumQueue,
+				Handle: func(msg *message.Message) error {
+					defer handlers.Enter(string(msg.Payload))()
+					<-free
+					return nil
+				},
+			})
+			rig.Fill(t, r.URL, r.Queue, messages)
+			if named {
+				var still rig.Stillness
+				rig.WaitFor(t, "ten to be prefetched", func() bool { return still.Look(r.Depth("") != 2) })
+			} else {
+				rig.WaitFor(t, "the others to be back", func() bool { return r.Depth("") >= messages-2 })
+				r.AwaitLine("Messages wait long for their handler")
+			}
+			close(free)
+			rig.WaitFor(t, "all to be handled", func() bool { return handlers.Distinct() == messages })
+			require.Equal(t, messages, handlers.Total(), "each once")
+			r.Stop()
+			r.RequireNothingLeft(0)
+		})
+	}
+}
+
+// Given a prefetch of the user that leaves no room for hand-overs, when a message fails, then the
+// log says once how to change that.
+func TestNarrowPrefetchIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Hour}, Configure: rig.Prefetch(2), SubscriberOptions: rig.InFlight(2),
+		Handle: rig.Fail,
+	})
+	rig.Fill(t, r.URL, r.Queue, 10)
+	rig.WaitFor(t, "all to wait", func() bool { return r.Depth(".wait.1h") == 10 })
+	require.Equal(t, 1, r.Logs.Said("The prefetch limits the rate"))
+}
+
+// Given a process whose copies are written and not confirmed, when it is killed, then nothing is
+// lost. As many messages come twice as copies were unconfirmed, so no more than the prefetch.
+func TestAKilledProcessLeavesAsManyDuplicatesAsWereUnconfirmed(t *testing.T) {
+	if isService(t) {
+		return
+	}
+	t.Parallel()
+	const prefetch, messages = 16, 40 // the default prefetch
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	pub := testbroker.NewProxy(t, url)
+	pub.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
+	s := startService(t, t.Name(), url, queue, servicePublisher+"="+pub.URL(), serviceAhead+"=1")
+	pub.HoldConfirms(true)
+	for i := range messages {
+		rig.Publish(t, url, "", queue, rig.Message(fmt.Sprint("fail ", i)))
+	}
+	wait := queue + ".wait.1h"
+	rig.WaitFor(t, "copies without confirms", func() bool {
+		return testbroker.Depth(t, url, wait) > 1
+	})
+	require.NoError(t, s.cmd.Process.Kill())
+	_ = s.cmd.Wait() // it was killed
+	rig.AwaitDepth(t, url, queue, messages)
+	rig.WaitFor(t, "the end of its connection", func() bool { return pub.Live() == 0 })
+
+	copies, unconfirmed := map[string]int{}, testbroker.Depth(t, url, wait)
+	require.LessOrEqual(t, unconfirmed, prefetch)
+	for range unconfirmed {
+		copies[string(rig.Take(t, url, wait).Body)]++
+	}
+	for range messages {
+		copies[string(rig.Take(t, url, queue).Body)]++
+	}
+	require.Len(t, copies, messages, "lost")
+}
