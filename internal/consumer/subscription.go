@@ -44,7 +44,7 @@ type Subscription struct {
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
 
-	rounding rounding
+	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait
