@@ -17,7 +17,8 @@ import (
 // The delays of each series.
 func Example_series() {
 	for _, policy := range []backoff.Policy{
-		backoff.None{}, backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
+		backoff.None{},
+		backoff.List{2 * time.Second, 5 * time.Second, 15 * time.Second},
 		backoff.List{5 * time.Second, 2 * time.Minute, 30 * time.Minute, 6 * time.Hour, 48 * time.Hour},
 		backoff.Constant{Interval: 5 * time.Second, Retries: 3},
 		backoff.Linear{Initial: time.Second, Step: time.Second, Retries: 3},

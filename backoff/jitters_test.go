@@ -73,7 +73,8 @@ func TestJitterDistribution(t *testing.T) {
 		"decorrelated, first": {same(decorrelated(2*s, 0, 1, 2)), ofCount(1), 2 * s, 6 * s, "4s 6s"},
 		"decorrelated, after 4s": {
 			same(decorrelated(2*s, 10*s, 0, 2)),
-			backoff.Failure{Count: 9, Last: 4 * s}, 2 * s, 10 * s, "4s 6s 8s 10s",
+			backoff.Failure{Count: 9, Last: 4 * s},
+			2 * s, 10 * s, "4s 6s 8s 10s",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -444,7 +445,8 @@ func FuzzJitter(f *testing.F) {
 		first, second := time.Duration(a), time.Duration(b)
 		failure := backoff.Failure{Count: count, Last: time.Duration(last)}
 		for _, policy := range []backoff.Policy{
-			backoff.List{first, second}, capped(exponential(first, 2, 0, retries), second),
+			backoff.List{first, second},
+			capped(exponential(first, 2, 0, retries), second),
 			foreign{wait: first, retry: true},
 		} {
 			whole, retried := backoff.Next(policy, failure)

@@ -26,7 +26,8 @@ func TestDelaysForeign(t *testing.T) {
 		{"cannot list", nil, nil},
 		{"never retries", []time.Duration{}, []time.Duration{}},
 		{
-			"sorted, distinct, bounded", []time.Duration{time.Hour, -1, 0, 1, time.Hour, 1 << 62},
+			"sorted, distinct, bounded",
+			[]time.Duration{time.Hour, -1, 0, 1, time.Hour, 1 << 62},
 			[]time.Duration{ms, time.Hour, 87_600 * time.Hour},
 		},
 		{"a thousand, each twice", many, slices.Compact(slices.Clone(many))},

@@ -358,7 +358,8 @@ func FuzzSeries(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b, c int64, factor float64, retries, count int) {
 		initial, step, longest := time.Duration(a), time.Duration(b), time.Duration(c)
 		for _, p := range []backoff.Policy{
-			backoff.List{initial, step, longest}, constantly(initial, retries),
+			backoff.List{initial, step, longest},
+			constantly(initial, retries),
 			linear(initial, step, longest, retries), exponential(initial, factor, longest, retries),
 			fibonacci(initial, longest, retries),
 		} {

@@ -451,7 +451,8 @@ func FuzzWrappers(f *testing.F) {
 		for _, policy := range []backoff.Policy{
 			exponential(initial, factor, inner, retries), exponential(initial, 2, 0, 0),
 			limit(fibonacci(initial, inner, 0), retries), unbounded(linear(initial, initial, inner, 0)),
-			capped(fibonacci(initial, 0, 0), time.Hour), backoff.List{initial, inner, initial},
+			capped(fibonacci(initial, 0, 0), time.Hour),
+			backoff.List{initial, inner, initial},
 			foreign{wait: initial, retry: true},
 		} {
 			whole, retried := backoff.Next(policy, failure)

@@ -218,6 +218,7 @@ func ExampleClient_NewSubscriber() {
 		topology.For(retry),
 		topology.ForPolicy(backoff.List{10 * time.Minute}), // delays that errors ask for
 		topology.WithConcurrency(16),
+		topology.WithPrefetch(64),
 		topology.WithDrainTimeout(10 * time.Second),
 		topology.WithHandlerWarning(time.Minute),
 		topology.WithConsumerTimeout(15 * time.Minute),

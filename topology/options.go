@@ -300,7 +300,7 @@ func (o *subscriberOptions) prefetchOr(qos int) (int, consumer.PrefetchBy) {
 	switch {
 	case o.prefetch > 0:
 		return max(o.prefetch, o.concurrency), consumer.ByOption
-	case qos > 1 || o.requeue: // an instance of watermill-amqp must read what is given back
+	case qos > 1 || o.requeue: // watermill-amqp cannot read a message that was given back
 		return max(qos, o.concurrency), consumer.ByQos
 	}
 	return min(max(defaultPrefetch, 2*o.concurrency), maxPrefetch), consumer.ByLibrary

@@ -40,6 +40,7 @@ type Publisher struct {
 	delays    []time.Duration
 	frame     int
 	publisher *publisher.Publisher
+	rounding  consumer.Rounding // of delays without a wait queue
 	front     message.Publisher // puts the delay of the context into the metadata
 
 	mu    sync.Mutex
@@ -66,7 +67,8 @@ type publisherOptions struct {
 }
 
 // WithDelays names the delays that get their own wait queue. It counts for every queue that gets
-// a delayed message. All must be positive.
+// a delayed message. All must be positive. The Publisher logs once that a delay without a wait
+// queue is rounded up by more than a tenth.
 //
 // Default: the strategy's default wait steps.
 func WithDelays(delays ...time.Duration) PublisherOption {
@@ -175,7 +177,7 @@ func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 		return fmt.Errorf("marshal: %w", err)
 	}
 	if wait > 0 {
-		return p.delayed(msg.Context(), topic, raw, wait)
+		return p.delayed(msg, topic, raw, wait)
 	}
 	return p.now(msg.Context(), topic, raw)
 }
@@ -278,8 +280,9 @@ func remainingDelay(msg *message.Message, now time.Time) (time.Duration, error) 
 
 // delayed publishes to a wait queue of the topic's queue.
 func (p *Publisher) delayed(
-	ctx context.Context, topic string, raw amqp.Publishing, wait time.Duration,
+	msg *message.Message, topic string, raw amqp.Publishing, wait time.Duration,
 ) error {
+	ctx := msg.Context()
 	if exchange := p.cfg.exchange(topic); exchange != "" {
 		return fmt.Errorf("a delayed message comes back to one queue, with every strategy, and the "+
 			"topic is the exchange %q: publish it with a queue configuration "+
@@ -299,6 +302,7 @@ func (p *Publisher) delayed(
 	if err != nil {
 		return err
 	}
+	p.noteRounding(msg, plan, wait)
 	due, back := now.Add(wait), now.Add(plan.waits(wait))
 	// First seen when it is due, so that limits on snoozing count from there.
 	state := header.RetryState{OriginRoutingKey: queue, FirstSeen: due}
@@ -345,6 +349,17 @@ func (p *Publisher) delayed(
 		}
 	}
 	return ofPublisher(err)
+}
+
+// noteRounding notes the delay that the message began with. A part of that delay may be over, and
+// WithDelays cannot name the rest.
+func (p *Publisher) noteRounding(msg *message.Message, plan Plan, wait time.Duration) {
+	if asked, err := time.ParseDuration(msg.Metadata.Get(delay.DelayedForKey)); err == nil {
+		wait = asked
+	}
+	waits := plan.toConsumer()
+	p.rounding.Note(p.logger(plan.Queue), &waits, wait,
+		"give the Publisher the delay with topology.WithDelays")
 }
 
 // waitsFor declares the plan of a queue that exists, and returns it.

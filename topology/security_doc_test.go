@@ -41,7 +41,8 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"PerAttempt{}, WithPreProvisioned", topology.PerAttempt{}, false},
 		{
 			"Levels{Resolution: 5 * time.Second, Max: 30 * time.Second}",
-			topology.Levels{Resolution: 5 * time.Second, Max: 30 * time.Second}, true,
+			topology.Levels{Resolution: 5 * time.Second, Max: 30 * time.Second},
+			true,
 		},
 		{"Levels{}, WithPreProvisioned", topology.Levels{}, false},
 		{"Shared{}", topology.Shared{}, true},

@@ -106,9 +106,14 @@ func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) erro
 		}
 	}
 	if n == 0 && !c.Bool(flagJSON) {
-		fmt.Fprintln(a.out, "no dead letters")
+		return a.noLetters()
 	}
 	return nil
+}
+
+func (a app) noLetters() error {
+	_, err := fmt.Fprintln(a.out, "no dead letters")
+	return err
 }
 
 func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
@@ -117,7 +122,10 @@ func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) er
 		return err
 	}
 	if c.Bool(flagJSON) {
-		return a.printSnakeJSON(groups)
+		return a.printSnakeJSON(orEmpty(groups))
+	}
+	if len(groups) == 0 {
+		return a.noLetters()
 	}
 	rows := [][]string{{"count", "reason", "first", "last", "example", "error"}}
 	for _, g := range groups {

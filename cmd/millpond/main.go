@@ -23,6 +23,9 @@ import (
 )
 
 func main() {
+	// A pipe that is closed, as by head, is an error of the next write: the tool gives the messages
+	// that it holds back in their order. The signal would kill it.
+	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	code := run(ctx, os.Args, stdio{
@@ -279,6 +282,17 @@ func (a app) planFor(
 		return plan, usage("%s%v", prefix, err)
 	}
 	return plan, nil
+}
+
+// assumes reports whether the wait queues of a plan are a guess, because --policy is missing, and
+// says so.
+func (a app) assumes(c *cli.Command) bool {
+	guess := c.String(flagPolicy) == "" && c.String(flagStrategy) != "levels"
+	if guess {
+		fmt.Fprintln(a.err, "millpond: without --policy the tool assumes the default wait steps; "+
+			"name the delays of the service's policy")
+	}
+	return guess
 }
 
 // open connects.

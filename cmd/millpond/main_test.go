@@ -176,9 +176,12 @@ func TestPlanIsPrinted(t *testing.T) {
 		"plan-return-to":   {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},
 		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
-		"plan-dlq":         {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
-		"help":             {"dead", "replay", "--help"},
-		"help-verify":      {"verify", "--help"},
+		"plan-permissions-long": {
+			"plan", "--permissions", "orders", "--policy", "1s,2s,3s,4s,5s,6s,7s,8s,9s",
+		},
+		"plan-dlq":    {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
+		"help":        {"dead", "replay", "--help"},
+		"help-verify": {"verify", "--help"},
 	} {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)
@@ -209,7 +212,8 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-list-reason", []string{"dead", "list", "orders", "--reason", "permanent"}, 0},
 		{
 			"dead-list-error",
-			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"}, 0,
+			[]string{"dead", "list", "orders", "--error", `/10\.0\.0\.\d:443/`, "--limit", "1"},
+			0,
 		},
 		{"dead-list-none", []string{"dead", "list", "orders", "--handler", "none"}, 0},
 		{
@@ -221,6 +225,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 			0,
 		},
 		{"dead-group", []string{"dead", "list", "orders", "--group"}, 0},
+		{"dead-list-none", []string{"dead", "list", "orders", "--group", "--handler", "none"}, 0},
 		{"dead-group-json", []string{"dead", "list", "orders", "--group", "--json"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "#1"}, 0},
@@ -301,11 +306,13 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 		says string
 	}{
 		"no API": {
-			[]string{"verify", s.queue, "--policy", "1s,10s"}, exitDone,
+			[]string{"verify", s.queue, "--policy", "1s,10s"},
+			exitDone,
 			"only the management API shows them",
 		},
 		"no API, strict": {
-			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"}, exitFound,
+			[]string{"verify", s.queue, "--policy", "1s,10s", "--strict"},
+			exitFound,
 			"only the management API shows them",
 		},
 		"API away": {
@@ -317,7 +324,8 @@ func TestVerifySaysWhatItDidNotLookAt(t *testing.T) {
 			"were not looked at, or not all: management API: ",
 		},
 		"status, two times": {
-			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"}, exitDone,
+			[]string{"status", s.queue, s.queue, "--policy", "1s,10s"},
+			exitDone,
 			"only the management API shows them",
 		},
 	} {
@@ -457,7 +465,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"status"}, exitUsage, "names of queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{
-			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"}, exitFailed,
+			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},
+			exitFailed,
 			"cannot be parsed",
 		},
 		{

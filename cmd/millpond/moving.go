@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,7 @@ type doneJSON struct {
 
 // report writes the outcome, also where the command ended with an error.
 func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) error {
+	code := a.matched(c, p, err)
 	if c.Bool(flagJSON) {
 		j := doneJSON{
 			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
@@ -40,7 +42,7 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 		if err != nil {
 			j.Error = err.Error()
 		}
-		return errors.Join(err, a.printJSON(j))
+		return errors.Join(code, a.printJSON(j))
 	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
@@ -52,7 +54,20 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
 			plural(p.Foreign, "letter"))
 	}
-	return err
+	return code
+}
+
+// matched returns errFound where --id has chosen nothing, else err. Positions are checked before.
+func (a app) matched(c *cli.Command, p operate.Progress, err error) error {
+	ids := c.StringSlice("id")
+	switch {
+	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
+		return err
+	case p.Foreign > 0:
+		return errFound
+	}
+	return a.notFound("there is no message with the ID %s: list the queue again",
+		strings.Join(ids, ", "))
 }
 
 func dryRun() cli.Flag { return &cli.BoolFlag{Name: "dry-run", Usage: "count, and change nothing"} }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -63,9 +64,9 @@ func (a app) permissions(c *cli.Command, p topology.Permissions) error {
 	if c.Bool(flagJSON) {
 		return a.printSnakeJSON(p)
 	}
-	return a.table([][]string{
+	return a.columns([][]string{
 		{"right", "pattern"}, {"configure", p.Configure}, {"write", p.Write}, {"read", p.Read},
-	})
+	}, harmless) // whole, because people copy the patterns
 }
 
 func (a app) declare() *cli.Command {
@@ -109,7 +110,7 @@ func (a app) verify() *cli.Command {
 				return err
 			}
 			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				findings, err := o.Verify(ctx, plan)
+				findings, err := findingsOf(ctx, o, plan, a.assumes(c))
 				if err != nil {
 					return err
 				}
@@ -127,6 +128,30 @@ func (a app) verify() *cli.Command {
 			})
 		},
 	}
+}
+
+// findingsOf verifies a plan. Where its wait queues are a guess, a missing one is not critical.
+func findingsOf(
+	ctx context.Context, o *operate.Operator, plan topology.Plan, guess bool,
+) ([]operate.Finding, error) {
+	findings, err := o.Verify(ctx, plan)
+	if !guess {
+		return findings, err
+	}
+	for i, f := range findings {
+		wait := slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
+			return q.Name == f.Name && q.Delay > 0
+		})
+		if wait && f.Kind == "queue" && f.Problem == operate.Missing {
+			findings[i].Severity = operate.Warning
+			findings[i].Text = "does not exist or cannot be reached: without --policy the tool does not " +
+				"know whether the service uses it"
+		}
+	}
+	slices.SortStableFunc(findings, func(a, b operate.Finding) int {
+		return strings.Compare(string(a.Severity), string(b.Severity)) // critical before warning
+	})
+	return findings, err
 }
 
 func (a app) printFindings(findings []operate.Finding, none string) {
@@ -182,11 +207,12 @@ func (a app) status() *cli.Command {
 				return err
 			}
 			defer func() { _ = o.Close() }()
+			guess := a.assumes(c)
 			for {
 				if c.Bool("watch") && a.terminal(a.out) {
 					fmt.Fprint(a.out, "\x1b[H\x1b[2J")
 				}
-				if err := a.statusOnce(ctx, c, o, plans); err != nil || !c.Bool("watch") {
+				if err := a.statusOnce(ctx, c, o, plans, guess); err != nil || !c.Bool("watch") {
 					return err
 				}
 				select {
@@ -200,7 +226,7 @@ func (a app) status() *cli.Command {
 }
 
 func (a app) statusOnce(
-	ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan,
+	ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan, guess bool,
 ) error {
 	all := []statusJSON{}
 	said := map[operate.Finding]bool{} // about the broker: the same for each queue
@@ -209,7 +235,7 @@ func (a app) statusOnce(
 		if err != nil {
 			return err
 		}
-		findings, err := o.Verify(ctx, plan)
+		findings, err := findingsOf(ctx, o, plan, guess)
 		if err != nil {
 			return err
 		}

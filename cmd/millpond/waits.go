@@ -56,6 +56,9 @@ func (a app) waitingList() *cli.Command {
 			}
 			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				waiters, err := o.Waiting(ctx, plan)
+				if err != nil && len(waiters) == 0 {
+					return err // a queue was not looked at, so messages may wait
+				}
 				return errors.Join(err, a.printWaiting(c, waiters))
 			})
 		},
@@ -132,9 +135,11 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
 				p, err := act(o, ctx, plan, choose)
 				if c.Bool(flagJSON) {
-					return a.report(c, done, p, err)
+					err = a.report(c, done, p, err)
+				} else {
+					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
+					err = a.matched(c, p, err)
 				}
-				fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
 				if err == nil && p.Chosen == 0 {
 					return errFound
 				}

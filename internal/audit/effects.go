@@ -99,8 +99,9 @@ func (s *subject) judge(r Rule) (Severity, string) {
 }
 
 // exemption is the way out of a rule. Of two policies only the one with the higher priority
-// applies. So the command repeats all keys of the policy except this key and the keys that lose
-// messages. Without any limit the default of 20 would count, and no policy may be empty (F39).
+// applies. So the command repeats all keys of the policy that do no harm. It is the same for all
+// findings of the queue and the policy. Without any limit the default of 20 would count, and no
+// policy may be empty (F39).
 func (s *subject) exemption(r Rule, vhost string) string {
 	if r.Operator {
 		return "no policy overrules an operator policy: change it, " +
@@ -111,13 +112,19 @@ func (s *subject) exemption(r Rule, vhost string) string {
 	}
 	rest := maps.Clone(map[string]any(r.Policy.Definition))
 	for _, other := range s.applied.Rules {
-		severity, _ := s.judge(other)
-		harmless := severity != Critical || other.Key == "ha-mode"
-		if other.Operator || other.Key != r.Key && harmless {
+		if other.Operator {
 			continue
 		}
-		if delete(rest, other.Key); other.Key == LimitKey {
+		r.Policy.Priority = max(r.Policy.Priority, other.Policy.Priority)
+		_, set := rest[other.Key]
+		switch {
+		case !set || !s.harmful(other):
+		case other.Key == "ha-mode":
+			rest["ha-promote-on-failure"] = "when-synced"
+		case other.Key == LimitKey:
 			rest[LimitKey] = LargeLimit
+		default:
+			delete(rest, other.Key)
 		}
 	}
 	if len(rest) == 0 {
@@ -125,6 +132,15 @@ func (s *subject) exemption(r Rule, vhost string) string {
 	}
 	return "exempt it by a policy of a higher priority: " +
 		setPolicy(vhost, s.kind, s.name, "exempt-"+s.kind, &r, rest)
+}
+
+// harmful reports whether a finding names the rule: here, or as Facts.Drops.
+func (s *subject) harmful(r Rule) bool {
+	if _, limited := s.limited(r); r.Key == LimitKey && limited && s.gone() == deleted {
+		return true
+	}
+	_, harm := s.judge(r)
+	return harm != ""
 }
 
 // RaiseLimit is the command that raises the delivery limit of one queue and leaves all else as it

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -243,6 +245,85 @@ func TestPolicyKeysThatHarm(t *testing.T) {
 				got = append(got, role)
 			}
 			require.Equal(t, c.want, strings.Join(slices.Compact(got), " "), "%v", findings)
+		})
+	}
+}
+
+// Given policies with critical and with lesser keys, then all findings about a queue and a policy
+// print one command. After any of the commands no key harms the queue, and the other keys stay.
+func TestAnyCommandExemptsAQueueFromAllHarm(t *testing.T) {
+	t.Parallel()
+	const both = `{"message-ttl":2000,"max-length":10,"expires":60000,"consumer-timeout":60000,` +
+		`"delivery-limit":5,"delayed-retry-type":"all","queue-leader-locator":"balanced"}`
+	tied := `{"max-length-bytes":1000,"max-length":20,"queue-leader-locator":"client-local"}`
+	for name, c := range map[string]struct {
+		strategy topology.Strategy
+		list     *audit.Policies
+		version  audit.Version
+		want     string // for the queue "orders"
+		unknown  bool   // the type of the queue is not known
+	}{
+		"one policy": {
+			topology.PerQueue{},
+			user(policy("p", "queues", 3, both)), latest,
+			`{"delivery-limit":2147483647,"queue-leader-locator":"balanced"}`, false,
+		},
+		"two of one priority": {
+			topology.PerQueue{},
+			user(policy("p", "queues", 3, both), policy("q", "queues", 3, tied)), latest, "", false,
+		},
+		"two of which one may apply": {
+			topology.Shared{},
+			user(policy("p", "queues", 3, `{"max-length":20}`),
+				policy("q", "classic_queues", 5, `{"expires":1}`)), latest,
+			`{"max-length":2147483647}`, true,
+		},
+		"mirrors": {
+			topology.PerQueue{Type: topology.Classic},
+			user(policy("p", "all", 0, `{"ha-mode":"all","message-ttl":2000}`)), old,
+			`{"ha-mode":"all","ha-promote-on-failure":"when-synced"}`, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			plan := planOf(t, c.strategy, time.Hour)
+			kind, _ := plan.Queues[0].Arguments["x-queue-type"].(string)
+			known := map[string]audit.Known{"orders": {Kind: kind}}
+			if c.unknown {
+				delete(known, "orders")
+			}
+			judge := func(list *audit.Policies) []audit.Finding {
+				findings, _ := list.Judge(plan, known, c.version, "/")
+				return slices.DeleteFunc(findings, func(f audit.Finding) bool {
+					return strings.Contains(f.Text, "does not know")
+				})
+			}
+			commands := map[string]string{} // by queue and policy
+			for _, f := range judge(c.list) {
+				_, command, ok := strings.Cut(f.Text, "rabbitmqctl ")
+				if !ok {
+					require.Contains(t, f.Text, `add "ha-promote-on-failure"`)
+					continue
+				}
+				of, _, _ := strings.Cut(f.Name+" "+f.Text, " sets ")
+				if before, more := commands[of]; more {
+					require.Equal(t, before, command, of)
+				}
+				commands[of] = command
+				words := rig.ShellWords(t, command)
+				definition := words[len(words)-1]
+				if f.Name == "orders" && c.want != "" {
+					require.JSONEq(t, c.want, definition)
+				}
+				priority, err := strconv.Atoi(words[slices.Index(words, "--priority")+1])
+				require.NoError(t, err)
+				exempt := policy("exempt", "queues", priority, definition)
+				exempt.Pattern = words[len(words)-2]
+				for _, left := range judge(user(append(slices.Clone(c.list.User), exempt)...)) {
+					require.NotEqual(t, f.Name, left.Name, "%s: %s", command, left)
+				}
+			}
+			require.NotEmpty(t, commands)
 		})
 	}
 }

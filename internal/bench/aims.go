@@ -25,13 +25,6 @@ func ratio(group string, x float64, metric, a, b string) measure {
 	}
 }
 
-// across compares the same entry at two places of a group.
-func across(group, metric, entry string, xa, xb float64) measure {
-	return func(r run) (spread, bool) {
-		return paired(r.samples(group, xa, entry, metric), r.samples(group, xb, entry, metric))
-	}
-}
-
 // added compares the costs that two entries add to a third.
 func added(group, metric, a, b, bare string) measure {
 	return func(r run) (spread, bool) {

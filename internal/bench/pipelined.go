@@ -138,7 +138,7 @@ func serveRawPipelined(_ context.Context, b *broker, w work) (*service, error) {
 		return fail(err)
 	}
 	sent, problem := make(chan handed, w.ahead()), make(chan error, 2)
-	// One goroutine, as a delivery must not be acked together with an earlier one that is open.
+	// One goroutine, because an ack settles all earlier deliveries, too.
 	go func() {
 		defer close(sent)
 		problem <- func() error {

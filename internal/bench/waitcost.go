@@ -15,8 +15,7 @@ import (
 
 // late measures the lateness at the handler while many other messages wait and none is due.
 func (b *bench) late(ctx context.Context) ([]result, error) {
-	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds,
-		[]contender{{name: millpond, start: serveMillpond, share: 1}, {name: raw, start: serveRaw, share: 1}})
+	return b.lateWith(ctx, "late", 0, b.waiting, b.rounds, bothHands)
 }
 
 const (

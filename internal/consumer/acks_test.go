@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A broker's side of one channel: it settles what an ack names, and refuses an ack for a
-// delivery that is settled.
+// ackedBy is the broker's side of one channel. It settles the deliveries that an ack names, and
+// refuses an ack for a delivery that is settled.
 type ackedBy struct {
 	t     *testing.T
 	open  map[uint64]bool

@@ -209,7 +209,7 @@ func (d *delivery) giveBack() {
 	}
 }
 
-// ack acks a delivery, together with those that are ready to be acked at the same time. It
+// ack acks a delivery, together with the others that are to be acked at the same time. It
 // returns when the ack is written, or is left to another goroutine that is about to write.
 func (c *consumer) ack(tag uint64) (err error) {
 	if c.acks.want(tag, c.flushAcks) {

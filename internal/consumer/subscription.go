@@ -46,7 +46,7 @@ type Subscription struct {
 
 	slow     bool      // handlers are: the prefetch is as low as it can be
 	narrow   sync.Once // logged that the prefetch leaves no room for hand-overs
-	rounding rounding
+	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait

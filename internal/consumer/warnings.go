@@ -143,18 +143,19 @@ func (s *Subscription) noteNarrow() {
 // maxAsked bounds the list of delays that a warning names.
 const maxAsked = 16
 
-// rounding remembers the delays that were asked for until one of them was rounded up by more
-// than a tenth: the Subscriber does not know the policy, or the error asked for the delay.
-type rounding struct {
+// Rounding remembers the delays that were asked for until one of them was rounded up by more
+// than a tenth: there is no wait queue for the delay.
+type Rounding struct {
 	mu     sync.Mutex
 	asked  []time.Duration // so far, distinct
 	logged bool
 }
 
-// noteRounding notes a delay that a DelayedRetry has asked for, and logs once that a delay
-// was rounded up.
-func (s *Subscription) noteRounding(asked time.Duration) {
-	waits, r := &s.cfg.Waits, &s.rounding
+// Note notes a delay that a message has asked for, and logs once that a delay was rounded up. way
+// says how a delay gets a wait queue.
+func (r *Rounding) Note(
+	logger watermill.LoggerAdapter, waits *Waits, asked time.Duration, way string,
+) {
 	given := waits.Given(asked)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,15 +172,20 @@ func (s *Subscription) noteRounding(asked time.Duration) {
 	r.logged = true
 	fields := watermill.LogFields{"asked": asked, "delay": given, "delays_asked": r.asked}
 	if waits.Resolution > 0 {
-		s.logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
+		logger.Info("Warning: a delay is rounded up by more than a tenth to a multiple of the "+
 			"resolution; give topology.Levels a smaller Resolution",
 			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
 		return
 	}
-	s.logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait "+
-		"step; give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay "+
-		"that an error asks for as a backoff.List beside it",
-		fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+	logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait step; "+
+		way, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+}
+
+// noteRounding notes a delay that a DelayedRetry has asked for. The Subscriber may not know the
+// policy, or the error asked for the delay.
+func (s *Subscription) noteRounding(asked time.Duration) {
+	s.rounding.Note(s.logger, &s.cfg.Waits, asked, "give the Subscriber the policy with topology.For "+
+		"or topology.ForPolicy, and a delay that an error asks for as a backoff.List beside it")
 }
 
 // logRounds logs once that a delay is longer than all wait queues.

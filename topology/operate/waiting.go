@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -83,18 +86,30 @@ func (o *Operator) Waiting(ctx context.Context, plan topology.Plan) ([]Waiter, e
 	return found, nil
 }
 
-// eachWaitQueue calls f for each wait queue of a plan, and returns the first error.
+// eachWaitQueue calls f for each wait queue of a plan. It returns the first error, and names all
+// wait queues that are missing.
 func eachWaitQueue(plan topology.Plan, f func(topology.Queue) error) error {
-	var first error
+	var first, notFound error
+	var missing []string
 	for _, q := range plan.Queues {
-		if q.Delay > 0 {
-			if err := f(q); err != nil && first == nil {
-				first = fmt.Errorf("wait queue %q: %w", q.Name, err)
-			}
+		if q.Delay <= 0 {
+			continue
+		}
+		switch err := f(q); {
+		case errors.Is(err, errMissing):
+			missing, notFound = append(missing, strconv.Quote(q.Name)), err
+		case err != nil && first == nil:
+			first = fmt.Errorf("wait queue %q: %w", q.Name, err)
 		}
 	}
-	return first
+	if notFound != nil {
+		notFound = fmt.Errorf("could not look at wait queues %s: use the plan of the service's policy, "+
+			"with millpond --policy: %w", strings.Join(missing, ", "), notFound)
+	}
+	return errors.Join(first, notFound)
 }
+
+var errMissing = errors.New("does not exist or cannot be reached")
 
 // pass takes all messages of a wait queue, shows them, and gives back the messages that were kept.
 func (o *Operator) pass(
@@ -102,6 +117,9 @@ func (o *Operator) pass(
 	show func(*taking, amqp.Delivery) error,
 ) (err error) {
 	t, err := o.take(ctx, plan, q.Name, -1)
+	if audit.IsCode(err, amqp.NotFound) {
+		return fmt.Errorf("queue %q %w: %w", q.Name, errMissing, err)
+	}
 	if err != nil {
 		return err
 	}

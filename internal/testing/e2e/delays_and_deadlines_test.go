@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +47,66 @@ func TestDelayedMessageArrivesWhenItIsDue(t *testing.T) {
 		require.GreaterOrEqual(t, got.At.Sub(began), delay-rig.Grace)
 		require.LessOrEqual(t, got.At.Sub(began), delay+rig.Ceiling)
 	})
+}
+
+// Given a Publisher without WithDelays, when messages ask for three seconds, then they wait for
+// five, and the log says so once. A delay that has a wait queue is not named.
+func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {
+	t.Parallel()
+	const ms, s = time.Millisecond, time.Second
+	for name, c := range map[string]struct {
+		strategy topology.Strategy
+		delays   []time.Duration // of WithDelays
+		asked    []time.Duration
+		says     string
+		warning  watermill.LogFields // nil: none
+	}{
+		"no WithDelays": {
+			topology.PerQueue{},
+			nil,
+			[]time.Duration{s, 3 * s, 3 * s, 20 * s},
+			"give the Publisher the delay with topology.WithDelays",
+			watermill.LogFields{
+				"asked": 3 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 3 * s},
+			},
+		},
+		"WithDelays": {
+			topology.PerQueue{},
+			[]time.Duration{3 * s, 9 * s},
+			[]time.Duration{3 * s, 2800 * ms, 9 * s, time.Minute},
+			"", nil,
+		},
+		"levels": {
+			topology.Levels{Prefix: testbroker.Queue(t), Resolution: s, Max: 30 * s},
+			nil,
+			[]time.Duration{3 * s, 1500 * ms},
+			"give topology.Levels a smaller Resolution",
+			watermill.LogFields{"asked": 1500 * ms, "delay": 2 * s, "resolution": s},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, queue, logs := testbroker.URL(t), testbroker.Queue(t), &rig.Logs{}
+			rig.DeclareQueue(t, url, queue, nil)
+			client := rig.OpenClient(t, url, c.strategy, topology.WithLogger(logs))
+			pub := rig.NewPublisher(t, client, url, topology.WithDelays(c.delays...))
+			for _, delay := range c.asked {
+				require.NoError(t, pub.Publish(queue, rig.DelayedBy(delay)))
+			}
+			warnings := slices.DeleteFunc(logs.All(), func(e rig.LogEntry) bool {
+				return !strings.HasPrefix(e.Msg, "Warning: a delay is rounded up by more than a tenth")
+			})
+			if c.warning == nil {
+				require.Empty(t, warnings)
+				return
+			}
+			require.Len(t, warnings, 1)
+			require.Contains(t, warnings[0].Msg, c.says)
+			for field, want := range c.warning.Add(watermill.LogFields{"queue": queue}) {
+				require.Equal(t, want, warnings[0].Fields[field], field)
+			}
+		})
+	}
 }
 
 // Given delayed messages that wait, when the broker is restarted, then they arrive, and publishing

@@ -71,7 +71,9 @@ func TestBlockedHandlerDoesNotStopTheOthers(t *testing.T) {
 func TestPrefetchFollowsConcurrency(t *testing.T) {
 	t.Parallel()
 	const messages = 60
-	for _, c := range []struct{ concurrency, prefetch, unacked int }{{8, 1, 16}, {16, 1, 32}, {8, 4, 8}, {2, 50, 50}} {
+	for _, c := range []struct{ concurrency, prefetch, unacked int }{
+		{8, 1, 16}, {16, 1, 32}, {8, 4, 8}, {2, 50, 50},
+	} {
 		t.Run(fmt.Sprintf("%d in flight, prefetch %d", c.concurrency, c.prefetch), func(t *testing.T) {
 			t.Parallel()
 			handlers, free := rig.NewBusy(), make(chan struct{})

@@ -247,6 +247,69 @@ func TestRolloutAndRollback(t *testing.T) {
 	}
 }
 
+// Given a quorum queue under traffic and a prefetch of ten, when the service leaves as
+// docs/adopting.md says, then watermill-amqp reads every message. The publishers pause until no
+// message is ready or unacked, the new instance stops, and the old one starts.
+func TestLeavingAQuorumQueueUnderTraffic(t *testing.T) {
+	t.Parallel()
+	url, queue, all := testbroker.URL(t), testbroker.Queue(t), rig.NewLedger()
+	leaving := rig.Start(t, rig.Config{
+		URL: url, Queue: queue, Policy: backoff.None{},
+		Configure: func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.Prefetch(10)(cfg) },
+		Handle: func(msg *message.Message) error {
+			<-time.After(2 * time.Millisecond) // slower than the traffic, so that messages are prefetched
+			if strings.HasSuffix(string(msg.Payload), "7") {
+				return rig.ErrFailed
+			}
+			all.Handle(string(msg.Payload))
+			return nil
+		},
+	})
+	var published atomic.Int64
+	traffic := func() (pause func()) {
+		ch := testbroker.Channel(t, url)
+		require.NoError(t, ch.Confirm(false))
+		stop, ended := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					ended <- nil
+					return
+				default:
+				}
+				msg := rig.Message(fmt.Sprint("message ", published.Load()))
+				confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, msg)
+				if err != nil || !confirm.Wait() {
+					ended <- fmt.Errorf("publish is not confirmed: %w", err)
+					return
+				}
+				published.Add(1)
+			}
+		}()
+		return func() {
+			close(stop)
+			require.NoError(t, <-ended)
+		}
+	}
+	settled := func() bool { // handled or dead: neither ready nor unacked
+		return int64(all.Count()+max(0, leaving.Depth(".dlq"))) == published.Load()
+	}
+	pause := traffic()
+	rig.WaitFor(t, "traffic for the new one", func() bool { return published.Load() >= 300 })
+	pause()
+	rig.WaitFor(t, "no message to be ready or unacked", settled)
+	leaving.Stop()
+	stopOld := startOld(t, url, queue, "quorum", all)
+	pause = traffic()
+	rig.WaitFor(t, "traffic for the old one", func() bool { return published.Load() >= 600 })
+	pause()
+	rig.WaitFor(t, "all to be handled or dead-lettered", settled)
+	stopOld()
+	require.Zero(t, leaving.Depth(""))
+	require.Zero(t, all.Undecodable(), "the old consumer met a message that it cannot decode")
+}
+
 // plainRouter runs a router on a Subscriber of the client without the middleware.
 func plainRouter(
 	t *testing.T, cfg wamqp.Config, queue string, handle func(*message.Message) error,

@@ -29,7 +29,9 @@ type ahead struct {
 }
 
 // startAhead starts a service all of whose messages fail, unless its handler says otherwise.
-func startAhead(t *testing.T, prefetch, concurrency int, handle message.NoPublishHandlerFunc) *ahead {
+func startAhead(
+	t *testing.T, prefetch, concurrency int, handle message.NoPublishHandlerFunc,
+) *ahead {
 	t.Helper()
 	url := testbroker.URL(t)
 	a := &ahead{
