@@ -20,7 +20,7 @@
 //	router.AddMiddleware(retry.Middleware)
 //	router.AddConsumerHandler("orders", "orders", sub, handleOrder)
 //
-// One message of each Subscribe is in progress at a time; [WithConcurrency] allows more.
+// One handler of each Subscribe runs at a time; [WithConcurrency] allows more.
 // [Client.NewPublisher] publishes new messages, which may wait first. With [WithPreProvisioned] a
 // service declares nothing. The package operate is for people who operate the queues.
 //

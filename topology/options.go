@@ -247,8 +247,8 @@ func WithRequeueOnNack() SubscriberOption {
 }
 
 // WithConcurrency allows n messages of each Subscribe to be in progress at once: n handlers run
-// side by side. A message that fails and waits for the broker's confirm, or is held, takes only
-// its own place. From 1 to 65535.
+// side by side. A message that cannot be stored and is held takes only its own place. From 1 to
+// 65535.
 //
 // Messages are handed out and end in no particular order; with 1 they are handed out in the order
 // of the queue. Each message is acked, snoozed or given back independently of the others. n

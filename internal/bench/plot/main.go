@@ -151,12 +151,12 @@ func (p picture) draw(results []result, folder string) error {
 	drawn := plot.New()
 	drawn.Title.Text, drawn.X.Label.Text, drawn.Y.Label.Text = p.title, p.x, p.y
 	drawn.Legend.Top, drawn.Legend.Left, drawn.Legend.XOffs = !p.falls, true, vg.Millimeter*3
-	drawn.Y.Tick.Marker = grouped{plot.DefaultTicks{}}
+	drawn.Y.Tick.Marker = plain{plot.DefaultTicks{}}
 	if p.logX {
-		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
+		drawn.X.Scale, drawn.X.Tick.Marker = plot.LogScale{}, plain{plot.LogTicks{Prec: -1}}
 	}
 	if p.logY {
-		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, grouped{plot.LogTicks{Prec: -1}}
+		drawn.Y.Scale, drawn.Y.Tick.Marker = plot.LogScale{}, plain{plot.LogTicks{Prec: -1}}
 	}
 	drawn.Add(plotter.NewGrid())
 	for i, name := range names {
@@ -195,10 +195,10 @@ func save(drawn *plot.Plot, name string) error {
 	return errors.Join(err, file.Close())
 }
 
-// grouped are ticks whose labels have groups of three digits.
-type grouped struct{ plot.Ticker }
+// plain are ticks whose labels have all digits.
+type plain struct{ plot.Ticker }
 
-func (g grouped) Ticks(low, high float64) []plot.Tick {
+func (g plain) Ticks(low, high float64) []plot.Tick {
 	ticks := g.Ticker.Ticks(low, high)
 	for i := range ticks {
 		if ticks[i].Label != "" {
@@ -304,18 +304,10 @@ func (r result) cell() string {
 		number(slices.Max(r.Samples)))
 }
 
-// number returns three significant digits at least, in groups of three.
+// number returns three significant digits at least.
 func number(v float64) string {
 	if v < 100 && v > -100 {
 		return fmt.Sprintf("%.3g", v)
 	}
-	digits := fmt.Sprintf("%.0f", v)
-	var out strings.Builder
-	for i, d := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			out.WriteByte(' ')
-		}
-		out.WriteRune(d)
-	}
-	return out.String()
+	return fmt.Sprintf("%.0f", v)
 }
