@@ -239,6 +239,7 @@ type sigterm struct {
 	// before waits for the moment of the signal, after for the service's next step.
 	before, after   func(s *service, sub, pub *testbroker.Proxy)
 	queued, waiting int // messages in the queue and in the wait queue afterwards
+	unsure          int // copies that the broker may have got beside the waiting ones
 	// both: the message behind it is handled, too. Default: no handler receives it.
 	both   bool
 	behind string // the message behind it, if both
@@ -301,7 +302,7 @@ var sigterms = map[string]sigterm{
 	},
 	"waiting for two confirms, which do not come": {
 		body: "fail", at: isConfirm, env: []string{serviceConfirm + "=1s", serviceAhead + "=1"},
-		both: true, queued: 2, waiting: 2,
+		both: true, queued: 2, waiting: 1, unsure: 1,
 		before: says("handling fail behind it"),
 	},
 	"waiting for a confirm, while the next handler runs": {
@@ -411,8 +412,10 @@ func (c sigterm) run(t *testing.T, url string) {
 	require.Equal(t, left-c.queued, found["behind it"], "%v", found)
 	require.Equal(t, c.queued, found[c.body]+found["fail behind it"], "%v", found)
 	require.Zero(t, testbroker.Depth(t, url, queue))
-	require.Equal(t, c.waiting, testbroker.Depth(t, url, queue+".wait.1h"), "waiting")
-	for range c.waiting {
+	waiting := testbroker.Depth(t, url, queue+".wait.1h")
+	require.GreaterOrEqual(t, waiting, c.waiting, "waiting")
+	require.LessOrEqual(t, waiting, c.waiting+c.unsure, "waiting")
+	for range waiting {
 		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[header.Failures])
 	}
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
