@@ -282,8 +282,8 @@ func WithConcurrency(n int) SubscriberOption {
 //
 // Default: Consume.Qos.PrefetchCount if it is above 1. The 1 of watermill-amqp's constructors
 // stands for 16, or twice WithConcurrency if that is more. It falls to WithConcurrency, with a
-// line in the log, when a message waits for its handler longer than a quarter of the broker's
-// consumer timeout.
+// line in the log, when a message waits for its handler longer than a quarter of the time that a
+// delivery may be held; see WithConsumerTimeout.
 func WithPrefetch(n int) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		o.prefetch = n
@@ -300,7 +300,9 @@ func (o *subscriberOptions) prefetchOr(qos int) (int, consumer.PrefetchBy) {
 	switch {
 	case o.prefetch > 0:
 		return max(o.prefetch, o.concurrency), consumer.ByOption
-	case qos > 1 || o.requeue: // watermill-amqp cannot read a message that was given back
+	case o.requeue: // watermill-amqp cannot read a message that was given back
+		return max(qos, o.concurrency), consumer.ByOption
+	case qos > 1:
 		return max(qos, o.concurrency), consumer.ByQos
 	}
 	return min(max(defaultPrefetch, 2*o.concurrency), maxPrefetch), consumer.ByLibrary

@@ -258,7 +258,9 @@ func (d *delivery) publish(
 ) error {
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
-		d.sub.places.hold(&d.place)
+		if d.decided || d.IsHandedOver() { // else its handler runs and has called Republish itself
+			d.sub.places.hold(&d.place)
+		}
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
 			err = d.send(ctx, route, msg, alone)
 		}

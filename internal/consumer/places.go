@@ -23,6 +23,8 @@ type places struct {
 
 	mu     sync.Mutex
 	taken  int           // by handlers, and by hand-overs that are held
+	stuck  int           // hand-overs of this subscription that are held
+	calm   time.Time     // since then none is held, if stuck is 0
 	behind handovers     // in the order in which they have left their places
 	freed  chan struct{} // has a value when a place may be free
 }
@@ -68,6 +70,14 @@ func (p *places) areEmpty() bool {
 	return p.taken == 0 && p.behind.first == nil
 }
 
+// calmSince returns since when no hand-over of this subscription is held. It is false if one is.
+func (p *places) calmSince() (time.Time, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holdLate()
+	return p.calm, p.stuck == 0
+}
+
 // written lets the delivery leave its place, because its copy is written, and reports whether
 // it did.
 func (p *places) written(s *standing) bool {
@@ -95,7 +105,13 @@ func (p *places) hold(s *standing) {
 	default:
 		return
 	}
+	p.heldNow(s)
+}
+
+// heldNow notes a hand-over that is held from now on. p.mu is held.
+func (p *places) heldNow(s *standing) {
 	s.at = isHeld
+	p.stuck++
 	p.held.Add(1)
 }
 
@@ -104,8 +120,7 @@ func (p *places) holdLate() {
 	for s := p.behind.first; s != nil && time.Since(s.since) >= lateConfirm; s = p.behind.first {
 		p.behind.remove(s)
 		p.taken++
-		s.at = isHeld
-		p.held.Add(1)
+		p.heldNow(s)
 	}
 }
 
@@ -118,6 +133,8 @@ func (p *places) leave(s *standing) {
 		p.behind.remove(s)
 	case isHeld:
 		p.held.Add(-1)
+		p.stuck--
+		p.calm = time.Now()
 		p.free()
 	case inPlace:
 		p.free()

@@ -234,6 +234,16 @@ func (in *intake) turn() <-chan struct{} {
 	return in.suspects.items[in.suspects.first].turn.come
 }
 
+// oldest returns when the first delivery has arrived that waits for its handler.
+func (in *intake) oldest() (at time.Time, waiting bool) {
+	for _, q := range []*arrivals{&in.ready, &in.suspects} {
+		if q.len() > 0 && (!waiting || q.items[q.first].at.Before(at)) {
+			at, waiting = q.items[q.first].at, true
+		}
+	}
+	return at, waiting
+}
+
 // rest returns all arrivals.
 func (in *intake) rest() []arrival {
 	return append(in.ready.items[in.ready.first:], in.suspects.items[in.suspects.first:]...)

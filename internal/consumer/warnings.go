@@ -108,10 +108,15 @@ func (s *Subscription) slowCheck(c *consumer) time.Duration {
 // that it may be held. The prefetch is as low as possible from then on, because otherwise the
 // broker's consumer timeout would take deliveries back whose handlers have not begun (F16).
 func (s *Subscription) waitsTooLong(c *consumer, in *intake) bool {
-	if in.ready.len() == 0 || s.outage.active.Load() || s.cfg.Group.held.Load() > 0 {
+	oldest, waiting := in.oldest()
+	calm, isCalm := s.places.calmSince()
+	if !waiting || !isCalm || s.outage.active.Load() {
 		return false
 	}
-	waited := time.Since(in.ready.items[in.ready.first].at)
+	if calm.After(oldest) { // handlers could not begin before, because messages could not be stored
+		oldest = calm
+	}
+	waited := time.Since(oldest)
 	if waited < c.hold/4 {
 		return false
 	}
@@ -134,8 +139,8 @@ func (s *Subscription) noteNarrow() {
 	}
 	s.narrow.Do(func() {
 		s.logger.Info("The prefetch limits the rate: a failed message frees its place for the next "+
-			"one, but the broker sends none before the confirm; set Consume.Qos.PrefetchCount above "+
-			"topology.WithConcurrency, or leave it 1",
+			"one, but the broker sends none before the confirm; name a prefetch above "+
+			"topology.WithConcurrency with topology.WithPrefetch",
 			watermill.LogFields{"prefetch": cfg.Prefetch, "concurrency": cfg.Concurrency})
 	})
 }
