@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -76,10 +77,11 @@ func serveOnly(ctx context.Context, b *broker, w work) (*service, error) {
 func (b *bench) inMemory(ctx context.Context, n int) (values, error) {
 	pubsub := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 	ended := make(chan struct{})
-	left := n
+	var left atomic.Int64
+	left.Store(int64(n))
 	stop, err := route(ctx, func(router *message.Router) {
 		router.AddConsumerHandler("handler", "topic", pubsub, func(*message.Message) error {
-			if left--; left == 0 { // the Pub/Sub sends the next message after the ack
+			if left.Add(-1) == 0 {
 				close(ended)
 			}
 			return nil
