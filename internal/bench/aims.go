@@ -119,7 +119,7 @@ func aims() []aim {
 		watermill, beyond float64
 	}{{1, 3, 0}, {8, 4, 0}, {64, 6, 0}} {
 		of := func(peer string) string {
-			return fmt.Sprintf("publish, %g callers: rate, by %s", c.callers, peer)
+			return fmt.Sprintf("publish, %g callers, by %s", c.callers, peer)
 		}
 		list = append(list,
 			aim{
@@ -138,7 +138,7 @@ func aims() []aim {
 	})
 	for _, c := range []struct{ handlers, least float64 }{{1, 10}, {8, 3}, {64, 0.95}} {
 		list = append(list, aim{
-			about: fmt.Sprintf("failing, %g handlers, prefetch 64: rate, by raw with as many", c.handlers),
+			about: fmt.Sprintf("failing, %g handlers, prefetch 64, by raw with as many", c.handlers),
 			of:    ratio("failing", c.handlers, rate, millpond, raw), least: c.least,
 		})
 	}
@@ -148,7 +148,7 @@ func aims() []aim {
 	})
 	for _, n := range prefetches {
 		list = append(list, aim{
-			about: fmt.Sprintf("failing, one handler, prefetch %d: rate, by raw pipelined", n),
+			about: fmt.Sprintf("failing, prefetch %d, by raw pipelined", n),
 			of:    ratio("pipelined", float64(n), rate, millpond, rawPipelined), least: 0.85, beyond: 0.95,
 		})
 	}
@@ -156,11 +156,11 @@ func aims() []aim {
 		kept := ratio("healthy", n, rate, millpond, millpondNoFailures)
 		list = append(list,
 			aim{
-				about: fmt.Sprintf("10 %% fail, %g handlers: rate of the others, by that without failures", n),
+				about: fmt.Sprintf("10 %% fail, %g handlers, by no failures", n),
 				of:    kept, least: 0.70, beyond: 0.78,
 			},
 			aim{
-				about: "— or that, by the share that raw pipelined keeps",
+				about: "— by the same of raw pipelined",
 				of: divided(kept,
 					ratio("healthy", n, rate, rawPipelined, rawPipelinedNoFailures)), least: 0.95,
 			},
@@ -168,7 +168,7 @@ func aims() []aim {
 	}
 	for i, n := range prefetches {
 		of := func(peer string) string {
-			return fmt.Sprintf("nothing fails, one handler, prefetch %d: rate, by %s", n, peer)
+			return fmt.Sprintf("no failures, prefetch %d, by %s", n, peer)
 		}
 		x := float64(n)
 		list = append(list,

@@ -3,7 +3,8 @@
 //
 //	go run ./plot -docs ../../docs contests.json scale.json
 //
-// The tables stand between `<!-- table NAME -->` and `<!-- end -->`.
+// The tables of a group stand between `<!-- table GROUP -->` and `<!-- end -->`. With
+// `<!-- table GROUP: METRIC -->` there is the table of one metric.
 package main
 
 import (
@@ -224,11 +225,18 @@ func fill(page string, results []result) error {
 			break
 		}
 		name, table, named := strings.Cut(table, after)
-		_, behind, ended := strings.Cut(table, end)
+		before, behind, ended := strings.Cut(table, end)
 		if !named || !ended {
 			return fmt.Errorf("%s: table %q has no end", page, name)
 		}
-		out.WriteString(begin + name + after + "\n" + tableOf(results, name) + "\n" + end)
+		group, metric, one := strings.Cut(name, ": ")
+		measured := slices.DeleteFunc(slices.Clone(results), func(r result) bool {
+			return r.Group != group || one && r.Metric != metric
+		})
+		if len(measured) > 0 { // else the table of an earlier run stays
+			before = "\n" + tableOf(measured, group) + "\n"
+		}
+		out.WriteString(begin + name + after + before + end)
 		rest = behind
 	}
 	return os.WriteFile(page, []byte(out.String()), 0o644)
