@@ -141,41 +141,17 @@ func route(ctx context.Context, add func(*message.Router)) (stop func() error, e
 // serveRaw uses amqp091-go by hand and loses messages only with a connection: one channel
 // for all, mandatory, a confirm before the ack.
 func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
-	wait := w.queue + ".raw.wait"
-	if err := errors.Join(b.declare(w.queue, quorum),
-		b.declareWait(wait, w.queue, w.delay)); err != nil {
-		return nil, err
-	}
-	consuming, err := amqp.Dial(b.node.URL())
+	r, err := consumeRaw(b, w, w.inFlight)
 	if err != nil {
 		return nil, err
-	}
-	publisher, err := dialRaw(b.node.URL(), w.inFlight)
-	if err != nil {
-		return nil, errors.Join(err, consuming.Close())
-	}
-	s := &service{waits: []string{wait}}
-	fail := func(err error) (*service, error) {
-		return nil, errors.Join(err, consuming.Close(), publisher.close())
-	}
-	ch, err := consuming.Channel()
-	if err != nil {
-		return fail(err)
-	}
-	if err := ch.Qos(w.ahead(), 0, false); err != nil {
-		return fail(err)
-	}
-	deliveries, err := ch.Consume(w.queue, "raw", false, false, false, false, nil)
-	if err != nil {
-		return fail(err)
 	}
 	problems := make(chan error, w.inFlight)
 	for range w.inFlight {
 		go func() {
 			problems <- func() error {
-				for d := range deliveries {
+				for d := range r.deliveries {
 					if w.handle(d.Body) != nil {
-						if err := publisher.publish("", wait, again(&d)); err != nil {
+						if err := r.publisher.publish("", r.wait, again(&d)); err != nil {
 							return err
 						}
 					}
@@ -188,14 +164,63 @@ func serveRaw(_ context.Context, b *broker, w work) (*service, error) {
 			}()
 		}()
 	}
-	s.stop = func() error {
-		err := ch.Cancel("raw", false)
+	return &service{waits: []string{r.wait}, stop: func() error {
+		err := r.cancel()
 		for range w.inFlight {
 			err = errors.Join(err, <-problems)
 		}
-		return errors.Join(err, consuming.Close(), publisher.close())
+		return errors.Join(err, r.close())
+	}}, nil
+}
+
+// byHand are the connections of a contender that uses amqp091-go by hand: one channel to consume,
+// one to publish.
+type byHand struct {
+	wait       string
+	consuming  *amqp.Connection
+	channel    *amqp.Channel
+	deliveries <-chan amqp.Delivery
+	publisher  *rawPublisher
+}
+
+// consumeRaw declares the queues and consumes. inFlight publishes may be unconfirmed at once.
+func consumeRaw(b *broker, w work, inFlight int) (r *byHand, err error) {
+	r = &byHand{wait: w.queue + ".raw.wait"}
+	if err := errors.Join(b.declare(w.queue, quorum),
+		b.declareWait(r.wait, w.queue, w.delay)); err != nil {
+		return nil, err
 	}
-	return s, nil
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	if r.consuming, err = amqp.Dial(b.node.URL()); err != nil {
+		return r, err
+	}
+	if r.publisher, err = dialRaw(b.node.URL(), inFlight); err != nil {
+		return r, err
+	}
+	if r.channel, err = r.consuming.Channel(); err != nil {
+		return r, err
+	}
+	if err = r.channel.Qos(w.ahead(), 0, false); err != nil {
+		return r, err
+	}
+	r.deliveries, err = r.channel.Consume(w.queue, "raw", false, false, false, false, nil)
+	return r, err
+}
+
+func (r *byHand) cancel() error { return r.channel.Cancel("raw", false) }
+
+func (r *byHand) close() (err error) {
+	if r.consuming != nil {
+		err = r.consuming.Close()
+	}
+	if r.publisher != nil {
+		err = errors.Join(err, r.publisher.close())
+	}
+	return err
 }
 
 // again returns a copy of a delivery with its attempts counted.

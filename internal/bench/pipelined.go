@@ -112,42 +112,19 @@ type handed struct {
 // serveRawPipelined is serveRaw with handlers that do not wait for confirms. One goroutine awaits
 // them in their order, and acks all deliveries that are settled with one ack.
 func serveRawPipelined(_ context.Context, b *broker, w work) (*service, error) {
-	wait := w.queue + ".raw.wait"
-	if err := errors.Join(b.declare(w.queue, quorum),
-		b.declareWait(wait, w.queue, w.delay)); err != nil {
-		return nil, err
-	}
-	consuming, err := amqp.Dial(b.node.URL())
+	r, err := consumeRaw(b, w, w.ahead())
 	if err != nil {
 		return nil, err
-	}
-	publisher, err := dialRaw(b.node.URL(), w.ahead())
-	if err != nil {
-		return nil, errors.Join(err, consuming.Close())
-	}
-	fail := func(err error) (*service, error) {
-		return nil, errors.Join(err, consuming.Close(), publisher.close())
-	}
-	ch, err := consuming.Channel()
-	if err != nil {
-		return fail(err)
-	}
-	if err := ch.Qos(w.ahead(), 0, false); err != nil {
-		return fail(err)
-	}
-	deliveries, err := ch.Consume(w.queue, "raw", false, false, false, false, nil)
-	if err != nil {
-		return fail(err)
 	}
 	sent, problem := make(chan handed, w.ahead()), make(chan error, 2)
 	// One goroutine, because an ack settles all earlier deliveries, too.
 	go func() {
 		defer close(sent)
 		problem <- func() error {
-			for d := range deliveries {
+			for d := range r.deliveries {
 				one := handed{delivery: d}
 				if w.handle(d.Body) != nil {
-					confirm, err := publisher.ch.PublishWithDeferredConfirm("", wait, true, false, again(&d))
+					confirm, err := r.publisher.ch.PublishWithDeferredConfirm("", r.wait, true, false, again(&d))
 					if err != nil {
 						return err
 					}
@@ -158,10 +135,9 @@ func serveRawPipelined(_ context.Context, b *broker, w work) (*service, error) {
 			return nil
 		}()
 	}()
-	go func() { problem <- publisher.settle(sent, w.settled) }()
-	return &service{waits: []string{wait}, stop: func() error {
-		return errors.Join(ch.Cancel("raw", false), <-problem, <-problem, consuming.Close(),
-			publisher.close())
+	go func() { problem <- r.publisher.settle(sent, w.settled) }()
+	return &service{waits: []string{r.wait}, stop: func() error {
+		return errors.Join(r.cancel(), <-problem, <-problem, r.close())
 	}}, nil
 }
 

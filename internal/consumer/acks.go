@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -129,7 +130,7 @@ func (a *acks) run() (last uint64, n int) {
 // find returns the place of an open delivery. a.mu is held.
 func (a *acks) find(tag uint64) (int, bool) {
 	i, ok := slices.BinarySearchFunc(a.open, tag, func(o openTag, tag uint64) int {
-		return int(o.tag) - int(tag)
+		return cmp.Compare(o.tag, tag)
 	})
 	return i, ok && !a.open[i].ended
 }

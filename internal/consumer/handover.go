@@ -258,7 +258,7 @@ func (d *delivery) publish(
 ) error {
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
-		if d.decided || d.IsHandedOver() { // else its handler runs and has called Republish itself
+		if d.handlerEnded() {
 			d.sub.places.hold(&d.place)
 		}
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
@@ -272,15 +272,17 @@ func (d *delivery) publish(
 }
 
 // AfterWrite lets the next handler start, because the copy of this delivery is written. A
-// suspect of the crash guard keeps its place. So does a message whose handler may still run,
-// because it called Republish itself, and the message of a probe.
+// suspect of the crash guard keeps its place. So does a message whose handler may still run, and
+// the message of a probe.
 func (d *delivery) AfterWrite() {
-	if (d.decided || d.IsHandedOver()) && !d.alone && !d.on.probing {
-		if d.sub.places.written(&d.place) {
-			d.sub.noteNarrow()
-		}
+	if d.handlerEnded() && !d.alone && !d.on.probing && d.sub.places.written(&d.place) {
+		d.sub.noteNarrow()
 	}
 }
+
+// handlerEnded reports whether the Subscription or a DelayedRetry hands the message over. Else
+// its handler runs and has called Republish itself.
+func (d *delivery) handlerEnded() bool { return d.decided || d.IsHandedOver() }
 
 func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
 	p := d.sub.cfg.Group.Publisher
