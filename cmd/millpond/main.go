@@ -127,7 +127,7 @@ func newApp(io stdio) *cli.Command {
 // app has the methods that all commands share.
 type app struct{ stdio }
 
-// queue returns the one argument of a command.
+// queueOf returns the one argument of a command.
 func queueOf(c *cli.Command) (string, error) {
 	if c.NArg() != 1 {
 		return "", usage("%s takes the name of one queue, not %d arguments", c.FullName(), c.NArg())
@@ -136,18 +136,19 @@ func queueOf(c *cli.Command) (string, error) {
 }
 
 const (
-	flagURL         = "url"
-	flagManagement  = "management"
-	flagNoPolicies  = "no-policies"
-	flagPolicy      = "policy"
-	flagOldPolicy   = "old-policy"
-	flagStrategy    = "strategy"
-	flagType        = "type"
-	flagPrefix      = "prefix"
-	flagReturnTo    = "return-to"
-	flagDLQ         = "dlq"
-	flagProvisioned = "pre-provisioned"
-	flagJSON        = "json"
+	flagURL          = "url"
+	flagManagement   = "management"
+	flagNoManagement = "no-management"
+	flagNoPolicies   = "no-policies"
+	flagPolicy       = "policy"
+	flagOldPolicy    = "old-policy"
+	flagStrategy     = "strategy"
+	flagType         = "type"
+	flagPrefix       = "prefix"
+	flagReturnTo     = "return-to"
+	flagDLQ          = "dlq"
+	flagProvisioned  = "pre-provisioned"
+	flagJSON         = "json"
 )
 
 // defaultURL is RabbitMQ's own.
@@ -192,17 +193,20 @@ func (a app) globalFlags() []cli.Flag {
 			Sources: cli.EnvVars("AMQP_URL"), HideDefault: true,
 		},
 		&cli.StringFlag{
-			Name: flagManagement, Usage: "`URL` of its management API, http://user:password@host:15672: " +
-				"for what AMQP cannot show",
+			Name: flagManagement, Usage: "`URL` of its management API, which shows all queues: " +
+				"http://user:password@host:15672; the host and the user of --url without it",
 			Sources: cli.EnvVars("MILLPOND_MANAGEMENT_URL"), HideDefault: true,
+		},
+		&cli.BoolFlag{
+			Name: flagNoManagement, Usage: "do not ask the management API: the flags below say how " +
+				"messages wait",
 		},
 		&cli.BoolFlag{
 			Name: flagNoPolicies, Usage: "no policy sets delivery-limit on the queues to read: " +
 				"you say so, and nothing checks it; for brokers without --management",
 		},
 		&cli.StringFlag{
-			Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s; " +
-				"the default wait steps without it",
+			Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s",
 		},
 		&cli.StringFlag{
 			Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue",
@@ -282,47 +286,4 @@ func (a app) planFor(
 		return plan, usage("%s%v", prefix, err)
 	}
 	return plan, nil
-}
-
-// assumes reports whether the wait queues of a plan are a guess, because --policy is missing, and
-// says so.
-func (a app) assumes(c *cli.Command) bool {
-	guess := c.String(flagPolicy) == "" && c.String(flagStrategy) != "levels"
-	if guess {
-		fmt.Fprintln(a.err, "millpond: without --policy the tool assumes the default wait steps; "+
-			"name the delays of the service's policy")
-	}
-	return guess
-}
-
-// open connects.
-func (a app) open(ctx context.Context, c *cli.Command) (*operate.Operator, error) {
-	options := []operate.Option{operate.WithName("millpond tool")}
-	if url := c.String(flagManagement); url != "" {
-		options = append(options, operate.WithManagement(url))
-	}
-	if c.Bool(flagNoPolicies) {
-		options = append(options, operate.WithoutPolicyCheck())
-	}
-	if c.Bool(flagProvisioned) {
-		options = append(options, operate.WithPreProvisioned())
-	}
-	return operate.Open(ctx, cmp.Or(c.String(flagURL), defaultURL), options...)
-}
-
-// with connects, calls f with the plan of a queue, and closes.
-func (a app) with(
-	ctx context.Context, c *cli.Command, queue string,
-	f func(*operate.Operator, topology.Plan) error,
-) (err error) {
-	plan, err := a.planOf(c, queue)
-	if err != nil {
-		return err
-	}
-	o, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, o.Close()) }()
-	return f(o, plan)
 }
