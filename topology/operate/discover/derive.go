@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -17,21 +18,22 @@ import (
 // derivation turns what was seen into the result.
 type derivation struct {
 	*seen
-	waits    []*waitQueue
-	byName   map[string]*waitQueue
-	placed   map[string]bool // wait queues of which it is known where they lead
-	mains    map[string]*Main
-	parts    map[string]*parts
-	stranded map[string]bool
-	orphans  []Orphan
-	tables   map[any]amqp.Table // see tableOf
+	waits               []*waitQueue
+	byName              map[string]*waitQueue
+	placed              map[string]bool // wait queues of which it is known where they lead
+	mains               map[string]*Main
+	parts               map[string]*parts
+	stranded, unclaimed map[string]bool
+	oldest              map[string]time.Time // by queue
+	orphans             []Orphan
+	tables              map[any]amqp.Table // see tableOf
 }
 
 func (s *seen) derive() *derivation {
 	d := &derivation{
 		seen: s, waits: s.waitQueues(), byName: map[string]*waitQueue{}, placed: map[string]bool{},
 		mains: map[string]*Main{}, parts: map[string]*parts{}, stranded: map[string]bool{},
-		tables: map[any]amqp.Table{},
+		oldest: map[string]time.Time{}, tables: map[any]amqp.Table{},
 	}
 	through := map[string][]*waitQueue{} // by the exchange that their messages return through
 	for _, w := range d.waits {
@@ -66,7 +68,6 @@ func (s *seen) derive() *derivation {
 		}
 	}
 	d.strandedAlone()
-	d.dead()
 	return d
 }
 

@@ -23,8 +23,8 @@ type Vhost struct {
 	Stranded []Queue
 	// Orphans are wait queues whose messages reach no queue when their wait ends, by name.
 	Orphans []Orphan
-	// Unclaimed are other queues that have the arguments of a dead-letter queue, by name: the broker
-	// does not show whose letters they keep. A main queue of a service without millpond may have the
+	// Unclaimed are other queues with the arguments of a dead-letter queue and without a consumer, by
+	// name: the broker does not show whose letters they keep. A queue without retries may have the
 	// same arguments.
 	Unclaimed []Queue
 	// Unclear is everything that the broker does not tell.
@@ -229,6 +229,9 @@ func Find(
 		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
 	}
 	found := seen.derive()
+	if err := found.dead(ctx, api); err != nil {
+		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
+	}
 	if o.operator != nil {
 		if err := found.peek(ctx, o.operator); err != nil {
 			return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
