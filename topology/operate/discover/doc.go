@@ -1,0 +1,2 @@
+// Package discover finds what millpond has in a virtual host.
+package discover
