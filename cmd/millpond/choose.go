@@ -28,45 +28,47 @@ type letters struct {
 	limit    int
 }
 
-// onLetters makes the action of a command that takes a queue and the flags of filterFlags.
+// onLetters makes the action of a command that takes queues and the flags of filterFlags. A queue
+// that keeps the letters of several queues is worked on once.
 func (a app) onLetters(
 	act func(ctx context.Context, c *cli.Command, l *letters) error,
 ) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
-		queue, err := queueOf(c)
+		filter, limit, err := filterOf(c, time.Now())
 		if err != nil {
 			return err
 		}
-		l := &letters{}
-		if l.filter, l.limit, err = filterOf(c, time.Now()); err != nil {
-			return err
-		}
-		return a.choose(ctx, c, queue, l, func() error { return act(ctx, c, l) })
+		done := map[string]bool{}
+		return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+			if dead := plan.Dead.RoutingKey; done[dead] && dead != "" && c.Name != "replay" {
+				_, err := fmt.Fprintf(a.err, "millpond: the dead letters of %s are in queue %s, too: see above\n",
+					harmless(plan.Queue), harmless(dead))
+				return err
+			}
+			done[plan.Dead.RoutingKey] = true
+			l := &letters{operator: s.operator, plan: plan, filter: filter, limit: limit}
+			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
+		})
 	}
 }
 
-// choose connects, looks up the positions among the IDs of the filter, and acts.
-func (a app) choose(
-	ctx context.Context, c *cli.Command, queue string, l *letters, act func() error,
-) error {
-	return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-		l.operator, l.plan = o, plan
-		if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
-			return act()
-		}
-		at, err := a.byPosition(ctx, l)
-		if err != nil {
-			return err
-		}
-		if err := act(); err != nil || l.limit > 0 {
-			return err
-		}
-		for _, n := range at.missing() {
-			err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
-				n, at.ids[n], plan.Dead.RoutingKey)
-		}
+// choose looks up the positions among the IDs of the filter, and acts.
+func (a app) choose(ctx context.Context, l *letters, act func() error) error {
+	if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
+		return act()
+	}
+	at, err := a.byPosition(ctx, l)
+	if err != nil {
 		return err
-	})
+	}
+	if err := act(); err != nil || l.limit > 0 {
+		return err
+	}
+	for _, n := range at.missing() {
+		err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+			n, at.ids[n], l.plan.Dead.RoutingKey)
+	}
+	return err
 }
 
 // position is the position of a letter where an ID is expected. A number alone is an ID, because

@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -66,7 +67,7 @@ func jsonOf(l operate.Letter) letterJSON {
 func (a app) deadList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list dead letters, oldest first; with --json one object a line",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: append(filterFlags(), &cli.BoolFlag{
 			Name: "group", Usage: "by reason and error, numbers written as #; with --json one array",
 		}),
@@ -139,30 +140,38 @@ func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) er
 
 func (a app) deadShow() *cli.Command {
 	return &cli.Command{
-		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
+		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "[QUEUE…] ID",
 		Description: aboutPositions + "\nA number that is the ID of no letter is a position, too.",
 		Flags: []cli.Flag{&cli.BoolFlag{
 			Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
 				"--json always has it",
 		}},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.NArg() != 2 {
-				return usage("%s takes a queue and the id of a letter", c.FullName())
+			if c.NArg() == 0 {
+				return usage("%s takes the id of a letter, after the names of queues", c.FullName())
 			}
-			queue, id := c.Args().Get(0), c.Args().Get(1)
-			l := &letters{filter: operate.Filter{IDs: []string{id}}}
-			return a.choose(ctx, c, queue, l, func() error {
-				found, err := a.showAll(ctx, c, l)
-				// A number that is no letter's ID is the position that the list shows.
-				if n, notNumber := strconv.Atoi(id); err == nil && found == 0 && notNumber == nil {
-					l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == n }}
-					found, err = a.showAll(ctx, c, l)
-				}
-				if err == nil && found == 0 {
-					err = a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
-				}
-				return err
+			queues, id := c.Args().Slice()[:c.NArg()-1], c.Args().Get(c.NArg()-1)
+			found := 0
+			err := a.each(ctx, c, queues, func(s *session, plan topology.Plan) error {
+				l := &letters{operator: s.operator, plan: plan, filter: operate.Filter{IDs: []string{id}}}
+				return a.choose(ctx, l, func() error {
+					n, err := a.showAll(ctx, c, l)
+					// A number that is no letter's ID is the position that the list shows.
+					if at, notNumber := strconv.Atoi(id); err == nil && n == 0 && notNumber == nil {
+						l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == at }}
+						n, err = a.showAll(ctx, c, l)
+					}
+					found += n
+					if err == nil && n == 0 && len(queues) == 1 {
+						err = a.notFound("there is no letter %q in queue %q", id, plan.Dead.RoutingKey)
+					}
+					return err
+				})
 			})
+			if err == nil && found == 0 {
+				err = a.notFound("there is no letter %q in any of the dead-letter queues", id)
+			}
+			return err
 		},
 	}
 }

@@ -63,6 +63,8 @@ func (a app) matched(c *cli.Command, p operate.Progress, err error) error {
 	switch {
 	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
 		return err
+	case c.NArg() != 1: // another queue may have it
+		return nil
 	case p.Foreign > 0:
 		return errFound
 	}
@@ -76,7 +78,7 @@ func (a app) deadReplay() *cli.Command {
 	return &cli.Command{
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: append(filterFlags(), dryRun(),
 			&cli.StringFlag{
 				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
@@ -116,8 +118,8 @@ func rateOf(text string) (float64, error) {
 
 func (a app) deadDiscard() *cli.Command {
 	return &cli.Command{
-		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "QUEUE",
-		Description: aboutPositions,
+		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "[QUEUE…]",
+		Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: append(filterFlags(), dryRun(),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
 			&cli.StringFlag{
@@ -188,27 +190,32 @@ func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.Dis
 func (a app) deadExport() *cli.Command {
 	return &cli.Command{
 		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
 		Flags: append(filterFlags(), &cli.StringFlag{
 			Name: "file", Aliases: []string{"o"},
 			Usage: "write to `FILE`, which must not exist; the standard output without it",
 		}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
-			out := a.out
-			if name := c.String("file"); name != "" {
-				file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-				if openErr != nil {
-					return openErr
+		Action: func(ctx context.Context, c *cli.Command) (err error) {
+			out, file := a.out, (*os.File)(nil)
+			defer func() {
+				if file != nil {
+					err = errors.Join(err, file.Sync(), file.Close())
 				}
-				defer func() { err = errors.Join(err, file.Sync(), file.Close()) }()
-				out = file
-			}
-			w := bufio.NewWriterSize(out, 64<<10)
-			n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
-			err = errors.Join(err, w.Flush())
-			fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
-			return err
-		}),
+			}()
+			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
+				if name := c.String("file"); name != "" && file == nil {
+					if file, err = os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600); err != nil {
+						return err
+					}
+					out = file
+				}
+				w := bufio.NewWriterSize(out, 64<<10)
+				n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
+				err = errors.Join(err, w.Flush())
+				fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
+				return err
+			})(ctx, c)
+		},
 	}
 }
 

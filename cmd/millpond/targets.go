@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,8 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	s = &session{app: a, c: c}
 	api, vhost, err := managementOf(c)
 	switch {
+	case errors.Is(err, errUsage):
+		return nil, err
 	case err != nil:
 		s.blind = err
 	default:
@@ -59,6 +62,8 @@ func managementOf(c *cli.Command) (api, vhost string, err error) {
 	switch {
 	case err != nil:
 		return "", "", errors.New("the URL cannot be parsed") // connect says why
+	case c.Bool(flagNoManagement) && c.IsSet(flagManagement):
+		return "", "", usage("--%s and --%s contradict each other", flagManagement, flagNoManagement)
 	case c.Bool(flagNoManagement):
 		return "", "", errors.New("--" + flagNoManagement + " was given")
 	case c.String(flagManagement) != "":
@@ -128,7 +133,7 @@ func (a app) each(
 	var errs []error
 	for _, plan := range plans {
 		if len(plans) > 1 && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.out, "%s:\n", harmless(plan.Queue))
+			fmt.Fprintf(a.headings(c), "%s:\n", harmless(plan.Queue))
 		}
 		if err := f(s, plan); err != nil {
 			errs = append(errs, err)
@@ -138,6 +143,14 @@ func (a app) each(
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// headings is where the names of queues go: not between lines that a program reads.
+func (a app) headings(c *cli.Command) io.Writer {
+	if c.Name == "export" {
+		return a.err
+	}
+	return a.out
 }
 
 // plans returns the plans of the named queues, or of all that were found if none is named.
@@ -180,12 +193,14 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 			return nil, err
 		}
 	}
-	fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
-	for _, plan := range plans {
-		fmt.Fprintf(s.err, "millpond: queue %q is looked for by its flags alone, in %s\n",
-			plan.Queue, strings.Join(namesOf(plan), ", "))
+	if !s.c.Bool(flagNoManagement) {
+		fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
 	}
-	if s.guesses() {
+	for _, plan := range plans {
+		fmt.Fprintf(s.err, "millpond: without the management API the flags say which queues belong to %q: "+
+			"%s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
+	}
+	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
 		fmt.Fprintln(s.err, "millpond: without --policy the tool assumes the default wait steps; "+
 			"name the delays of the service's policy")
 	}

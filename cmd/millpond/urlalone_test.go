@@ -201,3 +201,36 @@ var unstable = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`), "2026-03-01 12:00:00Z"},
 	{regexp.MustCompile(`127\.\d+\.\d+\.\d+(:\d+)?`), "host"},
 }
+
+// Given three services with three strategies, dead letters of every reason, and waiting and
+// stranded messages, then every command shows all of it to a person who knows only the URL.
+func TestURLAloneIsEnough(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.fill()
+	time.Sleep(6 * time.Second)
+	for _, c := range []struct {
+		name string
+		args []string
+	}{
+		{"url-status", []string{"status"}},
+		{"url-verify", []string{"verify"}},
+		{"url-waiting", []string{"waiting", "list"}},
+		{"blind", []string{"--no-management", "status"}},
+		{"blind", []string{"--no-management", "status", "orders"}},
+		{"blind", []string{"--no-management", "waiting", "list", "orders"}},
+		{"blind", []string{"--no-management", "--policy", "200ms,1h", "waiting", "list", "orders"}},
+		{"blind", []string{"--no-management", "dead", "list", "orders"}},
+		{"wrong", []string{"--policy", "7s", "waiting", "list", "orders"}},
+		{"wrong", []string{"--strategy", "levels", "waiting", "list", "orders"}},
+		{"wrong", []string{"--strategy", "shared", "--prefix", "wrong", "waiting", "list", "invoices"}},
+		{"wrong", []string{"--return-to", "wrong", "waiting", "list", "orders"}},
+		{"wrong", []string{"--type", "classic", "waiting", "list", "orders"}},
+		{"wrong", []string{"--dlq", "wrong", "dead", "list", "orders"}},
+		{"wrong", []string{"dead", "list", "nowhere"}},
+		{"wrong", []string{"--policy", "7s", "verify", "orders"}},
+	} {
+		o := h.ask(c.args...)
+		t.Log(c.name, o.code, "\n"+o.out+o.err)
+	}
+}
