@@ -26,7 +26,7 @@ func TestFind(t *testing.T) {
 		"main queue gone": orphans, "names of the user": namesOfTheUser, "letters": letters,
 		"stranded": strandedMessages, "policies": policies, "users": users, "hostile": hostile,
 		"consumers": consumers, "dead by the broker": deadByBroker, "missing wait queue": missing,
-		"a chain by hand": byHand,
+		"a chain by hand": byHand, "several pages": pages,
 	})
 }
 
