@@ -220,7 +220,7 @@ func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool
 	for _, w := range waits {
 		d.placed[w.name] = true
 		if queues == 0 {
-			d.orphan(w, "", "no queue is bound to exchange %q, where its messages go", exchange)
+			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where they go", exchange)
 		}
 	}
 	return queues > 0
