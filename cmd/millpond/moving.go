@@ -44,6 +44,9 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 		}
 		return errors.Join(code, a.printJSON(j))
 	}
+	if err != nil && p.Seen == 0 {
+		return code // no letter was looked at
+	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
 			verb, plural(p.Chosen, "dead letter"), p.Total)

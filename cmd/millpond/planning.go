@@ -157,6 +157,17 @@ func (a app) eachPlan(
 
 // verify verifies a plan. If its wait queues are a guess, a missing one is not critical.
 func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Finding, error) {
+	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil && plan.Dead == main.Plan.Dead {
+		f := operate.Finding{
+			Severity: operate.Critical, Problem: operate.Unchecked, Kind: "queue", Name: plan.Queue,
+			Text: "nothing else was checked: " + main.PlanErr.Error(),
+		}
+		if len(main.Dead) == 0 {
+			f.Severity, f.Text = operate.Warning, "nothing else was checked, because its dead-letter queue "+
+				"is not known: name it with --dlq"
+		}
+		return append(s.unclear(plan.Queue), f), nil
+	}
 	findings, err := s.operator.Verify(ctx, plan)
 	if s.vhost != nil {
 		findings = append(findings, s.unclear(plan.Queue)...)

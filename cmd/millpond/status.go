@@ -112,6 +112,8 @@ func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
 const (
 	// mostTrouble is the most queues in trouble that the overview shows without --all.
 	mostTrouble = 30
+	// maxUnclear is the most things that the overview names because the broker does not tell them.
+	maxUnclear = 5
 	// fewQueues is the number of queues up to which the overview shows all.
 	fewQueues = 20
 )
@@ -176,15 +178,15 @@ func (s *session) overview() error {
 		}
 	}
 	if left := inTrouble - shown; left > 0 {
-		fmt.Fprintf(s.out, "… and %s more in trouble; --all prints them\n", plural(left, "queue"))
+		fmt.Fprintf(s.out, "… and %d more in trouble; --all prints them\n", left)
 	}
 	if fine := len(lines) - max(inTrouble, shown); fine > 0 {
 		fmt.Fprintf(s.out, "%s without trouble; --all prints them\n", plural(fine, "queue"))
 	}
 	for i, u := range s.vhost.Unclear {
-		if i == maxNamed {
-			fmt.Fprintf(s.out, "… and %s more that the broker does not tell; --json prints them\n",
-				plural(len(s.vhost.Unclear)-i, "thing"))
+		if i == maxUnclear {
+			fmt.Fprintf(s.out, "… and %d more that the broker does not tell; --json prints them\n",
+				len(s.vhost.Unclear)-i)
 			break
 		}
 		fmt.Fprintf(s.out, "not known: %s\n", harmless(u.Text))
@@ -240,7 +242,10 @@ func lineOf(main discover.Main) overviewLine {
 	if held > 0 {
 		l.Trouble = append(l.Trouble, plural(held, "message")+" held: their target is missing or full")
 	}
-	if main.PlanErr != nil {
+	switch {
+	case len(main.Dead) == 0:
+		l.Trouble = append(l.Trouble, "its dead-letter queue is not known: see --dlq")
+	case main.PlanErr != nil:
 		l.Trouble = append(l.Trouble, "a wait queue leads astray: see verify")
 	}
 	return l

@@ -221,6 +221,14 @@ func (s *session) guesses() bool {
 	return s.vhost == nil && s.c.String(flagPolicy) == "" && s.c.String(flagStrategy) != "levels"
 }
 
+// found returns what was found of a queue.
+func (s *session) found(queue string) (discover.Main, bool) {
+	if s.vhost == nil {
+		return discover.Main{}, false
+	}
+	return s.vhost.Main(queue)
+}
+
 func (s *session) nothingFound() {
 	fmt.Fprintf(s.out, "virtual host %q has no queue with wait queues: no service has declared "+
 		"retries there\n", s.vhost.Name)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -202,35 +203,137 @@ var unstable = []struct {
 	{regexp.MustCompile(`127\.\d+\.\d+\.\d+(:\d+)?`), "host"},
 }
 
-// Given three services with three strategies, dead letters of every reason, and waiting and
-// stranded messages, then every command shows all of it to a person who knows only the URL.
+// awaitCounts waits until the broker has counted all that fill has made.
+func (h *house) awaitCounts() {
+	h.t.Helper()
+	testbroker.WaitFor(h.t, "the management API to count", patience, func() bool {
+		o := h.ask("status")
+		require.Zero(h.t, o.code, o.err)
+		return !strings.Contains(o.out, "?") && strings.Count(o.out, "  1        4  ")+
+			strings.Count(o.out, "  1        5  ") == len(houseQueues)
+	})
+}
+
+// Given three services with three strategies, dead letters of every reason, and waiting messages,
+// then every command shows all of it to a person who knows only the URL.
 func TestURLAloneIsEnough(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	h.fill()
-	time.Sleep(6 * time.Second)
+	h.awaitCounts()
 	for _, c := range []struct {
 		name string
 		args []string
+		code int
 	}{
-		{"url-status", []string{"status"}},
-		{"url-verify", []string{"verify"}},
-		{"url-waiting", []string{"waiting", "list"}},
-		{"blind", []string{"--no-management", "status"}},
-		{"blind", []string{"--no-management", "status", "orders"}},
-		{"blind", []string{"--no-management", "waiting", "list", "orders"}},
-		{"blind", []string{"--no-management", "--policy", "200ms,1h", "waiting", "list", "orders"}},
-		{"blind", []string{"--no-management", "dead", "list", "orders"}},
-		{"wrong", []string{"--policy", "7s", "waiting", "list", "orders"}},
-		{"wrong", []string{"--strategy", "levels", "waiting", "list", "orders"}},
-		{"wrong", []string{"--strategy", "shared", "--prefix", "wrong", "waiting", "list", "invoices"}},
-		{"wrong", []string{"--return-to", "wrong", "waiting", "list", "orders"}},
-		{"wrong", []string{"--type", "classic", "waiting", "list", "orders"}},
-		{"wrong", []string{"--dlq", "wrong", "dead", "list", "orders"}},
-		{"wrong", []string{"dead", "list", "nowhere"}},
-		{"wrong", []string{"--policy", "7s", "verify", "orders"}},
+		{"url-status", []string{"status"}, exitDone},
+		{"url-status-orders", []string{"status", "orders"}, exitDone},
+		{"url-verify", []string{"verify"}, exitDone},
+		{"url-waiting", []string{"waiting", "list"}, exitDone},
+		{"url-dead", []string{"dead", "list"}, exitDone},
+		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
+		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
+		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
+		{"blind-waiting", []string{"--no-management", "--no-policies", "waiting", "list", "orders"}, exitFailed},
+		{"blind-dead", []string{"--no-management", "dead", "list", "mail"}, exitRefused},
 	} {
 		o := h.ask(c.args...)
-		t.Log(c.name, o.code, "\n"+o.out+o.err)
+		require.Equal(t, c.code, o.code, "%s: %s%s", c.name, o.out, o.err)
+		golden(t, c.name, o.out+o.err)
 	}
+}
+
+// Given a policy, a strategy, a prefix or another flag that is wrong, then no command says that
+// nothing is there: the error names the flag and the queues that the broker has.
+func TestWrongFlagsHideNothing(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.fill()
+	nothing := regexp.MustCompile(`nothing waits|no dead letters|nothing found|0 dead letters` +
+		`|of 0|without trouble|nothing is stranded`)
+	commands := [][]string{
+		{"status"}, {"verify"}, {"waiting", "list"}, {"waiting", "release", "--id", "x"},
+		{"waiting", "cancel", "--id", "x"}, {"dead", "list"}, {"dead", "show", "#1"},
+		{"dead", "replay", "--dry-run"}, {"dead", "discard", "--dry-run"}, {"dead", "export"},
+	}
+	for queue, wrong := range map[string][][]string{
+		"orders": {
+			{"--policy", "7s"}, {"--policy", "200ms,7s,1h"}, {"--strategy", "levels"},
+			{"--strategy", "shared"}, {"--type", "classic"}, {"--prefix", "wrong"},
+			{"--return-to", "wrong"}, {"--dlq", "wrong"},
+		},
+		"invoices": {
+			{"--policy", "7s"}, {"--strategy", "perqueue"}, {"--type", "quorum"},
+			{"--strategy", "shared", "--prefix", "wrong"}, {"--return-to", "wrong"},
+		},
+		"mail": {{"--strategy", "perattempt"}, {"--type", "classic"}, {"--prefix", "wrong"}},
+	} {
+		for _, flags := range wrong {
+			for _, command := range commands {
+				args := slices.Clone(flags)
+				switch command[len(command)-1] {
+				case "#1":
+					args = append(args, "dead", "show", queue, "#1")
+				default:
+					args = append(append(args, command...), queue)
+				}
+				o := h.ask(args...)
+				if o.code == exitDone { // then the flag does not matter for this command
+					require.NotRegexp(t, nothing, o.out, args)
+					require.Contains(t, o.out, queue, args)
+					continue
+				}
+				require.NotRegexp(t, nothing, o.out+o.err, args)
+				if o.code == exitFound && command[0] == "waiting" { // no message has the ID x
+					continue
+				}
+				require.Contains(t, o.out+o.err, queue, args)
+				if flags[0] != "--dlq" && command[0] != "verify" {
+					require.Contains(t, o.err, flags[len(flags)-2]+" "+flags[len(flags)-1], args)
+				}
+			}
+		}
+	}
+	for queue, n := range map[string]int{"orders": 5, "invoices": 5, "mail": 4} {
+		require.Equal(t, n, testbroker.Depth(t, h.node.URL(), queue+".dlq"), "nothing has moved")
+	}
+}
+
+// Given 200 services, then status fits one screen, the queue in trouble is first, and a shell
+// completes the names of queues.
+func TestManyQueuesFitOneScreen(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	address := onOneHost(t, node.URL(), api)
+	ch := testbroker.Channel(t, node.URL())
+	for n := range 200 {
+		queue := fmt.Sprintf("service-%03d", n)
+		_, err := ch.QueueDeclare(queue, true, false, false, false, nil)
+		require.NoError(t, err)
+		_, err = ch.QueueDeclare(queue+".wait.1s", true, false, false, false, amqp.Table{
+			"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue,
+			"x-queue-type": "classic", "x-queue-mode": "lazy",
+		})
+		require.NoError(t, err)
+		_, err = ch.QueueDeclare(queue+".dlq", true, false, false, false, amqp.Table{
+			"x-queue-type": "classic", "x-queue-mode": "lazy",
+		})
+		require.NoError(t, err)
+		_, err = ch.Consume(queue, "", false, false, false, false, nil)
+		require.NoError(t, err)
+	}
+	rig.Publish(t, node.URL(), "", "service-117.dlq", rig.Message("x"))
+	var o outcome
+	testbroker.WaitFor(t, "the letter to be counted", patience, func() bool {
+		o = tool(t, address, "", "--url", address, "status")
+		require.Zero(t, o.code, o.err)
+		return strings.Contains(o.out, "1 dead letter") &&
+			strings.Contains(o.out, "199 queues without trouble")
+	})
+	lines := strings.Split(o.out, "\n")
+	require.Less(t, len(lines), 45, o.out)
+	require.Regexp(t, `^queue +ready `, lines[0])
+	require.Regexp(t, `^service-117 .* 1 dead letter`, lines[1])
+	o = tool(t, address, "", "--url", address, "dead", "list", "--generate-shell-completion")
+	require.Contains(t, o.out, "service-042\n", o.err)
 }
