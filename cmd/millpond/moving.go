@@ -215,7 +215,9 @@ func (a app) deadExport() *cli.Command {
 				w := bufio.NewWriterSize(out, 64<<10)
 				n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
 				err = errors.Join(err, w.Flush())
-				fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
+				if err == nil || n > 0 {
+					fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
+				}
 				return err
 			})(ctx, c)
 		},
