@@ -50,7 +50,11 @@ func (s *Subscription) process(d *delivery) {
 			func(ctx context.Context) error {
 				state := d.State
 				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
-			}, nil)
+			}, func() {
+				if d.republished.Reason != "" {
+					d.observeSettled(middleware.EventDeadLettered, d.State, nil)
+				}
+			})
 		return
 	}
 	msg, err := d.decode()
