@@ -86,7 +86,9 @@ func quickRules(t *testing.T) string {
 func firings(t *testing.T, prom, expr string) []string {
 	t.Helper()
 	var answer struct {
-		Data struct{ Result []struct{ Metric map[string]string } }
+		Data struct {
+			Result []struct{ Metric map[string]string }
+		}
 	}
 	text := get(t, prom+"/api/v1/query?query="+url.QueryEscape(expr))
 	require.NoError(t, json.Unmarshal([]byte(text), &answer), text)

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -161,11 +160,14 @@ func (d *delivery) contextOfUser() context.Context {
 }
 
 // observeSettled tells of a message that was handed over as kind says. It tells of a dead
-// letter if the headers of the message left no room for a retry.
+// letter if the headers of the message left no room for a retry, or if a dead letter of an
+// earlier try was confirmed late.
 func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryState, err error) {
-	if state.Reason == "" && d.republished.Reason != "" {
-		state.Reason, state.DeadAt, state.WaitingSince = d.republished.Reason, time.Now(), time.Time{}
-		err = cmp.Or(err, ErrTooLarge)
+	if state.Reason == "" && d.died != nil {
+		state = *d.died
+		if state.Reason == header.ReasonOversized {
+			err = ErrTooLarge
+		}
 	}
 	if state.Reason != "" {
 		kind = middleware.EventDeadLettered

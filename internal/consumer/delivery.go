@@ -23,6 +23,7 @@ import (
 type delivery struct {
 	middleware.Attached
 	republished middleware.Republished // where the last copy to a wait queue is
+	died        *header.RetryState     // of the last copy if that is a dead letter, else nil
 	sub         *Subscription
 	on          *consumer
 	raw         amqp.Delivery
@@ -51,7 +52,7 @@ func (s *Subscription) process(d *delivery) {
 				state := d.State
 				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
 			}, func() {
-				if d.republished.Reason != "" {
+				if d.died != nil {
 					d.observeSettled(middleware.EventDeadLettered, d.State, nil)
 				}
 			})
