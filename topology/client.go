@@ -45,6 +45,7 @@ type Client struct {
 	watched     map[string]bool // stranded queues
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
+	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
 }
 
 var _ middleware.Republisher = (*Client)(nil)
@@ -165,6 +166,15 @@ func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
 // Observers returns the observers of WithObserver, for middleware.NewDelayedRetry. The caller
 // owns the slice.
 func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
+
+// OnDeadLetter adds a function that is told of the dead letters that Subscribers without For make
+// by themselves. middleware.NewDelayedRetry calls it if there are hooks; a program has
+// middleware.WithDeadLetterHook.
+func (c *Client) OnDeadLetter(tell func(ctx context.Context, dead middleware.DeadLetter)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hooks = append(c.hooks, tell)
+}
 
 // Healthy returns nil while retries can be handed over, else the error that prevents it. It does
 // not talk to the broker, so it may serve a readiness probe.
