@@ -154,7 +154,8 @@ func byHand(p place) {
 	}
 	own := topology.WaitQueue("own key", time.Second, topology.Route{})
 	rig.DeclareQueue(p.t, p.url, own.Name, own.Arguments)
-	odd := topology.WaitQueue("odd", time.Second, topology.Route{Exchange: "amq.direct", RoutingKey: "q"})
+	direct := topology.Route{Exchange: "amq.direct", RoutingKey: "q"}
+	odd := topology.WaitQueue("odd", time.Second, direct)
 	rig.DeclareQueue(p.t, p.url, odd.Name, odd.Arguments)
 	v := p.find()
 	require.Len(p.t, v.Mains, 1)

@@ -15,7 +15,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// derivation turns what was seen into the result.
+// derivation turns the answers of the management API into the result.
 type derivation struct {
 	*seen
 	waits               []*waitQueue
@@ -220,7 +220,8 @@ func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool
 	for _, w := range waits {
 		d.placed[w.name] = true
 		if queues == 0 {
-			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where they go", exchange)
+			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where "+
+				"they go", exchange)
 		}
 	}
 	return queues > 0
@@ -330,8 +331,8 @@ func (d *derivation) owners(
 	return found
 }
 
-// strandedAlone finds stranded queues whose wait queues are gone: a queue that keeps messages behind
-// a fanout exchange of the same name, which is its own alternate exchange.
+// strandedAlone finds stranded queues whose wait queues are gone: a queue that keeps messages
+// behind a fanout exchange of the same name, which is its own alternate exchange.
 func (d *derivation) strandedAlone() {
 	for name, e := range d.exchanges {
 		if e.Kind != "fanout" || d.alternate(name) != name {

@@ -135,7 +135,8 @@ const (
 	ByName Evidence = "name"
 	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see WithLooks.
 	ByLetter Evidence = "letter"
-	// ByArgument: the arguments of the main queue lead there what the broker itself dead-letters.
+	// ByArgument: the arguments of the main queue lead messages there that the broker itself
+	// dead-letters.
 	ByArgument Evidence = "argument"
 	// ByPolicy is ByArgument for a policy.
 	ByPolicy Evidence = "policy"

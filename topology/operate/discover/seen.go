@@ -19,7 +19,7 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// seen is what the management API has shown of a vhost.
+// seen is the answers of the management API about a vhost.
 type seen struct {
 	vhost     string
 	queues    map[string]queue
@@ -39,8 +39,8 @@ type queue struct {
 	ready, unacked, total, held, consumers int32 // unknown is -1
 }
 
-// look reads the vhost. Of the bindings it reads only those of exchanges that may belong to
-// millpond, by their arguments and by the wait queues that lead to them.
+// look reads the vhost. It reads bindings only of exchanges that may belong to millpond,
+// by their arguments or by the wait queues that lead to them.
 func look(ctx context.Context, api *management.API, vhost string) (*seen, error) {
 	s := &seen{
 		vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
@@ -69,7 +69,7 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	return s, ctx.Err()
 }
 
-// wayIn adds to an error what a user without permissions in the vhost needs.
+// wayIn adds to an error the permissions that a user may lack.
 func (s *seen) wayIn(err error) error {
 	if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 		return fmt.Errorf("management API: there is no such vhost, or the user has no permissions in "+
@@ -259,7 +259,7 @@ func bindingOf(exchange string, b management.Bound) topology.Binding {
 	return found
 }
 
-// ask reads what is good to know beside the rest.
+// ask reads consumers and policies. The result is useful without them.
 func (s *seen) ask(ctx context.Context, api *management.API) {
 	unseen := func(what string, err error) {
 		s.unclear = append(s.unclear, Unclear{
