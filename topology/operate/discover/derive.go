@@ -77,8 +77,8 @@ func (d *derivation) tell(queue, format string, args ...any) {
 
 func (d *derivation) unclearWait(w *waitQueue, how string) {
 	d.placed[w.name] = true
-	d.tell("", "wait queue %q leads to exchange %q %s, which no strategy of millpond does: the queue "+
-		"that its messages return to is not derived", w.name, w.exchange, how)
+	d.tell("", "wait queue %q leads to exchange %q %s: the queue that its messages return to could not "+
+		"be derived", w.name, w.exchange, how)
 }
 
 func (d *derivation) orphan(w *waitQueue, queue, format string, args ...any) {

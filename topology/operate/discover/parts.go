@@ -24,7 +24,7 @@ type parts struct {
 func (d *derivation) main(name string) (*Main, *parts) {
 	p := d.parts[name]
 	if p == nil {
-		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}, Clients: d.clients[name]}
+		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
 		p = &parts{
 			main: m, has: map[any]bool{}, vias: map[topology.Via]bool{},
 			attempts: map[string]int{},

@@ -26,7 +26,6 @@ type seen struct {
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
-	clients    map[string][]Client
 	policies   *audit.Policies
 	unclear    []Unclear
 }
@@ -45,7 +44,6 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	s := &seen{
 		vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
 		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
-		clients: map[string][]Client{},
 	}
 	same := map[string]management.Object{}
 	settled, err := api.Queues(ctx, vhost, func(q management.Queue) { s.see(q, same) })
@@ -65,7 +63,7 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if err := s.follow(ctx, api, waits); err != nil {
 		return nil, err
 	}
-	s.ask(ctx, api)
+	s.readPolicies(ctx, api)
 	return s, ctx.Err()
 }
 
@@ -259,32 +257,41 @@ func bindingOf(exchange string, b management.Bound) topology.Binding {
 	return found
 }
 
-// ask reads consumers and policies. The result is useful without them.
-func (s *seen) ask(ctx context.Context, api *management.API) {
-	unseen := func(what string, err error) {
-		s.unclear = append(s.unclear, Unclear{
-			Text: fmt.Sprintf("%s of vhost %q could not be seen: %v", what, s.vhost, err),
-		})
-	}
-	err := api.Consumers(ctx, s.vhost, func(c management.Consumer) {
-		name := c.Queue.Name
-		client := Client{Tag: c.Tag}
-		client.Connection, _ = c.Channel["connection_name"].(string)
-		client.User, _ = c.Channel["user"].(string)
-		s.clients[name] = append(s.clients[name], client)
+// unseen notes the reason why something could not be seen beside the rest.
+func (s *seen) unseen(name string, err error) {
+	s.unclear = append(s.unclear, Unclear{
+		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
 	})
-	if err != nil {
-		unseen("the consumers", err)
-	}
+}
+
+func (s *seen) readPolicies(ctx context.Context, api *management.API) {
 	list := &audit.Policies{}
+	var err error
 	if list.User, err = api.Policies(ctx, s.vhost); err == nil {
 		list.Operator, err = api.OperatorPolicies(ctx, s.vhost)
 	}
 	if err != nil {
-		unseen("the policies", err)
+		s.unseen("policies", err)
 		return
 	}
 	s.policies = list
+}
+
+// readClients reads the consumers of the main queues.
+func (d *derivation) readClients(ctx context.Context, api *management.API) {
+	err := api.Consumers(ctx, d.vhost, func(c management.Consumer) {
+		m := d.mains[c.Queue.Name]
+		if m == nil {
+			return
+		}
+		client := Client{Tag: c.Tag}
+		client.Connection, _ = c.Channel["connection_name"].(string)
+		client.User, _ = c.Channel["user"].(string)
+		m.Clients = append(m.Clients, client)
+	})
+	if err != nil {
+		d.unseen("consumers", err)
+	}
 }
 
 // table returns arguments as the client library writes them.
