@@ -20,9 +20,9 @@ const (
 const queueColumns = "name,type,durable,auto_delete,exclusive,arguments,consumers,messages," +
 	"messages_ready,messages_unacknowledged,messages_dlx"
 
-// Queues shows every queue of a vhost, in pages. A queue that is declared or deleted meanwhile moves
-// others from page to page. So the list is read again, at most twice, while its length changes;
-// then queues are shown more than once, and settled says whether the last pass saw no change.
+// Queues shows every queue of a vhost, in pages. A queue that is declared or deleted meanwhile
+// moves others from page to page. So the list is read again, at most twice, while its length
+// changes. Then queues are shown more than once. settled says that the last pass saw no change.
 func (a *API) Queues(
 	ctx context.Context, vhost string, see func(Queue),
 ) (settled bool, err error) {

@@ -54,8 +54,8 @@ func TestQueuesAreReadInPages(t *testing.T) {
 	}
 }
 
-// Given that the list shrinks behind the reader, then the last page is refused, and the list is read
-// again.
+// Given that the list shrinks behind the reader, then the last page is refused, and the list is
+// read again.
 func TestListThatShrinksIsReadAgain(t *testing.T) {
 	t.Parallel()
 	first := true
@@ -106,7 +106,9 @@ func TestLists(t *testing.T) {
 	api = serve(t, "/api/consumers/v", http.StatusOK, `[{"queue":{"name":"q","vhost":"v"},
 		"consumer_tag":"c","channel_details":[]}, {"queue":{"name":"q"},
 		"channel_details":{"user":"u","connection_name":"n"}}]`)
-	err = api.Consumers(t.Context(), "v", func(c management.Consumer) { consumers = append(consumers, c) })
+	err = api.Consumers(t.Context(), "v", func(c management.Consumer) {
+		consumers = append(consumers, c)
+	})
 	require.NoError(t, err)
 	require.Equal(t, "c", consumers[0].Tag)
 	require.Empty(t, consumers[0].Channel)

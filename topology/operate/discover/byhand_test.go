@@ -76,7 +76,7 @@ func deadByBroker(p place) {
 	declared("nowhere", to("", "gone"))
 	declared("policy", amqp.Table{"x-queue-type": "quorum"})
 	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "dead", "^policy$", map[string]any{
-		"dead-letter-exchange": "", "dead-letter-routing-key": "policy.dlq",
+		"dead-letter-exchange": "", "dead-letter-routing-key": "kept",
 	})
 	v := p.find()
 	dead := func(queue string) map[string]discover.Evidence {
@@ -95,7 +95,9 @@ func deadByBroker(p place) {
 	require.Equal(p.t, map[string]discover.Evidence{
 		"fan.dlq": discover.ByName, "fanned": discover.ByArgument,
 	}, dead("fan"))
-	require.Equal(p.t, map[string]discover.Evidence{"policy.dlq": discover.ByName}, dead("policy"))
+	require.Equal(p.t, map[string]discover.Evidence{
+		"policy.dlq": discover.ByName, "kept": discover.ByPolicy,
+	}, dead("policy"))
 	told(p.t, v, "topic", `exchange "dead topic"`, "routing keys decide")
 	told(p.t, v, "missing", `exchange "gone", which does not exist`)
 	told(p.t, v, "nowhere", `queue "gone", which does not exist`)
@@ -154,7 +156,8 @@ func byHand(p place) {
 	}
 	own := topology.WaitQueue("own key", time.Second, topology.Route{})
 	rig.DeclareQueue(p.t, p.url, own.Name, own.Arguments)
-	odd := topology.WaitQueue("odd", time.Second, topology.Route{Exchange: "amq.direct", RoutingKey: "q"})
+	direct := topology.Route{Exchange: "amq.direct", RoutingKey: "q"}
+	odd := topology.WaitQueue("odd", time.Second, direct)
 	rig.DeclareQueue(p.t, p.url, odd.Name, odd.Arguments)
 	v := p.find()
 	require.Len(p.t, v.Mains, 1)

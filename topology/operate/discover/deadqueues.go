@@ -49,7 +49,8 @@ func (p *parts) deadQueue(d *derivation, name string, evidence Evidence) {
 	p.keep(d, name)
 }
 
-// deadByBroker adds the queues that get what the broker itself dead-letters of a main queue.
+// deadByBroker adds the queues that get the messages of a main queue that the broker itself
+// dead-letters.
 func (d *derivation) deadByBroker(
 	ctx context.Context, api *management.API, name string,
 ) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// derivation turns what was seen into the result.
+// derivation turns the answers of the management API into the result.
 type derivation struct {
 	*seen
 	waits               []*waitQueue
@@ -77,8 +78,8 @@ func (d *derivation) tell(queue, format string, args ...any) {
 
 func (d *derivation) unclearWait(w *waitQueue, how string) {
 	d.placed[w.name] = true
-	d.tell("", "wait queue %q leads to exchange %q %s, which no strategy of millpond does: the queue "+
-		"that its messages return to is not derived", w.name, w.exchange, how)
+	d.tell("", "wait queue %q leads to exchange %q %s: the queue that its messages return to could "+
+		"not be derived", w.name, w.exchange, how)
 }
 
 func (d *derivation) orphan(w *waitQueue, queue, format string, args ...any) {
@@ -134,16 +135,14 @@ func (d *derivation) direct(w *waitQueue) {
 }
 
 // attemptOf reads the attempt from a name of PerAttempt; 0 for another name.
-func attemptOf(queue string, w *waitQueue) (attempt int) {
+func attemptOf(queue string, w *waitQueue) int {
 	rest, ok := strings.CutPrefix(w.name, queue+".retry.")
 	if !ok {
 		return 0
 	}
-	number, delay, _ := strings.Cut(rest, ".")
-	if !strings.HasPrefix(delay, audit.DelayText(w.delay)) {
-		return 0
-	}
-	if _, err := fmt.Sscanf(number, "%d", &attempt); err != nil || fmt.Sprint(attempt) != number {
+	text, delay, _ := strings.Cut(rest, ".")
+	attempt, err := strconv.Atoi(text)
+	if err != nil || attempt < 0 || !strings.HasPrefix(delay, audit.DelayText(w.delay)) {
 		return 0
 	}
 	return attempt
@@ -220,7 +219,8 @@ func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool
 	for _, w := range waits {
 		d.placed[w.name] = true
 		if queues == 0 {
-			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where they go", exchange)
+			d.orphan(w, "", "no queue that its messages could return to is bound to exchange %q, where "+
+				"they go", exchange)
 		}
 	}
 	return queues > 0
@@ -244,7 +244,11 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 		return
 	}
 	names := slices.Sorted(maps.Keys(own))
-	owners := d.owners(exchange, waits, own, anchors)
+	owners, byOwner := d.owners(exchange, waits, own, anchors), map[string][]*waitQueue{}
+	for _, w := range waits {
+		name := owners[w.name].queue
+		byOwner[name] = append(byOwner[name], w)
+	}
 	for _, name := range names {
 		m, p := d.main(name)
 		p.back(d, exchange)
@@ -264,17 +268,16 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 			d.tell(name, "no exchange leads retries of queue %q, which return through %q, to another "+
 				"exchange: its plan has no Via", name, exchange)
 		}
-		for _, w := range waits {
-			switch owner, strategy := owners[w.name].queue, owners[w.name].strategy; {
-			case owner == name:
-				d.enter(p, w, name, strategy, false)
-			case owner == "":
-				d.enter(p, w, name, strategy, len(own) > 1)
-				if strategy == Unknown && len(own) > 1 {
-					d.tell(m.Name, "wait queue %q leads by exchange %q to %d queues, and its name is not of "+
-						"a strategy: only the headers of its messages say whether queue %q uses it",
-						w.name, exchange, len(own), name)
-				}
+		for _, w := range byOwner[name] {
+			d.enter(p, w, name, owners[w.name].strategy, false)
+		}
+		for _, w := range byOwner[""] {
+			strategy := owners[w.name].strategy
+			d.enter(p, w, name, strategy, len(own) > 1)
+			if strategy == Unknown && len(own) > 1 {
+				d.tell(m.Name, "wait queue %q leads by exchange %q to %d queues, and its name is not of a "+
+					"strategy: only the headers of its messages say whether queue %q uses it",
+					w.name, exchange, len(own), name)
 			}
 		}
 	}
@@ -300,25 +303,26 @@ func (d *derivation) owners(
 	}
 	found := map[string]owner{}
 	for _, w := range waits {
-		o := owner{strategy: Unknown}
+		o, ambiguous := owner{strategy: Unknown}, false
 		if prefix != "" && strings.HasPrefix(w.name, prefix+".wait."+audit.DelayText(w.delay)) {
 			o.strategy = Shared
 		}
-		for name := range own {
-			var strategy Strategy
-			switch {
-			case strings.HasPrefix(w.name, name+".wait."+audit.DelayText(w.delay)+"."):
-				strategy = PerQueue
-			case strings.HasPrefix(w.name, name+".retry."):
-				strategy = PerAttempt
-			default:
-				continue
+		fits := func(strategy Strategy, separator string) {
+			for i := range w.name {
+				queue := w.name[:i]
+				if _, bound := own[queue]; !bound || !strings.HasPrefix(w.name[i:], separator) {
+					continue
+				}
+				if o.strategy != Unknown {
+					ambiguous = true
+				}
+				o = owner{queue: queue, strategy: strategy}
 			}
-			if o.strategy != Unknown { // two names fit
-				o = owner{strategy: Unknown}
-				break
-			}
-			o = owner{queue: name, strategy: strategy}
+		}
+		fits(PerQueue, ".wait."+audit.DelayText(w.delay)+".")
+		fits(PerAttempt, ".retry.")
+		if ambiguous {
+			o = owner{strategy: Unknown}
 		}
 		if len(own) == 1 && o.queue == "" && o.strategy == Unknown {
 			for name := range own {
@@ -330,8 +334,8 @@ func (d *derivation) owners(
 	return found
 }
 
-// strandedAlone finds stranded queues whose wait queues are gone: a queue that keeps messages behind
-// a fanout exchange of the same name, which is its own alternate exchange.
+// strandedAlone finds stranded queues whose wait queues are gone: a queue that keeps messages
+// behind a fanout exchange of the same name, which is its own alternate exchange.
 func (d *derivation) strandedAlone() {
 	for name, e := range d.exchanges {
 		if e.Kind != "fanout" || d.alternate(name) != name {

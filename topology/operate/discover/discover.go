@@ -51,7 +51,7 @@ func (v Vhost) Main(queue string) (Main, bool) {
 // is not Known, and is never zero for that reason.
 type Queue struct {
 	Name string
-	// Type is "classic" or "quorum".
+	// Type is "classic" or "quorum"; of a main queue it may be "stream".
 	Type topology.QueueType
 	// Ready counts messages that could be delivered or that wait, Unacked the messages that consumers
 	// hold, Total all of them. Held counts messages whose wait is over and that the broker keeps,
@@ -135,7 +135,8 @@ const (
 	ByName Evidence = "name"
 	// ByLetter: its oldest message is a dead letter whose headers name the main queue; see WithLooks.
 	ByLetter Evidence = "letter"
-	// ByArgument: the arguments of the main queue lead there what the broker itself dead-letters.
+	// ByArgument: the arguments of the main queue lead messages there that the broker itself
+	// dead-letters.
 	ByArgument Evidence = "argument"
 	// ByPolicy is ByArgument for a policy.
 	ByPolicy Evidence = "policy"
@@ -207,7 +208,7 @@ func WithLooks(operator *operate.Operator) Option {
 // error. The user needs the tag monitoring and permissions in the vhost, of which ^$ is enough.
 //
 // A vhost without millpond gives an empty Vhost and no error. An error means that nothing is known.
-// What could not be seen beside the rest is in Unclear.
+// Unclear names the rest that could not be seen. Find ends within ctx.
 func Find(
 	ctx context.Context, managementURL, vhost string, opts ...Option,
 ) (Vhost, error) {
@@ -229,6 +230,7 @@ func Find(
 		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
 	}
 	found := seen.derive()
+	found.readClients(ctx, api)
 	if err := found.dead(ctx, api); err != nil {
 		return Vhost{}, fmt.Errorf("discover vhost %q: %w", vhost, err)
 	}

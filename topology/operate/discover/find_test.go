@@ -55,7 +55,7 @@ func (p place) provision(
 	return rig.Provision(p.t, p.url, strategy, queue, backoff.List(delays))
 }
 
-// run runs each test in a vhost of its own, on one node.
+// run runs each test in its own vhost, on one node.
 func run(t *testing.T, tests map[string]func(p place)) {
 	node, api := testbroker.Managed(t, "")
 	var grants []testbroker.Grant

@@ -95,7 +95,7 @@ func (m *many) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}))
 }
 
-// live is what is reachable, and not garbage.
+// live counts the bytes on the heap without garbage.
 func live() uint64 {
 	runtime.GC()
 	var stats runtime.MemStats

@@ -24,7 +24,7 @@ type parts struct {
 func (d *derivation) main(name string) (*Main, *parts) {
 	p := d.parts[name]
 	if p == nil {
-		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}, Clients: d.clients[name]}
+		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
 		p = &parts{
 			main: m, has: map[any]bool{}, vias: map[topology.Via]bool{},
 			attempts: map[string]int{},
@@ -142,8 +142,8 @@ func (p *parts) finish(d *derivation) {
 	m.PlanErr = topology.ValidatePlan(m.Plan)
 }
 
-// tableOf returns the arguments of a queue, or of an exchange by its exchangeName: one table for all
-// plans, which nobody may write to.
+// tableOf returns the arguments of a queue, or of an exchange by its exchangeName. All plans have
+// the same table, which must not be written to.
 func (d *derivation) tableOf(name any) amqp.Table {
 	if t, ok := d.tables[name]; ok {
 		return t

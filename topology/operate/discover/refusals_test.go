@@ -29,11 +29,13 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"redirect":     {status: 302, texts: []string{"302 Found"}},
 		"bad request":  {status: 400, queues: `{}`, texts: []string{"400"}},
 		"half a page": {
-			status: 200, queues: `{"total_count":2,"items":[{"name":"a"},{"na`, texts: []string{"unexpected EOF"},
+			status: 200, queues: `{"total_count":2,"items":[{"name":"a"},{"na`,
+			texts: []string{"unexpected EOF"},
 		},
 		"a list": {status: 200, queues: `[]`, texts: []string{"not an answer of the management API"}},
 		"no page": {
-			status: 200, queues: `{"items":[]}`, texts: []string{"not an answer of the management API", "no page"},
+			status: 200, queues: `{"items":[]}`,
+			texts: []string{"not an answer of the management API", "no page"},
 		},
 		"a page of HTML": {
 			status: 200, queues: `<html>`, texts: []string{"not an answer of the management API"},
@@ -69,14 +71,15 @@ const waitQueue = `{"name":"q.wait.1s","type":"quorum","arguments":{"x-queue-typ
 	"x-delivery-limit":2147483647,"x-message-ttl":1000,"x-dead-letter-strategy":"at-least-once",
 	"x-overflow":"reject-publish","x-dead-letter-exchange":"","x-dead-letter-routing-key":"q"}}`
 
-// A page that has fewer queues than it says is uncertain. Consumers and policies that cannot be seen
-// are told.
+// A page that has fewer queues than it says is uncertain. Consumers and policies that cannot be
+// seen are told.
 func TestWhatCannotBeSeenIsTold(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/api/queues/") && r.URL.Query().Get("page") == "1":
-			_, _ = w.Write([]byte(`{"total_count":3,"items":[` + waitQueue + `,{"name":"q","type":"quorum"}]}`))
+			_, _ = w.Write([]byte(`{"total_count":3,"items":[` + waitQueue +
+				`,{"name":"q","type":"quorum"}]}`))
 		case r.URL.Query().Has("page"):
 			_, _ = w.Write([]byte(`{"total_count":0,"items":[]}`))
 		default:

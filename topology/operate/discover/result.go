@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -62,35 +63,38 @@ func (d *derivation) sameDelay(m *Main) {
 	}
 }
 
-// underPolicies names policies under which a wait queue does not do what its arguments say.
+// underPolicies names policies under which wait queues do not do as their arguments say: a policy
+// that shortens their delay, or leads their messages elsewhere (F36).
 func (d *derivation) underPolicies() {
 	if d.policies == nil || len(d.policies.User)+len(d.policies.Operator) == 0 {
 		return
 	}
-	effects := map[string]string{
-		"message-ttl": "so that its messages may return earlier than after %v",
-		"dead-letter-routing-key": "so that its messages may go to another queue than the broker's " +
-			"bindings show (F36)",
-	}
-	said := map[string]bool{}
+	under, unreadable := map[string][]string{}, map[string]string{}
 	for _, w := range d.waits {
 		applied := d.policies.Of(w.name, string(d.queues[w.name].kind))
 		for _, r := range applied.Rules {
-			effect, matters := effects[r.Key]
+			about := fmt.Sprintf("%s sets %s to %v", r.Source, r.Key, r.Value)
+			ttl, _ := audit.WholeNumber(r.Value)
 			switch {
-			case !matters || r.Key == "dead-letter-routing-key" && w.fixed:
+			case r.Key == "message-ttl" && ttl < w.delay.Milliseconds():
+				about += ", so that messages return earlier than the wait queue says"
+			case r.Key == "dead-letter-routing-key" && !w.fixed:
+				about += ", so that messages may return to another queue than the bindings show"
+			default:
 				continue
-			case r.Key == "message-ttl":
-				effect = fmt.Sprintf(effect, w.delay)
 			}
-			d.tell("", "%s sets %s to %v on wait queue %q, %s", r.Source, r.Key, r.Value, w.name, effect)
+			under[about] = append(under[about], w.name)
 		}
 		for _, r := range applied.Unreadable {
-			if !said[r.Source] {
-				said[r.Source] = true
-				d.tell("", "whether %s applies to wait queues cannot be told: its pattern %q means "+
-					"nothing to Go's regexp", r.Source, r.Policy.Pattern)
-			}
+			unreadable[r.Source] = r.Policy.Pattern
 		}
+	}
+	for _, about := range slices.Sorted(maps.Keys(under)) {
+		queues := under[about]
+		d.tell("", "%s: wait queue %q and %d others", about, queues[0], len(queues)-1)
+	}
+	for _, source := range slices.Sorted(maps.Keys(unreadable)) {
+		d.tell("", "whether %s applies to wait queues cannot be told: its pattern %q means nothing to "+
+			"Go's regexp", source, unreadable[source])
 	}
 }

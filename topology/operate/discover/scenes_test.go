@@ -195,7 +195,7 @@ func orphans(p place) {
 	require.Len(p.t, p.find().Stranded, 2)
 }
 
-// The name of a dead-letter queue is on the broker only where it is the usual one, or a letter tells.
+// The name of a dead-letter queue is known only where it is the usual one, or a letter tells.
 func namesOfTheUser(p place) {
 	dead := topology.DeadLetters{Name: func(queue string) string { return "dead letters of " + queue }}
 	plan := p.provision("q", topology.PerQueue{Dead: dead}, time.Second)
@@ -291,12 +291,14 @@ func policies(p place) {
 	p.provision("own", topology.PerQueue{}, time.Minute, time.Second)
 	p.provision("shared", topology.Shared{}, time.Minute)
 	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "ttl", `^own\.wait`,
-		map[string]any{"message-ttl": 100})
+		map[string]any{"message-ttl": 2000})
 	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "key", `^millpond\.wait`,
 		map[string]any{"dead-letter-routing-key": "own"})
 	v := p.find()
-	told(p.t, v, "", `policy "ttl" sets message-ttl to 100 on wait queue "own.wait.1m"`, "earlier")
-	told(p.t, v, "", `policy "key" sets dead-letter-routing-key to own on wait queue "millpond.wait.1s"`)
+	told(p.t, v, "", `policy "ttl" sets message-ttl to 2000, so that messages return earlier`,
+		`"own.wait.1m" and 0 others`)
+	told(p.t, v, "", `policy "key" sets dead-letter-routing-key to own`,
+		`"millpond.wait.1s" and 1 others`)
 	testbroker.SetPolicy(p.t, p.api, "policies", p.vhost, "key", `(?<=x)y`,
 		map[string]any{"max-length": 100})
 	told(p.t, p.find(), "", `policy "key"`, "cannot be told")

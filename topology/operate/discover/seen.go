@@ -19,14 +19,13 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// seen is what the management API has shown of a vhost.
+// seen is the answers of the management API about a vhost.
 type seen struct {
 	vhost     string
 	queues    map[string]queue
 	exchanges map[string]management.Exchange
 	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
 	from, into map[string][]topology.Binding
-	clients    map[string][]Client
 	policies   *audit.Policies
 	unclear    []Unclear
 }
@@ -39,13 +38,12 @@ type queue struct {
 	ready, unacked, total, held, consumers int32 // unknown is -1
 }
 
-// look reads the vhost. Of the bindings it reads only those of exchanges that may belong to
-// millpond, by their arguments and by the wait queues that lead to them.
+// look reads the vhost. It reads bindings only of exchanges that may belong to millpond,
+// by their arguments or by the wait queues that lead to them.
 func look(ctx context.Context, api *management.API, vhost string) (*seen, error) {
 	s := &seen{
 		vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
 		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
-		clients: map[string][]Client{},
 	}
 	same := map[string]management.Object{}
 	settled, err := api.Queues(ctx, vhost, func(q management.Queue) { s.see(q, same) })
@@ -65,11 +63,11 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	if err := s.follow(ctx, api, waits); err != nil {
 		return nil, err
 	}
-	s.ask(ctx, api)
+	s.readPolicies(ctx, api)
 	return s, ctx.Err()
 }
 
-// wayIn adds to an error what a user without permissions in the vhost needs.
+// wayIn adds to an error the permissions that a user may lack.
 func (s *seen) wayIn(err error) error {
 	if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
 		return fmt.Errorf("management API: there is no such vhost, or the user has no permissions in "+
@@ -259,32 +257,41 @@ func bindingOf(exchange string, b management.Bound) topology.Binding {
 	return found
 }
 
-// ask reads what is good to know beside the rest.
-func (s *seen) ask(ctx context.Context, api *management.API) {
-	unseen := func(what string, err error) {
-		s.unclear = append(s.unclear, Unclear{
-			Text: fmt.Sprintf("%s of vhost %q could not be seen: %v", what, s.vhost, err),
-		})
-	}
-	err := api.Consumers(ctx, s.vhost, func(c management.Consumer) {
-		name := c.Queue.Name
-		client := Client{Tag: c.Tag}
-		client.Connection, _ = c.Channel["connection_name"].(string)
-		client.User, _ = c.Channel["user"].(string)
-		s.clients[name] = append(s.clients[name], client)
+// unseen notes the reason why something could not be seen beside the rest.
+func (s *seen) unseen(name string, err error) {
+	s.unclear = append(s.unclear, Unclear{
+		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
 	})
-	if err != nil {
-		unseen("the consumers", err)
-	}
+}
+
+func (s *seen) readPolicies(ctx context.Context, api *management.API) {
 	list := &audit.Policies{}
+	var err error
 	if list.User, err = api.Policies(ctx, s.vhost); err == nil {
 		list.Operator, err = api.OperatorPolicies(ctx, s.vhost)
 	}
 	if err != nil {
-		unseen("the policies", err)
+		s.unseen("policies", err)
 		return
 	}
 	s.policies = list
+}
+
+// readClients reads the consumers of the main queues.
+func (d *derivation) readClients(ctx context.Context, api *management.API) {
+	err := api.Consumers(ctx, d.vhost, func(c management.Consumer) {
+		m := d.mains[c.Queue.Name]
+		if m == nil {
+			return
+		}
+		client := Client{Tag: c.Tag}
+		client.Connection, _ = c.Channel["connection_name"].(string)
+		client.User, _ = c.Channel["user"].(string)
+		m.Clients = append(m.Clients, client)
+	})
+	if err != nil {
+		d.unseen("consumers", err)
+	}
 }
 
 // table returns arguments as the client library writes them.
