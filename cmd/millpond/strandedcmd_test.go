@@ -197,6 +197,14 @@ func (s *shop) queueDeleted() {
 	require.Equal(s.t, exitFound, findings.code)
 	require.Regexp(s.t, `critical: queue "of-orders.stranded": holds \d+ messages`, findings.out)
 
+	none := s.tool("stranded", "return", "another", "--since", "1h")
+	require.Zero(s.t, none.code, none.err)
+	require.Contains(s.t, none.out, "returned 0 stranded messages of ")
+	old := s.tool("stranded", "list", "--until", "1h")
+	require.Equal(s.t, "no such messages in queue \"of-orders.stranded\"\n", old.out)
+	recent := s.tool("stranded", "list", "--since", "1h", "--json")
+	require.Equal(s.t, len(waiting), strings.Count(recent.out, "\n"))
+
 	left := s.tool("stranded", "return", s.queue)
 	require.Equal(s.t, exitFound, left.code, left.err)
 	require.Contains(s.t, left.out, "returned 0 stranded messages of ")
@@ -258,4 +266,67 @@ func (s *shop) bindingDeleted() {
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.stranded))
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue))
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue+".dlq"))
+}
+
+// A command that moves messages takes none without a filter. The stranded queue is no dead-letter
+// queue, and the text names the command for it. A prefix without a stranded queue is an error.
+func TestStrandedCommandsRefuse(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"stranded", "return"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "return", "--limit", "1"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "discard", "--yes"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "discard", "--all"}, exitUsage, "there is no terminal to ask on"},
+		{[]string{"stranded", "return", "--id", "#1"}, exitUsage, "no positions"},
+		{[]string{"stranded", "show"}, exitUsage, "takes the ID of one message"},
+		{[]string{"stranded", "return", "--all", "--rate", "x"}, exitUsage, "--rate"},
+		{
+			[]string{"dead", "list", s.queue, "--dlq", "millpond.stranded"}, exitUsage,
+			"with millpond stranded",
+		},
+		{
+			[]string{"dead", "replay", s.queue, "--dlq", "x.stranded", "--prefix", "x"}, exitUsage,
+			"with millpond stranded",
+		},
+		{
+			[]string{"stranded", "list", "--prefix", s.queue}, exitFailed,
+			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
+		},
+		{
+			[]string{"stranded", "return", "--all", "--prefix", s.queue}, exitFailed,
+			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
+		},
+	} {
+		o := s.tool(c.args...)
+		require.Equal(t, c.code, o.code, "%v: %s%s", c.args, o.out, o.err)
+		require.Contains(t, o.err, c.want, c.args)
+		require.NotContains(t, o.out, "no such messages")
+	}
+}
+
+// Text of a message reaches no terminal as it is.
+func TestStrandedMessageIsHostile(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	rig.DeclareQueue(t, s.url, s.queue+".stranded", nil)
+	evil := "\x1b[31m\u202e\nred"
+	s.publish(s.queue+".stranded", amqp.Publishing{MessageId: evil, Headers: amqp.Table{
+		"millpond-queue": evil, "millpond-failures": "1", "millpond-error": evil,
+	}})
+	for _, args := range [][]string{{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"}} {
+		o := s.tool(append([]string{"stranded", "--prefix", s.queue}, args...)...)
+		require.NotContains(t, o.out+o.err, "\x1b", args)
+		require.Contains(t, o.out, "red", args)
+		if args[len(args)-1] != "--json" {
+			require.NotContains(t, o.out+o.err, "\u202e", args)
+		}
+	}
+	o := s.tool("stranded", "return", "--all", "--prefix", s.queue, "--json")
+	require.Equal(t, exitFound, o.code)
+	require.Contains(t, o.out, `"messages": 1`)
 }
