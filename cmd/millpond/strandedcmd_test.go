@@ -244,7 +244,9 @@ func (s *shop) bindingDeleted() {
 	}
 	shown := s.tool("stranded", "show", lines[0].ID)
 	require.Zero(s.t, shown.code, shown.err)
-	for _, want := range []string{"for queue    orders\n", "cause        over\n", "\nhistory\n", "payload"} {
+	for _, want := range []string{
+		"for queue    orders\n", "cause        over\n", "\nhistory\n", "payload",
+	} {
 		require.Contains(s.t, shown.out, want)
 	}
 	s.follow("millpond stranded export orders --file stranded.jsonl")
@@ -318,7 +320,9 @@ func TestStrandedMessageIsHostile(t *testing.T) {
 	s.publish(s.queue+".stranded", amqp.Publishing{MessageId: evil, Headers: amqp.Table{
 		"millpond-queue": evil, "millpond-failures": "1", "millpond-error": evil,
 	}})
-	for _, args := range [][]string{{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"}} {
+	for _, args := range [][]string{
+		{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"},
+	} {
 		o := s.tool(append([]string{"stranded", "--prefix", s.queue}, args...)...)
 		require.NotContains(t, o.out+o.err, "\x1b", args)
 		require.Contains(t, o.out, "red", args)

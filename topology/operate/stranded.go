@@ -34,8 +34,8 @@ type StrandedMessage struct {
 // of them if it is not 0. queue is the queue's name: "millpond.stranded" unless the strategy has
 // another Prefix. Since and Until of the filter bound the time at which a message was stranded.
 //
-// A message is read as Dead reads it. For the cause, AMQP is asked whether its queue exists, and the
-// management API for the binding; see Cause.
+// A message is read as Dead reads it. For the cause, AMQP is asked whether its queue exists, and
+// the management API for the binding; see Cause.
 func (o *Operator) Stranded(
 	ctx context.Context, queue string, filter Filter, limit int,
 ) iter.Seq2[StrandedMessage, error] {
@@ -85,8 +85,8 @@ func strandedError(verb, queue string, err error) error {
 	return fmt.Errorf("%s stranded messages of queue %q: %w", verb, queue, err)
 }
 
-// newStranded reads a message of a stranded queue. Its headers are those of a message that waits:
-// headers of an earlier death say nothing about this one.
+// newStranded reads a message of a stranded queue. It has the headers of a message that waits.
+// Headers of an earlier death say nothing about this one.
 func newStranded(d amqp.Delivery, position int) Letter {
 	d.Acknowledger = nil
 	get := textOf(&d)

@@ -17,8 +17,8 @@ import (
 	"github.com/millpond-go/millpond/internal/management"
 )
 
-// Cause says why a stranded message does not reach its queue. It is found by the state of the broker
-// now, and by the message. Only WithManagement tells CauseBindingGone and CauseOver.
+// Cause says why a stranded message does not reach its queue. The state of the broker now and the
+// message itself show it. CauseBindingGone and CauseOver need WithManagement.
 type Cause string
 
 const (
@@ -173,11 +173,12 @@ func (c *causes) way(l *Letter) (Cause, string) {
 	}
 	keys, _ := lastDeath(d)["routing-keys"].([]any)
 	if len(keys) > 0 && keys[0] != any(d.RoutingKey) {
-		return CauseKeyChanged, fmt.Sprintf("its routing key was changed from %q to %q when its wait was "+
-			"over; the likely cause is a policy with dead-letter-routing-key", keys[0], d.RoutingKey)
+		return CauseKeyChanged, fmt.Sprintf("its routing key was changed from %q to %q when its wait "+
+			"was over; the likely cause is a policy with dead-letter-routing-key", keys[0], d.RoutingKey)
 	}
 	if err != nil {
-		return CauseUnknown, fmt.Sprintf("queue %q exists, and its binding is not known: %v", l.Queue, err)
+		return CauseUnknown, fmt.Sprintf("queue %q exists, and its binding is not known: %v",
+			l.Queue, err)
 	}
 	return CauseOver, fmt.Sprintf("queue %q exists, and so do the bindings from exchange %q to it",
 		l.Queue, d.Exchange)
@@ -214,9 +215,9 @@ const maxLevels = 64
 // level matches the exchange of a level of topology.Levels.
 var level = regexp.MustCompile(`\.level\.([0-9]{1,2})(?:\.|$)`)
 
-// wayFrom returns which binding of an exchange leads on to the queue, and a text for the case that it
-// is missing. Every strategy binds the queue to its return exchange. An exchange of Levels leads on
-// by a bit of the routing key: to its wait queue, or to the next exchange.
+// wayFrom returns which binding of an exchange leads on to the queue, and a text for the case that
+// it is missing. Every strategy binds the queue to its return exchange. An exchange of Levels leads
+// on by a bit of the routing key: to its wait queue, or to the next exchange.
 func wayFrom(
 	exchange, key, queue string,
 ) (missing string, leadsOn func(management.Binding) bool) {

@@ -85,8 +85,8 @@ func (b *box) returnStranded(queue string, options operate.ReturnOptions) operat
 	return r
 }
 
-// Given messages in a stranded queue, then a list has their retry state, and returned messages go on
-// with it. The broker's headers, CC, the user id and the expiration are left out. Headers of an
+// Given messages in a stranded queue, then a list has their retry state, and returned messages go
+// on with it. The broker's headers, CC, the user id and the expiration are left out. Headers of an
 // earlier death say nothing about a message that is alive again.
 func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 	t.Parallel()
@@ -141,9 +141,9 @@ func TestStrandedMessagesGoOnWithTheirRetryState(t *testing.T) {
 	})
 }
 
-// Given messages for queues that do not exist, for none, and for one that exists, then a return
-// moves the last in their order, counts the others by their queue, and leaves them. With a named
-// queue they belong to that queue.
+// Given messages whose queue exists, whose queue does not, and without a queue, then a return moves
+// the first in their order, counts the others by their queue, and leaves them. With a named queue
+// they belong to that queue.
 func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
@@ -217,8 +217,8 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 	})
 }
 
-// Given a queue that is deleted while its messages are returned, then those that it did not take
-// stay and are counted.
+// Given a queue that is deleted while its messages are returned, then the messages that it did not
+// take stay and are counted.
 func TestQueueThatVanishesDuringAReturn(t *testing.T) {
 	t.Parallel()
 	b := newBox(t, topology.Classic)

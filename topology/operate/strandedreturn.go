@@ -17,8 +17,8 @@ import (
 type ReturnOptions struct {
 	// Filter chooses the messages. Default: all.
 	Filter Filter
-	// To is the queue that gets them, as messages of its own: the retry state counts there. Default:
-	// the queue that each message's headers name.
+	// To is the queue that gets them. The headers then name it, so that the retry state counts there.
+	// Default: the queue that each message's headers name.
 	To string
 	// Rate is the number of messages a second. Default: as fast as possible.
 	Rate float64
@@ -54,12 +54,12 @@ type QueueCount struct {
 // to 128 may be there twice. They keep their order. A message whose queue does not exist stays, and
 // the result counts it.
 //
-// The retry state stays: attempts go on where they were. Left out are the headers of the broker, CC,
-// BCC, the user id and the expiration, as with every message that this library publishes again. With
-// Via, a returned message comes to its queue alone, and so do its later retries.
+// The retry state stays: attempts go on where they were. Left out are the headers of the broker,
+// CC, BCC, the user id and the expiration, as with every message that this library publishes again.
+// With Via, a returned message comes to its queue alone, and so do its later retries.
 //
-// Any user who may publish to the wait queues or the stranded queue may have written the name of the
-// queue into the headers. To return messages to chosen queues only, compare Letter.Queue in the
+// Any user who may publish to the wait queues or the stranded queue may have written the name of
+// the queue into the headers. To return messages to chosen queues only, compare Letter.Queue in the
 // filter's Match.
 //
 // ReturnStranded moves only messages that were in the queue at the beginning. Its errors are like
