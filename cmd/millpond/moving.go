@@ -240,7 +240,9 @@ func (a app) export(
 	w := bufio.NewWriterSize(out, 64<<10)
 	n, err := write(w)
 	err = errors.Join(err, w.Flush())
-	fmt.Fprintf(a.err, "exported %s\n", plural(n, one))
+	if err == nil || n > 0 { // otherwise it is not known how many there are
+		fmt.Fprintf(a.err, "exported %s\n", plural(n, one))
+	}
 	return err
 }
 

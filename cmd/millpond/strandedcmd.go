@@ -293,10 +293,12 @@ func (a app) reportStrays(c *cli.Command, verb string, r operate.Returned, err e
 		}
 		return errors.Join(code, a.printJSON(j))
 	}
-	if c.Bool("dry-run") {
+	switch {
+	case err != nil && p.Seen == 0: // the number of messages is not known
+	case c.Bool("dry-run"):
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
 			verb, plural(p.Chosen-left-p.Refused, "stranded message"), p.Total)
-	} else {
+	default:
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "stranded message"), p.Total)
 	}
 	for _, l := range r.Left {

@@ -242,20 +242,19 @@ func (s *shop) bindingDeleted() {
 	for _, line := range s.strayLines() {
 		require.Equal(s.t, operate.CauseOver, line.Cause, line.Why)
 	}
-	shown := s.tool("stranded", "show", lines[0].ID)
-	require.Zero(s.t, shown.code, shown.err)
+	shown := s.follow("millpond stranded show order-20")
 	for _, want := range []string{
 		"for queue    orders\n", "cause        over\n", "\nhistory\n", "payload",
 	} {
-		require.Contains(s.t, shown.out, want)
+		require.Contains(s.t, shown, want)
 	}
 	s.follow("millpond stranded export orders --file stranded.jsonl")
 	data, err := os.ReadFile(filepath.Join(s.folder, "stranded.jsonl"))
 	require.NoError(s.t, err)
 	require.Equal(s.t, deleted, strings.Count(string(data), "\n"))
-	o = s.tool("stranded", "discard", s.queue, "--id", lines[0].ID, "--yes", "--export",
-		filepath.Join(s.folder, "gone.jsonl"))
-	require.Contains(s.t, o.out, "discarded 1 stranded message of ", o.err)
+	require.Contains(s.t,
+		s.follow("millpond stranded discard orders --id order-20 --export gone.jsonl --yes"),
+		"discarded 1 stranded message of 20")
 	o = s.tool("dead", "import", s.queue, "--file", filepath.Join(s.folder, "gone.jsonl"), "--to",
 		s.stranded)
 	require.Zero(s.t, o.code, o.err)
