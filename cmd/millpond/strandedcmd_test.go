@@ -156,6 +156,9 @@ func TestIncidentDeletedQueue(t *testing.T) {
 				}
 				s.queueDeleted()
 				s.bindingDeleted()
+				if name == "shared" {
+					s.keyChanged(node)
+				}
 			})
 		}
 	})
@@ -267,6 +270,26 @@ func (s *shop) bindingDeleted() {
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.stranded))
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue))
 	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue+".dlq"))
+}
+
+// keyChanged sets a policy that leads messages nowhere when their wait is over.
+func (s *shop) keyChanged(node *testbroker.Node) {
+	running := s.start()
+	defer running.Stop()
+	node.Ctl(s.t, "set_policy", "nowhere", `^of-.*\.wait\.`, `{"dead-letter-routing-key":"nowhere"}`)
+	s.orders(2*deleted, 3*deleted)
+	s.awaitStranded(deleted)
+	blind := *s.service
+	blind.flags = blind.flags[2:]
+	for _, see := range []*service{s.service, &blind} {
+		o := see.tool("stranded", "list", s.queue, "--limit", "1")
+		require.Contains(s.t, o.out, `key_changed   its routing key was changed from "orders" to "nowhere"`)
+	}
+	node.Ctl(s.t, "clear_policy", "nowhere")
+	o := s.tool("stranded", "return", s.queue)
+	require.Zero(s.t, o.code, o.out+o.err)
+	s.handled(3 * deleted)
+	require.Empty(s.t, s.strayLines())
 }
 
 // A command that moves messages takes none without a filter. The stranded queue is no dead-letter
