@@ -283,7 +283,8 @@ func (s *shop) keyChanged(node *testbroker.Node) {
 	blind.flags = blind.flags[2:]
 	for _, see := range []*service{s.service, &blind} {
 		o := see.tool("stranded", "list", s.queue, "--limit", "1")
-		require.Contains(s.t, o.out, `key_changed   its routing key was changed from "orders" to "nowhere"`)
+		require.Contains(s.t, o.out,
+			`key_changed   its routing key was changed from "orders" to "nowhere"`)
 	}
 	node.Ctl(s.t, "clear_policy", "nowhere")
 	o := s.tool("stranded", "return", s.queue)
