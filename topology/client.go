@@ -245,9 +245,9 @@ func (c *Client) watchStranded(plan Plan) {
 	}
 }
 
-// lookForStranded logs when a stranded queue has more messages than at the two looks before. It
-// logs nothing while the broker is away, and ends if the user may not look: from RabbitMQ 4.3 on
-// that takes the configure permission (F24).
+// lookForStranded logs when a stranded queue has more messages than at the two looks before, and
+// tells the observers of each change. It does neither while the broker is away, and ends if the
+// user may not look: from RabbitMQ 4.3 on that takes the configure permission (F24).
 func (c *Client) lookForStranded(queue string) {
 	known, before := 0, 0
 	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
@@ -272,6 +272,11 @@ func (c *Client) lookForStranded(queue string) {
 				"messages to the queue that their header millpond-queue names",
 				errStranded,
 				watermill.LogFields{"queue": queue, "messages": found.Messages})
+		}
+		if e := c.group.Observers; e != nil && found.Messages != before {
+			e.Tell(c.stop, middleware.Event{
+				Kind: middleware.EventStranded, At: time.Now(), Queue: queue, Messages: found.Messages,
+			})
 		}
 		// An operator who looks at the messages empties the queue for a moment.
 		known, before = max(before, found.Messages), found.Messages

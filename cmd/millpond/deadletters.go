@@ -142,10 +142,7 @@ func (a app) deadShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "[QUEUE…] ID",
 		Description: aboutPositions + "\nA number that is the ID of no letter is a position, too.",
-		Flags: []cli.Flag{&cli.BoolFlag{
-			Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
-				"--json always has it",
-		}},
+		Flags:       []cli.Flag{fullPayload()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.NArg() == 0 {
 				return usage("%s takes the id of a letter, after the names of queues", c.FullName())
@@ -176,6 +173,13 @@ func (a app) deadShow() *cli.Command {
 	}
 }
 
+func fullPayload() cli.Flag {
+	return &cli.BoolFlag{
+		Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
+			"--json always has it",
+	}
+}
+
 // showAll shows the letters that the filter chooses, and counts them.
 func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int, err error) {
 	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 0) {
@@ -193,12 +197,11 @@ func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int
 }
 
 func (a app) show(c *cli.Command, l operate.Letter) error {
-	d := l.Delivery
 	if c.Bool(flagJSON) {
 		j := jsonOf(l)
 		j.History, j.Origin = l.History, l.OriginExchange+" "+l.OriginRoutingKey
 		var err error
-		if j.Message, err = operate.Encode(d); err != nil {
+		if j.Message, err = operate.Encode(l.Delivery); err != nil {
 			return err
 		}
 		return a.printJSON(j)
@@ -216,6 +219,12 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 		{"replays", strconv.Itoa(l.Replays)},
 		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
 	}
+	return a.details(c, l, rows)
+}
+
+// details prints rows, and below them everything else of a message.
+func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
+	d, own := l.Delivery, len(rows)
 	for name, value := range map[string]string{
 		"correlation id": d.CorrelationId, "content type": d.ContentType,
 		"content encoding": d.ContentEncoding, "type": d.Type, "app id": d.AppId,
@@ -225,7 +234,7 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 			rows = append(rows, []string{name, value})
 		}
 	}
-	slices.SortStableFunc(rows[11:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
+	slices.SortStableFunc(rows[own:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
 	if !d.Timestamp.IsZero() {
 		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
 	}

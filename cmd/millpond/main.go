@@ -37,7 +37,7 @@ func main() {
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found a problem (see exitCodes); a letter is not there
+	exitFound       = 1   // verify found a problem (see exitCodes); a letter or a queue is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
 	exitRefused     = 4   // it is not safe, and nothing was done
@@ -55,8 +55,9 @@ func usage(format string, args ...any) error {
 }
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
-something that it could not look at, or there is no such letter; 2 wrong use; 3 the broker could not
-be reached or refused; 4 not safe, nothing done; 130 interrupted, all that had begun is finished.`
+something that it could not look at, or there is no such letter, or no queue to return a stranded
+message to; 2 wrong use; 3 the broker could not be reached or refused; 4 not safe, nothing done; 130
+interrupted, all that had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
@@ -101,7 +102,7 @@ func newApp(io stdio) *cli.Command {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
-			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.prune(),
+			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
 		},
 	}
 	var prepare func(c *cli.Command)
@@ -238,6 +239,10 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 		returnTo: c.String(flagReturnTo), delays: delays,
 	}
 	if dlq := c.String(flagDLQ); dlq != "" {
+		if dlq == strandedQueue(c) {
+			return nil, usage("--dlq %q is the stranded queue, whose messages are no dead letters: "+
+				"list and return them with millpond stranded", dlq)
+		}
 		w.dead.Name = func(string) string { return dlq }
 	}
 	return strategy(w)

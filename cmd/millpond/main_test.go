@@ -58,7 +58,8 @@ func tool(t testing.TB, url, in string, args ...string) outcome {
 type service struct {
 	t          testing.TB
 	url, queue string
-	kind       string // of all its queues
+	kind       string   // of all its queues
+	flags      []string // of every command
 }
 
 // eachKind runs a test with quorum and with classic queues.
@@ -94,8 +95,8 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	flags := []string{"--url", s.url, "--type", s.kind, "--no-policies"}
-	if !slices.Contains(args, "--management") {
+	flags := append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, s.flags...)
+	if !slices.Contains(append(flags, args...), "--management") {
 		flags = append(flags, "--no-management")
 	}
 	o := tool(s.t, s.url, in, append(flags, args...)...)

@@ -33,7 +33,7 @@ type doneJSON struct {
 
 // report writes the outcome, also where the command ended with an error.
 func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) error {
-	code := a.matched(c, p, err)
+	code := a.matched(c, p, err, c.NArg() != 1)
 	if c.Bool(flagJSON) {
 		j := doneJSON{
 			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
@@ -60,13 +60,14 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 	return code
 }
 
-// matched returns errFound where --id has chosen nothing, else err. Positions are checked before.
-func (a app) matched(c *cli.Command, p operate.Progress, err error) error {
+// matched returns errFound where --id has chosen nothing, else err. Positions are checked before. Of
+// several queues another one may have the message.
+func (a app) matched(c *cli.Command, p operate.Progress, err error, several bool) error {
 	ids := c.StringSlice("id")
 	switch {
 	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
 		return err
-	case c.NArg() != 1: // another queue may have it
+	case several:
 		return nil
 	case p.Foreign > 0:
 		return errFound
@@ -135,14 +136,11 @@ func (a app) deadDiscard() *cli.Command {
 					return err
 				}
 			}
-			if name := c.String("export"); name != "" && !options.DryRun {
-				file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-				if err != nil {
-					return err
-				}
-				defer func() { _ = file.Close() }() // synced after each batch
-				options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+			done, err := keepFirst(c, &options)
+			if err != nil {
+				return err
 			}
+			defer done()
 			bar := a.newBar("discarding")
 			options.Progress = bar.show
 			p, err := l.operator.Discard(ctx, l.plan, options)
@@ -150,6 +148,20 @@ func (a app) deadDiscard() *cli.Command {
 			return a.report(c, "discarded", p, err)
 		}),
 	}
+}
+
+// keepFirst lets a discard write its letters to the file of --export first. done closes the file.
+func keepFirst(c *cli.Command, options *operate.DiscardOptions) (done func(), err error) {
+	name := c.String("export")
+	if name == "" || options.DryRun {
+		return func() {}, nil
+	}
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+	return func() { _ = file.Close() }, nil // synced after each batch
 }
 
 // keepIn writes letters, and returns when they are on the disk.
@@ -169,17 +181,25 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 }
 
 func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.DiscardOptions) error {
+	return a.confirm(func() (string, error) {
+		options.DryRun = true
+		p, err := l.operator.Discard(ctx, l.plan, options)
+		return fmt.Sprintf("Throw away %s of queue %q for good?",
+			plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey), err
+	})
+}
+
+// confirm asks the question that count returns.
+func (a app) confirm(count func() (question string, err error)) error {
 	if !a.terminal(a.in) {
 		return usage("there is no terminal to ask on: " +
 			"pass --yes, or --dry-run to see how many there are")
 	}
-	options.DryRun = true
-	p, err := l.operator.Discard(ctx, l.plan, options)
+	question, err := count()
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "Throw away %s of queue %q for good? [y/N] ",
-		plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey)
+	fmt.Fprint(a.err, question+" [y/N] ")
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
@@ -194,34 +214,51 @@ func (a app) deadExport() *cli.Command {
 	return &cli.Command{
 		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), &cli.StringFlag{
-			Name: "file", Aliases: []string{"o"},
-			Usage: "write to `FILE`, which must not exist; the standard output without it",
-		}),
-		Action: func(ctx context.Context, c *cli.Command) (err error) {
-			out, file := a.out, (*os.File)(nil)
-			defer func() {
-				if file != nil {
-					err = errors.Join(err, file.Sync(), file.Close())
-				}
-			}()
-			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
-				if name := c.String("file"); name != "" && file == nil {
-					if file, err = os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600); err != nil {
-						return err
-					}
-					out = file
-				}
-				w := bufio.NewWriterSize(out, 64<<10)
-				n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
-				err = errors.Join(err, w.Flush())
-				if err == nil || n > 0 {
-					fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
-				}
-				return err
-			})(ctx, c)
+		Flags: append(filterFlags(), exportFile()),
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.export(c, "dead letter", func(w io.Writer) (total int, err error) {
+				err = a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+					n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
+					total += n
+					return err
+				})(ctx, c)
+				return total, err
+			})
 		},
 	}
+}
+
+func exportFile() cli.Flag {
+	return &cli.StringFlag{
+		Name: "file", Aliases: []string{"o"},
+		Usage: "write to `FILE`, which must not exist; the standard output without it",
+	}
+}
+
+// export calls write with the file of --file, or with the standard output, and counts.
+func (a app) export(
+	c *cli.Command, one string, write func(w io.Writer) (int, error),
+) (err error) {
+	out, n := a.out, 0
+	if name := c.String("file"); name != "" {
+		file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() {
+			if err = errors.Join(err, file.Sync(), file.Close()); err != nil && n == 0 {
+				_ = os.Remove(name)
+			}
+		}()
+		out = file
+	}
+	w := bufio.NewWriterSize(out, 64<<10)
+	n, err = write(w)
+	err = errors.Join(err, w.Flush())
+	if err == nil || n > 0 { // otherwise it is not known how many there are
+		fmt.Fprintf(a.err, "exported %s\n", plural(n, one))
+	}
+	return err
 }
 
 func (a app) deadImport() *cli.Command {

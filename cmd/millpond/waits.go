@@ -139,7 +139,7 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 					err = a.report(c, done, p, err)
 				} else {
 					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
-					err = a.matched(c, p, err)
+					err = a.matched(c, p, err, c.NArg() != 1)
 				}
 				if err == nil && p.Chosen == 0 {
 					return errFound

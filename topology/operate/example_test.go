@@ -224,6 +224,71 @@ func ExampleOperator_Discard() {
 	log.Print(gone.Chosen, err)
 }
 
+// A queue was deleted while messages waited for it. It is back, and so its messages go back, too.
+func ExampleOperator_ReturnStranded() {
+	var operator *operate.Operator // of Open
+	const queue = "millpond.stranded"
+	forOrders := operate.Filter{Match: func(l operate.Letter) bool { return l.Queue == "orders" }}
+	for m, err := range operator.Stranded(context.Background(), queue, forOrders, 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		var stranded operate.StrandedMessage = m
+		log.Print(stranded.ID, stranded.DeadAt, stranded.Why)
+	}
+	var options operate.ReturnOptions
+	options.Filter = forOrders
+	var returned operate.Returned
+	returned, err := operator.ReturnStranded(context.Background(), queue, options)
+	log.Print(returned.Done, err)
+	for _, left := range returned.Left {
+		var count operate.QueueCount = left
+		if count.Queue == operate.OtherQueues {
+			count.Queue = "more queues"
+		}
+		log.Print(count.Messages, " stay, because there is no ", count.Queue)
+	}
+}
+
+// A deployment stops where messages are stranded.
+func ExampleStranded() {
+	findings := []operate.Finding{{ // in a program: operator.Verify(…)
+		Severity: operate.Critical, Problem: operate.Stranded, Kind: "queue", Name: "millpond.stranded",
+		Text: "holds 3 messages",
+	}}
+	for _, f := range findings {
+		if f.Problem == operate.Stranded {
+			fmt.Println(f)
+		}
+	}
+	// Output: critical: queue "millpond.stranded": holds 3 messages
+}
+
+// Each cause has its own way out.
+func ExampleCause() {
+	for _, cause := range []operate.Cause{
+		operate.CauseQueueGone, operate.CauseBindingGone, operate.CauseKeyChanged, operate.CauseOver,
+		operate.CauseUnknown,
+	} {
+		switch cause {
+		case operate.CauseQueueGone, operate.CauseBindingGone:
+			fmt.Println(cause, "- start the service, which declares its plan")
+		case operate.CauseKeyChanged:
+			fmt.Println(cause, "- narrow the policy")
+		case operate.CauseOver:
+			fmt.Println(cause, "- return the message")
+		case operate.CauseUnknown:
+			fmt.Println(cause, "- name the management API")
+		}
+	}
+	// Output:
+	// queue_gone - start the service, which declares its plan
+	// binding_gone - start the service, which declares its plan
+	// key_changed - narrow the policy
+	// over - return the message
+	// unknown - name the management API
+}
+
 // A file that Export wrote is published again, without the ten lines that are done.
 func ExampleOperator_Import() {
 	var operator *operate.Operator // of Open

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -44,7 +45,28 @@ func beKilled(words []string) error {
 			fmt.Println("done", p.Done)
 		}
 	}
+	keepIn := func(letters []operate.Letter) error {
+		f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		for _, l := range letters {
+			line, err := operate.Encode(l.Delivery)
+			if err == nil {
+				_, err = f.Write(append(line, '\n'))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(f.Sync(), f.Close())
+	}
 	switch command {
+	case "return":
+		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReturnOptions{Progress: progress})
+	case "discard stranded":
+		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey,
+			operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "replay":
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
@@ -54,23 +76,7 @@ func beKilled(words []string) error {
 		}
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
 	case "discard":
-		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if openErr != nil {
-			return openErr
-		}
-		keep := func(letters []operate.Letter) error {
-			for _, l := range letters {
-				line, err := operate.Encode(l.Delivery)
-				if err == nil {
-					_, err = f.Write(append(line, '\n'))
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return f.Sync()
-		}
-		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keep})
+		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "import":
 		f, openErr := os.Open(file)
 		if openErr != nil {
@@ -164,7 +170,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	const dead, kills = 1200, 5
 	for _, kind := range types {
 		for _, command := range []string{
-			"replay", "edit", "discard", "import", "list", "release", "cancel",
+			"replay", "edit", "discard", "import", "list", "release", "cancel", "return", "discard stranded",
 		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
@@ -181,6 +187,8 @@ func TestKilledInTheMiddle(t *testing.T) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})
 					}
 					b.publish(b.waits(time.Hour).Name, all...)
+				} else if command == "return" || command == "discard stranded" {
+					b.strand(b.dead, n)
 				} else {
 					b.die(n)
 				}
@@ -216,6 +224,13 @@ func TestKilledInTheMiddle(t *testing.T) {
 						count(originals, b.bodies(b.dead+".originals", n))
 						requireEach(t, originals, n)
 					}
+				case "return":
+					testbroker.WaitFor(t, "the rest to be returned", rig.Patience, func() bool {
+						_, err := b.ReturnStranded(t.Context(), b.dead, operate.ReturnOptions{})
+						require.NoError(t, err)
+						count(counts, b.bodies(b.queue, 0))
+						return len(counts) == n
+					})
 				case "release", "cancel":
 					testbroker.WaitFor(t, "all messages where they belong", rig.Patience, func() bool {
 						target := b.queue
@@ -226,7 +241,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						count(counts, b.bodies(b.waits(time.Hour).Name, 0))
 						return len(counts) == n
 					})
-				case "discard":
+				case "discard", "discard stranded":
 					testbroker.WaitFor(t, "all letters in the queue or the file", rig.Patience, func() bool {
 						clear(counts)
 						data, err := os.ReadFile(file)

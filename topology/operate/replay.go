@@ -65,17 +65,26 @@ func (o *Operator) Replay(
 	r := &replay{
 		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
 	}
+	r.act = r.one
 	err := r.prepare(ctx)
-	for again := true; again && err == nil; {
-		again, err = r.round(ctx)
-	}
 	if err == nil {
-		err = r.refusal
+		err = r.run(ctx)
 	}
 	if err != nil {
 		return r.now(), fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
 	}
 	return r.now(), nil
+}
+
+// run moves until the end.
+func (r *replay) run(ctx context.Context) error {
+	for {
+		if again, err := r.round(ctx); err != nil {
+			return err
+		} else if !again {
+			return r.refusal
+		}
+	}
 }
 
 type replay struct {
@@ -84,9 +93,14 @@ type replay struct {
 	plan     topology.Plan
 	dead     string
 	pace     pace
-	left     int   // of the messages there at the beginning; -1 before
-	moved    int   // begun to move
-	refusal  error // of the first letter that was refused
+	// act begins to move a message if it is to be moved.
+	act func(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error)
+	// unroutable is the hook of the mover.
+	unroutable func(d amqp.Delivery)
+
+	left    int   // of the messages there at the beginning; -1 before
+	moved   int   // begun to move
+	refusal error // of the first letter that was refused
 
 	mu       sync.Mutex
 	progress Progress
@@ -139,6 +153,7 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 })
 	before := r.now().Done
 	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
+	m.unroutable = r.unroutable
 	again, err = r.pass(ctx, t, m)
 	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
 		err = moveErr
@@ -168,7 +183,7 @@ func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err
 			p.Total = max(p.Total, t.Total())
 			p.Seen = max(p.Seen, p.Total-t.Total()+t.Seen())
 		})
-		moved, err := r.one(ctx, t, m, d)
+		moved, err := r.act(ctx, t, m, d)
 		if !moved {
 			t.Keep(d.DeliveryTag)
 		}
@@ -207,10 +222,7 @@ func (r *replay) one(
 	}
 	msg, edited, err := r.compose(l, t.frame)
 	if err != nil {
-		r.count(func(p *Progress) { p.Refused++ })
-		if r.refusal == nil {
-			r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
-		}
+		r.refuse(l, err)
 		return false, nil
 	}
 	if err := r.pace.wait(ctx); err != nil {
@@ -232,6 +244,14 @@ func (r *replay) one(
 	}
 	r.moved++
 	return true, nil
+}
+
+// refuse counts a message that stays.
+func (r *replay) refuse(l Letter, err error) {
+	r.count(func(p *Progress) { p.Refused++ })
+	if r.refusal == nil {
+		r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
+	}
 }
 
 // compose returns the message that is published in place of a letter, and whether Edit has changed

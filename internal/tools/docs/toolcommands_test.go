@@ -288,6 +288,14 @@ func (d *desk) furnish(c command) {
 		d.must("declare", "orders", "--policy", old)
 	}
 	require.NoError(d.t, ch.Confirm(false))
+	if words[0] == "stranded" {
+		d.must("declare", "orders", "--strategy", "shared")
+		for _, id := range append(ids, "order-0") {
+			publish(d.t, ch, "millpond.stranded", amqp.Publishing{
+				MessageId: id, Headers: amqp.Table{header.Queue: "orders"}, Body: []byte(`{"order":17}`),
+			})
+		}
+	}
 	for n, id := range append(ids, "order-0", "order-1", "order-2") {
 		publishDead(d.t, ch, dead, id, []string{
 			"order 17: cannot parse total", "dial tcp 10.0.0.7:443: connection refused",
