@@ -78,7 +78,8 @@ func exitCode(ctx context.Context, err error) int {
 		errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
 	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek),
-		errors.Is(err, operate.ErrUnsafe):
+		errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrStopped),
+		errors.Is(err, operate.ErrUnsettled):
 		return exitRefused
 	case ctx.Err() != nil:
 		return exitInterrupted

@@ -135,9 +135,14 @@ func findingsOf(
 	ctx context.Context, o *operate.Operator, plan topology.Plan, guess bool,
 ) ([]operate.Finding, error) {
 	findings, err := o.Verify(ctx, plan)
-	if !guess {
-		return findings, err
+	if guess {
+		soften(plan, findings)
 	}
+	return findings, err
+}
+
+// soften makes warnings of missing wait queues.
+func soften(plan topology.Plan, findings []operate.Finding) {
 	for i, f := range findings {
 		wait := slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
 			return q.Name == f.Name && q.Delay > 0
@@ -151,7 +156,6 @@ func findingsOf(
 	slices.SortStableFunc(findings, func(a, b operate.Finding) int {
 		return strings.Compare(string(a.Severity), string(b.Severity)) // critical before warning
 	})
-	return findings, err
 }
 
 func (a app) printFindings(findings []operate.Finding, none string) {
