@@ -38,10 +38,10 @@ func main() {
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found a problem (see exitCodes); a letter is not there
+	exitFound       = 1   // a problem was found (see exitCodes); a letter is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
-	exitRefused     = 4   // it is not safe, and nothing was done
+	exitRefused     = 4   // it is not safe, and nothing was done; a ramp has left the rest
 	exitInterrupted = 130 // by a signal; all that had begun is finished
 )
 
@@ -56,8 +56,9 @@ func usage(format string, args ...any) error {
 }
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
-something that it could not look at, or there is no such letter; 2 wrong use; 3 the broker could not
-be reached or refused; 4 not safe, nothing done; 130 interrupted, all that had begun is finished.`
+something that it could not look at, or a dry run of dead replay found something critical, or there
+is no such letter; 2 wrong use; 3 the broker could not be reached or refused; 4 not safe, nothing
+done, or a ramp has stopped; 130 interrupted, all that had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {

@@ -101,6 +101,9 @@ func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOpti
 	if o.Canary == 0 {
 		o.Canary = -1
 	}
+	if o.Every > 0 && !c.IsSet("max-replays") {
+		o.MaxReplays = 5 // also in a rehearsal
+	}
 	for _, name := range []string{"canary", "max-replays"} {
 		if c.Int(name) < 0 {
 			return o, usage("--%s %d is negative", name, c.Int(name))

@@ -53,6 +53,13 @@ func beKilled(words []string) error {
 			return nil
 		}
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
+	case "ramp":
+		if plan, err = strategy.Plan(queue, []time.Duration{time.Second, time.Hour}); err != nil {
+			return err
+		}
+		_, err = o.Ramp(ctx, plan, operate.RampOptions{
+			ReplayOptions: operate.ReplayOptions{Progress: progress}, Canary: -1,
+		})
 	case "discard":
 		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if openErr != nil {
@@ -164,7 +171,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	const dead, kills = 1200, 5
 	for _, kind := range types {
 		for _, command := range []string{
-			"replay", "edit", "discard", "import", "list", "release", "cancel",
+			"replay", "ramp", "edit", "discard", "import", "list", "release", "cancel",
 		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
@@ -198,7 +205,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				// Messages of the killed processes come back when the broker notices.
 				counts := map[string]int{}
 				switch command {
-				case "replay", "edit":
+				case "replay", "ramp", "edit":
 					testbroker.WaitFor(t, "the rest to be replayed", rig.Patience, func() bool {
 						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
 							if command == "edit" {

@@ -110,9 +110,10 @@ func (r RampResult) String() string {
 // the beginning, each confirmed in its queue before it leaves the dead-letter queue; a letter that
 // is dead again is not replayed again by the same call.
 //
-// Ramp ends with ErrStopped when too many letters are dead again, with ErrUnsettled when a step
-// takes too long, and with the cause of ctx. In each case the rest is where it was, so that another
-// call goes on with it, and the result counts all letters.
+// Ramp ends with ErrStopped when too many letters are dead again, after it has given the letters
+// under way twice the time of Settle; with ErrUnsettled when a step takes too long; and with the
+// cause of ctx. In each case the rest is where it was, so that another call goes on with it, and
+// the result counts all letters.
 //
 // A look at the whole dead-letter queue, two or three seconds for 10 000 letters, is needed at the
 // beginning and whenever its count has grown so much that the new letters could be too many; until
@@ -223,8 +224,25 @@ func (r *ramp) ramp(ctx context.Context) error {
 		return nil
 	}
 	err = r.steps(ctx)
+	if errors.Is(err, ErrStopped) {
+		r.linger(ctx)
+	}
 	r.close(ctx, err)
 	return err
+}
+
+// linger lets the letters settle that were on their way at a stop. An error shows in close.
+func (r *ramp) linger(ctx context.Context) {
+	for end := time.Now().Add(2 * r.Settle); time.Now().Before(end); {
+		err := r.survey(ctx)
+		if err != nil || r.current && r.result.Waiting+r.result.Unsettled == 0 {
+			return
+		}
+		r.show()
+		if sleep(ctx, askEvery) != nil {
+			return
+		}
+	}
 }
 
 // steps replays all letters.
@@ -337,8 +355,8 @@ func (r *ramp) turn(ctx context.Context, t *taking) error {
 	return nil
 }
 
-// settle watches the replayed letters until the step is over; the last one is over when nothing is
-// open, or when it was watched for long enough.
+// settle watches the replayed letters until the step is over. The last one is watched until nothing
+// is open, for as long as Watch allows.
 func (r *ramp) settle(ctx context.Context, last bool) error {
 	for began := time.Now(); ; {
 		if err := r.survey(ctx); err != nil {
@@ -347,13 +365,11 @@ func (r *ramp) settle(ctx context.Context, last bool) error {
 		r.show()
 		open := r.result.Waiting + r.result.Unsettled
 		late := time.Since(began) >= r.Watch
+		enough := r.current && !r.tooMany(r.result.DeadAgain+open)
 		switch {
-		case last && (r.current && open == 0 || late):
+		case r.stopped() != nil && (!last || late || open == 0):
 			return r.stopped()
-		case last:
-		case r.stopped() != nil:
-			return r.stopped()
-		case r.current && !r.tooMany(r.result.DeadAgain+open):
+		case enough && (!last || late || open == 0):
 			return nil
 		case late:
 			return fmt.Errorf("%w after %v: %d wait for their next attempt, %d are unsettled, and the "+

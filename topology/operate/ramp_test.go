@@ -182,6 +182,7 @@ func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 		require.ErrorIs(t, err, operate.ErrStopped)
 		requireSum(t, r)
 		require.Positive(t, r.DeadAgain)
+		require.Positive(t, r.Handled)
 		require.Greater(t, r.Left, dead/2)
 		b.depth(b.queue, 0)
 		s.mu.Lock()
