@@ -66,11 +66,13 @@ func rampFlags() []cli.Flag {
 }
 
 func rehearsal() cli.Flag {
-	return &cli.BoolFlag{Name: "dry-run", Usage: "rehearse: count the letters, say what is in the way " +
-		"at the queue that would get them, and move nothing; exit code 1 if that is critical"}
+	return &cli.BoolFlag{
+		Name: "dry-run", Usage: "rehearse: count the letters, name the problems of the queue that " +
+			"would get them, and move nothing; exit code 1 if one is critical",
+	}
 }
 
-// rehearseOrRamp does what the flags say.
+// rehearseOrRamp rehearses with --dry-run, and replays step by step otherwise.
 func (a app) rehearseOrRamp(
 	ctx context.Context, c *cli.Command, l *letters, base operate.ReplayOptions,
 ) error {
@@ -89,7 +91,7 @@ func ramps(c *cli.Command) bool {
 	return slices.ContainsFunc(rampFlags(), func(f cli.Flag) bool { return c.IsSet(f.Names()[0]) })
 }
 
-// rampOptions reads the flags; what they leave open is the library's default.
+// rampOptions reads the flags. The library has the defaults of flags that are missing.
 func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOptions, error) {
 	o := operate.RepeatOptions{
 		RampOptions: operate.RampOptions{
@@ -265,8 +267,10 @@ func known(n operate.Count) *int {
 	return &n.N
 }
 
-// rehearse says what a replay would do.
-func (a app) rehearse(ctx context.Context, c *cli.Command, l *letters, o operate.RampOptions) error {
+// rehearse prints the outcome that a replay would have.
+func (a app) rehearse(
+	ctx context.Context, c *cli.Command, l *letters, o operate.RampOptions,
+) error {
 	h, err := l.operator.Rehearse(ctx, l.plan, o)
 	if c.String(flagPolicy) == "" && c.String(flagStrategy) != "levels" {
 		soften(l.plan, h.Findings)

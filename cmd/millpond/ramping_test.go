@@ -60,8 +60,8 @@ func TestIncidentRamp(t *testing.T) {
 	require.Contains(t, i.follow(ramp),
 		"started 30 = handled 30 + dead again 0 + waiting 0 + left 0\n")
 	i.awaitHandled(30)
-	require.Contains(t, i.follow("millpond dead replay orders --policy 200ms,1s --every 10m --until-empty"),
-		"started 0 = ")
+	const automatic = "millpond dead replay orders --policy 200ms,1s --every 10m --until-empty"
+	require.Contains(t, i.follow(automatic), "started 0 = ")
 }
 
 // Each flag that makes no sense is refused before anything is done, and JSON has all counts.
@@ -101,8 +101,8 @@ func TestRampFlags(t *testing.T) {
 	}, j)
 }
 
-// Given an interrupt in the middle, then the tool finishes what it has begun, prints where each
-// letter is, and ends with 130.
+// Given an interrupt in the middle, then the tool finishes the work that it has begun, prints
+// where each letter is, and ends with 130.
 func TestInterruptedRamp(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "quorum")

@@ -73,8 +73,8 @@ func (s *Scan) Total() int { return s.total }
 // Rest returns how many of them are not taken yet, after the first Next.
 func (s *Scan) Rest() int { return s.left - len(s.page) }
 
-// Ready returns how many messages the queue says are ready: those that are taken are not. A quorum
-// queue may count late. Call Ready between calls of Next.
+// Ready returns how many messages the queue says are ready. A message that is taken is not ready. A
+// quorum queue may count late. Call Ready between calls of Next.
 func (s *Scan) Ready() (int, error) {
 	q, err := s.ch.QueueDeclarePassive(s.queue, true, false, false, false, nil)
 	return q.Messages, err

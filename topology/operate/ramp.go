@@ -57,13 +57,14 @@ type RampOptions struct {
 //
 // A replayed letter carries a mark of the run (header.Replay), by which it is known again in the
 // dead-letter queue and in the wait queues. AMQP shows neither a message in the middle of a queue
-// nor one at a handler, and a handler leaves no trace: so Handled is what was seen nowhere else.
+// nor one at a handler, and a handler leaves no trace: so Handled counts letters that were seen
+// nowhere else.
 type RampResult struct {
 	// Run is the name of this run, in the marks of its letters.
 	Run string
 	// Step is the step that was reached: "canary", "step 1" and so on, "rest", "" before the first.
 	Step string
-	// Started are the letters that were chosen at the beginning, up to Limit, without those that
+	// Started are the letters that were chosen at the beginning, up to Limit, without letters that
 	// another client has taken since.
 	Started int
 	// Handled were replayed and then seen nowhere for RampOptions.Settle: neither in the queue, as far
@@ -144,7 +145,7 @@ type ramp struct {
 	RampOptions
 	moves *replay
 	watch
-	// conn is for counts, because a look has a connection of its own.
+	// conn is for counts, because a look opens another one.
 	conn   *link.Conn
 	result RampResult
 }

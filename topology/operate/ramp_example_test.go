@@ -28,7 +28,8 @@ func ExampleOperator_Ramp() {
 		Canary: 3, Steps: []int{10, 100}, StopAt: 0.05,
 		Report: func(r operate.RampResult) { log.Print(r.Step, ": ", r.Replayed(), " replayed") },
 	}
-	rehearsal, err := operator.Rehearse(ctx, plan, options)
+	var rehearsal operate.Rehearsal
+	rehearsal, err = operator.Rehearse(ctx, plan, options)
 	if err != nil {
 		log.Print(err)
 		return
@@ -49,6 +50,21 @@ func ExampleOperator_Ramp() {
 	case err != nil:
 		log.Print(err)
 	}
+}
+
+// A ramp that stops before its end is told apart from other errors.
+func ExampleErrStopped() {
+	for _, err := range []error{operate.ErrStopped, operate.ErrUnsettled} {
+		switch err := fmt.Errorf("replay: %w", err); {
+		case errors.Is(err, operate.ErrStopped):
+			fmt.Println("the cause is not gone:", err)
+		case errors.Is(err, operate.ErrUnsettled):
+			fmt.Println("look at the service:", err)
+		}
+	}
+	// Output:
+	// the cause is not gone: replay: too many of the replayed letters are dead again
+	// look at the service: replay: it is still open what becomes of the replayed letters
 }
 
 // All letters are in one place.

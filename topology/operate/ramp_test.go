@@ -168,7 +168,7 @@ func TestRampStopsAtItsCanary(t *testing.T) {
 }
 
 // Given a handler that fails with a tenth, then a ramp that allows 5 % stops within a second, and
-// one that allows 20 % ends with all letters counted.
+// a ramp that allows 20 % ends with all letters counted.
 func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 	t.Parallel()
 	forTypes(t, func(t *testing.T, b *box) {
@@ -276,7 +276,9 @@ func TestRampInterrupted(t *testing.T) {
 		require.GreaterOrEqual(t, r.Replayed(), 50)
 		require.Positive(t, r.Left)
 		b.depth(b.dead, r.Left)
-		rig.WaitFor(t, "the replayed letters to be handled", func() bool { return s.count() == r.Replayed() })
+		rig.WaitFor(t, "the replayed letters to be handled", func() bool {
+			return s.count() == r.Replayed()
+		})
 	})
 }
 
@@ -358,7 +360,7 @@ func TestRampEveryEndsWithoutAStorm(t *testing.T) {
 	})
 }
 
-// What a look at a whole dead-letter queue costs.
+// A look at a whole dead-letter queue.
 func BenchmarkRampLook(bench *testing.B) {
 	for _, kind := range types {
 		bench.Run(fmt.Sprint(kind), func(bench *testing.B) {

@@ -91,11 +91,11 @@ func (r *ramp) numberOf(headers amqp.Table) int {
 	return n
 }
 
-// left returns how many letters the last look has chosen that were not replayed since.
+// left returns how many letters of the last look are still to replay.
 func (r *ramp) left() int { return max(0, r.watch.left-(r.done()-r.doneAtLook)) }
 
-// grownTo returns by how many letters the dead-letter queue has grown since the last look, if it has
-// total letters without those that were replayed since, done of all.
+// grownTo returns by how many letters the dead-letter queue has grown since the last look. total is
+// its length, or its length if no letter had left it since done letters were replayed.
 func (r *ramp) grownTo(total, done int) int { return total - (r.letters - (done - r.doneAtLook)) }
 
 // lookDead looks at all dead letters.
@@ -103,7 +103,7 @@ func (r *ramp) lookDead(ctx context.Context) error {
 	began := time.Now()
 	w := watch{}
 	filter := r.Filter
-	err := r.moves.operator.list(ctx, r.moves.plan, r.moves.dead, Filter{}, 0, func(l Letter, _ error) bool {
+	see := func(l Letter, _ error) bool {
 		w.letters++
 		n := r.numberOf(l.Delivery.Headers)
 		switch {
@@ -118,8 +118,9 @@ func (r *ramp) lookDead(ctx context.Context) error {
 			w.left++
 		}
 		return true
-	})
-	if err != nil {
+	}
+	m := r.moves
+	if err := m.operator.list(ctx, m.plan, m.dead, Filter{}, 0, see); err != nil {
 		return err
 	}
 	r.letters, r.watch.left, r.spentLetters = w.letters, w.left, w.spentLetters
@@ -263,7 +264,7 @@ func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
 	return nil
 }
 
-// note keeps a sample, and forgets those that no count needs any more.
+// note keeps a sample, and forgets samples that no count needs any more.
 func (r *ramp) note(now time.Time, c counts) {
 	r.ready, r.consumers = c.ready, c.consumers
 	r.samples = append(r.samples, sample{now, r.done(), c.ready})
@@ -312,8 +313,8 @@ func (r *ramp) account(now time.Time) {
 // closeLimit bounds the last look of a ramp that was interrupted.
 const closeLimit = time.Minute
 
-// close counts for the last time, however the ramp has ended: with a connection of its own, because
-// the other one may be lost.
+// close counts for the last time, however the ramp has ended. It opens another connection, because
+// the first may be lost.
 func (r *ramp) close(ctx context.Context, failed error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
 	defer cancel()
@@ -325,7 +326,7 @@ func (r *ramp) close(ctx context.Context, failed error) {
 			r.conn = conn
 			err = r.survey(ctx)
 		}
-		if err != nil { // what was seen before may not hold any more
+		if err != nil { // the last figures may not hold any more
 			r.result.Unseen = err
 			r.waiting, r.blind, r.samples = nil, 0, nil
 			r.account(time.Now())

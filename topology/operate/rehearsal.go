@@ -24,8 +24,8 @@ const (
 
 // Rehearsal is the outcome of Rehearse.
 type Rehearsal struct {
-	// Progress counts as Replay would: Chosen are the letters that would be replayed, without those
-	// that are Refused because their headers do not fit into a frame.
+	// Progress counts as Replay would: Chosen are the letters that would be replayed. Refused are the
+	// other letters of the filter, whose headers do not fit into a frame.
 	Progress
 	// Target is the queue that would get them, with its ready messages and consumers, which are
 	// unknown where it is missing.
@@ -38,7 +38,7 @@ type Rehearsal struct {
 	// Expiring are the chosen letters with an expiration, or dead because their time was over. A
 	// replay leaves the expiration out, so that they do not expire again.
 	Expiring int
-	// Findings are what Verify finds and what is in the way of this replay: the critical ones first.
+	// Findings are the findings of Verify and the obstacles of this replay, the critical ones first.
 	Findings []Finding
 }
 
@@ -46,10 +46,10 @@ type Rehearsal struct {
 const largeMessage = 16 << 20
 
 // Rehearse says what becomes of a replay with these options, and moves nothing: which letters it
-// chooses, whether the target exists, has a consumer and room, and what would drop messages there.
+// chooses, whether the target exists, has a consumer and room, and which settings drop messages.
 // Edit is not called. That the user may publish is tried with a message for a queue that does not
-// exist, which the broker returns; that it may read the dead letters is seen by reading them. What
-// a policy does is known from the management API alone, and a finding says if it was not asked.
+// exist, which the broker returns; that it may read the dead letters is seen by reading them. Only
+// the management API shows policies, and a finding says if it was not asked.
 func (o *Operator) Rehearse(
 	ctx context.Context, plan topology.Plan, options RampOptions,
 ) (Rehearsal, error) {
@@ -170,7 +170,8 @@ func (h *Rehearsal) room(v *verifier, ready int) error {
 func (h *Rehearsal) publishes(ctx context.Context, v *verifier) {
 	name := make([]byte, 16)
 	_, _ = rand.Read(name) // never fails
-	err := v.operator.publish(ctx, "", "millpond-rehearsal-"+hex.EncodeToString(name), amqp.Publishing{})
+	key := "millpond-rehearsal-" + hex.EncodeToString(name)
+	err := v.operator.publish(ctx, "", key, amqp.Publishing{})
 	switch {
 	case errors.Is(err, topology.ErrUnroutable):
 	case audit.IsCode(err, amqp.AccessRefused):

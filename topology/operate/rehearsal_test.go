@@ -14,7 +14,7 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// problems are the findings of a rehearsal about one name, without the one about the management API.
+// problems are the problems of one name.
 func problems(h operate.Rehearsal, name string) []operate.Problem {
 	var list []operate.Problem
 	for _, f := range h.Findings {
