@@ -184,6 +184,9 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 
 // ramped writes the outcome of a run.
 func (a app) ramped(c *cli.Command, r operate.RampResult, err error) error {
+	if a.terminal(a.err) {
+		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
+	}
 	if c.Bool(flagJSON) {
 		j := rampJSON{
 			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,

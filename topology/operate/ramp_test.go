@@ -201,6 +201,32 @@ func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 	})
 }
 
+// Letters of other messages that come meanwhile make a ramp look, and do not stop it.
+func TestRampIsNotStoppedByOtherLetters(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.delayBy(200 * time.Millisecond)
+		b.die(60)
+		b.serve(never, 200*time.Millisecond)
+		moved, others := 0, 0
+		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
+			ReplayOptions: operate.ReplayOptions{Rate: 30},
+			Report: func(r operate.RampResult) {
+				if r.Replayed() > moved { // a letter dies for each count
+					moved = r.Replayed()
+					others++
+					b.die(1)
+				}
+			},
+		}))
+		require.NoError(t, err)
+		requireSum(t, r)
+		require.Equal(t, 60, r.Handled)
+		require.Greater(t, others, 2)
+		require.Len(t, b.letters(operate.Filter{}), others)
+	})
+}
+
 // Given a queue without a consumer, or a consumer that dies with its messages, then the canary is
 // watched for its time and nothing else moves. Given a service afterwards, another call goes on.
 func TestRampWaitsForAConsumerWithABound(t *testing.T) {

@@ -67,7 +67,7 @@ func (s *numberSet) add(i int) {
 
 func (s *numberSet) has(i int) bool { return i/64 < len(s.words) && s.words[i/64]>>(i%64)&1 == 1 }
 
-// pause spaces looks: one may take half of the time at most.
+// pause spaces looks.
 type pause struct {
 	ended time.Time
 	took  time.Duration
@@ -199,8 +199,13 @@ func (r *ramp) count(ctx context.Context) (counts, error) {
 	return <-found, nil
 }
 
-// waitLook is the least time between two looks at the wait queues.
-const waitLook = time.Second
+// A look at the wait queues holds their messages, so that there is a second between two looks at
+// least, and looks take a fifth of the time at most. A look at dead letters harms no consumer: it
+// may take half of the time.
+const (
+	waitLook  = time.Second
+	waitShare = 4
+)
 
 // survey asks where the letters are, while nothing moves. Where a look is needed that is not due
 // yet, the result stays as it is and is not current.
@@ -253,7 +258,7 @@ func (r *ramp) lookWaits(ctx context.Context, c counts, now time.Time) error {
 		}
 	}
 	if c.waiting() > 0 {
-		r.waited.after(now, waitLook)
+		r.waited.after(now, max(waitLook, waitShare*time.Since(now)))
 	}
 	for n := range r.waiting {
 		if !seen[n] {
