@@ -116,7 +116,7 @@ func (r RampResult) String() string {
 // cause of ctx. In each case the rest is where it was, so that another call goes on with it, and
 // the result counts all letters.
 //
-// A look at the whole dead-letter queue, two or three seconds for 10 000 letters, is needed at the
+// A look at the whole dead-letter queue, two to five seconds for 10 000 letters, is needed at the
 // beginning and whenever its count has grown so much that the new letters could be too many; until
 // it is done nothing moves. Wait queues are looked at as by Waiting, and only while they are not
 // empty.
