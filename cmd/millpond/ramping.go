@@ -17,8 +17,8 @@ import (
 
 const aboutRamps = `
 
-With --canary, --ramp, --stop-at, --watch, --settle or --every the replay is a ramp: the first
-letters, the canary, are watched until they are handled or dead again. The rest follows in the steps
+With --canary, --ramp, --stop-at, --watch, --settle, --every or --max-replays the replay is a ramp:
+the first letters, the canary, are watched until they are handled or dead again. The rest follows in the steps
 of --ramp, each watched in the same way, and after them all at once at --rate. The command stops
 within a second when more than --stop-at of the replayed letters are dead again; the rest stays, and
 the same command goes on with it. It ends with
@@ -45,21 +45,25 @@ func rampFlags() []cli.Flag {
 			Usage: "stop when more than this `SHARE` of the replayed letters are dead again; 5% without it",
 		},
 		&cli.DurationFlag{
-			Name: "watch", Usage: "stop when a step takes longer than this `TIME` to settle; 1m without it",
+			Name: "watch", HideDefault: true,
+			Usage: "stop when a step takes longer than this `TIME` to settle; 1m without it",
 		},
 		&cli.DurationFlag{
-			Name: "settle", Usage: "a letter that is seen nowhere for this `TIME` is handled: longer than " +
+			Name: "settle", HideDefault: true,
+			Usage: "a letter that is seen nowhere for this `TIME` is handled: longer than " +
 				"the handler usually takes; 5s without it",
 		},
 		&cli.DurationFlag{
-			Name: "every", Usage: "begin again this `TIME` after the end, also after a stop; " +
+			Name: "every", HideDefault: true,
+			Usage: "begin again this `TIME` after the end, also after a stop; " +
 				"no letter is replayed twice in between",
 		},
 		&cli.BoolFlag{
 			Name: "until-empty", Usage: "with --every: end when no letter is left to replay",
 		},
 		&cli.IntFlag{
-			Name: "max-replays", Usage: "pass over letters that were replayed `N` times before; " +
+			Name: "max-replays", HideDefault: true,
+			Usage: "pass over letters that were replayed `N` times before; " +
 				"no limit without it, 5 with --every",
 		},
 	}
@@ -172,6 +176,10 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 	}
 	var first error
 	o.Ran = func(r operate.RampResult, err error) {
+		if errors.Is(err, operate.ErrInvalidOptions) || errors.Is(err, operate.ErrNoQueue) ||
+			errors.Is(err, operate.ErrUnsafePeek) {
+			return // it ends with this error
+		}
 		if writeErr := a.ramped(c, r, err); first == nil {
 			first = writeErr
 		}
