@@ -18,10 +18,10 @@ import (
 const aboutRamps = `
 
 With --canary, --ramp, --stop-at, --watch, --settle, --every or --max-replays the replay is a ramp:
-the first letters, the canary, are watched until they are handled or dead again. The rest follows in the steps
-of --ramp, each watched in the same way, and after them all at once at --rate. The command stops
-within a second when more than --stop-at of the replayed letters are dead again; the rest stays, and
-the same command goes on with it. It ends with
+the first letters, the canary, are watched until they are handled or dead again. The rest follows in
+the steps of --ramp, each watched in the same way, and after them all at once at --rate. The command
+stops within a second when more than --stop-at of the replayed letters are dead again; the rest
+stays, and the same command goes on with it. It ends with
 
   started = handled + dead again + waiting + left
 
