@@ -26,6 +26,7 @@ type letters struct {
 	plan     topology.Plan
 	filter   operate.Filter
 	limit    int
+	guess    bool // the wait queues of the plan are a guess
 }
 
 // onLetters makes the action of a command that takes queues and the flags of filterFlags. A queue
@@ -46,7 +47,9 @@ func (a app) onLetters(
 				return err
 			}
 			done[plan.Dead.RoutingKey] = true
-			l := &letters{operator: s.operator, plan: plan, filter: filter, limit: limit}
+			l := &letters{
+				operator: s.operator, plan: plan, filter: filter, limit: limit, guess: s.guesses(),
+			}
 			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
 		})
 	}

@@ -37,10 +37,10 @@ func main() {
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found a problem (see exitCodes); a letter or a queue is not there
+	exitFound       = 1   // a problem was found (see exitCodes); a letter or a queue is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
-	exitRefused     = 4   // it is not safe, and nothing was done
+	exitRefused     = 4   // it is not safe, and nothing was done; a ramp has left the rest
 	exitInterrupted = 130 // by a signal; all that had begun is finished
 )
 
@@ -55,9 +55,10 @@ func usage(format string, args ...any) error {
 }
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
-something that it could not look at, or there is no such letter, or no queue to return a stranded
-message to; 2 wrong use; 3 the broker could not be reached or refused; 4 not safe, nothing done; 130
-interrupted, all that had begun is finished.`
+something that it could not look at, or a dry run of dead replay found something critical, or there
+is no such letter, or no queue to return a stranded message to; 2 wrong use; 3 the broker could not
+be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130 interrupted, all that
+had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
@@ -78,7 +79,8 @@ func exitCode(ctx context.Context, err error) int {
 		errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
 	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek),
-		errors.Is(err, operate.ErrUnsafe):
+		errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrStopped),
+		errors.Is(err, operate.ErrUnsettled):
 		return exitRefused
 	case ctx.Err() != nil:
 		return exitInterrupted

@@ -240,7 +240,13 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-show-position", []string{"dead", "show", "orders", "#4"}, 1},
 		{"dead-show-hex", []string{"dead", "show", "orders", "order-2"}, 0},
 		{"dead-show-none", []string{"dead", "show", "orders", "order-9"}, 1},
-		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 0},
+		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 1}, // no consumer
+		{"dead-replay-dry-json", []string{"dead", "replay", "orders", "--dry-run", "--json"}, 1},
+		{
+			"dead-replay-ramp-none",
+			[]string{"dead", "replay", "orders", "--policy", "1s,10s", "--canary", "3", "--reason", "none"},
+			0,
+		},
 		{"dead-replay-position", []string{"dead", "replay", "orders", "--id", "#1", "--id", "#9"}, 1},
 		{"dead-replay", []string{"dead", "replay", "orders", "--id", "#1", "--rate", "100/s"}, 0},
 		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},

@@ -82,8 +82,8 @@ func (a app) deadReplay() *cli.Command {
 	return &cli.Command{
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
-		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), dryRun(),
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions + aboutRamps, ShellComplete: a.completeQueues,
+		Flags: append(append(filterFlags(), rampFlags()...), rehearsal(),
 			&cli.StringFlag{
 				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
 			},
@@ -94,11 +94,15 @@ func (a app) deadReplay() *cli.Command {
 				return err
 			}
 			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-				bar := a.newBar("replaying")
-				p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+				options := operate.ReplayOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
-					DryRun: c.Bool("dry-run"), Progress: bar.show,
-				})
+				}
+				if ramps(c) || c.Bool("dry-run") {
+					return a.rehearseOrRamp(ctx, c, l, options)
+				}
+				bar := a.newBar("replaying")
+				options.Progress = bar.show
+				p, err := l.operator.Replay(ctx, l.plan, options)
 				bar.end()
 				return a.report(c, "replayed", p, err)
 			})(ctx, c)

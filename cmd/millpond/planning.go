@@ -173,21 +173,30 @@ func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Fin
 		findings = append(findings, s.unclear(plan.Queue)...)
 	}
 	if s.guesses() {
-		for i, f := range findings {
-			wait := slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
-				return q.Name == f.Name && q.Delay > 0
-			})
-			if wait && f.Kind == "queue" && f.Problem == operate.Missing {
-				findings[i].Severity = operate.Warning
-				findings[i].Text = "does not exist or cannot be reached: without --policy the tool does not " +
-					"know whether the service uses it"
-			}
+		soften(plan, findings)
+	}
+	criticalFirst(findings)
+	return findings, err
+}
+
+// soften makes warnings of missing wait queues.
+func soften(plan topology.Plan, findings []operate.Finding) {
+	for i, f := range findings {
+		wait := slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
+			return q.Name == f.Name && q.Delay > 0
+		})
+		if wait && f.Kind == "queue" && f.Problem == operate.Missing {
+			findings[i].Severity = operate.Warning
+			findings[i].Text = "does not exist or cannot be reached: without --policy the tool does not " +
+				"know whether the service uses it"
 		}
 	}
+}
+
+func criticalFirst(findings []operate.Finding) {
 	slices.SortStableFunc(findings, func(a, b operate.Finding) int {
-		return strings.Compare(string(a.Severity), string(b.Severity)) // critical before warning
+		return strings.Compare(string(a.Severity), string(b.Severity))
 	})
-	return findings, err
 }
 
 // unclear returns findings about everything that the broker does not tell of a queue.

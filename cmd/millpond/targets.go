@@ -201,11 +201,13 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 			"%s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
 	}
 	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
-		fmt.Fprintln(s.err, "millpond: without --policy the tool assumes the default wait steps; "+
-			"name the delays of the service's policy")
+		fmt.Fprintln(s.err, guessed)
 	}
 	return plans, nil
 }
+
+const guessed = "millpond: without --policy the tool assumes the default wait steps; " +
+	"name the delays of the service's policy"
 
 func namesOf(plan topology.Plan) []string {
 	names := make([]string, len(plan.Queues))

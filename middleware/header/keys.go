@@ -92,6 +92,10 @@ const (
 // message.
 const Replays = "millpond-replays"
 
+// Replay is the key of the mark by which operate.Operator.Ramp knows its letters again: the name of
+// the run, a dot, and a number. It stays on the message until the next such run.
+const Replay = "millpond-replay"
+
 // Values of [DeadlineFrom] and of RetryState.DeadlineFrom: the start of the
 // expiration.
 const (

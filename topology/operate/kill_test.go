@@ -75,6 +75,13 @@ func beKilled(words []string) error {
 			return nil
 		}
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
+	case "ramp":
+		if plan, err = strategy.Plan(queue, []time.Duration{time.Second, time.Hour}); err != nil {
+			return err
+		}
+		_, err = o.Ramp(ctx, plan, operate.RampOptions{
+			ReplayOptions: operate.ReplayOptions{Progress: progress}, Canary: -1,
+		})
 	case "discard":
 		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "import":
@@ -170,7 +177,8 @@ func TestKilledInTheMiddle(t *testing.T) {
 	const dead, kills = 1200, 5
 	for _, kind := range types {
 		for _, command := range []string{
-			"replay", "edit", "discard", "import", "list", "release", "cancel", "return", "discard stranded",
+			"replay", "ramp", "edit", "discard", "import", "list", "release", "cancel", "return",
+			"discard stranded",
 		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
@@ -206,7 +214,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				// Messages of the killed processes come back when the broker notices.
 				counts := map[string]int{}
 				switch command {
-				case "replay", "edit":
+				case "replay", "ramp", "edit":
 					testbroker.WaitFor(t, "the rest to be replayed", rig.Patience, func() bool {
 						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
 							if command == "edit" {

@@ -102,6 +102,13 @@ type replay struct {
 	moved   int   // begun to move
 	refusal error // of the first letter that was refused
 
+	// Of a ramp and a rehearsal; nil for none. turn is called before a letter is published and may
+	// end the round with an error. mark names the replay in a letter. would sees the letters of a dry
+	// run.
+	turn  func(ctx context.Context, t *taking) error
+	mark  func() string
+	would func(l Letter, frame int)
+
 	mu       sync.Mutex
 	progress Progress
 }
@@ -217,6 +224,9 @@ func (r *replay) one(
 	}
 	r.count(func(p *Progress) { p.Chosen++ })
 	if r.DryRun {
+		if r.would != nil {
+			r.would(l, t.frame)
+		}
 		r.moved++
 		return false, nil
 	}
@@ -227,6 +237,11 @@ func (r *replay) one(
 	}
 	if err := r.pace.wait(ctx); err != nil {
 		return false, err
+	}
+	if r.turn != nil {
+		if err := r.turn(ctx, t); err != nil {
+			return false, err
+		}
 	}
 	if edited {
 		original := wire.Publishing(&d, header.IsLive, nil)
@@ -258,6 +273,9 @@ func (r *replay) refuse(l Letter, err error) {
 // it.
 func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
 	counted := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
+	if r.mark != nil {
+		counted[header.Replay] = r.mark()
+	}
 	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, counted)
 	if r.Edit != nil {
 		before := msg
