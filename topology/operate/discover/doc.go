@@ -10,7 +10,7 @@
 //	}
 //
 // It reads queues and exchanges in pages, and the bindings of exchanges that may belong to a
-// strategy. It changes nothing. Of 50 000 queues with 200 main queues it keeps about 12 MiB while
+// strategy. It changes nothing. Of 50 000 queues with 200 main queues it needs under 20 MiB while
 // it reads.
 //
 // A wait queue is known by the arguments that topology.WaitQueue and all strategies set. Arguments
