@@ -46,13 +46,16 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen, "dead letter"), p.Total)
+			verb, plural(p.Chosen-p.Refused, "dead letter"), p.Total)
 	} else {
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "dead letter"), p.Total)
 	}
 	if p.Foreign > 0 {
 		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
 			plural(p.Foreign, "letter"))
+	}
+	if p.Refused > 0 {
+		fmt.Fprintf(a.out, "%s refused, still in the dead-letter queue\n", plural(p.Refused, "letter"))
 	}
 	return code
 }
@@ -77,7 +80,7 @@ func (a app) deadReplay() *cli.Command {
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
 		ArgsUsage: "QUEUE", Description: aboutPositions,
-		Flags: append(filterFlags(), dryRun(),
+		Flags: append(append(filterFlags(), editFlags()...), all(), dryRun(),
 			&cli.StringFlag{
 				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
 			},
@@ -87,17 +90,36 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-				bar := a.newBar("replaying")
-				p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+			if c.IsSet("edit") {
+				return a.editOne(ctx, c)
+			}
+			changes, err := changesOf(c)
+			if err != nil {
+				return err
+			}
+			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
+				options := operate.ReplayOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
-					DryRun: c.Bool("dry-run"), Progress: bar.show,
-				})
-				bar.end()
-				return a.report(c, "replayed", p, err)
+					DryRun: c.Bool("dry-run"),
+				}
+				if changes != nil {
+					return a.replayChanged(ctx, c, l, options, changes)
+				}
+				return a.replay(ctx, c, l, options)
 			})(ctx, c)
 		},
 	}
+}
+
+// replay moves letters, with a bar, and reports.
+func (a app) replay(
+	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions,
+) error {
+	bar := a.newBar("replaying")
+	options.Progress = bar.show
+	p, err := l.operator.Replay(ctx, l.plan, options)
+	bar.end()
+	return a.report(c, "replayed", p, err)
 }
 
 // rateOf reads a rate, as messages a second.
@@ -118,12 +140,12 @@ func (a app) deadDiscard() *cli.Command {
 	return &cli.Command{
 		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "QUEUE",
 		Description: aboutPositions,
-		Flags: append(filterFlags(), dryRun(),
+		Flags: append(filterFlags(), all(), dryRun(),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
 			&cli.StringFlag{
 				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
 			}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run")}
 			if !c.Bool("yes") && !options.DryRun {
 				if err := a.confirmDiscard(ctx, l, options); err != nil {
@@ -164,23 +186,35 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 }
 
 func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.DiscardOptions) error {
-	if !a.terminal(a.in) {
-		return usage("there is no terminal to ask on: " +
-			"pass --yes, or --dry-run to see how many there are")
+	if err := a.canAsk(); err != nil {
+		return err
 	}
 	options.DryRun = true
 	p, err := l.operator.Discard(ctx, l.plan, options)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "Throw away %s of queue %q for good? [y/N] ",
+	return a.ask("nothing was thrown away", "Throw away %s of queue %q for good?",
 		plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey)
+}
+
+func (a app) canAsk() error {
+	if a.terminal(a.in) {
+		return nil
+	}
+	return usage("there is no terminal to ask on: " +
+		"pass --yes, or --dry-run to see how many there are")
+}
+
+// ask asks a question, and returns errRefused, with the consequence, unless the answer is yes.
+func (a app) ask(otherwise, question string, args ...any) error {
+	fmt.Fprintf(a.err, question+" [y/N] ", args...)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-		return fmt.Errorf("%w: not confirmed, nothing was thrown away", errRefused)
+		return fmt.Errorf("%w: not confirmed, %s", errRefused, otherwise)
 	}
 	return nil
 }
@@ -189,11 +223,11 @@ func (a app) deadExport() *cli.Command {
 	return &cli.Command{
 		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
 		ArgsUsage: "QUEUE", Description: aboutPositions,
-		Flags: append(filterFlags(), &cli.StringFlag{
+		Flags: append(filterFlags(), all(), &cli.StringFlag{
 			Name: "file", Aliases: []string{"o"},
 			Usage: "write to `FILE`, which must not exist; the standard output without it",
 		}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
+		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
 			out := a.out
 			if name := c.String("file"); name != "" {
 				file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
