@@ -72,7 +72,9 @@ func (a app) groups(c *cli.Command, queue string, groups []operate.Group) error 
 		return a.noLetters()
 	}
 	const queues = 4 // of the columns
-	several := slices.ContainsFunc(groups, func(g operate.Group) bool { return g.Queues[queue] < g.Count })
+	several := slices.ContainsFunc(groups, func(g operate.Group) bool {
+		return g.Queues[queue] < g.Count
+	})
 	rows := [][]string{{
 		"count", "group", "reason", "handler", "queue", "first", "last", "sample", "error",
 	}}

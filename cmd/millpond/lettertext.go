@@ -152,11 +152,11 @@ func typedOf(kind, value string) (any, error) {
 	if value == "" {
 		h.Value = nil
 	}
+	var d amqp.Delivery
 	record, err := json.Marshal(map[string]any{"body": "", "headers": map[string]typed{"value": h}})
-	if err != nil {
-		return nil, fmt.Errorf("the value is not written as JSON: %w", err)
+	if err == nil {
+		d, err = operate.Decode(record)
 	}
-	d, err := operate.Decode(record)
 	if err != nil {
 		return nil, fmt.Errorf("no value of type %s: %w", kind, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,12 +11,9 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 
 	udiff "github.com/aymanbagabas/go-udiff"
-	jsonpatch "github.com/evanphx/json-patch/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 
@@ -43,120 +39,6 @@ func editFlags() []cli.Flag {
 		},
 		&cli.BoolFlag{Name: "yes", Usage: "do not ask before changed letters are replayed"},
 	}
-}
-
-// changes are made to many letters.
-type changes struct {
-	set   amqp.Table
-	unset []string
-	patch jsonpatch.Patch
-}
-
-// changesOf reads the flags; nil without changes.
-func changesOf(c *cli.Command) (*changes, error) {
-	made := &changes{set: amqp.Table{}, unset: c.StringSlice("unset-header")}
-	for _, text := range c.StringSlice("set-header") {
-		key, value, ok := strings.Cut(text, "=")
-		if !ok {
-			return nil, usage("--set-header %q: write key=value or key:type=value", text)
-		}
-		var typed any = value
-		if name, kind, is := cutLast(key, ":"); is && headerTypes[kind] {
-			var err error
-			if key = name; kind != "string" {
-				if typed, err = typedOf(kind, value); err != nil {
-					return nil, usage("--set-header %q: %v", text, err)
-				}
-			}
-		}
-		if err := mayEdit(key); err != nil {
-			return nil, usage("--set-header: %v", err)
-		}
-		if _, twice := made.set[key]; twice || slices.Contains(made.unset, key) {
-			return nil, usage("--set-header: the header %q is named twice", key)
-		}
-		made.set[key] = typed
-	}
-	for _, key := range made.unset {
-		if err := mayEdit(key); err != nil {
-			return nil, usage("--unset-header: %v", err)
-		}
-	}
-	if c.IsSet("patch") {
-		var err error
-		if made.patch, err = patchOf(c.String("patch")); err != nil {
-			return nil, usage("--patch: %v", err)
-		}
-	}
-	if len(made.set)+len(made.unset) == 0 && made.patch == nil {
-		return nil, nil
-	}
-	return made, nil
-}
-
-var headerTypes = map[string]bool{
-	"string": true, "bool": true, "int8": true, "int16": true, "int32": true, "int64": true,
-	"uint8": true, "uint16": true, "uint32": true, "float32": true, "float64": true, "decimal": true,
-	"bytes": true, "timestamp": true, "table": true, "array": true, "void": true,
-}
-
-func cutLast(text, separator string) (before, after string, found bool) {
-	if i := strings.LastIndex(text, separator); i > 0 {
-		return text[:i], text[i+len(separator):], true
-	}
-	return text, "", false
-}
-
-// patchOf reads a patch, or the file that holds it.
-func patchOf(text string) (jsonpatch.Patch, error) {
-	data := []byte(text)
-	if !strings.HasPrefix(strings.TrimSpace(text), "[") {
-		var err error
-		if data, err = os.ReadFile(text); err != nil {
-			return nil, err
-		}
-	}
-	patch, err := jsonpatch.DecodePatch(data)
-	if err != nil {
-		return nil, fmt.Errorf("it is no JSON patch (RFC 6902): %w", err)
-	}
-	if len(patch) == 0 {
-		return nil, errors.New("it has no operation")
-	}
-	return patch, nil
-}
-
-// errStays is the error of a letter that cannot be changed as asked.
-var errStays = errors.New("it cannot be changed so")
-
-// make changes a message, and reports whether it is another one now.
-func (m *changes) make(msg *amqp.Publishing) (changed bool, err error) {
-	if m.patch != nil {
-		if !json.Valid(msg.Body) {
-			return false, fmt.Errorf("%w: its payload is no JSON", errStays)
-		}
-		options := jsonpatch.NewApplyOptions()
-		options.EscapeHTML, options.SupportNegativeIndices = false, false
-		options.AccumulatedCopySizeLimit = 64 << 20
-		body, err := m.patch.ApplyWithOptions(msg.Body, options)
-		if err != nil {
-			return false, fmt.Errorf("%w: %w", errStays, err)
-		}
-		changed, msg.Body = !bytes.Equal(body, msg.Body), body
-	}
-	for _, key := range m.unset {
-		if _, there := msg.Headers[key]; there {
-			changed = true
-			delete(msg.Headers, key)
-		}
-	}
-	for key, value := range m.set {
-		if was, there := msg.Headers[key]; !there || !reflect.DeepEqual(was, value) {
-			changed = true
-			msg.Headers[key] = value
-		}
-	}
-	return changed, nil
 }
 
 // maxNamed is how many letters that stay are named.
@@ -199,8 +81,8 @@ func (a app) replayChanged(
 		return a.report(c, "replayed", p, err)
 	}
 	moves := p.Chosen - p.Refused
-	fmt.Fprintf(a.err, "%s would be changed, and the others of %d replayed as they are; %d stay\n",
-		plural(changed, "letter"), moves, p.Refused)
+	fmt.Fprintf(a.err, "%d of %s would be changed, %d stays\n", changed, plural(moves, "letter"),
+		p.Refused)
 	if !c.Bool("yes") {
 		err := a.ask("nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
 			l.plan.Dead.RoutingKey)
@@ -239,7 +121,8 @@ func (a app) difference(l operate.Letter, before, after content) error {
 		return err
 	}
 	name := harmless(l.ID)
-	lines := strings.Split(strings.TrimSuffix(udiff.Unified(name, name+" (edited)", was, is), "\n"), "\n")
+	diff := udiff.Unified(name, name+" (edited)", was, is)
+	lines := strings.Split(strings.TrimSuffix(diff, "\n"), "\n")
 	for i, line := range lines[:min(len(lines), maxDiffLines)] {
 		line = harmless(line)
 		switch {
@@ -274,17 +157,17 @@ func (a app) editOne(ctx context.Context, c *cli.Command) error {
 			return usage("--edit names one letter: leave out --%s", name)
 		}
 	}
-	command := strings.Fields(cmp.Or(a.environment("VISUAL"), a.environment("EDITOR")))
-	if len(command) == 0 {
-		return usage("--edit opens an editor: set VISUAL or EDITOR, for example EDITOR=vi")
-	}
-	if !c.Bool("yes") && !c.Bool("dry-run") {
-		if err := a.canAsk(); err != nil {
-			return err
-		}
-	}
 	l := &letters{filter: operate.Filter{IDs: []string{id}}}
 	return a.choose(ctx, c, queue, l, func() error {
+		command := strings.Fields(cmp.Or(a.environment("VISUAL"), a.environment("EDITOR")))
+		if len(command) == 0 {
+			return usage("--edit opens an editor: set VISUAL or EDITOR, for example EDITOR=vi")
+		}
+		if !c.Bool("yes") && !c.Bool("dry-run") {
+			if err := a.canAsk(); err != nil {
+				return err
+			}
+		}
 		letter, err := a.theLetter(ctx, c, l, id)
 		if err != nil {
 			return err

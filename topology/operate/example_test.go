@@ -55,7 +55,8 @@ func ExampleGroupByError() {
 		fmt.Println(err)
 	}
 	for _, group := range groups {
-		fmt.Println(group.Count, group.Reasons, group.Error, group.Sample.ID)
+		var sample operate.Sample = group.Sample
+		fmt.Println(group.Count, group.Reasons, group.Error, sample.ID)
 	}
 	one := operate.Filter{Group: groups[1].ID} // for operator.Replay(…)
 	fmt.Println(one.Matches(operate.Letter{Error: "order 8: no such customer"}))

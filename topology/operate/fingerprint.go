@@ -16,8 +16,8 @@ import (
 // parts that differ from message to message, and a short ID of that text, which is the same in
 // every run. Letters with one fingerprint have one cause, in all likelihood.
 //
-//	#          a number or a duration
-//	<id>       a UUID, a ULID, hexadecimal digits, a token
+//	#          a number of up to seven digits, a duration
+//	<id>       a longer number, a UUID, a ULID, hexadecimal digits, a token
 //	<address>  an IP address or host:port
 //	<email>    an e-mail address
 //	"<text>"   text in quotes, except for a URL
@@ -248,19 +248,14 @@ func uuid(rest string) int {
 	return n
 }
 
-// isHex reports whether a run is hexadecimal digits: 0x and some, or eight and more with both a
-// digit and a letter.
+// isHex reports whether a run is hexadecimal digits: 0x and some, or eight and more. Of the ids of
+// eight, some have no letter by chance, so that long numbers are ids, too.
 func isHex(run string) bool {
 	if len(run) > 2 && run[0] == '0' && run[1]|0x20 == 'x' {
 		return prefix(run[2:], isHexDigit) == len(run)-2
 	}
-	digits := 0
-	for i := range len(run) {
-		if isDigit(run[i]) {
-			digits++
-		}
-	}
-	return len(run) >= 8 && digits > 0 && digits < len(run) && prefix(run, isHexDigit) == len(run)
+	return len(run) >= 8 && strings.ContainsAny(run, "0123456789") &&
+		prefix(run, isHexDigit) == len(run)
 }
 
 // looksRandom reports whether a run of at least 16 bytes is a token: it has digits and letters, and

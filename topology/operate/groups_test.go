@@ -25,14 +25,14 @@ func TestFingerprintReplacesWhatDiffers(t *testing.T) {
 	t.Parallel()
 	for want, texts := range map[string][]string{
 		"order #: no such customer": {
-			"order 7: no such customer", "order 12345678: no such customer",
+			"order 7: no such customer", "order 1234567: no such customer",
 			"order 1,000: no such customer", "order -3.25: no such customer",
 			"  order 7:\n\tno such customer ",
 		},
 		"order <id>: gone": {
 			"order 7f3e2a10-1111-4222-8333-00000000000a: gone",
 			"order 01ARZ3NDEKTSV4RRFFQ69G5FAV: gone", "order 5d41402abc4b2a76b9719d911017c592: gone",
-			"order 0x1f: gone", "order cq8n2f7s1m0kd3x9b4tg: gone",
+			"order 0x1f: gone", "order 12345678: gone", "order cq8n2f7s1m0kd3x9b4tg: gone",
 			"order dGhpcyBpcyBhIHRlc3QgMTIzNDU2Nzg5MA==: gone",
 			"order a8Kd/93jXz+Qp1Lm7vB2: gone",
 		},
@@ -48,8 +48,10 @@ func TestFingerprintReplacesWhatDiffers(t *testing.T) {
 			"read tcp 10.0.0.1:5000->10.0.0.2:443: i/o timeout",
 			"read tcp [::1]:9->[::2]:8: i/o timeout",
 		},
-		"no route to <address> or <address>": {"no route to 10.1.0.0/16 or ::1", "no route to ::1 or ::2"},
-		"mail to <email>, again":             {"mail to ann@shop.example, again", "mail to a.b+c@d.example, again"},
+		"no route to <address> or <address>": {
+			"no route to 10.1.0.0/16 or ::1", "no route to ::1 or ::2",
+		},
+		"mail to <email>, again": {"mail to ann@shop.example, again", "mail to a.b+c@d.example, again"},
 		`Get "https://api.shop.example/orders/#?<query>": EOF`: {
 			`Get "https://api.shop.example/orders/7?token=s3cret": EOF`,
 			`Get "https://me:hush@api.shop.example/orders/8#x": EOF`,
@@ -61,7 +63,9 @@ func TestFingerprintReplacesWhatDiffers(t *testing.T) {
 		`unknown field "<text>" can't be read`: {
 			`unknown field "total" can't be read`, `unknown field "a \"b\" c" can't be read`,
 		},
-		"unknown field '<text>' of `<text>`":  {"unknown field 'a b' of `c`", "unknown field '' of `d e`"},
+		"unknown field '<text>' of `<text>`": {
+			"unknown field 'a b' of `c`", "unknown field '' of `d e`",
+		},
 		"took #, more than #":                 {"took 1m30.5s, more than 10s", "took 250µs, more than 2"},
 		"at main.go:#, line #":                {"at main.go:42, line 7", "at main.go:7, line 42"},
 		"at #-#-#T#:#:#Z":                     {"at 2026-03-01T12:00:00Z", "at 2026-03-01T12:00:00.123456Z"},
@@ -133,11 +137,18 @@ func TestGroupsByCause(t *testing.T) {
 		require.Equal(t, "connection refused", groups[1].Error)
 		require.Equal(t, "(no error: exhausted)", groups[2].Error)
 
+		tenant := func(key, pattern string) operate.Filter {
+			return operate.Filter{
+				HeaderPatterns: map[string]*regexp.Regexp{key: regexp.MustCompile(pattern)},
+			}
+		}
 		for name, c := range map[string]struct {
 			filter operate.Filter
 			want   []string
 		}{
-			"group":   {operate.Filter{Group: groups[0].ID}, []string{"order-0", "order-1", "order-2", "order-3"}},
+			"group": {
+				operate.Filter{Group: groups[0].ID}, []string{"order-0", "order-1", "order-2", "order-3"},
+			},
 			"payload": {operate.Filter{Payload: `"n":5`}, []string{"order-5"}},
 			"payload, bytes": {
 				operate.Filter{Payload: "\xffa"}, []string{"order-6"},
@@ -150,11 +161,11 @@ func TestGroupsByCause(t *testing.T) {
 				operate.Filter{PayloadPattern: regexp.MustCompile(`^\xff.\xfe$`)}, []string{"order-6"},
 			},
 			"header, pattern": {
-				operate.Filter{HeaderPatterns: map[string]*regexp.Regexp{"tenant": regexp.MustCompile(`^[12]$`)}},
+				tenant("tenant", `^[12]$`),
 				[]string{"order-1", "order-2", "order-4", "order-5"},
 			},
 			"header, pattern, missing": {
-				operate.Filter{HeaderPatterns: map[string]*regexp.Regexp{"none": regexp.MustCompile(``)}}, nil,
+				tenant("none", ``), nil,
 			},
 			"no group": {operate.Filter{Group: "0"}, nil},
 		} {
@@ -182,7 +193,9 @@ func TestGroupsTakeBoundedMemory(t *testing.T) {
 	const letters = 100_000
 	long := strings.Repeat("x", 1800)
 	word := func(i int) string { // without a digit
-		return string([]byte{'a' + byte(i/17576%26), 'a' + byte(i/676%26), 'a' + byte(i/26%26), 'a' + byte(i%26)})
+		return string([]byte{
+			'a' + byte(i/17576%26), 'a' + byte(i/676%26), 'a' + byte(i/26%26), 'a' + byte(i%26),
+		})
 	}
 	before := heap()
 	began := time.Now()
@@ -260,7 +273,7 @@ func BenchmarkGroups(bench *testing.B) {
 		close(ended)
 		<-sampled
 		require.NoError(bench, err)
-		require.Len(bench, groups, 520)
+		require.Equal(bench, 520, len(groups))
 		total := 0
 		for _, g := range groups {
 			total += g.Count

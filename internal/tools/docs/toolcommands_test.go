@@ -299,7 +299,7 @@ func (d *desk) furnish(c command) {
 	}
 	for i, word := range words {
 		if word == "--file" && slices.Contains(words, "import") {
-			d.must("dead", "export", "orders", "--file", words[i+1])
+			d.must("dead", "export", "orders", "--all", "--file", words[i+1])
 		}
 	}
 }
