@@ -66,9 +66,11 @@ func TestFingerprintReplacesWhatDiffers(t *testing.T) {
 		"unknown field '<text>' of `<text>`": {
 			"unknown field 'a b' of `c`", "unknown field '' of `d e`",
 		},
-		"took #, more than #":                 {"took 1m30.5s, more than 10s", "took 250µs, more than 2"},
-		"at main.go:#, line #":                {"at main.go:42, line 7", "at main.go:7, line 42"},
-		"at #-#-#T#:#:#Z":                     {"at 2026-03-01T12:00:00Z", "at 2026-03-01T12:00:00.123456Z"},
+		"took #, more than #":  {"took 1m30.5s, more than 10s", "took 250µs, more than 2"},
+		"at main.go:#, line #": {"at main.go:42, line 7", "at main.go:7, line 42"},
+		"at #-#-#T#:#:#Z": {
+			"at 2026-03-01T12:00:00Z", "at 2026-03-01T12:00:00.123456Z",
+		},
 		"no stock":                            {"no stock"},
 		"GetCustomer#ByName: version v#.#rc":  {"GetCustomer2ByName: version v1.25rc"},
 		"größe # zu klein, \u202eevil #":      {"größe 7 zu klein, \u202eevil 9"},
