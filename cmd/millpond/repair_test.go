@@ -369,7 +369,7 @@ func TestGroupsAreHarmlessAndChooseLetters(t *testing.T) {
 func TestKilledInAPatchedReplayLosesNothing(t *testing.T) { eachKind(t, killedInAPatchedReplay) }
 
 func killedInAPatchedReplay(t *testing.T, s *service) {
-	const dead, kills = 400, 5
+	const dead, kills = 1200, 5
 	testbroker.Delete(t, s.queue+".dlq.originals")
 	ch := testbroker.Channel(t, s.url)
 	require.NoError(t, ch.Confirm(false))
@@ -389,7 +389,7 @@ func killedInAPatchedReplay(t *testing.T, s *service) {
 	}
 	counts := map[string]int{}
 	for range kills {
-		child := exec.Command(os.Args[0], append(args, "--rate", "200/s")...)
+		child := exec.Command(os.Args[0], append(args, "--rate", "80/s")...)
 		child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1")
 		require.NoError(t, child.Start())
 		testbroker.WaitFor(t, "some letters to be moved", patience, func() bool {
