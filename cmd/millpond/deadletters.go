@@ -24,9 +24,10 @@ import (
 
 func (a app) dead() *cli.Command {
 	return &cli.Command{
-		Name: "dead", Usage: "dead letters: list, show, replay, discard, export, import",
+		Name: "dead", Usage: "dead letters: list, groups, show, replay, discard, export, import",
 		Commands: []*cli.Command{
-			a.deadList(), a.deadShow(), a.deadReplay(), a.deadDiscard(), a.deadExport(), a.deadImport(),
+			a.deadList(), a.deadGroups(), a.deadShow(), a.deadReplay(), a.deadDiscard(),
+			a.deadExport(), a.deadImport(),
 		},
 	}
 }
@@ -68,15 +69,9 @@ func (a app) deadList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list dead letters, oldest first; with --json one object a line",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), &cli.BoolFlag{
-			Name: "group", Usage: "by reason and error, numbers written as #; with --json one array",
-		}),
+		Flags: filterFlags(),
 		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			found := l.operator.Dead(ctx, l.plan, l.filter, l.limit)
-			if c.Bool("group") {
-				return a.groups(c, found)
-			}
-			return a.list(c, found)
+			return a.list(c, l.operator.Dead(ctx, l.plan, l.filter, l.limit))
 		}),
 	}
 }
@@ -115,27 +110,6 @@ func (a app) list(c *cli.Command, letters iter.Seq2[operate.Letter, error]) erro
 func (a app) noLetters() error {
 	_, err := fmt.Fprintln(a.out, "no dead letters")
 	return err
-}
-
-func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
-	groups, err := operate.GroupByError(letters)
-	if err != nil {
-		return err
-	}
-	if c.Bool(flagJSON) {
-		return a.printSnakeJSON(orEmpty(groups))
-	}
-	if len(groups) == 0 {
-		return a.noLetters()
-	}
-	rows := [][]string{{"count", "reason", "first", "last", "example", "error"}}
-	for _, g := range groups {
-		rows = append(rows, []string{
-			strconv.Itoa(g.Count), orDash(string(g.Reason)), when(g.First), when(g.Last), g.Example,
-			orDash(g.Error),
-		})
-	}
-	return a.table(rows)
 }
 
 func (a app) deadShow() *cli.Command {

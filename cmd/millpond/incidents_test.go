@@ -133,7 +133,7 @@ func TestIncidentBadDeploy(t *testing.T) {
 	status := i.follow("millpond status orders --policy 200ms,1s")
 	require.Contains(t, status, "orders.dlq")
 	require.NotContains(t, status, "critical")
-	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
+	require.Contains(t, i.follow("millpond dead groups orders"), "order #: cannot parse total")
 	i.follow("millpond dead show orders order-5")
 	broken.Store(false) // rolled back
 	const replay = "millpond dead replay orders --error 'cannot parse total'"

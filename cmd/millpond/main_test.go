@@ -231,9 +231,9 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 			},
 			0,
 		},
-		{"dead-group", []string{"dead", "list", "orders", "--group"}, 0},
-		{"dead-list-none", []string{"dead", "list", "orders", "--group", "--handler", "none"}, 0},
-		{"dead-group-json", []string{"dead", "list", "orders", "--group", "--json"}, 0},
+		{"dead-groups", []string{"dead", "groups", "orders"}, 0},
+		{"dead-list-none", []string{"dead", "groups", "orders", "--handler", "none"}, 0},
+		{"dead-groups-json", []string{"dead", "groups", "orders", "--json"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "#1"}, 0},
 		{"dead-show-hex", []string{"dead", "show", "orders", "#3"}, 0},
@@ -250,7 +250,7 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 		{"dead-replay-position", []string{"dead", "replay", "orders", "--id", "#1", "--id", "#9"}, 1},
 		{"dead-replay", []string{"dead", "replay", "orders", "--id", "#1", "--rate", "100/s"}, 0},
 		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},
-		{"dead-discard-unasked", []string{"dead", "discard", "orders"}, 2},
+		{"dead-discard-unasked", []string{"dead", "discard", "orders", "--all"}, 2},
 		{"dead-discard-dry", []string{"dead", "discard", "orders", "--dry-run"}, 0},
 		{"waiting-none", []string{"waiting", "list", "orders", "--policy", "1s,10s"}, 0},
 		{"prune-refused", []string{"prune", "orders", "--policy", "1s", "--old-policy", "1s,10s"}, 4},
@@ -388,16 +388,16 @@ func TestExportDiscardImportByHand(t *testing.T) { eachKind(t, exportDiscardImpo
 
 func exportDiscardImportByHand(t *testing.T, s *service) {
 	s.die()
-	all := s.tool("dead", "export", s.queue)
+	all := s.tool("dead", "export", s.queue, "--all")
 	require.Zero(t, all.code, all.err)
 	require.Equal(t, 3, strings.Count(all.out, "\n"))
 	file := filepath.Join(t.TempDir(), "letters.jsonl")
-	require.Zero(t, s.tool("dead", "export", s.queue, "--file", file).code)
-	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code,
+	require.Zero(t, s.tool("dead", "export", s.queue, "--all", "--file", file).code)
+	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--all", "--file", file).code,
 		"it is not overwritten")
 
 	kept := filepath.Join(t.TempDir(), "kept.jsonl")
-	o := s.tool("dead", "discard", s.queue, "--yes", "--export", kept)
+	o := s.tool("dead", "discard", s.queue, "--all", "--yes", "--export", kept)
 	require.Zero(t, o.code, o.err)
 	require.Equal(t, "discarded 3 dead letters of 3\n", o.out)
 	data, err := os.ReadFile(kept)
@@ -475,7 +475,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--since", "yesterday"}, exitUsage, "is no time"},
 		{[]string{"dead", "list", "q", "--error", "/(/"}, exitUsage, "--error"},
 		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "key=value"},
-		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "negative"},
+		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "must be positive"},
 		{[]string{"status", "--no-management"}, exitUsage, "name the queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{

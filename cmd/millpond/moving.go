@@ -49,13 +49,16 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen, "dead letter"), p.Total)
+			verb, plural(p.Chosen-p.Refused, "dead letter"), p.Total)
 	} else {
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "dead letter"), p.Total)
 	}
 	if p.Foreign > 0 {
 		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
 			plural(p.Foreign, "letter"))
+	}
+	if p.Refused > 0 {
+		fmt.Fprintf(a.out, "%s refused, still in the dead-letter queue\n", plural(p.Refused, "letter"))
 	}
 	return code
 }
@@ -83,7 +86,7 @@ func (a app) deadReplay() *cli.Command {
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions + aboutRamps, ShellComplete: a.completeQueues,
-		Flags: append(append(filterFlags(), rampFlags()...), rehearsal(),
+		Flags: append(slices.Concat(filterFlags(), rampFlags(), editFlags()), all(), rehearsal(),
 			&cli.StringFlag{
 				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
 			},
@@ -93,21 +96,41 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+			if c.IsSet("edit") {
+				return a.editOne(ctx, c)
+			}
+			changes, err := changesOf(c)
+			if err != nil {
+				return err
+			}
+			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 				options := operate.ReplayOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
 				}
-				if ramps(c) || c.Bool("dry-run") {
+				switch {
+				case changes != nil && ramps(c):
+					return usage("letters are changed all at once: leave out --canary and the like")
+				case changes != nil:
+					options.DryRun = c.Bool("dry-run")
+					return a.replayChanged(ctx, c, l, options, changes)
+				case ramps(c) || c.Bool("dry-run"):
 					return a.rehearseOrRamp(ctx, c, l, options)
 				}
-				bar := a.newBar("replaying")
-				options.Progress = bar.show
-				p, err := l.operator.Replay(ctx, l.plan, options)
-				bar.end()
-				return a.report(c, "replayed", p, err)
+				return a.replay(ctx, c, l, options)
 			})(ctx, c)
 		},
 	}
+}
+
+// replay moves letters, with a bar, and reports.
+func (a app) replay(
+	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions,
+) error {
+	bar := a.newBar("replaying")
+	options.Progress = bar.show
+	p, err := l.operator.Replay(ctx, l.plan, options)
+	bar.end()
+	return a.report(c, "replayed", p, err)
 }
 
 // rateOf reads a rate, as messages a second.
@@ -128,12 +151,12 @@ func (a app) deadDiscard() *cli.Command {
 	return &cli.Command{
 		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "[QUEUE…]",
 		Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), dryRun(),
+		Flags: append(filterFlags(), all(), dryRun(),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
 			&cli.StringFlag{
 				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
 			}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run")}
 			if !c.Bool("yes") && !options.DryRun {
 				if err := a.confirmDiscard(ctx, l, options); err != nil {
@@ -203,13 +226,26 @@ func (a app) confirm(count func() (question string, err error)) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(a.err, question+" [y/N] ")
+	return a.ask("nothing was thrown away", "%s", question)
+}
+
+func (a app) canAsk() error {
+	if a.terminal(a.in) {
+		return nil
+	}
+	return usage("there is no terminal to ask on: " +
+		"pass --yes, or --dry-run to see how many there are")
+}
+
+// ask asks a question, and returns errRefused, with the consequence, unless the answer is yes.
+func (a app) ask(otherwise, question string, args ...any) error {
+	fmt.Fprintf(a.err, question+" [y/N] ", args...)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-		return fmt.Errorf("%w: not confirmed, nothing was thrown away", errRefused)
+		return fmt.Errorf("%w: not confirmed, %s", errRefused, otherwise)
 	}
 	return nil
 }
@@ -218,10 +254,10 @@ func (a app) deadExport() *cli.Command {
 	return &cli.Command{
 		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
 		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
-		Flags: append(filterFlags(), exportFile()),
+		Flags: append(filterFlags(), all(), exportFile()),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.export(c, "dead letter", func(w io.Writer) (total int, err error) {
-				err = a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+				err = a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 					n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
 					total += n
 					return err

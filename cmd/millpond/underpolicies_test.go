@@ -197,11 +197,11 @@ func (l *looks) everywhere(managed, refused bool) {
 	for range looksEach() {
 		for _, args := range [][]string{
 			{"dead", "list"},
-			{"dead", "list", "--group"},
+			{"dead", "groups"},
 			{"dead", "show"},
 			{"dead", "replay", "--dry-run"},
 			{"dead", "discard", "--dry-run"},
-			{"dead", "export"},
+			{"dead", "export", "--all"},
 			{"waiting", "list"},
 			{"waiting", "release", "--id", "nothing"},
 		} {

@@ -96,6 +96,15 @@ const Replays = "millpond-replays"
 // the run, a dot, and a number. It stays on the message until the next such run.
 const Replay = "millpond-replay"
 
+// Keys of a message that package operate has changed before it moved the message
+// back, of the last change. They stay on the message, too.
+const (
+	// EditedAt is the time of the change.
+	EditedAt = "millpond-edited-at"
+	// EditedBy names the person or the program.
+	EditedBy = "millpond-edited-by"
+)
+
 // Values of [DeadlineFrom] and of RetryState.DeadlineFrom: the start of the
 // expiration.
 const (

@@ -2,7 +2,7 @@
 // it lists them, moves them back, throws them away and keeps them in a file. It also counts and
 // checks the queues of a plan.
 //
-//	orders.dlq ─► Dead, GroupByError     look
+//	orders.dlq ─► Dead, GroupByError     look, at letters or at their causes
 //	           ─► Replay ─► orders       each confirmed there before it leaves
 //	           ─► Export ─► a file ─► Import
 //	           ─► Discard

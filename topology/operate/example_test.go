@@ -55,11 +55,28 @@ func ExampleGroupByError() {
 		fmt.Println(err)
 	}
 	for _, group := range groups {
-		fmt.Println(group.Count, group.Reason, group.Error, group.Example)
+		var sample operate.Sample = group.Sample
+		fmt.Println(group.Count, group.Reasons, group.Error, sample.ID)
+	}
+	one := operate.Filter{Group: groups[1].ID} // for operator.Replay(…)
+	fmt.Println(one.Matches(operate.Letter{Error: "order 8: no such customer"}))
+	// Output:
+	// 2 map[exhausted:2] no stock order-1
+	// 1 map[exhausted:1] order #: no such customer order-2
+	// true
+}
+
+// Errors that differ in an order, an address and a time have one cause.
+func ExampleFingerprint() {
+	for _, text := range []string{
+		`order 7 of ann@shop.example: dial tcp 10.0.0.7:443: i/o timeout after 1.5s`,
+		`order 12 of bob@shop.example: dial tcp 10.0.0.8:443: i/o timeout after 2m0s`,
+	} {
+		fmt.Println(operate.Fingerprint(operate.Letter{Error: text}))
 	}
 	// Output:
-	// 2 exhausted no stock order-1
-	// 1 exhausted order #: no such customer order-2
+	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
+	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
 }
 
 // Each error has its own way out.

@@ -1,16 +1,19 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
 	"sync"
+	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -28,11 +31,15 @@ type ReplayOptions struct {
 	Rate float64
 	// Limit is the most letters to move. Default: all.
 	Limit int
-	// DryRun counts and moves nothing. Default: false.
+	// DryRun counts and moves nothing. Edit is called, so that Refused counts as it will. Default:
+	// false.
 	DryRun bool
-	// Edit repairs msg, which is published in place of a letter; letter is a copy. With an error the
-	// letter stays in its queue, and the next one is looked at. Default: no change.
+	// Edit repairs msg, which is published in place of a letter; letter is a copy. A message that it
+	// has changed carries header.EditedAt and header.EditedBy. With an error the letter stays in its
+	// queue, and the next one is looked at. Default: no change.
 	Edit func(letter Letter, msg *amqp.Publishing) error
+	// EditedBy names the editor in the header, in up to 255 bytes. Default: the name of the Operator.
+	EditedBy string
 	// Originals is the queue that keeps the letters that Edit has changed as they were, each confirmed
 	// there before the repaired one is published. Default: <dead-letter queue>.originals, declared
 	// like the dead-letter queue.
@@ -223,16 +230,16 @@ func (r *replay) one(
 		return false, nil
 	}
 	r.count(func(p *Progress) { p.Chosen++ })
+	msg, edited, err := r.compose(l, t.frame)
+	if err != nil {
+		r.refuse(l, err)
+		return false, nil
+	}
 	if r.DryRun {
 		if r.would != nil {
 			r.would(l, t.frame)
 		}
 		r.moved++
-		return false, nil
-	}
-	msg, edited, err := r.compose(l, t.frame)
-	if err != nil {
-		r.refuse(l, err)
 		return false, nil
 	}
 	if err := r.pace.wait(ctx); err != nil {
@@ -286,7 +293,14 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 		if err := r.Edit(copied, &msg); err != nil {
 			return msg, false, err
 		}
-		edited = !reflect.DeepEqual(before, msg)
+		if edited = !reflect.DeepEqual(before, msg); edited {
+			if msg.Headers == nil {
+				msg.Headers = amqp.Table{}
+			}
+			msg.Headers[header.EditedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+			msg.Headers[header.EditedBy] = excerpt.Of(
+				cmp.Or(r.EditedBy, r.operator.opts.name), maxName)
+		}
 	}
 	return msg, edited, fit(&msg, frame)
 }

@@ -130,6 +130,7 @@ func TestToolCommandsOfPagesHaveItsFlags(t *testing.T) {
 		"millpond verify orders --group":            "has no flag --group",
 		"millpond dead replay orders --rates=50/s":  "has no flag --rates",
 		"millpond dead replay orders --rate 50/s":   "",
+		"millpond dead list orders --group 0a1b":    "",
 		"millpond --policy 1s,2s dead list orders":  "",
 		"millpond dead import orders -i x":          "",
 		"go run ./cmd/millpond dead list --oops":    "has no flag --oops",
@@ -306,7 +307,7 @@ func (d *desk) furnish(c command) {
 	}
 	for i, word := range words {
 		if word == "--file" && slices.Contains(words, "import") {
-			d.must("dead", "export", "orders", "--file", words[i+1])
+			d.must("dead", "export", "orders", "--all", "--file", words[i+1])
 		}
 	}
 }
