@@ -102,7 +102,7 @@ func newApp(io stdio) *cli.Command {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
-			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.prune(),
+			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.prune(), a.doctor(),
 		},
 	}
 	var prepare func(c *cli.Command)

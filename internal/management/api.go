@@ -184,6 +184,10 @@ func (a *API) get(ctx context.Context, into any, path ...string) error {
 	for _, segment := range path {
 		address += "/" + url.PathEscape(segment)
 	}
+	return a.getAt(ctx, into, address)
+}
+
+func (a *API) getAt(ctx context.Context, into any, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return err

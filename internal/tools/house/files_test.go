@@ -127,6 +127,10 @@ var library = map[string][]string{
 		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
 		watermill, watermill + "/message/router/middleware", amqp091,
 	},
+	"topology/operate/doctor": {
+		module + "/topology", module + "/topology/operate", module + "/internal/audit",
+		module + "/internal/link", module + "/internal/management", watermill, amqp091,
+	},
 }
 
 // internals does the same for the packages behind them. None of them may import a package in front
