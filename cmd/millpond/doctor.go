@@ -17,17 +17,18 @@ func (a app) doctor() *cli.Command {
 		Name: "doctor", Usage: "check the facts about this broker that the guarantee rests on, " +
 			"in scratch queues",
 		ArgsUsage: "[QUEUE…]",
-		Description: "The queues millpond.doctor.* are made and removed; no other queue is touched. It takes " +
-			"less\nthan a minute. With the names of queues it also checks the user's permissions for " +
-			"them and\nthe policies that match them. Exits 1 if something differs that the guarantee needs.",
+		Description: "It makes the queues millpond.doctor.* and removes them; no other queue is touched. " +
+			"It takes\nless than a minute. With the names of queues it also checks the user's " +
+			"permissions for them\nand the policies that match them. " +
+			"Exits 1 if something differs that the guarantee needs.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{
 				Name: "patience", Value: 15 * time.Second, Usage: "how long the slow checks look: 4m sees a " +
 					"held message arrive, 35m the consumer timeout",
 			},
 			&cli.BoolFlag{
-				Name: "long", Usage: "print of every check the expectation and the meaning, " +
-					"not only where it differs or is unknown",
+				Name: "long", Usage: "print the expectation and the meaning of every check, " +
+					"not only where it differs",
 			},
 		},
 		Action: a.examine,
@@ -84,6 +85,7 @@ const (
 	reportWidth  = 80
 	statusColumn = 9
 	nameColumn   = 20
+	labelColumn  = 10
 )
 
 func (a app) printReport(r *doctor.Report, long bool) {
@@ -91,57 +93,63 @@ func (a app) printReport(r *doctor.Report, long bool) {
 	for _, c := range r.Checks {
 		count[c.Status]++
 	}
-	summary := fmt.Sprintf("%s %s at %s, vhost %q: %d differ, %d unknown, %d ok, in %v",
-		cmp.Or(r.Product, "a broker"), r.Version, r.Address, r.VHost, count[doctor.Differs],
-		count[doctor.Unknown], count[doctor.OK], r.Took.Round(100*time.Millisecond))
-	a.wrapped("", harmless(summary))
-	colours := map[doctor.Status]string{
-		doctor.OK: green, doctor.Unknown: yellow, doctor.Differs: red,
-	}
+	a.wrapped(0, fmt.Sprintf("%s %s at %s: %d differ, %d unknown, %d ok, in %v",
+		cmp.Or(r.Product, "a broker"), r.Version, r.Address, count[doctor.Differs],
+		count[doctor.Unknown], count[doctor.OK], r.Took.Round(100*time.Millisecond)))
 	for _, c := range r.Checks {
-		fmt.Fprint(a.out, a.colour(colours[c.Status], string(c.Status)),
-			strings.Repeat(" ", statusColumn-len(c.Status)))
-		if c.Status == doctor.OK && !long {
-			name := fmt.Sprintf("%-*s", nameColumn, harmless(c.Name))
-			a.wrapped(strings.Repeat(" ", statusColumn+nameColumn), name+" "+harmless(c.Seen))
-			continue
-		}
-		about := c.Name
-		if c.Status == doctor.Differs && !c.Needed {
-			about += " (costs no message)"
-		}
-		fmt.Fprintln(a.out, harmless(about))
-		meaning := c.Meaning
-		if c.Fact != "" {
-			meaning += " [" + c.Fact + "]"
-		}
-		for _, part := range [][2]string{
-			{"expected", c.Expected}, {"seen", c.Seen}, {"meaning", meaning},
-		} {
-			for i, line := range strings.Split(part[1], "\n") {
-				label := part[0]
-				if i > 0 {
-					label = ""
-				}
-				fmt.Fprintf(a.out, "%*s%-*s", statusColumn, "", statusColumn, label)
-				a.wrapped(strings.Repeat(" ", 2*statusColumn), harmless(line))
-			}
-		}
+		a.printCheck(c, long || c.Status == doctor.Differs)
+	}
+	if !long {
+		a.wrapped(0, "--long prints the expectation and the meaning of every line.")
 	}
 }
 
-// wrapped writes text whose first line follows as much as indent is long; no word is cut.
-func (a app) wrapped(indent, text string) {
-	for line := ""; ; line = "" {
-		words := strings.SplitAfter(text, " ")
-		for len(words) > 0 && (line == "" ||
-			len([]rune(indent+line+strings.TrimSpace(words[0]))) <= reportWidth) {
-			line, words = line+words[0], words[1:]
+func (a app) printCheck(c doctor.Check, long bool) {
+	colours := map[doctor.Status]string{
+		doctor.OK: green, doctor.Unknown: yellow, doctor.Differs: red,
+	}
+	fmt.Fprint(a.out, a.colour(colours[c.Status], string(c.Status)),
+		strings.Repeat(" ", statusColumn-len(c.Status)))
+	name := harmless(c.Name)
+	if !long {
+		const column = statusColumn + nameColumn
+		if fmt.Fprintf(a.out, "%-*s", nameColumn, name); len([]rune(name)) >= nameColumn {
+			fmt.Fprintf(a.out, "\n%*s", column, "")
 		}
-		fmt.Fprintln(a.out, strings.TrimRight(line, " "))
-		if text = strings.Join(words, ""); text == "" {
-			return
+		a.wrapped(column, c.Seen)
+		return
+	}
+	if c.Status == doctor.Differs && !c.Needed {
+		name += " (the guarantee does not need it)"
+	}
+	fmt.Fprintln(a.out, name)
+	meaning := c.Meaning
+	if c.Fact != "" {
+		meaning += " [" + c.Fact + " of docs/broker-facts.md]"
+	}
+	for _, part := range [][2]string{
+		{"expected", c.Expected}, {"seen", c.Seen}, {"meaning", meaning},
+	} {
+		fmt.Fprintf(a.out, "%*s%-*s", statusColumn, "", labelColumn, part[0])
+		a.wrapped(statusColumn+labelColumn, part[1])
+	}
+}
+
+// wrapped writes text that begins in a column, and goes on there in further lines. No word is cut.
+func (a app) wrapped(column int, text string) {
+	first := true
+	for line := range strings.SplitSeq(text, "\n") {
+		for words := strings.Fields(harmless(line)); len(words) > 0; first = false {
+			if !first {
+				fmt.Fprintf(a.out, "%*s", column, "")
+			}
+			n, length := 1, column+len([]rune(words[0]))
+			for n < len(words) && length+1+len([]rune(words[n])) <= reportWidth {
+				length += 1 + len([]rune(words[n]))
+				n++
+			}
+			fmt.Fprintln(a.out, strings.Join(words[:n], " "))
+			words = words[n:]
 		}
-		fmt.Fprint(a.out, indent)
 	}
 }

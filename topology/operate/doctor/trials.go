@@ -34,15 +34,15 @@ func (e *examiner) trials(product string) []trial {
 		{Check{
 			Name: "consumer timeout", Needed: true, Fact: "F33",
 			Expected: "a delivery may stay unacked for 30 minutes",
-			Meaning: "A shorter timeout hands a message over again while its handler works or while it " +
-				"cannot be stored, and before 4.3 it counts against the delivery limit: tell the service " +
-				"with WithConsumerTimeout. On a node `rabbitmqctl environment` prints consumer_timeout.",
+			Meaning: "A shorter timeout hands a message over again while its handler works or while the " +
+				"message cannot be stored, and before 4.3 it counts against the delivery limit: raise it, " +
+				"or tell the service with WithConsumerTimeout.",
 		}, consumerTimeout},
 		{Check{
 			Name: "held, then sent", Fact: "F5",
 			Expected: "a held message arrives when its target appears",
-			Meaning: "Messages that came back while their queue was missing arrive late. They stay in the " +
-				"wait queue until then: see at-least-once.",
+			Meaning: "Messages whose wait ended while their queue was missing arrive late. The wait queue " +
+				"holds them until then: see at-least-once.",
 		}, heldAgain},
 		{Check{
 			Name: "at-least-once", Needed: true, Fact: "F5",
@@ -98,9 +98,9 @@ func (e *examiner) trials(product string) []trial {
 		}, frameSize},
 		{Check{
 			Name: "message size", Fact: "F42",
-			Expected: "max_message_size is not below that of the producers' messages",
-			Meaning: "A message that has become too large cannot be stored again, and is held " +
-				"(`rabbitmqctl environment` prints max_message_size).",
+			Expected: "max_message_size is larger than all messages of the producers",
+			Meaning: "A message that has become too large for the broker cannot be stored again: " +
+				"it is held.",
 		}, messageSize},
 		{Check{
 			Name: "version", Fact: "F42",
@@ -109,7 +109,7 @@ func (e *examiner) trials(product string) []trial {
 		}, version},
 		{Check{
 			Name: "policies", Needed: true, Fact: "F39",
-			Expected: "no policy and no alarm harms " + e.subjects(),
+			Expected: "no policy, no feature flag and no alarm harms " + e.subjects(),
 			Meaning: "Policies change the queues of a service afterwards: messages may be lost, " +
 				"misdirected or late. `millpond verify` prints all of it with the way out.",
 		}, policies},
@@ -149,14 +149,15 @@ func frameSize(_ context.Context, b *bench) (Status, string, error) {
 }
 
 func messageSize(_ context.Context, b *bench) (Status, string, error) {
-	seen := "AMQP does not show it"
+	seen := "the broker does not show it: " +
+		"on a node, `rabbitmqctl environment` prints max_message_size"
 	v := audit.VersionOf(b.conn.Properties)
 	switch product, _ := b.conn.Properties["product"].(string); {
 	case product != rabbitMQ:
 	case v.AtLeast(4, 0):
-		seen += "; 16 MiB by default from RabbitMQ 4.0 on"
+		seen += "; by default 16 MiB from RabbitMQ 4.0 on"
 	default:
-		seen += "; 128 MiB by default on RabbitMQ 3.10"
+		seen += "; by default 128 MiB on RabbitMQ 3.10"
 	}
 	return Unknown, seen, nil
 }
@@ -180,7 +181,7 @@ func version(_ context.Context, b *bench) (Status, string, error) {
 // subjects names the queues that policies are judged for.
 func (e *examiner) subjects() string {
 	if len(e.plans) == 0 {
-		return "all queues alike"
+		return "every queue"
 	}
 	names := make([]string, len(e.plans))
 	for i, p := range e.plans {
