@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
@@ -263,6 +264,8 @@ func (e *examiner) try(ctx context.Context, t trial) Check {
 	}
 	switch {
 	case err == nil:
+	case audit.IsCode(err, amqp.AccessRefused):
+		c.Status, c.Seen = Unknown, "not tried, because the user may not: see scratch queues"
 	case context.Cause(ctx) != nil:
 		c.Status, c.Seen = Unknown, "the broker has not answered in time"
 	default:

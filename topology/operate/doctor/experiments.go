@@ -197,6 +197,9 @@ func returned(ctx context.Context, b *bench) (Status, string, error) {
 		if !acked {
 			refused++
 		}
+		if b.ch.IsClosed() {
+			return "", "", ending(<-b.closed)
+		}
 		select {
 		case r := <-b.returns:
 			if r.MessageId == fmt.Sprint(i) {
@@ -204,9 +207,6 @@ func returned(ctx context.Context, b *bench) (Status, string, error) {
 			}
 		default:
 		}
-	}
-	if b.ch.IsClosed() {
-		return "", "", ending(<-b.closed)
 	}
 	seen := fmt.Sprintf("%d of %d were returned before their confirm", before, manyMessages)
 	switch manyMessages {

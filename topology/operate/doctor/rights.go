@@ -17,12 +17,12 @@ import (
 func scratchRights(ctx context.Context, b *bench) (Status, string, error) {
 	queue := b.prefix + "rights"
 	var refused rights
-	err := refused.note("configure", queue, b.declare(ctx, topology.Queue{Name: queue}))
+	err := refused.note(right("configure", queue), b.declare(ctx, topology.Queue{Name: queue}))
 	if err != nil {
 		return "", "", err
 	}
 	_, err = b.put(ctx, "", queue, amqp.Publishing{})
-	if err := refused.note("write", "amq.default", err); err != nil {
+	if err := refused.note(right("write", "amq.default"), err); err != nil {
 		return "", "", err
 	}
 	err = b.conn.Do(ctx, func(ch *amqp.Channel) error {
@@ -32,7 +32,7 @@ func scratchRights(ctx context.Context, b *bench) (Status, string, error) {
 	if audit.IsCode(err, amqp.NotFound) { // it could not be configured
 		err = nil
 	}
-	if err := refused.note("read", queue, err); err != nil {
+	if err := refused.note(right("read", queue), err); err != nil {
 		return "", "", err
 	}
 	return refused.result("configure, write and read")
@@ -42,21 +42,21 @@ func scratchRights(ctx context.Context, b *bench) (Status, string, error) {
 type rights []string
 
 // note keeps a refusal and returns any other error.
-func (r *rights) note(right, name string, err error) error {
+func (r *rights) note(right string, err error) error {
 	if !audit.IsCode(err, amqp.AccessRefused) {
 		return err
 	}
-	if text := fmt.Sprintf("%s %q", right, name); !slices.Contains(*r, text) {
-		*r = append(*r, text)
-	}
+	*r = append(*r, right)
 	return nil
 }
+
+func right(verb, name string) string { return fmt.Sprintf("%s %q", verb, name) }
 
 func (r *rights) result(all string) (Status, string, error) {
 	if len(*r) == 0 {
 		return OK, all, nil
 	}
-	return Differs, "the user may not " + several(*r, ", not "), nil
+	return Differs, "the user may not " + several(*r, ", "), nil
 }
 
 // several joins at most five texts.
@@ -102,20 +102,19 @@ type asker struct {
 	err     error
 }
 
-func (a *asker) ask(right, name string, question func(ch *amqp.Channel) error) {
-	key := right + " " + name
-	if a.err != nil || a.asked[key] {
+func (a *asker) ask(right string, question func(ch *amqp.Channel) error) {
+	if a.err != nil || a.asked[right] {
 		return
 	}
 	if a.asked == nil {
 		a.asked = map[string]bool{}
 	}
-	a.asked[key] = true
+	a.asked[right] = true
 	err := a.b.conn.Do(a.ctx, question)
 	if audit.IsCode(err, amqp.PreconditionFailed) || audit.IsCode(err, amqp.NotFound) {
 		return // the right is there
 	}
-	a.err = a.refused.note(right, name, err)
+	a.err = a.refused.note(right, err)
 }
 
 func (a *asker) declares(plan topology.Plan) {
@@ -128,7 +127,7 @@ func (a *asker) declares(plan topology.Plan) {
 		}
 	}
 	for _, e := range plan.Exchanges {
-		a.ask("configure", e.Name, func(ch *amqp.Channel) error {
+		a.ask(right("configure", e.Name), func(ch *amqp.Channel) error {
 			// The argument must be a text.
 			return ch.ExchangeDeclare(e.Name, e.Kind, true, e.AutoDelete, false, false,
 				amqp.Table{"alternate-exchange": int32(1)})
@@ -139,8 +138,8 @@ func (a *asker) declares(plan topology.Plan) {
 	}
 	for _, bound := range plan.Bindings {
 		key := a.b.prefix + "none" // such a binding does not exist
-		from, to := fmt.Sprintf("bind to %s", bound.Exchange), bound.Queue+bound.ToExchange
-		a.ask(from, to, func(ch *amqp.Channel) error {
+		to := bound.Queue + bound.ToExchange
+		a.ask(fmt.Sprintf("bind %q to %q", to, bound.Exchange), func(ch *amqp.Channel) error {
 			if bound.ToExchange != "" {
 				return ch.ExchangeUnbind(bound.ToExchange, key, bound.Exchange, false, nil)
 			}
@@ -151,7 +150,7 @@ func (a *asker) declares(plan topology.Plan) {
 
 // configure declares a queue of a type that does not exist.
 func (a *asker) configure(queue string) {
-	a.ask("configure", queue, func(ch *amqp.Channel) error {
+	a.ask(right("configure", queue), func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(queue, true, false, false, false,
 			amqp.Table{"x-queue-type": "millpond-doctor"})
 		return err
@@ -160,7 +159,7 @@ func (a *asker) configure(queue string) {
 
 // read consumes with two arguments of which each type of queue refuses one.
 func (a *asker) read(queue string) {
-	a.ask("read", queue, func(ch *amqp.Channel) error {
+	a.ask(right("read", queue), func(ch *amqp.Channel) error {
 		if err := ch.Qos(1, 0, false); err != nil {
 			return err
 		}
@@ -176,7 +175,7 @@ func (a *asker) write(exchange string) {
 	if name == "" {
 		name = "amq.default"
 	}
-	a.ask("write", name, func(ch *amqp.Channel) error {
+	a.ask(right("write", name), func(ch *amqp.Channel) error {
 		closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 		if err := ch.Confirm(false); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 // trials are the checks in the order of the report. The slow ones begin first, because few run at
 // once.
 func (e *examiner) trials(product string) []trial {
+	quorum, classic := e.uses(topology.Quorum) || len(e.plans) == 0, e.uses(topology.Classic)
 	list := []trial{
 		{Check{
 			Name: "scratch queues", Needed: true, Fact: "F24",
@@ -21,13 +22,13 @@ func (e *examiner) trials(product string) []trial {
 				`^(millpond\.doctor\..*|amq\.default)$ for this run.`,
 		}, scratchRights},
 		{Check{
-			Name: "kept, quorum", Needed: true, Fact: "F39",
+			Name: "kept, quorum", Needed: quorum, Fact: "F39",
 			Expected: "messages stay in a queue like a dead-letter queue",
 			Meaning: "The broker deletes messages that are to be kept, or refuses them: look for a policy " +
 				"with message-ttl, max-length or expires.",
 		}, kept(topology.Quorum)},
 		{Check{
-			Name: "kept, classic", Fact: "F39",
+			Name: "kept, classic", Needed: classic, Fact: "F39",
 			Expected: "the same in a classic queue",
 			Meaning:  "As above, for services that choose classic queues.",
 		}, kept(topology.Classic)},
@@ -45,19 +46,19 @@ func (e *examiner) trials(product string) []trial {
 				"holds them until then: see at-least-once.",
 		}, heldAgain},
 		{Check{
-			Name: "at-least-once", Needed: true, Fact: "F5",
+			Name: "at-least-once", Needed: quorum, Fact: "F5",
 			Expected: "a wait queue holds messages whose target is missing",
 			Meaning: "Messages whose wait ends while their queue is missing or restarts are lost: do not " +
 				"delete queues while messages wait, and expect losses when the broker restarts.",
 		}, atLeastOnce},
 		{Check{
-			Name: "wait, quorum", Needed: true, Fact: "F6",
+			Name: "wait, quorum", Needed: quorum, Fact: "F6",
 			Expected: "a message returns after its TTL of 500 ms",
 			Meaning: "Retries come early, late or never. Early: a policy has a shorter message-ttl. Never: " +
 				"this broker has no quorum queues, or no dead-lettering in them.",
 		}, waits(topology.Quorum)},
 		{Check{
-			Name: "wait, classic", Fact: "F6",
+			Name: "wait, classic", Needed: classic, Fact: "F6",
 			Expected: "the same in a classic queue",
 			Meaning:  "As above, for services that choose classic queues.",
 		}, waits(topology.Classic)},
@@ -68,7 +69,7 @@ func (e *examiner) trials(product string) []trial {
 				"do not use millpond on this broker.",
 		}, returned},
 		{Check{
-			Name: "delivery limit", Needed: true, Fact: "F21",
+			Name: "delivery limit", Needed: quorum, Fact: "F21",
 			Expected: fmt.Sprintf("under a large limit a message outlives %d deliveries", deliveries),
 			Meaning: "The broker deletes messages that are looked at or whose handlers die: look for a " +
 				"policy with delivery-limit.",
@@ -91,10 +92,10 @@ func (e *examiner) trials(product string) []trial {
 				"None is lost.",
 		}, priorities},
 		{Check{
-			Name: "frame size", Needed: true, Fact: "F16",
+			Name: "frame size", Fact: "F16",
 			Expected: fmt.Sprintf("frame_max is at least %d bytes", frame),
-			Meaning: "Less room for headers: a retry with large headers becomes a dead letter sooner. " +
-				"Raise frame_max of the broker.",
+			Meaning: "Headers have less room: a message with large headers becomes a dead letter instead " +
+				"of a retry. Raise frame_max of the broker.",
 		}, frameSize},
 		{Check{
 			Name: "message size", Fact: "F42",
@@ -176,6 +177,15 @@ func version(_ context.Context, b *bench) (Status, string, error) {
 		return OK, seen, nil
 	}
 	return Unknown, seen, nil
+}
+
+// uses reports whether a plan has a queue of this type.
+func (e *examiner) uses(kind topology.QueueType) bool {
+	return slices.ContainsFunc(e.plans, func(p topology.Plan) bool {
+		return slices.ContainsFunc(p.Queues, func(q topology.Queue) bool {
+			return q.Arguments["x-queue-type"] == string(kind)
+		})
+	})
 }
 
 // subjects names the queues that policies are judged for.
