@@ -17,9 +17,9 @@ func (a app) doctor() *cli.Command {
 		Name: "doctor", Usage: "check the facts about this broker that the guarantee rests on, " +
 			"in scratch queues",
 		ArgsUsage: "[QUEUE…]",
-		Description: "It makes the queues millpond.doctor.* and removes them; no other queue is touched. " +
-			"It takes\nless than a minute. With the names of queues it also checks the user's " +
-			"permissions for them\nand the policies that match them. " +
+		Description: "It makes the queues millpond.doctor.* and removes them; no other queue is " +
+			"touched. It takes\nless than a minute. With the names of queues it also checks the " +
+			"permissions of the user for\nthem and the policies that match them. " +
 			"Exits 1 if something differs that the guarantee needs.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{

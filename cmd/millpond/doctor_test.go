@@ -45,8 +45,10 @@ func TestDoctorNamesADifference(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	testbroker.SetPolicy(t, api, "policies", "/", "short", ".*", map[string]any{"max-length": 3})
-	o := tool(t, node.URL(), "", "--url", node.URL(), "--management", api, "doctor", "--patience", "1s")
+	o := tool(t, node.URL(), "",
+		"--url", node.URL(), "--management", api, "doctor", "--patience", "1s")
 	require.Equal(t, exitFound, o.code, "%s%s", o.out, o.err)
+	t.Logf("\n%s", o.out)
 	text := strings.Join(strings.Fields(o.out), " ")
 	require.Regexp(t, `^RabbitMQ \S+ at .*: \d+ differ, .*? differs kept, quorum expected `, text)
 	require.Contains(t, text, "3 of 20 messages were there")

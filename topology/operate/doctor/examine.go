@@ -84,7 +84,7 @@ type options struct {
 }
 
 // WithManagement names RabbitMQ's management API, as operate.WithManagement does: for policies,
-// alarms, and what a killed run has left.
+// alarms, and queues that a killed run has left.
 //
 // Default: only AMQP is asked.
 func WithManagement(url string) Option {
@@ -131,10 +131,9 @@ func WithPreProvisioned() Option {
 	}
 }
 
-// WithPatience sets how long the slow checks look: for a message that a queue drops, for an
-// unacked delivery that the broker takes back, and for a held message that the broker tries again.
-// With the broker's defaults the last takes 3 minutes, and the consumer timeout is 30. From 1 s to
-// 24 h.
+// WithPatience sets how long the slow checks wait: whether a queue drops a message, whether the
+// broker takes an unacked delivery back, and whether it sends a held message again. By default the
+// broker sends again after 3 minutes and takes back after 30. From 1 s to 24 h.
 //
 // Default: 15 s, so that all of Examine ends within a minute.
 func WithPatience(d time.Duration) Option {
@@ -158,10 +157,10 @@ const (
 	atOnce = 6
 )
 
-// Examine checks the broker at url, amqp or amqps, and returns what it saw. The error is for wrong
-// options, for a broker that cannot be reached, and for a context that ends; it never quotes a
-// password. Where scratch queues could not be removed, it returns the report and an error that
-// names them.
+// Examine checks the broker at url, amqp or amqps, and returns a report. It returns an error if the
+// options are wrong, the broker cannot be reached, or the context ends; the error never quotes a
+// password. If scratch queues could not be removed, it returns the report and an error that names
+// them.
 func Examine(ctx context.Context, url string, opts ...Option) (*Report, error) {
 	o := options{patience: 15 * time.Second}
 	problems := []error{link.CheckURL(url)}
@@ -187,7 +186,7 @@ func Examine(ctx context.Context, url string, opts ...Option) (*Report, error) {
 	return report, err
 }
 
-// scratchPrefix begins the names of a run. It has the time, so that a later run knows what is old.
+// scratchPrefix begins the names of a run. It has the time, so that a later run knows its age.
 func scratchPrefix(now time.Time) string {
 	var random [3]byte
 	_, _ = rand.Read(random[:]) // never fails

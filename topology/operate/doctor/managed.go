@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-const noManagement = "only the management API shows it: name it with WithManagement, " +
+const noManagement = "only the management API shows them: name it with WithManagement, " +
 	"or with millpond --management"
 
 // policies judges the policies of the plans. Without a plan it judges names that only a policy for
@@ -89,11 +90,8 @@ func leftovers(ctx context.Context, b *bench) (Status, string, error) {
 		return "", "", err
 	}
 	var commands []string
-	for _, kind := range []struct{ path, command string }{
-		{"queues", "rabbitmqctl delete_queue --vhost %s %s"},
-		{"exchanges", "rabbitmqadmin --vhost %s delete exchange name=%s"},
-	} {
-		names, err := api.Names(ctx, kind.path, b.vhost, scratch)
+	for _, kind := range []string{"queues", "exchanges"} {
+		names, err := api.Names(ctx, kind, b.vhost, scratch)
 		if errors.Is(err, management.ErrNotFound) { // as 4.3 answers without permissions (F39)
 			return Unknown, "the user needs permissions in the vhost, of which ^$ is enough", nil
 		}
@@ -101,9 +99,14 @@ func leftovers(ctx context.Context, b *bench) (Status, string, error) {
 			return "", "", err
 		}
 		for _, name := range names {
-			if b.isOld(name) {
-				commands = append(commands,
-					fmt.Sprintf(kind.command, audit.ShellWord(b.vhost), audit.ShellWord(name)))
+			switch {
+			case !b.isOld(name):
+			case kind == "queues":
+				commands = append(commands, fmt.Sprintf("rabbitmqctl delete_queue --vhost %s %s",
+					audit.ShellWord(b.vhost), audit.ShellWord(name)))
+			default: // no command of rabbitmqctl deletes an exchange
+				commands = append(commands, "curl -u USER -X DELETE "+audit.ShellWord(fmt.Sprintf(
+					"%s/api/exchanges/%s/%s", api, url.PathEscape(b.vhost), url.PathEscape(name))))
 			}
 		}
 	}

@@ -29,8 +29,9 @@ func (e *examiner) trials(product string) []trial {
 		}, kept(topology.Quorum)},
 		{Check{
 			Name: "kept, classic", Needed: classic, Fact: "F39",
-			Expected: "the same in a classic queue",
-			Meaning:  "As above, for services that choose classic queues.",
+			Expected: "messages stay in a classic queue like a dead-letter queue",
+			Meaning: "The broker deletes messages that are to be kept, or refuses them. " +
+				"Only services with classic queues need it.",
 		}, kept(topology.Classic)},
 		{Check{
 			Name: "consumer timeout", Needed: true, Fact: "F33",
@@ -54,13 +55,13 @@ func (e *examiner) trials(product string) []trial {
 		{Check{
 			Name: "wait, quorum", Needed: quorum, Fact: "F6",
 			Expected: "a message returns after its TTL of 500 ms",
-			Meaning: "Retries come early, late or never. Early: a policy has a shorter message-ttl. Never: " +
-				"this broker has no quorum queues, or no dead-lettering in them.",
+			Meaning: "Retries come early, late or never. Early: a policy has a shorter message-ttl. " +
+				"Never: this broker has no quorum queues, or no dead-lettering in them.",
 		}, waits(topology.Quorum)},
 		{Check{
 			Name: "wait, classic", Needed: classic, Fact: "F6",
-			Expected: "the same in a classic queue",
-			Meaning:  "As above, for services that choose classic queues.",
+			Expected: "in a classic queue, too, a message returns after 500 ms",
+			Meaning:  "Retries come early, late or never. Only services with classic queues need it.",
 		}, waits(topology.Classic)},
 		{Check{
 			Name: "returns", Needed: true, Fact: "F4",
