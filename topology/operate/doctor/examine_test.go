@@ -96,7 +96,8 @@ func TestADefaultBrokerIsSound(t *testing.T) {
 	checks := w.examine(doctor.WithPlan(plan(t, topology.Shared{}, "orders")),
 		doctor.WithPlan(plan(t, topology.Levels{}, "missing")),
 		doctor.WithPlan(plan(t, topology.PerQueue{Type: topology.Classic}, "invoices")))
-	assert.Less(t, time.Since(began), time.Minute)
+	t.Logf("all of it took %v", time.Since(began))
+	assert.Less(t, time.Since(began), 90*time.Second, "20 s on a machine that has time")
 	require.Empty(t, differing(checks))
 	require.Equal(t, before, w.everything())
 	for name, c := range checks {

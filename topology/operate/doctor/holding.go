@@ -26,22 +26,24 @@ func atLeastOnce(ctx context.Context, b *bench) (Status, string, error) {
 		return "", "", err
 	}
 	// One more than the limit fits (F39).
-	put, err := b.putAll(ctx, q.Name, limit+1)
+	first, err := b.putAll(ctx, q.Name, limit+1)
 	if err != nil {
 		return "", "", err
 	}
-	if put < limit {
-		return Differs, fmt.Sprintf("the wait queue has taken %d of %d messages", put, limit), nil
+	if first < limit {
+		return Differs, fmt.Sprintf("the wait queue has taken %d of %d messages", first, limit), nil
 	}
-	if err := b.empties(ctx, q.Name); err != nil {
+	if err := b.empties(ctx, q); err != nil {
 		return "", "", err
 	}
 	const more = 3
-	if put, err = b.putAll(ctx, q.Name, more); err != nil {
+	then, err := b.putAll(ctx, q.Name, more)
+	if err != nil {
 		return "", "", err
 	}
-	if put == more {
-		return Differs, "messages whose wait was over were gone", nil
+	if then == more {
+		return Differs, fmt.Sprintf("the wait queue took %d messages and, when their wait was over, "+
+			"%d more, with a limit of %d: it does not hold them", first, then, limit), nil
 	}
 	return OK, "the wait queue holds them: it is full while no message is ready", nil
 }
@@ -62,7 +64,7 @@ func heldAgain(ctx context.Context, b *bench) (Status, string, error) {
 	if ok, err := b.put(ctx, "", q.Name, amqp.Publishing{}); err != nil || !ok {
 		return Differs, "the wait queue has refused the message", err
 	}
-	if err := b.empties(ctx, q.Name); err != nil {
+	if err := b.empties(ctx, q); err != nil {
 		return "", "", err
 	}
 	if err := b.declare(ctx, target); err != nil {

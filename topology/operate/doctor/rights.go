@@ -65,7 +65,7 @@ func several(texts []string, between string) string {
 	if len(texts) <= most {
 		return strings.Join(texts, between)
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(texts[:most], between), len(texts)-most)
+	return strings.Join(texts[:most], between) + fmt.Sprintf("%sand %d more", between, len(texts)-most)
 }
 
 // planRights asks for each right that a plan needs, as Plan.Permissions has them, with requests

@@ -188,11 +188,15 @@ func (b *bench) ready(ctx context.Context, queue string) (int, error) {
 	return found.Messages, err
 }
 
-// empties waits until no message is ready, because each has expired.
-func (b *bench) empties(ctx context.Context, queue string) error {
+// empties waits until the wait of the messages in a queue is over and none is ready.
+func (b *bench) empties(ctx context.Context, queue topology.Queue) error {
+	// A count may be old: without this pause it may be from before the messages.
+	if err := pause(ctx, queue.Delay+time.Second); err != nil {
+		return err
+	}
 	left := 0
 	err := until(ctx, arrival, func() (_ bool, err error) {
-		left, err = b.ready(ctx, queue)
+		left, err = b.ready(ctx, queue.Name)
 		return left == 0, err
 	})
 	if err == nil && left > 0 {

@@ -192,7 +192,7 @@ func (e *examiner) uses(kind topology.QueueType) bool {
 // subjects names the queues that policies are judged for.
 func (e *examiner) subjects() string {
 	if len(e.plans) == 0 {
-		return "every queue"
+		return "the queues of services"
 	}
 	names := make([]string, len(e.plans))
 	for i, p := range e.plans {
