@@ -18,7 +18,7 @@ const killed = "MILLPOND_TEST_DOCTOR"
 
 func TestMain(m *testing.M) {
 	if url := os.Getenv(killed); url != "" {
-		_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(45*time.Second))
+		_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(75*time.Second))
 		fmt.Fprintln(os.Stderr, "not killed in time:", err)
 		os.Exit(1)
 	}

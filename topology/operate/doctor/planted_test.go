@@ -209,7 +209,7 @@ func TestAKilledRunLeavesNothingForLong(t *testing.T) {
 	words := rig.ShellWords(t, found[1])
 	node.Ctl(t, words...)
 	require.NotContains(t, w.everything(), words[len(words)-1]+"\t")
-	testbroker.WaitFor(t, "the queues to expire", 2*rig.Patience, func() bool {
+	testbroker.WaitFor(t, "the queues to expire", 3*rig.Patience, func() bool {
 		return w.everything() == before
 	})
 }
