@@ -54,13 +54,13 @@ func (e *examiner) trials(product string) []trial {
 		}, atLeastOnce},
 		{Check{
 			Name: "wait, quorum", Needed: quorum, Fact: "F6",
-			Expected: "a message returns after its TTL of 500 ms",
+			Expected: "a message returns after its TTL of a second",
 			Meaning: "Retries come early, late or never. Early: a policy has a shorter message-ttl. " +
 				"Never: this broker has no quorum queues, or no dead-lettering in them.",
 		}, waits(topology.Quorum)},
 		{Check{
 			Name: "wait, classic", Needed: classic, Fact: "F6",
-			Expected: "in a classic queue, too, a message returns after 500 ms",
+			Expected: "in a classic queue, too, a message returns after a second",
 			Meaning:  "Retries come early, late or never. Only services with classic queues need it.",
 		}, waits(topology.Classic)},
 		{Check{
