@@ -68,8 +68,8 @@ func (b *bench) pair(
 	return target.Name, q.Name, b.declare(ctx, q)
 }
 
-// waits sends three messages through a wait queue, one after the other. One that is early is
-// enough for a difference; one that is late may be a pause of a busy machine.
+// waits sends three messages through a wait queue, one after the other. A single early message is a
+// difference. A single late message may be a pause of a busy machine.
 func waits(kind topology.QueueType) func(context.Context, *bench) (Status, string, error) {
 	return func(ctx context.Context, b *bench) (Status, string, error) {
 		queue, wait, err := b.pair(ctx, kind, string(kind), waitTime)
