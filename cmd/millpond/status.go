@@ -56,7 +56,7 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (e
 	}
 	if len(queues) == 0 && s.vhost != nil {
 		clearScreen()
-		return s.overview()
+		return s.overview(ctx)
 	}
 	plans, err := s.plans(queues)
 	if err != nil {
@@ -133,11 +133,15 @@ type overviewLine struct {
 }
 
 // overview prints a line for each queue that was found, the queues in trouble first.
-func (s *session) overview() error {
+func (s *session) overview(ctx context.Context) error {
+	ready, err := s.ready(ctx)
+	if err != nil {
+		return err
+	}
 	lines := make([]overviewLine, len(s.vhost.Mains))
 	inTrouble := 0
 	for i, main := range s.vhost.Mains {
-		if lines[i] = lineOf(main); len(lines[i].Trouble) > 0 {
+		if lines[i] = lineOf(main, ready); len(lines[i].Trouble) > 0 {
 			inTrouble++
 		}
 	}
@@ -154,7 +158,7 @@ func (s *session) overview() error {
 		s.nothingFound()
 		return nil
 	}
-	s.lost()
+	s.lost(ready)
 	shown := len(lines)
 	if !s.c.Bool("all") && len(lines) > fewQueues {
 		shown = min(inTrouble, mostTrouble)
@@ -191,42 +195,104 @@ func (s *session) overview() error {
 		}
 		fmt.Fprintf(s.out, "not known: %s\n", harmless(u.Text))
 	}
-	_, err := fmt.Fprintln(s.out, "counts are from the management API, some seconds old")
+	_, err = fmt.Fprintln(s.out, "messages in progress and held are from the management API, some "+
+		"seconds old; ? is not counted yet")
 	return err
 }
 
 // lost prints the messages that have no queue to return to.
-func (s *session) lost() {
+func (s *session) lost(ready readyCounts) {
 	for _, q := range s.vhost.Stranded {
-		if q.Total.N != 0 {
+		if total := ready.total(q); total.N != 0 {
 			fmt.Fprintln(s.out, s.colour(red, fmt.Sprintf("stranded: %s in queue %s: see millpond stranded "+
-				"list", messages(q.Total), harmless(q.Name))))
+				"list", messages(total), harmless(q.Name))))
 		}
 	}
 	for _, o := range s.vhost.Orphans {
 		code, held := yellow, ""
-		if o.Total.N != 0 {
-			code, held = red, "; it has "+messages(o.Total)
+		if total := ready.total(o.Queue); total.N != 0 {
+			code, held = red, "; it has "+messages(total)
 		}
 		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
 			harmless(o.Name), harmless(o.Why), held)))
 	}
 }
 
-func lineOf(main discover.Main) overviewLine {
+// readyCounts are counts of AMQP, by queue. The management API shows no messages for some seconds
+// where there are some.
+type readyCounts map[string]operate.Count
+
+// maxCounted is the most queues that are counted by AMQP, one after the other.
+const maxCounted = 5000
+
+// ready counts the messages of all queues that were found.
+func (s *session) ready(ctx context.Context) (readyCounts, error) {
+	all := topology.Plan{}
+	seen := map[string]bool{}
+	add := func(name string) {
+		if all.Queue == "" {
+			all.Queue = name
+		}
+		if !seen[name] {
+			all.Queues = append(all.Queues, topology.Queue{Name: name})
+		}
+		seen[name] = true
+	}
+	for _, main := range s.vhost.Mains {
+		add(main.Name)
+		for _, w := range main.Waits {
+			add(w.Name)
+		}
+		for _, d := range main.Dead {
+			add(d.Name)
+		}
+	}
+	for _, q := range s.vhost.Stranded {
+		add(q.Name)
+	}
+	for _, o := range s.vhost.Orphans {
+		add(o.Name)
+	}
+	if len(all.Queues) == 0 || len(all.Queues) > maxCounted {
+		return nil, nil
+	}
+	amqp, err := s.connect(ctx, s.c, "")
+	if err != nil {
+		return nil, err
+	}
+	report, err := amqp.Inspect(ctx, all)
+	counts := readyCounts{}
+	for _, q := range report.Queues {
+		counts[q.Name] = q.Ready
+	}
+	return counts, errors.Join(err, amqp.Close())
+}
+
+// total returns the larger one of the counts of AMQP and of the management API.
+func (r readyCounts) total(q discover.Queue) operate.Count {
+	if n, ok := r[q.Name]; ok && n.N > q.Total.N {
+		return n
+	}
+	return q.Total
+}
+
+func lineOf(main discover.Main, ready readyCounts) overviewLine {
 	l := overviewLine{
 		Queue: main.Name, Ready: main.Ready, InProgress: main.Unacked, Consumers: main.Consumers,
 		Waiting: operate.Count{Source: operate.SourceManagement},
 		Dead:    operate.Count{Source: operate.SourceManagement},
 	}
+	if n, ok := ready[main.Name]; ok {
+		l.Ready = n
+	}
 	held := 0
 	for _, w := range main.Waits {
-		l.Waiting = plus(l.Waiting, w.Total)
+		l.Waiting = plus(l.Waiting, ready.total(w.Queue))
 		l.WaitingShared = l.WaitingShared || w.Shared
 		held += max(w.Held.N, 0)
 	}
 	for _, d := range main.Dead {
-		l.Dead = plus(l.Dead, d.Total)
+		l.Dead = plus(l.Dead, ready.total(d.Queue))
 		held += max(d.Held.N, 0)
 	}
 	if len(main.Dead) == 0 {

@@ -26,6 +26,7 @@ type session struct {
 	app
 	c        *cli.Command
 	operator *operate.Operator
+	api      string          // URL of the management API; may be empty
 	vhost    *discover.Vhost // nil: only the flags say how messages wait
 	blind    error           // why vhost is nil
 }
@@ -50,6 +51,7 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	if s.vhost == nil && !c.IsSet(flagManagement) {
 		api = "" // it was a try
 	}
+	s.api = api
 	s.operator, err = a.connect(ctx, c, api)
 	return s, err
 }

@@ -212,7 +212,11 @@ func (a *API) ask(
 	req.SetBasicAuth(a.user, a.password)
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return err // *url.Error, which names the address
+		var failed *url.Error // which names the address with its query
+		if errors.As(err, &failed) {
+			err = failed.Err
+		}
+		return fmt.Errorf("get %s: %w", address, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	switch resp.StatusCode {

@@ -131,6 +131,10 @@ var library = map[string][]string{
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/internal/audit", module + "/internal/link", module + "/internal/management", amqp091,
 	},
+	"topology/operate/doctor": {
+		module + "/topology", module + "/topology/operate", module + "/internal/audit",
+		module + "/internal/link", module + "/internal/management", watermill, amqp091,
+	},
 }
 
 // internals does the same for the packages behind them. None of them may import a package in front
