@@ -60,6 +60,7 @@ type service struct {
 	url, queue string
 	kind       string   // of all its queues
 	flags      []string // of every command
+	alone      bool     // the tool gets the URL and nothing else
 }
 
 // eachKind runs a test with quorum and with classic queues.
@@ -95,7 +96,11 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	flags := append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, s.flags...)
+	flags := append([]string{"--url", s.url}, s.flags...)
+	if s.alone {
+		return tool(s.t, s.url, in, append(flags, args...)...)
+	}
+	flags = append(flags, "--type", s.kind, "--no-policies")
 	if !slices.Contains(append(flags, args...), "--management") {
 		flags = append(flags, "--no-management")
 	}

@@ -291,6 +291,7 @@ func (a app) rehearse(
 	if l.guess {
 		soften(l.plan, h.Findings)
 	}
+	criticalFirst(h.Findings)
 	code := errors.Join(a.matched(c, h.Progress, err, c.NArg() != 1), hindered(h))
 	if c.Bool(flagJSON) {
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
@@ -301,6 +302,9 @@ func (a app) rehearse(
 			Target: h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,
 			Largest: h.Largest, Expiring: h.Expiring, Findings: orEmpty(h.Findings),
 		}))
+	}
+	if err != nil && h.Seen == 0 {
+		return code // no letter was looked at
 	}
 	fmt.Fprintf(a.out, "would have replayed %s of %d; nothing was changed\n",
 		plural(h.Chosen, "dead letter"), h.Total)

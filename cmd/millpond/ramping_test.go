@@ -45,7 +45,7 @@ func TestIncidentRamp(t *testing.T) {
 	})
 	i.orders(0, 30)
 	i.awaitDead(30)
-	const replay = "millpond dead replay orders --policy 200ms,1s --error 'connection refused'"
+	const replay = "millpond dead replay orders --error 'connection refused'"
 	rehearsed := i.follow(replay + " --dry-run")
 	require.Contains(t, rehearsed, "would have replayed 30 dead letters of 30; nothing was changed\n")
 	require.Contains(t, rehearsed, "which has 1 consumer and 0 ready messages\n")
@@ -60,7 +60,7 @@ func TestIncidentRamp(t *testing.T) {
 	require.Contains(t, i.follow(ramp),
 		"started 30 = handled 30 + dead again 0 + waiting 0 + left 0\n")
 	i.awaitHandled(30)
-	const automatic = "millpond dead replay orders --policy 200ms,1s --every 10m --until-empty"
+	const automatic = "millpond dead replay orders --all --every 10m --until-empty"
 	require.Contains(t, i.follow(automatic), "started 0 = ")
 }
 
@@ -75,19 +75,19 @@ func TestRampFlags(t *testing.T) {
 		"--settle -1s", "--watch 0s", "--every 0s", "--until-empty", "--max-replays -1",
 		"--canary 1 --id #1", "--settle 2m", "--canary 1 --to other", "--every 1ms",
 	} {
-		o := s.tool(append([]string{"dead", "replay", s.queue, "--policy", "1s,10s"},
+		o := s.tool(append([]string{"dead", "replay", s.queue, "--policy", "1s,10s", "--limit", "9"},
 			strings.Fields(flags)...)...)
 		require.Equal(t, exitUsage, o.code, "%s: %s%s", flags, o.out, o.err)
 	}
 	// The wait queues of another policy cannot be watched.
-	o := s.tool("dead", "replay", s.queue, "--policy", "1s,30s", "--canary", "1")
+	o := s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,30s", "--canary", "1")
 	require.Equal(t, exitFailed, o.code)
 	require.Contains(t, o.err, "millpond --policy")
 	o = s.tool("dead", "replay", s.queue, "--canary", "1", "--id", "none", "--policy", "1s,10s")
 	require.Equal(t, exitFound, o.code)
 	require.Equal(t, 3, testbroker.Depth(t, s.url, s.queue+".dlq"))
 
-	o = s.tool("dead", "replay", s.queue, "--policy", "1s,10s", "--canary", "2", "--watch", "200ms",
+	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--canary", "2", "--watch", "200ms",
 		"--settle", "100ms", "--json")
 	require.Equal(t, exitRefused, o.code)
 	var j map[string]any
@@ -113,7 +113,7 @@ func TestInterruptedRamp(t *testing.T) {
 	}
 	rig.AwaitDepth(t, s.url, s.queue+".dlq", 200)
 	child := exec.Command(os.Args[0], "--url", s.url, "--no-policies", "dead", "replay", s.queue,
-		"--policy", "1s,10s", "--canary", "0", "--rate", "20/s")
+		"--all", "--policy", "1s,10s", "--canary", "0", "--rate", "20/s")
 	child.Env = append(os.Environ(), "MILLPOND_TEST_TOOL=1")
 	var out, errs bytes.Buffer
 	child.Stdout, child.Stderr = &out, &errs

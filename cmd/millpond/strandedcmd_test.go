@@ -315,7 +315,7 @@ func TestStrandedCommandsRefuse(t *testing.T) {
 			"with millpond stranded",
 		},
 		{
-			[]string{"dead", "replay", s.queue, "--dlq", "x.stranded", "--prefix", "x"}, exitUsage,
+			[]string{"dead", "replay", s.queue, "--all", "--dlq", "x.stranded", "--prefix", "x"}, exitUsage,
 			"with millpond stranded",
 		},
 		{

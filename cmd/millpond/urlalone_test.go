@@ -92,7 +92,6 @@ func newHouse(t *testing.T) *house {
 		t: t, node: node, url: onOneHost(t, node.URL(), api), services: map[string]*rig.Service{},
 	}
 	rig.DeclareExchange(t, node.URL(), "events", "topic")
-	list := backoff.List{200 * time.Millisecond, time.Hour}
 	for queue, c := range map[string]rig.Config{
 		"orders": {Strategy: topology.PerQueue{}, Configure: rig.QuorumQueue},
 		"invoices": {
@@ -101,11 +100,33 @@ func newHouse(t *testing.T) *house {
 		},
 		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue},
 	} {
-		c.URL, c.Queue, c.Keep, c.Policy, c.Handle = node.URL(), queue, true, list, h.handle
-		c.Configure = andPicky(c.Configure)
-		h.services[queue] = rig.Start(t, c)
+		h.services[queue] = h.start(queue, c)
 	}
 	return h
+}
+
+func (h *house) start(queue string, c rig.Config) *rig.Service {
+	h.t.Helper()
+	c.URL, c.Queue, c.Keep, c.Handle = h.node.URL(), queue, true, h.handle
+	c.Policy = backoff.List{200 * time.Millisecond, time.Hour}
+	c.Configure = andPicky(c.Configure)
+	return rig.Start(h.t, c)
+}
+
+// strand lets a message wait for a queue that is deleted meanwhile.
+func (h *house) strand() {
+	h.t.Helper()
+	old := h.start("old", rig.Config{
+		Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue,
+	})
+	h.send("old", "is stranded")
+	rig.WaitFor(h.t, "the message to wait", func() bool {
+		return old.Logs.Said("Message will be retried") == 1
+	})
+	old.Stop()
+	rig.DeleteQueue(h.t, h.node.URL(), "old")
+	rig.DeleteQueue(h.t, h.node.URL(), "old.dlq")
+	rig.AwaitDepth(h.t, h.node.URL(), "millpond.stranded", 1)
 }
 
 // andPicky sets a marshaler, too, that cannot decode the body "refuse".
@@ -121,6 +142,8 @@ func (h *house) handle(msg *message.Message) error {
 	switch string(msg.Payload) {
 	case "waits":
 		return middleware.RetryAfter(errClosed, time.Hour)
+	case "is stranded":
+		return middleware.RetryAfter(errClosed, 2*time.Second)
 	case "is permanent":
 		return middleware.Permanent(fmt.Errorf("no customer %d", h.handled.Load()+1000))
 	}
@@ -174,6 +197,7 @@ func (h *house) fill() {
 		}
 		rig.Publish(h.t, h.node.URL(), "", queue+".dlq", letter)
 	}
+	h.strand()
 	for queue, n := range map[string]int{"orders": 5, "invoices": 5, "mail": 4} {
 		rig.AwaitDepth(h.t, h.node.URL(), queue+".dlq", n)
 	}
@@ -209,13 +233,13 @@ func (h *house) awaitCounts() {
 	testbroker.WaitFor(h.t, "the management API to count", patience, func() bool {
 		o := h.ask("status")
 		require.Zero(h.t, o.code, o.err)
-		return !strings.Contains(o.out, "?") && strings.Count(o.out, "  1        4  ")+
+		return !strings.Contains(o.out, "  ?") && strings.Count(o.out, "  1        4  ")+
 			strings.Count(o.out, "  1        5  ") == len(houseQueues)
 	})
 }
 
-// Given three services with three strategies, dead letters of every reason, and waiting messages,
-// then every command shows all of it to a person who knows only the URL.
+// Given three services with three strategies, dead letters of every reason, waiting and
+// stranded messages, then every command shows all of it to a person who knows only the URL.
 func TestURLAloneIsEnough(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
@@ -228,9 +252,11 @@ func TestURLAloneIsEnough(t *testing.T) {
 	}{
 		{"url-status", []string{"status"}, exitDone},
 		{"url-status-orders", []string{"status", "orders"}, exitDone},
-		{"url-verify", []string{"verify"}, exitDone},
+		{"url-verify", []string{"verify"}, exitFound},
 		{"url-waiting", []string{"waiting", "list"}, exitDone},
 		{"url-dead", []string{"dead", "list"}, exitDone},
+		{"url-groups", []string{"dead", "groups"}, exitDone},
+		{"url-stranded", []string{"stranded", "list"}, exitDone},
 		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
 		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
 		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
@@ -254,7 +280,8 @@ func TestWrongFlagsHideNothing(t *testing.T) {
 	commands := [][]string{
 		{"status"}, {"verify"}, {"waiting", "list"}, {"waiting", "release", "--id", "x"},
 		{"waiting", "cancel", "--id", "x"}, {"dead", "list"}, {"dead", "show", "#1"},
-		{"dead", "replay", "--dry-run"}, {"dead", "discard", "--dry-run"}, {"dead", "export"},
+		{"dead", "replay", "--dry-run"}, {"dead", "discard", "--dry-run"}, {"dead", "export", "--all"},
+		{"dead", "groups"}, {"stranded", "list"},
 	}
 	for queue, wrong := range map[string][][]string{
 		"orders": {
@@ -278,6 +305,10 @@ func TestWrongFlagsHideNothing(t *testing.T) {
 					args = append(append(args, command...), queue)
 				}
 				o := h.ask(args...)
+				if command[0] == "stranded" { // of these queues nothing is
+					require.NotContains(t, o.out, "no stranded queue", args)
+					continue
+				}
 				if o.code == exitDone { // then the flag does not matter for this command
 					require.NotRegexp(t, nothing, o.out, args)
 					require.Contains(t, o.out, queue, args)

@@ -181,7 +181,7 @@ func newRamp(o *Operator, plan topology.Plan, options RampOptions) (*ramp, error
 		operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1,
 		pace: newPace(options.Rate), turn: r.turn, mark: r.mark,
 	}
-	r.moves.Filter.Match = r.fresh
+	r.moves.act, r.moves.Filter.Match = r.moves.one, r.fresh
 	return r, nil
 }
 

@@ -78,6 +78,7 @@ func (h *Rehearsal) choose(
 ) error {
 	options.DryRun, options.Edit = true, nil
 	r := &replay{operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1}
+	r.act = r.one
 	match := options.Filter.Match
 	r.Filter.Match = func(l Letter) bool {
 		if match != nil && !match(l) {
@@ -89,11 +90,7 @@ func (h *Rehearsal) choose(
 		}
 		return !spent
 	}
-	r.would = func(l Letter, frame int) {
-		if _, _, err := r.compose(l, frame); err != nil {
-			r.count(func(p *Progress) { p.Refused++ })
-			return
-		}
+	r.would = func(l Letter) {
 		h.Largest = max(h.Largest, len(l.Delivery.Body))
 		if l.Delivery.Expiration != "" || !l.Deadline.IsZero() {
 			h.Expiring++

@@ -114,7 +114,7 @@ type replay struct {
 	// run.
 	turn  func(ctx context.Context, t *taking) error
 	mark  func() string
-	would func(l Letter, frame int)
+	would func(l Letter)
 
 	mu       sync.Mutex
 	progress Progress
@@ -237,7 +237,7 @@ func (r *replay) one(
 	}
 	if r.DryRun {
 		if r.would != nil {
-			r.would(l, t.frame)
+			r.would(l)
 		}
 		r.moved++
 		return false, nil

@@ -262,9 +262,9 @@ func (v *verifier) queue(q audit.Member) error {
 			"wait is over; stop it", found.Consumers)
 	}
 	if q.Role == audit.RoleStranded && found.Messages > 0 {
-		v.critical(Stranded, "queue", q.Name, "holds %d messages whose wait is over and that found no "+
-			"way to their queue, of this or of other queues: millpond stranded list says for which queue "+
-			"and why", found.Messages)
+		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
+			"whose wait is over and that found no way to their queue; millpond stranded list says for which "+
+			"queue and why", found.Messages)
 	}
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {
