@@ -42,7 +42,7 @@ func (a app) onLetters(
 		done := map[string]bool{}
 		return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
 			if dead := plan.Dead.RoutingKey; done[dead] && dead != "" && c.Name != "replay" {
-				_, err := fmt.Fprintf(a.err, "millpond: the dead letters of %s are in queue %s, too: see above\n",
+				_, err := fmt.Fprintf(a.err, "millpond: the dead letters of %s are in queue %s: see above\n",
 					harmless(plan.Queue), harmless(dead))
 				return err
 			}

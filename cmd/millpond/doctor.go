@@ -93,8 +93,8 @@ func (s *session) examined(queues []string) ([]topology.Plan, error) {
 	}
 	plans, err := s.plans(queues)
 	if len(queues) == 0 && len(plans) > maxExamined {
-		fmt.Fprintf(s.err, "millpond: rights and policies are checked for %d of %d queues: name the others\n",
-			maxExamined, len(plans))
+		fmt.Fprintf(s.err, "millpond: rights and policies are checked for %d of %d queues: name "+
+			"the others\n", maxExamined, len(plans))
 		plans = plans[:maxExamined]
 	}
 	return plans, err

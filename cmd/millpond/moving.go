@@ -63,8 +63,8 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 	return code
 }
 
-// matched returns errFound where --id has chosen nothing, else err. Positions are checked before. Of
-// several queues another one may have the message.
+// matched returns errFound where --id has chosen nothing, else err. Positions are checked before.
+// Where there are several queues, another one may have the message.
 func (a app) matched(c *cli.Command, p operate.Progress, err error, several bool) error {
 	ids := c.StringSlice("id")
 	switch {

@@ -98,8 +98,9 @@ func (a app) verify() *cli.Command {
 		Name: "verify", Usage: "look for problems of queues and of the broker; " +
 			"exits 1 if something critical is found",
 		ArgsUsage: "[QUEUE…]",
-		Description: "With --policy verify compares the plan of that policy with the broker. Without it, " +
-			"verify looks at\nthe queues that it finds, and cannot know whether one is missing.\n" +
+		Description: "With --policy verify compares the plan of that policy with the broker. " +
+			"Without it, verify looks at\nthe queues that it finds, and cannot know whether one is " +
+			"missing.\n" +
 			"Without the management API no policy, binding or feature flag is looked at, and verify says " +
 			"so.\nIn a pipeline use --policy and --strict: " +
 			"then it exits 1 also where it could not look at everything.",

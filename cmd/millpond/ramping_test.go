@@ -87,8 +87,8 @@ func TestRampFlags(t *testing.T) {
 	require.Equal(t, exitFound, o.code)
 	require.Equal(t, 3, testbroker.Depth(t, s.url, s.queue+".dlq"))
 
-	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--canary", "2", "--watch", "200ms",
-		"--settle", "100ms", "--json")
+	o = s.tool("dead", "replay", s.queue, "--all", "--policy", "1s,10s", "--canary", "2",
+		"--watch", "200ms", "--settle", "100ms", "--json")
 	require.Equal(t, exitRefused, o.code)
 	var j map[string]any
 	require.NoError(t, json.Unmarshal([]byte(o.out), &j), o.out)

@@ -120,8 +120,8 @@ func (s *session) strandedQueues() ([]string, error) {
 		if !s.c.Bool(flagNoManagement) {
 			fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
 		}
-		fmt.Fprintf(s.err, "millpond: without the management API --prefix says which queue keeps stranded "+
-			"messages: %s\n", one)
+		fmt.Fprintf(s.err, "millpond: without the management API --prefix says which queue keeps "+
+			"stranded messages: %s\n", one)
 		return []string{one}, nil
 	}
 	var found []string
@@ -141,8 +141,8 @@ func (s *session) strandedQueues() ([]string, error) {
 	case s.c.IsSet(flagPrefix):
 		return []string{one}, nil
 	case len(found) == 0:
-		_, err := fmt.Fprintf(s.out, "virtual host %q has no stranded queue: no strategy there needs one\n",
-			s.vhost.Name)
+		_, err := fmt.Fprintf(s.out, "virtual host %q has no stranded queue: no strategy there needs "+
+			"one\n", s.vhost.Name)
 		return nil, err
 	}
 	return found, nil

@@ -21,7 +21,7 @@ import (
 // lookLimit bounds the look at a virtual host.
 const lookLimit = 60 * time.Second
 
-// session is a connection, and what is known of the virtual host.
+// session is a connection, and the queues that were found in the virtual host.
 type session struct {
 	app
 	c        *cli.Command
@@ -199,8 +199,8 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 		fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
 	}
 	for _, plan := range plans {
-		fmt.Fprintf(s.err, "millpond: without the management API the flags say which queues belong to %q: "+
-			"%s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
+		fmt.Fprintf(s.err, "millpond: without the management API the flags say which queues belong "+
+			"to %q: %s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
 	}
 	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
 		fmt.Fprintln(s.err, guessed)
@@ -225,7 +225,7 @@ func (s *session) guesses() bool {
 	return s.vhost == nil && s.c.String(flagPolicy) == "" && s.c.String(flagStrategy) != "levels"
 }
 
-// found returns what was found of a queue.
+// found returns a queue with its wait queues. It is false if no such queue was found.
 func (s *session) found(queue string) (discover.Main, bool) {
 	if s.vhost == nil {
 		return discover.Main{}, false
@@ -289,12 +289,12 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
 		return disagree(flagPrefix, "wait queues "+waitsOf(main))
 	}
-	if to := s.c.String(flagReturnTo); to != "" && (main.Plan.Via == nil || main.Plan.Via.Exchange != to) {
-		found := "no such exchange"
-		if main.Plan.Via != nil {
-			found = "exchange " + harmless(main.Plan.Via.Exchange)
-		}
-		return disagree(flagReturnTo, found)
+	via := ""
+	if main.Plan.Via != nil {
+		via = main.Plan.Via.Exchange
+	}
+	if to := s.c.String(flagReturnTo); to != "" && via != to {
+		return disagree(flagReturnTo, cmp.Or(harmless(via), "none"))
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
 		plan.Dead = topology.Route{RoutingKey: dlq}

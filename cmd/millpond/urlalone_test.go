@@ -260,7 +260,10 @@ func TestURLAloneIsEnough(t *testing.T) {
 		{"url-not-there", []string{"dead", "list", "nowhere"}, exitUsage},
 		{"blind-status", []string{"--no-management", "status", "orders"}, exitDone},
 		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
-		{"blind-waiting", []string{"--no-management", "--no-policies", "waiting", "list", "orders"}, exitFailed},
+		{
+			"blind-waiting",
+			[]string{"--no-management", "--no-policies", "waiting", "list", "orders"}, exitFailed,
+		},
 		{"blind-dead", []string{"--no-management", "dead", "list", "mail"}, exitRefused},
 	} {
 		o := h.ask(c.args...)

@@ -288,7 +288,7 @@ func TestVerifyFindsStrandedMessages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, operate.Finding{
 		Severity: operate.Critical, Problem: operate.Stranded, Kind: "queue", Name: stranded,
-		Text: "holds 3 messages whose wait is over and that found no way to their queue, of this or of " +
-			"other queues: millpond stranded list says for which queue and why",
+		Text: "messages are stranded, of this or of other queues: 3 whose wait is over and that found " +
+			"no way to their queue; millpond stranded list says for which queue and why",
 	}, findings[0])
 }

@@ -263,8 +263,8 @@ func (v *verifier) queue(q audit.Member) error {
 	}
 	if q.Role == audit.RoleStranded && found.Messages > 0 {
 		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
-			"whose wait is over and that found no way to their queue; millpond stranded list says for which "+
-			"queue and why", found.Messages)
+			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
+			"which queue and why", found.Messages)
 	}
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {

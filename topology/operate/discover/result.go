@@ -13,7 +13,6 @@ import (
 // result finishes the derivation.
 func (d *derivation) result() Vhost {
 	v := Vhost{Name: d.vhost}
-	listed := false
 	for _, name := range slices.Sorted(maps.Keys(d.mains)) {
 		m := d.mains[name]
 		d.parts[name].finish(d)
@@ -25,7 +24,6 @@ func (d *derivation) result() Vhost {
 				"queue %q, and nothing shows another", name, name+".dlq")
 		}
 		d.sameDelay(m)
-		listed = listed || m.Plan.Levels == nil
 		v.Mains = append(v.Mains, *m)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.stranded)) {
@@ -37,10 +35,6 @@ func (d *derivation) result() Vhost {
 	v.Orphans = d.orphans
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	d.underPolicies()
-	if listed {
-		d.tell("", "the broker does not show which wait queues belong to the policy that a service has "+
-			"today: all wait queues that lead to a queue are listed")
-	}
 	v.Unclear = d.unclear
 	return v
 }

@@ -133,7 +133,6 @@ func olderSteps(p place) {
 		return m.Waits[2].Ready.Known() && m.Waits[2].Ready.N == 3
 	})
 	require.NoError(p.t, m.PlanErr)
-	told(p.t, p.find(), "", "does not show which wait queues belong to the policy")
 }
 
 func otherStrategies(p place) {
