@@ -262,7 +262,8 @@ func TestURLAloneIsEnough(t *testing.T) {
 		{"blind-none", []string{"--no-management", "verify"}, exitUsage},
 		{
 			"blind-waiting",
-			[]string{"--no-management", "--no-policies", "waiting", "list", "orders"}, exitFailed,
+			[]string{"--no-management", "--no-policies", "waiting", "list", "orders"},
+			exitFailed,
 		},
 		{"blind-dead", []string{"--no-management", "dead", "list", "mail"}, exitRefused},
 	} {
@@ -281,20 +282,36 @@ func TestWrongFlagsHideNothing(t *testing.T) {
 	nothing := regexp.MustCompile(`nothing waits|no dead letters|nothing found|0 dead letters` +
 		`|of 0|without trouble|nothing is stranded`)
 	commands := [][]string{
-		{"status"}, {"verify"}, {"waiting", "list"}, {"waiting", "release", "--id", "x"},
-		{"waiting", "cancel", "--id", "x"}, {"dead", "list"}, {"dead", "show", "#1"},
-		{"dead", "replay", "--dry-run"}, {"dead", "discard", "--dry-run"}, {"dead", "export", "--all"},
-		{"dead", "groups"}, {"stranded", "list"},
+		{"status"},
+		{"verify"},
+		{"waiting", "list"},
+		{"waiting", "release", "--id", "x"},
+		{"waiting", "cancel", "--id", "x"},
+		{"dead", "list"},
+		{"dead", "show", "#1"},
+		{"dead", "replay", "--dry-run"},
+		{"dead", "discard", "--dry-run"},
+		{"dead", "export", "--all"},
+		{"dead", "groups"},
+		{"stranded", "list"},
 	}
 	for queue, wrong := range map[string][][]string{
 		"orders": {
-			{"--policy", "7s"}, {"--policy", "200ms,7s,1h"}, {"--strategy", "levels"},
-			{"--strategy", "shared"}, {"--type", "classic"}, {"--prefix", "wrong"},
-			{"--return-to", "wrong"}, {"--dlq", "wrong"},
+			{"--policy", "7s"},
+			{"--policy", "200ms,7s,1h"},
+			{"--strategy", "levels"},
+			{"--strategy", "shared"},
+			{"--type", "classic"},
+			{"--prefix", "wrong"},
+			{"--return-to", "wrong"},
+			{"--dlq", "wrong"},
 		},
 		"invoices": {
-			{"--policy", "7s"}, {"--strategy", "perqueue"}, {"--type", "quorum"},
-			{"--strategy", "shared", "--prefix", "wrong"}, {"--return-to", "wrong"},
+			{"--policy", "7s"},
+			{"--strategy", "perqueue"},
+			{"--type", "quorum"},
+			{"--strategy", "shared", "--prefix", "wrong"},
+			{"--return-to", "wrong"},
 		},
 		"mail": {{"--strategy", "perattempt"}, {"--type", "classic"}, {"--prefix", "wrong"}},
 	} {

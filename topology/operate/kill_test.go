@@ -188,16 +188,17 @@ func TestKilledInTheMiddle(t *testing.T) {
 					n, step = 300, 40
 				}
 				file := filepath.Join(t.TempDir(), "letters")
-				if command == "release" || command == "cancel" {
+				switch command {
+				case "release", "cancel":
 					b.delayBy(time.Hour)
 					var all []amqp.Publishing
 					for _, body := range numbered(0, n) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})
 					}
 					b.publish(b.waits(time.Hour).Name, all...)
-				} else if command == "return" || command == "discard stranded" {
+				case "return", "discard stranded":
 					b.strand(b.dead, n)
-				} else {
+				default:
 					b.die(n)
 				}
 				if command == "import" {

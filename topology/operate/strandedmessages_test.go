@@ -171,7 +171,8 @@ func TestReturnLeavesMessagesWhoseQueueIsGone(t *testing.T) {
 
 		left := []operate.QueueCount{
 			{Messages: 10},
-			{Queue: gone, Messages: 10}, {Queue: stranded, Messages: 10},
+			{Queue: gone, Messages: 10},
+			{Queue: stranded, Messages: 10},
 			{Queue: strings.Repeat("x", 300) + "\x1b[31m", Messages: 10},
 		}
 		r := b.returnStranded(stranded, operate.ReturnOptions{DryRun: true})

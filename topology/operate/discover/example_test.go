@@ -25,7 +25,6 @@ func ExampleFind() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer operator.Close()
 	found, err := discover.Find(ctx, address, "shop",
 		discover.WithTLS(&tls.Config{MinVersion: tls.VersionTLS13}), discover.WithLooks(operator))
 	if err != nil {
@@ -41,6 +40,7 @@ func ExampleFind() {
 	for _, unclear := range found.Unclear {
 		fmt.Println(unclear)
 	}
+	fmt.Println(operator.Close())
 }
 
 // The management API is looked for beside the broker. A password never leaves this machine
