@@ -244,6 +244,8 @@ func ExampleEventKind() {
 				fmt.Println("hand-over:", e.Kind)
 			case middleware.EventBudgetClosed, middleware.EventBudgetOpened:
 				fmt.Println("budget:", e.Kind)
+			case middleware.EventStranded:
+				fmt.Println(e.Messages, "messages in", e.Queue)
 			}
 		})
 	calls := 0

@@ -170,17 +170,24 @@ func (f *failed) callHooks(o *outcome) {
 			f.d.msg.Ack()
 		}
 	}()
-	for _, hook := range f.r.hooks {
-		dead := DeadLetter{
-			Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
-		}
-		dead.State.History = slices.Clone(o.state.History)
-		if value := contain(func() { hook(f.ctx, dead) }); value != nil {
-			f.logger.Error("Dead-letter hook panicked", f.cutError(),
-				f.with(o, watermill.LogFields{"value": valueText(value)}))
+	f.r.callHooks(f.ctx, DeadLetter{
+		Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
+	}, func(value any) {
+		f.logger.Error("Dead-letter hook panicked", f.cutError(),
+			f.with(o, watermill.LogFields{"value": valueText(value)}))
+	})
+	returned = true
+}
+
+// callHooks calls the dead-letter hooks. panicked gets the value of each panic.
+func (r *DelayedRetry) callHooks(ctx context.Context, dead DeadLetter, panicked func(value any)) {
+	history := dead.State.History
+	for _, hook := range r.hooks {
+		dead.State.History = slices.Clone(history)
+		if value := contain(func() { hook(ctx, dead) }); value != nil {
+			panicked(value)
 		}
 	}
-	returned = true
 }
 
 // reportBudget tells of a budget that has closed or opened with this message.

@@ -15,8 +15,9 @@ import (
 // observers.
 //
 // Observe runs in the handler's goroutine, after the event and before the message is settled,
-// so it should be quick. ctx has the values of the message's context. Observe changes nothing
-// about the message: a panic is logged, at most once a minute. Many goroutines call it at once.
+// so it should be quick; EventStranded comes from a goroutine of the Client. ctx has the values
+// of the message's context. Observe changes nothing about the message: a panic is logged, at
+// most once a minute. Many goroutines call it at once.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
@@ -50,6 +51,7 @@ type Event struct {
 	// because it decides before any handler is known.
 	Handler string
 	// Queue is the AMQP queue that the message was consumed from, Topic Watermill's topic.
+	// EventStranded has the stranded queue.
 	Queue, Topic string
 	// Attempt is the number of this attempt, 1 at the first delivery. Failures counts the
 	// failures so far, this one included.
@@ -92,6 +94,8 @@ type Event struct {
 	// Interruptions counts how often the message was isolated as a suspect of ending the
 	// process.
 	Interruptions int
+	// Messages is the number of messages in the queue of an EventStranded.
+	Messages int
 }
 
 // ErrorText returns the text of Err as log lines have it: changed by WithErrorText, cut, and
@@ -146,4 +150,9 @@ const (
 	// EventBudgetOpened says that the budget is open again. The message of any handler that
 	// shares it may show this.
 	EventBudgetOpened EventKind = "budget_opened"
+
+	// EventStranded says that the number of messages in a stranded queue has changed. The Client
+	// looks every 30 s. Queue is the stranded queue, and Messages the number; all other fields
+	// but At are zero. Every process that shares the queue tells the same.
+	EventStranded EventKind = "stranded"
 )

@@ -27,7 +27,9 @@ import (
 // msg's own context may have lost; see DeliveryOf.
 //
 // A Republisher may also have the methods Logger() watermill.LoggerAdapter and
-// Observers() []Observer. DelayedRetry uses them unless an option names others.
+// Observers() []Observer. DelayedRetry uses them unless an option names others. If it has the
+// method OnDeadLetter(tell func(context.Context, DeadLetter)), NewDelayedRetry gives it
+// TellDeadLetter, so that the hooks are told of dead letters that no DelayedRetry has made.
 type Republisher interface {
 	// Republish puts a copy of msg into a wait queue, from which it comes back to its own
 	// queue after at least delay.
@@ -79,7 +81,9 @@ func (f *failed) handOver(o *outcome) error {
 		}
 		republished, err := f.r.republisher.Republish(detached, f.d.msg, o.delay, o.state)
 		if err == nil {
-			o.state.Reason = republished.Reason
+			if o.state.Reason = republished.Reason; o.state.Reason != "" {
+				o.state.WaitingSince, o.state.DeadAt = time.Time{}, f.r.now().UTC()
+			}
 			o.given = max(o.given, republished.Delay)
 		}
 		return err

@@ -52,7 +52,24 @@ func NewDelayedRetry(
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
 		}
 	}
+	from, ok := republisher.(interface {
+		OnDeadLetter(func(context.Context, DeadLetter))
+	})
+	if ok && len(r.hooks) > 0 {
+		from.OnDeadLetter(r.TellDeadLetter)
+	}
 	return r, nil
+}
+
+// TellDeadLetter calls the hooks of WithDeadLetterHook. It is for Subscribers, which dead-letter
+// some messages without a DelayedRetry. A panic of a hook is logged.
+func (r *DelayedRetry) TellDeadLetter(ctx context.Context, dead DeadLetter) {
+	r.callHooks(ctx, dead, func(value any) {
+		r.logger.Error("Dead-letter hook panicked", dead.Err, watermill.LogFields{
+			"value": valueText(value), "queue": dead.Queue, "topic": dead.Topic,
+			"reason": string(dead.State.Reason),
+		})
+	})
 }
 
 // Policies returns the policy of NewDelayedRetry and then the policies of WithPolicyFor in their

@@ -226,27 +226,37 @@ func WithErrorText(text func(error) string) Option {
 
 // DeadLetter is a message that was dead-lettered, for WithDeadLetterHook.
 type DeadLetter struct {
-	// Message is the message that was handled last, as the handler left it.
+	// Message is the message that was handled last, as the handler left it. If the Subscriber
+	// has dead-lettered it, Message is made of the delivery without the Marshaler: its payload
+	// is the body, its metadata the headers as text, its UUID the message id of the delivery.
 	Message *message.Message
-	// Queue is the AMQP queue that it was consumed from, Topic Watermill's topic.
+	// Queue is the AMQP queue that it was consumed from, Topic Watermill's topic. With
+	// ReasonMisdirected Queue is the queue that the message belongs to.
 	Queue, Topic string
 	// Err is the handler's last error. It is nil if the handler was not called, because the
-	// message arrived past its limit; State.Error is the text of the last error then.
+	// message arrived past its limit; State.Error is the text of the last error then. If the
+	// Subscriber has dead-lettered the message, Err is its cause.
 	Err error
 	// State went with the message: Reason, Handler, Class, Failures and, in History, every
 	// attempt, oldest first. If there were very many, the oldest are missing.
 	State header.RetryState
 }
 
-// WithDeadLetterHook calls hook for each message that DelayedRetry has dead-lettered, after the
-// broker has confirmed it. Several hooks are called in their order. They are not called for
-// the dead letters of the Subscriber itself (ReasonUndecodable, ReasonCrashLoop,
-// ReasonOversized, ReasonMisdirected).
+// WithDeadLetterHook calls hook for each dead letter of this process, after the broker has
+// confirmed it, with any reason. Several hooks are called in their order, each once for a dead
+// letter. Some dead letters the Subscriber makes without DelayedRetry: ReasonUndecodable,
+// ReasonCrashLoop, ReasonMisdirected, and ReasonOversized of a message that the router nacked. A
+// Subscriber with topology.For calls the hooks of the DelayedRetry that For names. Without For it
+// calls the hooks of every DelayedRetry of its Client.
 //
-// The hook runs in the handler's goroutine, with the context that the message entered
-// DelayedRetry with. The message is acked after it, so the hook should be quick, and give up
-// when the context is done. A panic is logged and changes nothing. If the process ends
-// meanwhile, the message may be dead-lettered twice.
+// No hook of this process is called for a dead letter that another process makes: an operator by
+// operate.Cancel (ReasonCancelled), or the broker by a policy.
+//
+// For a dead letter of DelayedRetry the hook runs in the handler's goroutine, with the context
+// that the message entered DelayedRetry with. For one of the Subscriber it runs in another
+// goroutine, with the context of the delivery. The message is acked after the hook, so the hook
+// should be quick, and give up when the context is done. A panic is logged and changes nothing.
+// If the process ends meanwhile, the message may be dead-lettered and told twice.
 //
 // Default: only the log and the observers tell of a dead letter.
 func WithDeadLetterHook(hook func(ctx context.Context, dead DeadLetter)) Option {

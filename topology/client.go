@@ -45,6 +45,7 @@ type Client struct {
 	watched     map[string]bool // stranded queues
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
+	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
 }
 
 var _ middleware.Republisher = (*Client)(nil)
@@ -166,6 +167,15 @@ func (c *Client) Logger() watermill.LoggerAdapter { return c.opts.logger }
 // owns the slice.
 func (c *Client) Observers() []middleware.Observer { return slices.Clone(c.opts.observers) }
 
+// OnDeadLetter adds a function that is told of the dead letters that Subscribers without For make
+// by themselves. middleware.NewDelayedRetry calls it if there are hooks; a program has
+// middleware.WithDeadLetterHook.
+func (c *Client) OnDeadLetter(tell func(ctx context.Context, dead middleware.DeadLetter)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hooks = append(c.hooks, tell)
+}
+
 // Healthy returns nil while retries can be handed over, else the error that prevents it. It does
 // not talk to the broker, so it may serve a readiness probe.
 func (c *Client) Healthy() error {
@@ -235,9 +245,9 @@ func (c *Client) watchStranded(plan Plan) {
 	}
 }
 
-// lookForStranded logs when a stranded queue has more messages than at the two looks before. It
-// logs nothing while the broker is away, and ends if the user may not look: from RabbitMQ 4.3 on
-// that takes the configure permission (F24).
+// lookForStranded logs when a stranded queue has more messages than at the two looks before, and
+// tells the observers of each change. It does neither while the broker is away, and ends if the
+// user may not look: from RabbitMQ 4.3 on that takes the configure permission (F24).
 func (c *Client) lookForStranded(queue string) {
 	known, before := 0, 0
 	for more := true; more; more = consumer.Sleep(c.stop, c.opts.strandedPause) {
@@ -262,6 +272,11 @@ func (c *Client) lookForStranded(queue string) {
 				"messages to the queue that their header millpond-queue names",
 				errStranded,
 				watermill.LogFields{"queue": queue, "messages": found.Messages})
+		}
+		if e := c.group.Observers; e != nil && found.Messages != before {
+			e.Tell(c.stop, middleware.Event{
+				Kind: middleware.EventStranded, At: time.Now(), Queue: queue, Messages: found.Messages,
+			})
 		}
 		// An operator who looks at the messages empties the queue for a moment.
 		known, before = max(before, found.Messages), found.Messages

@@ -173,6 +173,8 @@ type subscriberOptions struct {
 	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
+	hooks          []func(context.Context, middleware.DeadLetter) // of For
+	named          bool                                           // For has named the hooks
 	// consumerTimeout of the broker; 0: not said.
 	consumerTimeout time.Duration
 }
@@ -207,13 +209,21 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 }
 
 // For declares the wait queues of the delays that any policy of a DelayedRetry may ask for, as
-// ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware.
+// ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware. The
+// hooks of the DelayedRetry are told of the dead letters that the Subscriber makes by itself; see
+// middleware.WithDeadLetterHook. Several For add up.
 //
-// Default: the strategy's default wait steps.
+// Default: the strategy's default wait steps, and the hooks of every DelayedRetry of the Client.
 func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if isNil(retry) {
 			return errors.New("For: the DelayedRetry is nil")
+		}
+		o.named = true
+		if r, ok := retry.(interface {
+			TellDeadLetter(ctx context.Context, dead middleware.DeadLetter)
+		}); ok {
+			o.hooks = append(o.hooks, r.TellDeadLetter)
 		}
 		return ForPolicy(retry.Policies()...)(o)
 	}

@@ -1,26 +1,48 @@
 package topology_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
 // Given two subscriptions of one client, then each growth of their stranded queue is one line of
-// the log, and a purge is none.
+// the log, and a purge is none. Observers are told of each change.
 func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 	t.Parallel()
 	url, strategy := testbroker.URL(t), rig.Shared(t, topology.Quorum)
 	stranded, policy, logs := strategy.Prefix+".stranded", backoff.List{time.Second}, &rig.Logs{}
+	var mu sync.Mutex
+	var told []int
 	client, sub := rig.OpenSubscriber(t, url, strategy, policy,
-		topology.WithLogger(logs), topology.WithStrandedPause(50*time.Millisecond))
+		topology.WithLogger(logs), topology.WithStrandedPause(50*time.Millisecond),
+		topology.WithObserver(middleware.ObserverFunc(func(_ context.Context, e middleware.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			if assert.Equal(t, middleware.EventStranded, e.Kind) && assert.Equal(t, stranded, e.Queue) {
+				told = append(told, e.Messages)
+			}
+		})))
+	tells := func(want ...int) {
+		t.Helper()
+		rig.WaitFor(t, fmt.Sprintf("the observer to be told %v", want), func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Equal(want, told)
+		})
+	}
 	queues := []string{testbroker.Queue(t), testbroker.Queue(t)}
 	for _, queue := range queues {
 		rig.RemovePlan(t, url, strategy, queue, policy)
@@ -43,11 +65,14 @@ func TestStrandedMessagesAreSaidOnceForAClient(t *testing.T) {
 		require.NoError(t, err)
 	}
 	requireSaid(2)
+	tells(2)
 	rig.Fill(t, url, stranded, 1)
 	requireSaid(2, 3)
+	tells(2, 3)
 	_, err := testbroker.Channel(t, url).QueuePurge(stranded, false)
 	require.NoError(t, err)
 	rig.AwaitDepth(t, url, stranded, 0)
+	tells(2, 3, 0)
 	require.NoError(t, client.Close())
 	requireSaid(2, 3)
 }

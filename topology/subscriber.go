@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/middleware"
 )
 
 // Subscriber consumes queues for Watermill. The Client that made it can republish each of its
@@ -207,10 +209,23 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Prepare: source.prepare, CanStore: source.canStore,
+		Waits: waits, DeadLettered: s.deadLettered, Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
 	}), plan, nil
+}
+
+// deadLettered tells the hooks of a dead letter that no DelayedRetry has made.
+func (s *Subscriber) deadLettered(ctx context.Context, dead middleware.DeadLetter) {
+	hooks := s.opts.hooks
+	if !s.opts.named {
+		s.client.mu.Lock()
+		hooks = slices.Clone(s.client.hooks)
+		s.client.mu.Unlock()
+	}
+	for _, tell := range hooks {
+		tell(ctx, dead)
+	}
 }
 
 // Close stops consuming, waits until the messages in progress are settled, for at most the drain

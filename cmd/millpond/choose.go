@@ -26,47 +26,81 @@ type letters struct {
 	plan     topology.Plan
 	filter   operate.Filter
 	limit    int
+	guess    bool // the wait queues of the plan are a guess
 }
 
-// onLetters makes the action of a command that takes a queue and the flags of filterFlags.
+// onLetters makes the action of a command that takes queues and the flags of filterFlags. A queue
+// that keeps the letters of several queues is worked on once.
 func (a app) onLetters(
 	act func(ctx context.Context, c *cli.Command, l *letters) error,
 ) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
-		queue, err := queueOf(c)
+		filter, limit, err := filterOf(c, time.Now())
 		if err != nil {
 			return err
 		}
-		l := &letters{}
-		if l.filter, l.limit, err = filterOf(c, time.Now()); err != nil {
-			return err
-		}
-		return a.choose(ctx, c, queue, l, func() error { return act(ctx, c, l) })
+		done := map[string]bool{}
+		return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+			if dead := plan.Dead.RoutingKey; done[dead] && dead != "" && c.Name != "replay" {
+				_, err := fmt.Fprintf(a.err, "millpond: the dead letters of %s are in queue %s: see above\n",
+					harmless(plan.Queue), harmless(dead))
+				return err
+			}
+			done[plan.Dead.RoutingKey] = true
+			l := &letters{
+				operator: s.operator, plan: plan, filter: filter, limit: limit, guess: s.guesses(),
+			}
+			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
+		})
 	}
 }
 
-// choose connects, looks up the positions among the IDs of the filter, and acts.
-func (a app) choose(
-	ctx context.Context, c *cli.Command, queue string, l *letters, act func() error,
-) error {
-	return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-		l.operator, l.plan = o, plan
-		if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
-			return act()
+// onChosen is onLetters for a command that acts: without a filter it needs --all, unless it is a
+// rehearsal.
+func (a app) onChosen(
+	act func(ctx context.Context, c *cli.Command, l *letters) error,
+) cli.ActionFunc {
+	return func(ctx context.Context, c *cli.Command) error {
+		filters := slices.DeleteFunc(flagNames(filterFlags()), func(n string) bool { return !c.IsSet(n) })
+		switch {
+		case c.Bool("all") && len(filters) > 0:
+			return usage("--all and --%s contradict each other: leave out one of them", filters[0])
+		case !c.Bool("all") && len(filters) == 0 && !c.Bool("dry-run"):
+			return usage("choose letters with a filter, such as --error TEXT, --group ID or --limit N; "+
+				"or pass --all for every letter of %s; %s --help has all filters", c.Name, c.FullName())
 		}
-		at, err := a.byPosition(ctx, l)
-		if err != nil {
-			return err
-		}
-		if err := act(); err != nil || l.limit > 0 {
-			return err
-		}
-		for _, n := range at.missing() {
-			err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
-				n, at.ids[n], plan.Dead.RoutingKey)
-		}
+		return a.onLetters(act)(ctx, c)
+	}
+}
+
+func flagNames(flags []cli.Flag) []string {
+	var names []string
+	for _, f := range flags {
+		names = append(names, f.Names()[0])
+	}
+	return names
+}
+
+// all is the flag of commands that act.
+func all() cli.Flag { return &cli.BoolFlag{Name: "all", Usage: "every letter, without a filter"} }
+
+// choose looks up the positions among the IDs of the filter, and acts.
+func (a app) choose(ctx context.Context, l *letters, act func() error) error {
+	if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
+		return act()
+	}
+	at, err := a.byPosition(ctx, l)
+	if err != nil {
 		return err
-	})
+	}
+	if err := act(); err != nil || l.limit > 0 {
+		return err
+	}
+	for _, n := range at.missing() {
+		err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+			n, at.ids[n], l.plan.Dead.RoutingKey)
+	}
+	return err
 }
 
 // position is the position of a letter where an ID is expected. A number alone is an ID, because
@@ -155,17 +189,40 @@ func filterFlags() []cli.Flag {
 		&cli.StringSliceFlag{
 			Name: "header", Usage: "the message has this header, `K=V`; may be repeated",
 		},
+		&cli.StringSliceFlag{
+			Name: "header-pattern", Usage: "the value of header K matches a regular expression, " +
+				"`K=PATTERN`; may be repeated",
+		},
+		&cli.StringFlag{Name: "payload", Usage: "part of the `TEXT` of the payload"},
+		&cli.StringFlag{
+			Name: "payload-pattern", Usage: "the payload matches the regular expression `PATTERN`; " +
+				`in a payload that is not UTF-8, \xff is the byte 255`,
+		},
+		&cli.StringFlag{Name: "group", Usage: "of the group with this `ID`, which dead groups prints"},
 		&cli.IntFlag{Name: "limit", Usage: "at most `N` letters, the oldest"},
 	}
 }
 
 // filterOf reads the flags; times ago are counted from now.
 func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err error) {
+	for _, name := range flagNames(filterFlags()) {
+		// An empty text would choose all: a variable of a script that is not set, for example.
+		if texts, _ := c.Value(name).([]string); c.IsSet(name) && slices.Contains(texts, "") ||
+			c.IsSet(name) && c.Value(name) == "" {
+			return f, 0, usage("--%s is empty: name a value, or leave it out", name)
+		}
+	}
+	f.Group, f.Payload = c.String("group"), c.String("payload")
+	if text := c.String("payload-pattern"); text != "" {
+		if f.PayloadPattern, err = regexp.Compile(text); err != nil {
+			return f, 0, usage("--payload-pattern: %v", err)
+		}
+	}
 	f.IDs = c.StringSlice("id")
 	f.Reason = header.Reason(c.String("reason"))
 	f.Handler = c.String("handler")
 	text := c.String("error")
-	if len(text) > 1 && text[0] == '/' && text[len(text)-1] == '/' {
+	if len(text) > 2 && text[0] == '/' && text[len(text)-1] == '/' {
 		if f.ErrorPattern, err = regexp.Compile(text[1 : len(text)-1]); err != nil {
 			return f, 0, usage("--error: %v", err)
 		}
@@ -187,8 +244,19 @@ func filterOf(c *cli.Command, now time.Time) (f operate.Filter, limit int, err e
 		}
 		f.Headers[key] = value
 	}
-	if limit = c.Int("limit"); limit < 0 {
-		return f, 0, usage("--limit %d is negative", limit)
+	for _, header := range c.StringSlice("header-pattern") {
+		key, text, ok := strings.Cut(header, "=")
+		pattern, err := regexp.Compile(text)
+		if !ok || err != nil {
+			return f, 0, usage("--header-pattern %q: write key=pattern: %v", header, err)
+		}
+		if f.HeaderPatterns == nil {
+			f.HeaderPatterns = map[string]*regexp.Regexp{}
+		}
+		f.HeaderPatterns[key] = pattern
+	}
+	if limit = c.Int("limit"); limit < 0 || limit == 0 && c.IsSet("limit") {
+		return f, 0, usage("--limit %d: it must be positive", limit)
 	}
 	return f, limit, nil
 }

@@ -18,14 +18,16 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
 func (a app) dead() *cli.Command {
 	return &cli.Command{
-		Name: "dead", Usage: "dead letters: list, show, replay, discard, export, import",
+		Name: "dead", Usage: "dead letters: list, groups, show, replay, discard, export, import",
 		Commands: []*cli.Command{
-			a.deadList(), a.deadShow(), a.deadReplay(), a.deadDiscard(), a.deadExport(), a.deadImport(),
+			a.deadList(), a.deadGroups(), a.deadShow(), a.deadReplay(), a.deadDiscard(),
+			a.deadExport(), a.deadImport(),
 		},
 	}
 }
@@ -66,16 +68,10 @@ func jsonOf(l operate.Letter) letterJSON {
 func (a app) deadList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list dead letters, oldest first; with --json one object a line",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
-		Flags: append(filterFlags(), &cli.BoolFlag{
-			Name: "group", Usage: "by reason and error, numbers written as #; with --json one array",
-		}),
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
+		Flags: filterFlags(),
 		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-			found := l.operator.Dead(ctx, l.plan, l.filter, l.limit)
-			if c.Bool("group") {
-				return a.groups(c, found)
-			}
-			return a.list(c, found)
+			return a.list(c, l.operator.Dead(ctx, l.plan, l.filter, l.limit))
 		}),
 	}
 }
@@ -116,54 +112,45 @@ func (a app) noLetters() error {
 	return err
 }
 
-func (a app) groups(c *cli.Command, letters iter.Seq2[operate.Letter, error]) error {
-	groups, err := operate.GroupByError(letters)
-	if err != nil {
-		return err
-	}
-	if c.Bool(flagJSON) {
-		return a.printSnakeJSON(orEmpty(groups))
-	}
-	if len(groups) == 0 {
-		return a.noLetters()
-	}
-	rows := [][]string{{"count", "reason", "first", "last", "example", "error"}}
-	for _, g := range groups {
-		rows = append(rows, []string{
-			strconv.Itoa(g.Count), orDash(string(g.Reason)), when(g.First), when(g.Last), g.Example,
-			orDash(g.Error),
-		})
-	}
-	return a.table(rows)
-}
-
 func (a app) deadShow() *cli.Command {
 	return &cli.Command{
-		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "QUEUE ID",
+		Name: "show", Usage: "show everything of a dead letter", ArgsUsage: "[QUEUE…] ID",
 		Description: aboutPositions + "\nA number that is the ID of no letter is a position, too.",
-		Flags: []cli.Flag{&cli.BoolFlag{
-			Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
-				"--json always has it",
-		}},
+		Flags:       []cli.Flag{fullPayload()},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.NArg() != 2 {
-				return usage("%s takes a queue and the id of a letter", c.FullName())
+			if c.NArg() == 0 {
+				return usage("%s takes the id of a letter, after the names of queues", c.FullName())
 			}
-			queue, id := c.Args().Get(0), c.Args().Get(1)
-			l := &letters{filter: operate.Filter{IDs: []string{id}}}
-			return a.choose(ctx, c, queue, l, func() error {
-				found, err := a.showAll(ctx, c, l)
-				// A number that is no letter's ID is the position that the list shows.
-				if n, notNumber := strconv.Atoi(id); err == nil && found == 0 && notNumber == nil {
-					l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == n }}
-					found, err = a.showAll(ctx, c, l)
-				}
-				if err == nil && found == 0 {
-					err = a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
-				}
-				return err
+			queues, id := c.Args().Slice()[:c.NArg()-1], c.Args().Get(c.NArg()-1)
+			found := 0
+			err := a.each(ctx, c, queues, func(s *session, plan topology.Plan) error {
+				l := &letters{operator: s.operator, plan: plan, filter: operate.Filter{IDs: []string{id}}}
+				return a.choose(ctx, l, func() error {
+					n, err := a.showAll(ctx, c, l)
+					// A number that is no letter's ID is the position that the list shows.
+					if at, notNumber := strconv.Atoi(id); err == nil && n == 0 && notNumber == nil {
+						l.filter = operate.Filter{Match: func(l operate.Letter) bool { return l.Position == at }}
+						n, err = a.showAll(ctx, c, l)
+					}
+					found += n
+					if err == nil && n == 0 && len(queues) == 1 {
+						err = a.notFound("there is no letter %q in queue %q", id, plan.Dead.RoutingKey)
+					}
+					return err
+				})
 			})
+			if err == nil && found == 0 {
+				err = a.notFound("there is no letter %q in any of the dead-letter queues", id)
+			}
+			return err
 		},
+	}
+}
+
+func fullPayload() cli.Flag {
+	return &cli.BoolFlag{
+		Name: "full", Usage: "the whole payload, also where it has more than 4 KiB; " +
+			"--json always has it",
 	}
 }
 
@@ -184,12 +171,11 @@ func (a app) showAll(ctx context.Context, c *cli.Command, l *letters) (found int
 }
 
 func (a app) show(c *cli.Command, l operate.Letter) error {
-	d := l.Delivery
 	if c.Bool(flagJSON) {
 		j := jsonOf(l)
 		j.History, j.Origin = l.History, l.OriginExchange+" "+l.OriginRoutingKey
 		var err error
-		if j.Message, err = operate.Encode(d); err != nil {
+		if j.Message, err = operate.Encode(l.Delivery); err != nil {
 			return err
 		}
 		return a.printJSON(j)
@@ -207,6 +193,12 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 		{"replays", strconv.Itoa(l.Replays)},
 		{"origin", fmt.Sprintf("exchange %q, routing key %q", l.OriginExchange, l.OriginRoutingKey)},
 	}
+	return a.details(c, l, rows)
+}
+
+// details prints rows, and below them everything else of a message.
+func (a app) details(c *cli.Command, l operate.Letter, rows [][]string) error {
+	d, own := l.Delivery, len(rows)
 	for name, value := range map[string]string{
 		"correlation id": d.CorrelationId, "content type": d.ContentType,
 		"content encoding": d.ContentEncoding, "type": d.Type, "app id": d.AppId,
@@ -216,7 +208,7 @@ func (a app) show(c *cli.Command, l operate.Letter) error {
 			rows = append(rows, []string{name, value})
 		}
 	}
-	slices.SortStableFunc(rows[11:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
+	slices.SortStableFunc(rows[own:], func(x, y []string) int { return strings.Compare(x[0], y[0]) })
 	if !d.Timestamp.IsZero() {
 		rows = append(rows, []string{"timestamp", when(d.Timestamp)})
 	}

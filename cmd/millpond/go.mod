@@ -4,6 +4,8 @@ go 1.25.0
 
 require (
 	github.com/ThreeDotsLabs/watermill v1.5.1
+	github.com/aymanbagabas/go-udiff v0.4.1
+	github.com/evanphx/json-patch/v5 v5.9.11
 	github.com/millpond-go/millpond v0.1.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/stretchr/testify v1.12.1

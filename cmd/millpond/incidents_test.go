@@ -22,8 +22,8 @@ import (
 	"github.com/millpond-go/millpond/middleware"
 )
 
-// incident is a service with a handler, and an engineer on call who follows docs/operations.md to
-// the letter.
+// incident is a service with a handler, and an engineer on call who knows the broker's URL and
+// follows docs/operations.md to the letter.
 type incident struct {
 	*service
 	doc     string
@@ -36,13 +36,13 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
-	url := testbroker.URL(t)
+	node, api := testbroker.Managed(t, "")
 	i := &incident{
-		service: &service{t: t, url: url, queue: testbroker.Queue(t)}, doc: string(doc),
-		folder: t.TempDir(),
+		service: &service{t: t, url: onOneHost(t, node.URL(), api), queue: "orders", alone: true},
+		doc:     string(doc), folder: t.TempDir(),
 	}
 	rig.Start(t, rig.Config{
-		URL: url, Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
+		URL: node.URL(), Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
 		Configure: rig.QuorumQueue, RetryOptions: []middleware.Option{
 			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
 		},
@@ -130,10 +130,10 @@ func TestIncidentBadDeploy(t *testing.T) {
 	broken.Store(true)
 	i.orders(5, 45)
 	i.awaitDead(40)
-	status := i.follow("millpond status orders --policy 200ms,1s")
+	status := i.follow("millpond status orders")
 	require.Contains(t, status, "orders.dlq")
 	require.NotContains(t, status, "critical")
-	require.Contains(t, i.follow("millpond dead list orders --group"), "order #: cannot parse total")
+	require.Contains(t, i.follow("millpond dead groups orders"), "order #: cannot parse total")
 	i.follow("millpond dead show orders order-5")
 	broken.Store(false) // rolled back
 	const replay = "millpond dead replay orders --error 'cannot parse total'"

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +37,10 @@ func main() {
 // The exit codes.
 const (
 	exitDone        = 0
-	exitFound       = 1   // verify found a problem (see exitCodes); a letter is not there
+	exitFound       = 1   // a problem was found (see exitCodes); a letter or a queue is not there
 	exitUsage       = 2   // wrong command, flag or argument
 	exitFailed      = 3   // the broker could not be reached, or refused
-	exitRefused     = 4   // it is not safe, and nothing was done
+	exitRefused     = 4   // it is not safe, and nothing was done; a ramp has left the rest
 	exitInterrupted = 130 // by a signal; all that had begun is finished
 )
 
@@ -56,8 +55,10 @@ func usage(format string, args ...any) error {
 }
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
-something that it could not look at, or there is no such letter; 2 wrong use; 3 the broker could not
-be reached or refused; 4 not safe, nothing done; 130 interrupted, all that had begun is finished.`
+something that it could not look at, or a dry run of dead replay found something critical, or there
+is no such letter, or no queue to return a stranded message to; 2 wrong use; 3 the broker could not
+be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130 interrupted, all that
+had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
@@ -78,7 +79,8 @@ func exitCode(ctx context.Context, err error) int {
 		errors.Is(err, operate.ErrNoQueue):
 		return exitUsage
 	case errors.Is(err, errRefused), errors.Is(err, operate.ErrUnsafePeek),
-		errors.Is(err, operate.ErrUnsafe):
+		errors.Is(err, operate.ErrUnsafe), errors.Is(err, operate.ErrStopped),
+		errors.Is(err, operate.ErrUnsettled):
 		return exitRefused
 	case ctx.Err() != nil:
 		return exitInterrupted
@@ -102,7 +104,8 @@ func newApp(io stdio) *cli.Command {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
-			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.prune(),
+			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
+			a.doctor(),
 		},
 	}
 	var prepare func(c *cli.Command)
@@ -127,7 +130,7 @@ func newApp(io stdio) *cli.Command {
 // app has the methods that all commands share.
 type app struct{ stdio }
 
-// queue returns the one argument of a command.
+// queueOf returns the one argument of a command.
 func queueOf(c *cli.Command) (string, error) {
 	if c.NArg() != 1 {
 		return "", usage("%s takes the name of one queue, not %d arguments", c.FullName(), c.NArg())
@@ -136,18 +139,19 @@ func queueOf(c *cli.Command) (string, error) {
 }
 
 const (
-	flagURL         = "url"
-	flagManagement  = "management"
-	flagNoPolicies  = "no-policies"
-	flagPolicy      = "policy"
-	flagOldPolicy   = "old-policy"
-	flagStrategy    = "strategy"
-	flagType        = "type"
-	flagPrefix      = "prefix"
-	flagReturnTo    = "return-to"
-	flagDLQ         = "dlq"
-	flagProvisioned = "pre-provisioned"
-	flagJSON        = "json"
+	flagURL          = "url"
+	flagManagement   = "management"
+	flagNoManagement = "no-management"
+	flagNoPolicies   = "no-policies"
+	flagPolicy       = "policy"
+	flagOldPolicy    = "old-policy"
+	flagStrategy     = "strategy"
+	flagType         = "type"
+	flagPrefix       = "prefix"
+	flagReturnTo     = "return-to"
+	flagDLQ          = "dlq"
+	flagProvisioned  = "pre-provisioned"
+	flagJSON         = "json"
 )
 
 // defaultURL is RabbitMQ's own.
@@ -192,17 +196,20 @@ func (a app) globalFlags() []cli.Flag {
 			Sources: cli.EnvVars("AMQP_URL"), HideDefault: true,
 		},
 		&cli.StringFlag{
-			Name: flagManagement, Usage: "`URL` of its management API, http://user:password@host:15672: " +
-				"for what AMQP cannot show",
+			Name: flagManagement, Usage: "`URL` of its management API, which shows all queues: " +
+				"http://user:password@host:15672; the host and the user of --url without it",
 			Sources: cli.EnvVars("MILLPOND_MANAGEMENT_URL"), HideDefault: true,
+		},
+		&cli.BoolFlag{
+			Name: flagNoManagement, Usage: "do not ask the management API: the flags below say how " +
+				"messages wait",
 		},
 		&cli.BoolFlag{
 			Name: flagNoPolicies, Usage: "no policy sets delivery-limit on the queues to read: " +
 				"you say so, and nothing checks it; for brokers without --management",
 		},
 		&cli.StringFlag{
-			Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s; " +
-				"the default wait steps without it",
+			Name: flagPolicy, Usage: "the `DELAYS` of the queue's policy, as in 1s,10s,100s",
 		},
 		&cli.StringFlag{
 			Name: flagStrategy, Usage: "how messages wait: " + strategyNames(), Value: "perqueue",
@@ -235,6 +242,10 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 		returnTo: c.String(flagReturnTo), delays: delays,
 	}
 	if dlq := c.String(flagDLQ); dlq != "" {
+		if dlq == strandedQueue(c) {
+			return nil, usage("--dlq %q is the stranded queue, whose messages are no dead letters: "+
+				"list and return them with millpond stranded", dlq)
+		}
 		w.dead.Name = func(string) string { return dlq }
 	}
 	return strategy(w)
@@ -282,47 +293,4 @@ func (a app) planFor(
 		return plan, usage("%s%v", prefix, err)
 	}
 	return plan, nil
-}
-
-// assumes reports whether the wait queues of a plan are a guess, because --policy is missing, and
-// says so.
-func (a app) assumes(c *cli.Command) bool {
-	guess := c.String(flagPolicy) == "" && c.String(flagStrategy) != "levels"
-	if guess {
-		fmt.Fprintln(a.err, "millpond: without --policy the tool assumes the default wait steps; "+
-			"name the delays of the service's policy")
-	}
-	return guess
-}
-
-// open connects.
-func (a app) open(ctx context.Context, c *cli.Command) (*operate.Operator, error) {
-	options := []operate.Option{operate.WithName("millpond tool")}
-	if url := c.String(flagManagement); url != "" {
-		options = append(options, operate.WithManagement(url))
-	}
-	if c.Bool(flagNoPolicies) {
-		options = append(options, operate.WithoutPolicyCheck())
-	}
-	if c.Bool(flagProvisioned) {
-		options = append(options, operate.WithPreProvisioned())
-	}
-	return operate.Open(ctx, cmp.Or(c.String(flagURL), defaultURL), options...)
-}
-
-// with connects, calls f with the plan of a queue, and closes.
-func (a app) with(
-	ctx context.Context, c *cli.Command, queue string,
-	f func(*operate.Operator, topology.Plan) error,
-) (err error) {
-	plan, err := a.planOf(c, queue)
-	if err != nil {
-		return err
-	}
-	o, err := a.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, o.Close()) }()
-	return f(o, plan)
 }

@@ -58,7 +58,9 @@ func tool(t testing.TB, url, in string, args ...string) outcome {
 type service struct {
 	t          testing.TB
 	url, queue string
-	kind       string // of all its queues
+	kind       string   // of all its queues
+	flags      []string // of every command
+	alone      bool     // the tool gets the URL and nothing else
 }
 
 // eachKind runs a test with quorum and with classic queues.
@@ -94,12 +96,22 @@ func (s *service) tool(args ...string) outcome {
 func (s *service) toolWith(in string, args ...string) outcome {
 	s.t.Helper()
 	// The node has no management API, and no test sets a policy.
-	o := tool(s.t, s.url, in,
-		append([]string{"--url", s.url, "--type", s.kind, "--no-policies"}, args...)...)
+	flags := append([]string{"--url", s.url}, s.flags...)
+	if s.alone {
+		return tool(s.t, s.url, in, append(flags, args...)...)
+	}
+	flags = append(flags, "--type", s.kind, "--no-policies")
+	if !slices.Contains(append(flags, args...), "--management") {
+		flags = append(flags, "--no-management")
+	}
+	o := tool(s.t, s.url, in, append(flags, args...)...)
 	o.out = brokerCounts.ReplaceAllString(strings.ReplaceAll(o.out, s.queue, "orders"), "")
-	o.err = strings.ReplaceAll(o.err, s.queue, "orders")
+	o.err = strings.ReplaceAll(assumed.ReplaceAllString(o.err, ""), s.queue, "orders")
 	return o
 }
+
+// assumed are the lines that name the queues by the flags, which each command prints.
+var assumed = regexp.MustCompile(`(?m)^millpond: without the management API .*\n`)
 
 // brokerCounts differ between versions.
 var brokerCounts = regexp.MustCompile(`(?m)^ +x-(delivery|acquired)-count.*\n`)
@@ -224,20 +236,26 @@ func commandsPrintWhatTheyDo(t *testing.T, s *service) {
 			},
 			0,
 		},
-		{"dead-group", []string{"dead", "list", "orders", "--group"}, 0},
-		{"dead-list-none", []string{"dead", "list", "orders", "--group", "--handler", "none"}, 0},
-		{"dead-group-json", []string{"dead", "list", "orders", "--group", "--json"}, 0},
+		{"dead-groups", []string{"dead", "groups", "orders"}, 0},
+		{"dead-list-none", []string{"dead", "groups", "orders", "--handler", "none"}, 0},
+		{"dead-groups-json", []string{"dead", "groups", "orders", "--json"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "order-0"}, 0},
 		{"dead-show", []string{"dead", "show", "orders", "#1"}, 0},
 		{"dead-show-hex", []string{"dead", "show", "orders", "#3"}, 0},
 		{"dead-show-position", []string{"dead", "show", "orders", "#4"}, 1},
 		{"dead-show-hex", []string{"dead", "show", "orders", "order-2"}, 0},
 		{"dead-show-none", []string{"dead", "show", "orders", "order-9"}, 1},
-		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 0},
+		{"dead-replay-dry", []string{"dead", "replay", "orders", "--dry-run"}, 1}, // no consumer
+		{"dead-replay-dry-json", []string{"dead", "replay", "orders", "--dry-run", "--json"}, 1},
+		{
+			"dead-replay-ramp-none",
+			[]string{"dead", "replay", "orders", "--policy", "1s,10s", "--canary", "3", "--reason", "none"},
+			0,
+		},
 		{"dead-replay-position", []string{"dead", "replay", "orders", "--id", "#1", "--id", "#9"}, 1},
 		{"dead-replay", []string{"dead", "replay", "orders", "--id", "#1", "--rate", "100/s"}, 0},
 		{"dead-replay-json", []string{"dead", "replay", "orders", "--reason", "exhausted", "--json"}, 0},
-		{"dead-discard-unasked", []string{"dead", "discard", "orders"}, 2},
+		{"dead-discard-unasked", []string{"dead", "discard", "orders", "--all"}, 2},
 		{"dead-discard-dry", []string{"dead", "discard", "orders", "--dry-run"}, 0},
 		{"waiting-none", []string{"waiting", "list", "orders", "--policy", "1s,10s"}, 0},
 		{"prune-refused", []string{"prune", "orders", "--policy", "1s", "--old-policy", "1s,10s"}, 4},
@@ -375,16 +393,16 @@ func TestExportDiscardImportByHand(t *testing.T) { eachKind(t, exportDiscardImpo
 
 func exportDiscardImportByHand(t *testing.T, s *service) {
 	s.die()
-	all := s.tool("dead", "export", s.queue)
+	all := s.tool("dead", "export", s.queue, "--all")
 	require.Zero(t, all.code, all.err)
 	require.Equal(t, 3, strings.Count(all.out, "\n"))
 	file := filepath.Join(t.TempDir(), "letters.jsonl")
-	require.Zero(t, s.tool("dead", "export", s.queue, "--file", file).code)
-	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--file", file).code,
+	require.Zero(t, s.tool("dead", "export", s.queue, "--all", "--file", file).code)
+	require.Equal(t, exitFailed, s.tool("dead", "export", s.queue, "--all", "--file", file).code,
 		"it is not overwritten")
 
 	kept := filepath.Join(t.TempDir(), "kept.jsonl")
-	o := s.tool("dead", "discard", s.queue, "--yes", "--export", kept)
+	o := s.tool("dead", "discard", s.queue, "--all", "--yes", "--export", kept)
 	require.Zero(t, o.code, o.err)
 	require.Equal(t, "discarded 3 dead letters of 3\n", o.out)
 	data, err := os.ReadFile(kept)
@@ -443,7 +461,8 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{[]string{"nonsense"}, exitUsage, `there is no command "nonsense"`},
 		{[]string{"dead", "nonsense"}, exitUsage, "nonsense"},
-		{[]string{"dead", "list"}, exitUsage, "the name of one queue"},
+		{[]string{"dead", "list", "--no-management"}, exitUsage, "name the queues"},
+		{[]string{"dead", "import"}, exitUsage, "the name of one queue"},
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
@@ -461,8 +480,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--since", "yesterday"}, exitUsage, "is no time"},
 		{[]string{"dead", "list", "q", "--error", "/(/"}, exitUsage, "--error"},
 		{[]string{"dead", "list", "q", "--header", "x"}, exitUsage, "key=value"},
-		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "negative"},
-		{[]string{"status"}, exitUsage, "names of queues"},
+		{[]string{"dead", "list", "q", "--limit", "-1"}, exitUsage, "must be positive"},
+		{[]string{"status", "--no-management"}, exitUsage, "name the queues"},
 		{[]string{"--url", "amqp://me:hush@127.0.0.1:1/", "status", "q"}, exitFailed, "127.0.0.1:1"},
 		{
 			[]string{"--url", "amqp://me:hu%zzsh@127.0.0.1:1/", "status", "q"},

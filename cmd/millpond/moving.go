@@ -33,7 +33,7 @@ type doneJSON struct {
 
 // report writes the outcome, also where the command ended with an error.
 func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) error {
-	code := a.matched(c, p, err)
+	code := a.matched(c, p, err, c.NArg() != 1)
 	if c.Bool(flagJSON) {
 		j := doneJSON{
 			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
@@ -44,9 +44,12 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 		}
 		return errors.Join(code, a.printJSON(j))
 	}
+	if err != nil && p.Seen == 0 {
+		return code // no letter was looked at
+	}
 	if c.Bool("dry-run") {
 		fmt.Fprintf(a.out, "would have %s %s of %d; nothing was changed\n",
-			verb, plural(p.Chosen, "dead letter"), p.Total)
+			verb, plural(p.Chosen-p.Refused, "dead letter"), p.Total)
 	} else {
 		fmt.Fprintf(a.out, "%s %s of %d\n", verb, plural(p.Done, "dead letter"), p.Total)
 	}
@@ -54,15 +57,21 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 		fmt.Fprintf(a.out, "%s of another queue passed over; name it with --to\n",
 			plural(p.Foreign, "letter"))
 	}
+	if p.Refused > 0 {
+		fmt.Fprintf(a.out, "%s refused, still in the dead-letter queue\n", plural(p.Refused, "letter"))
+	}
 	return code
 }
 
 // matched returns errFound where --id has chosen nothing, else err. Positions are checked before.
-func (a app) matched(c *cli.Command, p operate.Progress, err error) error {
+// Where there are several queues, another one may have the message.
+func (a app) matched(c *cli.Command, p operate.Progress, err error, several bool) error {
 	ids := c.StringSlice("id")
 	switch {
 	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
 		return err
+	case several:
+		return nil
 	case p.Foreign > 0:
 		return errFound
 	}
@@ -76,8 +85,8 @@ func (a app) deadReplay() *cli.Command {
 	return &cli.Command{
 		Name: "replay", Usage: "move dead letters back, each confirmed in its queue " +
 			"before it leaves the dead-letter queue",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
-		Flags: append(filterFlags(), dryRun(),
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions + aboutRamps, ShellComplete: a.completeQueues,
+		Flags: append(slices.Concat(filterFlags(), rampFlags(), editFlags()), all(), rehearsal(),
 			&cli.StringFlag{
 				Name: "rate", Usage: "how many, as in 50/s, 600/m or 50; as fast as possible without it",
 			},
@@ -87,17 +96,41 @@ func (a app) deadReplay() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
-				bar := a.newBar("replaying")
-				p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+			if c.IsSet("edit") {
+				return a.editOne(ctx, c)
+			}
+			changes, err := changesOf(c)
+			if err != nil {
+				return err
+			}
+			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
+				options := operate.ReplayOptions{
 					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
-					DryRun: c.Bool("dry-run"), Progress: bar.show,
-				})
-				bar.end()
-				return a.report(c, "replayed", p, err)
+				}
+				switch {
+				case changes != nil && ramps(c):
+					return usage("letters are changed all at once: leave out --canary and the like")
+				case changes != nil:
+					options.DryRun = c.Bool("dry-run")
+					return a.replayChanged(ctx, c, l, options, changes)
+				case ramps(c) || c.Bool("dry-run"):
+					return a.rehearseOrRamp(ctx, c, l, options)
+				}
+				return a.replay(ctx, c, l, options)
 			})(ctx, c)
 		},
 	}
+}
+
+// replay moves letters, with a bar, and reports.
+func (a app) replay(
+	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions,
+) error {
+	bar := a.newBar("replaying")
+	options.Progress = bar.show
+	p, err := l.operator.Replay(ctx, l.plan, options)
+	bar.end()
+	return a.report(c, "replayed", p, err)
 }
 
 // rateOf reads a rate, as messages a second.
@@ -116,28 +149,25 @@ func rateOf(text string) (float64, error) {
 
 func (a app) deadDiscard() *cli.Command {
 	return &cli.Command{
-		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "QUEUE",
-		Description: aboutPositions,
-		Flags: append(filterFlags(), dryRun(),
+		Name: "discard", Usage: "throw dead letters away; asks first", ArgsUsage: "[QUEUE…]",
+		Description: aboutPositions, ShellComplete: a.completeQueues,
+		Flags: append(filterFlags(), all(), dryRun(),
 			&cli.BoolFlag{Name: "yes", Usage: "do not ask"},
 			&cli.StringFlag{
 				Name: "export", Usage: "write them to `FILE` first, as dead export does; it is appended to",
 			}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+		Action: a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 			options := operate.DiscardOptions{Filter: l.filter, Limit: l.limit, DryRun: c.Bool("dry-run")}
 			if !c.Bool("yes") && !options.DryRun {
 				if err := a.confirmDiscard(ctx, l, options); err != nil {
 					return err
 				}
 			}
-			if name := c.String("export"); name != "" && !options.DryRun {
-				file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-				if err != nil {
-					return err
-				}
-				defer func() { _ = file.Close() }() // synced after each batch
-				options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+			done, err := keepFirst(c, &options)
+			if err != nil {
+				return err
 			}
+			defer done()
 			bar := a.newBar("discarding")
 			options.Progress = bar.show
 			p, err := l.operator.Discard(ctx, l.plan, options)
@@ -145,6 +175,20 @@ func (a app) deadDiscard() *cli.Command {
 			return a.report(c, "discarded", p, err)
 		}),
 	}
+}
+
+// keepFirst lets a discard write its letters to the file of --export first. done closes the file.
+func keepFirst(c *cli.Command, options *operate.DiscardOptions) (done func(), err error) {
+	name := c.String("export")
+	if name == "" || options.DryRun {
+		return func() {}, nil
+	}
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	options.Before = func(letters []operate.Letter) error { return keepIn(file, letters) }
+	return func() { _ = file.Close() }, nil // synced after each batch
 }
 
 // keepIn writes letters, and returns when they are on the disk.
@@ -164,23 +208,44 @@ func keepIn(file *os.File, letters []operate.Letter) error {
 }
 
 func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.DiscardOptions) error {
+	return a.confirm(func() (string, error) {
+		options.DryRun = true
+		p, err := l.operator.Discard(ctx, l.plan, options)
+		return fmt.Sprintf("Throw away %s of queue %q for good?",
+			plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey), err
+	})
+}
+
+// confirm asks the question that count returns.
+func (a app) confirm(count func() (question string, err error)) error {
 	if !a.terminal(a.in) {
 		return usage("there is no terminal to ask on: " +
 			"pass --yes, or --dry-run to see how many there are")
 	}
-	options.DryRun = true
-	p, err := l.operator.Discard(ctx, l.plan, options)
+	question, err := count()
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "Throw away %s of queue %q for good? [y/N] ",
-		plural(p.Chosen, "dead letter"), l.plan.Dead.RoutingKey)
+	return a.ask("nothing was thrown away", "%s", question)
+}
+
+func (a app) canAsk() error {
+	if a.terminal(a.in) {
+		return nil
+	}
+	return usage("there is no terminal to ask on: " +
+		"pass --yes, or --dry-run to see how many there are")
+}
+
+// ask asks a question, and returns errRefused, with the consequence, unless the answer is yes.
+func (a app) ask(otherwise, question string, args ...any) error {
+	fmt.Fprintf(a.err, question+" [y/N] ", args...)
 	answer, err := bufio.NewReader(a.in).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-		return fmt.Errorf("%w: not confirmed, nothing was thrown away", errRefused)
+		return fmt.Errorf("%w: not confirmed, %s", errRefused, otherwise)
 	}
 	return nil
 }
@@ -188,28 +253,52 @@ func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.Dis
 func (a app) deadExport() *cli.Command {
 	return &cli.Command{
 		Name: "export", Usage: "write dead letters as lines of JSON, lossless; they stay where they are",
-		ArgsUsage: "QUEUE", Description: aboutPositions,
-		Flags: append(filterFlags(), &cli.StringFlag{
-			Name: "file", Aliases: []string{"o"},
-			Usage: "write to `FILE`, which must not exist; the standard output without it",
-		}),
-		Action: a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) (err error) {
-			out := a.out
-			if name := c.String("file"); name != "" {
-				file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-				if openErr != nil {
-					return openErr
-				}
-				defer func() { err = errors.Join(err, file.Sync(), file.Close()) }()
-				out = file
-			}
-			w := bufio.NewWriterSize(out, 64<<10)
-			n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
-			err = errors.Join(err, w.Flush())
-			fmt.Fprintf(a.err, "exported %s\n", plural(n, "dead letter"))
-			return err
-		}),
+		ArgsUsage: "[QUEUE…]", Description: aboutPositions, ShellComplete: a.completeQueues,
+		Flags: append(filterFlags(), all(), exportFile()),
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.export(c, "dead letter", func(w io.Writer) (total int, err error) {
+				err = a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
+					n, err := l.operator.Export(ctx, l.plan, l.filter, l.limit, w)
+					total += n
+					return err
+				})(ctx, c)
+				return total, err
+			})
+		},
 	}
+}
+
+func exportFile() cli.Flag {
+	return &cli.StringFlag{
+		Name: "file", Aliases: []string{"o"},
+		Usage: "write to `FILE`, which must not exist; the standard output without it",
+	}
+}
+
+// export calls write with the file of --file, or with the standard output, and counts.
+func (a app) export(
+	c *cli.Command, one string, write func(w io.Writer) (int, error),
+) (err error) {
+	out, n := a.out, 0
+	if name := c.String("file"); name != "" {
+		file, openErr := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if openErr != nil {
+			return openErr
+		}
+		defer func() {
+			if err = errors.Join(err, file.Sync(), file.Close()); err != nil && n == 0 {
+				_ = os.Remove(name)
+			}
+		}()
+		out = file
+	}
+	w := bufio.NewWriterSize(out, 64<<10)
+	n, err = write(w)
+	err = errors.Join(err, w.Flush())
+	if err == nil || n > 0 { // otherwise it is not known how many there are
+		fmt.Fprintf(a.err, "exported %s\n", plural(n, one))
+	}
+	return err
 }
 
 func (a app) deadImport() *cli.Command {

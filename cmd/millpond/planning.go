@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -78,8 +78,8 @@ func (a app) declare() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				if err := o.Declare(ctx, plan); err != nil {
+			return a.planned(ctx, c, queue, func(s *session, plan topology.Plan) error {
+				if err := s.operator.Declare(ctx, plan); err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
@@ -95,49 +95,93 @@ func (a app) declare() *cli.Command {
 
 func (a app) verify() *cli.Command {
 	return &cli.Command{
-		Name: "verify", Usage: "compare the plan of a queue with the broker; " +
+		Name: "verify", Usage: "look for problems of queues and of the broker; " +
 			"exits 1 if something critical is found",
-		ArgsUsage: "QUEUE",
-		Description: "Without --management no policy, binding or feature flag is looked at, and verify " +
-			"says so.\nIn a pipeline use --management and --strict: " +
+		ArgsUsage: "[QUEUE…]",
+		Description: "With --policy verify compares the plan of that policy with the broker. " +
+			"Without it, verify looks at\nthe queues that it finds, and cannot know whether one is " +
+			"missing.\n" +
+			"Without the management API no policy, binding or feature flag is looked at, and verify says " +
+			"so.\nIn a pipeline use --policy and --strict: " +
 			"then it exits 1 also where it could not look at everything.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "strict", Usage: "exit 1 also if something could not be looked at"},
 		},
+		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
-			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				findings, err := findingsOf(ctx, o, plan, a.assumes(c))
+			all, bad := []operate.Finding{}, false
+			seen := map[operate.Finding]bool{} // about the broker: the same for each queue
+			err := a.eachPlan(ctx, c, func(s *session, plan topology.Plan) error {
+				findings, err := s.verify(ctx, plan)
 				if err != nil {
 					return err
 				}
+				for _, f := range findings {
+					bad = bad || f.Severity == operate.Critical ||
+						f.Problem == operate.Unchecked && c.Bool("strict")
+				}
+				findings = slices.DeleteFunc(findings, func(f operate.Finding) bool { return seen[f] })
+				for _, f := range findings {
+					seen[f] = f.Kind == "broker"
+				}
 				if c.Bool(flagJSON) {
-					err = a.printSnakeJSON(orEmpty(findings))
+					all = append(all, findings...)
 				} else {
 					a.printFindings(findings, "nothing found")
 				}
-				for _, f := range findings {
-					if f.Severity == operate.Critical || f.Problem == operate.Unchecked && c.Bool("strict") {
-						return errFound
-					}
-				}
-				return err
+				return nil
 			})
+			if c.Bool(flagJSON) {
+				err = errors.Join(err, a.printSnakeJSON(all))
+			}
+			if err == nil && bad {
+				return errFound
+			}
+			return err
 		},
 	}
 }
 
-// findingsOf verifies a plan. Where its wait queues are a guess, a missing one is not critical.
-func findingsOf(
-	ctx context.Context, o *operate.Operator, plan topology.Plan, guess bool,
-) ([]operate.Finding, error) {
-	findings, err := o.Verify(ctx, plan)
-	if !guess {
-		return findings, err
+// eachPlan is each, but goes by the flags if --policy and queues are named.
+func (a app) eachPlan(
+	ctx context.Context, c *cli.Command, f func(*session, topology.Plan) error,
+) error {
+	if c.String(flagPolicy) == "" || c.NArg() == 0 {
+		return a.each(ctx, c, c.Args().Slice(), f)
 	}
+	var errs []error
+	for _, queue := range c.Args().Slice() {
+		errs = append(errs, a.planned(ctx, c, queue, f))
+	}
+	return errors.Join(errs...)
+}
+
+// verify verifies a plan. If its wait queues are a guess, a missing one is not critical.
+func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Finding, error) {
+	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil && plan.Dead == main.Plan.Dead {
+		f := operate.Finding{
+			Severity: operate.Critical, Problem: operate.Unchecked, Kind: "queue", Name: plan.Queue,
+			Text: "nothing else was checked: " + main.PlanErr.Error(),
+		}
+		if len(main.Dead) == 0 {
+			f.Severity, f.Text = operate.Warning, "nothing else was checked, because its dead-letter queue "+
+				"is not known: name it with --dlq"
+		}
+		return append(s.unclear(plan.Queue), f), nil
+	}
+	findings, err := s.operator.Verify(ctx, plan)
+	if s.vhost != nil {
+		findings = append(findings, s.unclear(plan.Queue)...)
+	}
+	if s.guesses() {
+		soften(plan, findings)
+	}
+	criticalFirst(findings)
+	return findings, err
+}
+
+// soften makes warnings of missing wait queues.
+func soften(plan topology.Plan, findings []operate.Finding) {
 	for i, f := range findings {
 		wait := slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
 			return q.Name == f.Name && q.Delay > 0
@@ -148,10 +192,30 @@ func findingsOf(
 				"know whether the service uses it"
 		}
 	}
+}
+
+func criticalFirst(findings []operate.Finding) {
 	slices.SortStableFunc(findings, func(a, b operate.Finding) int {
-		return strings.Compare(string(a.Severity), string(b.Severity)) // critical before warning
+		return strings.Compare(string(a.Severity), string(b.Severity))
 	})
-	return findings, err
+}
+
+// unclear returns findings about everything that the broker does not tell of a queue.
+func (s *session) unclear(queue string) []operate.Finding {
+	var findings []operate.Finding
+	for _, u := range s.vhost.Unclear {
+		f := operate.Finding{
+			Severity: operate.Warning, Problem: operate.Unchecked, Kind: "queue", Name: queue, Text: u.Text,
+		}
+		switch u.Queue {
+		case queue:
+			findings = append(findings, f)
+		case "":
+			f.Kind, f.Name = "broker", ""
+			findings = append(findings, f)
+		}
+	}
+	return findings
 }
 
 func (a app) printFindings(findings []operate.Finding, none string) {
@@ -172,91 +236,4 @@ func orEmpty[T any](list []T) []T {
 		return []T{}
 	}
 	return list
-}
-
-// statusJSON is the status of a queue.
-type statusJSON struct {
-	Queue           string
-	Queues          []operate.QueueReport
-	Findings        []operate.Finding
-	ManagementError string `json:",omitempty"`
-}
-
-func (a app) status() *cli.Command {
-	return &cli.Command{
-		Name: "status", Usage: "count messages that are ready, wait and are dead, and print the " +
-			"findings of verify",
-		ArgsUsage: "QUEUE…",
-		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "watch", Usage: "again and again"},
-			&cli.DurationFlag{Name: "interval", Usage: "of --watch", Value: 2 * time.Second},
-		},
-		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.NArg() == 0 {
-				return usage("%s takes the names of queues: AMQP cannot list them", c.FullName())
-			}
-			plans := make([]topology.Plan, c.NArg())
-			for i, queue := range c.Args().Slice() {
-				var err error
-				if plans[i], err = a.planOf(c, queue); err != nil {
-					return err
-				}
-			}
-			o, err := a.open(ctx, c)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = o.Close() }()
-			guess := a.assumes(c)
-			for {
-				if c.Bool("watch") && a.terminal(a.out) {
-					fmt.Fprint(a.out, "\x1b[H\x1b[2J")
-				}
-				if err := a.statusOnce(ctx, c, o, plans, guess); err != nil || !c.Bool("watch") {
-					return err
-				}
-				select {
-				case <-ctx.Done():
-					return nil
-				case <-time.After(max(c.Duration("interval"), 100*time.Millisecond)):
-				}
-			}
-		},
-	}
-}
-
-func (a app) statusOnce(
-	ctx context.Context, c *cli.Command, o *operate.Operator, plans []topology.Plan, guess bool,
-) error {
-	all := []statusJSON{}
-	said := map[operate.Finding]bool{} // about the broker: the same for each queue
-	for _, plan := range plans {
-		report, err := o.Inspect(ctx, plan)
-		if err != nil {
-			return err
-		}
-		findings, err := findingsOf(ctx, o, plan, guess)
-		if err != nil {
-			return err
-		}
-		s := statusJSON{Queue: report.Queue, Queues: report.Queues, Findings: orEmpty(findings)}
-		if report.ManagementErr != nil {
-			s.ManagementError = report.ManagementErr.Error()
-		}
-		all = append(all, s)
-		if !c.Bool(flagJSON) {
-			fmt.Fprint(a.out, report)
-			news := slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool {
-				return said[f]
-			})
-			a.printFindings(news, "")
-			for _, f := range s.Findings {
-				said[f] = f.Kind == "broker"
-			}
-		}
-	}
-	if c.Bool(flagJSON) {
-		return a.printSnakeJSON(all)
-	}
-	return nil
 }

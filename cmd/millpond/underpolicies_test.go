@@ -173,8 +173,12 @@ func (l *looks) tool(managed bool, args ...string) outcome {
 	flags := []string{"--url", l.url, "--type", l.kind, "--policy", "1h"}
 	if managed {
 		flags = append(flags, "--management", l.api)
+	} else {
+		flags = append(flags, "--no-management")
 	}
-	return tool(l.t, l.url, "", append(flags, args...)...)
+	o := tool(l.t, l.url, "", append(flags, args...)...)
+	o.err = assumed.ReplaceAllString(o.err, "")
+	return o
 }
 
 // looksEach is how often each command looks: under the limit of 1 the second time deletes.
@@ -193,11 +197,11 @@ func (l *looks) everywhere(managed, refused bool) {
 	for range looksEach() {
 		for _, args := range [][]string{
 			{"dead", "list"},
-			{"dead", "list", "--group"},
+			{"dead", "groups"},
 			{"dead", "show"},
 			{"dead", "replay", "--dry-run"},
 			{"dead", "discard", "--dry-run"},
-			{"dead", "export"},
+			{"dead", "export", "--all"},
 			{"waiting", "list"},
 			{"waiting", "release", "--id", "nothing"},
 		} {
@@ -209,8 +213,10 @@ func (l *looks) everywhere(managed, refused bool) {
 			want := exitDone
 			if refused {
 				want = exitRefused
-			} else if args[1] == "release" || args[1] == "show" && o.code == exitFound {
-				// Under delayed-retry-type a letter may be hidden for a moment.
+			} else if args[1] == "release" || args[1] == "replay" ||
+				args[1] == "show" && o.code == exitFound {
+				// The queue of the rehearsal has no consumer. Under delayed-retry-type a letter may be
+				// hidden for a moment.
 				want = exitFound
 			}
 			require.Equal(t, want, o.code, "%v: %s%s", args, o.out, o.err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -43,27 +44,30 @@ type waiterJSON struct {
 func (a app) waitingList() *cli.Command {
 	return &cli.Command{
 		Name: "list", Usage: "list messages that wait, by delay; with --json one object a line",
-		ArgsUsage: "QUEUE",
+		ArgsUsage: "[QUEUE…]",
 		Description: "A wait queue with more than 5000 messages is not touched.\n" +
 			"In each line of JSON, wait_queue_count is the number of messages in its wait queue.",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "limit", Usage: "print at most `N` of each delay", Value: 20},
 		},
+		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
-			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				waiters, err := o.Waiting(ctx, plan)
+			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+				waiters, err := s.operator.Waiting(ctx, plan)
 				if err != nil && len(waiters) == 0 {
 					return err // a queue was not looked at, so messages may wait
 				}
+				waiters = slices.DeleteFunc(waiters, func(w operate.Waiter) bool {
+					return !waitsFor(w, plan.Queue) && c.NArg() != 1
+				})
 				return errors.Join(err, a.printWaiting(c, waiters))
 			})
 		},
 	}
 }
+
+// waitsFor reports whether a message waits for a queue. Other queues may share the wait queue.
+func waitsFor(w operate.Waiter, queue string) bool { return w.Queue == "" || w.Queue == queue }
 
 func (a app) printWaiting(c *cli.Command, waiters []operate.Waiter) error {
 	of := map[string]int{}
@@ -115,30 +119,27 @@ type taker func(
 
 func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 	return &cli.Command{
-		Name: name, Usage: use, ArgsUsage: "QUEUE",
+		Name: name, Usage: use, ArgsUsage: "[QUEUE…]",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "id", Usage: "the message with this `ID`; may be repeated"},
 			&cli.BoolFlag{Name: "all", Usage: "all that wait for this queue"},
 		},
+		ShellComplete: a.completeQueues,
 		Action: func(ctx context.Context, c *cli.Command) error {
-			queue, err := queueOf(c)
-			if err != nil {
-				return err
-			}
-			choose := operate.Selection{IDs: c.StringSlice("id")}
-			if c.Bool("all") {
-				choose.Match = func(w operate.Waiter) bool { return w.Queue == "" || w.Queue == queue }
-			}
-			if len(choose.IDs) == 0 && choose.Match == nil {
+			if len(c.StringSlice("id")) == 0 && !c.Bool("all") {
 				return usage("name the messages with --id, or pass --all")
 			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				p, err := act(o, ctx, plan, choose)
+			return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+				choose := operate.Selection{IDs: c.StringSlice("id")}
+				if c.Bool("all") {
+					choose.Match = func(w operate.Waiter) bool { return waitsFor(w, plan.Queue) }
+				}
+				p, err := act(s.operator, ctx, plan, choose)
 				if c.Bool(flagJSON) {
 					err = a.report(c, done, p, err)
 				} else {
 					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
-					err = a.matched(c, p, err)
+					err = a.matched(c, p, err, c.NArg() != 1)
 				}
 				if err == nil && p.Chosen == 0 {
 					return errFound
@@ -185,8 +186,8 @@ func (a app) prune() *cli.Command {
 			if len(names) == 0 {
 				return usage("name the queues to delete with --queue, or the policy before with --old-policy")
 			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
-				results, err := o.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
+			return a.planned(ctx, c, queue, func(s *session, plan topology.Plan) error {
+				results, err := s.operator.Prune(ctx, []topology.Plan{plan}, operate.PruneOptions{
 					Queues: names, NobodyPublishes: c.Bool("nobody-publishes"),
 					DryRun: c.Bool("dry-run"), Wait: c.Duration("wait"),
 				})

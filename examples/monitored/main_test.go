@@ -252,20 +252,20 @@ func expressions(t *testing.T, queue string) map[string]string {
 	return found
 }
 
-// scraper starts a real Prometheus on loopback that scrapes target every second and
-// evaluates the rules, and returns its address.
-func scraper(t *testing.T, target string) string {
+// scraper starts a real Prometheus on loopback that scrapes every second as jobs says, one job a
+// line, evaluates the rules, and returns its address.
+func scraper(t *testing.T, rules, jobs string) string {
 	t.Helper()
 	path := installed(t, "prometheus")
-	rules, err := filepath.Abs(monitoring + "alerts.yml")
+	rules, err := filepath.Abs(rules)
 	require.NoError(t, err)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
 	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
 global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
 rule_files: [%q]
-scrape_configs: [{job_name: monitored, static_configs: [{targets: [%q]}]}]
-`, rules, target)), 0o600))
+scrape_configs:
+%s`, rules, jobs)), 0o600))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	address := l.Addr().String()
@@ -315,16 +315,20 @@ func numbers(t *testing.T, prom, expr string) []float64 {
 	return found
 }
 
-// Given the running example and a real Prometheus that scrapes it, then every query of the
-// dashboard returns data, and every rule can be evaluated.
+// Given the running example and a real Prometheus that scrapes it and the broker, then every query
+// of the dashboard returns data, and every rule can be evaluated.
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
 		t.Skip("takes a minute: `make test-monitoring` runs it")
 	}
-	node, api := testbroker.Managed(t, "")
+	node, plugin, api := scrapedNode(t)
+	_, err := testbroker.Channel(t, node.URL()).
+		QueueDeclare("millpond.stranded", true, false, false, false, nil)
+	require.NoError(t, err)
 	r := start(t, node.URL(), "--management", api)
-	prom := scraper(t, r.address)
+	prom := scraper(t, monitoring+"alerts.yml", brokerJob(t, plugin)+fmt.Sprintf(
+		"  - {job_name: monitored, static_configs: [{targets: [%q]}]}\n", r.address))
 	missing := expressions(t, r.queue)
 	queries := len(missing)
 	deadline := time.Now().Add(patience)
@@ -351,8 +355,10 @@ func TestDashboardShowsData(t *testing.T) {
 		}
 	}
 	require.NoError(t, json.Unmarshal([]byte(get(t, prom+"/api/v1/rules")), &rules))
-	require.Len(t, rules.Data.Groups, 1)
-	for _, rule := range rules.Data.Groups[0].Rules {
-		require.Equal(t, "ok", rule.Health, "%s: %s", rule.Name, rule.LastError)
+	require.Len(t, rules.Data.Groups, 2)
+	for _, group := range rules.Data.Groups {
+		for _, rule := range group.Rules {
+			require.Equal(t, "ok", rule.Health, "%s: %s", rule.Name, rule.LastError)
+		}
 	}
 }

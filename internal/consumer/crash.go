@@ -202,8 +202,7 @@ func (d *delivery) putBack() (snoozed bool) {
 		d.giveBack()
 		return false
 	}
-	d.ack()
-	d.observeSettled(middleware.EventSnoozed, state, nil)
+	d.ackAfter(func() { d.observeSettled(middleware.EventSnoozed, state, nil) })
 	return true
 }
 

@@ -1,13 +1,16 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/internal/hold"
+	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -63,7 +66,7 @@ func (d *delivery) snoozed() header.RetryState {
 
 // settle acks the delivery when handOver has confirmed a durable copy. It holds the delivery
 // while handOver fails, and gives the delivery back if handOver does not succeed. Observers
-// are told after the broker: by settled, which may be nil.
+// and hooks are told between confirm and ack: by settled, which may be nil.
 func (d *delivery) settle(holding string, handOver func(context.Context) error, settled func()) {
 	tries, held := 0, time.Duration(0)
 	d.decided = true
@@ -97,7 +100,13 @@ func (d *delivery) settle(holding string, handOver func(context.Context) error, 
 		d.observeRequeued(err, tries, held)
 		return
 	}
-	d.ack()
+	d.ackAfter(settled)
+}
+
+// ackAfter acks the delivery, of which the broker has confirmed a copy, after settled, which may
+// be nil. settled runs code of the user, which may end the goroutine.
+func (d *delivery) ackAfter(settled func()) {
+	defer d.ack()
 	if settled != nil {
 		settled()
 	}
@@ -113,8 +122,7 @@ func (d *delivery) snoozeAtLast() bool {
 	if d.republish(context.WithoutCancel(d.ctx), state.Snoozed, &state) != nil {
 		return false
 	}
-	d.ack()
-	d.observeSettled(middleware.EventSnoozed, state, nil)
+	d.ackAfter(func() { d.observeSettled(middleware.EventSnoozed, state, nil) })
 	return true
 }
 
@@ -124,11 +132,7 @@ func (d *delivery) observe(kind middleware.EventKind, set func(*middleware.Event
 	if observers == nil {
 		return
 	}
-	// Not the context of the message, because the handler may be writing it.
-	ctx := d.EntryContext()
-	if ctx == nil { // never handed out
-		ctx = d.ctx
-	}
+	ctx := d.contextOfUser()
 	e := d.Event(ctx, kind, time.Now().UTC())
 	e.Topic = d.sub.cfg.Topic
 	set(&e)
@@ -146,14 +150,28 @@ func (d *delivery) observeRequeued(err error, tries int, held time.Duration) {
 	})
 }
 
+// contextOfUser returns the context for observers and hooks. It is not the context of the
+// message, because the handler may be writing that.
+func (d *delivery) contextOfUser() context.Context {
+	if ctx := d.EntryContext(); ctx != nil {
+		return ctx
+	}
+	return d.ctx // never handed out
+}
+
 // observeSettled tells of a message that was handed over as kind says. It tells of a dead
-// letter if the headers of the message left no room for a retry.
+// letter if the headers of the message left no room for a retry, or if a dead letter of an
+// earlier try was confirmed late.
 func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryState, err error) {
-	if state.Reason == "" {
-		state.Reason = d.republished.Reason
+	if state.Reason == "" && d.died != nil {
+		state = *d.died
+		if state.Reason == header.ReasonOversized {
+			err = ErrTooLarge
+		}
 	}
 	if state.Reason != "" {
 		kind = middleware.EventDeadLettered
+		defer d.tellHooks(state, err)
 	}
 	d.observe(kind, func(e *middleware.Event) {
 		e.Err, e.Reason, e.Interruptions = err, state.Reason, state.Interruptions
@@ -163,6 +181,29 @@ func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryS
 		}
 		e.DelayAsked, e.DelayGiven = MinSnooze, d.republished.Delay
 	})
+}
+
+// tellHooks tells the hooks of a dead letter and waits for them, at most until the delivery is
+// stale or the drain is over: a hook that hangs must not hold up Close. The message is made here,
+// because a marshaler may refuse it, or end the process, and a handler may still write its own.
+func (d *delivery) tellHooks(state header.RetryState, err error) {
+	msg := message.NewMessage(d.raw.MessageId, bytes.Clone(d.raw.Body))
+	for key, value := range d.raw.Headers {
+		msg.Metadata[key] = wire.Text(value)
+	}
+	ctx := d.contextOfUser()
+	msg.SetContext(ctx)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		d.sub.cfg.DeadLettered(ctx, middleware.DeadLetter{
+			Message: msg, Queue: d.Queue, Topic: d.sub.cfg.Topic, Err: err, State: state,
+		})
+	}()
+	select {
+	case <-told:
+	case <-d.ctx.Done():
+	}
 }
 
 // observeMachinery tells of a hand-over that fails or has recovered. After a DelayedRetry

@@ -23,6 +23,7 @@ import (
 type delivery struct {
 	middleware.Attached
 	republished middleware.Republished // where the last copy to a wait queue is
+	died        *header.RetryState     // of the last copy if that is a dead letter, else nil
 	sub         *Subscription
 	on          *consumer
 	raw         amqp.Delivery
@@ -50,7 +51,11 @@ func (s *Subscription) process(d *delivery) {
 			func(ctx context.Context) error {
 				state := d.State
 				return d.republish(ctx, max(d.remaining(), time.Millisecond), &state)
-			}, nil)
+			}, func() {
+				if d.died != nil {
+					d.observeSettled(middleware.EventDeadLettered, d.State, nil)
+				}
+			})
 		return
 	}
 	msg, err := d.decode()

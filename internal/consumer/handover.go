@@ -75,7 +75,7 @@ func (d *delivery) republish(
 	if err != nil {
 		return d.notRepublished(ctx, now, *state, err)
 	}
-	d.republished = middleware.Republished{Delay: route.Delay}
+	d.republished, d.died = middleware.Republished{Delay: route.Delay}, nil
 	if route.Delay < delay {
 		d.republished.Delay = d.sub.cfg.Waits.Given(delay)
 	}
@@ -92,6 +92,7 @@ func (d *delivery) notRepublished(
 	}
 	d.sub.logger.Error("Message cannot be retried, dead-lettering it", err, d.LogFields())
 	state.Reason, state.DeadAt = header.ReasonOversized, now
+	state.WaitingSince = time.Time{}
 	err = d.deadLetter(ctx, state)
 	d.republished = middleware.Republished{Reason: state.Reason}
 	return err
@@ -158,6 +159,7 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 			return err
 		}
 	}
+	d.died = &state
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
 	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
 }

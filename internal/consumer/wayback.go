@@ -172,8 +172,7 @@ func (d *delivery) deadLetterAstray(cause error) bool {
 	if d.deadLetter(context.WithoutCancel(d.ctx), state) != nil {
 		return false
 	}
-	d.ack()
-	d.observeSettled(middleware.EventDeadLettered, state, errChangedKey)
+	d.ackAfter(func() { d.observeSettled(middleware.EventDeadLettered, state, errChangedKey) })
 	return true
 }
 

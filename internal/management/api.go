@@ -25,6 +25,9 @@ const encodeReserved = "reserved characters in user and password must be percent
 // ErrNotFound says that there is no object of that name.
 var ErrNotFound = errors.New("not found")
 
+// errRefused: the API does not take the question, for example for a page behind the last one.
+var errRefused = errors.New("the question is refused")
+
 // API is one management API. Its methods may be called from many goroutines.
 type API struct {
 	base           string // without credentials, without a slash at the end
@@ -74,11 +77,13 @@ func (a *API) String() string { return a.base }
 // Queue is a queue as the API shows it. Its counts are seconds old. They are nil if the broker has
 // not counted yet.
 type Queue struct {
+	Name       string `json:"name"`
 	Type       string `json:"type"`
 	Durable    bool   `json:"durable"`
 	AutoDelete bool   `json:"auto_delete"`
 	Exclusive  bool   `json:"exclusive"`
 	Arguments  Object `json:"arguments"`
+	Consumers  *int   `json:"consumers"`
 	Messages   *int   `json:"messages"`
 	Ready      *int   `json:"messages_ready"`
 	Unacked    *int   `json:"messages_unacknowledged"`
@@ -180,18 +185,38 @@ func (a *API) Nodes(ctx context.Context) ([]Node, error) {
 }
 
 func (a *API) get(ctx context.Context, into any, path ...string) error {
+	return a.ask(ctx, nil, func(body io.Reader) error {
+		return json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(into)
+	}, path...)
+}
+
+// address returns the address of an object.
+func (a *API) address(path []string) string {
 	address := a.base + "/api"
 	for _, segment := range path {
 		address += "/" + url.PathEscape(segment)
 	}
+	return address
+}
+
+// ask sends a question and lets read decode the answer.
+func (a *API) ask(
+	ctx context.Context, query url.Values, read func(io.Reader) error, path ...string,
+) error {
+	address := a.address(path)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return err
 	}
+	req.URL.RawQuery = query.Encode()
 	req.SetBasicAuth(a.user, a.password)
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return err // *url.Error, which names the address
+		var failed *url.Error // which names the address with its query
+		if errors.As(err, &failed) {
+			err = failed.Err
+		}
+		return fmt.Errorf("get %s: %w", address, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	switch resp.StatusCode {
@@ -201,10 +226,12 @@ func (a *API) get(ctx context.Context, into any, path ...string) error {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring "+
 			"and permissions in the vhost", address, resp.Status)
+	case http.StatusBadRequest:
+		return fmt.Errorf("get %s: %s: %w", address, resp.Status, errRefused)
 	default:
 		return fmt.Errorf("get %s: %s", address, resp.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+	if err := read(resp.Body); err != nil {
 		return fmt.Errorf("get %s: not an answer of the management API: %w", address, err)
 	}
 	return nil

@@ -70,8 +70,11 @@ func New(ctx context.Context, ch *amqp.Channel, queue string, limit int) *Scan {
 // Total returns how many messages there are to look at, or -1 before the first Next.
 func (s *Scan) Total() int { return s.total }
 
-// Ready returns how many messages the queue says are ready. A quorum queue may count late. Call
-// Ready before the first Next.
+// Rest returns how many of them are not taken yet, after the first Next.
+func (s *Scan) Rest() int { return s.left - len(s.page) }
+
+// Ready returns how many messages the queue says are ready. A message that is taken is not ready. A
+// quorum queue may count late. Call Ready between calls of Next.
 func (s *Scan) Ready() (int, error) {
 	q, err := s.ch.QueueDeclarePassive(s.queue, true, false, false, false, nil)
 	return q.Messages, err

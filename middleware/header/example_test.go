@@ -95,7 +95,8 @@ func Example_dead() {
 	for _, key := range []string{
 		header.DeadReason, header.DeadAt, header.DeadQueue, header.DeadHandler, header.DeadFailures,
 		header.DeadError, header.DeadClass, header.DeadHistory, header.DeadDeadline,
-		header.DeadDeadlineFrom, header.Unreadable, header.Replays,
+		header.DeadDeadlineFrom, header.Unreadable, header.Replays, header.Replay, header.EditedAt,
+		header.EditedBy,
 	} {
 		fmt.Println(key)
 	}
@@ -112,6 +113,9 @@ func Example_dead() {
 	// millpond-dead-deadline-from
 	// millpond-unreadable
 	// millpond-replays
+	// millpond-replay
+	// millpond-edited-at
+	// millpond-edited-by
 }
 
 // A tool counts dead letters by their reason.

@@ -92,6 +92,19 @@ const (
 // message.
 const Replays = "millpond-replays"
 
+// Replay is the key of the mark by which operate.Operator.Ramp knows its letters again: the name of
+// the run, a dot, and a number. It stays on the message until the next such run.
+const Replay = "millpond-replay"
+
+// Keys of a message that package operate has changed before it moved the message
+// back, of the last change. They stay on the message, too.
+const (
+	// EditedAt is the time of the change.
+	EditedAt = "millpond-edited-at"
+	// EditedBy names the person or the program.
+	EditedBy = "millpond-edited-by"
+)
+
 // Values of [DeadlineFrom] and of RetryState.DeadlineFrom: the start of the
 // expiration.
 const (

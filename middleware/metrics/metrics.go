@@ -21,9 +21,9 @@ type Metrics struct {
 
 	failures, retries, snoozed, deadLetters, requeued, handOver, crashRounds *prometheus.CounterVec
 
-	held    *prometheus.GaugeVec
-	budgets prometheus.Gauge
-	all     []prometheus.Collector
+	held, stranded *prometheus.GaugeVec
+	budgets        prometheus.Gauge
+	all            []prometheus.Collector
 
 	mu     sync.RWMutex
 	series map[place]*series
@@ -118,6 +118,11 @@ func New(opts ...Option) (*Metrics, error) {
 		Namespace: "millpond", Name: "held_messages",
 		Help: "Messages that this process holds because they cannot be handed over.",
 	}, "queue")
+	m.stranded = newVec(m, prometheus.NewGaugeVec, prometheus.GaugeOpts{
+		Namespace: "millpond", Name: "stranded_messages",
+		Help: "Messages in a stranded queue, at the last look of the client; " +
+			"absent until there has been one.",
+	}, "queue")
 	m.crashRounds = m.counter("crash_rounds_total",
 		"Messages set aside as suspects of killing the process.", "queue")
 	m.budgets = prometheus.NewGauge(prometheus.GaugeOpts{
@@ -186,6 +191,10 @@ const (
 
 // Observe implements middleware.Observer.
 func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
+	if e.Kind == middleware.EventStranded { // about no message and no handler
+		m.stranded.WithLabelValues(e.Queue).Set(float64(e.Messages))
+		return
+	}
 	at := m.at(place{e.Handler, e.Queue})
 	if e.Kind == middleware.EventHandled {
 		at.succeeded.Observe(e.Duration.Seconds())

@@ -100,6 +100,20 @@ func TestHeldMessagesAndTheBudgetAreGauges(t *testing.T) {
 	require.Zero(t, value(t, registry, `budgets_closed`, ""))
 }
 
+// The stranded queue is no queue that a handler has: no other series has its name.
+func TestStrandedMessagesAreAGauge(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	const queue = "millpond.stranded"
+	for _, n := range []int{3, 5, 0} {
+		m.Observe(t.Context(), middleware.Event{
+			Kind: middleware.EventStranded, Queue: queue, Messages: n,
+		})
+		require.InDelta(t, n, value(t, registry, `stranded_messages{queue="Q"}`, queue), 0)
+	}
+	require.Len(t, samples(t, registry), 2, "and budgets_closed")
+}
+
 // One registry and one handler have both metrics.
 func TestBesideWatermillsMetrics(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"iter"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -21,7 +23,7 @@ func (o *Operator) Dead(
 	return func(yield func(Letter, error) bool) {
 		queue, err := deadQueue(plan)
 		if err == nil {
-			err = o.list(ctx, plan, queue, filter, limit, yield)
+			err = o.list(ctx, plan, queue, newLetter, filter, limit, yield)
 		}
 		if err != nil {
 			yield(Letter{}, fmt.Errorf("dead letters of queue %q: %w", plan.Queue, err))
@@ -29,10 +31,10 @@ func (o *Operator) Dead(
 	}
 }
 
-// list shows up to limit letters of a queue, until show returns false.
+// list shows up to limit letters of a queue, as read makes them, until show returns false.
 func (o *Operator) list(
-	ctx context.Context, plan topology.Plan, queue string, filter Filter, limit int,
-	show func(Letter, error) bool,
+	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
+	filter Filter, limit int, show func(Letter, error) bool,
 ) (err error) {
 	t, err := o.take(ctx, plan, queue, -1)
 	if err != nil {
@@ -54,7 +56,7 @@ func (o *Operator) list(
 		if t.old() {
 			return fmt.Errorf("%w: more than %v; take fewer, with a limit", ErrTooSlow, holdLimit)
 		}
-		l := newLetter(d, t.Seen())
+		l := read(d, t.Seen())
 		if !filter.Matches(l) {
 			continue
 		}

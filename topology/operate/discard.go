@@ -38,23 +38,36 @@ type DiscardOptions struct {
 func (o *Operator) Discard(
 	ctx context.Context, plan topology.Plan, options DiscardOptions,
 ) (Progress, error) {
-	d := &discard{DiscardOptions: options, plan: plan}
+	var p Progress
 	queue, err := deadQueue(plan)
-	if err == nil && options.Limit < 0 {
-		err = fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
+	if err == nil {
+		p, err = o.discard(ctx, plan, queue, newLetter, options)
 	}
+	if err != nil {
+		return p, fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
+	}
+	return p, nil
+}
+
+// discard throws letters of a queue away, which read makes of deliveries.
+func (o *Operator) discard(
+	ctx context.Context, plan topology.Plan, queue string, read func(amqp.Delivery, int) Letter,
+	options DiscardOptions,
+) (p Progress, err error) {
+	if options.Limit < 0 {
+		return p, fmt.Errorf("%w: limit %d: it cannot be negative", ErrInvalidOptions, options.Limit)
+	}
+	d := &discard{DiscardOptions: options, plan: plan, read: read}
 	for left, again := -1, true; again && err == nil; {
 		left, again, err = d.round(ctx, o, queue, left)
 	}
-	if err != nil {
-		return d.progress, fmt.Errorf("discard dead letters of queue %q: %w", plan.Queue, err)
-	}
-	return d.progress, nil
+	return d.progress, err
 }
 
 type discard struct {
 	DiscardOptions
 	plan     topology.Plan
+	read     func(amqp.Delivery, int) Letter
 	progress Progress
 
 	letters []Letter
@@ -98,7 +111,7 @@ func (d *discard) pass(t *taking) (again bool, err error) {
 		}
 		d.progress.Total = max(d.progress.Total, t.Total())
 		d.progress.Seen = max(d.progress.Seen, d.progress.Total-t.Total()+t.Seen())
-		if l := newLetter(next, t.Seen()); d.Filter.Matches(l) {
+		if l := d.read(next, t.Seen()); d.Filter.Matches(l) {
 			d.progress.Chosen++
 			d.letters, d.batch = append(d.letters, l), append(d.batch, next)
 			d.bytes += len(next.Body)

@@ -1,11 +1,12 @@
-// Package operate looks at dead letters and waiting messages and acts on them: it lists them, moves
-// them back, throws them away and keeps them in a file. It also counts and checks the queues of a
-// plan.
+// Package operate looks at dead letters, waiting messages and stranded messages and acts on them:
+// it lists them, moves them back, throws them away and keeps them in a file. It also counts and
+// checks the queues of a plan.
 //
-//	orders.dlq ─► Dead, GroupByError     look
+//	orders.dlq ─► Dead, GroupByError     look, at letters or at their causes
 //	           ─► Replay ─► orders       each confirmed there before it leaves
 //	           ─► Export ─► a file ─► Import
 //	           ─► Discard
+//	millpond.stranded ─► Stranded, ReturnStranded, ExportStranded, DiscardStranded
 //
 // An Operator needs the broker's URL. It works on the Plan of one queue:
 //
@@ -46,5 +47,5 @@
 //     ErrUnreadable.
 //   - Nothing is held for longer than 15 minutes, because the broker closes a channel after 30
 //     (F16). Replay and Discard then give back the messages that they hold and begin again with the
-//     rest; Dead ends with ErrTooSlow.
+//     rest; Dead and Stranded end with ErrTooSlow.
 package operate

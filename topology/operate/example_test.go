@@ -55,11 +55,28 @@ func ExampleGroupByError() {
 		fmt.Println(err)
 	}
 	for _, group := range groups {
-		fmt.Println(group.Count, group.Reason, group.Error, group.Example)
+		var sample operate.Sample = group.Sample
+		fmt.Println(group.Count, group.Reasons, group.Error, sample.ID)
+	}
+	one := operate.Filter{Group: groups[1].ID} // for operator.Replay(…)
+	fmt.Println(one.Matches(operate.Letter{Error: "order 8: no such customer"}))
+	// Output:
+	// 2 map[exhausted:2] no stock order-1
+	// 1 map[exhausted:1] order #: no such customer order-2
+	// true
+}
+
+// Errors that differ in an order, an address and a time have one cause.
+func ExampleFingerprint() {
+	for _, text := range []string{
+		`order 7 of ann@shop.example: dial tcp 10.0.0.7:443: i/o timeout after 1.5s`,
+		`order 12 of bob@shop.example: dial tcp 10.0.0.8:443: i/o timeout after 2m0s`,
+	} {
+		fmt.Println(operate.Fingerprint(operate.Letter{Error: text}))
 	}
 	// Output:
-	// 2 exhausted no stock order-1
-	// 1 exhausted order #: no such customer order-2
+	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
+	// 12a9ab54e4ad order # of <email>: dial tcp <address>: i/o timeout after #
 }
 
 // Each error has its own way out.
@@ -222,6 +239,71 @@ func ExampleOperator_Discard() {
 		Filter: operate.Filter{Error: "no such customer"}, Limit: 100,
 	})
 	log.Print(gone.Chosen, err)
+}
+
+// A queue was deleted while messages waited for it. It is back, and so its messages go back, too.
+func ExampleOperator_ReturnStranded() {
+	var operator *operate.Operator // of Open
+	const queue = "millpond.stranded"
+	forOrders := operate.Filter{Match: func(l operate.Letter) bool { return l.Queue == "orders" }}
+	for m, err := range operator.Stranded(context.Background(), queue, forOrders, 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		var stranded operate.StrandedMessage = m
+		log.Print(stranded.ID, stranded.DeadAt, stranded.Why)
+	}
+	var options operate.ReturnOptions
+	options.Filter = forOrders
+	var returned operate.Returned
+	returned, err := operator.ReturnStranded(context.Background(), queue, options)
+	log.Print(returned.Done, err)
+	for _, left := range returned.Left {
+		var count operate.QueueCount = left
+		if count.Queue == operate.OtherQueues {
+			count.Queue = "more queues"
+		}
+		log.Print(count.Messages, " stay, because there is no ", count.Queue)
+	}
+}
+
+// A deployment stops where messages are stranded.
+func ExampleStranded() {
+	findings := []operate.Finding{{ // in a program: operator.Verify(…)
+		Severity: operate.Critical, Problem: operate.Stranded, Kind: "queue", Name: "millpond.stranded",
+		Text: "holds 3 messages",
+	}}
+	for _, f := range findings {
+		if f.Problem == operate.Stranded {
+			fmt.Println(f)
+		}
+	}
+	// Output: critical: queue "millpond.stranded": holds 3 messages
+}
+
+// Each cause has its own way out.
+func ExampleCause() {
+	for _, cause := range []operate.Cause{
+		operate.CauseQueueGone, operate.CauseBindingGone, operate.CauseKeyChanged, operate.CauseOver,
+		operate.CauseUnknown,
+	} {
+		switch cause {
+		case operate.CauseQueueGone, operate.CauseBindingGone:
+			fmt.Println(cause, "- start the service, which declares its plan")
+		case operate.CauseKeyChanged:
+			fmt.Println(cause, "- narrow the policy")
+		case operate.CauseOver:
+			fmt.Println(cause, "- return the message")
+		case operate.CauseUnknown:
+			fmt.Println(cause, "- name the management API")
+		}
+	}
+	// Output:
+	// queue_gone - start the service, which declares its plan
+	// binding_gone - start the service, which declares its plan
+	// key_changed - narrow the policy
+	// over - return the message
+	// unknown - name the management API
 }
 
 // A file that Export wrote is published again, without the ten lines that are done.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/topology"
@@ -16,21 +17,30 @@ import (
 // a line of JSON that Import reads (see Encode), and returns their number. They stay in the queue.
 func (o *Operator) Export(
 	ctx context.Context, plan topology.Plan, filter Filter, limit int, w io.Writer,
-) (n int, err error) {
-	for l, err := range o.Dead(ctx, plan, filter, limit) {
+) (int, error) {
+	n, writeErr, err := export(w, o.Dead(ctx, plan, filter, limit))
+	if writeErr != nil {
+		err = fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, writeErr)
+	}
+	return n, err
+}
+
+// export writes letters to w, up to the first error of them or of w.
+func export(w io.Writer, letters iter.Seq2[Letter, error]) (n int, writeErr, err error) {
+	for l, err := range letters {
 		if err != nil {
-			return n, err
+			return n, nil, err
 		}
 		line, err := Encode(l.Delivery)
 		if err == nil {
 			_, err = w.Write(append(line, '\n'))
 		}
 		if err != nil {
-			return n, fmt.Errorf("export dead letters of queue %q: %w", plan.Queue, err)
+			return n, err, nil
 		}
 		n++
 	}
-	return n, nil
+	return n, nil, nil
 }
 
 // ImportOptions say where Import puts messages.

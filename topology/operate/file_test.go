@@ -204,28 +204,3 @@ func TestDiscardKeepsWhatCannotBeKept(t *testing.T) {
 			b.bodies(b.dead, 8))
 	})
 }
-
-func TestGroupByError(t *testing.T) {
-	t.Parallel()
-	b := newBox(t, topology.Quorum)
-	b.die(6, func(i int, n *header.RetryState, _ *amqp.Publishing) {
-		if i < 4 {
-			const text = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
-			n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(text, i*17, i)
-		}
-	})
-	groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
-	require.NoError(t, err)
-	require.Equal(t, []operate.Group{
-		{
-			Reason: "permanent", Error: "order # of #: no such customer", Count: 4,
-			First: died(0), Last: died(3), Example: "order-0",
-		},
-		{
-			Reason: "exhausted", Error: "connection refused", Count: 2,
-			First: died(4), Last: died(5), Example: "order-4",
-		},
-	}, groups)
-	_, err = operate.GroupByError(b.Dead(t.Context(), topology.Plan{Queue: "x"}, operate.Filter{}, 0))
-	require.ErrorIs(t, err, operate.ErrNoQueue)
-}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -44,7 +45,28 @@ func beKilled(words []string) error {
 			fmt.Println("done", p.Done)
 		}
 	}
+	keepIn := func(letters []operate.Letter) error {
+		f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		for _, l := range letters {
+			line, err := operate.Encode(l.Delivery)
+			if err == nil {
+				_, err = f.Write(append(line, '\n'))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(f.Sync(), f.Close())
+	}
 	switch command {
+	case "return":
+		_, err = o.ReturnStranded(ctx, plan.Dead.RoutingKey, operate.ReturnOptions{Progress: progress})
+	case "discard stranded":
+		_, err = o.DiscardStranded(ctx, plan.Dead.RoutingKey,
+			operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "replay":
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress})
 	case "edit":
@@ -53,24 +75,15 @@ func beKilled(words []string) error {
 			return nil
 		}
 		_, err = o.Replay(ctx, plan, operate.ReplayOptions{Progress: progress, Edit: repair})
+	case "ramp":
+		if plan, err = strategy.Plan(queue, []time.Duration{time.Second, time.Hour}); err != nil {
+			return err
+		}
+		_, err = o.Ramp(ctx, plan, operate.RampOptions{
+			ReplayOptions: operate.ReplayOptions{Progress: progress}, Canary: -1,
+		})
 	case "discard":
-		f, openErr := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if openErr != nil {
-			return openErr
-		}
-		keep := func(letters []operate.Letter) error {
-			for _, l := range letters {
-				line, err := operate.Encode(l.Delivery)
-				if err == nil {
-					_, err = f.Write(append(line, '\n'))
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return f.Sync()
-		}
-		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keep})
+		_, err = o.Discard(ctx, plan, operate.DiscardOptions{Progress: progress, Before: keepIn})
 	case "import":
 		f, openErr := os.Open(file)
 		if openErr != nil {
@@ -164,7 +177,8 @@ func TestKilledInTheMiddle(t *testing.T) {
 	const dead, kills = 1200, 5
 	for _, kind := range types {
 		for _, command := range []string{
-			"replay", "edit", "discard", "import", "list", "release", "cancel",
+			"replay", "ramp", "edit", "discard", "import", "list", "release", "cancel", "return",
+			"discard stranded",
 		} {
 			t.Run(string(kind)+" "+command, func(t *testing.T) {
 				t.Parallel()
@@ -174,14 +188,17 @@ func TestKilledInTheMiddle(t *testing.T) {
 					n, step = 300, 40
 				}
 				file := filepath.Join(t.TempDir(), "letters")
-				if command == "release" || command == "cancel" {
+				switch command {
+				case "release", "cancel":
 					b.delayBy(time.Hour)
 					var all []amqp.Publishing
 					for _, body := range numbered(0, n) {
 						all = append(all, amqp.Publishing{Body: []byte(body)})
 					}
 					b.publish(b.waits(time.Hour).Name, all...)
-				} else {
+				case "return", "discard stranded":
+					b.strand(b.dead, n)
+				default:
 					b.die(n)
 				}
 				if command == "import" {
@@ -198,7 +215,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 				// Messages of the killed processes come back when the broker notices.
 				counts := map[string]int{}
 				switch command {
-				case "replay", "edit":
+				case "replay", "ramp", "edit":
 					testbroker.WaitFor(t, "the rest to be replayed", rig.Patience, func() bool {
 						edit := func(_ operate.Letter, msg *amqp.Publishing) error {
 							if command == "edit" {
@@ -216,6 +233,13 @@ func TestKilledInTheMiddle(t *testing.T) {
 						count(originals, b.bodies(b.dead+".originals", n))
 						requireEach(t, originals, n)
 					}
+				case "return":
+					testbroker.WaitFor(t, "the rest to be returned", rig.Patience, func() bool {
+						_, err := b.ReturnStranded(t.Context(), b.dead, operate.ReturnOptions{})
+						require.NoError(t, err)
+						count(counts, b.bodies(b.queue, 0))
+						return len(counts) == n
+					})
 				case "release", "cancel":
 					testbroker.WaitFor(t, "all messages where they belong", rig.Patience, func() bool {
 						target := b.queue
@@ -226,7 +250,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 						count(counts, b.bodies(b.waits(time.Hour).Name, 0))
 						return len(counts) == n
 					})
-				case "discard":
+				case "discard", "discard stranded":
 					testbroker.WaitFor(t, "all letters in the queue or the file", rig.Patience, func() bool {
 						clear(counts)
 						data, err := os.ReadFile(file)

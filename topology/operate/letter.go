@@ -1,14 +1,15 @@
 package operate
 
 import (
-	"cmp"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"iter"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -23,8 +24,8 @@ const uuidHeader = "_watermill_message_uuid"
 // Letter is a dead letter. A field that is not known is the zero value. Its fields are as reliable
 // as its publishers: any user who may publish to the queue may write them.
 type Letter struct {
-	// ID is the message id, else Watermill's UUID, else "sha256:" and the first twelve digits of a
-	// hash of the payload. It need not be unique.
+	// ID is the message id, else Watermill's UUID of at most 255 bytes, else "sha256:" and the first
+	// twelve digits of a hash of the payload. It need not be unique.
 	ID string
 	// Position in the queue when it was looked at, 1 for the oldest.
 	Position int
@@ -98,7 +99,7 @@ func idOf(d *amqp.Delivery) string {
 	if d.MessageId != "" {
 		return d.MessageId
 	}
-	if id, _ := d.Headers[uuidHeader].(string); id != "" {
+	if id, _ := d.Headers[uuidHeader].(string); id != "" && len(id) <= maxName {
 		return id
 	}
 	sum := sha256.Sum256(d.Body)
@@ -135,6 +136,15 @@ type Filter struct {
 	Since, Until time.Time
 	// Headers the message has, with these values as HeaderText writes them.
 	Headers map[string]string
+	// HeaderPatterns match the values of headers the message has, as HeaderText writes them.
+	HeaderPatterns map[string]*regexp.Regexp
+	// Payload is part of the payload, compared byte by byte.
+	Payload string
+	// PayloadPattern matches the payload. In a payload that is not UTF-8 each byte stands for the
+	// character of its number: \xff matches the byte 255.
+	PayloadPattern *regexp.Regexp
+	// Group is the ID of the letter's Fingerprint, as Group.ID has it.
+	Group string
 	// Match is any other condition.
 	Match func(Letter) bool
 }
@@ -148,8 +158,15 @@ func (f Filter) Matches(l Letter) bool {
 		f.ErrorPattern != nil && !f.ErrorPattern.MatchString(l.Error),
 		f.Handler != "" && f.Handler != l.Handler,
 		!f.Since.IsZero() && (l.DeadAt.IsZero() || l.DeadAt.Before(f.Since)),
-		!f.Until.IsZero() && (l.DeadAt.IsZero() || !l.DeadAt.Before(f.Until)):
+		!f.Until.IsZero() && (l.DeadAt.IsZero() || !l.DeadAt.Before(f.Until)),
+		!bytes.Contains(l.Delivery.Body, []byte(f.Payload)),
+		f.PayloadPattern != nil && !matches(f.PayloadPattern, l.Delivery.Body):
 		return false
+	}
+	if f.Group != "" {
+		if id, _ := Fingerprint(l); id != f.Group {
+			return false
+		}
 	}
 	for key, want := range f.Headers {
 		value, ok := l.Delivery.Headers[key]
@@ -157,66 +174,30 @@ func (f Filter) Matches(l Letter) bool {
 			return false
 		}
 	}
+	for key, pattern := range f.HeaderPatterns {
+		value, ok := l.Delivery.Headers[key]
+		if !ok || !pattern.MatchString(wire.Text(value)) {
+			return false
+		}
+	}
 	return f.Match == nil || f.Match(l)
 }
 
-// maxGroups bounds what GroupByError keeps in memory.
-const maxGroups = 1000
-
-// Group is a group of dead letters with the same reason and the same error, numbers aside.
-type Group struct {
-	Reason header.Reason
-	// Error with every number in it written as #; "(others)" for letters that came after a thousand
-	// groups.
-	Error string
-	Count int
-	// First and Last are the earliest and the latest DeadAt; zero where no letter has one.
-	First, Last time.Time
-	// Example is the ID of one of them.
-	Example string
+// matches matches text as text, and any other payload byte by byte.
+func matches(pattern *regexp.Regexp, payload []byte) bool {
+	if utf8.Valid(payload) {
+		return pattern.Match(payload)
+	}
+	return pattern.MatchReader(&byteRunes{payload})
 }
 
-// numbers distinguish errors of one kind: digits, and words of hexadecimal digits such as ids.
-var numbers = regexp.MustCompile(`\b[0-9a-fA-F]*\d[0-9a-fA-F-]{7,}\b|\d+`)
+// byteRunes reads each byte as the character of its number.
+type byteRunes struct{ rest []byte }
 
-// GroupByError reads letters, as Dead returns them, and groups them by reason and error, the
-// largest group first. Its memory is bounded.
-func GroupByError(letters iter.Seq2[Letter, error]) ([]Group, error) {
-	type key struct {
-		reason header.Reason
-		text   string
+func (b *byteRunes) ReadRune() (r rune, size int, err error) {
+	if len(b.rest) == 0 {
+		return 0, 0, io.EOF
 	}
-	groups := map[key]*Group{}
-	for l, err := range letters {
-		if err != nil {
-			return nil, err
-		}
-		k := key{l.Reason, numbers.ReplaceAllString(l.Error, "#")}
-		if groups[k] == nil && len(groups) >= maxGroups {
-			k = key{text: "(others)"}
-		}
-		g := groups[k]
-		if g == nil {
-			g = &Group{Reason: k.reason, Error: k.text, Example: l.ID}
-			groups[k] = g
-		}
-		g.Count++
-		if at := l.DeadAt; !at.IsZero() {
-			if g.First.IsZero() || at.Before(g.First) {
-				g.First = at
-			}
-			if at.After(g.Last) {
-				g.Last = at
-			}
-		}
-	}
-	sorted := make([]Group, 0, len(groups))
-	for _, g := range groups {
-		sorted = append(sorted, *g)
-	}
-	slices.SortFunc(sorted, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Reason, b.Reason),
-			cmp.Compare(a.Error, b.Error))
-	})
-	return sorted, nil
+	r, b.rest = rune(b.rest[0]), b.rest[1:]
+	return r, 1, nil
 }

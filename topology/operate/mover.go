@@ -2,10 +2,13 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/topology"
 )
 
 const (
@@ -22,6 +25,8 @@ type mover struct {
 	operator *Operator
 	taken    *taking
 	done     func() // called for each that was moved
+	// unroutable, if it is set, is called for a message that no queue took, in place of a failure.
+	unroutable func(d amqp.Delivery)
 
 	pending chan movement
 	settled chan struct{}
@@ -78,11 +83,15 @@ func (m *mover) settle() {
 		if err == nil {
 			err = p.d.Ack(false)
 		}
+		stays := m.unroutable != nil && errors.Is(err, topology.ErrUnroutable)
+		if stays {
+			m.unroutable(p.d)
+		}
 		m.mu.Lock()
 		m.bytes -= len(p.d.Body)
 		if err != nil {
 			m.taken.Keep(p.d.DeliveryTag)
-			if m.err == nil {
+			if m.err == nil && !stays {
 				m.err = err
 				close(m.failed)
 			}

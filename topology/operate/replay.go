@@ -1,16 +1,19 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
 	"sync"
+	"time"
 
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
@@ -28,11 +31,15 @@ type ReplayOptions struct {
 	Rate float64
 	// Limit is the most letters to move. Default: all.
 	Limit int
-	// DryRun counts and moves nothing. Default: false.
+	// DryRun counts and moves nothing. Edit is called, so that Refused counts as it will. Default:
+	// false.
 	DryRun bool
-	// Edit repairs msg, which is published in place of a letter; letter is a copy. With an error the
-	// letter stays in its queue, and the next one is looked at. Default: no change.
+	// Edit repairs msg, which is published in place of a letter; letter is a copy. A message that it
+	// has changed carries header.EditedAt and header.EditedBy. With an error the letter stays in its
+	// queue, and the next one is looked at. Default: no change.
 	Edit func(letter Letter, msg *amqp.Publishing) error
+	// EditedBy names the editor in the header, in up to 255 bytes. Default: the name of the Operator.
+	EditedBy string
 	// Originals is the queue that keeps the letters that Edit has changed as they were, each confirmed
 	// there before the repaired one is published. Default: <dead-letter queue>.originals, declared
 	// like the dead-letter queue.
@@ -65,17 +72,26 @@ func (o *Operator) Replay(
 	r := &replay{
 		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
 	}
+	r.act = r.one
 	err := r.prepare(ctx)
-	for again := true; again && err == nil; {
-		again, err = r.round(ctx)
-	}
 	if err == nil {
-		err = r.refusal
+		err = r.run(ctx)
 	}
 	if err != nil {
 		return r.now(), fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
 	}
 	return r.now(), nil
+}
+
+// run moves until the end.
+func (r *replay) run(ctx context.Context) error {
+	for {
+		if again, err := r.round(ctx); err != nil {
+			return err
+		} else if !again {
+			return r.refusal
+		}
+	}
 }
 
 type replay struct {
@@ -84,9 +100,21 @@ type replay struct {
 	plan     topology.Plan
 	dead     string
 	pace     pace
-	left     int   // of the messages there at the beginning; -1 before
-	moved    int   // begun to move
-	refusal  error // of the first letter that was refused
+	// act begins to move a message if it is to be moved.
+	act func(ctx context.Context, t *taking, m *mover, d amqp.Delivery) (moved bool, err error)
+	// unroutable is the hook of the mover.
+	unroutable func(d amqp.Delivery)
+
+	left    int   // of the messages there at the beginning; -1 before
+	moved   int   // begun to move
+	refusal error // of the first letter that was refused
+
+	// Of a ramp and a rehearsal; nil for none. turn is called before a letter is published and may
+	// end the round with an error. mark names the replay in a letter. would sees the letters of a dry
+	// run.
+	turn  func(ctx context.Context, t *taking) error
+	mark  func() string
+	would func(l Letter)
 
 	mu       sync.Mutex
 	progress Progress
@@ -139,6 +167,7 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 })
 	before := r.now().Done
 	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
+	m.unroutable = r.unroutable
 	again, err = r.pass(ctx, t, m)
 	if moveErr := m.finish(); err == nil || errors.Is(err, errStopped) {
 		err = moveErr
@@ -168,7 +197,7 @@ func (r *replay) pass(ctx context.Context, t *taking, m *mover) (again bool, err
 			p.Total = max(p.Total, t.Total())
 			p.Seen = max(p.Seen, p.Total-t.Total()+t.Seen())
 		})
-		moved, err := r.one(ctx, t, m, d)
+		moved, err := r.act(ctx, t, m, d)
 		if !moved {
 			t.Keep(d.DeliveryTag)
 		}
@@ -201,20 +230,25 @@ func (r *replay) one(
 		return false, nil
 	}
 	r.count(func(p *Progress) { p.Chosen++ })
-	if r.DryRun {
-		r.moved++
-		return false, nil
-	}
 	msg, edited, err := r.compose(l, t.frame)
 	if err != nil {
-		r.count(func(p *Progress) { p.Refused++ })
-		if r.refusal == nil {
-			r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
+		r.refuse(l, err)
+		return false, nil
+	}
+	if r.DryRun {
+		if r.would != nil {
+			r.would(l)
 		}
+		r.moved++
 		return false, nil
 	}
 	if err := r.pace.wait(ctx); err != nil {
 		return false, err
+	}
+	if r.turn != nil {
+		if err := r.turn(ctx, t); err != nil {
+			return false, err
+		}
 	}
 	if edited {
 		original := wire.Publishing(&d, header.IsLive, nil)
@@ -234,10 +268,21 @@ func (r *replay) one(
 	return true, nil
 }
 
+// refuse counts a message that stays.
+func (r *replay) refuse(l Letter, err error) {
+	r.count(func(p *Progress) { p.Refused++ })
+	if r.refusal == nil {
+		r.refusal = fmt.Errorf("message %q stays: %w", l.ID, err)
+	}
+}
+
 // compose returns the message that is published in place of a letter, and whether Edit has changed
 // it.
 func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool, err error) {
 	counted := map[string]string{header.Replays: strconv.Itoa(l.Replays + 1)}
+	if r.mark != nil {
+		counted[header.Replay] = r.mark()
+	}
 	msg = wire.Publishing(&l.Delivery, isLiveButOrigin, counted)
 	if r.Edit != nil {
 		before := msg
@@ -248,7 +293,14 @@ func (r *replay) compose(l Letter, frame int) (msg amqp.Publishing, edited bool,
 		if err := r.Edit(copied, &msg); err != nil {
 			return msg, false, err
 		}
-		edited = !reflect.DeepEqual(before, msg)
+		if edited = !reflect.DeepEqual(before, msg); edited {
+			if msg.Headers == nil {
+				msg.Headers = amqp.Table{}
+			}
+			msg.Headers[header.EditedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+			msg.Headers[header.EditedBy] = excerpt.Of(
+				cmp.Or(r.EditedBy, r.operator.opts.name), maxName)
+		}
 	}
 	return msg, edited, fit(&msg, frame)
 }

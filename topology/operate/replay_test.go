@@ -197,12 +197,20 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 			}
 			return nil
 		}
-		done, err := b.Replay(t.Context(), b.plan, operate.ReplayOptions{Edit: repair})
+		options := operate.ReplayOptions{Edit: repair, EditedBy: "ann", DryRun: true}
+		done, err := b.Replay(t.Context(), b.plan, options)
+		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
+		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Refused: 1}, done)
+		options.DryRun = false
+		done, err = b.Replay(t.Context(), b.plan, options)
 		require.ErrorContains(t, err, `message "order-2" stays: beyond repair`)
 		require.Equal(t, operate.Progress{Total: 4, Seen: 4, Chosen: 4, Done: 3, Refused: 1}, done)
 		moved := b.drain(b.queue, 3)
 		require.Equal(t, `{"N":0}`, string(moved[0].Body))
 		require.Equal(t, true, moved[1].Headers["repaired"])
+		require.Equal(t, "ann", moved[1].Headers[header.EditedBy])
+		require.NotEmpty(t, moved[1].Headers[header.EditedAt])
+		require.NotContains(t, moved[2].Headers, header.EditedBy, "it is unchanged")
 		require.Equal(t, int32(1), moved[1].Headers["tenant"])
 		require.Equal(t, `{"n":3}`, string(moved[2].Body))
 		originals := b.drain(b.dead+".originals", 2)

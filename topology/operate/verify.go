@@ -56,6 +56,8 @@ const (
 	Disabled Problem = "disabled"
 	// Consumed: a client consumes a wait queue.
 	Consumed Problem = "consumed"
+	// Stranded: messages are in the stranded queue of the plan; see Operator.Stranded.
+	Stranded Problem = "stranded"
 	// Unchecked: it could not be looked at.
 	Unchecked Problem = "unchecked"
 )
@@ -65,8 +67,8 @@ const (
 // No findings means that nothing was found, by the sources that were asked:
 //
 //   - AMQP tells which queues and exchanges are missing, the first argument in which they differ
-//     from the plan, whether a wait queue is consumed, and the type and the arguments of the queue
-//     itself, which may lose messages.
+//     from the plan, whether a wait queue is consumed, whether messages are stranded, and the type
+//     and the arguments of the queue itself, which may lose messages.
 //   - The management API, where configured (WithManagement), tells missing bindings, policies that
 //     change a queue or an exchange of the plan, also before it exists, a delivery limit
 //     that drops for certain, feature flags, alarms and replicas. Without it one finding says that
@@ -258,6 +260,11 @@ func (v *verifier) queue(q audit.Member) error {
 	if q.Role == audit.RoleWait && found.Consumers > 0 {
 		v.critical(Consumed, "queue", q.Name, "is consumed, by %d: that takes messages before their "+
 			"wait is over; stop it", found.Consumers)
+	}
+	if q.Role == audit.RoleStranded && found.Messages > 0 {
+		v.critical(Stranded, "queue", q.Name, "messages are stranded, of this or of other queues: %d "+
+			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
+			"which queue and why", found.Messages)
 	}
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {

@@ -263,9 +263,11 @@ func TestARetryThatAPolicyLeadsAwayAndCannotGoOnIsDeadLettered(t *testing.T) {
 	})
 	config.URL, config.AdminURL, config.Queue = node.URLOf(vhost)+vhost, url, other
 	config.ClientOptions = []topology.Option{topology.WithPreProvisioned()}
+	told := hooked(&config)
 	victim, wrong := serveWrong(t, config)
 	r.Publish(amqp.Publishing{Body: []byte("stuck"), Priority: 7})
 	dead := requireMisdirected(t, url, victim)
+	requireToldOfMisdirected(t, told, "stuck")
 	require.Equal(t, uint8(7), dead.Priority)
 	require.Zero(t, wrong.Count())
 }
@@ -288,8 +290,10 @@ func TestARetryThatAPolicyLeadsAwayAndItsQueueRefusesIsDeadLettered(t *testing.T
 	require.NoError(t, ch.QueueBind(home, home, strategy.Prefix+".return", false, nil))
 	held := topology.WithConsumerTimeout(4 * time.Second) // for two seconds
 	config.SubscriberOptions = []topology.SubscriberOption{held}
+	told := hooked(&config)
 	victim, wrong := serveWrong(t, config)
 	require.Equal(t, "refused", string(requireMisdirected(t, url, victim).Body))
+	requireToldOfMisdirected(t, told, "refused")
 	require.Zero(t, wrong.Count())
 }
 

@@ -101,6 +101,10 @@ var runners = []struct{ begins, on, test string }{
 
 // notRun are commands that no test can run, each with the reason.
 var notRun = []struct{ begins, reason string }{
+	{
+		"rabbitmq-plugins enable rabbitmq_prometheus",
+		"writes into the installation; TestBrokerAlerts enables the plugin in its own node",
+	},
 	{"docker run", "needs Docker and the registry of its images"},
 	{
 		"go run -C ../millpond ./internal/tools/withbroker --",

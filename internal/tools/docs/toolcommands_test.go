@@ -130,6 +130,7 @@ func TestToolCommandsOfPagesHaveItsFlags(t *testing.T) {
 		"millpond verify orders --group":            "has no flag --group",
 		"millpond dead replay orders --rates=50/s":  "has no flag --rates",
 		"millpond dead replay orders --rate 50/s":   "",
+		"millpond dead list orders --group 0a1b":    "",
 		"millpond --policy 1s,2s dead list orders":  "",
 		"millpond dead import orders -i x":          "",
 		"go run ./cmd/millpond dead list --oops":    "has no flag --oops",
@@ -288,6 +289,14 @@ func (d *desk) furnish(c command) {
 		d.must("declare", "orders", "--policy", old)
 	}
 	require.NoError(d.t, ch.Confirm(false))
+	if words[0] == "stranded" {
+		d.must("declare", "orders", "--strategy", "shared")
+		for _, id := range append(ids, "order-0") {
+			publish(d.t, ch, "millpond.stranded", amqp.Publishing{
+				MessageId: id, Headers: amqp.Table{header.Queue: "orders"}, Body: []byte(`{"order":17}`),
+			})
+		}
+	}
 	for n, id := range append(ids, "order-0", "order-1", "order-2") {
 		publishDead(d.t, ch, dead, id, []string{
 			"order 17: cannot parse total", "dial tcp 10.0.0.7:443: connection refused",
@@ -298,7 +307,7 @@ func (d *desk) furnish(c command) {
 	}
 	for i, word := range words {
 		if word == "--file" && slices.Contains(words, "import") {
-			d.must("dead", "export", "orders", "--file", words[i+1])
+			d.must("dead", "export", "orders", "--all", "--file", words[i+1])
 		}
 	}
 }

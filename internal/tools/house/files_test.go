@@ -123,9 +123,17 @@ var library = map[string][]string{
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
-		module + "/internal/audit", module + "/internal/link", module + "/internal/management",
-		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire",
-		watermill, watermill + "/message/router/middleware", amqp091,
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/link",
+		module + "/internal/management", module + "/internal/publisher", module + "/internal/scan",
+		module + "/internal/wire", watermill, watermill + "/message/router/middleware", amqp091,
+	},
+	"topology/operate/discover": {
+		module + "/middleware/header", module + "/topology", module + "/topology/operate",
+		module + "/internal/audit", module + "/internal/link", module + "/internal/management", amqp091,
+	},
+	"topology/operate/doctor": {
+		module + "/topology", module + "/topology/operate", module + "/internal/audit",
+		module + "/internal/link", module + "/internal/management", watermill, amqp091,
 	},
 }
 

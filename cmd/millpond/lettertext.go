@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// content is the part of a message that an editor may change: the payload, and the headers that
+// belong neither to the library nor to the broker.
+type content struct {
+	headers amqp.Table
+	body    []byte
+}
+
+// contentOf takes the content out of headers and body. The other headers are returned apart.
+func contentOf(headers amqp.Table, body []byte) (c content, others amqp.Table) {
+	c, others = content{amqp.Table{}, body}, amqp.Table{}
+	for key, value := range headers {
+		if isFixed(key) {
+			others[key] = value
+		} else {
+			c.headers[key] = value
+		}
+	}
+	return c, others
+}
+
+// put replaces the content of a message.
+func (c content) put(msg *amqp.Publishing) {
+	_, headers := contentOf(msg.Headers, nil)
+	maps.Copy(headers, c.headers)
+	msg.Headers, msg.Body = headers, c.body
+}
+
+// isFixed reports whether a header belongs to the library or to the broker.
+func isFixed(key string) bool {
+	d := amqp.Delivery{Headers: amqp.Table{key: nil}}
+	return strings.HasPrefix(key, "millpond-") ||
+		len(wire.Publishing(&d, header.IsState, nil).Headers) == 0
+}
+
+// The forms of a payload, by the line above it.
+const (
+	asJSON   = "payload as json:"
+	asText   = "payload as text:"
+	asBase64 = "payload as base64:"
+)
+
+// text writes the content for an editor and for a diff: a line for each header, its name, type and
+// value, and then the payload.
+func (c content) text() (string, error) {
+	lines, err := headerLines(c.headers)
+	if err != nil {
+		return "", err
+	}
+	form, payload := payloadText(c.body)
+	return strings.Join(append(lines, "", form, payload), "\n") + "\n", nil
+}
+
+// typed is a header as operate.Encode writes it.
+type typed struct {
+	Type  string          `json:"type"`
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+func headerLines(headers amqp.Table) ([]string, error) {
+	record, err := operate.Encode(amqp.Delivery{Headers: headers})
+	var read struct{ Headers map[string]typed }
+	if err == nil {
+		err = json.Unmarshal(record, &read)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(read.Headers)) {
+		h := read.Headers[name]
+		if !bareName.MatchString(name) {
+			quoted, _ := json.Marshal(name) // a string is never refused
+			name = escaped(string(quoted))
+		}
+		lines = append(lines, strings.TrimRight(name+" "+h.Type+" "+h.shown(), " "))
+	}
+	return lines, nil
+}
+
+// bareName is a header's name that needs no quotes.
+var bareName = regexp.MustCompile(`^[A-Za-z0-9_.:/@+-]+$`)
+
+// shown is the value as a person reads it: times as text, floats and base64 without quotes.
+func (h typed) shown() string {
+	var value any
+	decoder := json.NewDecoder(bytes.NewReader(h.Value))
+	decoder.UseNumber()
+	if decoder.Decode(&value) != nil {
+		return ""
+	}
+	switch v := value.(type) {
+	case json.Number:
+		if seconds, err := v.Int64(); err == nil && h.Type == "timestamp" {
+			if t := time.Unix(seconds, 0).UTC(); t.Year() >= 0 && t.Year() < 10_000 {
+				return t.Format(time.RFC3339)
+			}
+		}
+	case string:
+		if strings.HasPrefix(h.Type, "float") {
+			return v
+		}
+	case map[string]any:
+		if coded, ok := v["base64"].(string); ok && h.Type == "bytes" {
+			return coded
+		}
+	}
+	var out strings.Builder
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value) // it was decoded
+	return escaped(strings.TrimSpace(out.String()))
+}
+
+// typedOf reads a value as shown writes it.
+func typedOf(kind, value string) (any, error) {
+	switch {
+	case strings.HasPrefix(kind, "float") && !strings.HasPrefix(value, `"`):
+		value = strconv.Quote(value)
+	case kind == "bytes" && !strings.HasPrefix(value, "{"):
+		value = `{"base64":` + strconv.Quote(value) + `}`
+	case kind == "timestamp":
+		if t, err := time.Parse(time.RFC3339, value); err == nil {
+			value = strconv.FormatInt(t.Unix(), 10)
+		}
+	}
+	h := typed{Type: kind, Value: json.RawMessage(value)}
+	if value == "" {
+		h.Value = nil
+	}
+	var d amqp.Delivery
+	record, err := json.Marshal(map[string]any{"body": "", "headers": map[string]typed{"value": h}})
+	if err == nil {
+		d, err = operate.Decode(record)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no value of type %s: %w", kind, err)
+	}
+	return d.Headers["value"], nil
+}
+
+// payloadText returns how a payload is shown, and its text. JSON is indented. Any payload that has
+// characters an editor or a terminal may not show becomes base64, except that JSON escapes them.
+func payloadText(body []byte) (form, text string) {
+	var pretty bytes.Buffer
+	trimmed := bytes.TrimSpace(body)
+	switch {
+	case utf8.Valid(body) && json.Indent(&pretty, trimmed, "", "  ") == nil &&
+		pretty.Len() <= 4*len(body)+16*shownBytes: // deeply nested JSON grows a thousand times
+		return asJSON, escaped(pretty.String())
+	case utf8.Valid(body) && !strings.ContainsFunc(string(body), unshown):
+		return asText, string(body)
+	}
+	const width = 76
+	var lines []string
+	coded := base64.StdEncoding.EncodeToString(body)
+	for line := range slices.Chunk([]byte(coded), width) {
+		lines = append(lines, string(line))
+	}
+	return asBase64, strings.Join(lines, "\n")
+}
+
+func unshown(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
+
+// escaped writes the characters of JSON that an editor or a terminal may not show as \u and their
+// number. In valid JSON they are inside strings.
+func escaped(text string) string {
+	if !strings.ContainsFunc(text, unshown) {
+		return text
+	}
+	var out strings.Builder
+	for _, r := range text {
+		if !unshown(r) {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&out, `\u%04x`, unit)
+		}
+	}
+	return out.String()
+}
+
+// parseContent reads a text that content.text wrote and a person has changed. Lines above the
+// payload that begin with # are comments. A payload whose text is unchanged keeps its bytes.
+func parseContent(text string, before content) (content, error) {
+	c := content{headers: amqp.Table{}}
+	for n := 1; ; n++ {
+		line, rest, more := strings.Cut(text, "\n")
+		line = strings.TrimSpace(line)
+		switch line {
+		case asJSON, asText, asBase64:
+			var err error
+			c.body, err = parsePayload(line, strings.TrimSuffix(rest, "\n"), before.body)
+			if err != nil {
+				err = fmt.Errorf("the payload below line %d: %w", n, err)
+			}
+			return c, err
+		}
+		if line != "" && line[0] != '#' {
+			if err := c.parseHeader(line); err != nil {
+				return c, fmt.Errorf("line %d: %w", n, err)
+			}
+		}
+		if !more {
+			return c, fmt.Errorf("the line %q, %q or %q is missing above the payload",
+				asJSON, asText, asBase64)
+		}
+		text = rest
+	}
+}
+
+func (c content) parseHeader(line string) error {
+	name, rest, _ := strings.Cut(line, " ")
+	if line[0] == '"' {
+		decoder := json.NewDecoder(strings.NewReader(line))
+		if err := decoder.Decode(&name); err != nil {
+			return fmt.Errorf("the name of the header: %w", err)
+		}
+		rest = line[decoder.InputOffset():]
+	}
+	if coded, is := strings.CutPrefix(name, "base64:"); is { // as operate.Encode writes it
+		raw, err := base64.StdEncoding.DecodeString(coded)
+		if err != nil {
+			return fmt.Errorf("the name of the header: %w", err)
+		}
+		name = string(raw)
+	}
+	kind, value, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	if kind == "" {
+		return fmt.Errorf("%q is no header: write NAME TYPE VALUE", line)
+	}
+	if err := mayEdit(name); err != nil {
+		return err
+	}
+	if _, twice := c.headers[name]; twice {
+		return fmt.Errorf("the header %q is there twice", name)
+	}
+	typed, err := typedOf(kind, strings.TrimSpace(value))
+	if err != nil {
+		return fmt.Errorf("header %q: %w", name, err)
+	}
+	c.headers[name] = typed
+	return nil
+}
+
+// mayEdit returns an error for a header that an edit must not touch.
+func mayEdit(name string) error {
+	switch {
+	case name == "" || len(name) > 255:
+		return fmt.Errorf("the name of a header has %d bytes: AMQP allows 1 to 255", len(name))
+	case isFixed(name):
+		return fmt.Errorf("the header %q belongs to the library or to the broker: leave it out", name)
+	}
+	return nil
+}
+
+func parsePayload(form, text string, before []byte) ([]byte, error) {
+	if was, shown := payloadText(before); was == form && shown == text {
+		return before, nil
+	}
+	switch form {
+	case asBase64:
+		body, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
+		if err != nil {
+			err = fmt.Errorf("it is no base64: %w", err)
+		}
+		return body, err
+	case asText:
+		return []byte(text), nil
+	}
+	var valid json.RawMessage
+	if err := json.Unmarshal([]byte(text), &valid); err != nil {
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			at := min(int(syntax.Offset), len(text))
+			err = fmt.Errorf("in its line %d: %w", 1+strings.Count(text[:at], "\n"), err)
+		}
+		return nil, fmt.Errorf("it is no JSON: %w; for another payload write %q", err, asText)
+	}
+	var was bytes.Buffer
+	if json.Compact(&was, before) == nil && !bytes.Equal(was.Bytes(), before) {
+		return []byte(text), nil // it was indented before
+	}
+	var compact bytes.Buffer
+	err := json.Compact(&compact, valid)
+	return compact.Bytes(), err
+}

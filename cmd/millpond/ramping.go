@@ -1,0 +1,347 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+const aboutRamps = `
+
+With --canary, --ramp, --stop-at, --watch, --settle, --every or --max-replays the replay is a ramp:
+the first letters, the canary, are watched until they are handled or dead again. The rest follows in
+the steps of --ramp, each watched in the same way, and after them all at once at --rate. The command
+stops within a second when more than --stop-at of the replayed letters are dead again; the rest
+stays, and the same command goes on with it. It ends with
+
+  started = handled + dead again + waiting + left
+
+handled: seen nowhere for the time of --settle, neither in the queue nor in its wait or dead-letter
+queues. A slow handler may still have some of them. unsettled: in the queue, at a handler, or in a
+wait queue that cannot be looked at. left: not replayed.`
+
+// rampFlags make a replay a ramp.
+func rampFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.IntFlag{
+			Name: "canary", Value: 3, HideDefault: true,
+			Usage: "replay `N` letters first and watch them; 3 without it, 0 for none",
+		},
+		&cli.StringFlag{
+			Name: "ramp", Usage: "the `SIZES` of the next steps: 1,10,100 replays one letter and watches " +
+				"it, then ten, then a hundred, then the rest at --rate",
+		},
+		&cli.StringFlag{
+			Name:  "stop-at",
+			Usage: "stop when more than this `SHARE` of the replayed letters are dead again; 5% without it",
+		},
+		&cli.DurationFlag{
+			Name: "watch", HideDefault: true,
+			Usage: "stop when a step takes longer than this `TIME` to settle; 1m without it",
+		},
+		&cli.DurationFlag{
+			Name: "settle", HideDefault: true,
+			Usage: "a letter that is seen nowhere for this `TIME` is handled: longer than " +
+				"the handler usually takes; 5s without it",
+		},
+		&cli.DurationFlag{
+			Name: "every", HideDefault: true,
+			Usage: "begin again this `TIME` after the end, also after a stop; " +
+				"no letter is replayed twice in between",
+		},
+		&cli.BoolFlag{
+			Name: "until-empty", Usage: "with --every: end when no letter is left to replay",
+		},
+		&cli.IntFlag{
+			Name: "max-replays", HideDefault: true,
+			Usage: "pass over letters that were replayed `N` times before; " +
+				"no limit without it, 5 with --every",
+		},
+	}
+}
+
+func rehearsal() cli.Flag {
+	return &cli.BoolFlag{
+		Name: "dry-run", Usage: "rehearse: count the letters, name the problems of the queue that " +
+			"would get them, and move nothing; exit code 1 if one is critical",
+	}
+}
+
+// rehearseOrRamp rehearses with --dry-run, and replays step by step otherwise.
+func (a app) rehearseOrRamp(
+	ctx context.Context, c *cli.Command, l *letters, base operate.ReplayOptions,
+) error {
+	o, err := rampOptions(c, base)
+	switch {
+	case err != nil:
+		return err
+	case c.Bool("dry-run"):
+		return a.rehearse(ctx, c, l, o.RampOptions)
+	}
+	return a.ramp(ctx, c, l, o)
+}
+
+// ramps reports whether a flag makes the replay a ramp.
+func ramps(c *cli.Command) bool {
+	return slices.ContainsFunc(rampFlags(), func(f cli.Flag) bool { return c.IsSet(f.Names()[0]) })
+}
+
+// rampOptions reads the flags. The library has the defaults of flags that are missing.
+func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOptions, error) {
+	o := operate.RepeatOptions{
+		RampOptions: operate.RampOptions{
+			ReplayOptions: base, Canary: c.Int("canary"), Settle: c.Duration("settle"),
+			Watch: c.Duration("watch"), MaxReplays: c.Int("max-replays"),
+		},
+		Every: c.Duration("every"), UntilEmpty: c.Bool("until-empty"),
+	}
+	if o.Canary == 0 {
+		o.Canary = -1
+	}
+	if o.Every > 0 && !c.IsSet("max-replays") {
+		o.MaxReplays = 5 // also in a rehearsal
+	}
+	for _, name := range []string{"canary", "max-replays"} {
+		if c.Int(name) < 0 {
+			return o, usage("--%s %d is negative", name, c.Int(name))
+		}
+	}
+	for _, name := range []string{"settle", "watch", "every"} {
+		if c.IsSet(name) && c.Duration(name) <= 0 {
+			return o, usage("--%s %v: write 500ms, 10s, 2m", name, c.Duration(name))
+		}
+	}
+	if o.UntilEmpty && o.Every == 0 {
+		return o, usage("--until-empty goes with --every")
+	}
+	if ramps(c) && slices.ContainsFunc(c.StringSlice("id"), position.MatchString) {
+		return o, usage("--id: a position changes when letters leave the queue: " +
+			"name the ID, or replay without --canary and the like")
+	}
+	for text := range strings.SplitSeq(c.String("ramp"), ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if c.String("ramp") == "" {
+			break
+		}
+		if err != nil || n < 1 {
+			return o, usage("--ramp %q: write the numbers of letters, as in 1,10,100", c.String("ramp"))
+		}
+		o.Steps = append(o.Steps, n)
+	}
+	if text := c.String("stop-at"); text != "" {
+		n, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
+		if err != nil || !strings.HasSuffix(text, "%") || !(n >= 0) || n > 100 {
+			return o, usage("--stop-at %q: write 5%%, 0%% to 100%%", text)
+		}
+		o.StopAt = max(n/100, math.SmallestNonzeroFloat64)
+	}
+	return o, nil
+}
+
+// rampJSON is a RampResult.
+type rampJSON struct {
+	Run       string `json:"run"`
+	Step      string `json:"step,omitempty"`
+	Started   int    `json:"started"`
+	Handled   int    `json:"handled"`
+	DeadAgain int    `json:"dead_again"`
+	Waiting   int    `json:"waiting"`
+	Unsettled int    `json:"unsettled"`
+	Left      int    `json:"left"`
+	AtHandler *int   `json:"at_handler"`
+	Spent     int    `json:"spent,omitempty"`
+	Foreign   int    `json:"foreign,omitempty"`
+	Refused   int    `json:"refused,omitempty"`
+	Unseen    string `json:"unseen,omitempty"`
+	Error     string `json:"error,omitempty"`
+}
+
+// ramp replays step by step, once or every so often.
+func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.RepeatOptions) error {
+	switch {
+	case o.Every > 0 && c.NArg() != 1:
+		return usage("--every works on one queue: name it")
+	case l.guess:
+		fmt.Fprintln(a.err, guessed)
+	}
+	o.Report = a.rampLine()
+	if o.Every == 0 {
+		r, err := l.operator.Ramp(ctx, l.plan, o.RampOptions)
+		found := operate.Progress{Chosen: r.Started, Foreign: r.Foreign}
+		return errors.Join(a.matched(c, found, err, c.NArg() != 1), a.ramped(c, r, err))
+	}
+	var first error
+	o.Ran = func(r operate.RampResult, err error) {
+		if errors.Is(err, operate.ErrInvalidOptions) || errors.Is(err, operate.ErrNoQueue) ||
+			errors.Is(err, operate.ErrUnsafePeek) {
+			return // it ends with this error
+		}
+		if writeErr := a.ramped(c, r, err); first == nil {
+			first = writeErr
+		}
+		if err != nil && ctx.Err() == nil {
+			fmt.Fprintf(a.err, "millpond: %v\n", err)
+		}
+	}
+	return errors.Join(l.operator.RampEvery(ctx, l.plan, o), first)
+}
+
+// ramped writes the outcome of a run.
+func (a app) ramped(c *cli.Command, r operate.RampResult, err error) error {
+	if a.terminal(a.err) {
+		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
+	}
+	if c.Bool(flagJSON) {
+		j := rampJSON{
+			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
+			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left, Spent: r.Spent,
+			Foreign: r.Foreign, Refused: r.Refused, Unseen: errorText(r.Unseen), Error: errorText(err),
+			AtHandler: known(r.AtHandler),
+		}
+		return a.printLine(j)
+	}
+	fmt.Fprintln(a.out, r)
+	switch {
+	case r.Handled == 0:
+	case r.AtHandler.Known():
+		fmt.Fprintf(a.out, "handled: seen in no queue; consumers hold %s of the queue, "+
+			"as the management API has counted, which may be among them\n",
+			plural(r.AtHandler.N, "message"))
+	default:
+		fmt.Fprintln(a.out, "handled: seen in no queue; how many of them are still at a handler is "+
+			"unknown, because only the management API shows it")
+	}
+	a.printPassed([]passed{
+		{r.Spent, "replayed too often before, passed over: see --max-replays"},
+		{r.Foreign, "of another queue, passed over"},
+		{r.Refused, "cannot be published, left"},
+	})
+	if r.Unseen != nil {
+		fmt.Fprintf(a.out, "the last look was not possible, so that unsettled letters may also wait or "+
+			"be dead again: %v\n", r.Unseen)
+	}
+	return nil
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// rampLine shows the counts: on a terminal as they change, elsewhere once for each step.
+func (a app) rampLine() func(operate.RampResult) {
+	active := a.terminal(a.err)
+	var shown time.Time
+	step := ""
+	return func(r operate.RampResult) {
+		now := time.Now()
+		switch {
+		case r.Step != step && r.Step != "":
+			if step != "" && active {
+				fmt.Fprintln(a.err)
+			}
+			step = r.Step
+			fmt.Fprintf(a.err, "%s …", step)
+			if !active {
+				fmt.Fprintln(a.err)
+			}
+		case active && now.Sub(shown) >= barInterval:
+			shown = now
+			fmt.Fprintf(a.err, "\r\x1b[K%s: %s", step, r)
+		}
+	}
+}
+
+// rehearsedJSON is a Rehearsal.
+type rehearsedJSON struct {
+	doneJSON
+	Target    string            `json:"target"`
+	Ready     *int              `json:"ready"`
+	Consumers *int              `json:"consumers"`
+	Spent     int               `json:"spent,omitempty"`
+	Largest   int               `json:"largest,omitempty"`
+	Expiring  int               `json:"expiring,omitempty"`
+	Findings  []operate.Finding `json:"findings"`
+}
+
+// known is a count, nil where it is unknown.
+func known(n operate.Count) *int {
+	if !n.Known() {
+		return nil
+	}
+	return &n.N
+}
+
+// rehearse prints the outcome that a replay would have.
+func (a app) rehearse(
+	ctx context.Context, c *cli.Command, l *letters, o operate.RampOptions,
+) error {
+	h, err := l.operator.Rehearse(ctx, l.plan, o)
+	if l.guess {
+		soften(l.plan, h.Findings)
+	}
+	criticalFirst(h.Findings)
+	code := errors.Join(a.matched(c, h.Progress, err, c.NArg() != 1), hindered(h))
+	if c.Bool(flagJSON) {
+		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
+			doneJSON: doneJSON{
+				Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
+				DryRun: true, Error: errorText(err),
+			},
+			Target: h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,
+			Largest: h.Largest, Expiring: h.Expiring, Findings: orEmpty(h.Findings),
+		}))
+	}
+	if err != nil && h.Seen == 0 {
+		return code // no letter was looked at
+	}
+	fmt.Fprintf(a.out, "would have replayed %s of %d; nothing was changed\n",
+		plural(h.Chosen, "dead letter"), h.Total)
+	if h.Consumers.Known() {
+		fmt.Fprintf(a.out, "to queue %q, which has %s and %s\n", h.Target,
+			plural(h.Consumers.N, "consumer"), plural(h.Ready.N, "ready message"))
+	}
+	a.printPassed([]passed{
+		{h.Foreign, "of another queue, would be passed over; name it with --to"},
+		{h.Spent, "replayed too often before, would be passed over: see --max-replays"},
+		{h.Refused, "too large with the headers of a replay, would stay"},
+		{h.Expiring, "with an expiration, which a replay leaves out"},
+	})
+	a.printFindings(h.Findings, "")
+	return code
+}
+
+// passed are letters with something to say about them.
+type passed struct {
+	n   int
+	why string
+}
+
+func (a app) printPassed(list []passed) {
+	for _, p := range list {
+		if p.n > 0 {
+			fmt.Fprintf(a.out, "%s: %s\n", plural(p.n, "letter"), p.why)
+		}
+	}
+}
+
+// hindered returns errFound where a finding is critical.
+func hindered(h operate.Rehearsal) error {
+	for _, f := range h.Findings {
+		if f.Severity == operate.Critical {
+			return errFound
+		}
+	}
+	return nil
+}

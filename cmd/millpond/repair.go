@@ -1,0 +1,347 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+
+	udiff "github.com/aymanbagabas/go-udiff"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// editFlags change letters on their way back.
+func editFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{
+			Name: "edit", Usage: "open the letter with this `ID`, or at this position, in $VISUAL or " +
+				"$EDITOR, show the difference, ask, and replay it; the original is kept",
+		},
+		&cli.StringSliceFlag{
+			Name: "set-header", Usage: "set a header, `K=V`, a string; K:TYPE=V for another type, such " +
+				"as attempts:int64=5; may be repeated",
+		},
+		&cli.StringSliceFlag{Name: "unset-header", Usage: "remove header `K`; may be repeated"},
+		&cli.StringFlag{
+			Name: "patch", Usage: "change the payload by a JSON patch (RFC 6902), `FILE|JSON`; " +
+				"a letter that it does not fit stays",
+		},
+		&cli.BoolFlag{Name: "yes", Usage: "do not ask before changed letters are replayed"},
+	}
+}
+
+// maxStay is how many letters that stay are named.
+const maxStay = 20
+
+// replayChanged rehearses the changes, shows the first, asks, and replays.
+func (a app) replayChanged(
+	ctx context.Context, c *cli.Command, l *letters, options operate.ReplayOptions, m *changes,
+) error {
+	if !options.DryRun && !c.Bool("yes") {
+		if err := a.canAsk(); err != nil {
+			return err
+		}
+	}
+	changed, stay := 0, 0
+	rehearsal := options
+	rehearsal.DryRun = true
+	rehearsal.Edit = func(letter operate.Letter, msg *amqp.Publishing) error {
+		before, _ := contentOf(letter.Delivery.Headers, letter.Delivery.Body)
+		is, err := m.make(msg)
+		if err != nil {
+			if stay++; stay <= maxStay {
+				fmt.Fprintf(a.err, "millpond: letter %s stays: %s\n", oneLine(letter.ID),
+					oneLine(err.Error()))
+			}
+			return err
+		}
+		if is {
+			if changed++; changed == 1 {
+				after, _ := contentOf(msg.Headers, msg.Body)
+				return a.difference(letter, before, after)
+			}
+		}
+		return nil
+	}
+	p, err := l.operator.Replay(ctx, l.plan, rehearsal)
+	stays := errors.Is(err, errStays) || errors.Is(err, topology.ErrTooLarge)
+	switch {
+	case err != nil && !stays, options.DryRun, p.Chosen == p.Refused:
+		return a.report(c, "replayed", p, err)
+	}
+	moves := p.Chosen - p.Refused
+	fmt.Fprintf(a.err, "%d of %s would be changed, %d stays\n", changed, plural(moves, "letter"),
+		p.Refused)
+	if !c.Bool("yes") {
+		err := a.ask("nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
+			l.plan.Dead.RoutingKey)
+		if err != nil {
+			return err
+		}
+	}
+	options.EditedBy = editor()
+	options.Edit = func(_ operate.Letter, msg *amqp.Publishing) error {
+		_, err := m.make(msg)
+		return err
+	}
+	return a.replay(ctx, c, l, options)
+}
+
+// editor names the user of the tool.
+func editor() string {
+	host, _ := os.Hostname()
+	if u, err := user.Current(); err == nil {
+		return u.Username + "@" + host
+	}
+	return "unknown@" + host
+}
+
+// maxDiffLines is the most of a difference that is shown.
+const maxDiffLines = 400
+
+// difference shows how a letter changes.
+func (a app) difference(l operate.Letter, before, after content) error {
+	was, err := before.text()
+	if err != nil {
+		return err
+	}
+	is, err := after.text()
+	if err != nil {
+		return err
+	}
+	name := harmless(l.ID)
+	diff := udiff.Unified(name, name+" (edited)", was, is)
+	lines := strings.Split(strings.TrimSuffix(diff, "\n"), "\n")
+	for i, line := range lines[:min(len(lines), maxDiffLines)] {
+		line = harmless(line)
+		switch {
+		case i < 2:
+		case strings.HasPrefix(line, "-"):
+			line = a.colour(red, line)
+		case strings.HasPrefix(line, "+"):
+			line = a.colour(green, line)
+		}
+		fmt.Fprintln(a.err, line)
+	}
+	if left := len(lines) - maxDiffLines; left > 0 {
+		fmt.Fprintf(a.err, "… %s more\n", plural(left, "line"))
+	}
+	return nil
+}
+
+// editOne lets a person edit one letter and replays it. No message is held meanwhile: the letter is
+// looked at twice, and moved only if it is still the same.
+func (a app) editOne(ctx context.Context, c *cli.Command) error {
+	id := c.String("edit")
+	if id == "" {
+		return usage("--edit is empty: name the ID of a letter")
+	}
+	for _, name := range append(flagNames(filterFlags()), "all", "rate", "set-header", "unset-header",
+		"patch") {
+		if c.IsSet(name) {
+			return usage("--edit names one letter: leave out --%s", name)
+		}
+	}
+	if c.NArg() != 1 {
+		return usage("--edit changes a letter of one queue: name the queue")
+	}
+	return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+		l := &letters{operator: s.operator, plan: plan, filter: operate.Filter{IDs: []string{id}}}
+		return a.choose(ctx, l, func() error { return a.editChosen(ctx, c, l, id) })
+	})
+}
+
+func (a app) editChosen(ctx context.Context, c *cli.Command, l *letters, id string) error {
+	command := strings.Fields(cmp.Or(a.environment("VISUAL"), a.environment("EDITOR")))
+	if len(command) == 0 {
+		return usage("--edit opens an editor: set VISUAL or EDITOR, for example EDITOR=vi")
+	}
+	if !c.Bool("yes") && !c.Bool("dry-run") {
+		if err := a.canAsk(); err != nil {
+			return err
+		}
+	}
+	letter, err := a.theLetter(ctx, c, l, id)
+	if err != nil {
+		return err
+	}
+	folder, err := os.MkdirTemp("", "millpond-edit-")
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(folder, "letter.txt")
+	keep, err := a.editAndReplay(ctx, c, l, letter, command, file)
+	if keep {
+		fmt.Fprintf(a.err, "millpond: the edited letter is in the file %s\n", file)
+		return err
+	}
+	return errors.Join(err, os.RemoveAll(folder))
+}
+
+// theLetter returns the one letter that the filter chooses.
+func (a app) theLetter(
+	ctx context.Context, c *cli.Command, l *letters, id string,
+) (found operate.Letter, err error) {
+	n := 0
+	for letter, err := range l.operator.Dead(ctx, l.plan, l.filter, 2) {
+		if err != nil {
+			return found, err
+		}
+		if n++; n == 1 {
+			found = letter
+		}
+	}
+	switch {
+	case n == 0:
+		return found, a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
+	case n > 1:
+		return found, usage("more than one letter has the ID %q: name one by its position, as in "+
+			"--edit '#%d'", id, found.Position)
+	case c.String("to") == "" && found.Queue != "" && found.Queue != l.plan.Queue:
+		return found, usage("letter %q belongs to queue %q: name that queue, or where the letter goes "+
+			"with --to", id, found.Queue)
+	}
+	return found, nil
+}
+
+// editAndReplay returns keep where an edit was confirmed and not published.
+func (a app) editAndReplay(
+	ctx context.Context, c *cli.Command, l *letters, letter operate.Letter, command []string,
+	file string,
+) (keep bool, err error) {
+	before, fixed := contentOf(letter.Delivery.Headers, letter.Delivery.Body)
+	after, err := a.edit(ctx, letter, before, fixed, command, file)
+	if err != nil {
+		return false, err
+	}
+	if err := a.difference(letter, before, after); err != nil {
+		return false, err
+	}
+	if c.Bool("dry-run") {
+		_, err = fmt.Fprintln(a.out, "would have replayed 1 edited dead letter; nothing was changed")
+		return false, err
+	}
+	target := cmp.Or(c.String("to"), l.plan.Queue)
+	if !c.Bool("yes") {
+		err := a.ask("nothing was changed", "Replay the edited letter to queue %q?", target)
+		if err != nil {
+			return false, err
+		}
+	}
+	want, err := identity(letter.Delivery)
+	if err != nil {
+		return false, err
+	}
+	p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+		Filter: operate.Filter{Match: func(other operate.Letter) bool {
+			if len(other.Delivery.Body) != len(letter.Delivery.Body) {
+				return false
+			}
+			is, err := identity(other.Delivery)
+			return err == nil && bytes.Equal(is, want)
+		}},
+		To: c.String("to"), Limit: 1, EditedBy: editor(),
+		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+			after.put(msg)
+			return nil
+		},
+	})
+	if err == nil && p.Done == 0 {
+		err = a.notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
+			l.plan.Dead.RoutingKey)
+	}
+	return err != nil, a.report(c, "replayed", p, err)
+}
+
+// identity is a message without the fields that differ from look to look.
+func identity(d amqp.Delivery) ([]byte, error) {
+	d.Headers = maps.Clone(d.Headers)
+	delete(d.Headers, "x-delivery-count")
+	delete(d.Headers, "x-acquired-count")
+	d.Redelivered = false
+	return operate.Encode(d)
+}
+
+const editHelp = `# %s of queue %q. Change headers and payload, save, and leave the
+# editor. An empty or unchanged file cancels. Lines above the payload that begin with # are ignored.
+# A header is NAME TYPE VALUE. Types: string and table, array as JSON; bool; int8 to int64; uint8
+# to uint32; float32, float64; bytes as base64; timestamp; decimal; void.
+`
+
+// edit opens the editor until the file can be read. An empty or unchanged file is errRefused.
+func (a app) edit(
+	ctx context.Context, letter operate.Letter, before content, fixed amqp.Table, command []string,
+	file string,
+) (content, error) {
+	fixedLines, err := headerLines(fixed)
+	if err != nil {
+		return before, err
+	}
+	unchanged, err := before.text()
+	if err != nil {
+		return before, err
+	}
+	help := fmt.Sprintf(editHelp, fmt.Sprintf("Letter %q", letter.ID), letter.Queue)
+	if strings.Contains(unchanged, "\n"+asBase64+"\n") {
+		help += "# The payload is not text, so it is written in base64.\n"
+	}
+	if len(fixedLines) > 0 {
+		help += "# Headers of the library and the broker, which cannot be edited:\n"
+	}
+	for _, line := range fixedLines {
+		help += "#   " + oneLine(line) + "\n"
+	}
+	text, mark := help+"\n"+unchanged, ""
+	for {
+		if err := os.WriteFile(file, []byte(mark+text), 0o600); err != nil {
+			return before, err
+		}
+		run := exec.Command(command[0], append(command[1:len(command):len(command)], file)...)
+		if in, is := a.in.(*os.File); is {
+			run.Stdin = in
+		}
+		run.Stdout, run.Stderr = a.err, a.err
+		if out, is := a.out.(*os.File); is && a.terminal(out) {
+			run.Stdout = out
+		}
+		if err := run.Run(); err != nil {
+			return before, fmt.Errorf("%w: the editor %q ended with an error, nothing was changed: %w",
+				errRefused, command[0], err)
+		}
+		if ctx.Err() != nil {
+			return before, context.Cause(ctx)
+		}
+		read, err := os.ReadFile(file)
+		if err != nil {
+			return before, err
+		}
+		edited := strings.TrimPrefix(string(read), mark)
+		if strings.TrimSpace(edited) == "" || edited == text {
+			if mark != "" {
+				return before, fmt.Errorf("%w: the edit was cancelled, nothing was changed: %s",
+					errRefused, strings.TrimSpace(strings.TrimPrefix(mark, "# ERROR: ")))
+			}
+			return before, fmt.Errorf("%w: the edit was cancelled, nothing was changed", errRefused)
+		}
+		after, err := parseContent(edited, before)
+		if err == nil {
+			now, err := after.text()
+			if err == nil && now == unchanged && bytes.Equal(after.body, before.body) {
+				return before, fmt.Errorf("%w: the edit changes nothing", errRefused)
+			}
+			return after, nil
+		}
+		text, mark = edited, "# ERROR: "+harmless(err.Error())+"\n"
+	}
+}

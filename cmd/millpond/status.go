@@ -1,0 +1,341 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+func (a app) status() *cli.Command {
+	return &cli.Command{
+		Name: "status", Usage: "count messages that are ready, wait, are dead and are stranded; with " +
+			"names of queues also the findings of verify",
+		ArgsUsage: "[QUEUE…]",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "all", Usage: "a line for each queue, also where nothing is wrong"},
+			&cli.BoolFlag{Name: "watch", Usage: "again and again"},
+			&cli.DurationFlag{Name: "interval", Usage: "of --watch", Value: 2 * time.Second},
+		},
+		ShellComplete: a.completeQueues,
+		Action: func(ctx context.Context, c *cli.Command) error {
+			for {
+				err := a.statusOnce(ctx, c, c.Args().Slice())
+				if err != nil || !c.Bool("watch") {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(max(c.Duration("interval"), 100*time.Millisecond)):
+				}
+			}
+		},
+	}
+}
+
+func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (err error) {
+	s, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.operator.Close()) }()
+	clearScreen := func() {
+		if c.Bool("watch") && a.terminal(a.out) {
+			fmt.Fprint(a.out, "\x1b[H\x1b[2J")
+		}
+	}
+	if len(queues) == 0 && s.vhost != nil {
+		clearScreen()
+		return s.overview(ctx)
+	}
+	plans, err := s.plans(queues)
+	if err != nil {
+		return err
+	}
+	clearScreen()
+	return s.reports(ctx, plans)
+}
+
+// statusJSON is the status of a queue.
+type statusJSON struct {
+	Queue           string
+	Queues          []operate.QueueReport
+	Findings        []operate.Finding
+	ManagementError string `json:",omitempty"`
+}
+
+// reports prints each queue of the plans, and the findings.
+func (s *session) reports(ctx context.Context, plans []topology.Plan) error {
+	all := []statusJSON{}
+	said := map[operate.Finding]bool{} // about the broker: the same for each queue
+	for _, plan := range plans {
+		report, err := s.operator.Inspect(ctx, plan)
+		if err != nil {
+			return err
+		}
+		findings, err := s.verify(ctx, plan)
+		if err != nil {
+			return err
+		}
+		j := statusJSON{Queue: report.Queue, Queues: report.Queues, Findings: orEmpty(findings)}
+		if report.ManagementErr != nil {
+			j.ManagementError = report.ManagementErr.Error()
+		}
+		all = append(all, j)
+		if !s.c.Bool(flagJSON) {
+			fmt.Fprint(s.out, report)
+			news := slices.DeleteFunc(slices.Clone(findings), func(f operate.Finding) bool {
+				return said[f]
+			})
+			s.printFindings(news, "")
+			for _, f := range j.Findings {
+				said[f] = f.Kind == "broker"
+			}
+		}
+	}
+	if s.c.Bool(flagJSON) {
+		return s.printSnakeJSON(all)
+	}
+	return nil
+}
+
+const (
+	// mostTrouble is the most queues in trouble that the overview shows without --all.
+	mostTrouble = 30
+	// maxUnclear is the most things that the overview names because the broker does not tell them.
+	maxUnclear = 5
+	// fewQueues is the number of queues up to which the overview shows all.
+	fewQueues = 20
+)
+
+// overviewLine is a queue in the overview.
+type overviewLine struct {
+	Queue      string
+	Ready      operate.Count
+	InProgress operate.Count
+	Waiting    operate.Count
+	// WaitingShared says that other queues use the same wait queues: Waiting counts their messages,
+	// too.
+	WaitingShared bool
+	Dead          operate.Count
+	Consumers     operate.Count
+	Trouble       []string
+}
+
+// overview prints a line for each queue that was found, the queues in trouble first.
+func (s *session) overview(ctx context.Context) error {
+	ready, err := s.ready(ctx)
+	if err != nil {
+		return err
+	}
+	lines := make([]overviewLine, len(s.vhost.Mains))
+	inTrouble := 0
+	for i, main := range s.vhost.Mains {
+		if lines[i] = lineOf(main, ready); len(lines[i].Trouble) > 0 {
+			inTrouble++
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b overviewLine) int { // by name among the same
+		return cmp.Or(cmp.Compare(len(b.Trouble), len(a.Trouble)), cmp.Compare(b.Dead.N, a.Dead.N))
+	})
+	if s.c.Bool(flagJSON) {
+		return s.printSnakeJSON(map[string]any{
+			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
+			"Orphans": orEmpty(s.vhost.Orphans), "Unclear": orEmpty(s.vhost.Unclear),
+		})
+	}
+	if s.vhost.Empty() {
+		s.nothingFound()
+		return nil
+	}
+	s.lost(ready)
+	shown := len(lines)
+	if !s.c.Bool("all") && len(lines) > fewQueues {
+		shown = min(inTrouble, mostTrouble)
+	}
+	rows := [][]string{
+		{"queue", "ready", "in progress", "waiting", "dead", "consumers", "trouble"},
+	}
+	for _, l := range lines[:shown] {
+		waiting := number(l.Waiting)
+		if l.WaitingShared && l.Waiting.N > 0 {
+			waiting = "≤" + waiting
+		}
+		rows = append(rows, []string{
+			l.Queue, number(l.Ready), number(l.InProgress), waiting, number(l.Dead), number(l.Consumers),
+			orDash(strings.Join(l.Trouble, ", ")),
+		})
+	}
+	if shown > 0 {
+		if err := s.table(rows); err != nil {
+			return err
+		}
+	}
+	if left := inTrouble - shown; left > 0 {
+		fmt.Fprintf(s.out, "… and %d more in trouble; --all prints them\n", left)
+	}
+	if fine := len(lines) - max(inTrouble, shown); fine > 0 {
+		fmt.Fprintf(s.out, "%s without trouble; --all prints them\n", plural(fine, "queue"))
+	}
+	for i, u := range s.vhost.Unclear {
+		if i == maxUnclear {
+			fmt.Fprintf(s.out, "… and %d more that the broker does not tell; --json prints them\n",
+				len(s.vhost.Unclear)-i)
+			break
+		}
+		fmt.Fprintf(s.out, "not known: %s\n", harmless(u.Text))
+	}
+	_, err = fmt.Fprintln(s.out, "messages in progress and held are from the management API, some "+
+		"seconds old; ? is not counted yet")
+	return err
+}
+
+// lost prints the messages that have no queue to return to.
+func (s *session) lost(ready readyCounts) {
+	for _, q := range s.vhost.Stranded {
+		if total := ready.total(q); total.N != 0 {
+			fmt.Fprintln(s.out, s.colour(red, fmt.Sprintf("stranded: %s in queue %s: see millpond stranded "+
+				"list", messages(total), harmless(q.Name))))
+		}
+	}
+	for _, o := range s.vhost.Orphans {
+		code, held := yellow, ""
+		if total := ready.total(o.Queue); total.N != 0 {
+			code, held = red, "; it has "+messages(total)
+		}
+		fmt.Fprintln(s.out, s.colour(code, fmt.Sprintf("wait queue %s leads to no queue: %s%s",
+			harmless(o.Name), harmless(o.Why), held)))
+	}
+}
+
+// readyCounts are counts of AMQP, by queue. The management API shows no messages for some seconds
+// where there are some.
+type readyCounts map[string]operate.Count
+
+// maxCounted is the most queues that are counted by AMQP, one after the other.
+const maxCounted = 5000
+
+// ready counts the messages of all queues that were found.
+func (s *session) ready(ctx context.Context) (readyCounts, error) {
+	all := topology.Plan{}
+	seen := map[string]bool{}
+	add := func(name string) {
+		if all.Queue == "" {
+			all.Queue = name
+		}
+		if !seen[name] {
+			all.Queues = append(all.Queues, topology.Queue{Name: name})
+		}
+		seen[name] = true
+	}
+	for _, main := range s.vhost.Mains {
+		add(main.Name)
+		for _, w := range main.Waits {
+			add(w.Name)
+		}
+		for _, d := range main.Dead {
+			add(d.Name)
+		}
+	}
+	for _, q := range s.vhost.Stranded {
+		add(q.Name)
+	}
+	for _, o := range s.vhost.Orphans {
+		add(o.Name)
+	}
+	if len(all.Queues) == 0 || len(all.Queues) > maxCounted {
+		return nil, nil
+	}
+	amqp, err := s.connect(ctx, s.c, "")
+	if err != nil {
+		return nil, err
+	}
+	report, err := amqp.Inspect(ctx, all)
+	counts := readyCounts{}
+	for _, q := range report.Queues {
+		counts[q.Name] = q.Ready
+	}
+	return counts, errors.Join(err, amqp.Close())
+}
+
+// total returns the larger one of the counts of AMQP and of the management API.
+func (r readyCounts) total(q discover.Queue) operate.Count {
+	if n, ok := r[q.Name]; ok && n.N > q.Total.N {
+		return n
+	}
+	return q.Total
+}
+
+func lineOf(main discover.Main, ready readyCounts) overviewLine {
+	l := overviewLine{
+		Queue: main.Name, Ready: main.Ready, InProgress: main.Unacked, Consumers: main.Consumers,
+		Waiting: operate.Count{Source: operate.SourceManagement},
+		Dead:    operate.Count{Source: operate.SourceManagement},
+	}
+	if n, ok := ready[main.Name]; ok {
+		l.Ready = n
+	}
+	held := 0
+	for _, w := range main.Waits {
+		l.Waiting = plus(l.Waiting, ready.total(w.Queue))
+		l.WaitingShared = l.WaitingShared || w.Shared
+		held += max(w.Held.N, 0)
+	}
+	for _, d := range main.Dead {
+		l.Dead = plus(l.Dead, ready.total(d.Queue))
+		held += max(d.Held.N, 0)
+	}
+	if len(main.Dead) == 0 {
+		l.Dead = operate.Count{N: -1}
+	}
+	held += max(main.Held.N, 0)
+	if l.Dead.N > 0 {
+		l.Trouble = append(l.Trouble, plural(l.Dead.N, "dead letter"))
+	}
+	if l.Consumers.Known() && l.Consumers.N == 0 {
+		l.Trouble = append(l.Trouble, "no consumer")
+	}
+	if held > 0 {
+		l.Trouble = append(l.Trouble, plural(held, "message")+" held: their target is missing or full")
+	}
+	switch {
+	case len(main.Dead) == 0:
+		l.Trouble = append(l.Trouble, "its dead-letter queue is not known: see --dlq")
+	case main.PlanErr != nil:
+		l.Trouble = append(l.Trouble, "a wait queue leads astray: see verify")
+	}
+	return l
+}
+
+// plus adds counts. The sum with an unknown count is unknown.
+func plus(a, b operate.Count) operate.Count {
+	if !a.Known() || !b.Known() {
+		return operate.Count{N: -1}
+	}
+	a.N += b.N
+	return a
+}
+
+func number(c operate.Count) string {
+	if !c.Known() {
+		return "?"
+	}
+	return fmt.Sprint(c.N)
+}
+
+func messages(c operate.Count) string {
+	if !c.Known() {
+		return "an unknown number of messages"
+	}
+	return plural(c.N, "message")
+}

@@ -1,0 +1,363 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// strandings are the strategies under which messages can be stranded, and their flags.
+var strandings = map[string]struct {
+	strategy func(prefix string) topology.Strategy
+	flags    []string
+}{
+	"shared": {
+		func(p string) topology.Strategy { return topology.Shared{Prefix: p} },
+		[]string{"--strategy", "shared"},
+	},
+	"via": {
+		func(p string) topology.Strategy { return topology.PerQueue{Prefix: p, Via: "events"} },
+		[]string{"--return-to", "events"},
+	},
+	"levels": {
+		func(p string) topology.Strategy { return topology.Levels{Prefix: p} },
+		[]string{"--strategy", "levels"},
+	},
+}
+
+// shop is a service whose handler fails every message once.
+type shop struct {
+	*incident
+	strategy topology.Strategy
+	stranded string
+	mu       sync.Mutex
+	attempts map[string][]int // by body
+}
+
+func (s *shop) start() *rig.Service {
+	s.t.Helper()
+	return rig.Start(s.t, rig.Config{
+		URL: s.url, Queue: s.queue, Strategy: s.strategy, Policy: backoff.List{time.Second}, Keep: true,
+		Configure: rig.QuorumQueue, Handle: func(msg *message.Message) error {
+			attempt := middleware.Attempt(msg.Context())
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			body := string(msg.Payload)
+			s.attempts[body] = append(s.attempts[body], attempt)
+			if attempt == 1 {
+				return errBroken
+			}
+			return nil
+		},
+	})
+}
+
+// handled waits until n messages were handled, each at its second attempt.
+func (s *shop) handled(n int) {
+	s.t.Helper()
+	testbroker.WaitFor(s.t, fmt.Sprintf("%d orders to be handled", n), patience, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		done := 0
+		for _, attempts := range s.attempts {
+			if slices.Contains(attempts, 2) {
+				done++
+			}
+		}
+		return done == n
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Len(s.t, s.attempts, n)
+	for body, attempts := range s.attempts {
+		require.Equal(s.t, []int{1, 2}, attempts, body)
+	}
+}
+
+// strayLines lists the messages of the shop.
+func (s *shop) strayLines() (lines []strayJSON) {
+	s.t.Helper()
+	o := s.tool("stranded", "list", s.queue, "--json")
+	require.Zero(s.t, o.code, o.err)
+	for text := range strings.Lines(o.out) {
+		var line strayJSON
+		require.NoError(s.t, json.Unmarshal([]byte(text), &line))
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (s *shop) awaitStranded(n int) {
+	s.t.Helper()
+	testbroker.WaitFor(s.t, "the messages to be stranded", patience,
+		func() bool { return len(s.strayLines()) == n })
+}
+
+// unbind deletes the bindings that lead to the shop's queue.
+func (s *shop) unbind() {
+	s.t.Helper()
+	ch := testbroker.Channel(s.t, s.url)
+	plan := rig.PlanOf(s.t, s.strategy, s.queue, time.Second)
+	for _, b := range plan.Bindings {
+		if b.Queue != s.queue {
+			continue
+		}
+		var args amqp.Table
+		if b.Header != "" {
+			args = amqp.Table{"x-match": "all", b.Header: b.Value}
+		}
+		require.NoError(s.t, ch.QueueUnbind(b.Queue, b.RoutingKey, b.Exchange, args))
+	}
+}
+
+// A queue is deleted while messages wait for it, and another time its binding. The messages are
+// stranded. The tool names their queue, the time and the cause, and returns them when the queue is
+// back. Their attempts go on, and none is lost.
+func TestIncidentDeletedQueue(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	rig.DeclareExchange(t, node.URL(), "events", "topic")
+	doc, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	t.Run("strategies", func(t *testing.T) {
+		for _, name := range slices.Sorted(maps.Keys(strandings)) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				queue, flags := testbroker.Queue(t), strandings[name].flags
+				prefix := "of-" + queue
+				s := &shop{
+					incident: &incident{
+						service: &service{
+							t: t, url: node.URL(), queue: queue, kind: "quorum",
+							flags: append([]string{"--management", api, "--prefix", prefix}, flags...),
+						},
+						doc: string(doc), folder: t.TempDir(),
+					},
+					strategy: strandings[name].strategy(prefix), stranded: prefix + ".stranded",
+					attempts: map[string][]int{},
+				}
+				s.queueDeleted()
+				s.bindingDeleted()
+				if name == "shared" {
+					s.keyChanged(node)
+				}
+			})
+		}
+	})
+}
+
+const deleted = 20
+
+func (s *shop) queueDeleted() {
+	began := time.Now().Add(-2 * time.Second) // the broker notes whole seconds
+	service := s.start()
+	s.orders(0, deleted)
+	testbroker.WaitFor(s.t, "all to have failed", patience, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.attempts) == deleted
+	})
+	service.Stop()
+	rig.DeleteQueue(s.t, s.url, s.queue)
+	s.mu.Lock()
+	waiting := maps.Clone(s.attempts)
+	s.mu.Unlock()
+	for body, attempts := range waiting {
+		if len(attempts) > 1 { // came back before the queue was deleted
+			delete(waiting, body)
+		}
+	}
+	require.NotEmpty(s.t, waiting)
+	s.awaitStranded(len(waiting))
+	for _, line := range s.strayLines() {
+		require.Equal(s.t, "orders", line.Queue)
+		require.Equal(s.t, operate.CauseQueueGone, line.Cause)
+		require.Equal(s.t, 1, line.Failures)
+		require.Contains(s.t, line.WaitQueue, ".")
+		require.WithinRange(s.t, *line.Since, began, time.Now().Add(time.Second))
+	}
+	require.Contains(s.t, s.follow("millpond stranded list orders"),
+		`queue_gone    queue "orders" does not exist or cannot be reached`)
+	findings := s.tool("verify", s.queue, "--policy", "1s")
+	require.Equal(s.t, exitFound, findings.code)
+	require.Regexp(s.t, `critical: queue "of-orders.stranded": messages are stranded`, findings.out)
+
+	none := s.tool("stranded", "return", "another", "--since", "1h")
+	require.Zero(s.t, none.code, none.err)
+	require.Contains(s.t, none.out, "returned 0 stranded messages of ")
+	old := s.tool("stranded", "list", "--until", "1h")
+	require.Equal(s.t, "no such messages in queue \"of-orders.stranded\"\n", old.out)
+	recent := s.tool("stranded", "list", "--since", "1h", "--json")
+	require.Equal(s.t, len(waiting), strings.Count(recent.out, "\n"))
+
+	left := s.tool("stranded", "return", s.queue)
+	require.Equal(s.t, exitFound, left.code, left.err)
+	require.Contains(s.t, left.out, "returned 0 stranded messages of ")
+	require.Contains(s.t, left.out, fmt.Sprintf(
+		"%d messages left: queue \"orders\" does not exist or cannot be reached\n", len(waiting)))
+	s.awaitStranded(len(waiting))
+	service = s.start()
+	defer service.Stop()
+	require.Contains(s.t, s.follow("millpond stranded return orders --dry-run"),
+		fmt.Sprintf("would have returned %d stranded messages of ", len(waiting)))
+	require.Contains(s.t, s.follow("millpond stranded return orders"),
+		fmt.Sprintf("returned %d stranded messages of ", len(waiting)))
+	s.handled(deleted)
+	require.Empty(s.t, s.strayLines())
+}
+
+func (s *shop) bindingDeleted() {
+	service := s.start()
+	s.unbind()
+	s.orders(deleted, 2*deleted)
+	s.awaitStranded(deleted)
+	lines := s.strayLines()
+	for _, line := range lines {
+		require.Equal(s.t, operate.CauseBindingGone, line.Cause, line.Why)
+		require.Contains(s.t, line.Why, `queue "orders" is not bound to exchange "of-orders.`)
+	}
+	require.Contains(s.t, s.follow("millpond stranded list orders --limit 1"), "binding_gone")
+	blind := *s.service
+	blind.flags = blind.flags[2:] // without the management API
+	o := blind.tool("stranded", "list", s.queue)
+	require.Contains(s.t, o.out, "unknown       queue \"orders\" exists, and its binding is not known")
+
+	declared := s.tool("declare", s.queue, "--policy", "1s")
+	require.Zero(s.t, declared.code, declared.err)
+	for _, line := range s.strayLines() {
+		require.Equal(s.t, operate.CauseOver, line.Cause, line.Why)
+	}
+	shown := s.follow("millpond stranded show order-20")
+	for _, want := range []string{
+		"for queue    orders\n", "cause        over\n", "\nhistory\n", "payload",
+	} {
+		require.Contains(s.t, shown, want)
+	}
+	s.follow("millpond stranded export orders --file stranded.jsonl")
+	data, err := os.ReadFile(filepath.Join(s.folder, "stranded.jsonl"))
+	require.NoError(s.t, err)
+	require.Equal(s.t, deleted, strings.Count(string(data), "\n"))
+	require.Contains(s.t,
+		s.follow("millpond stranded discard orders --id order-20 --export gone.jsonl --yes"),
+		"discarded 1 stranded message of 20")
+	o = s.tool("dead", "import", s.queue, "--file", filepath.Join(s.folder, "gone.jsonl"), "--to",
+		s.stranded)
+	require.Zero(s.t, o.code, o.err)
+	s.awaitStranded(deleted)
+	o = s.tool("stranded", "return", s.queue)
+	require.Zero(s.t, o.code, o.out+o.err)
+	s.handled(2 * deleted)
+	require.Empty(s.t, s.strayLines())
+	service.Stop()
+	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.stranded))
+	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue))
+	require.Zero(s.t, testbroker.Depth(s.t, s.url, s.queue+".dlq"))
+}
+
+// keyChanged sets a policy that leads messages nowhere when their wait is over.
+func (s *shop) keyChanged(node *testbroker.Node) {
+	running := s.start()
+	defer running.Stop()
+	node.Ctl(s.t, "set_policy", "nowhere", `^of-.*\.wait\.`, `{"dead-letter-routing-key":"nowhere"}`)
+	s.orders(2*deleted, 3*deleted)
+	s.awaitStranded(deleted)
+	blind := *s.service
+	blind.flags = blind.flags[2:]
+	for _, see := range []*service{s.service, &blind} {
+		o := see.tool("stranded", "list", s.queue, "--limit", "1")
+		require.Contains(s.t, o.out,
+			`key_changed   its routing key was changed from "orders" to "nowhere"`)
+	}
+	node.Ctl(s.t, "clear_policy", "nowhere")
+	o := s.tool("stranded", "return", s.queue)
+	require.Zero(s.t, o.code, o.out+o.err)
+	s.handled(3 * deleted)
+	require.Empty(s.t, s.strayLines())
+}
+
+// A command that moves messages takes none without a filter. The stranded queue is no dead-letter
+// queue, and the text names the command for it. A prefix without a stranded queue is an error.
+func TestStrandedCommandsRefuse(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"stranded", "return"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "return", "--limit", "1"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "discard", "--yes"}, exitUsage, "filter them, or pass --all"},
+		{[]string{"stranded", "discard", "--all"}, exitUsage, "there is no terminal to ask on"},
+		{[]string{"stranded", "return", "--id", "#1"}, exitUsage, "no positions"},
+		{[]string{"stranded", "show"}, exitUsage, "takes the ID of one message"},
+		{[]string{"stranded", "return", "--all", "--rate", "x"}, exitUsage, "--rate"},
+		{
+			[]string{"dead", "list", s.queue, "--dlq", "millpond.stranded"},
+			exitUsage,
+			"with millpond stranded",
+		},
+		{
+			[]string{"dead", "replay", s.queue, "--all", "--dlq", "x.stranded", "--prefix", "x"},
+			exitUsage,
+			"with millpond stranded",
+		},
+		{
+			[]string{"stranded", "list", "--prefix", s.queue},
+			exitFailed,
+			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
+		},
+		{
+			[]string{"stranded", "return", "--all", "--prefix", s.queue},
+			exitFailed,
+			`queue "orders.stranded" does not exist or cannot be reached: name the prefix`,
+		},
+	} {
+		o := s.tool(c.args...)
+		require.Equal(t, c.code, o.code, "%v: %s%s", c.args, o.out, o.err)
+		require.Contains(t, o.err, c.want, c.args)
+		require.NotContains(t, o.out, "no such messages")
+	}
+}
+
+// Text of a message reaches no terminal as it is.
+func TestStrandedMessageIsHostile(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "classic")
+	rig.DeclareQueue(t, s.url, s.queue+".stranded", nil)
+	evil := "\x1b[31m\u202e\nred"
+	s.publish(s.queue+".stranded", amqp.Publishing{MessageId: evil, Headers: amqp.Table{
+		"millpond-queue": evil, "millpond-failures": "1", "millpond-error": evil,
+	}})
+	for _, args := range [][]string{
+		{"list"}, {"show", evil}, {"return", "--all"}, {"list", "--json"},
+	} {
+		o := s.tool(append([]string{"stranded", "--prefix", s.queue}, args...)...)
+		require.NotContains(t, o.out+o.err, "\x1b", args)
+		require.Contains(t, o.out, "red", args)
+		if args[len(args)-1] != "--json" {
+			require.NotContains(t, o.out+o.err, "\u202e", args)
+		}
+	}
+	o := s.tool("stranded", "return", "--all", "--prefix", s.queue, "--json")
+	require.Equal(t, exitFound, o.code)
+	require.Contains(t, o.out, `"messages": 1`)
+}

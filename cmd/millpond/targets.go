@@ -1,0 +1,355 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+// lookLimit bounds the look at a virtual host.
+const lookLimit = 60 * time.Second
+
+// session is a connection, and the queues that were found in the virtual host.
+type session struct {
+	app
+	c        *cli.Command
+	operator *operate.Operator
+	api      string          // URL of the management API; may be empty
+	vhost    *discover.Vhost // nil: only the flags say how messages wait
+	blind    error           // why vhost is nil
+}
+
+// open connects, and asks the management API which queues there are.
+func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
+	s = &session{app: a, c: c}
+	api, vhost, err := managementOf(c)
+	switch {
+	case errors.Is(err, errUsage):
+		return nil, err
+	case err != nil:
+		s.blind = err
+	default:
+		look, cancel := context.WithTimeout(ctx, lookLimit)
+		defer cancel()
+		found, err := discover.Find(look, api, vhost)
+		if s.vhost = &found; err != nil {
+			s.vhost, s.blind = nil, err
+		}
+	}
+	if s.vhost == nil && !c.IsSet(flagManagement) {
+		api = "" // it was a try
+	}
+	s.api = api
+	s.operator, err = a.connect(ctx, c, api)
+	return s, err
+}
+
+// managementOf returns the URL of the management API and the virtual host. The error says why there
+// is none.
+func managementOf(c *cli.Command) (api, vhost string, err error) {
+	address := addressOf(c)
+	uri, err := amqp.ParseURI(address)
+	switch {
+	case err != nil:
+		return "", "", errors.New("the URL cannot be parsed") // connect says why
+	case c.Bool(flagNoManagement) && c.IsSet(flagManagement):
+		return "", "", usage("--%s and --%s contradict each other", flagManagement, flagNoManagement)
+	case c.Bool(flagNoManagement):
+		return "", "", errors.New("--" + flagNoManagement + " was given")
+	case c.String(flagManagement) != "":
+		return c.String(flagManagement), uri.Vhost, nil
+	}
+	api, err = discover.ManagementURL(address, false)
+	return api, uri.Vhost, err
+}
+
+func addressOf(c *cli.Command) string { return cmp.Or(c.String(flagURL), defaultURL) }
+
+// connect opens an operator. api may be empty.
+func (a app) connect(ctx context.Context, c *cli.Command, api string) (*operate.Operator, error) {
+	options := []operate.Option{operate.WithName("millpond tool")}
+	if api != "" {
+		options = append(options, operate.WithManagement(api))
+	}
+	if c.Bool(flagNoPolicies) {
+		options = append(options, operate.WithoutPolicyCheck())
+	}
+	if c.Bool(flagProvisioned) {
+		options = append(options, operate.WithPreProvisioned())
+	}
+	return operate.Open(ctx, addressOf(c), options...)
+}
+
+// planned connects, calls f with the plan that the flags make, and closes.
+func (a app) planned(
+	ctx context.Context, c *cli.Command, queue string, f func(*session, topology.Plan) error,
+) (err error) {
+	plan, err := a.planOf(c, queue)
+	if err != nil {
+		return err
+	}
+	s, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.operator.Close()) }()
+	return f(s, plan)
+}
+
+// with calls f with the plan of a queue, as it is on the broker.
+func (a app) with(
+	ctx context.Context, c *cli.Command, queue string,
+	f func(*operate.Operator, topology.Plan) error,
+) error {
+	return a.each(ctx, c, []string{queue}, func(s *session, plan topology.Plan) error {
+		return f(s.operator, plan)
+	})
+}
+
+// each calls f for each of the named queues, or for all that were found if none is named. An error
+// of one queue does not stop the others.
+func (a app) each(
+	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
+) (err error) {
+	s, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.operator.Close()) }()
+	plans, err := s.plans(queues)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, plan := range plans {
+		if len(plans) > 1 && !c.Bool(flagJSON) {
+			fmt.Fprintf(a.headings(c), "%s:\n", harmless(plan.Queue))
+		}
+		if err := f(s, plan); err != nil {
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// headings is where the names of queues go: not between lines that a program reads.
+func (a app) headings(c *cli.Command) io.Writer {
+	if c.Name == "export" {
+		return a.err
+	}
+	return a.out
+}
+
+// plans returns the plans of the named queues, or of all that were found if none is named.
+func (s *session) plans(queues []string) ([]topology.Plan, error) {
+	if s.vhost == nil {
+		return s.assumed(queues)
+	}
+	if len(queues) == 0 {
+		for _, main := range s.vhost.Mains {
+			queues = append(queues, main.Name)
+		}
+		if len(queues) == 0 {
+			s.nothingFound()
+		}
+	}
+	plans := make([]topology.Plan, len(queues))
+	for i, queue := range queues {
+		main, ok := s.vhost.Main(queue)
+		if !ok {
+			return nil, s.unknownQueue(queue)
+		}
+		plans[i] = main.Plan
+		if err := s.agree(main, &plans[i]); err != nil {
+			return nil, err
+		}
+	}
+	return plans, nil
+}
+
+// assumed returns the plans that the flags make, and says that nothing proves them.
+func (s *session) assumed(queues []string) ([]topology.Plan, error) {
+	if len(queues) == 0 {
+		return nil, usage("name the queues, because AMQP cannot list them and the management API "+
+			"cannot be asked: %v", s.blind)
+	}
+	plans := make([]topology.Plan, len(queues))
+	for i, queue := range queues {
+		var err error
+		if plans[i], err = s.planOf(s.c, queue); err != nil {
+			return nil, err
+		}
+	}
+	if !s.c.Bool(flagNoManagement) {
+		fmt.Fprintf(s.err, "millpond: the management API cannot be asked: %v\n", s.blind)
+	}
+	for _, plan := range plans {
+		fmt.Fprintf(s.err, "millpond: without the management API the flags say which queues belong "+
+			"to %q: %s\n", plan.Queue, strings.Join(namesOf(plan), ", "))
+	}
+	if s.guesses() && !strings.Contains(s.c.FullName(), " dead ") {
+		fmt.Fprintln(s.err, guessed)
+	}
+	return plans, nil
+}
+
+const guessed = "millpond: without --policy the tool assumes the default wait steps; " +
+	"name the delays of the service's policy"
+
+func namesOf(plan topology.Plan) []string {
+	names := make([]string, len(plan.Queues))
+	for i, q := range plan.Queues {
+		names[i] = harmless(q.Name)
+	}
+	return names
+}
+
+// guesses reports whether the wait queues of a plan are a guess: nothing but the flags says which
+// there are, and --policy is missing.
+func (s *session) guesses() bool {
+	return s.vhost == nil && s.c.String(flagPolicy) == "" && s.c.String(flagStrategy) != "levels"
+}
+
+// found returns a queue with its wait queues. It is false if no such queue was found.
+func (s *session) found(queue string) (discover.Main, bool) {
+	if s.vhost == nil {
+		return discover.Main{}, false
+	}
+	return s.vhost.Main(queue)
+}
+
+func (s *session) nothingFound() {
+	fmt.Fprintf(s.out, "virtual host %q has no queue with wait queues: no service has declared "+
+		"retries there\n", s.vhost.Name)
+}
+
+// unknownQueue is the error about a queue for which no other queue waits.
+func (s *session) unknownQueue(queue string) error {
+	names := make([]string, 0, maxNamed)
+	for _, main := range s.vhost.Mains {
+		if len(names) == maxNamed {
+			names = append(names, fmt.Sprintf("and %d more", len(s.vhost.Mains)-maxNamed))
+			break
+		}
+		names = append(names, harmless(main.Name))
+	}
+	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
+		"or they were never declared; queues with retries: %s", s.vhost.Name, queue,
+		cmp.Or(strings.Join(names, ", "), "none"))
+}
+
+// maxNamed is the most queues that an error names.
+const maxNamed = 10
+
+// agree compares the flags that were given with the broker's queues. Only --dlq adds something.
+func (s *session) agree(main discover.Main, plan *topology.Plan) error {
+	disagree := func(flag, found string) error {
+		return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
+			"--%s to go by the flags alone", flag, s.c.String(flag), main.Name, found, flagNoManagement)
+	}
+	list, err := delays(s.c)
+	if err != nil {
+		return err
+	}
+	if _, err := s.strategy(s.c, list); err != nil {
+		return err
+	}
+	for _, d := range list {
+		if main.Plan.Levels == nil && !hasDelay(main, d) {
+			return disagree(flagPolicy, "wait queues "+waitsOf(main))
+		}
+	}
+	strategies := main.Strategies()
+	if s.c.IsSet(flagStrategy) && !slices.ContainsFunc(strategies, func(name discover.Strategy) bool {
+		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == discover.Unknown
+	}) {
+		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
+			strings.ToLower(joined(strategies)), waitsOf(main)))
+	}
+	if s.c.IsSet(flagType) && !slices.ContainsFunc(main.Waits, func(w discover.Wait) bool {
+		return string(w.Type) == s.c.String(flagType)
+	}) {
+		return disagree(flagType, "wait queues "+waitsOf(main))
+	}
+	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
+		return disagree(flagPrefix, "wait queues "+waitsOf(main))
+	}
+	via := ""
+	if main.Plan.Via != nil {
+		via = main.Plan.Via.Exchange
+	}
+	if to := s.c.String(flagReturnTo); to != "" && via != to {
+		return disagree(flagReturnTo, cmp.Or(harmless(via), "none"))
+	}
+	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
+		plan.Dead = topology.Route{RoutingKey: dlq}
+		plan.Queues = append(slices.Clip(plan.Queues), topology.Queue{Name: dlq, Adopt: true})
+	}
+	return nil
+}
+
+func hasDelay(main discover.Main, d time.Duration) bool {
+	return slices.ContainsFunc(main.Waits, func(w discover.Wait) bool { return w.Delay == d })
+}
+
+func hasPrefix(plan topology.Plan, prefix string) bool {
+	return slices.ContainsFunc(plan.Queues, func(q topology.Queue) bool {
+		return strings.HasPrefix(q.Name, prefix)
+	}) || slices.ContainsFunc(plan.Exchanges, func(e topology.Exchange) bool {
+		return strings.HasPrefix(e.Name, prefix)
+	})
+}
+
+func waitsOf(main discover.Main) string {
+	names := make([]string, len(main.Waits))
+	for i, w := range main.Waits {
+		names[i] = fmt.Sprintf("%s (%s)", harmless(w.Name), w.Delay)
+	}
+	return strings.Join(names, ", ")
+}
+
+func joined(strategies []discover.Strategy) string {
+	names := make([]string, len(strategies))
+	for i, name := range strategies {
+		names[i] = string(name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// completeQueues offers the names of the queues that are found.
+func (a app) completeQueues(ctx context.Context, c *cli.Command) {
+	cli.DefaultCompleteWithFlags(ctx, c)
+	api, vhost, err := managementOf(c)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, completeLimit)
+	defer cancel()
+	found, err := discover.Find(ctx, api, vhost)
+	if err != nil {
+		return // a completion has no place for an error
+	}
+	for _, main := range found.Mains {
+		if !slices.Contains(c.Args().Slice(), main.Name) {
+			fmt.Fprintln(a.out, harmless(main.Name))
+		}
+	}
+}
+
+// completeLimit bounds the look of a completion.
+const completeLimit = 3 * time.Second

@@ -1,0 +1,128 @@
+package management_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/management"
+)
+
+// listed serves a list of queues in pages as all versions of RabbitMQ do: at most 500 a page, and a
+// page behind the last is refused. total is asked before each page.
+func listed(t *testing.T, total func(page int) int) *management.API {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ask := r.URL.Query()
+		page, _ := strconv.Atoi(ask.Get("page"))
+		n := total(page)
+		first := (page - 1) * 500
+		if ask.Get("page_size") != "500" || ask.Get("sort") != "name" || page > 1 && first >= n {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = w.Write([]byte(`{"error":"page_out_of_range"}`))
+			return
+		}
+		var items []string
+		for i := first; i < min(first+500, n); i++ {
+			items = append(items, fmt.Sprintf(`{"name":"q%04d","arguments":{},"messages_ready":%d}`, i, i))
+		}
+		_, _ = fmt.Fprintf(w, `{"total_count":%d,"items":[%s]}`, n, strings.Join(items, ","))
+	}))
+	t.Cleanup(server.Close)
+	return open(t, "http://u:p@"+server.Listener.Addr().String())
+}
+
+func TestQueuesAreReadInPages(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{0, 1, 499, 500, 501, 1000, 1203} {
+		var seen []management.Queue
+		api := listed(t, func(int) int { return n })
+		settled, err := api.Queues(t.Context(), "v", func(q management.Queue) { seen = append(seen, q) })
+		require.NoError(t, err)
+		require.True(t, settled)
+		require.Len(t, seen, n)
+		for i, q := range seen {
+			require.Equal(t, fmt.Sprintf("q%04d", i), q.Name)
+			require.Equal(t, i, *q.Ready)
+			require.Nil(t, q.Messages)
+		}
+	}
+}
+
+// Given that the list shrinks behind the reader, then the last page is refused, and the list is
+// read again.
+func TestListThatShrinksIsReadAgain(t *testing.T) {
+	t.Parallel()
+	first := true
+	names := map[string]int{}
+	api := listed(t, func(page int) int {
+		if page == 2 && first {
+			first = false
+			return 500
+		}
+		if first {
+			return 501
+		}
+		return 500
+	})
+	settled, err := api.Queues(t.Context(), "v", func(q management.Queue) { names[q.Name]++ })
+	require.NoError(t, err)
+	require.True(t, settled)
+	require.Len(t, names, 500)
+	require.Equal(t, 2, names["q0000"])
+}
+
+func TestLists(t *testing.T) {
+	t.Parallel()
+	var exchanges []management.Exchange
+	api := serve(t, "/api/exchanges/v", http.StatusOK, `{"total_count":1,"items":[{"name":"e",
+		"type":"topic","auto_delete":true,"arguments":{"alternate-exchange":"e"}}]}`)
+	settled, err := api.Exchanges(t.Context(), "v", func(e management.Exchange) {
+		exchanges = append(exchanges, e)
+	})
+	require.NoError(t, err)
+	require.True(t, settled)
+	require.Equal(t, []management.Exchange{{
+		Name: "e", Kind: "topic", AutoDelete: true,
+		Arguments: management.Object{"alternate-exchange": "e"},
+	}}, exchanges)
+
+	var bound []management.Bound
+	api = serve(t, "/api/exchanges/v/a%2Fb/bindings/source", http.StatusOK, `[
+		{"source":"a/b","destination":"q","destination_type":"queue","routing_key":"k","arguments":{}},
+		{"destination":"e","destination_type":"exchange","arguments":{"x-match":"all"}}]`)
+	see := func(b management.Bound) { bound = append(bound, b) }
+	require.NoError(t, api.BindingsFrom(t.Context(), "v", "a/b", see))
+	require.Len(t, bound, 2)
+	require.Equal(t, "q", bound[0].Destination)
+	require.Equal(t, management.Object{"x-match": "all"}, bound[1].Arguments)
+
+	var consumers []management.Consumer
+	api = serve(t, "/api/consumers/v", http.StatusOK, `[{"queue":{"name":"q","vhost":"v"},
+		"consumer_tag":"c","channel_details":[]}, {"queue":{"name":"q"},
+		"channel_details":{"user":"u","connection_name":"n"}}]`)
+	err = api.Consumers(t.Context(), "v", func(c management.Consumer) {
+		consumers = append(consumers, c)
+	})
+	require.NoError(t, err)
+	require.Equal(t, "c", consumers[0].Tag)
+	require.Empty(t, consumers[0].Channel)
+	require.Equal(t, "u", consumers[1].Channel["user"])
+}
+
+func TestListsThatAreNone(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{`{}`, `[`, `[{}`, `[1]`, ``} {
+		api := serve(t, "/api/consumers/v", http.StatusOK, body)
+		err := api.Consumers(t.Context(), "v", func(management.Consumer) {})
+		require.ErrorContains(t, err, "not an answer of the management API", body)
+	}
+	api := serve(t, "/api/exchanges/v/e/bindings/source", http.StatusNotFound, `{}`)
+	err := api.BindingsFrom(t.Context(), "v", "e", nil)
+	require.ErrorIs(t, err, management.ErrNotFound)
+}

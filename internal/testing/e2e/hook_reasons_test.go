@@ -1,0 +1,245 @@
+package e2e_test
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// nackOutside is a middleware outside DelayedRetry that makes the router nack.
+func nackOutside(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		_, _ = h(msg)
+		return nil, rig.ErrFailed
+	}
+}
+
+// orphan leaves msg in a queue as if a process had ended with it in hand.
+func orphan(t *testing.T, url, queue string, msg amqp.Publishing) {
+	t.Helper()
+	rig.DeclareQueue(t, url, queue, amqp.Table{"x-queue-type": "quorum"})
+	rig.Publish(t, url, "", queue, msg)
+	conn := testbroker.Dial(t, url)
+	ch, err := conn.Channel()
+	require.NoError(t, err)
+	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
+	require.NoError(t, err)
+	rig.Await(t, deliveries)
+	require.NoError(t, conn.Close())
+	rig.AwaitDepth(t, url, queue, 1)
+}
+
+// Given a dead letter of any reason that a service can make, then the hook is told of it once,
+// after the broker has confirmed it and before the delivery is acked.
+func TestTheHookIsToldOfEveryReason(t *testing.T) {
+	t.Parallel()
+	permanent := func(*message.Message) error { return middleware.Permanent(rig.ErrFailed) }
+	budget := func(t *testing.T) middleware.Option {
+		b, err := middleware.NewBudget(
+			middleware.BudgetConfig{Window: time.Minute, Retries: 1, DeadLetter: true})
+		require.NoError(t, err)
+		return middleware.WithBudget(b)
+	}
+	expiring := rig.Message("letter")
+	expiring.Expiration = "60000"
+	big := rig.Message("letter")
+	big.Headers = amqp.Table{"big": strings.Repeat("x", 130_000)}
+	type testCase struct {
+		reason header.Reason
+		c      rig.Config
+		option func(*testing.T) middleware.Option
+		msg    amqp.Publishing
+		before int    // messages that use the budget up
+		err    string // of the dead letter
+		own    bool   // the Subscriber makes it
+	}
+	hour := backoff.List{time.Hour}
+	rig.Each(t, map[string]testCase{
+		"permanent": {reason: header.ReasonPermanent, err: "closed", c: rig.Config{Handle: permanent}},
+		"exhausted": {
+			reason: header.ReasonExhausted, err: "closed",
+			c: rig.Config{Policy: rig.Quickly(1), Handle: rig.Fail},
+		},
+		"max age": {
+			reason: header.ReasonMaxAge, err: "closed", c: rig.Config{Handle: rig.Fail},
+			option: func(*testing.T) middleware.Option { return middleware.WithMaxAge(time.Minute) },
+		},
+		"deadline": {
+			reason: header.ReasonDeadline, err: "closed", c: rig.Config{Handle: rig.Fail}, msg: expiring,
+		},
+		"over budget": {
+			reason: header.ReasonOverBudget, err: "closed", c: rig.Config{Handle: rig.Fail},
+			option: budget, before: 1,
+		},
+		"oversized": {
+			reason: header.ReasonOversized, err: "closed", c: rig.Config{Handle: rig.Fail}, msg: big,
+		},
+		"oversized after a nack": {
+			reason: header.ReasonOversized, err: "do not fit", msg: big, own: true,
+			c: rig.Config{Handle: rig.Succeed, Outer: []message.HandlerMiddleware{nackOutside}},
+		},
+		"undecodable": {
+			reason: header.ReasonUndecodable, err: "not for me", msg: rig.Message("refuse"), own: true,
+			c: rig.Config{Handle: rig.Succeed, Configure: rig.Picky},
+		},
+		"undecodable, by a panic": {
+			reason: header.ReasonUndecodable, err: "not for me", msg: rig.Message("panic"), own: true,
+			c: rig.Config{Handle: rig.Succeed, Configure: rig.Picky},
+		},
+		"crash loop": {
+			reason: header.ReasonCrashLoop, err: "has ended each", own: true,
+			c: rig.Config{Handle: rig.Succeed, Configure: rig.QuorumQueue},
+		},
+	}, func(t *testing.T, test testCase) {
+		test.c.URL, test.c.Queue = testbroker.URL(t), testbroker.Queue(t)
+		if test.c.Policy == nil {
+			test.c.Policy = hour
+		}
+		if test.msg.Body == nil {
+			test.msg.Body = []byte("letter")
+		}
+		test.msg.MessageId = "id-7"
+		told := make(chan middleware.DeadLetter, 10)
+		test.c.RetryOptions = []middleware.Option{middleware.WithDeadLetterHook(
+			func(ctx context.Context, dead middleware.DeadLetter) {
+				if depth := testbroker.Depth(t, test.c.URL, test.c.Queue+".dlq"); depth != 1 {
+					t.Errorf("%d dead letters are confirmed", depth)
+				}
+				if ctx.Err() != nil { // it ends with the ack
+					t.Error("the delivery is settled already")
+				}
+				told <- dead
+			})}
+		if test.option != nil {
+			test.c.RetryOptions = append(test.c.RetryOptions, test.option(t))
+		}
+		if test.reason == header.ReasonCrashLoop {
+			test.msg.Headers = forged(test.c.Queue, header.Interruptions, "4").Headers
+			orphan(t, test.c.URL, test.c.Queue, test.msg)
+		}
+		r := rig.Start(t, test.c)
+		for range test.before {
+			r.Send("another")
+			r.AwaitLine("Message will be retried")
+		}
+		if test.reason != header.ReasonCrashLoop {
+			r.Publish(test.msg)
+		}
+		dead := rig.Await(t, told)
+		letter := r.DeadLetter()
+		r.Stop()
+		require.Empty(t, told, "told once")
+		require.Zero(t, r.Depth(""))
+
+		require.Equal(t, test.reason, dead.State.Reason)
+		require.Equal(t, string(test.reason), letter.Headers[header.DeadReason])
+		require.Equal(t, test.msg.Body, []byte(dead.Message.Payload))
+		require.Equal(t, []string{r.Queue, r.Queue}, []string{dead.Queue, dead.Topic})
+		require.False(t, dead.State.DeadAt.IsZero())
+		require.ErrorContains(t, dead.Err, test.err)
+		if test.own {
+			require.Equal(t, "id-7", dead.Message.UUID)
+			big, _ := test.msg.Headers["big"].(string)
+			require.Equal(t, big, dead.Message.Metadata["big"])
+		}
+	})
+}
+
+// hooked adds a dead-letter hook that sends each dead letter to a channel.
+func hooked(c *rig.Config) (told chan middleware.DeadLetter) {
+	told = make(chan middleware.DeadLetter, 10)
+	c.RetryOptions = append(c.RetryOptions, middleware.WithDeadLetterHook(
+		func(_ context.Context, dead middleware.DeadLetter) { told <- dead }))
+	return told
+}
+
+// requireToldOfMisdirected requires that the hook was told once of a message of the queue home.
+func requireToldOfMisdirected(t *testing.T, told chan middleware.DeadLetter, body string) {
+	t.Helper()
+	dead := rig.Await(t, told)
+	require.Equal(t, header.ReasonMisdirected, dead.State.Reason)
+	require.Equal(t, body, string(dead.Message.Payload))
+	require.Equal(t, []string{home, other}, []string{dead.Queue, dead.Topic})
+	require.Equal(t, 1, dead.State.Failures)
+	require.Empty(t, told)
+}
+
+// Given hooks that panic, end their goroutine or hang, when the Subscriber makes a dead letter,
+// then there is one dead letter, the others are handled, and Close does not wait.
+func TestABadHookHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	rig.Each(t, map[string]func(release <-chan struct{}){
+		"panics":             func(<-chan struct{}) { panic("of mine") },
+		"ends its goroutine": func(<-chan struct{}) { runtime.Goexit() },
+		"hangs":              func(release <-chan struct{}) { <-release },
+	}, func(t *testing.T, bad func(<-chan struct{})) {
+		release := make(chan struct{})
+		t.Cleanup(func() { close(release) })
+		called, handled := make(chan struct{}, 10), make(chan string, 10)
+		r := rig.Start(t, rig.Config{
+			Policy: backoff.List{time.Second}, Configure: rig.Picky,
+			RetryOptions: []middleware.Option{middleware.WithDeadLetterHook(
+				func(context.Context, middleware.DeadLetter) {
+					called <- struct{}{}
+					bad(release)
+				})},
+			SubscriberOptions: []topology.SubscriberOption{
+				topology.WithDrainTimeout(time.Second), topology.WithConcurrency(2),
+			},
+			Handle: func(msg *message.Message) error { handled <- string(msg.Payload); return nil },
+		})
+		r.Send("refuse", "fine")
+		rig.Await(t, called)
+		require.Equal(t, "fine", rig.Await(t, handled))
+		r.RequireNothingLeft(1)
+		require.Empty(t, called)
+	})
+}
+
+// Given two services of one Client, when one of their Subscribers makes a dead letter, then with
+// For it tells the hook that For names, and without For the hooks of both.
+func TestForNamesTheHook(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	rig.Each(t, map[string]bool{"For": true, "no For": false}, func(t *testing.T, named bool) {
+		queue, policy := testbroker.Queue(t), backoff.List{time.Second}
+		client := rig.OpenClient(t, url, topology.PerQueue{})
+		var first, second atomic.Int32
+		counting := func(n *atomic.Int32) *middleware.DelayedRetry {
+			retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithDeadLetterHook(
+				func(context.Context, middleware.DeadLetter) { n.Add(1) }))
+			require.NoError(t, err)
+			return retry
+		}
+		retry, _ := counting(&first), counting(&second)
+		cfg := rig.QueueConfig(url)
+		rig.Picky(&cfg)
+		options := []topology.SubscriberOption{topology.ForPolicy(policy)}
+		if named {
+			options = append(options, topology.For(retry))
+		}
+		sub, err := client.NewSubscriber(cfg, options...)
+		require.NoError(t, err)
+		_, err = sub.Subscribe(t.Context(), queue)
+		require.NoError(t, err)
+		rig.Publish(t, url, "", queue, rig.Message("refuse"))
+		rig.Take(t, url, queue+".dlq")
+		require.NoError(t, sub.Close()) // waits for the hooks
+		require.Equal(t, int32(1), first.Load())
+		require.Equal(t, !named, second.Load() == 1)
+	})
+}

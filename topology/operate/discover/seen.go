@@ -1,0 +1,331 @@
+package discover
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// seen is the answers of the management API about a vhost.
+type seen struct {
+	vhost     string
+	queues    map[string]queue
+	exchanges map[string]management.Exchange
+	// from and into have the bindings of the exchanges that matter, by exchange and by queue.
+	from, into map[string][]topology.Binding
+	policies   *audit.Policies
+	unclear    []Unclear
+}
+
+// queue is a queue of a vhost that may have very many.
+type queue struct {
+	kind topology.QueueType
+	// arguments are one map for all queues with the same arguments.
+	arguments                              management.Object
+	ready, unacked, total, held, consumers int32 // unknown is -1
+}
+
+// look reads the vhost. It reads bindings only of exchanges that may belong to millpond,
+// by their arguments or by the wait queues that lead to them.
+func look(ctx context.Context, api *management.API, vhost string) (*seen, error) {
+	s := &seen{
+		vhost: vhost, queues: map[string]queue{}, exchanges: map[string]management.Exchange{},
+		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
+	}
+	same := map[string]management.Object{}
+	settled, err := api.Queues(ctx, vhost, func(q management.Queue) { s.see(q, same) })
+	if err != nil {
+		return nil, s.wayIn(err)
+	}
+	s.note(settled, "queues")
+	waits := s.waitQueues()
+	if len(waits) == 0 && !s.anyKeeps() {
+		return s, nil
+	}
+	settled, err = api.Exchanges(ctx, vhost, func(e management.Exchange) { s.exchanges[e.Name] = e })
+	if err != nil {
+		return nil, s.wayIn(err)
+	}
+	s.note(settled, "exchanges")
+	if err := s.follow(ctx, api, waits); err != nil {
+		return nil, err
+	}
+	s.readPolicies(ctx, api)
+	return s, ctx.Err()
+}
+
+// wayIn adds to an error the permissions that a user may lack.
+func (s *seen) wayIn(err error) error {
+	if errors.Is(err, management.ErrNotFound) { // as 4.3 answers (F39)
+		return fmt.Errorf("management API: there is no such vhost, or the user has no permissions in "+
+			"it, of which ^$ is enough: %w", err)
+	}
+	return fmt.Errorf("management API: %w", err)
+}
+
+func (s *seen) note(settled bool, what string) {
+	if !settled {
+		s.unclear = append(s.unclear, Unclear{Text: fmt.Sprintf("%s of vhost %q were declared or "+
+			"deleted while they were listed, so that one of them may be missing here: ask again",
+			what, s.vhost)})
+	}
+}
+
+func (s *seen) see(q management.Queue, same map[string]management.Object) {
+	key, _ := json.Marshal(q.Arguments) // never fails: it came as JSON
+	arguments, ok := same[string(key)]
+	if !ok {
+		arguments = q.Arguments
+		same[string(key)] = arguments
+	}
+	s.queues[q.Name] = queue{
+		kind: kindOf(q.Type), arguments: arguments, ready: small(q.Ready), unacked: small(q.Unacked),
+		total: small(q.Messages), held: small(q.Held), consumers: small(q.Consumers),
+	}
+}
+
+// kindOf returns one string for all queues of a type.
+func kindOf(kind string) topology.QueueType {
+	switch kind {
+	case audit.Classic:
+		return topology.Classic
+	case audit.Quorum:
+		return topology.Quorum
+	}
+	return topology.QueueType(kind)
+}
+
+func small(n *int) int32 {
+	if n == nil {
+		return -1
+	}
+	return int32(min(*n, math.MaxInt32))
+}
+
+func count(n int32) operate.Count {
+	if n < 0 {
+		return operate.Count{N: -1}
+	}
+	return operate.Count{N: int(n), Source: operate.SourceManagement}
+}
+
+// counts returns a queue as the result shows it.
+func (s *seen) counts(name string) Queue {
+	q := s.queues[name]
+	return Queue{
+		Name: name, Type: q.kind, Ready: count(q.ready), Unacked: count(q.unacked),
+		Total: count(q.total), Held: count(q.held), Consumers: count(q.consumers),
+	}
+}
+
+// waitQueue is a wait queue and where its messages go when their wait is over.
+type waitQueue struct {
+	name     string
+	delay    time.Duration
+	exchange string
+	key      string
+	fixed    bool // the key is an argument; otherwise a message keeps its own
+}
+
+// waitQueues returns the queues with the arguments that topology.WaitQueue and the strategies set,
+// by delay and name. A queue of another program with a TTL and a dead-letter target lacks some.
+func (s *seen) waitQueues() []*waitQueue {
+	var waits []*waitQueue
+	for name, q := range s.queues {
+		ttl, ok := audit.WholeNumber(q.arguments["x-message-ttl"])
+		exchange, leads := q.arguments["x-dead-letter-exchange"].(string)
+		if !ok || !leads || ttl <= 0 || !keeps(q) || !waitsSafely(q) {
+			continue
+		}
+		w := &waitQueue{name: name, delay: time.Duration(ttl) * time.Millisecond, exchange: exchange}
+		w.key, w.fixed = q.arguments["x-dead-letter-routing-key"].(string)
+		waits = append(waits, w)
+	}
+	slices.SortFunc(waits, compareWaits)
+	return waits
+}
+
+// keeps reports whether a queue has the arguments of all queues that a strategy declares: a
+// delivery limit out of reach, or lazy mode.
+func keeps(q queue) bool {
+	if q.kind == topology.Classic {
+		return q.arguments["x-queue-type"] == audit.Classic && q.arguments["x-queue-mode"] == "lazy"
+	}
+	limit, _ := audit.WholeNumber(q.arguments["x-delivery-limit"])
+	return q.kind == topology.Quorum && limit == audit.LargeLimit
+}
+
+// waitsSafely reports whether a quorum queue dead-letters at least once.
+func waitsSafely(q queue) bool {
+	return q.kind == topology.Classic || q.arguments["x-dead-letter-strategy"] == "at-least-once" &&
+		q.arguments["x-overflow"] == "reject-publish"
+}
+
+// onlyKeeps is keeps for a queue that has no TTL and no dead-letter target, as a dead-letter queue
+// and a stranded queue.
+func onlyKeeps(q queue) bool {
+	_, expires := q.arguments["x-message-ttl"]
+	_, leads := q.arguments["x-dead-letter-exchange"]
+	return keeps(q) && !expires && !leads
+}
+
+func (s *seen) anyKeeps() bool {
+	for _, q := range s.queues {
+		if onlyKeeps(q) {
+			return true
+		}
+	}
+	return false
+}
+
+// follow reads the bindings of the exchanges that wait queues lead to, of the exchanges behind
+// these, and of the exchanges that name themselves as alternate exchange, as the entry exchanges of
+// all strategies do.
+func (s *seen) follow(ctx context.Context, api *management.API, waits []*waitQueue) error {
+	var open []string
+	for _, w := range waits {
+		open = append(open, w.exchange)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.exchanges)) {
+		if s.alternate(name) == name {
+			open = append(open, name)
+		}
+	}
+	read := map[string]bool{"": true}
+	returns := map[string]bool{} // exchanges that messages come back through
+	for _, w := range waits {
+		returns[w.exchange] = true
+	}
+	for len(open) > 0 {
+		name := open[0]
+		open = open[1:]
+		if _, there := s.exchanges[name]; !there || read[name] {
+			continue
+		}
+		read[name] = true
+		err := api.BindingsFrom(ctx, s.vhost, name, func(b management.Bound) {
+			found := bindingOf(name, b)
+			s.from[name] = append(s.from[name], found)
+			if found.Queue != "" {
+				s.into[found.Queue] = append(s.into[found.Queue], found)
+			} else {
+				open = append(open, found.ToExchange)
+			}
+		})
+		if err != nil && !errors.Is(err, management.ErrNotFound) {
+			return fmt.Errorf("management API: %w", err)
+		}
+		// The alternate exchange of an exchange behind it is the user's.
+		if returns[name] {
+			open = append(open, s.alternate(name))
+		}
+	}
+	return nil
+}
+
+// alternate returns the alternate exchange of an exchange, "" for none.
+func (s *seen) alternate(exchange string) string {
+	name, _ := s.exchanges[exchange].Arguments["alternate-exchange"].(string)
+	return name
+}
+
+func bindingOf(exchange string, b management.Bound) topology.Binding {
+	found := topology.Binding{Exchange: exchange, RoutingKey: b.RoutingKey}
+	if b.DestinationType == "exchange" {
+		found.ToExchange = b.Destination
+	} else {
+		found.Queue = b.Destination
+	}
+	for key, value := range b.Arguments {
+		if text, ok := value.(string); ok && key != "x-match" {
+			found.Header, found.Value = key, text
+		}
+	}
+	return found
+}
+
+// unseen notes the reason why something could not be seen beside the rest.
+func (s *seen) unseen(name string, err error) {
+	s.unclear = append(s.unclear, Unclear{
+		Text: fmt.Sprintf("the %s of vhost %q could not be seen: %v", name, s.vhost, err),
+	})
+}
+
+func (s *seen) readPolicies(ctx context.Context, api *management.API) {
+	list := &audit.Policies{}
+	var err error
+	if list.User, err = api.Policies(ctx, s.vhost); err == nil {
+		list.Operator, err = api.OperatorPolicies(ctx, s.vhost)
+	}
+	if err != nil {
+		s.unseen("policies", err)
+		return
+	}
+	s.policies = list
+}
+
+// readClients reads the consumers of the main queues.
+func (d *derivation) readClients(ctx context.Context, api *management.API) {
+	err := api.Consumers(ctx, d.vhost, func(c management.Consumer) {
+		m := d.mains[c.Queue.Name]
+		if m == nil {
+			return
+		}
+		client := Client{Tag: c.Tag}
+		client.Connection, _ = c.Channel["connection_name"].(string)
+		client.User, _ = c.Channel["user"].(string)
+		m.Clients = append(m.Clients, client)
+	})
+	if err != nil {
+		d.unseen("consumers", err)
+	}
+}
+
+// table returns arguments as the client library writes them.
+func table(o management.Object) amqp.Table {
+	if o == nil {
+		return nil
+	}
+	t := amqp.Table{}
+	for key, value := range o {
+		t[key] = field(value)
+	}
+	return t
+}
+
+func field(value any) any {
+	switch v := value.(type) {
+	case json.Number:
+		if n, err := v.Int64(); err == nil {
+			return n
+		}
+		f, _ := v.Float64()
+		return f
+	case map[string]any:
+		return table(v)
+	case []any:
+		list := make([]any, len(v))
+		for i := range v {
+			list[i] = field(v[i])
+		}
+		return list
+	}
+	return value
+}
+
+func compareWaits(a, b *waitQueue) int {
+	return cmp.Or(cmp.Compare(a.delay, b.delay), cmp.Compare(a.name, b.name))
+}

@@ -1,0 +1,26 @@
+package doctor_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology/operate/doctor"
+)
+
+// killed tells this test binary to be the run that is killed: the URL of its broker.
+const killed = "MILLPOND_TEST_DOCTOR"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(killed); url != "" {
+		_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(75*time.Second))
+		fmt.Fprintln(os.Stderr, "not killed in time:", err)
+		os.Exit(1)
+	}
+	testbroker.Main(m, func() error { return goleak.Find() })
+}

@@ -1,0 +1,271 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// bench is the place of one check: a connection, and a channel with confirms.
+type bench struct {
+	*examiner
+	conn    *link.Conn
+	ch      *amqp.Channel
+	returns chan amqp.Return // the returned messages of put
+	closed  chan *amqp.Error
+}
+
+// bench connects. The connection ends with ctx, because amqp091-go waits for most answers without
+// a limit.
+func (e *examiner) bench(ctx context.Context) (b *bench, end func(), err error) {
+	l, err := link.Open(ctx, e.link)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := l.Conn(ctx)
+	if err != nil {
+		l.Close()
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Kill(context.Cause(ctx)) })
+	b = &bench{examiner: e, conn: conn}
+	if err := b.reopen(); err != nil {
+		stop()
+		l.Close()
+		return nil, nil, err
+	}
+	return b, func() { stop(); l.Close() }, nil
+}
+
+// reopen opens the channel; also again, after the broker has closed it.
+func (b *bench) reopen() (err error) {
+	if b.ch, err = b.conn.Channel(); err != nil {
+		return err
+	}
+	b.returns = b.ch.NotifyReturn(make(chan amqp.Return, manyMessages))
+	b.closed = b.ch.NotifyClose(make(chan *amqp.Error, 1))
+	return b.ch.Confirm(false)
+}
+
+// declare makes a scratch queue. It is to be removed also where the answer does not arrive.
+func (b *bench) declare(ctx context.Context, q topology.Queue) error {
+	args := maps.Clone(q.Arguments)
+	if args == nil {
+		args = amqp.Table{}
+	}
+	args["x-expires"] = b.lifetime.Milliseconds()
+	b.keep(&b.queues, q.Name)
+	err := b.conn.Do(ctx, func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(q.Name, true, false, false, false, args)
+		return err
+	})
+	if audit.IsCode(err, amqp.AccessRefused) {
+		b.forget(q.Name)
+	}
+	return err
+}
+
+// build declares all of a plan. Its exchanges go with their last binding, and so with their queues.
+// Exchange and binding leave together, so that a run that is killed leaves no exchange.
+func (b *bench) build(ctx context.Context, plan topology.Plan) error {
+	for _, q := range plan.Queues {
+		if err := b.declare(ctx, q); err != nil {
+			return err
+		}
+	}
+	for _, e := range plan.Exchanges {
+		b.keep(&b.exchanges, e.Name)
+		err := b.conn.Do(ctx, func(ch *amqp.Channel) error {
+			err := ch.ExchangeDeclare(e.Name, e.Kind, true, true, false, true, e.Arguments)
+			for _, bound := range plan.Bindings {
+				if err == nil && bound.Exchange == e.Name {
+					err = ch.QueueBind(bound.Queue, bound.RoutingKey, e.Name, false, nil)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *examiner) keep(list *[]string, name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	*list = append(*list, name)
+}
+
+func (e *examiner) forget(queue string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.queues = slices.DeleteFunc(e.queues, func(q string) bool { return q == queue })
+}
+
+// put publishes a message, mandatory, and reports whether a queue has taken it.
+func (b *bench) put(ctx context.Context, exchange, key string, m amqp.Publishing) (bool, error) {
+	m.DeliveryMode = amqp.Persistent
+	confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false, m)
+	if err != nil {
+		return false, err
+	}
+	acked, err := confirm.WaitContext(ctx)
+	switch {
+	case err != nil:
+		return false, err
+	case !acked && b.ch.IsClosed():
+		return false, ending(<-b.closed)
+	}
+	select {
+	case <-b.returns:
+		return false, nil
+	default:
+		return acked, nil
+	}
+}
+
+// ending is the error of a channel that has ended; why is nil where the broker has said nothing.
+func ending(why *amqp.Error) error {
+	if why == nil {
+		return errors.New("the channel was closed")
+	}
+	return why
+}
+
+// putAll publishes n messages to a queue and returns how many it has taken.
+func (b *bench) putAll(ctx context.Context, queue string, n int) (taken int, err error) {
+	for i := range n {
+		ok, err := b.put(ctx, "", queue, amqp.Publishing{MessageId: fmt.Sprint(i)})
+		if err != nil {
+			return taken, err
+		}
+		if ok {
+			taken++
+		}
+	}
+	return taken, nil
+}
+
+const look = 10 * time.Millisecond
+
+// taken is a message with the time when it was got.
+type taken struct {
+	amqp.Delivery
+	at time.Time
+}
+
+// take gets up to n messages of a queue within the limit, and acks them.
+func (b *bench) take(
+	ctx context.Context, queue string, n int, limit time.Duration,
+) (list []taken, err error) {
+	err = until(ctx, limit, func() (bool, error) {
+		for len(list) < n {
+			d, ok, err := b.ch.Get(queue, true)
+			if err != nil || !ok {
+				return false, err
+			}
+			list = append(list, taken{d, time.Now()})
+		}
+		return true, nil
+	})
+	return list, err
+}
+
+// ready is the number of messages that the broker would deliver.
+func (b *bench) ready(ctx context.Context, queue string) (int, error) {
+	found, err := audit.Passive(ctx, b.conn.Do, queue)
+	return found.Messages, err
+}
+
+// empties waits until the wait of the messages in a queue is over and none is ready.
+func (b *bench) empties(ctx context.Context, queue topology.Queue) error {
+	// A count may be old: without this pause it may be from before the messages.
+	if err := pause(ctx, queue.Delay+time.Second); err != nil {
+		return err
+	}
+	left := 0
+	err := until(ctx, arrival, func() (_ bool, err error) {
+		left, err = b.ready(ctx, queue.Name)
+		return left == 0, err
+	})
+	if err == nil && left > 0 {
+		err = fmt.Errorf("%d messages have not expired within %v", left, arrival)
+	}
+	return err
+}
+
+// until calls f again and again, until it is done, fails, or the limit is over, which is no error.
+func until(ctx context.Context, limit time.Duration, f func() (done bool, err error)) error {
+	for end := time.Now().Add(limit); ; {
+		done, err := f()
+		if done || err != nil || time.Now().After(end) {
+			return err
+		}
+		if err := pause(ctx, look); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// removal bounds the removal of the scratch queues.
+const removal = 15 * time.Second
+
+// remove deletes everything that the run has declared. The error names the rest.
+func (e *examiner) remove(ctx context.Context) error {
+	if len(e.queues)+len(e.exchanges) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, removal)
+	defer cancel()
+	b, end, err := e.bench(ctx)
+	if err != nil {
+		return e.left(append(e.queues, e.exchanges...), err)
+	}
+	defer end()
+	var left []string
+	var problems []error
+	each := func(names []string, remove func(ch *amqp.Channel, name string) error) {
+		for _, name := range names {
+			err := b.conn.Do(ctx, func(ch *amqp.Channel) error { return remove(ch, name) })
+			if err != nil && !audit.IsCode(err, amqp.NotFound) {
+				left, problems = append(left, name), append(problems, err)
+			}
+		}
+	}
+	each(e.queues, func(ch *amqp.Channel, name string) error {
+		_, err := ch.QueueDelete(name, false, false, false)
+		return err
+	})
+	each(e.exchanges, func(ch *amqp.Channel, name string) error {
+		return ch.ExchangeDelete(name, false, false)
+	})
+	if len(left) == 0 {
+		return nil
+	}
+	return e.left(left, problems[0])
+}
+
+func (e *examiner) left(names []string, err error) error {
+	return fmt.Errorf("these scratch queues and exchanges could not be removed: %s; they expire by "+
+		"themselves within %v: %w", strings.Join(names, ", "), e.lifetime, err)
+}

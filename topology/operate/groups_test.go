@@ -1,0 +1,287 @@
+package operate_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// The errors of each line have one cause.
+func TestFingerprintReplacesWhatDiffers(t *testing.T) {
+	t.Parallel()
+	for want, texts := range map[string][]string{
+		"order #: no such customer": {
+			"order 7: no such customer", "order 1234567: no such customer",
+			"order 1,000: no such customer", "order -3.25: no such customer",
+			"  order 7:\n\tno such customer ",
+		},
+		"order <id>: gone": {
+			"order 7f3e2a10-1111-4222-8333-00000000000a: gone",
+			"order 01ARZ3NDEKTSV4RRFFQ69G5FAV: gone", "order 5d41402abc4b2a76b9719d911017c592: gone",
+			"order 0x1f: gone", "order 12345678: gone", "order cq8n2f7s1m0kd3x9b4tg: gone",
+			"order dGhpcyBpcyBhIHRlc3QgMTIzNDU2Nzg5MA==: gone",
+			"order a8Kd/93jXz+Qp1Lm7vB2: gone",
+		},
+		"order-# of item_#": {"order-17 of item_3", "order-4 of item_99"},
+		"dial tcp <address>: connect: connection refused": {
+			"dial tcp 10.0.0.7:443: connect: connection refused",
+			"dial tcp [::1]:5672: connect: connection refused",
+			"dial tcp [fe80::1%eth0]:80: connect: connection refused",
+			"dial tcp db-1.shop.internal:5432: connect: connection refused",
+			"dial tcp 10.0.0.7: connect: connection refused",
+		},
+		"read tcp <address>-><address>: i/o timeout": {
+			"read tcp 10.0.0.1:5000->10.0.0.2:443: i/o timeout",
+			"read tcp [::1]:9->[::2]:8: i/o timeout",
+		},
+		"no route to <address> or <address>": {
+			"no route to 10.1.0.0/16 or ::1", "no route to ::1 or ::2",
+		},
+		"mail to <email>, again": {"mail to ann@shop.example, again", "mail to a.b+c@d.example, again"},
+		`Get "https://api.shop.example/orders/#?<query>": EOF`: {
+			`Get "https://api.shop.example/orders/7?token=s3cret": EOF`,
+			`Get "https://me:hush@api.shop.example/orders/8#x": EOF`,
+		},
+		"POST http://<address>/v#/<id> failed": {
+			"POST http://10.0.0.7:8080/v1/7f3e2a10-1111-4222-8333-00000000000a failed",
+			"POST http://shop.internal:80/v2/7f3e2a10-1111-4222-8333-00000000000b failed",
+		},
+		`unknown field "<text>" can't be read`: {
+			`unknown field "total" can't be read`, `unknown field "a \"b\" c" can't be read`,
+		},
+		"unknown field '<text>' of `<text>`": {
+			"unknown field 'a b' of `c`", "unknown field '' of `d e`",
+		},
+		"took #, more than #":  {"took 1m30.5s, more than 10s", "took 250µs, more than 2"},
+		"at main.go:#, line #": {"at main.go:42, line 7", "at main.go:7, line 42"},
+		"at #-#-#T#:#:#Z": {
+			"at 2026-03-01T12:00:00Z", "at 2026-03-01T12:00:00.123456Z",
+		},
+		"no stock":                            {"no stock"},
+		"GetCustomer#ByName: version v#.#rc":  {"GetCustomer2ByName: version v1.25rc"},
+		"größe # zu klein, \u202eevil #":      {"größe 7 zu klein, \u202eevil 9"},
+		`it ends in a quote: "customer # of`:  {`it ends in a quote: "customer 7 of`},
+		"unauthorised: don't retry user's x#": {"unauthorised: don't retry user's x1"},
+	} {
+		for _, text := range texts {
+			_, got := operate.Fingerprint(operate.Letter{Error: text})
+			require.Equal(t, want, got, text)
+		}
+	}
+	_, none := operate.Fingerprint(operate.Letter{Reason: "expired"})
+	require.Equal(t, "(no error: expired)", none)
+	_, none = operate.Fingerprint(operate.Letter{})
+	require.Equal(t, "(no error)", none)
+}
+
+// A fingerprint has no digit, is valid and short, and is its own fingerprint's ID every time.
+func FuzzFingerprint(f *testing.F) {
+	for _, seed := range []string{
+		"", "order 7", `"a 'b" c'`, "http://1.2.3.4:5/6?7#8", "[::1]:5", "a@b.c", "\xff\x00 1h2",
+		strings.Repeat(`"a`, 500), strings.Repeat("1a.", 700), "s3://x1", "-1-1 -1",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		id, cause := operate.Fingerprint(operate.Letter{Error: text})
+		again, _ := operate.Fingerprint(operate.Letter{Error: text})
+		require.Equal(t, id, again)
+		require.Len(t, id, 12)
+		require.True(t, utf8.ValidString(cause))
+		require.NotRegexp(t, `[0-9]`, cause)
+		require.LessOrEqual(t, len(cause), 9*header.MaxErrorBytes)
+	})
+}
+
+// Groups say when, how many by queue, handler and reason, and an example.
+func TestGroupsByCause(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(7, func(i int, n *header.RetryState, m *amqp.Publishing) {
+			if i < 4 {
+				const text = "order %d of 7f3e2a10-1111-4222-8333-%012d: no such customer"
+				n.Reason, n.Error = header.ReasonPermanent, fmt.Sprintf(text, i*17, i)
+			}
+			if i == 3 {
+				n.Reason, n.Handler = header.ReasonExhausted, "bill"
+			}
+			if i == 6 {
+				n.Error, n.History, m.Body = "", nil, []byte{0xff, 'a', 0xfe}
+			}
+		})
+		groups, err := operate.GroupByError(b.Dead(t.Context(), b.plan, operate.Filter{}, 0))
+		require.NoError(t, err)
+		require.Len(t, groups, 3)
+		require.Equal(t, operate.Group{
+			ID: groups[0].ID, Error: "order # of <id>: no such customer", Count: 4,
+			First: died(0), Last: died(3), Queues: map[string]int{b.queue: 4},
+			Handlers: map[string]int{"ship": 3, "bill": 1},
+			Reasons:  map[string]int{"permanent": 3, "exhausted": 1},
+			Sample: operate.Sample{
+				ID: "order-0", Position: 1,
+				Error: "order 0 of 7f3e2a10-1111-4222-8333-000000000000: no such customer",
+			},
+		}, groups[0])
+		require.Equal(t, "connection refused", groups[1].Error)
+		require.Equal(t, "(no error: exhausted)", groups[2].Error)
+
+		tenant := func(key, pattern string) operate.Filter {
+			return operate.Filter{
+				HeaderPatterns: map[string]*regexp.Regexp{key: regexp.MustCompile(pattern)},
+			}
+		}
+		for name, c := range map[string]struct {
+			filter operate.Filter
+			want   []string
+		}{
+			"group": {
+				operate.Filter{Group: groups[0].ID}, []string{"order-0", "order-1", "order-2", "order-3"},
+			},
+			"payload": {operate.Filter{Payload: `"n":5`}, []string{"order-5"}},
+			"payload, bytes": {
+				operate.Filter{Payload: "\xffa"}, []string{"order-6"},
+			},
+			"payload, pattern": {
+				operate.Filter{PayloadPattern: regexp.MustCompile(`"n":[45]}$`)},
+				[]string{"order-4", "order-5"},
+			},
+			"payload, pattern of bytes": {
+				operate.Filter{PayloadPattern: regexp.MustCompile(`^\xff.\xfe$`)}, []string{"order-6"},
+			},
+			"header, pattern": {
+				tenant("tenant", `^[12]$`),
+				[]string{"order-1", "order-2", "order-4", "order-5"},
+			},
+			"header, pattern, missing": {
+				tenant("none", ``), nil,
+			},
+			"no group": {operate.Filter{Group: "0"}, nil},
+		} {
+			require.Equal(t, c.want, ids(b.letters(c.filter)), name)
+			dry := b.replay(operate.ReplayOptions{Filter: c.filter, DryRun: true})
+			require.Equal(t, len(c.want), dry.Chosen, name)
+		}
+		done := b.replay(operate.ReplayOptions{Filter: operate.Filter{Group: "0"}})
+		require.Zero(t, done.Done, "a filter that matches nothing changes nothing")
+		done = b.replay(operate.ReplayOptions{Filter: operate.Filter{Group: groups[0].ID}})
+		require.Equal(t, 4, done.Done)
+		require.Len(t, b.letters(operate.Filter{}), 3)
+	})
+	_, err := operate.GroupByError(func(yield func(operate.Letter, error) bool) {
+		yield(operate.Letter{}, errNoLetters)
+	})
+	require.ErrorIs(t, err, errNoLetters)
+}
+
+var errNoLetters = errors.New("no letters")
+
+// Letters of hostile services, each with its own long cause, queue, handler and reason, do not fill
+// the memory, and every letter is counted. Not parallel, because the heap belongs to all tests.
+func TestGroupsTakeBoundedMemory(t *testing.T) {
+	const letters = 100_000
+	long := strings.Repeat("x", 1800)
+	word := func(i int) string { // without a digit
+		return string([]byte{
+			'a' + byte(i/17576%26), 'a' + byte(i/676%26), 'a' + byte(i/26%26), 'a' + byte(i%26),
+		})
+	}
+	before := heap()
+	began := time.Now()
+	groups, err := operate.GroupByError(func(yield func(operate.Letter, error) bool) {
+		for i := range letters {
+			name := word(i) + strings.Repeat("n", 300)
+			l := operate.Letter{
+				ID: name[:255], Error: word(i%2000) + long, Queue: name, Handler: name,
+				Reason: header.Reason(name),
+			}
+			if !yield(l, nil) {
+				return
+			}
+		}
+	})
+	took := time.Since(began)
+	require.NoError(t, err)
+	after := heap()
+	t.Logf("%d letters in %v, %d KiB more of live heap", letters, took, (after-before)>>10)
+	require.Len(t, groups, 1001)
+	counted := 0
+	for _, g := range groups {
+		counted += g.Count
+		for _, counts := range []map[string]int{g.Queues, g.Handlers, g.Reasons} {
+			require.LessOrEqual(t, len(counts), 21)
+			sum := 0
+			for n := range maps.Values(counts) {
+				sum += n
+			}
+			require.Equal(t, g.Count, sum)
+		}
+	}
+	require.Equal(t, letters, counted)
+	at := slices.IndexFunc(groups, func(g operate.Group) bool { return g.Error == "(others)" })
+	require.Equal(t, 50_000, groups[at].Count)
+	require.Empty(t, groups[at].ID)
+	require.Less(t, after-before, uint64(48<<20))
+	runtime.KeepAlive(groups)
+}
+
+// BenchmarkGroups groups 100 000 letters of a real queue, and says how long that took and the most
+// heap above the heap before.
+func BenchmarkGroups(bench *testing.B) {
+	const dead, batch = 100_000, 10_000
+	b := newBox(bench, topology.Quorum)
+	pad := []byte(strings.Repeat("p", 512))
+	for from := 0; from < dead; from += batch {
+		b.die(batch, func(i int, n *header.RetryState, m *amqp.Publishing) {
+			i += from
+			m.MessageId, m.Body = fmt.Sprint("order-", i), pad
+			n.Error = fmt.Sprintf("order %d of customer %08x in shop %c%c: dial tcp 10.0.%d.%d:443: "+
+				"connect: connection refused", i, i*2654435761, 'a'+i%26, 'a'+i/26%20, i%256, i/256%256)
+			n.History[0].Error = n.Error
+		})
+	}
+	b.depth(b.dead, dead)
+	bench.ResetTimer()
+	for range bench.N {
+		base, most := heap(), uint64(0)
+		ended, sampled := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(sampled)
+			for {
+				select {
+				case <-ended:
+					return
+				case <-time.After(5 * time.Millisecond):
+					var m runtime.MemStats
+					runtime.ReadMemStats(&m)
+					most = max(most, m.HeapAlloc)
+				}
+			}
+		}()
+		groups, err := operate.GroupByError(b.Dead(bench.Context(), b.plan, operate.Filter{}, 0))
+		close(ended)
+		<-sampled
+		require.NoError(bench, err)
+		require.Equal(bench, 520, len(groups))
+		total := 0
+		for _, g := range groups {
+			total += g.Count
+		}
+		require.Equal(bench, dead, total)
+		bench.ReportMetric(float64(most-base)/(1<<20), "MiB-peak")
+	}
+	bench.ReportMetric(dead*float64(bench.N)/bench.Elapsed().Seconds(), "letters/s")
+}
