@@ -40,7 +40,7 @@ func (c *Client) manager(ctx context.Context) *audit.Manager {
 		config = c.linkCfg.TLS
 	}
 	vhost, _ := c.linkCfg.Vhost() // parsed before
-	return audit.NewManager(ctx, c.opts.management, vhost, config)
+	return audit.NewManager(ctx, c.opts.management, vhost, c.linkCfg.Cluster.Name(), config)
 }
 
 // checkArguments refuses the arguments of a configuration under which messages vanish.

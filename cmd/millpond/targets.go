@@ -34,25 +34,26 @@ type session struct {
 // open connects, and asks the management API which queues there are.
 func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	s = &session{app: a, c: c}
-	api, vhost, err := managementOf(c)
-	switch {
-	case errors.Is(err, errUsage):
-		return nil, err
-	case err != nil:
-		s.blind = err
-	default:
-		look, cancel := context.WithTimeout(ctx, lookLimit)
-		defer cancel()
-		found, err := discover.Find(look, api, vhost)
-		if s.vhost = &found; err != nil {
-			s.vhost, s.blind = nil, err
-		}
+	var vhost string
+	if s.api, vhost, s.blind = managementOf(c); errors.Is(s.blind, errUsage) {
+		return nil, s.blind
 	}
-	if s.vhost == nil && !c.IsSet(flagManagement) {
-		api = "" // it was a try
+	if s.operator, err = a.connect(ctx, c, s.api); err != nil || s.blind != nil {
+		return s, err
 	}
-	s.api = api
-	s.operator, err = a.connect(ctx, c, api)
+	look, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	found, err := discover.Find(look, s.api, vhost, discover.WithCluster(s.operator.Cluster()))
+	if err == nil {
+		s.vhost = &found
+		return s, nil
+	}
+	if s.blind = err; c.IsSet(flagManagement) {
+		return s, nil
+	}
+	s.api = "" // it was a try
+	_ = s.operator.Close()
+	s.operator, err = a.connect(ctx, c, s.api)
 	return s, err
 }
 

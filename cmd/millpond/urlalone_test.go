@@ -388,3 +388,21 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 	o = tool(t, address, "", "--url", address, "dead", "list", "--generate-shell-completion")
 	require.Contains(t, o.out, "service-042\n", o.err)
 }
+
+// Given a management API of another broker on the same host, then no command believes it: its queues
+// and policies are others, and looking under a policy that was not seen could delete messages.
+func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	_, api := testbroker.Managed(t, "")
+	address := onOneHost(t, node.URL(), api)
+	rig.DeclareQueue(t, node.URL(), "orders.dlq", amqp.Table{"x-queue-type": "quorum"})
+	for _, args := range [][]string{
+		{"status"}, {"dead", "list", "orders"}, {"--management", api, "dead", "list", "orders"},
+	} {
+		o := tool(t, address, "", append([]string{"--url", address}, args...)...)
+		require.NotEqual(t, exitDone, o.code, args)
+		require.Contains(t, o.err, "belongs to cluster", args)
+		require.NotContains(t, o.out+o.err, "no dead letters", args)
+	}
+}

@@ -27,13 +27,17 @@ type Manager struct {
 	Unseen []error
 }
 
-// NewManager returns a Manager that asks url, or nil where url is empty.
-func NewManager(ctx context.Context, url, vhost string, config *tls.Config) *Manager {
+// NewManager returns a Manager that asks url, or nil where url is empty. It asks no API of another
+// cluster than the one named, which AMQP leads to: its policies and queues are others. An empty
+// cluster is any.
+func NewManager(ctx context.Context, url, vhost, cluster string, config *tls.Config) *Manager {
 	if url == "" {
 		return nil
 	}
 	m := &Manager{ctx: ctx, vhost: vhost}
-	m.api, m.Err = management.New(url, config)
+	if m.api, m.Err = management.New(url, config); m.Err == nil {
+		m.Err = m.ask(func(ctx context.Context) error { return m.api.IsOf(ctx, cluster) })
+	}
 	return m
 }
 

@@ -143,6 +143,16 @@ func (c *Cluster) enter(name string) error {
 	return nil
 }
 
+// Name returns the cluster_name of the connections. It is empty if the broker has sent none.
+func (c *Cluster) Name() string {
+	if c == nil {
+		return ""
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.name
+}
+
 // leave counts the end of a connection that was admitted.
 func (c *Cluster) leave() {
 	if c == nil {

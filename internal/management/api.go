@@ -168,6 +168,28 @@ func (a *API) FeatureFlags(ctx context.Context) (map[string]string, error) {
 	return states, err
 }
 
+// ClusterName returns the cluster_name that the broker also sends over AMQP.
+func (a *API) ClusterName(ctx context.Context) (string, error) {
+	var cluster struct {
+		Name string `json:"name"`
+	}
+	err := a.get(ctx, &cluster, "cluster-name")
+	return cluster.Name, err
+}
+
+// IsOf returns an error if the API is of another cluster than the one of this name. An API that does
+// not say its cluster, or an empty name, is no error.
+func (a *API) IsOf(ctx context.Context, cluster string) error {
+	if cluster == "" {
+		return nil
+	}
+	if name, err := a.ClusterName(ctx); err == nil && name != "" && name != cluster {
+		return fmt.Errorf("%s belongs to cluster %q, and the AMQP URL leads to cluster %q: name the API "+
+			"of that cluster", a, name, cluster)
+	}
+	return nil
+}
+
 // Node is a node of the cluster. Alarms and limits are absent if the node collects no statistics,
 // and in the first seconds after its start.
 type Node struct {

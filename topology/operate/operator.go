@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -272,6 +273,9 @@ func withWayOut(err error) error {
 	return err
 }
 
+// Cluster returns the name of the broker's cluster. It is empty if the broker names none.
+func (o *Operator) Cluster() string { return o.link.Cluster.Name() }
+
 // Close ends the publishing connection within seconds, even if the broker does not answer. Calls
 // under way end by themselves; later calls return topology.ErrClosed.
 func (o *Operator) Close() error {
@@ -311,10 +315,11 @@ func (o *Operator) call(ctx context.Context, f func(context.Context, *link.Conn)
 
 // manager returns nil where no management API is configured.
 func (o *Operator) manager(ctx context.Context) *audit.Manager {
-	if o.opts.amqp == nil {
-		return audit.NewManager(ctx, o.opts.management, o.vhost, nil)
+	var config *tls.Config
+	if o.opts.amqp != nil {
+		config = o.opts.amqp.TLSClientConfig
 	}
-	return audit.NewManager(ctx, o.opts.management, o.vhost, o.opts.amqp.TLSClientConfig)
+	return audit.NewManager(ctx, o.opts.management, o.vhost, o.Cluster(), config)
 }
 
 // Declare declares what plan needs. It changes nothing that exists: where something has other

@@ -305,6 +305,14 @@ func (d *desk) furnish(c command) {
 	if slices.Contains(words, "release") || slices.Contains(words, "cancel") {
 		d.wait(ch, words, append(ids, "order-0"))
 	}
+	if slices.Contains(words, "replay") { // the service runs
+		handled, err := ch.Consume("orders", "", true, false, false, false, nil)
+		require.NoError(d.t, err)
+		go func() {
+			for range handled {
+			}
+		}()
+	}
 	for i, word := range words {
 		if word == "--file" && slices.Contains(words, "import") {
 			d.must("dead", "export", "orders", "--all", "--file", words[i+1])

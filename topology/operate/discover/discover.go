@@ -173,6 +173,7 @@ func (u Unclear) String() string { return u.Text }
 type Option func(*options) error
 
 type options struct {
+	cluster  string
 	tls      *tls.Config
 	operator *operate.Operator
 }
@@ -183,6 +184,17 @@ type options struct {
 func WithTLS(config *tls.Config) Option {
 	return func(o *options) error {
 		o.tls = config
+		return nil
+	}
+}
+
+// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it: Find then
+// refuses the API of another broker, such as one on the same host. An empty name is any cluster.
+//
+// Default: any cluster.
+func WithCluster(name string) Option {
+	return func(o *options) error {
+		o.cluster = name
 		return nil
 	}
 }
@@ -224,6 +236,9 @@ func Find(
 	api, err := management.New(managementURL, o.tls)
 	if err := errors.Join(append(problems, err)...); err != nil {
 		return Vhost{}, fmt.Errorf("discover: %w", err)
+	}
+	if err := api.IsOf(ctx, o.cluster); err != nil {
+		return Vhost{}, fmt.Errorf("discover: management API %w", err)
 	}
 	seen, err := look(ctx, api, vhost)
 	if err != nil {

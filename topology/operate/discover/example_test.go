@@ -26,7 +26,8 @@ func ExampleFind() {
 		log.Fatal(err)
 	}
 	found, err := discover.Find(ctx, address, "shop",
-		discover.WithTLS(&tls.Config{MinVersion: tls.VersionTLS13}), discover.WithLooks(operator))
+		discover.WithTLS(&tls.Config{MinVersion: tls.VersionTLS13}),
+		discover.WithCluster(operator.Cluster()), discover.WithLooks(operator))
 	if err != nil {
 		log.Fatal(err)
 	}
