@@ -105,7 +105,7 @@ func newApp(io stdio) *cli.Command {
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
 			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
-			a.doctor(),
+			a.doctor(), a.serve(),
 		},
 	}
 	var prepare func(c *cli.Command)
