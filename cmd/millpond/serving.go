@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 const (
 	flagListen       = "listen"
 	flagAllowActions = "allow-actions"
+	flagState        = "state"
 	flagToken        = "token-file"
 	flagReadToken    = "read-token-file"
 	flagUser         = "user"
@@ -55,6 +58,11 @@ func (a app) serve() *cli.Command {
 				Name: flagListen, Usage: "`ADDRESS` and port", Value: "127.0.0.1:8099",
 			},
 			&cli.BoolFlag{Name: flagAllowActions, Usage: "let accounts that may act change queues"},
+			&cli.StringFlag{
+				Name: flagState, Usage: "with --" + flagAllowActions + ": `FOLDER` of the journal of " +
+					"actions, the audit log, and discarded letters; one server uses it at a time. " +
+					"~/.local/state/millpond/serve without it",
+			},
 			&cli.StringFlag{
 				Name: flagToken, Usage: "`FILE` with the token of accounts that may act; or " + envToken,
 			},
@@ -148,6 +156,15 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 		Hosts: c.StringSlice(flagHost), AllowActions: c.Bool(flagAllowActions),
 		Masks: c.StringSlice(flagMask),
 	}
+	switch {
+	case config.AllowActions:
+		config.StateFolder = cmp.Or(c.String(flagState), a.stateFolder())
+		if config.StateFolder == "" {
+			return config, usage("--%s: name a folder, because no home folder is known", flagState)
+		}
+	case c.IsSet(flagState):
+		return config, usage("--%s goes with --%s", flagState, flagAllowActions)
+	}
 	if c.Bool(flagNoManagement) {
 		return config, usage("--%s: the page needs the management API, which shows the queues",
 			flagNoManagement)
@@ -176,6 +193,18 @@ func (a app) pageConfig(c *cli.Command) (page.Config, error) {
 		}
 	}
 	return config, nil
+}
+
+// stateFolder is where the state of the server is by default; empty without a home folder.
+func (a app) stateFolder() string {
+	folder := a.environment("XDG_STATE_HOME")
+	if home := a.environment("HOME"); folder == "" && home != "" {
+		folder = filepath.Join(home, ".local", "state")
+	}
+	if folder == "" {
+		return ""
+	}
+	return filepath.Join(folder, "millpond", "serve")
 }
 
 // secret reads a secret from the file of a flag, or from the environment.

@@ -55,6 +55,26 @@ func TestServeRefusesToBeOpen(t *testing.T) {
 	}
 }
 
+// The folder of the journal is the user's own, or the named one; one server uses it at a time.
+func TestServeKeepsItsStateInOneFolder(t *testing.T) {
+	t.Parallel()
+	o := tool(t, "", "", "serve", "--state", "x")
+	require.Equal(t, exitUsage, o.code)
+	require.Contains(t, o.err, "--state goes with --allow-actions")
+	o = tool(t, "", "", "--url", "amqp://127.0.0.1:1/", "serve", "--allow-actions")
+	require.Equal(t, exitUsage, o.code, o.err)
+	require.Contains(t, o.err, "--state: name a folder")
+
+	home := t.TempDir()
+	served(t, map[string]string{"HOME": home}, "--listen", "127.0.0.1:0", "--allow-actions")
+	folder := filepath.Join(home, ".local", "state", "millpond", "serve")
+	require.DirExists(t, folder)
+	o = tool(t, "", "", "--url", "amqp://127.0.0.1:1/", "serve", "--listen", "127.0.0.1:0",
+		"--allow-actions", "--state", folder)
+	require.Equal(t, exitUsage, o.code, o.err)
+	require.Contains(t, o.err, "another process uses the folder: name another one, with --state")
+}
+
 // lines are the output of a server, while it runs.
 type lines struct {
 	mu   sync.Mutex

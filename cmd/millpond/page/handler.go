@@ -14,6 +14,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -44,6 +45,10 @@ type Config struct {
 	Accounts []Account
 	// AllowActions lets accounts with RoleAct change queues. Default: the page only reads.
 	AllowActions bool
+	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
+	// One page uses it at a time. Default: actions are forgotten when the process ends, nothing can be
+	// discarded, and there is no audit log.
+	StateFolder string
 	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
 	// Payloads that are no JSON are then not shown at all. Default: payloads are shown.
 	Masks []string
@@ -65,6 +70,8 @@ type Handler struct {
 	watcher  *watcher
 	letters  *letterStore
 	tasks    *tasks
+	jobs     *job.Manager // nil without Config.AllowActions
+	showing  sync.WaitGroup
 	key      []byte // of form tokens
 	ctx      context.Context
 	end      context.CancelFunc
@@ -112,6 +119,10 @@ func New(config Config) (*Handler, error) {
 	h.pages = parsePages(h.base)
 	h.watcher = newWatcher(h.ctx, h.config.Interval, h.look, h.showNow)
 	h.mux = h.routes()
+	if err := h.openJobs(); err != nil {
+		h.end()
+		return nil, fmt.Errorf("page: %w", err)
+	}
 	return h, nil
 }
 
@@ -148,13 +159,14 @@ func (h *Handler) Close() error {
 	h.end()
 	h.watcher.under.Wait()
 	h.tasks.under.Wait()
+	err := h.closeJobs()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
 	if h.operator == nil {
-		return nil
+		return err
 	}
-	return h.operator.Close()
+	return errors.Join(err, h.operator.Close())
 }
 
 // look asks the management API.

@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 )
 
 //go:embed static
@@ -235,6 +237,10 @@ type view struct {
 	// Address is the path and the query of the page, for forms that return to it.
 	Address string
 	Now     time.Time
+	// Jobs are the actions that every page shows, Actions says that there may be some, and Follow that
+	// the page is loaded again and again where there is no script.
+	Jobs            []job.Action
+	Actions, Follow bool
 }
 
 // render writes a page, whole or not at all.
@@ -244,6 +250,7 @@ func (h *Handler) render(w http.ResponseWriter, r *http.Request, status int, nam
 	v.Form = h.formToken(visit.cookie, visit.who)
 	v.MayAct, v.Login = h.mayAct(visit.who), h.guard.byForm() && visit.who.name != ""
 	v.Address, v.Now = r.URL.RequestURI(), time.Now()
+	v.Jobs, v.Actions = h.running(), h.jobs != nil
 	var page bytes.Buffer
 	if err := h.pages.ExecuteTemplate(&page, name, v); err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
