@@ -63,16 +63,22 @@ had begun is finished.`
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
 	err := newApp(io).Run(ctx, args)
-	if err != nil && !errors.Is(err, errFound) {
-		fmt.Fprintf(io.err, "millpond: %v\n", err)
+	code := exitDone
+	for _, part := range parts(err) {
+		if part != errFound { // the output has the finding
+			for line := range strings.SplitSeq(part.Error(), "\n") {
+				fmt.Fprintf(io.err, "millpond: %s\n", harmless(line))
+			}
+		}
+		if one := exitCode(ctx, part); code <= exitFound || one == exitInterrupted {
+			code = one
+		}
 	}
-	return exitCode(ctx, err)
+	return code
 }
 
 func exitCode(ctx context.Context, err error) int {
 	switch {
-	case err == nil:
-		return exitDone
 	case errors.Is(err, errFound):
 		return exitFound
 	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions),

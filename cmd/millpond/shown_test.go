@@ -12,7 +12,7 @@ import (
 var (
 	console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 	inline  = regexp.MustCompile("`(millpond [^`]+)`")
-	served  = regexp.MustCompile("(?m)^```sh not run: [^\n]*\nmillpond ([a-z]+)")
+	serving = regexp.MustCompile("(?m)^```sh not run: [^\n]*\nmillpond ([a-z]+)")
 )
 
 // Every command of the tool that a page shows has flags that the tool knows. A page shows the real
@@ -23,7 +23,7 @@ func TestPagesShowCommandsThatTheToolKnows(t *testing.T) {
 	for _, page := range []string{"operations.md", "security.md", "compatibility.md"} {
 		text, err := os.ReadFile("../../docs/" + page)
 		require.NoError(t, err)
-		for _, command := range served.FindAllStringSubmatch(string(text), -1) {
+		for _, command := range serving.FindAllStringSubmatch(string(text), -1) {
 			shown[command[1]] = true
 		}
 		for _, block := range console.FindAllStringSubmatch(string(text), -1) {
