@@ -205,7 +205,8 @@ func (a app) ramped(
 	}
 	if c.Bool(flagJSON) {
 		j := rampJSON{
-			Queue: queue, Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
+			Queue: queue,
+			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
 			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left, Spent: r.Spent,
 			Foreign: r.Foreign, Refused: r.Refused, Unseen: errorText(r.Unseen), Error: errorText(err),
 			AtHandler: known(r.AtHandler),
@@ -299,7 +300,8 @@ func (a app) rehearse(
 	if c.Bool(flagJSON) {
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
 			doneJSON: doneJSON{
-				Queue: l.plan.Queue, Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
+				Queue: l.plan.Queue,
+				Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
 				DryRun: true, Error: errorText(err),
 			},
 			Target: h.Target, Ready: known(h.Ready), Consumers: known(h.Consumers), Spent: h.Spent,

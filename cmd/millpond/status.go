@@ -197,7 +197,7 @@ func (s *session) overview(ctx context.Context) error {
 	return err
 }
 
-// notKnown prints what the broker does not tell.
+// notKnown prints everything that the broker does not tell.
 func (s *session) notKnown(w io.Writer) {
 	for _, q := range s.vhost.Unclaimed {
 		if q.Total.N != 0 {

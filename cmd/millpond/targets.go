@@ -60,13 +60,12 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	return s, err
 }
 
-// find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters may
-// tell it.
+// find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
+// may tell it.
 func (s *session) find(ctx context.Context, vhost string) error {
 	cluster := discover.WithCluster(s.operator.Cluster())
 	found, err := discover.Find(ctx, s.api, vhost, cluster)
-	unknown := slices.ContainsFunc(found.Mains, func(m discover.Main) bool { return len(m.Dead) == 0 })
-	if err == nil && unknown && len(found.Unclaimed) > 0 {
+	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
 		found, err = discover.Find(ctx, s.api, vhost, cluster, discover.WithLooks(s.operator))
 	}
 	if err == nil {
@@ -74,6 +73,8 @@ func (s *session) find(ctx context.Context, vhost string) error {
 	}
 	return err
 }
+
+func deadUnknown(m discover.Main) bool { return len(m.Dead) == 0 }
 
 // managementOf returns the URL of the management API and the virtual host. The error says why there
 // is none.
@@ -262,7 +263,7 @@ func (s *session) nothingFound() {
 	s.notKnown(s.told(s.c))
 }
 
-// distinct returns the names without those that were there before.
+// distinct returns each name once.
 func distinct(names []string) (list []string) {
 	for _, name := range names {
 		if !slices.Contains(list, name) {

@@ -389,8 +389,8 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 	require.Contains(t, o.out, "service-042\n", o.err)
 }
 
-// Given a management API of another broker on the same host, then no command believes it: its queues
-// and policies are others, and looking under a policy that was not seen could delete messages.
+// Given a management API of another broker on the same host, then no command believes it. Its
+// queues and policies are others, and a look under a policy that was not seen could delete messages.
 func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
@@ -407,8 +407,8 @@ func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
 	}
 }
 
-// Given several queues, then a position, a limit and a message that is in one of them mean what a
-// person expects: no command acts on more messages than it says, and each finding has one exit code.
+// Given several queues, and a position, a limit or a message that is in one of them, then no
+// command acts on more messages than it says, and each finding has one exit code.
 func TestSeveralQueues(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)

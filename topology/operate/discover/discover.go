@@ -188,8 +188,9 @@ func WithTLS(config *tls.Config) Option {
 	}
 }
 
-// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it: Find then
-// refuses the API of another broker, such as one on the same host. An empty name is any cluster.
+// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it. Find
+// then refuses the API of another broker, for example on the same host. An empty name is any
+// cluster.
 //
 // Default: any cluster.
 func WithCluster(name string) Option {
