@@ -390,7 +390,7 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 }
 
 // Given a management API of another broker on the same host, then no command believes it. Its
-// queues and policies are others, and a look under a policy that was not seen could delete messages.
+// queues and policies are others. A look under a policy that was not seen could delete messages.
 func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)

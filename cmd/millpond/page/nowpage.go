@@ -37,6 +37,7 @@ type overview struct {
 	Lost                  []lost
 	Back                  back
 	UnclearMore, LostMore int
+	LostEmpty             int // wait queues that lead to no queue and are empty
 	Unclear               []discover.Unclear
 }
 
@@ -94,6 +95,10 @@ func (h *Handler) overview(s *sight) overview {
 		}
 	}
 	for _, w := range s.Vhost.Orphans {
+		if w.Total.Known() && w.Total.N == 0 {
+			o.LostEmpty++
+			continue
+		}
 		o.Lost = append(o.Lost, lost{Queue: w.Name, Why: w.Why, Count: w.Total})
 	}
 	if o.LostMore = len(o.Lost) - maxUnclear; o.LostMore > 0 {

@@ -29,6 +29,8 @@ func visible(text string, lines bool) string {
 			out.WriteRune('␡')
 		case isBlank(r):
 			fmt.Fprintf(&out, "⟨U+%04X⟩", r)
+		case r == narrowSpace:
+			out.WriteRune(r)
 		case unicode.IsPrint(r) && !unicode.Is(unicode.M, r) || isMark(r, out.Len()):
 			out.WriteRune(r)
 		default:
@@ -37,6 +39,9 @@ func visible(text string, lines bool) string {
 	}
 	return out.String()
 }
+
+// narrowSpace stands between thousands. A reader sees it as a space.
+const narrowSpace = '\u202f'
 
 // isBlank reports whether a character that counts as a letter or a sign has no look.
 func isBlank(r rune) bool {

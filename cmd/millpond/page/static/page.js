@@ -51,6 +51,22 @@ function put(part, html) {
   if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
 }
 
+// A part that changed between the press and the release of a button would swallow the click.
+let held = false;
+const late = new Map();
+for (const [name, down] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false]]) {
+  addEventListener(name, () => {
+    held = down;
+    if (!down) setTimeout(release);
+  });
+}
+
+function release() {
+  if (held) return;
+  for (const [part, html] of late) put(part, html);
+  late.clear();
+}
+
 const parts = [...document.querySelectorAll("[data-live]")];
 const link = document.getElementById("link");
 let stream = null;
@@ -74,7 +90,8 @@ function connect() {
     stream.addEventListener(part.dataset.live, (event) => {
       const selected = document.getSelection();
       const busy = selected && !selected.isCollapsed && part.contains(selected.anchorNode);
-      if (!busy) put(part, event.data);
+      if (held) late.set(part, event.data);
+      else if (!busy) put(part, event.data);
     });
   }
 }
