@@ -65,7 +65,7 @@ func run(ctx context.Context, args []string, io stdio) int {
 	err := newApp(io).Run(ctx, args)
 	code := exitDone
 	for _, part := range parts(err) {
-		if part != errFound { // the output has the finding
+		if !isFinding(part) {
 			for line := range strings.SplitSeq(part.Error(), "\n") {
 				fmt.Fprintf(io.err, "millpond: %s\n", harmless(line))
 			}
@@ -75,6 +75,12 @@ func run(ctx context.Context, args []string, io stdio) int {
 		}
 	}
 	return code
+}
+
+// isFinding reports whether the output of the command has said the error.
+func isFinding(err error) bool {
+	var none *notThere
+	return errors.Is(err, errFound) && !errors.As(err, &none)
 }
 
 func exitCode(ctx context.Context, err error) int {

@@ -73,7 +73,7 @@ func matched(c *cli.Command, p operate.Progress, err error) error {
 	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
 		return err
 	case p.Foreign > 0:
-		return &notThere{fmt.Sprintf("the message belongs to another queue: name it with --to")}
+		return notFound("the message belongs to another queue: name it with --to")
 	}
 	return notFound("there is no message with the ID %s: list the queue again",
 		strings.Join(ids, ", "))

@@ -206,7 +206,7 @@ func (a app) ramped(
 	if c.Bool(flagJSON) {
 		j := rampJSON{
 			Queue: queue,
-			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
+			Run:   r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
 			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left, Spent: r.Spent,
 			Foreign: r.Foreign, Refused: r.Refused, Unseen: errorText(r.Unseen), Error: errorText(err),
 			AtHandler: known(r.AtHandler),

@@ -414,8 +414,10 @@ func TestSeveralQueues(t *testing.T) {
 	h := newHouse(t)
 	h.fill()
 	for _, args := range [][]string{
-		{"dead", "discard", "--limit", "1", "--yes"}, {"dead", "replay", "--id", "#1"},
-		{"dead", "discard", "--id", "#1", "--yes"}, {"dead", "replay", "--edit", "#1"},
+		{"dead", "discard", "--limit", "1", "--yes"},
+		{"dead", "replay", "--id", "#1"},
+		{"dead", "discard", "--id", "#1", "--yes"},
+		{"dead", "replay", "--edit", "#1"},
 		{"dead", "replay", "--all", "--every", "1m"},
 	} {
 		o := h.ask(args...)
@@ -423,8 +425,10 @@ func TestSeveralQueues(t *testing.T) {
 		require.Contains(t, o.err, "name", args)
 	}
 	for _, args := range [][]string{
-		{"waiting", "list", "orders", "orders"}, {"waiting", "cancel", "--id", "mail-waits"},
-		{"dead", "show", "orders-refuse"}, {"stranded", "show", "old-is-stranded"},
+		{"waiting", "list", "orders", "orders"},
+		{"waiting", "cancel", "--id", "mail-waits"},
+		{"dead", "show", "orders-refuse"},
+		{"stranded", "show", "old-is-stranded"},
 	} {
 		o := h.ask(args...)
 		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)

@@ -143,9 +143,7 @@ func changeOf(f *formReader) (*job.Change, error) {
 		}
 		c.Set[strings.TrimSpace(key)] = strings.TrimSpace(value)
 	}
-	for _, key := range strings.Fields(f.Get("unset")) {
-		c.Unset = append(c.Unset, key)
-	}
+	c.Unset = append(c.Unset, strings.Fields(f.Get("unset"))...)
 	return c, nil
 }
 

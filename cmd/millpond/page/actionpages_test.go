@@ -74,8 +74,8 @@ func TestReplayByFormsAlone(t *testing.T) {
 	h := newHouse(t)
 	const hostile = `refused <script>alert(1)</script>"'`
 	h.dies("o-", hostile, 20)
-	v, colleague := h.acting(filepath.Join(t.TempDir(), "state")), (*visitor)(nil)
-	colleague = &visitor{t: t, server: v.server, client: newBrowser(t)}
+	v := h.acting(filepath.Join(t.TempDir(), "state"))
+	colleague := &visitor{t: t, server: v.server, client: newBrowser(t)}
 
 	a := v.get("/act?" + url.Values{"queue": {"orders"}, "error": {hostile}}.Encode())
 	require.Equal(t, http.StatusOK, a.StatusCode, a.body)

@@ -109,11 +109,19 @@ func (h *Handler) fillLetter(v *letterView, k kept) {
 	v.Headers = headerRows(l.Delivery.Headers)
 	d := l.Delivery
 	for _, f := range []fact{
-		{"message id", d.MessageId}, {"correlation id", d.CorrelationId}, {"content type", d.ContentType},
-		{"content encoding", d.ContentEncoding}, {"type", d.Type}, {"app id", d.AppId},
-		{"reply to", d.ReplyTo}, {"expiration", d.Expiration}, {"user id", d.UserId},
-		{"exchange now", d.Exchange}, {"routing key now", d.RoutingKey},
-		{"first exchange", l.OriginExchange}, {"first routing key", l.OriginRoutingKey},
+		{"message id", d.MessageId},
+		{"correlation id", d.CorrelationId},
+		{"content type", d.ContentType},
+		{"content encoding", d.ContentEncoding},
+		{"type", d.Type},
+		{"app id", d.AppId},
+		{"reply to", d.ReplyTo},
+		{"expiration", d.Expiration},
+		{"user id", d.UserId},
+		{"exchange now", d.Exchange},
+		{"routing key now", d.RoutingKey},
+		{"first exchange", l.OriginExchange},
+		{"first routing key", l.OriginRoutingKey},
 	} {
 		if f.Value != "" {
 			v.Facts = append(v.Facts, f)
@@ -194,8 +202,10 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	body, name := l.Delivery.Body, fmt.Sprintf("letter-%d.bin", v.Position)
 	if len(h.masks) > 0 {
 		if body = h.shownPayload(body); body == nil {
-			return failure{http.StatusForbidden,
-				fmt.Errorf("masks are set, and this payload is no JSON, so that it is not shown")}
+			return failure{
+				http.StatusForbidden,
+				fmt.Errorf("masks are set, and this payload is no JSON, so that it is not shown"),
+			}
 		}
 		name = fmt.Sprintf("letter-%d-masked.json", v.Position)
 	}

@@ -80,8 +80,10 @@ type look struct {
 }
 
 var looks = []look{
-	{"wide-light", 1280, "light"}, {"wide-dark", 1280, "dark"},
-	{"narrow-light", 360, "light"}, {"narrow-dark", 360, "dark"},
+	{"wide-light", 1280, "light"},
+	{"wide-dark", 1280, "dark"},
+	{"narrow-light", 360, "light"},
+	{"narrow-dark", 360, "dark"},
 }
 
 // openTab opens a tab for a site.

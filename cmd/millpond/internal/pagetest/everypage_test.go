@@ -80,8 +80,12 @@ func (h *house) pages(b *tab) []named {
 	h.t.Helper()
 	m := mouse{b}
 	all := []named{
-		{"now", "/"}, {"not-found", "/nowhere"}, {"actions-none", "/actions"}, {"act-which", "/act"},
-		{"dead-none", "/dead?error=nothing+like+this"}, {"waiting-before", "/waiting"},
+		{"now", "/"},
+		{"not-found", "/nowhere"},
+		{"actions-none", "/actions"},
+		{"act-which", "/act"},
+		{"dead-none", "/dead?error=nothing+like+this"},
+		{"waiting-before", "/waiting"},
 	}
 	here := func(name string, texts ...string) {
 		b.see(texts...)

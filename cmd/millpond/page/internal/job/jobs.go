@@ -115,7 +115,7 @@ func (m *Manager) openStore() ([]Action, error) {
 		}
 	}
 	if err = errors.Join(err, s.compact(known)); err != nil {
-		s.close()
+		_ = s.close()
 		return nil, err
 	}
 	m.store = s

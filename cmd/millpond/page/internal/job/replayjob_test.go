@@ -183,7 +183,7 @@ func TestStopAndResume(t *testing.T) {
 	require.Equal(t, 200-moved, h.Count)
 	_, err = y.Start("bob", h.ID, h.Digest)
 	require.NoError(t, err)
-	a = y.await(h.ID, "more letters", func(a job.Action) bool { return a.Progress.Done > 10 })
+	y.await(h.ID, "more letters", func(a job.Action) bool { return a.Progress.Done > 10 })
 	_, err = y.Stop("alice", h.ID)
 	require.NoError(t, err)
 	a = y.ended(h.ID)

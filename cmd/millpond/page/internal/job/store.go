@@ -50,7 +50,7 @@ func openStore(folder string) (*store, []Action, error) {
 		s.logs, err = openAppend(filepath.Join(folder, auditName))
 	}
 	if err != nil {
-		s.close()
+		_ = s.close()
 		return nil, nil, err
 	}
 	return s, known, nil
