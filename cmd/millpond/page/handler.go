@@ -110,7 +110,7 @@ func New(config Config) (*Handler, error) {
 		h.config.Interval = 5 * time.Second
 	}
 	if config.Interval < 0 {
-		problems = append(problems, fmt.Errorf("the Interval is %v: it cannot be negative", config.Interval))
+		problems = append(problems, fmt.Errorf("negative Interval %v", config.Interval))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("page: %w", err)
