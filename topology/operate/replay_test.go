@@ -221,6 +221,32 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	})
 }
 
+// Each failed replay left a copy of a letter among the originals.
+func TestReplayToAMissingQueueKeptAnOriginalEachTime(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(2)
+		rig.DeleteQueue(t, b.url, b.queue)
+		kept := testbroker.Queue(t)
+		rig.DeclareQueue(t, b.url, kept, nil)
+		options := operate.ReplayOptions{Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+			msg.Body = []byte("repaired")
+			return nil
+		}}
+		for _, options.Originals = range []string{"", kept} {
+			done, err := b.Replay(t.Context(), b.plan, options)
+			require.ErrorIs(t, err, topology.ErrUnroutable)
+			require.ErrorContains(t, err, b.queue)
+			require.Zero(t, done.Done)
+		}
+		require.Empty(t, b.bodies(kept, 0), "originals")
+		b.depth(b.dead, 2)
+		_, err := testbroker.Channel(t, b.url).QueueDeclarePassive(
+			b.dead+".originals", true, false, false, false, nil)
+		require.ErrorContains(t, err, "NOT_FOUND")
+	})
+}
+
 // A letter that fills its frame loses its history, and one of a foreign header
 // stays; neither stops the others.
 func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {
