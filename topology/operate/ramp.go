@@ -123,14 +123,21 @@ func (r RampResult) String() string {
 func (o *Operator) Ramp(
 	ctx context.Context, plan topology.Plan, options RampOptions,
 ) (RampResult, error) {
+	r, err := o.runRamp(ctx, plan, options)
+	return r.result, err
+}
+
+func (o *Operator) runRamp(
+	ctx context.Context, plan topology.Plan, options RampOptions,
+) (*ramp, error) {
 	r, err := newRamp(o, plan, options)
 	if err == nil {
 		err = r.ramp(ctx)
 	}
 	if err != nil {
-		return r.result, fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
+		return r, fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
 	}
-	return r.result, nil
+	return r, nil
 }
 
 const (
