@@ -85,8 +85,8 @@ type RampResult struct {
 	// known from the management API alone, at the end.
 	AtHandler Count
 	// Spent, Foreign and Refused are in the dead-letter queue: passed over because of MaxReplays,
-	// because their headers name another queue, and because they cannot be published. The first two
-	// are not part of Started.
+	// because their headers name another queue (or none, with Named), and because they cannot be
+	// published. The first two are not part of Started.
 	Spent, Foreign, Refused int
 	// Unseen says why the last look was not possible. Then letters that are dead again or wait may be
 	// among Unsettled.

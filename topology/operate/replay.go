@@ -29,6 +29,10 @@ type ReplayOptions struct {
 	// To is the queue that gets them. Default: the queue of the plan, and only letters whose headers
 	// name it or none.
 	To string
+	// Named chooses only letters whose headers name the queue of the plan, also with To. The others
+	// count as foreign. It is for a dead-letter queue of several queues, where a letter that names no
+	// queue may be of any of them. Default: false.
+	Named bool
 	// Rate is the number of letters a second. Default: as fast as possible.
 	Rate float64
 	// Limit is the most letters to move. Default: all.
@@ -249,7 +253,7 @@ func (r *replay) one(
 	if !r.Filter.Matches(l) {
 		return false, nil
 	}
-	if r.To == "" && l.Queue != "" && l.Queue != r.plan.Queue {
+	if r.isForeign(l) {
 		r.count(func(p *Progress) { p.Foreign++ })
 		return false, nil
 	}
@@ -290,6 +294,11 @@ func (r *replay) one(
 	}
 	r.moved++
 	return true, nil
+}
+
+// isForeign reports whether a letter is left to another plan.
+func (r *replay) isForeign(l Letter) bool {
+	return l.Queue != r.plan.Queue && (r.Named || r.To == "" && l.Queue != "")
 }
 
 // refuse counts a message that stays.
