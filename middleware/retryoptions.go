@@ -260,8 +260,8 @@ type DeadLetter struct {
 // The message is acked after the hook, so the hook should be quick, and must return when its
 // context is done. A hook that hangs all the same hangs as a handler does: it keeps its place of
 // WithConcurrency, and the broker delivers the message again, which is dead-lettered again. The
-// Subscriber waits for a hook of its own dead letter until HoldUntil only, and then acks the
-// message and logs an error. A panic is logged and changes nothing.
+// Subscriber waits for the hook of a dead letter that it made until HoldUntil only, and then acks
+// the message and logs an error. A panic is logged and changes nothing.
 // If the process ends meanwhile, the message may be dead-lettered and told twice.
 //
 // Default: only the log and the observers tell of a dead letter.
