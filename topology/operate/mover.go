@@ -165,7 +165,8 @@ type Progress struct {
 	// Done counts the messages that were moved and confirmed in their queue, or thrown away. It is
 	// less than Chosen while publishes are under way, and in a dry run.
 	Done int
-	// Foreign were chosen, but not taken, because their headers name another queue.
+	// Foreign were chosen, but not taken, because their headers name another queue, or none with
+	// ReplayOptions.Named.
 	Foreign int
 	// Refused by the edit hook, or too large with the headers that a replay adds: still in the queue.
 	Refused int

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -167,7 +168,7 @@ type Unclear struct {
 }
 
 // String returns the sentence.
-func (u Unclear) String() string { return u.Text }
+func (u Unclear) String() string { return excerpt.OneLine(u.Text) }
 
 // Option changes Find.
 type Option func(*options) error
