@@ -105,7 +105,7 @@ func (a app) deadReplay() *cli.Command {
 			}
 			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 				options := operate.ReplayOptions{
-					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
+					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"), Named: l.shared,
 				}
 				switch {
 				case changes != nil && ramps(c):
