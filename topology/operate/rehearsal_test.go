@@ -97,7 +97,7 @@ func TestRehearsal(t *testing.T) {
 		options.To = full
 		h = b.rehearse(options)
 		require.GreaterOrEqual(t, len(problems(h, full)), 3) // it drops; no consumer; no room
-		require.ErrorContains(t, errorOf(h, full), "has 0 messages and room for 5, and 8 letters")
+		require.ErrorContains(t, errorOf(h, full), "has 0 messages and room for 5, and 7 letters")
 		options.Limit = 5
 		require.NoError(t, errorOf(b.rehearse(options), full))
 	})
