@@ -12,8 +12,11 @@ import (
 )
 
 const (
-	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their confirm, and so the
-	// number of messages that a killed process has doubled.
+	// maxUnderWay and maxBytesUnderWay bound the publishes that wait for their confirm: as many as
+	// pending holds, one before it and one behind it. A killed process has doubled these, and messages
+	// whose acks the broker has not read or not stored: a quorum queue forgets acks that it keeps back
+	// when the connection ends. Measured on 3.10.8, 10 kills at 1400 moved: 109 to 162 doubled from
+	// quorum queues, 19 to 92 from classic ones.
 	maxUnderWay      = 128
 	maxBytesUnderWay = 16 << 20
 )

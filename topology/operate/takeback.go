@@ -37,7 +37,7 @@ const maxTakeBack = 10_000
 // the plan's queue go back to its dead-letter queue, each confirmed there before it leaves the
 // queue, as if they had not been replayed. Progress.Refused counts letters of the run that had an
 // attempt since and are ready again; they stay. Wherever TakeBack is interrupted, even killed, no
-// letter is lost; letters under way at that moment, up to 128, may be there twice.
+// letter is lost; after a kill as many may be there twice as after one of Replay.
 //
 // To find the letters all ready messages of the queue have to be taken and the others given back,
 // after which they carry the redelivered flag. So the error is ErrUnsafe, and nothing is moved,

@@ -60,8 +60,8 @@ type Queue struct {
 	Ready, Unacked, Total, Held operate.Count
 	Consumers                   operate.Count
 	// Oldest is the time since which the oldest message is in a queue that keeps messages, by the
-	// message's own headers. Zero means unknown: see WithLooks.
-	Oldest time.Time
+	// message's own headers. Zero means unknown, and JSON leaves it out then: see WithLooks.
+	Oldest time.Time `json:",omitzero"`
 }
 
 // Main is a queue whose messages wait and return to it.

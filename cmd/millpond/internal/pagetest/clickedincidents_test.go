@@ -108,6 +108,14 @@ func (i *incident) replay(words string, fields ...string) {
 	i.confirm(words)
 }
 
+// document keeps a picture for docs/operations.md, of the story by clicks.
+func (i *incident) document(file string) {
+	i.t.Helper()
+	if _, clicks := i.hands.(mouse); clicks {
+		i.keep(file)
+	}
+}
+
 // confirm requires that the page names the messages, then does it.
 func (i *incident) confirm(words string) {
 	i.t.Helper()
@@ -151,6 +159,7 @@ func badDeploy(t *testing.T, y *yard) {
 		i.awaitDead(40)
 		i.look("order #: cannot parse total", "1 cause of 40 letters")
 		i.shot("cause")
+		i.document("page-bad-deploy.png")
 		broken.Store(false) // rolled back
 		i.replay("40", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
 		i.awaitHandled(40)
@@ -179,6 +188,7 @@ func outage(t *testing.T, y *yard) {
 		i.look("dial tcp", "1 cause of 30 letters")
 		i.replay("30", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
 		i.see("dead again")
+		i.document("page-outage.png")
 		i.awaitDead(30)
 		require.Equal(t, before+6, tries.Load(), "two letters were tried, three times each")
 		down.Store(false)
@@ -210,6 +220,7 @@ func poison(t *testing.T, y *yard) {
 		i.press("order-3")
 		i.see("index out of range", `"order": 3`)
 		i.shot("letter")
+		i.document("page-poison.png")
 		i.press("Edit …")
 		i.fill("Payload", `{"order":3,"lines":[]}`)
 		i.press("Rehearse the edit")
@@ -260,6 +271,7 @@ func stranded(t *testing.T, y *yard) {
 		i.press("Look at far.stranded")
 		i.see("The way is free again")
 		i.shot("stranded")
+		i.document("page-stranded.png")
 		i.press("Act on these messages")
 		i.hold("all messages, because no filter is set")
 		i.press("Rehearse the return")
