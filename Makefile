@@ -13,11 +13,12 @@ FUZZTIME ?= 1m
 GOLANGCI    ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-# The folders of all modules, as go.work lists them. Two of them have tests that need PostgreSQL.
+# The folders of all modules, as go.work lists them. Some have tests that need PostgreSQL or Chromium.
 MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
 POSTGRES := ./examples/outbox ./middleware/delayed/postgresql
+PAGETEST := ./cmd/millpond/internal/pagetest
 # The package that takes longest begins first.
-PKG      ?= ./internal/testing/e2e $(patsubst %,%/...,$(filter-out $(POSTGRES),$(MODULES)))
+PKG      ?= ./internal/testing/e2e $(patsubst %,%/...,$(filter-out $(POSTGRES) $(PAGETEST),$(MODULES)))
 
 INSTALL  := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
 # Starts a broker, sets AMQP_URL for the command behind it, and stops the broker when this make ends.
@@ -51,6 +52,11 @@ test-monitoring: ## check alerts and dashboard with a Prometheus that scrapes th
 	@$(INSTALL) compiler broker prometheus
 	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_REQUIRE_PROMETHEUS=1 \
 		$(GOTEST) $(RACE) $(TESTARGS) ./examples/monitored/...
+
+test-page: ## drive millpond serve in a Chromium; installs what is missing
+	@$(INSTALL) compiler broker browser
+	@MILLPOND_BROKER='$(BROKER)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_REQUIRE_CHROMIUM=1 \
+		$(GOTEST) $(TESTARGS) $(PAGETEST)
 
 test-install: ## build every module by its version from a module proxy that is made of this checkout
 	@MILLPOND_REQUIRE_INSTALL=1 $(GOTEST) $(TESTARGS) ./internal/tools/release

@@ -161,6 +161,9 @@ func (f *failed) outcomeEvent(kind EventKind, o *outcome) Event {
 	return e
 }
 
+// lateHook is how long hooks have for a message that was handed over when its hold was over.
+const lateHook = time.Second
+
 // callHooks calls the dead-letter hooks. The message is in the dead-letter queue, so it is
 // acked if a hook ends the goroutine.
 func (f *failed) callHooks(o *outcome) {
@@ -170,7 +173,10 @@ func (f *failed) callHooks(o *outcome) {
 			f.d.msg.Ack()
 		}
 	}()
-	f.r.callHooks(f.ctx, DeadLetter{
+	now := time.Now()
+	ctx, end := context.WithTimeout(f.ctx, max(f.holdUntil(now).Sub(now), lateHook))
+	defer end()
+	f.r.callHooks(ctx, DeadLetter{
 		Message: f.d.msg, Queue: f.d.Queue, Topic: f.at.topic, Err: f.err, State: o.state,
 	}, func(value any) {
 		f.logger.Error("Dead-letter hook panicked", f.cutError(),

@@ -247,6 +247,29 @@ func TestAHookThatPanicsIsLoggedAndTheNextOneCalled(t *testing.T) {
 	assert.Equal(t, "of mine", lines[1].Fields["value"])
 }
 
+// A hook that heeds its context ends before the broker takes the delivery back.
+func TestTheContextOfAHookDidNotEndWithTheHold(t *testing.T) {
+	t.Parallel()
+	soon := time.Now().Add(2 * time.Second)
+	for name, until := range map[string]time.Time{
+		"at HoldUntil": soon, "past it": soon.Add(-time.Hour),
+	} {
+		var deadline time.Time
+		alive := false
+		h := newRetry(t, newBroker(), middleware.WithDeadLetterHook(
+			func(ctx context.Context, _ middleware.DeadLetter) {
+				deadline, _ = ctx.Deadline()
+				alive = ctx.Err() == nil
+			},
+		)).Middleware(failsWith(middleware.Permanent(errBoom)))
+		before := time.Now()
+		_, err := h(newMessage(delivery{Arrived: before, HoldUntil: until}))
+		require.NoError(t, err, name)
+		require.True(t, alive, name)
+		require.WithinRange(t, deadline, before.Add(time.Second), time.Now().Add(2*time.Second), name)
+	}
+}
+
 // The router would wait for ever, and a nack would handle the message again.
 func TestAHookThatEndsItsGoroutineLeavesTheMessageAcked(t *testing.T) {
 	t.Parallel()

@@ -254,8 +254,14 @@ type DeadLetter struct {
 //
 // For a dead letter of DelayedRetry the hook runs in the handler's goroutine, with the context
 // that the message entered DelayedRetry with. For one of the Subscriber it runs in another
-// goroutine, with the context of the delivery. The message is acked after the hook, so the hook
-// should be quick, and give up when the context is done. A panic is logged and changes nothing.
+// goroutine, with the context of the delivery. The context ends at the latest at
+// Delivery.HoldUntil, shortly before the broker takes the delivery back.
+//
+// The message is acked after the hook, so the hook should be quick, and must return when its
+// context is done. A hook that hangs all the same hangs as a handler does: it keeps its place of
+// WithConcurrency, and the broker delivers the message again, which is dead-lettered again. The
+// Subscriber waits for the hook of a dead letter that it made until HoldUntil only, and then acks
+// the message and logs an error. A panic is logged and changes nothing.
 // If the process ends meanwhile, the message may be dead-lettered and told twice.
 //
 // Default: only the log and the observers tell of a dead letter.

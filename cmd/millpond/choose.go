@@ -27,6 +27,8 @@ type letters struct {
 	filter   operate.Filter
 	limit    int
 	guess    bool // the wait queues of the plan are a guess
+	several  bool // the command works on several queues
+	shared   bool // other queues of the command keep their letters in the same queue
 }
 
 // onLetters makes the action of a command that takes queues and the flags of filterFlags. A queue
@@ -41,6 +43,10 @@ func (a app) onLetters(
 		}
 		done := map[string]bool{}
 		return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
+			if s.vhost != nil && plan.Dead == (topology.Route{}) {
+				return usage("the dead-letter queue of %q is not known: name it with --dlq%s", plan.Queue,
+					s.candidates())
+			}
 			if dead := plan.Dead.RoutingKey; done[dead] && dead != "" && c.Name != "replay" {
 				_, err := fmt.Fprintf(a.err, "millpond: the dead letters of %s are in queue %s: see above\n",
 					harmless(plan.Queue), harmless(dead))
@@ -49,6 +55,7 @@ func (a app) onLetters(
 			done[plan.Dead.RoutingKey] = true
 			l := &letters{
 				operator: s.operator, plan: plan, filter: filter, limit: limit, guess: s.guesses(),
+				several: s.several, shared: s.deads[plan.Dead.RoutingKey] > 1,
 			}
 			return a.choose(ctx, l, func() error { return act(ctx, c, l) })
 		})
@@ -69,7 +76,12 @@ func (a app) onChosen(
 			return usage("choose letters with a filter, such as --error TEXT, --group ID or --limit N; "+
 				"or pass --all for every letter of %s; %s --help has all filters", c.Name, c.FullName())
 		}
-		return a.onLetters(act)(ctx, c)
+		return a.onLetters(func(ctx context.Context, c *cli.Command, l *letters) error {
+			if l.several && l.limit > 0 {
+				return usage("--limit counts the letters of one queue: name the queue")
+			}
+			return act(ctx, c, l)
+		})(ctx, c)
 	}
 }
 
@@ -89,6 +101,9 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 	if !slices.ContainsFunc(l.filter.IDs, position.MatchString) {
 		return act()
 	}
+	if l.several {
+		return usage("a position is one of one queue: name the queue")
+	}
 	at, err := a.byPosition(ctx, l)
 	if err != nil {
 		return err
@@ -97,7 +112,7 @@ func (a app) choose(ctx context.Context, l *letters, act func() error) error {
 		return err
 	}
 	for _, n := range at.missing() {
-		err = a.notFound("letter #%d was %q, and it is no longer there: list queue %q again",
+		err = notFound("letter #%d was %q, and it is no longer there: list queue %q again",
 			n, at.ids[n], l.plan.Dead.RoutingKey)
 	}
 	return err
@@ -150,7 +165,7 @@ func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
 	}
 	for _, n := range slices.Sorted(maps.Keys(wanted)) {
 		if _, exists := at.ids[n]; !exists {
-			return nil, a.notFound("there is no letter #%d in queue %q, which holds %s",
+			return nil, notFound("there is no letter #%d in queue %q, which holds %s",
 				n, l.plan.Dead.RoutingKey, plural(total, "letter"))
 		}
 	}
@@ -162,12 +177,6 @@ func (a app) byPosition(ctx context.Context, l *letters) (*places, error) {
 		return placed || ids[letter.ID]
 	}
 	return at, nil
-}
-
-// notFound says that there is no such letter, and returns errFound.
-func (a app) notFound(format string, args ...any) error {
-	fmt.Fprintf(a.err, "millpond: "+format+"\n", args...)
-	return errFound
 }
 
 // filterFlags choose letters.

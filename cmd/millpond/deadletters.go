@@ -134,13 +134,13 @@ func (a app) deadShow() *cli.Command {
 					}
 					found += n
 					if err == nil && n == 0 && len(queues) == 1 {
-						err = a.notFound("there is no letter %q in queue %q", id, plan.Dead.RoutingKey)
+						err = notFound("there is no letter %q in queue %q", id, plan.Dead.RoutingKey)
 					}
 					return err
 				})
 			})
 			if err == nil && found == 0 {
-				err = a.notFound("there is no letter %q in any of the dead-letter queues", id)
+				err = notFound("there is no letter %q in any of the dead-letter queues", id)
 			}
 			return err
 		},
@@ -303,11 +303,12 @@ func payload(body []byte) string {
 	var pretty bytes.Buffer
 	if len(body) <= shownBytes && json.Indent(&pretty, body, "", "  ") == nil &&
 		pretty.Len() <= 4*shownBytes {
-		return pretty.String()
+		return escaped(pretty.String())
 	}
+	body = bytes.ReplaceAll(body, []byte("\r\n"), []byte("\n"))
 	text := utf8.Valid(body)
 	for _, r := range string(body) {
-		text = text && (unicode.IsPrint(r) || r == '\n' || r == '\t' || r == '\r')
+		text = text && (unicode.IsPrint(r) || r == '\n' || r == '\t')
 	}
 	if text {
 		return string(body)

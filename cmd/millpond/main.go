@@ -63,16 +63,28 @@ had begun is finished.`
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
 	err := newApp(io).Run(ctx, args)
-	if err != nil && !errors.Is(err, errFound) {
-		fmt.Fprintf(io.err, "millpond: %v\n", err)
+	code := exitDone
+	for _, part := range parts(err) {
+		if !isFinding(part) {
+			for line := range strings.SplitSeq(part.Error(), "\n") {
+				fmt.Fprintf(io.err, "millpond: %s\n", harmless(line))
+			}
+		}
+		if one := exitCode(ctx, part); code <= exitFound || one == exitInterrupted {
+			code = one
+		}
 	}
-	return exitCode(ctx, err)
+	return code
+}
+
+// isFinding reports whether the output of the command has said the error.
+func isFinding(err error) bool {
+	var none *notThere
+	return errors.Is(err, errFound) && !errors.As(err, &none)
 }
 
 func exitCode(ctx context.Context, err error) int {
 	switch {
-	case err == nil:
-		return exitDone
 	case errors.Is(err, errFound):
 		return exitFound
 	case errors.Is(err, errUsage), errors.Is(err, operate.ErrInvalidOptions),
@@ -105,7 +117,7 @@ func newApp(io stdio) *cli.Command {
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
 			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
-			a.doctor(),
+			a.doctor(), a.serve(),
 		},
 	}
 	var prepare func(c *cli.Command)

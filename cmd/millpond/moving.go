@@ -21,6 +21,7 @@ import (
 
 // doneJSON is the outcome of a command.
 type doneJSON struct {
+	Queue   string `json:"queue,omitempty"`
 	Total   int    `json:"total"`
 	Seen    int    `json:"seen"`
 	Chosen  int    `json:"chosen"`
@@ -32,11 +33,13 @@ type doneJSON struct {
 }
 
 // report writes the outcome, also where the command ended with an error.
-func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) error {
-	code := a.matched(c, p, err, c.NArg() != 1)
+func (a app) report(
+	c *cli.Command, queue, verb string, p operate.Progress, err error,
+) error {
+	code := matched(c, p, err)
 	if c.Bool(flagJSON) {
 		j := doneJSON{
-			Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
+			Queue: queue, Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
 			Refused: p.Refused, DryRun: c.Bool("dry-run"),
 		}
 		if err != nil {
@@ -63,19 +66,16 @@ func (a app) report(c *cli.Command, verb string, p operate.Progress, err error) 
 	return code
 }
 
-// matched returns errFound where --id has chosen nothing, else err. Positions are checked before.
-// Where there are several queues, another one may have the message.
-func (a app) matched(c *cli.Command, p operate.Progress, err error, several bool) error {
+// matched returns a notThere where --id has chosen nothing, else err. Positions are checked before.
+func matched(c *cli.Command, p operate.Progress, err error) error {
 	ids := c.StringSlice("id")
 	switch {
 	case err != nil, p.Chosen > 0, len(ids) == 0, slices.ContainsFunc(ids, position.MatchString):
 		return err
-	case several:
-		return nil
 	case p.Foreign > 0:
-		return errFound
+		return notFound("the message belongs to another queue: name it with --to")
 	}
-	return a.notFound("there is no message with the ID %s: list the queue again",
+	return notFound("there is no message with the ID %s: list the queue again",
 		strings.Join(ids, ", "))
 }
 
@@ -105,7 +105,7 @@ func (a app) deadReplay() *cli.Command {
 			}
 			return a.onChosen(func(ctx context.Context, c *cli.Command, l *letters) error {
 				options := operate.ReplayOptions{
-					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"),
+					Filter: l.filter, Limit: l.limit, Rate: rate, To: c.String("to"), Named: l.shared,
 				}
 				switch {
 				case changes != nil && ramps(c):
@@ -130,7 +130,7 @@ func (a app) replay(
 	options.Progress = bar.show
 	p, err := l.operator.Replay(ctx, l.plan, options)
 	bar.end()
-	return a.report(c, "replayed", p, err)
+	return a.report(c, l.plan.Queue, "replayed", p, err)
 }
 
 // rateOf reads a rate, as messages a second.
@@ -172,7 +172,7 @@ func (a app) deadDiscard() *cli.Command {
 			options.Progress = bar.show
 			p, err := l.operator.Discard(ctx, l.plan, options)
 			bar.end()
-			return a.report(c, "discarded", p, err)
+			return a.report(c, l.plan.Queue, "discarded", p, err)
 		}),
 	}
 }
@@ -218,9 +218,8 @@ func (a app) confirmDiscard(ctx context.Context, l *letters, options operate.Dis
 
 // confirm asks the question that count returns.
 func (a app) confirm(count func() (question string, err error)) error {
-	if !a.terminal(a.in) {
-		return usage("there is no terminal to ask on: " +
-			"pass --yes, or --dry-run to see how many there are")
+	if err := a.canAsk(); err != nil {
+		return err
 	}
 	question, err := count()
 	if err != nil {
@@ -322,7 +321,7 @@ func (a app) deadImport() *cli.Command {
 			if c.Int("skip") < 0 {
 				return usage("--skip %d is negative", c.Int("skip"))
 			}
-			return a.with(ctx, c, queue, func(o *operate.Operator, plan topology.Plan) error {
+			return a.each(ctx, c, []string{queue}, func(s *session, plan topology.Plan) error {
 				in := a.in
 				if name := c.String("file"); name != "" {
 					file, err := os.Open(name)
@@ -332,7 +331,7 @@ func (a app) deadImport() *cli.Command {
 					defer func() { _ = file.Close() }()
 					in = file
 				}
-				lines, err := o.Import(ctx, plan, in, operate.ImportOptions{
+				lines, err := s.operator.Import(ctx, plan, in, operate.ImportOptions{
 					To: c.String("to"), Skip: c.Int("skip"),
 				})
 				if c.Bool(flagJSON) {

@@ -149,6 +149,7 @@ func rampOptions(c *cli.Command, base operate.ReplayOptions) (operate.RepeatOpti
 
 // rampJSON is a RampResult.
 type rampJSON struct {
+	Queue     string `json:"queue"`
 	Run       string `json:"run"`
 	Step      string `json:"step,omitempty"`
 	Started   int    `json:"started"`
@@ -168,7 +169,7 @@ type rampJSON struct {
 // ramp replays step by step, once or every so often.
 func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.RepeatOptions) error {
 	switch {
-	case o.Every > 0 && c.NArg() != 1:
+	case o.Every > 0 && l.several:
 		return usage("--every works on one queue: name it")
 	case l.guess:
 		fmt.Fprintln(a.err, guessed)
@@ -177,7 +178,7 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 	if o.Every == 0 {
 		r, err := l.operator.Ramp(ctx, l.plan, o.RampOptions)
 		found := operate.Progress{Chosen: r.Started, Foreign: r.Foreign}
-		return errors.Join(a.matched(c, found, err, c.NArg() != 1), a.ramped(c, r, err))
+		return errors.Join(matched(c, found, err), a.ramped(c, l.plan.Queue, r, err))
 	}
 	var first error
 	o.Ran = func(r operate.RampResult, err error) {
@@ -185,7 +186,7 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 			errors.Is(err, operate.ErrUnsafePeek) {
 			return // it ends with this error
 		}
-		if writeErr := a.ramped(c, r, err); first == nil {
+		if writeErr := a.ramped(c, l.plan.Queue, r, err); first == nil {
 			first = writeErr
 		}
 		if err != nil && ctx.Err() == nil {
@@ -196,13 +197,16 @@ func (a app) ramp(ctx context.Context, c *cli.Command, l *letters, o operate.Rep
 }
 
 // ramped writes the outcome of a run.
-func (a app) ramped(c *cli.Command, r operate.RampResult, err error) error {
+func (a app) ramped(
+	c *cli.Command, queue string, r operate.RampResult, err error,
+) error {
 	if a.terminal(a.err) {
 		fmt.Fprint(a.err, "\r\x1b[K") // over the line of rampLine
 	}
 	if c.Bool(flagJSON) {
 		j := rampJSON{
-			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
+			Queue: queue,
+			Run:   r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
 			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left, Spent: r.Spent,
 			Foreign: r.Foreign, Refused: r.Refused, Unseen: errorText(r.Unseen), Error: errorText(err),
 			AtHandler: known(r.AtHandler),
@@ -292,10 +296,11 @@ func (a app) rehearse(
 		soften(l.plan, h.Findings)
 	}
 	criticalFirst(h.Findings)
-	code := errors.Join(a.matched(c, h.Progress, err, c.NArg() != 1), hindered(h))
+	code := errors.Join(matched(c, h.Progress, err), hindered(h))
 	if c.Bool(flagJSON) {
 		return errors.Join(code, a.printSnakeJSON(rehearsedJSON{
 			doneJSON: doneJSON{
+				Queue: l.plan.Queue,
 				Total: h.Total, Seen: h.Seen, Chosen: h.Chosen, Foreign: h.Foreign, Refused: h.Refused,
 				DryRun: true, Error: errorText(err),
 			},
@@ -315,7 +320,7 @@ func (a app) rehearse(
 	a.printPassed([]passed{
 		{h.Foreign, "of another queue, would be passed over; name it with --to"},
 		{h.Spent, "replayed too often before, would be passed over: see --max-replays"},
-		{h.Refused, "too large with the headers of a replay, would stay"},
+		{h.Refused, "cannot be changed so, or too large with the headers of a replay, would stay"},
 		{h.Expiring, "with an expiration, which a replay leaves out"},
 	})
 	a.printFindings(h.Findings, "")

@@ -95,6 +95,8 @@ func TestRampFlags(t *testing.T) {
 	require.Contains(t, j["error"], "still open")
 	delete(j, "error")
 	delete(j, "run")
+	require.Equal(t, "orders", j["queue"])
+	delete(j, "queue")
 	require.Equal(t, map[string]any{
 		"step": "canary", "started": 3.0, "handled": 0.0, "dead_again": 0.0, "waiting": 0.0,
 		"unsettled": 2.0, "left": 1.0, "at_handler": nil,

@@ -74,15 +74,18 @@ func (a app) replayChanged(
 		}
 		return nil
 	}
+	if options.DryRun {
+		return a.rehearse(ctx, c, l, operate.RampOptions{ReplayOptions: rehearsal, Canary: -1})
+	}
 	p, err := l.operator.Replay(ctx, l.plan, rehearsal)
 	stays := errors.Is(err, errStays) || errors.Is(err, topology.ErrTooLarge)
 	switch {
-	case err != nil && !stays, options.DryRun, p.Chosen == p.Refused:
-		return a.report(c, "replayed", p, err)
+	case err != nil && !stays, p.Chosen == p.Refused:
+		return a.report(c, l.plan.Queue, "replayed", p, err)
 	}
 	moves := p.Chosen - p.Refused
-	fmt.Fprintf(a.err, "%d of %s would be changed, %d stays\n", changed, plural(moves, "letter"),
-		p.Refused)
+	fmt.Fprintf(a.err, "%d of %s would be changed; %s would stay\n", changed,
+		plural(moves, "letter"), plural(p.Refused, "letter"))
 	if !c.Bool("yes") {
 		err := a.ask("nothing was changed", "Replay %s of queue %q?", plural(moves, "dead letter"),
 			l.plan.Dead.RoutingKey)
@@ -204,7 +207,7 @@ func (a app) theLetter(
 	}
 	switch {
 	case n == 0:
-		return found, a.notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
+		return found, notFound("there is no letter %q in queue %q", id, l.plan.Dead.RoutingKey)
 	case n > 1:
 		return found, usage("more than one letter has the ID %q: name one by its position, as in "+
 			"--edit '#%d'", id, found.Position)
@@ -258,10 +261,10 @@ func (a app) editAndReplay(
 		},
 	})
 	if err == nil && p.Done == 0 {
-		err = a.notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
+		err = notFound("letter %q is no longer there as it was: list queue %q again", letter.ID,
 			l.plan.Dead.RoutingKey)
 	}
-	return err != nil, a.report(c, "replayed", p, err)
+	return err != nil, a.report(c, l.plan.Queue, "replayed", p, err)
 }
 
 // identity is a message without the fields that differ from look to look.

@@ -12,6 +12,7 @@ import (
 var (
 	console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
 	inline  = regexp.MustCompile("`(millpond [^`]+)`")
+	serving = regexp.MustCompile("(?m)^```sh not run: [^\n]*\nmillpond ([a-z]+)")
 )
 
 // Every command of the tool that a page shows has flags that the tool knows. A page shows the real
@@ -22,6 +23,9 @@ func TestPagesShowCommandsThatTheToolKnows(t *testing.T) {
 	for _, page := range []string{"operations.md", "security.md", "compatibility.md"} {
 		text, err := os.ReadFile("../../docs/" + page)
 		require.NoError(t, err)
+		for _, command := range serving.FindAllStringSubmatch(string(text), -1) {
+			shown[command[1]] = true
+		}
 		for _, block := range console.FindAllStringSubmatch(string(text), -1) {
 			for _, part := range strings.Split("\n"+block[1], "\n$ ")[1:] {
 				command, output, _ := strings.Cut(part, "\n")

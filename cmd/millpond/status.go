@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -135,8 +136,8 @@ type overviewLine struct {
 // overview prints a line for each queue that was found, the queues in trouble first.
 func (s *session) overview(ctx context.Context) error {
 	ready, err := s.ready(ctx)
-	if err != nil {
-		return err
+	if err != nil && ctx.Err() == nil {
+		fmt.Fprintf(s.err, "millpond: not counted by AMQP: %v\n", err)
 	}
 	lines := make([]overviewLine, len(s.vhost.Mains))
 	inTrouble := 0
@@ -187,17 +188,31 @@ func (s *session) overview(ctx context.Context) error {
 	if fine := len(lines) - max(inTrouble, shown); fine > 0 {
 		fmt.Fprintf(s.out, "%s without trouble; --all prints them\n", plural(fine, "queue"))
 	}
+	s.notKnown(s.out)
+	from := "ready messages are counted now, messages in progress and held some seconds ago"
+	if ready == nil {
+		from = "all messages were counted some seconds ago"
+	}
+	_, err = fmt.Fprintf(s.out, "%s; ? is not counted yet\n", from)
+	return err
+}
+
+// notKnown prints everything that the broker does not tell.
+func (s *session) notKnown(w io.Writer) {
+	for _, q := range s.vhost.Unclaimed {
+		if q.Total.N != 0 {
+			fmt.Fprintf(w, "queue %s has %s and the arguments of a dead-letter queue; whose letters they "+
+				"are is not known: --dlq names it\n", harmless(q.Name), messages(q.Total))
+		}
+	}
 	for i, u := range s.vhost.Unclear {
 		if i == maxUnclear {
-			fmt.Fprintf(s.out, "… and %d more that the broker does not tell; --json prints them\n",
+			fmt.Fprintf(w, "… and %d more that the broker does not tell; status --json prints them\n",
 				len(s.vhost.Unclear)-i)
 			break
 		}
-		fmt.Fprintf(s.out, "not known: %s\n", harmless(u.Text))
+		fmt.Fprintf(w, "not known: %s\n", harmless(u.Text))
 	}
-	_, err = fmt.Fprintln(s.out, "messages in progress and held are from the management API, some "+
-		"seconds old; ? is not counted yet")
-	return err
 }
 
 // lost prints the messages that have no queue to return to.
@@ -260,20 +275,30 @@ func (s *session) ready(ctx context.Context) (readyCounts, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = amqp.Close() }()
 	report, err := amqp.Inspect(ctx, all)
+	if err != nil {
+		return nil, err
+	}
 	counts := readyCounts{}
 	for _, q := range report.Queues {
 		counts[q.Name] = q.Ready
 	}
-	return counts, errors.Join(err, amqp.Close())
+	return counts, nil
 }
 
-// total returns the larger one of the counts of AMQP and of the management API.
+// total adds messages that are unacked or held, which AMQP does not show, to the ready ones. Before
+// the management API has counted, the sum of no ready message is not known.
 func (r readyCounts) total(q discover.Queue) operate.Count {
-	if n, ok := r[q.Name]; ok && n.N > q.Total.N {
-		return n
+	n, ok := r[q.Name]
+	switch {
+	case !ok || !n.Known():
+		return q.Total
+	case !q.Total.Known() && n.N == 0:
+		return q.Total
 	}
-	return q.Total
+	n.N += max(q.Unacked.N, 0) + max(q.Held.N, 0)
+	return n
 }
 
 func lineOf(main discover.Main, ready readyCounts) overviewLine {

@@ -36,18 +36,21 @@ func isTerminal(file any) bool {
 }
 
 // printJSON writes a value, indented.
-func (s stdio) printJSON(value any) error {
-	encoder := json.NewEncoder(s.out)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
-}
+func (s stdio) printJSON(value any) error { return s.encode(value, "  ") }
 
 // printLine writes a value as one line of JSON.
-func (s stdio) printLine(value any) error {
-	encoder := json.NewEncoder(s.out)
+func (s stdio) printLine(value any) error { return s.encode(value, "") }
+
+func (s stdio) encode(value any, indent string) error {
+	var text strings.Builder
+	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
+	encoder.SetIndent("", indent)
+	if err := encoder.Encode(value); err != nil {
+		return err
+	}
+	_, err := io.WriteString(s.out, escaped(text.String()))
+	return err
 }
 
 // printSnakeJSON writes a value of the library in the tool's form: keys in lower case, delays as Go

@@ -106,11 +106,11 @@ func (a app) withStrays(
 	var errs []error
 	for _, s.queue = range queues {
 		if s.several && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.headings(c), "%s:\n", harmless(s.queue))
+			fmt.Fprintf(a.told(c), "%s:\n", harmless(s.queue))
 		}
 		errs = append(errs, act())
 	}
-	return errors.Join(errs...)
+	return worst(errs)
 }
 
 // strandedQueues returns the queue of --prefix, or all that were found without it.
@@ -141,9 +141,9 @@ func (s *session) strandedQueues() ([]string, error) {
 	case s.c.IsSet(flagPrefix):
 		return []string{one}, nil
 	case len(found) == 0:
-		_, err := fmt.Fprintf(s.out, "virtual host %q has no stranded queue: no strategy there needs "+
-			"one\n", s.vhost.Name)
-		return nil, err
+		fmt.Fprintf(s.told(s.c), "virtual host %q: no stranded queue was found\n", s.vhost.Name)
+		s.notKnown(s.told(s.c))
+		return nil, nil
 	}
 	return found, nil
 }
@@ -152,8 +152,8 @@ func (s *session) strandedQueues() ([]string, error) {
 func (a app) onChosenStrays(act func(context.Context, *cli.Command, *strays) error) cli.ActionFunc {
 	return func(ctx context.Context, c *cli.Command) error {
 		chosen := c.NArg() > 0
-		for _, name := range []string{"id", "error", "since", "until", "header", "all"} {
-			chosen = chosen || c.IsSet(name)
+		for _, name := range flagNames(strayFlags(allStrays())) {
+			chosen = chosen || name != "limit" && c.IsSet(name)
 		}
 		if !chosen {
 			return usage("%s: name the queues of the messages, filter them, or pass --all", c.FullName())
@@ -259,7 +259,7 @@ func (a app) strandedShow() *cli.Command {
 					}
 				}
 				if found == 0 {
-					return a.notFound("there is no message %q in queue %q", id, s.queue)
+					return notFound("there is no message %q in queue %q", id, s.queue)
 				}
 				return nil
 			})
@@ -326,7 +326,7 @@ func (a app) reportStrays(
 	for _, l := range r.Left {
 		left += l.Messages
 	}
-	code := a.matched(c, p, err, s.several)
+	code := matched(c, p, err)
 	if code == nil && left > 0 {
 		code = errFound
 	}

@@ -18,8 +18,12 @@ import (
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
-// lookLimit bounds the look at a virtual host.
-const lookLimit = 60 * time.Second
+const (
+	// lookLimit bounds the look at a virtual host.
+	lookLimit = 60 * time.Second
+	// guessLimit is the same where --management does not name the API.
+	guessLimit = 15 * time.Second
+)
 
 // session is a connection, and the queues that were found in the virtual host.
 type session struct {
@@ -29,26 +33,25 @@ type session struct {
 	api      string          // URL of the management API; may be empty
 	vhost    *discover.Vhost // nil: only the flags say how messages wait
 	blind    error           // why vhost is nil
+	several  bool            // the command works on several queues
+	deads    map[string]int  // how many of them keep their letters in a queue
 }
 
 // open connects, and asks the management API which queues there are.
 func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	s = &session{app: a, c: c}
 	var vhost string
-	if s.api, vhost, s.blind = managementOf(c); errors.Is(s.blind, errUsage) {
-		return nil, s.blind
-	}
+	s.api, vhost, s.blind = managementOf(c)
 	if s.operator, err = a.connect(ctx, c, s.api); err != nil || s.blind != nil {
 		return s, err
 	}
-	look, cancel := context.WithTimeout(ctx, lookLimit)
-	defer cancel()
-	found, err := discover.Find(look, s.api, vhost, discover.WithCluster(s.operator.Cluster()))
-	if err == nil {
-		s.vhost = &found
-		return s, nil
+	limit := lookLimit
+	if c.String(flagManagement) == "" {
+		limit = guessLimit
 	}
-	if s.blind = err; c.IsSet(flagManagement) {
+	look, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if s.blind = s.find(look, vhost); s.blind == nil || c.String(flagManagement) != "" {
 		return s, nil
 	}
 	s.api = "" // it was a try
@@ -56,6 +59,22 @@ func (a app) open(ctx context.Context, c *cli.Command) (s *session, err error) {
 	s.operator, err = a.connect(ctx, c, s.api)
 	return s, err
 }
+
+// find finds the queues of the virtual host. Where a dead-letter queue is not known, its letters
+// may tell it.
+func (s *session) find(ctx context.Context, vhost string) error {
+	cluster := discover.WithCluster(s.operator.Cluster())
+	found, err := discover.Find(ctx, s.api, vhost, cluster)
+	if err == nil && slices.ContainsFunc(found.Mains, deadUnknown) && len(found.Unclaimed) > 0 {
+		found, err = discover.Find(ctx, s.api, vhost, cluster, discover.WithLooks(s.operator))
+	}
+	if err == nil {
+		s.vhost = &found
+	}
+	return err
+}
+
+func deadUnknown(m discover.Main) bool { return len(m.Dead) == 0 }
 
 // managementOf returns the URL of the management API and the virtual host. The error says why there
 // is none.
@@ -65,8 +84,6 @@ func managementOf(c *cli.Command) (api, vhost string, err error) {
 	switch {
 	case err != nil:
 		return "", "", errors.New("the URL cannot be parsed") // connect says why
-	case c.Bool(flagNoManagement) && c.IsSet(flagManagement):
-		return "", "", usage("--%s and --%s contradict each other", flagManagement, flagNoManagement)
 	case c.Bool(flagNoManagement):
 		return "", "", errors.New("--" + flagNoManagement + " was given")
 	case c.String(flagManagement) != "":
@@ -109,18 +126,9 @@ func (a app) planned(
 	return f(s, plan)
 }
 
-// with calls f with the plan of a queue, as it is on the broker.
-func (a app) with(
-	ctx context.Context, c *cli.Command, queue string,
-	f func(*operate.Operator, topology.Plan) error,
-) error {
-	return a.each(ctx, c, []string{queue}, func(s *session, plan topology.Plan) error {
-		return f(s.operator, plan)
-	})
-}
-
 // each calls f for each of the named queues, or for all that were found if none is named. An error
-// of one queue does not stop the others.
+// of one queue does not stop the others. A message that is not in one of several queues may be in
+// another.
 func (a app) each(
 	ctx context.Context, c *cli.Command, queues []string, f func(*session, topology.Plan) error,
 ) (err error) {
@@ -133,24 +141,36 @@ func (a app) each(
 	if err != nil {
 		return err
 	}
+	s.several, s.deads = len(plans) > 1, map[string]int{}
+	for _, plan := range plans {
+		s.deads[plan.Dead.RoutingKey]++
+	}
 	var errs []error
 	for _, plan := range plans {
-		if len(plans) > 1 && !c.Bool(flagJSON) {
-			fmt.Fprintf(a.headings(c), "%s:\n", harmless(plan.Queue))
+		if s.several && !c.Bool(flagJSON) {
+			fmt.Fprintf(a.told(c), "%s:\n", harmless(plan.Queue))
 		}
-		if err := f(s, plan); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, f(s, plan))
 		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
 			break
 		}
 	}
-	return errors.Join(errs...)
+	return worst(errs)
 }
 
-// headings is where the names of queues go: not between lines that a program reads.
-func (a app) headings(c *cli.Command) io.Writer {
-	if c.Name == "export" {
+// worst joins errors. If one of them is nil, it leaves out each notThere.
+func worst(errs []error) error {
+	done := slices.Contains(errs, nil)
+	return errors.Join(slices.DeleteFunc(errs, func(err error) bool {
+		var none *notThere
+		return done && errors.As(err, &none)
+	})...)
+}
+
+// told is where sentences for people go: not between lines that a program reads.
+func (a app) told(c *cli.Command) io.Writer {
+	if c.Name == "export" || c.Bool(flagJSON) {
 		return a.err
 	}
 	return a.out
@@ -169,6 +189,7 @@ func (s *session) plans(queues []string) ([]topology.Plan, error) {
 			s.nothingFound()
 		}
 	}
+	queues = distinct(queues)
 	plans := make([]topology.Plan, len(queues))
 	for i, queue := range queues {
 		main, ok := s.vhost.Main(queue)
@@ -189,6 +210,7 @@ func (s *session) assumed(queues []string) ([]topology.Plan, error) {
 		return nil, usage("name the queues, because AMQP cannot list them and the management API "+
 			"cannot be asked: %v", s.blind)
 	}
+	queues = distinct(queues)
 	plans := make([]topology.Plan, len(queues))
 	for i, queue := range queues {
 		var err error
@@ -234,9 +256,21 @@ func (s *session) found(queue string) (discover.Main, bool) {
 	return s.vhost.Main(queue)
 }
 
+// nothingFound says that no queue with retries was found, and everything that is not known.
 func (s *session) nothingFound() {
-	fmt.Fprintf(s.out, "virtual host %q has no queue with wait queues: no service has declared "+
-		"retries there\n", s.vhost.Name)
+	fmt.Fprintf(s.told(s.c), "virtual host %q: no queue with wait queues of millpond was found\n",
+		s.vhost.Name)
+	s.notKnown(s.told(s.c))
+}
+
+// distinct returns each name once.
+func distinct(names []string) (list []string) {
+	for _, name := range names {
+		if !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	return list
 }
 
 // unknownQueue is the error about a queue for which no other queue waits.
@@ -252,6 +286,18 @@ func (s *session) unknownQueue(queue string) error {
 	return usage("no wait queue of virtual host %q leads to a queue %q: it is no queue with retries, "+
 		"or they were never declared; queues with retries: %s", s.vhost.Name, queue,
 		cmp.Or(strings.Join(names, ", "), "none"))
+}
+
+// candidates names queues that may keep dead letters of any queue.
+func (s *session) candidates() string {
+	var names []string
+	for _, q := range s.vhost.Unclaimed[:min(len(s.vhost.Unclaimed), maxNamed)] {
+		names = append(names, harmless(q.Name))
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "; it may be " + strings.Join(names, " or ")
 }
 
 // maxNamed is the most queues that an error names.

@@ -389,8 +389,8 @@ func TestManyQueuesFitOneScreen(t *testing.T) {
 	require.Contains(t, o.out, "service-042\n", o.err)
 }
 
-// Given a management API of another broker on the same host, then no command believes it: its queues
-// and policies are others, and looking under a policy that was not seen could delete messages.
+// Given a management API of another broker on the same host, then no command believes it. Its
+// queues and policies are others. A look under a policy that was not seen could delete messages.
 func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
@@ -405,4 +405,44 @@ func TestAPIOfAnotherBrokerIsNotBelieved(t *testing.T) {
 		require.Contains(t, o.err, "belongs to cluster", args)
 		require.NotContains(t, o.out+o.err, "no dead letters", args)
 	}
+}
+
+// Given several queues, and a position, a limit or a message that is in one of them, then no
+// command acts on more messages than it says, and each finding has one exit code.
+func TestSeveralQueues(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.fill()
+	for _, args := range [][]string{
+		{"dead", "discard", "--limit", "1", "--yes"},
+		{"dead", "replay", "--id", "#1"},
+		{"dead", "discard", "--id", "#1", "--yes"},
+		{"dead", "replay", "--edit", "#1"},
+		{"dead", "replay", "--all", "--every", "1m"},
+	} {
+		o := h.ask(args...)
+		require.Equal(t, exitUsage, o.code, "%v: %s", args, o.err)
+		require.Contains(t, o.err, "name", args)
+	}
+	for _, args := range [][]string{
+		{"waiting", "list", "orders", "orders"},
+		{"waiting", "cancel", "--id", "mail-waits"},
+		{"dead", "show", "orders-refuse"},
+		{"stranded", "show", "old-is-stranded"},
+	} {
+		o := h.ask(args...)
+		require.Equal(t, exitDone, o.code, "%v: %s%s", args, o.out, o.err)
+	}
+	require.Equal(t, exitFound, h.ask("waiting", "cancel", "--id", "none").code)
+	o := h.ask("--json", "dead", "discard", "--reason", "undecodable", "--yes")
+	require.Equal(t, exitDone, o.code, o.err)
+	for _, queue := range houseQueues {
+		require.Contains(t, o.out, `"queue": "`+queue+`"`)
+	}
+	rig.AwaitDepth(t, h.node.URL(), "orders.dlq", 4)
+	rig.DeleteQueue(t, h.node.URL(), "mail.dlq")
+	o = h.ask("dead", "list", "orders", "mail")
+	require.NotEqual(t, exitDone, o.code, "%s%s", o.out, o.err)
+	require.Contains(t, o.out, "orders-exhausted")
+	require.Contains(t, o.err, "mail")
 }

@@ -58,7 +58,7 @@ func (a app) waitingList() *cli.Command {
 					return err // a queue was not looked at, so messages may wait
 				}
 				waiters = slices.DeleteFunc(waiters, func(w operate.Waiter) bool {
-					return !waitsFor(w, plan.Queue) && c.NArg() != 1
+					return s.several && !waitsFor(w, plan.Queue)
 				})
 				return errors.Join(err, a.printWaiting(c, waiters))
 			})
@@ -136,13 +136,13 @@ func (a app) takeOut(name, done, use string, act taker) *cli.Command {
 				}
 				p, err := act(s.operator, ctx, plan, choose)
 				if c.Bool(flagJSON) {
-					err = a.report(c, done, p, err)
+					err = a.report(c, plan.Queue, done, p, err)
 				} else {
 					fmt.Fprintf(a.out, "%s %s of %d that wait\n", done, plural(p.Done, "message"), p.Total)
-					err = a.matched(c, p, err, c.NArg() != 1)
+					err = matched(c, p, err)
 				}
 				if err == nil && p.Chosen == 0 {
-					return errFound
+					return notFound("no message waits for queue %q", plan.Queue)
 				}
 				return err
 			})

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/millpond-go/millpond/internal/excerpt"
 )
 
 // Severity says how much a Finding matters.
@@ -31,12 +33,13 @@ type Finding struct {
 // String is the finding in one line.
 func (f Finding) String() string { return Line(string(f.Severity), f.Kind, f.Name, f.Text) }
 
-// Line writes a finding in one line; name may be empty.
+// Line writes a finding in one line, with every character escaped that is not printable; name may
+// be empty.
 func Line(severity, kind, name, text string) string {
 	if name != "" {
 		kind = fmt.Sprintf("%s %q", kind, name)
 	}
-	return fmt.Sprintf("%s: %s: %s", severity, kind, text)
+	return excerpt.OneLine(fmt.Sprintf("%s: %s: %s", severity, kind, text))
 }
 
 // Judge names the harm that the policies do to a plan, in the order of the plan, and the policies

@@ -183,15 +183,22 @@ func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryS
 	})
 }
 
-// tellHooks tells the hooks of a dead letter and waits for them, at most until the delivery is
-// stale or the drain is over: a hook that hangs must not hold up Close. The message is made here,
-// because a marshaler may refuse it, or end the process, and a handler may still write its own.
+// lateHook is how long hooks have for a message that was handed over when its hold was over.
+const lateHook = time.Second
+
+// tellHooks tells the hooks of a dead letter and waits for them, at most until the hold limit,
+// until the delivery is stale or the drain is over. A hook that hangs must not hold up Close, nor the ack
+// until the broker delivers the message again, which would make another dead letter. The message is
+// made here, because a marshaler may refuse it, or end the process, and a handler may still write
+// its own.
 func (d *delivery) tellHooks(state header.RetryState, err error) {
 	msg := message.NewMessage(d.raw.MessageId, bytes.Clone(d.raw.Body))
 	for key, value := range d.raw.Headers {
 		msg.Metadata[key] = wire.Text(value)
 	}
-	ctx := d.contextOfUser()
+	left := max(time.Until(d.HoldUntil), lateHook)
+	ctx, end := context.WithTimeout(d.contextOfUser(), left)
+	defer end()
 	msg.SetContext(ctx)
 	told := make(chan struct{})
 	go func() {
@@ -200,11 +207,18 @@ func (d *delivery) tellHooks(state header.RetryState, err error) {
 			Message: msg, Queue: d.Queue, Topic: d.sub.cfg.Topic, Err: err, State: state,
 		})
 	}()
+	limit := time.NewTimer(left)
+	defer limit.Stop()
 	select {
 	case <-told:
+	case <-limit.C:
+		d.sub.logger.Error("Dead-letter hook did not return, acking its message without it",
+			errHookHangs, d.LogFields())
 	case <-d.ctx.Done():
 	}
 }
+
+var errHookHangs = errors.New("the hook must return when its context is done")
 
 // observeMachinery tells of a hand-over that fails or has recovered. After a DelayedRetry
 // that gave up, the Subscription tries once more: only a success of that try is news.

@@ -1,9 +1,11 @@
-// Package excerpt cuts texts to the size that a header or a log line has room for.
+// Package excerpt cuts texts to the size that a header or a log line has room for, and makes them
+// harmless for a terminal.
 package excerpt
 
 import (
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -21,6 +23,23 @@ func Of(text string, limit int) string {
 		end--
 	}
 	return text[:end] + mark
+}
+
+// OneLine returns text with every character that is not printable escaped, as in a Go string:
+// names and texts of the broker must not move the cursor of a terminal nor change its order.
+func OneLine(text string) string {
+	var b strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRuneInString(text)
+		if valid := r != utf8.RuneError || size > 1; valid && unicode.IsPrint(r) {
+			b.WriteString(text[:size])
+		} else {
+			quoted := strconv.Quote(text[:size])
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+		text = text[size:]
+	}
+	return b.String()
 }
 
 // validStart returns text as valid UTF-8, which is never longer, or a beginning that is longer

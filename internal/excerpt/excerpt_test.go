@@ -33,3 +33,16 @@ func TestCutTextLooksAtTheBeginningOnly(t *testing.T) {
 		}
 	}
 }
+
+func TestNothingOfALineReachesTheTerminal(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                          "",
+		`orders "é" \n`:             `orders "é" \n`,
+		"a\x1b[2Jb\nc\u202ed\ufffd": `a\x1b[2Jb\nc\u202ed` + "\ufffd",
+		"\xff\u0085\u2028":          `\xff\u0085\u2028`,
+	} {
+		if got := excerpt.OneLine(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

@@ -177,8 +177,8 @@ func (a *API) ClusterName(ctx context.Context) (string, error) {
 	return cluster.Name, err
 }
 
-// IsOf returns an error if the API is of another cluster than the one of this name. An API that does
-// not say its cluster, or an empty name, is no error.
+// IsOf returns an error if the API belongs to another cluster. An API that does not name its
+// cluster, or an empty name, is no error.
 func (a *API) IsOf(ctx context.Context, cluster string) error {
 	if cluster == "" {
 		return nil
@@ -241,17 +241,19 @@ func (a *API) ask(
 		return fmt.Errorf("get %s: %w", address, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	// The text of resp.Status is the server's.
+	status := strings.TrimSpace(fmt.Sprint(resp.StatusCode, " ", http.StatusText(resp.StatusCode)))
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
 		return fmt.Errorf("get %s: %w", address, ErrNotFound)
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return fmt.Errorf("get %s: %s: the user needs the right password, the tag monitoring "+
-			"and permissions in the vhost", address, resp.Status)
+			"and permissions in the vhost", address, status)
 	case http.StatusBadRequest:
-		return fmt.Errorf("get %s: %s: %w", address, resp.Status, errRefused)
+		return fmt.Errorf("get %s: %s: %w", address, status, errRefused)
 	default:
-		return fmt.Errorf("get %s: %s", address, resp.Status)
+		return fmt.Errorf("get %s: %s", address, status)
 	}
 	if err := read(resp.Body); err != nil {
 		return fmt.Errorf("get %s: not an answer of the management API: %w", address, err)

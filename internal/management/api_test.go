@@ -127,6 +127,30 @@ func TestRefusals(t *testing.T) {
 	require.ErrorIs(t, err, management.ErrNotFound)
 }
 
+// The text of the status line is the server's: it reached the terminal.
+func TestTheTextOfAStatusWasTheServers(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[string]string{
+		"503": ": 503 Service Unavailable", "401": ": 401 Unauthorized: the user needs",
+		"400": ": 400 Bad Request: ", "299": ": 299",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			conn, out, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = out.WriteString("HTTP/1.1 " + status + " all \x1b[2Jwell\r\nContent-Length: 0\r\n\r\n")
+			_ = out.Flush()
+			_ = conn.Close()
+		}))
+		t.Cleanup(server.Close)
+		_, err := open(t, "http://guest:guest@"+server.Listener.Addr().String()).FeatureFlags(t.Context())
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "well")
+	}
+}
+
 func TestServerThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})

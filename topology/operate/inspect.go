@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -159,7 +160,8 @@ func audited(p topology.Plan) audit.Plan {
 	return a
 }
 
-// String returns the report as a table that names the source of each count.
+// String returns the report as a table that names the source of each count. Characters that are
+// not printable are escaped.
 func (r Report) String() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -174,11 +176,12 @@ func (r Report) String() string {
 			ready = "missing"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			q.Name, q.Role, delay, ready, q.Consumers, q.Total, q.Held)
+			excerpt.OneLine(q.Name), q.Role, delay, ready, q.Consumers, q.Total, q.Held)
 	}
 	_ = w.Flush() // a strings.Builder does not fail
 	if r.ManagementErr != nil {
-		fmt.Fprintf(&b, "counts are from AMQP alone where they say so: %v\n", r.ManagementErr)
+		fmt.Fprintf(&b, "counts are from AMQP alone where they say so: %s\n",
+			excerpt.OneLine(r.ManagementErr.Error()))
 	}
 	return b.String()
 }

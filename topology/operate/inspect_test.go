@@ -2,8 +2,10 @@ package operate_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -146,6 +148,22 @@ func TestQueueVanishesWhileItsMessagesWait(t *testing.T) {
 				require.NotEqual(t, operate.Critical, f.Severity, f)
 			}
 		})
+	}
+}
+
+// A queue's name in a report moved the cursor of the terminal.
+func TestAReportPrintedNamesRaw(t *testing.T) {
+	t.Parallel()
+	const hostile = "o\x1b[2J\u202e\nrders"
+	for _, text := range []string{
+		operate.Report{
+			Queues:        []operate.QueueReport{{Name: hostile}},
+			ManagementErr: errors.New(hostile),
+		}.String(),
+		operate.Finding{Kind: "queue", Name: hostile, Text: hostile}.String(),
+	} {
+		require.Equal(t, 2, strings.Count(text, `o\x1b[2J\u202e\nrders`), text)
+		require.NotContains(t, text, "\x1b")
 	}
 }
 

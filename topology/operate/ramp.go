@@ -85,8 +85,8 @@ type RampResult struct {
 	// known from the management API alone, at the end.
 	AtHandler Count
 	// Spent, Foreign and Refused are in the dead-letter queue: passed over because of MaxReplays,
-	// because their headers name another queue, and because they cannot be published. The first two
-	// are not part of Started.
+	// because their headers name another queue (or none, with Named), and because they cannot be
+	// published. The first two are not part of Started.
 	Spent, Foreign, Refused int
 	// Unseen says why the last look was not possible. Then letters that are dead again or wait may be
 	// among Unsettled.
@@ -123,14 +123,21 @@ func (r RampResult) String() string {
 func (o *Operator) Ramp(
 	ctx context.Context, plan topology.Plan, options RampOptions,
 ) (RampResult, error) {
+	r, err := o.runRamp(ctx, plan, options)
+	return r.result, err
+}
+
+func (o *Operator) runRamp(
+	ctx context.Context, plan topology.Plan, options RampOptions,
+) (*ramp, error) {
 	r, err := newRamp(o, plan, options)
 	if err == nil {
 		err = r.ramp(ctx)
 	}
 	if err != nil {
-		return r.result, fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
+		return r, fmt.Errorf("replay dead letters of queue %q: %w", plan.Queue, err)
 	}
-	return r.result, nil
+	return r, nil
 }
 
 const (

@@ -386,6 +386,31 @@ func TestRampEveryEndsWithoutAStorm(t *testing.T) {
 	})
 }
 
+// Given a limit, UntilEmpty ended after the first run though letters were left.
+func TestUntilEmptyEndedAtTheLimitOfOneRun(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.delayBy(200 * time.Millisecond)
+		b.die(5)
+		s := b.serve(never, 200*time.Millisecond)
+		var started []int
+		options := quick(operate.RampOptions{})
+		options.Limit = 2
+		err := b.RampEvery(t.Context(), b.plan, operate.RepeatOptions{
+			Every: time.Second, UntilEmpty: true, RampOptions: options,
+			Ran: func(r operate.RampResult, err error) {
+				requireSum(t, r)
+				require.NoError(t, err)
+				started = append(started, r.Started)
+			},
+		})
+		require.NoError(t, err)
+		require.Equal(t, []int{2, 2, 1}, started)
+		require.Equal(t, 5, s.count())
+		b.depth(b.dead, 0)
+	})
+}
+
 // A look at a whole dead-letter queue.
 func BenchmarkRampLook(bench *testing.B) {
 	for _, kind := range types {

@@ -16,7 +16,7 @@ type RepeatOptions struct {
 	// Every is the time from the end of a run to the start of the next. At least 1 s. Default: 10 min.
 	Every time.Duration
 	// UntilEmpty ends RampEvery when a run finds no letter to replay, or has seen all its letters
-	// handled and none left. Default: it goes on until ctx is done.
+	// handled and none left, also none beyond Limit. Default: it goes on until ctx is done.
 	UntilEmpty bool
 	// Ran is called with the outcome of each run. Default: no call.
 	Ran func(RampResult, error)
@@ -47,7 +47,8 @@ func (o *Operator) RampEvery(
 			plan.Queue, ErrInvalidOptions, every)
 	}
 	for {
-		r, err := o.Ramp(ctx, plan, options.RampOptions)
+		run, err := o.runRamp(ctx, plan, options.RampOptions)
+		r := run.result
 		if options.Ran != nil {
 			options.Ran(r, err)
 		}
@@ -57,7 +58,7 @@ func (o *Operator) RampEvery(
 		case errors.Is(err, ErrInvalidOptions), errors.Is(err, ErrNoQueue),
 			errors.Is(err, ErrUnsafePeek), errors.Is(err, topology.ErrClosed):
 			return err
-		case options.UntilEmpty && err == nil && r.Started == r.Handled:
+		case options.UntilEmpty && err == nil && r.Started == r.Handled && run.left() == 0:
 			return nil
 		}
 		if err := sleep(ctx, every); err != nil {

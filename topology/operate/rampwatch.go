@@ -110,7 +110,7 @@ func (r *ramp) lookDead(ctx context.Context) error {
 		case n > 0:
 			w.dead.add(n)
 		case !filter.Matches(l):
-		case l.Queue != "" && l.Queue != r.moves.plan.Queue:
+		case r.moves.isForeign(l):
 			w.foreign++
 		case r.spent(l):
 			w.spentLetters++

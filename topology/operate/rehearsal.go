@@ -47,7 +47,9 @@ const largeMessage = 16 << 20
 
 // Rehearse says what becomes of a replay with these options, and moves nothing: which letters it
 // chooses, whether the target exists, has a consumer and room, and which settings drop messages.
-// Edit is not called. That the user may publish is tried with a message for a queue that does not
+// Edit is called, and its result is dropped.
+//
+// That the user may publish is tried with a message for a queue that does not
 // exist, which the broker returns; that it may read the dead letters is seen by reading them. Only
 // the management API shows policies, and a finding says if it was not asked.
 func (o *Operator) Rehearse(
@@ -76,7 +78,7 @@ func (o *Operator) Rehearse(
 func (h *Rehearsal) choose(
 	ctx context.Context, o *Operator, plan topology.Plan, options RampOptions,
 ) error {
-	options.DryRun, options.Edit = true, nil
+	options.DryRun = true
 	r := &replay{operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1}
 	r.act = r.one
 	match := options.Filter.Match

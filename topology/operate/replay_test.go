@@ -221,6 +221,61 @@ func TestEditRepairsAndKeepsTheOriginal(t *testing.T) {
 	})
 }
 
+// Given a dead-letter queue of several queues, a letter that names no queue went to the first of
+// them.
+func TestALetterWithoutAQueueWasReplayedToTheFirst(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(1)
+		other := testbroker.Queue(t)
+		rig.DeclareQueue(t, b.url, other, nil)
+		b.publish(b.dead,
+			amqp.Publishing{Body: []byte("of nobody")},
+			amqp.Publishing{Body: []byte("of other"), Headers: amqp.Table{header.DeadQueue: other}})
+		named := quick(operate.RampOptions{Canary: -1, StopAt: 1, Watch: time.Second})
+		named.Named = true
+		h, err := b.Rehearse(t.Context(), b.plan, named)
+		require.NoError(t, err)
+		require.Equal(t, []int{1, 2}, []int{h.Chosen, h.Foreign})
+		r, err := b.Ramp(t.Context(), b.plan, named)
+		require.NoError(t, err)
+		require.Equal(t, []int{1, 2}, []int{r.Replayed(), r.Foreign})
+		require.Equal(t, []string{`{"n":0}`}, b.bodies(b.queue, 1))
+		for _, to := range []string{"", other} {
+			done := b.replay(operate.ReplayOptions{Named: true, To: to})
+			require.Equal(t, operate.Progress{Total: 2, Seen: 2, Foreign: 2}, done)
+		}
+		require.Equal(t, 1, b.replay(operate.ReplayOptions{}).Done)
+		require.Equal(t, []string{"of nobody"}, b.bodies(b.queue, 1), "without Named, as ever")
+	})
+}
+
+// Each failed replay left a copy of a letter among the originals.
+func TestReplayToAMissingQueueKeptAnOriginalEachTime(t *testing.T) {
+	t.Parallel()
+	forTypes(t, func(t *testing.T, b *box) {
+		b.die(2)
+		rig.DeleteQueue(t, b.url, b.queue)
+		kept := testbroker.Queue(t)
+		rig.DeclareQueue(t, b.url, kept, nil)
+		options := operate.ReplayOptions{Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+			msg.Body = []byte("repaired")
+			return nil
+		}}
+		for _, options.Originals = range []string{"", kept} {
+			done, err := b.Replay(t.Context(), b.plan, options)
+			require.ErrorIs(t, err, topology.ErrUnroutable)
+			require.ErrorContains(t, err, b.queue)
+			require.Zero(t, done.Done)
+		}
+		require.Empty(t, b.bodies(kept, 0), "originals")
+		b.depth(b.dead, 2)
+		_, err := testbroker.Channel(t, b.url).QueueDeclarePassive(
+			b.dead+".originals", true, false, false, false, nil)
+		require.ErrorContains(t, err, "NOT_FOUND")
+	})
+}
+
 // A letter that fills its frame loses its history, and one of a foreign header
 // stays; neither stops the others.
 func TestReplayOfLettersThatFillTheirFrame(t *testing.T) {

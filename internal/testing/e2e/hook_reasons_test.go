@@ -210,6 +210,29 @@ func TestABadHookHoldsNothingUp(t *testing.T) {
 	})
 }
 
+// Given a hook that hangs, when the Subscriber makes a dead letter, then the hook's context ends
+// and the message is acked before the broker takes the delivery back: else each redelivery would make
+// another dead letter.
+func TestAHangingHookMadeDeadLettersWithoutEnd(t *testing.T) {
+	t.Parallel()
+	release, asked := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{time.Second}, Configure: rig.Picky, Handle: rig.Succeed,
+		RetryOptions: []middleware.Option{middleware.WithDeadLetterHook(
+			func(ctx context.Context, _ middleware.DeadLetter) {
+				<-ctx.Done()
+				close(asked) // panics if the message is dead-lettered again
+				<-release
+			})},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConsumerTimeout(4 * time.Second)},
+	})
+	r.Send("refuse")
+	rig.Await(t, asked)
+	r.AwaitLine("Dead-letter hook did not return, acking its message without it")
+	r.RequireNothingLeft(1)
+}
+
 // Given two services of one Client, when one of their Subscribers makes a dead letter, then with
 // For it tells the hook that For names, and without For the hooks of both.
 func TestForNamesTheHook(t *testing.T) {

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs what `make test` and `make demo` need and this machine lacks. Does nothing when nothing is missing.
 #
-#     sh install.sh [compiler] [broker] [prometheus] [postgres]
+#     sh install.sh [compiler] [broker] [prometheus] [postgres] [browser]
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
 #     prometheus what `make test-monitoring` checks rules with and scrapes the example with: prometheus and promtool
 #     postgres   PostgreSQL's server, for `make test-postgres`: package postgresql
+#     browser    Chromium for `make test-page`: package chromium; and axe-core of npm, in the user's cache
 #
 # No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu
@@ -40,6 +41,12 @@ has_postgres() {
 	return 1
 }
 
+axe_version=4.14.1
+axe_sha256=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
+axe=${XDG_CACHE_HOME:-$HOME/.cache}/millpond/axe-core-$axe_version.min.js
+
+has_axe() { printf '%s  %s\n' "$axe_sha256" "$axe" | sha256sum --check --status 2>/dev/null; }
+
 has_chroot() {
 	[ -e "${XDG_CACHE_HOME:-$HOME/.cache}/millpond/brokers/$BROKER/usr/lib/rabbitmq/bin/rabbitmq-server" ]
 }
@@ -57,7 +64,7 @@ cannot() {
 }
 
 packages=
-compiler= broker= prometheus= postgres=
+compiler= broker= prometheus= postgres= chromium= axe_core=
 for what in "$@"; do
 	case $what in
 	compiler) has_compiler || compiler=missing ;;
@@ -70,11 +77,15 @@ for what in "$@"; do
 		;;
 	prometheus) has_prometheus || prometheus=missing ;;
 	postgres) has_postgres || postgres=missing ;;
-	*) fail "want compiler, broker, prometheus or postgres, not '$what'" ;;
+	browser)
+		has chromium || chromium=missing
+		has_axe || axe_core=missing
+		;;
+	*) fail "want compiler, broker, prometheus, postgres or browser, not '$what'" ;;
 	esac
 done
 
-if [ -z "$compiler$broker$prometheus$postgres" ]; then
+if [ -z "$compiler$broker$prometheus$postgres$chromium$axe_core" ]; then
 	say "nothing is missing"
 	exit 0
 fi
@@ -90,6 +101,14 @@ fi
 if [ -n "$postgres" ]; then
 	can_apt || cannot "PostgreSQL (package postgresql)"
 	packages="$packages postgresql"
+fi
+if [ -n "$chromium" ]; then
+	can_apt || cannot "Chromium (package chromium)"
+	packages="$packages chromium fonts-dejavu-core"
+fi
+if [ -n "$axe_core" ] && ! has npm; then
+	can_apt || cannot "npm, which fetches axe-core (package npm)"
+	packages="$packages npm"
 fi
 if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then
@@ -191,5 +210,15 @@ fi
 
 if [ -n "$broker" ] && [ -n "$BROKER" ]; then
 	sh "$here/chroot.sh" "$BROKER"
+fi
+if [ -n "$axe_core" ]; then
+	say "fetching axe-core $axe_version from npm"
+	folder=$(mktemp -d)
+	trap 'restore; rm -rf "$folder"' EXIT
+	npm pack --silent --pack-destination "$folder" "axe-core@$axe_version" >/dev/null </dev/null
+	tar -xzf "$folder/axe-core-$axe_version.tgz" -C "$folder" package/axe.min.js
+	mkdir -p "${axe%/*}"
+	mv "$folder/package/axe.min.js" "$axe"
+	has_axe || { rm -f "$axe"; fail "axe-core $axe_version of npm is not the known one"; }
 fi
 say "done"

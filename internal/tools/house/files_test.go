@@ -127,6 +127,12 @@ var library = map[string][]string{
 		module + "/internal/management", module + "/internal/publisher", module + "/internal/scan",
 		module + "/internal/wire", watermill, watermill + "/message/router/middleware", amqp091,
 	},
+	"cmd/millpond/page": {
+		module + "/middleware/header", module + "/topology", module + "/topology/operate",
+		module + "/topology/operate/discover", module + "/topology/operate/doctor",
+		module + "/cmd/millpond/page/internal/job", module + "/internal/management", amqp091,
+		"github.com/aymanbagabas/go-udiff",
+	},
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
 		module + "/internal/audit", module + "/internal/link", module + "/internal/management", amqp091,

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -59,8 +60,8 @@ type Queue struct {
 	Ready, Unacked, Total, Held operate.Count
 	Consumers                   operate.Count
 	// Oldest is the time since which the oldest message is in a queue that keeps messages, by the
-	// message's own headers. Zero means unknown: see WithLooks.
-	Oldest time.Time
+	// message's own headers. Zero means unknown, and JSON leaves it out then: see WithLooks.
+	Oldest time.Time `json:",omitzero"`
 }
 
 // Main is a queue whose messages wait and return to it.
@@ -167,7 +168,7 @@ type Unclear struct {
 }
 
 // String returns the sentence.
-func (u Unclear) String() string { return u.Text }
+func (u Unclear) String() string { return excerpt.OneLine(u.Text) }
 
 // Option changes Find.
 type Option func(*options) error
@@ -188,8 +189,9 @@ func WithTLS(config *tls.Config) Option {
 	}
 }
 
-// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it: Find then
-// refuses the API of another broker, such as one on the same host. An empty name is any cluster.
+// WithCluster names the cluster that AMQP leads to, as operate.Operator.Cluster returns it. Find
+// then refuses the API of another broker, for example on the same host. An empty name is any
+// cluster.
 //
 // Default: any cluster.
 func WithCluster(name string) Option {

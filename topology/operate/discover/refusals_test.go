@@ -2,10 +2,12 @@ package discover_test
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -151,4 +153,15 @@ func TestManagementURL(t *testing.T) {
 		require.Error(t, err)
 		require.NotContains(t, err.Error(), "ret@")
 	}
+}
+
+// An unknown time was printed as the year 1.
+func TestJSONOfAQueueHadATimeThatIsUnknown(t *testing.T) {
+	t.Parallel()
+	unknown, err := json.Marshal(discover.Main{})
+	require.NoError(t, err)
+	require.NotContains(t, string(unknown), "Oldest")
+	known, err := json.Marshal(discover.Queue{Oldest: time.Unix(0, 0).UTC()})
+	require.NoError(t, err)
+	require.Contains(t, string(known), `"Oldest":"1970-01-01T00:00:00Z"`)
 }

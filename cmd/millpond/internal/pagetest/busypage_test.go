@@ -1,0 +1,158 @@
+package pagetest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// crowd makes a queue orders with n dead letters. Its service counts how often it handles each.
+func (h *house) crowd(n int) (handled *sync.Map, count *atomic.Int64) {
+	h.t.Helper()
+	handled, count = new(sync.Map), new(atomic.Int64)
+	h.serve(rig.Config{
+		Queue: "orders", Policy: backoff.List{200 * time.Millisecond}, Configure: rig.QuorumQueue,
+		Handle: func(msg *message.Message) error {
+			if _, twice := handled.LoadOrStore(string(msg.Payload), true); !twice {
+				count.Add(1)
+			}
+			return nil
+		},
+	})
+	ch := testbroker.Channel(h.t, h.url)
+	require.NoError(h.t, ch.Confirm(false))
+	var last *amqp.DeferredConfirmation
+	for i := range n {
+		var err error
+		last, err = ch.PublishWithDeferredConfirm("", "orders.dlq", true, false, deadLetter("orders",
+			fmt.Sprint("order-", i), "dial tcp 10.0.0.1:443: connection refused", time.Now(),
+			fmt.Appendf(nil, `{"order":%d}`, i)))
+		require.NoError(h.t, err)
+	}
+	require.True(h.t, last.Wait())
+	rig.AwaitDepth(h.t, h.url, "orders.dlq", n)
+	return handled, count
+}
+
+// slowly begins a replay of all letters of orders and returns to the action's page.
+func slowly(b *tab, rate string) {
+	b.t.Helper()
+	m := mouse{b}
+	b.visit("/act?queue=orders&error=refused")
+	m.fill("First letters to watch", "0")
+	m.fill("Letters a second", rate)
+	m.press("Rehearse the replay")
+	b.see("Nothing has moved yet")
+	m.press("Replay")
+	b.see("Stop", "left")
+}
+
+const progress = `document.querySelector("progress")?.value`
+
+// Given two open pages, then both see an action that one of them starts, and that the other stops.
+func twoPages(t *testing.T, y *yard) {
+	h := y.newHouse(t)
+	h.crowd(400)
+	h.act()
+	one, two := h.tab(), h.tab()
+	two.visit("/")
+	slowly(one, "20")
+	two.see("Running: ")
+	mouse{two}.press("Running: ")
+	one.await(progress + " > 20")
+	two.await(progress + " > 20")
+	two.shot("running")
+	mouse{two}.press("Stop")
+	one.see("Stopped by")
+	two.see("Rehearse the rest")
+	one.visit("/")
+	require.NotContains(t, one.text(), "Running: ")
+}
+
+// Given five kills of the server in the middle of a replay of 5 000 letters, then no letter is
+// lost, and the page says each time how many are left.
+func killed(t *testing.T, y *yard) {
+	letters := 1_000
+	if long {
+		letters = 5_000
+	}
+	h := y.newHouse(t)
+	_, count := h.crowd(letters)
+	h.act()
+	b := h.tab()
+	b.tolerate("ERR_")
+	slowly(b, "200")
+	for kill := 1; kill <= 5; kill++ {
+		b.await(progress + " > 30")
+		h.server.kill()
+		b.see("lost")
+		left := testbroker.Depth(t, h.url, "orders.dlq")
+		h.openAt(strings.TrimPrefix(b.site, "http://"), "--allow-actions", "--state", h.state)
+		b.visit("/")
+		b.see("Interrupted: ")
+		b.shot(fmt.Sprint("interrupted-", kill))
+		m := mouse{b}
+		m.press("Interrupted: ")
+		b.see("left")
+		t.Logf("kill %d: %d letters left", kill, left)
+		m.press("Rehearse the rest")
+		b.see("Nothing has moved yet")
+		if kill == 5 {
+			break
+		}
+		m.press("Replay")
+		b.see("Stop")
+	}
+	mouse{b}.press("Replay")
+	b.ended()
+	testbroker.WaitFor(t, "all letters to be handled", patience,
+		func() bool { return count.Load() == int64(letters) })
+	rig.AwaitDepth(t, h.url, "orders.dlq", 0)
+	b.visit("/dead?queue=orders")
+	mouse{b}.press("Look")
+	b.see("No dead letters.")
+	b.visit("/")
+	require.NotContains(t, b.text(), "Running: ")
+}
+
+// Given 100 000 letters, then the page answers in less than a second after the look.
+func manyLetters(t *testing.T, y *yard) {
+	letters := 10_000
+	if long {
+		letters = 100_000
+	}
+	h := y.newHouse(t)
+	h.crowd(letters)
+	h.open()
+	b := h.tab()
+	b.visit("/dead?queue=orders")
+	before, _ := h.server.memory()
+	began := time.Now()
+	mouse{b}.press("Look at the letters")
+	b.see("of " + thousands(letters) + " letters")
+	took := time.Since(began)
+	for _, path := range []string{
+		"/", "/dead?queue=orders", "/dead?queue=orders&error=refused", "/dead?queue=orders&page=50",
+		"/dead?queue=orders&id=order-99", "/waiting", "/stranded",
+	} {
+		began = time.Now()
+		b.visit(path)
+		t.Logf("%s: %v", path, time.Since(began).Round(time.Millisecond))
+		require.Less(t, time.Since(began), time.Second, path)
+	}
+	now, peak := h.server.memory()
+	t.Logf("%d letters looked at in %v; memory of the server in MiB: %d before, %d after, %d at most",
+		letters, took.Round(time.Millisecond), before, now, peak)
+	require.LessOrEqual(t, peak, 128)
+}

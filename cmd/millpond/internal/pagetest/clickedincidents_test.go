@@ -1,0 +1,282 @@
+package pagetest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+// incident is a service of orders in trouble, and the hands of the engineer on call.
+type incident struct {
+	*house
+	hands
+	*tab
+	t       *testing.T
+	handled sync.Map // by body
+	count   atomic.Int64
+}
+
+var errBroken = errors.New("cannot parse total")
+
+// newIncident starts a service and the page.
+func newIncident(
+	t *testing.T, y *yard, with func(b *tab) hands, handler func(body string) error,
+) *incident {
+	t.Helper()
+	h := y.newHouse(t)
+	i := &incident{house: h, t: t}
+	h.serve(rig.Config{
+		Queue: "orders", Policy: backoff.List{200 * time.Millisecond, 400 * time.Millisecond},
+		Configure: rig.QuorumQueue,
+		RetryOptions: []middleware.Option{
+			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
+		},
+		Handle: i.note(handler),
+	})
+	h.act()
+	i.tab = h.tab()
+	i.hands = with(i.tab)
+	return i
+}
+
+// note counts the bodies that a handler has handled.
+func (i *incident) note(handler func(body string) error) func(*message.Message) error {
+	return func(msg *message.Message) error {
+		if err := handler(string(msg.Payload)); err != nil {
+			return err
+		}
+		if _, twice := i.handled.LoadOrStore(string(msg.Payload), true); !twice {
+			i.count.Add(1)
+		}
+		return nil
+	}
+}
+
+// orders publishes orders.
+func (i *incident) orders(from, to int) {
+	i.t.Helper()
+	for n := from; n < to; n++ {
+		rig.Publish(i.t, i.url, "", "orders", amqp.Publishing{
+			MessageId: fmt.Sprint("order-", n), Body: fmt.Appendf(nil, `{"order":%d}`, n),
+			DeliveryMode: amqp.Persistent,
+		})
+	}
+}
+
+func (i *incident) awaitDead(n int) { i.t.Helper(); rig.AwaitDepth(i.t, i.url, "orders.dlq", n) }
+
+func (i *incident) awaitHandled(n int64) {
+	i.t.Helper()
+	testbroker.WaitFor(i.t, fmt.Sprintf("%d orders to be handled", n), patience,
+		func() bool { return i.count.Load() == n })
+}
+
+// look goes from the first page to the letters of a cause.
+func (i *incident) look(cause, causes string) {
+	i.t.Helper()
+	i.visit("/")
+	i.press("orders")
+	i.press("Look")
+	i.see(causes)
+	i.press(cause)
+	i.await(`location.search.includes("group=")`)
+}
+
+// replay replays the chosen letters, confirms that, and waits for the end.
+func (i *incident) replay(words string, fields ...string) {
+	i.t.Helper()
+	i.press("Act on these messages")
+	for n := 0; n < len(fields); n += 2 {
+		i.fill(fields[n], fields[n+1])
+	}
+	i.press("Rehearse the replay")
+	i.confirm(words)
+}
+
+// document keeps a picture for docs/operations.md, of the story by clicks.
+func (i *incident) document(file string) {
+	i.t.Helper()
+	if _, clicks := i.hands.(mouse); clicks {
+		i.keep(file)
+	}
+}
+
+// confirm requires that the page names the messages, then does it.
+func (i *incident) confirm(words string) {
+	i.t.Helper()
+	i.see("Nothing has moved yet", words)
+	i.shot("confirm")
+	i.press(eval[string](i.tab,
+		`document.querySelector("form[action$='/action/start'] button").innerText`))
+	i.ended()
+	i.shot("done")
+}
+
+// each runs a story with clicks alone and with the keyboard alone.
+func each(t *testing.T, story func(t *testing.T, with func(b *tab) hands)) {
+	t.Run("clicks"+suffix(t), func(t *testing.T) {
+		t.Parallel()
+		story(t, func(b *tab) hands { return mouse{b} })
+	})
+	t.Run("keys"+suffix(t), func(t *testing.T) {
+		t.Parallel()
+		story(t, func(b *tab) hands { return keyboard{b} })
+	})
+}
+
+// suffix makes the name of a part, which is the name of its virtual host, unique.
+func suffix(t *testing.T) string {
+	return " " + t.Name()[strings.LastIndex(t.Name(), "/")+1:]
+}
+
+// A deploy breaks the parsing of every order; the next one mends it.
+func badDeploy(t *testing.T, y *yard) {
+	each(t, func(t *testing.T, with func(b *tab) hands) {
+		var broken atomic.Bool
+		broken.Store(true)
+		i := newIncident(t, y, with, func(string) error {
+			if broken.Load() {
+				return fmt.Errorf("order 17: %w", errBroken)
+			}
+			return nil
+		})
+		i.orders(0, 40)
+		i.awaitDead(40)
+		i.look("order #: cannot parse total", "1 cause of 40 letters")
+		i.shot("cause")
+		i.document("page-bad-deploy.png")
+		broken.Store(false) // rolled back
+		i.replay("40", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
+		i.awaitHandled(40)
+		i.awaitDead(0)
+		i.see("40 of 40")
+	})
+}
+
+// The warehouse is down for longer than the retries last. The first letters are dead again, so the
+// replay stops by itself and leaves the others alone until the warehouse is up.
+func outage(t *testing.T, y *yard) {
+	each(t, func(t *testing.T, with func(b *tab) hands) {
+		var down atomic.Bool
+		down.Store(true)
+		var tries atomic.Int64
+		i := newIncident(t, y, with, func(string) error {
+			tries.Add(1)
+			if down.Load() {
+				return errors.New("dial tcp 10.0.0.7:443: connection refused")
+			}
+			return nil
+		})
+		i.orders(0, 30)
+		i.awaitDead(30)
+		before := tries.Load()
+		i.look("dial tcp", "1 cause of 30 letters")
+		i.replay("30", "First letters to watch", "2", "Handled if seen nowhere for", "1s")
+		i.see("dead again")
+		i.document("page-outage.png")
+		i.awaitDead(30)
+		require.Equal(t, before+6, tries.Load(), "two letters were tried, three times each")
+		down.Store(false)
+		i.press("Rehearse the rest")
+		i.confirm("28")
+		i.awaitHandled(28)
+		i.look("dial tcp", "1 cause of 2 letters")
+		i.see("failed again after replay")
+		i.replay("2", "Handled if seen nowhere for", "1s")
+		i.awaitHandled(30)
+		i.awaitDead(0)
+	})
+}
+
+// One order can never be handled. It is looked at, mended and replayed; another is thrown away, and
+// the server keeps it in a file.
+func poison(t *testing.T, y *yard) {
+	each(t, func(t *testing.T, with func(b *tab) hands) {
+		i := newIncident(t, y, with, func(body string) error {
+			if strings.Contains(body, `"order":3}`) || strings.Contains(body, `"order":5}`) {
+				panic("index out of range")
+			}
+			return nil
+		})
+		i.orders(0, 10)
+		i.awaitHandled(8)
+		i.awaitDead(2)
+		i.look("panic", "1 cause of 2 letters")
+		i.press("order-3")
+		i.see("index out of range", `"order": 3`)
+		i.shot("letter")
+		i.document("page-poison.png")
+		i.press("Edit …")
+		i.fill("Payload", `{"order":3,"lines":[]}`)
+		i.press("Rehearse the edit")
+		i.see("The difference", `+{"order":3,"lines":[]}`)
+		i.confirm("order-3")
+		i.awaitHandled(9)
+		i.awaitDead(1)
+		i.visit("/dead?queue=orders")
+		i.press("Look again")
+		i.see("1 cause of 1 letter")
+		i.press("order-5")
+		i.press("Replay or discard …")
+		i.press("Rehearse the discard")
+		i.confirm("order-5")
+		i.awaitDead(0)
+		kept, err := filepath.Glob(filepath.Join(i.state, "*", "*"))
+		require.NoError(t, err)
+		more, err := filepath.Glob(filepath.Join(i.state, "*"))
+		require.NoError(t, err)
+		require.True(t, anyHas(t, append(kept, more...), "order-5"), "the letter is in a file")
+	})
+}
+
+// anyHas reports whether one of the files has a text.
+func anyHas(t *testing.T, files []string, text string) bool {
+	t.Helper()
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(data), text) && strings.HasSuffix(file, ".jsonl") {
+			return true
+		}
+	}
+	return false
+}
+
+// A queue is deleted while messages wait for it. It is declared again, and they return.
+func stranded(t *testing.T, y *yard) {
+	each(t, func(t *testing.T, with func(b *tab) hands) {
+		h := y.newHouse(t)
+		h.strand(5)
+		i := &incident{house: h, t: t}
+		h.parcels(i.note(func(string) error { return nil }))
+		h.act()
+		i.tab = h.tab()
+		i.hands = with(i.tab)
+		i.visit("/")
+		i.press("See Stranded")
+		i.press("Look at far.stranded")
+		i.see("The way is free again")
+		i.shot("stranded")
+		i.document("page-stranded.png")
+		i.press("Act on these messages")
+		i.hold("all messages, because no filter is set")
+		i.press("Rehearse the return")
+		i.confirm("5")
+		i.awaitHandled(5)
+		rig.AwaitDepth(t, h.url, "far.stranded", 0)
+	})
+}

@@ -1,0 +1,176 @@
+package pagetest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/page"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestPage drives the page in a Chromium. All of its parts share a broker and a browser.
+func TestPage(t *testing.T) {
+	t.Parallel()
+	y := newYard(t)
+	for _, part := range []struct {
+		name string
+		run  func(t *testing.T, y *yard)
+	}{
+		{"every page is readable", everyPage},
+		{"bad deploy", badDeploy},
+		{"outage", outage},
+		{"poison", poison},
+		{"stranded", stranded},
+		{"hostile texts", hostileTexts},
+		{"hostile certificate", hostileCertificate},
+		{"numbers move", numbersMove},
+		{"without scripts", withoutScripts},
+		{"two pages", twoPages},
+		{"killed", killed},
+		{"many letters", manyLetters},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			t.Parallel()
+			part.run(t, y)
+		})
+	}
+}
+
+// axeFile is axe-core, which internal/testing/testbroker/install.sh fetches.
+func axeFile(t *testing.T) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	require.NoError(t, err)
+	script, err := os.ReadFile(filepath.Join(cache, "millpond", "axe-core-4.14.1.min.js"))
+	if err != nil && os.Getenv(requireChromium) == "" {
+		t.Skip("needs axe-core, of npm: `make test-page` fetches it")
+	}
+	require.NoError(t, err)
+	return string(script)
+}
+
+// named is a page with a name for its pictures.
+type named struct{ name, path string }
+
+// Given a house with all kinds of trouble and an empty one, then every page fits 360 and 1280
+// pixels in light and dark, and axe-core finds nothing to improve.
+func everyPage(t *testing.T, y *yard) {
+	axe := axeFile(t)
+	h := y.newHouse(t)
+	h.furnish()
+	h.strand(3)
+	h.act()
+	b := h.tab()
+	call(b, page.SetBypassCSP, page.SetBypassCSPParams{Enabled: true}) // for axe alone
+	for _, p := range h.pages(b) {
+		b.inspect(p, axe)
+	}
+	b.visit("/")
+	b.dress(looks[0])
+	b.keep("page.png")
+}
+
+// pages prepares the pages by looking at everything, and lists them.
+func (h *house) pages(b *tab) []named {
+	h.t.Helper()
+	m := mouse{b}
+	all := []named{
+		{"now", "/"},
+		{"not-found", "/nowhere"},
+		{"actions-none", "/actions"},
+		{"act-which", "/act"},
+		{"dead-none", "/dead?error=nothing+like+this"},
+		{"waiting-before", "/waiting"},
+	}
+	here := func(name string, texts ...string) {
+		b.see(texts...)
+		all = append(all, named{name, b.path()})
+	}
+	b.visit("/dead")
+	m.press("Look at the letters")
+	here("dead", "3 causes of 19 letters")
+	b.visit("/dead?queue=orders&error=refused")
+	here("dead-filtered", "1 cause of 12 letters")
+	m.press("order-17003")
+	here("letter", "Attempt 1", "tenant")
+	b.visit("/dead?queue=mail")
+	m.press("unexpected end of JSON input")
+	here("cause", "1 cause of 1 letter")
+	b.visit("/waiting?queue=orders")
+	m.press("Look at the messages")
+	here("waiting", "the shop is closed")
+	b.visit("/stranded")
+	m.press("Look at far.stranded")
+	here("stranded", "Messages of far.stranded")
+	m.press("Act on these messages")
+	here("act-stranded", "Return stranded messages")
+	b.visit("/act?queue=orders&error=refused")
+	here("act", "Replay dead letters")
+	m.press("Rehearse the replay")
+	here("confirm", "Nothing has moved yet")
+	b.visit("/act?queue=invoices")
+	m.hold("all messages, because no filter is set")
+	m.press("Rehearse the replay")
+	b.see("Nothing has moved yet")
+	m.press("Replay")
+	b.ended()
+	here("action")
+	b.visit("/actions")
+	here("actions", "Prepare an action")
+	b.visit("/verify")
+	m.press("Verify")
+	here("verify", "verified")
+	b.visit("/doctor")
+	here("doctor", "Examine")
+	return all
+}
+
+// path returns the path and the query of the page.
+func (b *tab) path() string {
+	b.t.Helper()
+	return strings.TrimPrefix(eval[string](b, "location.href"), b.site)
+}
+
+// violation is what axe-core finds.
+type violation struct {
+	ID, Help string
+	Nodes    []struct{ HTML, FailureSummary string }
+}
+
+// inspect looks at a page in all ways.
+func (b *tab) inspect(p named, axe string) {
+	b.t.Helper()
+	b.tolerate("status of 404")
+	for _, l := range looks {
+		b.dress(l)
+		b.visit(p.path)
+		b.shot(p.name + "-" + l.name)
+		assert.LessOrEqual(b.t, eval[int64](b, "document.documentElement.scrollWidth"), l.width,
+			"%s is wider than %s", p.name, l.name)
+		for _, v := range b.examine(axe) {
+			assert.Fail(b.t, v.ID+": "+v.Help, "%s %s: %+v", p.name, l.name, v.Nodes)
+		}
+	}
+}
+
+// examine runs axe-core: all rules of WCAG 2.2 AA, and the advice of its authors.
+func (b *tab) examine(axe string) (found []violation) {
+	b.t.Helper()
+	eval[bool](b, axe+"; true")
+	text := eval[string](b, `axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa",
+		"wcag22aa", "best-practice"]}).then((r) => JSON.stringify(r.violations))`)
+	require.NoError(b.t, json.Unmarshal([]byte(text), &found))
+	return found
+}
+
+// script turns scripts on or off.
+func (b *tab) script(on bool) {
+	b.t.Helper()
+	call(b, emulation.SetScriptExecutionDisabled,
+		emulation.SetScriptExecutionDisabledParams{Value: !on})
+}

@@ -1,0 +1,200 @@
+package pagetest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// hostile are texts that try to run, to ask another host, or to look like something else. %d makes
+// each of them different.
+var hostile = []string{
+	`<script>window.hacked=%d</script>`,
+	`"><img src=x onerror="window.hacked=%d">`,
+	`' onfocus='window.hacked=%d' autofocus='`,
+	`javascript:window.hacked=%d//`,
+	`</title></textarea></select></pre><svg onload=window.hacked=%d>`,
+	`<iframe srcdoc="<script>parent.hacked=%d</script>"></iframe>`,
+	`<style>@import "http://192.0.2.1/%d";</style><link rel=prefetch href=//192.0.2.1>`,
+	`<meta http-equiv=refresh content="0;url=http://192.0.2.1/%d"><base href=//192.0.2.1>`,
+	`<form action=http://192.0.2.1/%d><button autofocus>Act on these messages`,
+	`{{template "foot"}}{{.Form}} ${window.hacked=%d} <!-- --!>`,
+	"x\n\nevent: now\ndata: <img src=x onerror=window.hacked=%d>\n\n",
+	"\x1b]0;%d\x07\x1b[2J\x9b31m\x00\b\r",
+	"a\u202e%d\u2066b\u2028c\u200b\u00ad\ufeff\U000e0041",
+	"\xff\xfe\xc0\xaf<script>window.hacked=%d</script>",
+	"data:text/html,<script>parent.hacked=%d</script>" + strings.Repeat("A", 300),
+}
+
+// clean requires that no text of the page was taken for anything else.
+func (b *tab) clean() {
+	b.t.Helper()
+	assert.Empty(b.t, eval[string](b, `(() => {
+		const wrong = [];
+		if ("hacked" in window) wrong.push("hacked " + window.hacked);
+		if (document.scripts.length !== 1) wrong.push("scripts");
+		const strange = "img, iframe, object, embed, base, style, [style], meta[http-equiv], audio," +
+			" video, a:not([href]), a[href^='javascript:'], a[target]," +
+			" link:not([rel=icon], [rel=stylesheet])";
+		for (const e of document.querySelectorAll(strange)) wrong.push(e.outerHTML.slice(0, 200));
+		for (const e of document.querySelectorAll("*")) {
+			for (const a of e.attributes) if (/^on/i.test(a.name)) wrong.push(a.name);
+		}
+		if (/[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/.test(
+			document.body.innerText)) wrong.push("a character that cannot be seen");
+		return wrong.join("; ");
+	})()`), b.path())
+}
+
+// Given letters, headers, errors and names of queues that are made to attack, then nothing of them
+// is run, asked for or taken for a part of the page, and the page stays quick.
+func hostileTexts(t *testing.T, y *yard) {
+	letters := 3_000
+	if long {
+		letters = 100_000
+	}
+	h := y.newHouse(t)
+	queue := fmt.Sprintf(hostile[1], 7) // nothing but a name
+	for _, name := range []string{queue, "a\u202e<script>hacked=1</script>"} {
+		h.serve(rig.Config{
+			Queue: name, Policy: backoff.List{time.Hour}, Configure: rig.QuorumQueue, Handle: handle,
+		})
+	}
+	h.fillHostile(queue+".dlq", queue, letters)
+	h.fillHostile(queue+".wait.1h", queue, 3*len(hostile))
+	h.act()
+	b := h.tab()
+	b.tolerate("status of 404")
+	m := mouse{b}
+	b.visit("/")
+	b.see("queues in trouble")
+	b.clean()
+	b.visit("/dead")
+	began := time.Now()
+	m.press("Look at the letters")
+	b.see("of " + thousands(letters) + " letters")
+	t.Logf("%d hostile letters: looked at in %v", letters, time.Since(began))
+	b.clean()
+	b.shot("dead")
+	began = time.Now()
+	b.visit("/dead")
+	require.Less(t, time.Since(began), 5*time.Second, "the page loads")
+	began = time.Now()
+	eval[int](b, "1")
+	require.Less(t, time.Since(began), time.Second, "the page answers")
+	require.Contains(t, b.text(), "⟨U+202E⟩")
+	letterLinks := eval[[]string](b, `[...document.querySelectorAll(
+		"a[href*='/letter?'], a[href*='group=']")].slice(0, 40).map((a) => a.getAttribute("href"))`)
+	require.NotEmpty(t, letterLinks)
+	for i, link := range letterLinks {
+		b.visit(link)
+		b.clean()
+		if i%8 == 0 {
+			b.visit(link + "&as=hex")
+			b.clean()
+		}
+	}
+	b.visit("/letter?" + strings.SplitN(lastOf(letterLinks), "?", 2)[1])
+	b.shot("letter")
+	m.press("Edit …")
+	b.see("The original is kept")
+	b.clean()
+	for _, path := range []string{
+		"/waiting", "/stranded", "/verify", "/doctor", "/act", "/actions",
+		"/dead?error=%3Cscript%3Ehacked=1%3C/script%3E&reason=%22%3E%3Cimg%20src=x%20onerror=hacked=1%3E",
+		"/dead?payload=hacked&header=a%0d%0aSet-Cookie:x=%3Cscript%3E",
+		"/%3Cscript%3Ehacked=1%3C/script%3E", "/letter?dead=%3Cscript%3E&id=%00&position=1",
+		"/waiting?queue=%3Cscript%3Ehacked=1%3C/script%3E", "//192.0.2.1/%2e%2e",
+	} {
+		b.tolerate("status of 400")
+		b.visit(path)
+		b.clean()
+	}
+	b.visit("/waiting")
+	b.visit("/waiting?queue=" + eval[string](b, `encodeURIComponent(
+		[...document.querySelectorAll("#queue option")].find((o) => o.value.includes("onerror")).value)`))
+	m.press("Look at the messages")
+	b.see("Look again", "When they return")
+	b.clean()
+	b.shot("waiting")
+	b.visit("/verify")
+	m.press("Verify")
+	b.see("verified")
+	b.clean()
+}
+
+func lastOf(all []string) string { return all[len(all)-1] }
+
+// thousands writes a number as the page does.
+func thousands(n int) string {
+	return fmt.Sprintf("%d\u202f%03d", n/1000, n%1000)
+}
+
+// fillHostile publishes n hostile letters of a queue.
+func (h *house) fillHostile(to, queue string, n int) {
+	h.t.Helper()
+	ch := testbroker.Channel(h.t, h.url)
+	require.NoError(h.t, ch.Confirm(false))
+	var last *amqp.DeferredConfirmation
+	for i := range n {
+		text := fmt.Sprintf(hostile[i%len(hostile)], i)
+		other := fmt.Sprintf(hostile[(i+i/len(hostile))%len(hostile)], i)
+		msg := deadLetter(queue, text, other, time.Now(), []byte(other))
+		short := text[:min(len(text), 100)]
+		msg.MessageId, msg.Type, msg.AppId, msg.ContentType = short, short, short, short
+		msg.Headers[short], msg.Headers["millpond-handler"] = other, text
+		var err error
+		last, err = ch.PublishWithDeferredConfirm("", to, true, false, msg)
+		require.NoError(h.t, err)
+	}
+	require.True(h.t, last.Wait())
+	rig.AwaitDepth(h.t, h.url, to, n)
+}
+
+// Given a management API whose certificate has hostile names, then the error is shown as text.
+func hostileCertificate(t *testing.T, y *yard) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	made, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{fmt.Sprintf(hostile[0], 1), fmt.Sprintf(hostile[1], 2)},
+	}, &x509.Certificate{SerialNumber: big.NewInt(1)}, key.Public(), key)
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	api := &http.Server{ReadHeaderTimeout: time.Minute}
+	t.Cleanup(func() { require.NoError(t, api.Close()) })
+	go func() {
+		_ = api.Serve(tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{{
+			Certificate: [][]byte{made}, PrivateKey: key,
+		}}}))
+	}()
+	h := y.newHouse(t)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	h.api = "https://guest:guest@localhost:" + port
+	h.open()
+	b := h.tab()
+	b.visit("/")
+	b.see("The last look at the broker failed", "certificate is valid for")
+	b.see(fmt.Sprintf(hostile[0], 1))
+	b.clean()
+	b.shot("certificate")
+}

@@ -1,0 +1,159 @@
+package pagetest
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/page"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// proxy counts the streams through it. What else it passes on, it does not touch.
+type proxy struct {
+	site    string
+	streams atomic.Int64
+}
+
+func newProxy(t *testing.T, site string) *proxy {
+	t.Helper()
+	to, err := url.Parse(site)
+	require.NoError(t, err)
+	p := new(proxy)
+	quiet := log.New(io.Discard, "", 0)
+	rewrite := func(r *httputil.ProxyRequest) {
+		r.SetURL(to)
+		r.Out.Host = r.In.Host
+	}
+	pass := &httputil.ReverseProxy{FlushInterval: -1, ErrorLog: quiet, Rewrite: rewrite}
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/events" {
+			p.streams.Add(1)
+			defer p.streams.Add(-1)
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		front.CloseClientConnections()
+		front.Close()
+	})
+	p.site = front.URL
+	return p
+}
+
+// await waits for a number of streams.
+func (p *proxy) await(t *testing.T, n int64) {
+	t.Helper()
+	testbroker.WaitFor(t, fmt.Sprintf("%d streams", n), patience,
+		func() bool { return p.streams.Load() == n })
+}
+
+// shifts adds up all shifts of the layout, from the first paint on.
+const shifts = `window.shifts = 0; window.shifted = "";
+	new PerformanceObserver((list) => {
+		for (const e of list.getEntries()) {
+			window.shifts += e.value;
+			for (const s of e.sources) {
+				window.shifted += (s.node?.parentNode?.outerHTML ?? "").slice(0, 150) + " " +
+					JSON.stringify([s.previousRect, s.currentRect]) + "; ";
+			}
+		}
+	}).observe({type: "layout-shift", buffered: true});`
+
+// cell is the number of a queue in a column.
+func cell(queue, column string) string {
+	return fmt.Sprintf(`[...document.querySelectorAll("tbody tr")].find(
+		(r) => r.cells[0].innerText.trim() === %q)?.querySelector("[data-label='%s']")?.innerText`,
+		queue, column)
+}
+
+// Given a page that is open while letters come, then its numbers change and nothing moves. Hidden,
+// it asks for nothing. Without its server it says so, and how old its data are.
+func numbersMove(t *testing.T, y *yard) {
+	h := y.newHouse(t)
+	h.furnish()
+	h.open()
+	front := newProxy(t, h.server.site)
+	b := openTab(t, h.chromium, front.site)
+	call(b, page.AddScriptToEvaluateOnNewDocument,
+		page.AddScriptToEvaluateOnNewDocumentParams{Source: shifts})
+	b.visit("/") // until everything was counted once
+	b.await(`document.querySelectorAll("tbody tr").length === 3 &&
+		!document.querySelector("main").innerText.replace("?: the broker", "").includes("?")`)
+	for _, l := range []look{looks[0], looks[2]} {
+		b.dress(l)
+		b.visit("/")
+		front.await(t, 1)
+		had := eval[string](b, cell("orders", "Dead"))
+		at := time.Now()
+		for n := range 100 {
+			h.letter("orders", fmt.Sprint("more-", n), "dial tcp 10.0.0.1:443: connection refused", at,
+				[]byte("{}"))
+		}
+		b.await(cell("orders", "Dead") + " !== " + fmt.Sprintf("%q", had))
+		b.await(fmt.Sprintf(`parseInt(%s) >= 100`, cell("orders", "Dead")))
+		rig.AwaitDepth(t, h.url, "orders.dlq", 114+100*int(1280-l.width)/920)
+		require.Zero(t, eval[float64](b, "window.shifts"), "layout shift, %s: %s", l.name,
+			eval[string](b, "window.shifted"))
+		b.shot(l.name)
+	}
+	b.hide(true)
+	front.await(t, 0)
+	b.hide(false)
+	front.await(t, 1)
+
+	h.server.kill()
+	b.tolerate("ERR_")
+	b.tolerate("status of 502")
+	b.see("The connection to the server is lost")
+	b.await(`parseInt(document.querySelector("time.ago").innerText) >= 3`)
+	b.shot("lost")
+}
+
+// Without scripts every page for reading works: links, filters, looks.
+func withoutScripts(t *testing.T, y *yard) {
+	h := y.newHouse(t)
+	h.furnish()
+	h.open()
+	b := h.tab()
+	b.script(false)
+	m := mouse{b}
+	b.visit("/")
+	b.see("queues in trouble", "When waiting messages return")
+	m.press("orders")
+	m.press("Look at the letters")
+	b.see("2 causes of 14 letters")
+	m.press("dial tcp")
+	b.see("1 cause of 12 letters")
+	m.press("order-17003")
+	b.see("Attempt 1", `"sku": "A-1"`)
+	m.press("Show as bytes")
+	b.see("7b 22 6f")
+	b.visit("/waiting?queue=mail")
+	m.press("Look at the messages")
+	b.see("the shop is closed")
+	m.press("Stranded")
+	b.see("Queues that keep them")
+	b.visit("/verify")
+	m.press("Verify")
+	b.see("verified")
+	m.press("Doctor")
+	m.press("Examine the broker")
+	b.see("Looking at the broker")
+	b.see("as expected")
+	b.shot("doctor")
+	for _, asked := range b.requests {
+		require.False(t, strings.HasSuffix(asked, "/events"))
+	}
+}

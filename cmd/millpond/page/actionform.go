@@ -1,0 +1,262 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	udiff "github.com/aymanbagabas/go-udiff"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+type strandedQueue = discover.Queue
+
+// jobFilter is a filter that the journal can keep.
+func jobFilter(o operate.Filter) job.Filter {
+	f := job.Filter{
+		IDs: o.IDs, Reason: string(o.Reason), Error: o.Error, Handler: o.Handler, Group: o.Group,
+		Since: o.Since, Until: o.Until, Headers: o.Headers, Payload: o.Payload,
+	}
+	if o.ErrorPattern != nil {
+		f.ErrorPattern = o.ErrorPattern.String()
+	}
+	if o.PayloadPattern != nil {
+		f.PayloadPattern = o.PayloadPattern.String()
+	}
+	for key, pattern := range o.HeaderPatterns {
+		if f.HeaderPatterns == nil {
+			f.HeaderPatterns = map[string]string{}
+		}
+		f.HeaderPatterns[key] = pattern.String()
+	}
+	return f
+}
+
+// formReader reads the fields of a form and keeps the first error.
+type formReader struct {
+	url.Values
+	err error
+}
+
+func (f *formReader) text(name string) string { return strings.TrimSpace(f.Get(name)) }
+
+func (f *formReader) refuse(name, want string) {
+	if f.err == nil {
+		f.err = badRequest("%s %q: write %s", name, f.text(name), want)
+	}
+}
+
+func (f *formReader) number(name string) int {
+	n, err := strconv.Atoi(cmp.Or(f.text(name), "0"))
+	if err != nil || n < 0 {
+		f.refuse(name, "a number, such as 3")
+	}
+	return n
+}
+
+func (f *formReader) decimal(name, unit string) float64 {
+	n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(
+		cmp.Or(f.text(name), "0"), unit)), 64)
+	if err != nil || !(n >= 0) || n > 1e9 {
+		f.refuse(name, "a number, such as 5")
+	}
+	return n
+}
+
+func (f *formReader) duration(name string) time.Duration {
+	d, err := time.ParseDuration(cmp.Or(f.text(name), "0"))
+	if err != nil || d < 0 {
+		f.refuse(name, "a time, such as 30s or 2m")
+	}
+	return d
+}
+
+// requestOf reads a form.
+func (h *Handler) requestOf(values url.Values) (job.Request, error) {
+	f := &formReader{Values: values}
+	chosen, err := filterOf(values)
+	if err != nil {
+		return job.Request{}, err
+	}
+	o, err := chosen.operate(time.Now())
+	if err != nil {
+		return job.Request{}, err
+	}
+	r := job.Request{
+		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: jobFilter(o),
+		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
+	}
+	if len(h.masks) > 0 && (chosen.Payload != "" || r.Kind == job.Edit) {
+		return r, badRequest("payloads are masked here: nothing can be chosen by its payload or edited")
+	}
+	switch r.Kind {
+	case job.Replay:
+		r.Canary, r.StopAt = f.number("canary"), f.decimal("stop-at", "%")/100
+		r.Settle, r.Watch = f.duration("settle"), f.duration("watch")
+		r.MaxReplays = f.number("max-replays")
+		for _, text := range strings.FieldsFunc(f.Get("ramp"), func(c rune) bool {
+			return c == ',' || c == ' '
+		}) {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 {
+				f.refuse("ramp", "the sizes of the steps, such as 1, 10, 100")
+			}
+			r.Steps = append(r.Steps, n)
+		}
+		if r.To != "" && r.To != r.Queue { // nothing is watched there
+			r.Canary, r.Steps, r.StopAt = 0, nil, 0
+		}
+	case job.Release, job.Cancel:
+		r.Filter.Delay = f.duration("delay")
+	case job.Edit:
+		r.Change, err = changeOf(f)
+	}
+	if f.err != nil {
+		err = f.err
+	}
+	return r, err
+}
+
+// changeOf reads the form of an edit.
+func changeOf(f *formReader) (*job.Change, error) {
+	c := &job.Change{Letter: f.text("letter"), Set: amqp.Table{}}
+	// Browsers write line ends as CR LF. A payload with CR is not edited as text.
+	c.Body = []byte(strings.ReplaceAll(f.Get("body"), "\r\n", "\n"))
+	for line := range strings.Lines(f.Get("set")) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(line, "=")
+		if !ok {
+			return nil, badRequest("header %q: write name=value", line)
+		}
+		c.Set[strings.TrimSpace(key)] = strings.TrimSpace(value)
+	}
+	c.Unset = append(c.Unset, strings.Fields(f.Get("unset"))...)
+	return c, nil
+}
+
+// editView is the form of an edit.
+type editView struct {
+	Queue, Letter, ID, Body string
+	Headers                 []string
+}
+
+// editPage looks at a letter and shows it for an edit.
+func (h *Handler) editPage(w http.ResponseWriter, r *http.Request) error {
+	f := &formReader{Values: r.PostForm}
+	_, query, _ := strings.Cut(f.text("page"), "?")
+	values, err := url.ParseQuery(query)
+	if err != nil || len(h.masks) > 0 {
+		return badRequest("the letter cannot be edited: payloads are masked here, " +
+			"or the address is wrong")
+	}
+	id, dead := values.Get("id"), cmp.Or(values.Get("dead"), values.Get("queue"))
+	position, _ := strconv.Atoi(values.Get("position"))
+	for _, main := range h.watcher.sight(r.Context()).Vhost.Mains {
+		plan, err := h.planOf(r.Context(), main.Name)
+		if err != nil || plan.Dead.RoutingKey != dead && main.Name != dead {
+			continue
+		}
+		op, err := h.connected(r.Context())
+		if err != nil {
+			return err
+		}
+		var found *operate.Letter
+		chosen := operate.Filter{IDs: []string{id}, Match: func(l operate.Letter) bool {
+			return l.Queue == "" || l.Queue == main.Name
+		}}
+		for l, err := range op.Dead(r.Context(), plan, chosen, 1000) {
+			if err != nil {
+				return err
+			}
+			if found == nil || l.Position == position { // the ID need not be unique
+				found = &l
+			}
+		}
+		if found != nil {
+			return h.showEdit(w, r, main.Name, *found)
+		}
+	}
+	return notFound("there is no letter %q in queue %q any more: look again", id, dead)
+}
+
+// maxEdited is the largest payload that can be edited in a page.
+const maxEdited = 1 << 20
+
+func (h *Handler) showEdit(
+	w http.ResponseWriter, r *http.Request, queue string, l operate.Letter,
+) error {
+	body := string(l.Delivery.Body)
+	switch {
+	case len(body) > maxEdited:
+		return badRequest("the payload has %d bytes, and a page edits at most %d: use millpond dead "+
+			"replay --edit", len(body), maxEdited)
+	case !utf8.ValidString(body) || strings.ContainsAny(body, "\r\x00"):
+		return badRequest("the payload is no text that a page can edit: use millpond dead replay " +
+			"--edit")
+	}
+	v := editView{Queue: queue, Letter: job.Identity(l), ID: l.ID, Body: body}
+	text, err := messageText(l.Delivery.Headers, nil)
+	if err != nil {
+		return err
+	}
+	v.Headers = strings.Split(strings.TrimSpace(text), "\n")
+	h.render(w, r, http.StatusOK, "edit", view{Title: "Edit a letter", Nav: "dead", Data: v})
+	return nil
+}
+
+// diffLine is a line of a difference; Kind is "+", "-" or "".
+type diffLine struct{ Kind, Text string }
+
+// maxDiff bounds the lines of a difference that are shown.
+const maxDiff = 1000
+
+// differenceOf returns how a letter changes.
+func differenceOf(before amqp.Delivery, after amqp.Publishing) ([]diffLine, error) {
+	was, err := messageText(before.Headers, before.Body)
+	if err != nil {
+		return nil, err
+	}
+	is, err := messageText(after.Headers, after.Body)
+	if err != nil {
+		return nil, err
+	}
+	var lines []diffLine
+	for line := range strings.SplitSeq(udiff.Unified("before", "after", was, is), "\n") {
+		kind := ""
+		if line != "" && strings.ContainsRune("+-", rune(line[0])) && len(lines) > 1 {
+			kind = line[:1]
+		}
+		if lines = append(lines, diffLine{kind, oneLine(2000, line)}); len(lines) == maxDiff {
+			break
+		}
+	}
+	return lines, nil
+}
+
+// messageText writes headers with their types and a payload as lines.
+func messageText(headers amqp.Table, body []byte) (string, error) {
+	var text strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(headers)) {
+		if !strings.HasPrefix(key, "x-") && !strings.HasPrefix(key, "millpond-") {
+			fmt.Fprintf(&text, "%s (%T) = %s\n", key, headers[key],
+				strings.ReplaceAll(operate.HeaderText(headers[key]), "\n", `\n`))
+		}
+	}
+	if body != nil {
+		fmt.Fprintf(&text, "\n%s\n", body)
+	}
+	return text.String(), nil
+}

@@ -1,0 +1,268 @@
+package page_test
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+)
+
+// acting opens a page on which actions are allowed.
+func (h *house) acting(folder string) *visitor {
+	h.t.Helper()
+	return h.open(func(c *page.Config) { c.AllowActions, c.StateFolder = true, folder })
+}
+
+// dies publishes n dead letters of the queue orders.
+func (h *house) dies(prefix, text string, n int) {
+	h.t.Helper()
+	for i := range n {
+		id := fmt.Sprint(prefix, i)
+		m := letter("orders", id, text, time.Now(), []byte(id), amqp.Table{"tenant": "a"})
+		rig.Publish(h.t, h.url, "", "orders.dlq", m)
+	}
+	rig.AwaitDepth(h.t, h.url, "orders.dlq", n)
+}
+
+var (
+	inputs = regexp.MustCompile(`<input type="hidden" name="([^"]+)" value="([^"]*)">`)
+	texts  = regexp.MustCompile(`(?s)<textarea id="body" name="body"[^>]*>\n(.*?)</textarea>`)
+)
+
+// formIn returns the hidden fields of the form of a page that goes to a path.
+func formIn(t testing.TB, body, path string) url.Values {
+	t.Helper()
+	_, rest, found := strings.Cut(body, `action="`+path+`"`)
+	require.True(t, found, "a form for %s in %s", path, body)
+	rest, _, _ = strings.Cut(rest, "</form>")
+	values := url.Values{}
+	for _, field := range inputs.FindAllStringSubmatch(rest, -1) {
+		values.Set(field[1], unescaped(field[2]))
+	}
+	return values
+}
+
+func unescaped(text string) string {
+	return strings.NewReplacer("&#34;", `"`, "&#39;", "'", "&lt;", "<", "&gt;", ">", "&#43;", "+",
+		"&amp;", "&").Replace(text)
+}
+
+// ends loads the page of an action until it has ended.
+func (v *visitor) ends(path string) string {
+	v.t.Helper()
+	var body string
+	rig.WaitFor(v.t, "the end of the action", func() bool {
+		body = v.get(path).body
+		return strings.Contains(body, "<dt>ended</dt>")
+	})
+	return body
+}
+
+func TestReplayByFormsAlone(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	const hostile = `refused <script>alert(1)</script>"'`
+	h.dies("o-", hostile, 20)
+	v := h.acting(filepath.Join(t.TempDir(), "state"))
+	colleague := &visitor{t: t, server: v.server, client: newBrowser(t)}
+
+	a := v.get("/act?" + url.Values{"queue": {"orders"}, "error": {hostile}}.Encode())
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	require.NotContains(t, a.body, "<script>alert")
+	form := formIn(t, a.body, "/action/rehearse")
+	require.Equal(t, hostile, form.Get("error"))
+	form.Set("canary", "2")
+	form.Set("settle", "300ms")
+	form.Set("stop-at", "50%")
+	form.Set("rate", "20")
+	a = v.post("/action/rehearse", form)
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	require.Contains(t, a.body, "Replay 20 dead letters of queue")
+	require.NotContains(t, a.body, "<script>alert")
+	address := a.Request.URL.RequestURI()
+	confirm := formIn(t, a.body, "/action/start")
+	require.NotEmpty(t, confirm.Get("digest"))
+	other := v.post("/action/rehearse", form)
+	wrong := formIn(t, other.body, "/action/start")
+	wrong.Set("id", confirm.Get("id"))
+	require.Equal(t, http.StatusConflict, v.post("/action/start", wrong).StatusCode)
+	rig.AwaitDepth(t, h.url, "orders.dlq", 20)
+
+	events := colleague.events()
+	a = v.post("/action/start", confirm)
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	require.Contains(t, a.body, `<noscript><meta http-equiv="refresh"`)
+	require.Contains(t, a.body, `action="/action/stop"`)
+	colleague.awaitEvent(events, "running", "Replay 20 dead letters")
+	require.Contains(t, colleague.get("/").body, "Running: Replay 20 dead letters")
+	body := v.ends(address)
+	require.Contains(t, body, "done: 20 of 20")
+	require.Contains(t, body, "started 20 = handled 20 + dead again 0 + waiting 0 + left 0")
+	require.NotContains(t, body, "refresh")
+	require.Contains(t, colleague.get("/actions").body, "done: 20 of 20")
+	rig.AwaitDepth(t, h.url, "orders.dlq", 0)
+
+	a = v.post("/action/undo", url.Values{"id": {confirm.Get("id")}})
+	require.Equal(t, http.StatusConflict, a.StatusCode)
+	require.Contains(t, a.body, "stop its service first")
+}
+
+func TestStopAndResumeByForms(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.dies("o-", "refused", 60)
+	folder := filepath.Join(t.TempDir(), "state")
+	v := h.acting(folder)
+	form := url.Values{"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}, "rate": {"10"}}
+	a := v.post("/action/rehearse", form)
+	confirm := formIn(t, a.body, "/action/start")
+	address := a.Request.URL.RequestURI()
+	v.post("/action/start", confirm)
+	a = v.post("/action/stop", url.Values{"id": {confirm.Get("id")}})
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	body := v.ends(address)
+	require.Contains(t, body, "stopped at ")
+	require.Contains(t, body, "Stopped by local")
+	a = v.post("/action/resume", url.Values{"id": {confirm.Get("id")}})
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	require.Contains(t, a.body, "all that are there")
+	confirm = formIn(t, a.body, "/action/start")
+	v.post("/action/start", confirm)
+	require.NoError(t, v.close())
+
+	again := h.acting(folder) // the next server
+	require.Contains(t, again.get("/").body, "Interrupted: Replay")
+	a = again.get("/action?id=" + confirm.Get("id"))
+	require.Contains(t, a.body, "interrupted at ")
+	require.Contains(t, a.body, "Rehearse the rest")
+}
+
+func TestEditByForms(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.dies("o-", "refused", 3)
+	v := h.acting("")
+	a := v.post("/edit", url.Values{"page": {"/letter?dead=orders.dlq&id=o-1&position=2"}})
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	require.Equal(t, "o-1", texts.FindStringSubmatch(a.body)[1])
+	form := formIn(t, a.body, "/action/rehearse")
+	form.Set("body", "repaired\r\n<b>")
+	form.Set("set", "tenant=b\r\nnew = 1")
+	a = v.post("/action/rehearse", form)
+	require.Equal(t, http.StatusOK, a.StatusCode, a.body)
+	for _, want := range []string{
+		"<del>-tenant (string) = a</del>", "<ins>&#43;tenant (string) = b</ins>",
+		"<del>-o-1</del>", "<ins>&#43;repaired</ins>", "<ins>&#43;&lt;b&gt;</ins>",
+	} {
+		require.Contains(t, a.body, want)
+	}
+	address := a.Request.URL.RequestURI()
+	v.post("/action/start", formIn(t, a.body, "/action/start"))
+	require.Contains(t, v.ends(address), "done: 1 of 1")
+	rig.AwaitDepth(t, h.url, "orders.dlq", 2)
+	rig.AwaitDepth(t, h.url, "orders.dlq.originals", 1)
+	require.NotContains(t, v.get("/act?queue=orders").body, `value="discard"`,
+		"without a folder nothing is discarded")
+}
+
+// A form that changes a queue needs the flag, the role and the token of the page.
+func TestActionsNeedTheFlagTheRoleAndTheToken(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.dies("o-", "refused", 1)
+	form := url.Values{"kind": {"replay"}, "queue": {"orders"}, "all": {"1"}}
+	locked := h.open(nil)
+	require.Equal(t, http.StatusNotFound, locked.post("/action/rehearse", form).StatusCode)
+	require.Equal(t, http.StatusNotFound, locked.get("/act?queue=orders").StatusCode)
+
+	v := h.acting(t.TempDir())
+	for name, c := range map[string]struct {
+		change func(url.Values)
+		want   int
+	}{
+		"another token": {func(f url.Values) { f.Set("form", "x") }, http.StatusForbidden},
+		"no choice":     {func(f url.Values) { f.Del("all") }, http.StatusBadRequest},
+		"two choices":   {func(f url.Values) { f.Set("error", "x") }, http.StatusBadRequest},
+		"no such queue": {func(f url.Values) { f.Set("queue", "nowhere") }, http.StatusNotFound},
+		"another kind":  {func(f url.Values) { f.Set("kind", "undo") }, http.StatusBadRequest},
+		"no number":     {func(f url.Values) { f.Set("rate", "quick") }, http.StatusBadRequest},
+		"any queue": {func(f url.Values) {
+			f.Set("kind", "return")
+			f.Set("queue", "orders")
+		}, http.StatusNotFound},
+	} {
+		values := url.Values{}
+		for key, list := range form {
+			values[key] = list
+		}
+		values.Del("form")
+		c.change(values)
+		a := v.post("/action/rehearse", values)
+		require.Equal(t, c.want, a.StatusCode, "%s: %s", name, a.body)
+	}
+	reader := h.open(func(c *page.Config) {
+		c.AllowActions = true
+		c.Accounts = []page.Account{{Name: "eve", Secret: "only may read", Role: page.RoleRead}}
+	})
+	reader.client.Transport = withAuth{reader.client.Transport, "eve", "only may read"}
+	form.Del("form")
+	a := reader.post("/action/rehearse", form)
+	require.Equal(t, http.StatusForbidden, a.StatusCode)
+	require.Contains(t, a.body, "may only read")
+	rig.AwaitDepth(t, h.url, "orders.dlq", 1)
+}
+
+// withAuth sends a name and a password with each request.
+type withAuth struct {
+	http.RoundTripper
+	name, secret string
+}
+
+func (a withAuth) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.SetBasicAuth(a.name, a.secret)
+	return a.RoundTripper.RoundTrip(r)
+}
+
+// events opens the stream of a page.
+func (v *visitor) events() *bufio.Scanner {
+	v.t.Helper()
+	req, err := http.NewRequestWithContext(v.t.Context(), http.MethodGet, v.server.URL+"/events", nil)
+	require.NoError(v.t, err)
+	resp, err := v.client.Do(req)
+	require.NoError(v.t, err)
+	v.t.Cleanup(func() { _ = resp.Body.Close() })
+	return bufio.NewScanner(resp.Body)
+}
+
+// awaitEvent reads a stream until an event of a part has a text.
+func (v *visitor) awaitEvent(stream *bufio.Scanner, part, text string) {
+	v.t.Helper()
+	event := ""
+	for stream.Scan() {
+		if name, is := strings.CutPrefix(stream.Text(), "event: "); is {
+			event = name
+		}
+		if event == part && strings.Contains(stream.Text(), text) {
+			return
+		}
+	}
+	v.t.Fatalf("the stream has ended without %q: %v", text, stream.Err())
+}
+
+// close ends the server's page, as its process does.
+func (v *visitor) close() error {
+	handler, _ := v.server.Config.Handler.(*page.Handler)
+	return handler.Close()
+}

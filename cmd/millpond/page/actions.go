@@ -1,0 +1,319 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// maxEdit is the most bytes of a form with an edited payload.
+const maxEdit = 4 << 20
+
+// actionRoutes are the pages and forms that change queues. Without Config.AllowActions there are
+// none.
+func (h *Handler) actionRoutes() []route {
+	if !h.config.AllowActions {
+		return nil
+	}
+	return []route{
+		{pattern: "GET /actions", role: RoleRead, serve: h.actionsPage},
+		{pattern: "GET /action", role: RoleRead, serve: h.actionPage},
+		{pattern: "GET /act", role: RoleRead, serve: h.actPage},
+		{pattern: "POST /edit", role: RoleAct, serve: h.editPage},
+		{pattern: "POST /action/rehearse", role: RoleAct, serve: h.rehearse, most: maxEdit},
+		{pattern: "POST /action/start", role: RoleAct, serve: h.start},
+		{pattern: "POST /action/stop", role: RoleAct, serve: h.stop},
+		{pattern: "POST /action/resume", role: RoleAct, serve: h.again((*job.Manager).Resume)},
+		{pattern: "POST /action/undo", role: RoleAct, serve: h.again((*job.Manager).Undo)},
+	}
+}
+
+// openJobs opens the Manager and shows its actions on all pages.
+func (h *Handler) openJobs() error {
+	if !h.config.AllowActions {
+		return nil
+	}
+	var err error
+	h.jobs, err = job.Open(job.Options{
+		Operator: h.connected, Plan: h.planOf, Folder: h.config.StateFolder,
+	})
+	if err != nil {
+		return err
+	}
+	changed, leave := h.jobs.Subscribe()
+	h.showing.Go(func() {
+		defer leave()
+		for h.ctx.Err() == nil {
+			h.showJobs()
+			select {
+			case <-changed:
+			case <-h.ctx.Done():
+			}
+		}
+	})
+	return nil
+}
+
+// closeJobs stops the actions. It must be called before the operator is closed.
+func (h *Handler) closeJobs() error {
+	if h.jobs == nil {
+		return nil
+	}
+	err := h.jobs.Close()
+	h.showing.Wait()
+	return err
+}
+
+// shownEnded is how long an action that has ended is shown on all pages, and its part is kept.
+const shownEnded = time.Minute
+
+// shownInterrupted is how long every page shows an action that was interrupted.
+const shownInterrupted = 24 * time.Hour
+
+// showJobs sends the actions to all open pages.
+func (h *Handler) showJobs() {
+	h.sendPart("running", "running", view{Jobs: h.running(), Now: time.Now()})
+	for _, a := range h.jobs.Actions() {
+		name := "job-" + a.ID
+		switch {
+		case a.Active(), !a.Ended.IsZero() && time.Since(a.Ended) < shownEnded:
+			h.sendPart(name, "action-part", a)
+		default:
+			h.hub.drop(name)
+		}
+	}
+}
+
+func (h *Handler) sendPart(name, part string, data any) {
+	var html bytes.Buffer
+	if h.pages.ExecuteTemplate(&html, part, data) == nil {
+		h.hub.send(name, html.Bytes())
+	}
+}
+
+// running returns the actions that every page shows: actions under way, and interrupted ones that
+// were not resumed.
+func (h *Handler) running() []job.Action {
+	if h.jobs == nil {
+		return nil
+	}
+	all := h.jobs.Actions()
+	return slices.DeleteFunc(slices.Clone(all), func(a job.Action) bool {
+		resumed := slices.ContainsFunc(all, func(b job.Action) bool {
+			return b.Request.Of == a.ID && b.State != job.StateRehearsed
+		})
+		over := resumed || time.Since(a.Noted) > shownInterrupted ||
+			a.There != nil && a.There.Messages == 0
+		return !a.Active() && (a.State != job.StateInterrupted || over)
+	})
+}
+
+// planOf returns the plan of a queue, as the broker shows it.
+func (h *Handler) planOf(ctx context.Context, queue string) (topology.Plan, error) {
+	s := h.watcher.sight(ctx)
+	if s.At.IsZero() {
+		return topology.Plan{}, fmt.Errorf("the broker was not seen yet: %w", errors.Join(s.Err))
+	}
+	main, ok := s.Vhost.Main(queue)
+	if !ok {
+		return topology.Plan{}, notFound("there is no queue %q with retries in this virtual host",
+			queue)
+	}
+	plan := main.Plan
+	if plan.Dead == (topology.Route{}) && len(main.Dead) == 1 {
+		plan.Dead = topology.Route{RoutingKey: main.Dead[0].Name}
+	}
+	if plan.Dead.RoutingKey == "" {
+		return plan, badRequest("the broker does not show which queue keeps the dead letters of queue "+
+			"%q: use millpond with --dlq", queue)
+	}
+	return plan, nil
+}
+
+// actFailure gives errors of the Manager their status.
+func actFailure(err error) error {
+	var f failure
+	for status, list := range map[int][]error{
+		http.StatusBadRequest: {job.ErrRequest, job.ErrNoFilter, job.ErrNoFolder},
+		http.StatusNotFound:   {job.ErrNoAction},
+		http.StatusConflict: {
+			job.ErrNothing, job.ErrBusy, job.ErrDigest, job.ErrState, job.ErrChanged, job.ErrLocked,
+			operate.ErrUnsafe, operate.ErrUnsafePeek,
+		},
+	} {
+		for _, known := range list {
+			if errors.Is(err, known) && !errors.As(err, &f) {
+				return failure{status, err}
+			}
+		}
+	}
+	return err
+}
+
+// rehearse rehearses the action of a form, and shows it for confirmation.
+func (h *Handler) rehearse(w http.ResponseWriter, r *http.Request) error {
+	request, err := h.requestOf(r.PostForm)
+	if err != nil {
+		return err
+	}
+	if request.Kind == job.Return {
+		known := h.watcher.sight(r.Context()).Vhost.Stranded
+		if !slices.ContainsFunc(known, func(q strandedQueue) bool { return q.Name == request.Queue }) {
+			return notFound("there is no stranded queue %q in this virtual host", request.Queue)
+		}
+	}
+	found, err := h.jobs.Rehearse(r.Context(), visitOf(r).who.name, request)
+	if err != nil {
+		return actFailure(err)
+	}
+	h.toAction(w, r, found.ID)
+	return nil
+}
+
+func (h *Handler) toAction(w http.ResponseWriter, r *http.Request, id string) {
+	h.to(w, r, "/action?"+url.Values{"id": {id}}.Encode())
+}
+
+func (h *Handler) start(w http.ResponseWriter, r *http.Request) error {
+	a, err := h.jobs.Start(visitOf(r).who.name, r.PostForm.Get("id"), r.PostForm.Get("digest"))
+	if err != nil {
+		return actFailure(err)
+	}
+	h.toAction(w, r, a.ID)
+	return nil
+}
+
+func (h *Handler) stop(w http.ResponseWriter, r *http.Request) error {
+	a, err := h.jobs.Stop(visitOf(r).who.name, r.PostForm.Get("id"))
+	if err != nil {
+		return actFailure(err)
+	}
+	h.toAction(w, r, a.ID)
+	return nil
+}
+
+// again rehearses what follows an action.
+func (h *Handler) again(
+	rehearse func(m *job.Manager, ctx context.Context, who, id string) (job.Rehearsal, error),
+) func(w http.ResponseWriter, r *http.Request) error {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		found, err := rehearse(h.jobs, r.Context(), visitOf(r).who.name, r.PostForm.Get("id"))
+		if err != nil {
+			return actFailure(err)
+		}
+		h.toAction(w, r, found.ID)
+		return nil
+	}
+}
+
+func (h *Handler) actionsPage(w http.ResponseWriter, r *http.Request) error {
+	h.render(w, r, http.StatusOK, "actions", view{
+		Title: "Actions", Nav: "actions", Data: h.jobs.Actions(),
+	})
+	return nil
+}
+
+// actionView is the page of an action.
+type actionView struct {
+	job.Action
+	Rehearsal *job.Rehearsal // of an action that waits for its confirmation
+	Until     time.Time      // of the rehearsal
+	Own       bool           // the person who looks has rehearsed it
+	Diff      []diffLine
+	Followed  []job.Action // the actions that resume it or undo it
+}
+
+func (h *Handler) actionPage(w http.ResponseWriter, r *http.Request) error {
+	a, err := h.jobs.Action(r.URL.Query().Get("id"))
+	if err != nil {
+		return actFailure(err)
+	}
+	v := actionView{Action: a, Own: visitOf(r).who.name == a.Who}
+	title := "Action " + a.ID
+	if a.State == job.StateRehearsed {
+		found, err := h.jobs.Rehearsal(a.ID)
+		if err != nil {
+			return actFailure(err)
+		}
+		title, v.Rehearsal, v.Until = "Confirm", &found, a.Rehearsed.Add(15*time.Minute)
+		if found.Before != nil {
+			if v.Diff, err = differenceOf(found.Before.Delivery, *found.After); err != nil {
+				return err
+			}
+		}
+	}
+	for _, b := range h.jobs.Actions() {
+		if b.Request.Of == a.ID && b.State != job.StateRehearsed {
+			v.Followed = append(v.Followed, b)
+		}
+	}
+	page := view{Title: title, Nav: "actions", Data: v, Follow: a.Active()}
+	h.render(w, r, http.StatusOK, "action", page)
+	return nil
+}
+
+// actView is the page on which an action on a queue is prepared.
+type actView struct {
+	Filter          filter
+	Queue           string
+	Words           string // of the filter
+	Mains, Stranded []string
+	IsStranded      bool // Queue keeps stranded messages
+	CanDiscard      bool
+}
+
+func (h *Handler) actPage(w http.ResponseWriter, r *http.Request) error {
+	f, err := filterOf(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	s := h.watcher.sight(r.Context())
+	if s.At.IsZero() {
+		return failure{http.StatusServiceUnavailable, errors.New("the broker was not seen yet")}
+	}
+	v := actView{Filter: f, CanDiscard: h.config.StateFolder != ""}
+	for _, q := range s.Vhost.Mains {
+		v.Mains = append(v.Mains, q.Name)
+	}
+	for _, q := range s.Vhost.Stranded {
+		v.Stranded = append(v.Stranded, q.Name)
+	}
+	title := "Act on a queue"
+	if len(f.Queues) == 1 {
+		v.Queue = f.Queues[0]
+		v.IsStranded = slices.Contains(v.Stranded, v.Queue)
+		if !v.IsStranded && !slices.Contains(v.Mains, v.Queue) {
+			return notFound("there is no queue %q with retries in this virtual host", v.Queue)
+		}
+		o, err := f.operate(time.Now())
+		if err != nil {
+			return err
+		}
+		v.Words = jobFilter(o).String()
+		title = "Act on " + oneLine(100, v.Queue)
+	}
+	h.render(w, r, http.StatusOK, "act", view{Title: title, Nav: "actions", Data: v})
+	return nil
+}
+
+// ActHref is the page on which an action with the filter of this page is prepared.
+func (v view) ActHref() template.URL {
+	_, query, _ := strings.Cut(v.Address, "?")
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		values = url.Values{}
+	}
+	values.Del("page")
+	return template.URL(v.Base + "/act?" + values.Encode())
+}

@@ -1,0 +1,430 @@
+package page
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"html/template"
+	"maps"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+const (
+	// perPage letters are on a page of the list, and maxGroups causes are shown.
+	perPage   = 50
+	maxGroups = 100
+	// bins are the columns of a sparkline.
+	bins = 40
+)
+
+// deadView is the page of dead letters.
+type deadView struct {
+	Now    time.Time
+	Filter filter
+	// Queues are the queues to choose from.
+	Queues []queueChoice
+	// Sources are the dead-letter queues of the chosen queues, with the looks at them.
+	Sources []source
+	// Looked says that at least one has been looked at, Running that a look is under way.
+	Looked  bool
+	Running []*task
+	// Total counts the letters that the looks have seen, Chosen the letters that meet the filter, Left
+	// the letters that may meet it and are not in the list.
+	Total, Chosen, Left int
+	Groups              []group
+	MoreGroups          int
+	Range               string // of the sparklines
+	Letters             []letterRow
+	Page, Pages         int
+	Reasons, Handlers   []string // that were seen
+	ExistsOnBroker      operate.Count
+}
+
+type queueChoice struct {
+	Name   string
+	Dead   operate.Count
+	Chosen bool
+}
+
+// source is a dead-letter queue.
+type source struct {
+	Queue string
+	// Mains are the queues whose letters it keeps.
+	Mains []string
+	Dead  discover.Dead
+	plan  topology.Plan
+	pile  *pile
+	At    time.Time
+	Took  time.Duration
+	Err   string
+}
+
+// group is a cause.
+type group struct {
+	ID, Cause                   string
+	Count                       int
+	First, Last                 time.Time
+	Queues, Handlers, Reasons   string
+	Spark                       template.HTML
+	times                       []int
+	queues, handlers, reasonsOf map[string]int
+}
+
+// letterRow is a letter in the list.
+type letterRow struct {
+	Dead                        string // the dead-letter queue
+	ID, Error                   string
+	Queue, Handler, Reason      string
+	Position, Attempts, Replays int
+	Size                        int
+	At                          time.Time
+}
+
+// sourcesOf returns the dead-letter queues of the chosen queues.
+func sourcesOf(v discover.Vhost, f filter) (list []source, unknown []string) {
+	at := map[string]int{}
+	for _, name := range f.Queues {
+		if _, ok := v.Main(name); !ok {
+			unknown = append(unknown, name)
+		}
+	}
+	for _, main := range v.Mains {
+		if len(f.Queues) > 0 && !slices.Contains(f.Queues, main.Name) {
+			continue
+		}
+		for _, d := range main.Dead {
+			i, known := at[d.Name]
+			if !known {
+				plan := main.Plan
+				plan.Dead = topology.Route{RoutingKey: d.Name}
+				i, at[d.Name] = len(list), len(list)
+				list = append(list, source{Queue: d.Name, Dead: d, plan: plan})
+			}
+			list[i].Mains = append(list[i].Mains, main.Name)
+		}
+	}
+	return list, unknown
+}
+
+// lookKey names a look at a dead-letter queue.
+func lookKey(queue, filter string) string { return "dead\x00" + queue + "\x00" + filter }
+
+// dead shows groups and letters.
+func (h *Handler) dead(w http.ResponseWriter, r *http.Request) error {
+	f, err := filterOf(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	v, err := h.deadView(r.Context(), f)
+	if err != nil {
+		return err
+	}
+	page, _ := strconv.Atoi(r.URL.Query().Get("page"))
+	if err := h.fillDead(v, max(page, 1)); err != nil {
+		return err
+	}
+	h.render(w, r, http.StatusOK, "dead", view{
+		Title: "Dead letters", Nav: "dead", Data: v, Running: v.Running,
+	})
+	return nil
+}
+
+// deadView finds the queues of a filter, and the looks at them.
+func (h *Handler) deadView(ctx context.Context, f filter) (*deadView, error) {
+	s := h.watcher.sight(ctx)
+	if s.At.IsZero() {
+		return nil, notSeen(s)
+	}
+	v := &deadView{Now: time.Now(), Filter: f}
+	var unknown []string
+	if v.Sources, unknown = sourcesOf(s.Vhost, f); len(unknown) > 0 {
+		return nil, notFound("there is no queue %s with retries in this virtual host",
+			quoted(unknown))
+	}
+	for _, main := range s.Vhost.Mains {
+		v.Queues = append(v.Queues, queueChoice{
+			main.Name, rowOf(main).Dead, slices.Contains(f.Queues, main.Name),
+		})
+	}
+	v.ExistsOnBroker = operate.Count{Source: operate.SourceManagement}
+	for i := range v.Sources {
+		src := &v.Sources[i]
+		v.ExistsOnBroker = plus(v.ExistsOnBroker, src.Dead.Total)
+		keys := []string{f.deep().query(), exactly(f)}
+		for _, key := range keys {
+			t := h.tasks.last(lookKey(src.Queue, key))
+			switch {
+			case t == nil:
+			case t.Running():
+				v.Running = append(v.Running, t)
+			case t.Err != nil:
+				src.Err = t.Err.Error()
+			}
+		}
+		if src.pile = h.letters.find(src.Queue, keys...); src.pile != nil {
+			src.At, src.Took, v.Looked = src.pile.at, src.pile.took, true
+		}
+	}
+	return v, nil
+}
+
+// exactly is the key of a look with the whole filter, but for the queues.
+func exactly(f filter) string {
+	f.Queues = nil
+	return f.query()
+}
+
+func notSeen(s *sight) error {
+	if s.Err == nil {
+		return failure{http.StatusServiceUnavailable, fmt.Errorf("the first look at the broker takes " +
+			"longer than usual: load the page again")}
+	}
+	return fmt.Errorf("the broker cannot be looked at: %w", s.Err)
+}
+
+func quoted(names []string) string {
+	var list []string
+	for _, name := range names[:min(len(names), 10)] {
+		list = append(list, strconv.Quote(name))
+	}
+	return strings.Join(list, ", ")
+}
+
+// fillDead chooses the letters of the looks, groups them, and lists a page of them.
+func (h *Handler) fillDead(v *deadView, page int) error {
+	chosen, err := v.Filter.operate(v.Now)
+	if err != nil {
+		return err
+	}
+	type place struct {
+		src  *source
+		stub stub
+	}
+	var all []place
+	reasons, handlers := map[string]bool{}, map[string]bool{}
+	for i := range v.Sources {
+		src := &v.Sources[i]
+		if src.pile == nil {
+			continue
+		}
+		v.Total += src.pile.total
+		for o := range src.pile.origins {
+			reasons[o.reason], handlers[o.handler] = true, true
+		}
+		stubs, left := src.pile.chosen(chosen)
+		v.Left += left
+		v.Chosen += len(stubs)
+		for _, s := range stubs {
+			all = append(all, place{src, s})
+		}
+	}
+	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
+	first, last := int64(0), int64(0)
+	for _, p := range all {
+		if at := p.stub.dead; at != 0 {
+			if first == 0 || at < first {
+				first = at
+			}
+			last = max(last, at)
+		}
+	}
+	groups := map[string]*group{}
+	listed := 0
+	for _, p := range all {
+		g := groups[p.stub.cause.id]
+		if g == nil {
+			g = &group{
+				ID: p.stub.cause.id, Cause: p.stub.cause.text, times: make([]int, bins),
+				queues: map[string]int{}, handlers: map[string]int{}, reasonsOf: map[string]int{},
+			}
+			groups[g.ID] = g
+		}
+		g.add(p.stub, first, last)
+		if p.stub.detail >= 0 {
+			if listed/perPage+1 == page {
+				v.Letters = append(v.Letters, letterRowOf(p.src, p.stub))
+			}
+			listed++
+		}
+	}
+	v.Page, v.Pages = page, (listed+perPage-1)/perPage
+	v.Groups = sortedGroups(groups)
+	if v.MoreGroups = len(v.Groups) - maxGroups; v.MoreGroups > 0 {
+		v.Groups = v.Groups[:maxGroups]
+	}
+	if first != 0 {
+		v.Range = about(time.Duration(last-first) * time.Millisecond)
+	}
+	for i := range v.Groups {
+		g := &v.Groups[i]
+		g.Spark = sparkline(g.times, fmt.Sprintf("%s over %s, the newest at the right",
+			plural(g.Count, "letter"), v.Range))
+	}
+	return nil
+}
+
+// namesIn returns names to choose from, without names that look like others.
+func namesIn(set map[string]bool) []string {
+	maps.DeleteFunc(set, func(name string, _ bool) bool { return name != visible(name, false) })
+	delete(set, "")
+	names := slices.Sorted(maps.Keys(set))
+	return names[:min(len(names), maxGroups)]
+}
+
+func (g *group) add(s stub, first, last int64) {
+	g.Count++
+	g.queues[s.from.queue]++
+	g.handlers[s.from.handler]++
+	g.reasonsOf[s.from.reason]++
+	if s.dead == 0 {
+		return
+	}
+	at := time.UnixMilli(s.dead)
+	if g.First.IsZero() || at.Before(g.First) {
+		g.First = at
+	}
+	if at.After(g.Last) {
+		g.Last = at
+	}
+	g.times[min(int((s.dead-first)*bins/max(last-first, 1)), bins-1)]++
+}
+
+func sortedGroups(groups map[string]*group) []group {
+	list := make([]group, 0, len(groups))
+	for _, g := range groups {
+		g.Queues, g.Handlers, g.Reasons = shares(g.queues), shares(g.handlers), shares(g.reasonsOf)
+		list = append(list, *g)
+	}
+	slices.SortFunc(list, func(a, b group) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Cause, b.Cause))
+	})
+	return list
+}
+
+// shares writes a name alone, and several with their counts, the largest first.
+func shares(counts map[string]int) string {
+	const shown = 3
+	names := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
+		return cmp.Or(counts[y]-counts[x], strings.Compare(x, y))
+	})
+	var list []string
+	for _, name := range names[:min(len(names), shown)] {
+		text := oneLine(60, cmp.Or(name, "not known"))
+		if len(names) > 1 {
+			text += " " + digits(counts[name])
+		}
+		list = append(list, text)
+	}
+	if left := len(names) - shown; left > 0 {
+		list = append(list, fmt.Sprintf("%d more", left))
+	}
+	return strings.Join(list, ", ")
+}
+
+func letterRowOf(src *source, s stub) letterRow {
+	d := src.pile.details[s.detail]
+	row := letterRow{
+		Dead: src.Queue, ID: d.id, Error: d.err, Queue: s.from.queue, Handler: s.from.handler,
+		Reason: s.from.reason, Position: int(s.position), Attempts: int(d.attempts),
+		Replays: int(d.replays), Size: int(d.size),
+	}
+	if s.dead != 0 {
+		row.At = time.UnixMilli(s.dead)
+	}
+	return row
+}
+
+// Address is the address of the letter's page.
+func (l letterRow) Address() template.URL {
+	return template.URL(url.Values{
+		"dead": {l.Dead}, "id": {l.ID}, "position": {strconv.Itoa(l.Position)},
+	}.Encode())
+}
+
+// lookDead looks at the dead-letter queues of a form's filter.
+func (h *Handler) lookDead(w http.ResponseWriter, r *http.Request) error {
+	f, err := filterOf(r.Form)
+	if err != nil {
+		return err
+	}
+	v, err := h.deadView(r.Context(), f)
+	if err != nil {
+		return err
+	}
+	key, chosen := f.deep(), f.deep()
+	if r.Form.Get("exact") != "" {
+		key, chosen = f, f
+	}
+	look, err := h.withMasks(chosen, time.Now())
+	if err != nil {
+		return err
+	}
+	var started []*task
+	for _, src := range v.Sources {
+		if src.Dead.Total.N == 0 && len(v.Sources) > 1 {
+			// The broker counts late: a queue alone is looked at also where it seems empty.
+			h.letters.end(emptyPile(src.Queue, exactly(key)))
+			continue
+		}
+		started = append(started, h.begin(lookKey(src.Queue, exactly(key)),
+			h.lookAt(src, exactly(key), look)))
+	}
+	await(r.Context(), started)
+	h.to(w, r, "/dead?"+f.query())
+	return nil
+}
+
+func emptyPile(queue, key string) *pile { return &pile{queue: queue, key: key, at: time.Now()} }
+
+// withMasks is the filter of a look. Its conditions on the payload see nothing that a mask hides.
+func (h *Handler) withMasks(f filter, now time.Time) (operate.Filter, error) {
+	o, err := f.operate(now)
+	if err != nil || len(h.masks) == 0 || o.Payload == "" && o.PayloadPattern == nil {
+		return o, err
+	}
+	text, pattern := o.Payload, o.PayloadPattern
+	o.Payload, o.PayloadPattern = "", nil
+	o.Match = func(l operate.Letter) bool {
+		return meets(h.shownPayload(l.Delivery.Body), text, pattern)
+	}
+	return o, nil
+}
+
+func meets(body []byte, text string, pattern *regexp.Regexp) bool {
+	return strings.Contains(string(body), text) && (pattern == nil || pattern.Match(body))
+}
+
+// lookAt looks at a dead-letter queue and keeps the letters, within the bounds.
+func (h *Handler) lookAt(
+	src source, key string, chosen operate.Filter,
+) func(context.Context, func(string)) (any, error) {
+	return func(ctx context.Context, note func(string)) (any, error) {
+		operator, err := h.connected(ctx)
+		if err != nil {
+			return nil, err
+		}
+		began := time.Now()
+		p, room := h.letters.begin(src.Queue, key)
+		for l, err := range operator.Dead(ctx, src.plan, chosen, 0) {
+			if err != nil {
+				return nil, err
+			}
+			if p.add(l, room); p.total%500 == 0 {
+				note(counted(p.total, "letter"))
+			}
+		}
+		p.at, p.took = time.Now(), time.Since(began)
+		h.letters.end(p)
+		return nil, nil //nolint:nilnil // the store has the letters
+	}
+}

@@ -1,0 +1,35 @@
+package page_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page"
+)
+
+// A service shows the page in its own mux, to people who have the token.
+func ExampleNew() {
+	var p *page.Handler
+	roles := map[string]page.Role{"on call": page.RoleAct, "colleague": page.RoleRead}
+	p, err := page.New(page.Config{
+		URL: "amqp://guest:guest@localhost:5672/", BasePath: "/ops/millpond",
+		Accounts: []page.Account{
+			{Name: "on call", Secret: "a long random token", Token: true, Role: roles["on call"]},
+			{Name: "colleague", Secret: "another token", Token: true, Role: roles["colleague"]},
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	mux := http.NewServeMux()
+	mux.Handle("/ops/millpond/", p)
+
+	answer := httptest.NewRecorder()
+	mux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "http://localhost/ops/millpond/", nil))
+	fmt.Println(answer.Code, answer.Header().Get("WWW-Authenticate"))
+	// Output:
+	// 401 Bearer
+}

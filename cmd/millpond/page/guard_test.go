@@ -1,0 +1,335 @@
+package page_test
+
+import (
+	"bufio"
+	"encoding/base64"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page"
+)
+
+const (
+	actToken  = "act-token-of-the-house"
+	readToken = "read-token-of-the-house"
+)
+
+// nowhere is a page whose broker does not answer: the guard decides before the broker is asked.
+func nowhere(t *testing.T, change func(*page.Config)) *visitor {
+	t.Helper()
+	config := page.Config{URL: "amqp://user:secret-of-the-broker@127.0.0.1:1/"}
+	if change != nil {
+		change(&config)
+	}
+	return visit(t, config)
+}
+
+// with sends a request that change has changed.
+func (v *visitor) with(method, path, body string, change func(*http.Request)) answer {
+	v.t.Helper()
+	req, err := http.NewRequestWithContext(v.t.Context(), method, v.server.URL+path,
+		strings.NewReader(body))
+	require.NoError(v.t, err)
+	if method == http.MethodPost {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	if change != nil {
+		change(req)
+	}
+	return v.do(req)
+}
+
+// header returns a change that sets headers, in pairs; Host is a header here.
+func headers(pairs ...string) func(*http.Request) {
+	return func(r *http.Request) {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == "Host" {
+				r.Host = pairs[i+1]
+			}
+			r.Header.Set(pairs[i], pairs[i+1])
+		}
+	}
+}
+
+// Given an attacker's name that points at the page, then no request with that name is answered.
+func TestRebindingIsRefused(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, func(c *page.Config) { c.Hosts = []string{"ops.example.com"} })
+	for host, want := range map[string]int{
+		"evil.example":            http.StatusMisdirectedRequest,
+		"evil.example:8099":       http.StatusMisdirectedRequest,
+		"localhost.evil.example":  http.StatusMisdirectedRequest,
+		"127.0.0.1.evil.example":  http.StatusMisdirectedRequest,
+		"ops.example.com.evil.ex": http.StatusMisdirectedRequest,
+		"127.0.0.1:8099":          http.StatusOK,
+		"[::1]:8099":              http.StatusOK,
+		"localhost":               http.StatusOK,
+		"OPS.example.com:443":     http.StatusOK,
+	} {
+		got := v.with(http.MethodGet, "/", "", headers("Host", host))
+		require.Equal(t, want, got.StatusCode, host)
+		require.Equal(t, http.StatusMisdirectedRequest == want,
+			v.with(http.MethodGet, "/events", "", func(r *http.Request) {
+				headers("Host", "evil.example")(r)
+			}).StatusCode == want)
+	}
+}
+
+// Given a page of another site in the same browser, then it can neither send a form nor read.
+func TestOtherSitesAreRefused(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, nil)
+	token := tokenIn(v.get("/doctor").body)
+	require.NotEmpty(t, token)
+	form := url.Values{"form": {token}}.Encode()
+	for name, change := range map[string]func(*http.Request){
+		"origin":     headers("Origin", "https://evil.example"),
+		"null":       headers("Origin", "null"),
+		"cross site": headers("Sec-Fetch-Site", "cross-site"),
+		"same site":  headers("Sec-Fetch-Site", "same-site"), // another port of this host
+	} {
+		got := v.with(http.MethodPost, "/verify/look", form, change)
+		require.Equal(t, http.StatusForbidden, got.StatusCode, name)
+	}
+	for _, path := range []string{"/", "/events", "/dead"} {
+		got := v.with(http.MethodGet, path, "", headers("Sec-Fetch-Site", "cross-site",
+			"Sec-Fetch-Mode", "no-cors"))
+		require.Equal(t, http.StatusForbidden, got.StatusCode, path)
+	}
+	// A link on another site is followed.
+	got := v.with(http.MethodGet, "/", "", headers("Sec-Fetch-Site", "cross-site",
+		"Sec-Fetch-Mode", "navigate"))
+	require.Equal(t, http.StatusOK, got.StatusCode)
+}
+
+// Given a form without the token, or with the token of another browser, then it is refused.
+func TestFormsNeedTheirToken(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, nil)
+	foreign := tokenIn((&visitor{t, v.server, newBrowser(t)}).get("/doctor").body)
+	own := tokenIn(v.get("/doctor").body)
+	require.NotEqual(t, own, foreign)
+	for _, token := range []string{"", "x", foreign, own[1:]} {
+		for _, path := range []string{"/dead/look", "/letter/look", "/letter/download", "/verify/look"} {
+			got := v.with(http.MethodPost, path, url.Values{"form": {token}}.Encode(), nil)
+			require.Equal(t, http.StatusForbidden, got.StatusCode, path+token)
+		}
+	}
+	// The token in the address is no form.
+	got := v.with(http.MethodPost, "/verify/look?form="+url.QueryEscape(own), "", nil)
+	require.Equal(t, http.StatusForbidden, got.StatusCode)
+	// Without the cookie the token is worth nothing.
+	got = (&visitor{t, v.server, newBrowser(t)}).with(http.MethodPost, "/verify/look",
+		url.Values{"form": {own}}.Encode(), nil)
+	require.Equal(t, http.StatusForbidden, got.StatusCode)
+	got = v.with(http.MethodPost, "/verify/look", url.Values{"form": {own}}.Encode(), nil)
+	require.NotEqual(t, http.StatusForbidden, got.StatusCode)
+}
+
+func tokens(c *page.Config) {
+	c.Accounts = []page.Account{
+		{Name: "token", Secret: actToken, Token: true, Role: page.RoleAct},
+		{Name: "viewer", Secret: readToken, Token: true, Role: page.RoleRead},
+		{Name: "ada", Secret: "password of ada", Role: page.RoleRead},
+	}
+}
+
+// Given accounts, then nothing but the form of the login is shown without one.
+func TestNothingIsShownWithoutAnAccount(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, tokens)
+	basic := func(user, password string) string {
+		return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+	}
+	for _, path := range []string{"/", "/dead", "/letter", "/events", "/doctor", "/verify", "/no"} {
+		for _, authorization := range []string{
+			"", "Bearer wrong-token-of-the-house", "Bearer " + actToken[1:], "Bearer", basic("token", "x"),
+			basic("ada", actToken), basic("", ""), basic("bob", "password of ada"), "Bearer password of ada",
+			basic("viewer", actToken),
+		} {
+			if path != "/dead" && authorization != "" {
+				continue // each takes half a second
+			}
+			got := v.with(http.MethodGet, path, "", headers("Authorization", authorization))
+			require.Equal(t, http.StatusUnauthorized, got.StatusCode, "%s %s", path, authorization)
+			require.Contains(t, got.body, "Log in")
+			require.NotContains(t, got.body, "virtual host")
+		}
+	}
+	for _, authorization := range []string{
+		"Bearer " + actToken, "Bearer " + readToken, basic("ada", "password of ada"),
+		basic("token", actToken),
+	} {
+		got := v.with(http.MethodGet, "/", "", headers("Authorization", authorization))
+		require.Equal(t, http.StatusOK, got.StatusCode, authorization)
+	}
+}
+
+// Given a login, then it lasts until the logout, in this browser alone, and its cookie is new.
+func TestLoginIsASession(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, tokens)
+	before := v.cookie()
+	login := func(secret string) answer {
+		return v.with(http.MethodPost, "/login", url.Values{"secret": {secret}}.Encode(), nil)
+	}
+	require.Equal(t, http.StatusUnauthorized, login("wrong-token").StatusCode)
+	require.Equal(t, http.StatusOK, login(readToken).StatusCode)
+	require.NotEqual(t, before, v.cookie())
+	require.Contains(t, v.get("/").body, "Log out viewer")
+	other := &visitor{t, v.server, newBrowser(t)}
+	require.Equal(t, http.StatusUnauthorized, other.get("/").StatusCode)
+	// A cookie that an attacker has planted is not the session's.
+	planted := v.with(http.MethodPost, "/login", url.Values{"secret": {readToken}}.Encode(),
+		headers("Origin", "https://evil.example"))
+	require.Equal(t, http.StatusForbidden, planted.StatusCode)
+	token := tokenIn(v.get("/").body)
+	stolen := v.cookie()
+	v.with(http.MethodPost, "/logout", url.Values{"form": {token}}.Encode(), nil)
+	require.Equal(t, http.StatusUnauthorized, v.get("/").StatusCode)
+	got := other.with(http.MethodGet, "/", "", headers("Cookie", stolen))
+	require.Equal(t, http.StatusUnauthorized, got.StatusCode)
+}
+
+func (v *visitor) cookie() string {
+	v.t.Helper()
+	u, err := url.Parse(v.server.URL)
+	require.NoError(v.t, err)
+	var all []string
+	for _, c := range v.client.Jar.Cookies(u) {
+		all = append(all, c.Name+"="+c.Value)
+	}
+	return strings.Join(all, "; ")
+}
+
+// unsafe are scripts and styles that the policy would have to allow.
+var unsafe = regexp.MustCompile(`(?i)<script(?:>|[^>]*>[^<])|<style|\sstyle=|\son[a-z]+=|` +
+	`javascript:|(?:src|href|action)="(?:https?:)?//`)
+
+// Every page has a strict policy with its own nonce, and needs nothing that the policy forbids.
+func TestPolicyOfPages(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, nil)
+	nonces := map[string]bool{}
+	for _, path := range []string{"/", "/dead", "/waiting", "/stranded", "/verify", "/doctor", "/no"} {
+		got := v.get(path)
+		policy := got.Header.Get("Content-Security-Policy")
+		nonce := regexp.MustCompile(`script-src 'nonce-([^']{40,})'`).FindStringSubmatch(policy)
+		require.NotNil(t, nonce, policy)
+		require.False(t, nonces[nonce[1]])
+		nonces[nonce[1]] = true
+		for _, part := range []string{"default-src 'none'", "base-uri 'none'", "frame-ancestors 'none'"} {
+			require.Contains(t, policy, part)
+		}
+		require.NotContains(t, policy, "unsafe")
+		require.NotContains(t, policy, "*")
+		require.Contains(t, got.body, `nonce="`+nonce[1]+`"`)
+		require.Empty(t, unsafe.FindString(got.body), path)
+		for name, value := range map[string]string{
+			"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+			"Cache-Control": "no-store", "X-Frame-Options": "DENY",
+		} {
+			require.Equal(t, value, got.Header.Get(name), path)
+		}
+	}
+	cookie := (&visitor{t, v.server, newBrowser(t)}).get("/").Header.Get("Set-Cookie")
+	require.Contains(t, cookie, "HttpOnly")
+	require.Contains(t, cookie, "SameSite=Strict")
+}
+
+// No page and no error has a password of the broker, nor the tokens.
+func TestNoSecretIsShown(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, func(c *page.Config) {
+		tokens(c)
+		c.Management = "http://user:secret-of-the-api@127.0.0.1:1"
+	})
+	for _, path := range []string{"/", "/dead", "/waiting", "/stranded", "/verify", "/doctor"} {
+		got := v.with(http.MethodGet, path, "", headers("Authorization", "Bearer "+actToken))
+		for _, secret := range []string{"secret-of", actToken, readToken, "password of ada"} {
+			require.NotContains(t, got.body, secret, path)
+		}
+	}
+	_, err := page.New(page.Config{
+		URL:        "amqp://user:secret-of-the-broker@127.0.0.1:1/%zz",
+		Management: "ftp://u:secret-of-the-api@h",
+		Accounts:   []page.Account{{Name: "a", Secret: "secret", Role: "boss"}}, Masks: []string{"x"},
+		BasePath: "ops", Hosts: []string{"https://a"},
+	})
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "secret-of")
+	for _, text := range []string{"URL", "account", "mask", "BasePath", "host"} {
+		require.Contains(t, err.Error(), text)
+	}
+}
+
+// Behind a proxy the page is under its path, whether or not the proxy strips it. A header of the
+// request changes nothing.
+func TestPageUnderAPath(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, func(c *page.Config) { c.BasePath = "/ops/millpond/" })
+	forged := headers("X-Forwarded-Prefix", "/evil", "X-Forwarded-Host", "evil.example")
+	for _, path := range []string{"/ops/millpond/", "/"} {
+		got := v.with(http.MethodGet, path, "", forged)
+		require.Equal(t, http.StatusOK, got.StatusCode)
+		require.Contains(t, got.body, `href="/ops/millpond/dead"`)
+		require.NotContains(t, got.body, "evil")
+		require.Empty(t, regexp.MustCompile(`(?:href|action|src)="/[^o]`).FindString(got.body))
+		require.Contains(t, (&visitor{t, v.server, newBrowser(t)}).get(path).Header.Get("Set-Cookie"),
+			"Path=/ops/millpond/;")
+	}
+	require.Equal(t, http.StatusOK, v.get("/ops/millpond").StatusCode)
+	require.Equal(t, http.StatusOK, v.get("/ops/millpond/static/page.css").StatusCode)
+	require.Equal(t, http.StatusNotFound, v.get("/ops/millpondx/").StatusCode)
+}
+
+// Requests are bounded: bodies, values of filters, and streams.
+func TestRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	v := nowhere(t, nil)
+	token := tokenIn(v.get("/doctor").body)
+	large := url.Values{"form": {token}, "error": {strings.Repeat("x", 1<<20)}}.Encode()
+	got := v.with(http.MethodPost, "/dead/look", large, nil)
+	require.Equal(t, http.StatusBadRequest, got.StatusCode)
+	for _, query := range []string{
+		"error=" + strings.Repeat("x", 2000), strings.Repeat("queue=q&", 1000), "error=/(/",
+		"since=yesterday", "header=novalue", "payload=/[/", "header=k=/(/",
+	} {
+		require.Equal(t, http.StatusBadRequest, v.get("/dead?"+query).StatusCode, query)
+	}
+	var open []*http.Response
+	refused := 0
+	for range 140 {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, v.server.URL+"/events", nil)
+		require.NoError(t, err)
+		resp, err := v.client.Do(req)
+		require.NoError(t, err)
+		if resp.StatusCode == http.StatusServiceUnavailable {
+			refused++
+		}
+		open = append(open, resp)
+	}
+	require.Equal(t, 12, refused)
+	require.Equal(t, http.StatusOK, v.get("/").StatusCode, "streams take no place of other requests")
+	line, err := bufio.NewReader(open[0].Body).ReadString('\n')
+	require.NoError(t, err)
+	require.NotEmpty(t, line)
+	for _, resp := range open {
+		_ = resp.Body.Close()
+	}
+	require.Eventually(t, func() bool {
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, v.server.URL+"/events", nil)
+		resp, err := v.client.Do(req)
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}, time.Minute, 10*time.Millisecond)
+}

@@ -1,0 +1,210 @@
+package page
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"html/template"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+	"github.com/millpond-go/millpond/topology/operate/doctor"
+)
+
+// Config says which broker a page shows, and to whom. Every field may be empty, except for URL.
+type Config struct {
+	// URL is the AMQP URL of the broker.
+	URL string
+	// Management is the URL of its management API, which shows the queues. Default: the host and the
+	// user of URL, see discover.ManagementURL.
+	Management string
+	// Operator are options for the connections to the broker, such as operate.WithAMQP for TLS.
+	// Default: none.
+	Operator []operate.Option
+	// Discover are options for the management API, such as discover.WithTLS. Default: none.
+	Discover []discover.Option
+	// Doctor are options for the page of the doctor, such as doctor.WithAMQP. Default: none.
+	Doctor []doctor.Option
+	// BasePath is the path of the page, such as /ops/millpond, in a mux or behind a proxy. The proxy
+	// may strip it. No header of a request changes it. Default: /.
+	BasePath string
+	// Hosts are the names under which browsers reach the page. Default: localhost and IP addresses,
+	// which are always allowed.
+	Hosts []string
+	// Accounts may use the page. Default: everybody who reaches it, with RoleAct.
+	Accounts []Account
+	// AllowActions lets accounts with RoleAct change queues. Default: the page only reads.
+	AllowActions bool
+	// StateFolder keeps the journal of actions, the audit log, and the letters that were discarded.
+	// One page uses it at a time. Default: actions are forgotten when the process ends, nothing can be
+	// discarded, and there is no audit log.
+	StateFolder string
+	// Masks are JSON paths, such as $.card.number or $..email. The values there are never shown.
+	// Payloads that are no JSON are then not shown at all. Default: payloads are shown.
+	Masks []string
+	// Interval between looks at the management API while a page is open. Default: 5 s.
+	Interval time.Duration
+}
+
+// Handler is the page. It is an http.Handler, and its methods may be called from many goroutines.
+type Handler struct {
+	config   Config
+	base     string // without a slash at the end
+	api      string
+	vhost    string
+	masks    []mask
+	guard    *guard
+	mux      *http.ServeMux
+	pages    *template.Template
+	hub      *hub
+	watcher  *watcher
+	letters  *letterStore
+	tasks    *tasks
+	jobs     *job.Manager // nil without Config.AllowActions
+	showing  sync.WaitGroup
+	key      []byte // of form tokens
+	ctx      context.Context
+	end      context.CancelFunc
+	requests chan struct{}
+	streams  chan struct{}
+
+	mu       sync.Mutex
+	operator *operate.Operator
+	closed   bool
+}
+
+const (
+	// maxRequests and maxStreams bound the requests under way.
+	maxRequests = 256
+	maxStreams  = 128
+)
+
+// New makes a page. It connects to nothing yet: a broker that is down is shown as such. The error
+// names every problem, and quotes no password.
+func New(config Config) (*Handler, error) {
+	h := &Handler{
+		config: config, hub: newHub(), letters: new(letterStore), tasks: newTasks(),
+		key:      make([]byte, 32),
+		requests: make(chan struct{}, maxRequests), streams: make(chan struct{}, maxStreams),
+	}
+	_, _ = rand.Read(h.key) // never fails
+	problems := []error{h.broker(), h.path()}
+	for _, text := range config.Masks {
+		m, err := parseMask(text)
+		h.masks, problems = append(h.masks, m), append(problems, err)
+	}
+	var err error
+	h.guard, err = newGuard(config.Hosts, config.Accounts)
+	problems = append(problems, err)
+	if config.Interval == 0 {
+		h.config.Interval = 5 * time.Second
+	}
+	if config.Interval < 0 {
+		problems = append(problems, fmt.Errorf("negative Interval %v", config.Interval))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	h.ctx, h.end = context.WithCancel(context.Background())
+	h.pages = parsePages(h.base)
+	h.watcher = newWatcher(h.ctx, h.config.Interval, h.look, h.showNow)
+	h.mux = h.routes()
+	if err := h.openJobs(); err != nil {
+		h.end()
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	return h, nil
+}
+
+// broker reads the URLs.
+func (h *Handler) broker() error {
+	uri, err := amqp.ParseURI(h.config.URL)
+	if err != nil {
+		return errors.New("URL is no AMQP URL; " +
+			"reserved characters in user and password must be percent-encoded")
+	}
+	h.vhost, h.api = uri.Vhost, h.config.Management
+	if h.api == "" {
+		if h.api, err = discover.ManagementURL(h.config.URL, false); err != nil {
+			return err
+		}
+	}
+	_, err = management.New(h.api, nil)
+	return err
+}
+
+func (h *Handler) path() error {
+	h.base = strings.TrimRight(h.config.BasePath, "/")
+	if h.base != "" && !basePath.MatchString(h.base) {
+		return fmt.Errorf("BasePath %q: write it as in /ops/millpond, with letters, digits and -_.~",
+			h.config.BasePath)
+	}
+	return nil
+}
+
+var basePath = regexp.MustCompile(`^(/[A-Za-z0-9_.~-]+)+$`)
+
+// Close ends looks and connections. Requests after it are answered with an error.
+func (h *Handler) Close() error {
+	h.end()
+	h.watcher.under.Wait()
+	h.tasks.under.Wait()
+	err := h.closeJobs()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	if h.operator == nil {
+		return err
+	}
+	return errors.Join(err, h.operator.Close())
+}
+
+// look asks the management API.
+func (h *Handler) look(ctx context.Context) (*sight, error) {
+	vhost, err := discover.Find(ctx, h.api, h.vhost, h.config.Discover...)
+	if err != nil {
+		return nil, err
+	}
+	s := &sight{Vhost: vhost, Rates: map[string]management.Rates{}}
+	api, err := management.New(h.api, nil)
+	if err == nil {
+		err = api.QueueRates(ctx, h.vhost, func(queue string, r management.Rates) {
+			if _, main := vhost.Main(queue); main {
+				s.Rates[queue] = r
+			}
+		})
+	}
+	s.RatesErr = err
+	return s, nil
+}
+
+// connected returns the operator, and connects if it is the first call that can.
+func (h *Handler) connected(ctx context.Context) (*operate.Operator, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.closed:
+		return nil, errors.New("the page is closed")
+	case h.operator != nil:
+		return h.operator, nil
+	}
+	options := append([]operate.Option{
+		operate.WithName("millpond page"), operate.WithManagement(h.api),
+	}, h.config.Operator...)
+	var err error
+	h.operator, err = operate.Open(ctx, h.config.URL, options...)
+	if err != nil {
+		h.operator = nil
+	}
+	return h.operator, err
+}

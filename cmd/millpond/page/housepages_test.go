@@ -1,0 +1,226 @@
+package page_test
+
+import (
+	"fmt"
+	"html"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+)
+
+// tags are everything but the text of a page.
+var tags = regexp.MustCompile(`<[^>]*>`)
+
+// text is the text of a page, as a reader sees it.
+func (a answer) text() string {
+	return strings.Join(strings.Fields(tags.ReplaceAllString(a.body, " ")), " ")
+}
+
+// Given three services with dead letters and waiting messages, then an engineer finds all of them
+// on the page, without a script.
+func TestPageShowsTheHouse(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	for _, queue := range []string{"orders", "invoices", "mail"} {
+		h.send(queue, "is permanent 17", "is permanent 18", "waits")
+	}
+	at := time.Now().Add(-time.Hour).Truncate(time.Second)
+	again := letter("orders", "again", "dial tcp 10.0.0.7:443: connection refused", at,
+		[]byte(`{"n":1,"card":{"pin":"9876"}}`), amqp.Table{"tenant": "blue", "millpond-replays": "1"})
+	rig.Publish(t, h.url, "", "orders.dlq", again)
+	for queue, n := range map[string]int{"orders": 3, "invoices": 2, "mail": 2} {
+		rig.AwaitDepth(t, h.url, queue+".dlq", n)
+	}
+	v := h.open(func(c *page.Config) { c.Masks = []string{"$..pin"} })
+	rig.WaitFor(t, "the broker has counted", func() bool {
+		text := v.get("/").text()
+		return strings.Contains(text, "dead letters 7") && strings.Contains(text, "waiting 3")
+	})
+	now := v.get("/").text()
+	require.Contains(t, now, "queues in trouble 3")
+	require.Contains(t, now, "3 dead letters")
+
+	require.Contains(t, v.get("/dead").text(), "Nothing was looked at yet")
+	dead := v.post("/dead/look?queue=orders", url.Values{})
+	require.Equal(t, "/dead", dead.Request.URL.Path)
+	require.Contains(t, dead.text(), "2 causes of 3 letters")
+	require.Contains(t, dead.text(), "no customer # 2")
+	require.Contains(t, dead.text(), "failed again after replay")
+	require.Contains(t, v.post("/dead/look", url.Values{}).text(), "2 causes of 7 letters")
+	for query, want := range map[string]string{
+		"reason=permanent": "of 6 letters", "reason=exhausted": "of 1 letter",
+		"queue=mail":      "of 2 letters",
+		"handler=nothing": "No letter matches", "error=refused": "of 1 letter",
+		"error=/cust.mer/": "of 6 letters",
+		"since=30m":        "of 6 letters", "until=30m": "of 1 letter", "id=again": "of 1 letter",
+	} {
+		require.Contains(t, v.get("/dead?"+query).text(), want, query)
+	}
+	for query, want := range map[string]string{
+		"header=tenant%3Dblue": "of 1 letter", "header=tenant%3D/b.ue/": "of 1 letter",
+		"payload=permanent+17": "No dead letters match", // masks are set, and it is no JSON
+		"payload=9876":         "No dead letters match", "payload=card": "of 1 letter",
+	} {
+		require.Contains(t, v.get("/dead?"+query).text(), "Nothing was looked at yet", query)
+		require.Contains(t, v.post("/dead/look?"+query, url.Values{}).text(), want, query)
+	}
+
+	link := regexp.MustCompile(`/letter\?[^"]*id=again[^"]*`).FindString(v.get("/dead").body)
+	one := v.get(html.UnescapeString(link))
+	for _, want := range []string{
+		"Attempt 1", "Attempt 2", "1 min after the one before", "connection refused", "(masked)",
+		"tenant string blue", "failed again after 1 replay", at.UTC().Format("2006-01-02 15:04:05Z"),
+	} {
+		require.Contains(t, one.text(), want)
+	}
+	require.NotContains(t, one.body, "9876")
+	file := v.post(strings.Replace(html.UnescapeString(link), "/letter", "/letter/download", 1),
+		url.Values{})
+	require.Equal(t, `{"n":1,"card":{"pin":"(masked)"}}`, file.body)
+	require.Contains(t, file.Header.Get("Content-Disposition"), "attachment")
+
+	require.Contains(t, v.get("/waiting").text(), "orders (1 wait)")
+	waiting := v.post("/waiting/look?queue=mail", url.Values{})
+	require.Contains(t, waiting.text(), "mail-waits")
+	require.Contains(t, waiting.text(), "next day: 1")
+	require.Contains(t, v.post("/verify/look?queue=orders", url.Values{}).text(), "1 queue verified")
+}
+
+// Given a message whose queue does not exist, then the page says that it is stranded, and why.
+func TestPageShowsStrandedMessages(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	v := h.open(nil)
+	require.Contains(t, v.get("/stranded").text(), "Stranded")
+	rig.DeclareQueue(t, h.url, "gone", amqp.Table{"x-queue-type": "quorum"})
+	rig.Publish(t, h.url, "", "millpond.stranded", amqp.Publishing{
+		MessageId: "lost-1", Headers: amqp.Table{"millpond-queue": "vanished"}, Body: []byte("x"),
+	})
+	rig.WaitFor(t, "the page counts it", func() bool {
+		return strings.Contains(v.get("/").text(), "1 message in millpond.stranded lost their queue")
+	})
+	got := v.post("/stranded/look?queue=millpond.stranded", url.Values{}).text()
+	require.Contains(t, got, "lost-1 vanished")
+	require.Contains(t, got, `queue &#34;vanished&#34; does not exist or cannot be reached`)
+}
+
+// hostile are texts of a producer that wants to deceive, or to run in the browser of the engineer.
+var hostile = []string{
+	`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'-alert(1)-'`, `{{.Form}}`,
+	"\x1b]0;owned\x07\x1b[2J", "abc\u202e\u2066gnp.exe", "\xff\xfe\x00invalid", `javascript:alert(1)`,
+	"line\r\nSet-Cookie: a=b", `</title></pre><svg onload=alert(1)>`, "data-reload", `&lt;b&gt;`,
+	"\u200b\ufeff\u3164",
+}
+
+// Given letters whose payload, headers, errors, ids and handlers are hostile, then every page shows
+// them as text: nothing runs, and no character hides or turns others.
+func TestHostileTextIsShownAsText(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	huge := []byte(strings.Repeat("<script>alert(1)</script>\x1b", 10<<20/26))
+	for i, text := range hostile {
+		msg := letter("orders", "", text, time.Now(), []byte(text), amqp.Table{
+			text: text, "millpond-dead-handler": text, "bytes": []byte(text), "list": []any{text},
+		})
+		msg.MessageId, msg.Type, msg.AppId = text, text, text
+		if i == 0 {
+			msg.Body = huge
+		}
+		rig.Publish(t, h.url, "", "orders.dlq", msg)
+	}
+	rig.AwaitDepth(t, h.url, "orders.dlq", len(hostile))
+	v := h.open(nil)
+	list := v.post("/dead/look?queue=orders", url.Values{})
+	require.Contains(t, list.text(), fmt.Sprintf("of %d letters", len(hostile)))
+	pages := []answer{list}
+	for _, link := range regexp.MustCompile(`/(?:letter|dead)\?[^"]*`).FindAllString(list.body, -1) {
+		link = html.UnescapeString(link)
+		pages = append(pages, v.get(link), v.get(link+"&as=hex"))
+	}
+	require.Greater(t, len(pages), 2*len(hostile))
+	for _, p := range pages {
+		require.Equal(t, http.StatusOK, p.StatusCode, p.Request.URL)
+		require.NotRegexp(t, `(?i)\son[a-z]+=|\sstyle=|javascript:`, tagsOf(p.body), p.Request.URL)
+		require.NotRegexp(t, `(?:href|action|src)="[^/#"]`, p.body)
+		require.NotContains(t, p.body, "<script>alert")
+		require.NotContains(t, p.body, "<img")
+		require.NotContains(t, tagsOf(p.body), "onload")
+		require.Empty(t, p.Header.Get("Set-Cookie"))
+		require.Less(t, len(p.body), 300<<10)
+		for _, r := range p.body {
+			known := r == '\n' || r == '\t' || r == '\u202f' // between thousands
+			require.True(t, known || unicode.IsPrint(r) && r != 0x3164,
+				"%U on %s", r, p.Request.URL)
+		}
+	}
+	first := regexp.MustCompile(`/letter\?[^"]*`).FindString(list.body)
+	file := v.post(strings.Replace(html.UnescapeString(first), "/letter", "/letter/download", 1),
+		url.Values{})
+	require.Equal(t, string(huge), file.body)
+	require.Equal(t, "application/octet-stream", file.Header.Get("Content-Type"))
+}
+
+// tagsOf are the tags of a page, without the values of inputs, which are text.
+func tagsOf(body string) string {
+	var all strings.Builder
+	for _, tag := range tags.FindAllString(body, -1) {
+		all.WriteString(regexp.MustCompile(` (?:value|href|action|id|aria-label)="[^"]*"`).
+			ReplaceAllString(tag, "") + "\n")
+	}
+	return all.String()
+}
+
+// Given many open pages, then the broker is asked as often as by one, and not at all once they are
+// closed or hidden.
+func TestOneLookServesAllPages(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	var asked atomic.Int64
+	to, err := url.Parse(h.api)
+	require.NoError(t, err)
+	to.User = nil
+	proxy := httputil.NewSingleHostReverseProxy(to)
+	counting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.EscapedPath(), "/exchanges/%2F") {
+			asked.Add(1)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(counting.Close)
+	const interval = 300 * time.Millisecond
+	v := h.open(func(c *page.Config) {
+		c.Management = strings.Replace(counting.URL, "http://", "http://guest:guest@", 1)
+		c.Interval = interval
+	})
+	v.get("/")
+	require.EqualValues(t, 1, asked.Load())
+	began := time.Now()
+	var streams []*stream
+	for range 50 {
+		streams = append(streams, v.stream())
+	}
+	for _, s := range streams {
+		s.await("event: now")
+	}
+	rig.WaitFor(t, "four looks", func() bool { return asked.Load() >= 5 })
+	most := 2 + int64(time.Since(began)/interval)
+	require.LessOrEqual(t, asked.Load(), most)
+	for _, s := range streams {
+		s.close()
+	}
+	var quiet rig.Stillness // for longer than ten intervals
+	rig.WaitFor(t, "no look any more", func() bool { return quiet.Look(asked.Swap(0) > 0) })
+}

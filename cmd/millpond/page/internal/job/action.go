@@ -1,0 +1,207 @@
+// Package job runs the actions of a page: replays and edits of dead letters, discards,
+// returns of stranded messages, releases and cancels of waiting ones, and the undo of a replay.
+//
+// An action is rehearsed first (Manager.Rehearse), which moves nothing and returns its count, its
+// words and a digest. It begins when a person confirms that digest (Manager.Start), and moves no
+// more messages than were rehearsed. One action at a time works on a dead-letter queue. It goes on
+// when its page is closed, and every page sees it (Manager.Subscribe). It can be stopped, and
+// resumed by another action with the same filter: a message that was moved is not there any more.
+//
+// With a folder, a journal survives a kill of the process: the next Manager says how far an action
+// was (StateInterrupted). No message is lost, because a message leaves its queue after it was
+// confirmed elsewhere. An audit log says who did what, when and to how many messages. Neither file
+// has payloads or credentials.
+package job
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+var (
+	// ErrRequest: the request makes no sense. Its text names every problem.
+	ErrRequest = errors.New("the action cannot be done as asked")
+	// ErrNoFilter: the request has neither a filter nor All.
+	ErrNoFilter = errors.New("give a filter, or say that all messages are meant")
+	// ErrNothing: the filter chooses no message.
+	ErrNothing = errors.New("the filter chooses no message, so there is nothing to do")
+	// ErrBusy: another action or rehearsal works on the same dead-letter queue.
+	ErrBusy = errors.New("another action works on these messages")
+	// ErrDigest: the confirmation is not for this rehearsal.
+	ErrDigest = errors.New("this is another action than the rehearsed one: rehearse it again and " +
+		"confirm that")
+	// ErrNoAction: there is no such action, or its rehearsal is too old.
+	ErrNoAction = errors.New("there is no such action; a rehearsal is kept for 15 minutes: " +
+		"rehearse it again")
+	// ErrState: the action cannot do this in its state.
+	ErrState = errors.New("not in this state")
+	// ErrNoFolder: Discard needs the folder in which it keeps the letters.
+	ErrNoFolder = errors.New("letters are written to a file before they are discarded, and no " +
+		"folder is known for it: start the page with one")
+	// ErrLocked: another process uses the folder.
+	ErrLocked = errors.New("another process uses the folder: name another one, with --state")
+	// ErrChanged: the letter is not there as the person has seen it.
+	ErrChanged = errors.New("the letter is no longer there as it was: look at it again")
+)
+
+// State of an action.
+type State string
+
+const (
+	// StateRehearsed waits for its confirmation.
+	StateRehearsed State = "rehearsed"
+	// StateRunning moves messages, or watches them.
+	StateRunning State = "running"
+	// StateStopping moves no more messages, and counts.
+	StateStopping State = "stopping"
+	// StateStopped was stopped by a person, or by itself because too many letters were dead again.
+	StateStopped State = "stopped"
+	// StateDone has ended.
+	StateDone State = "done"
+	// StateFailed has ended with an error. The rest of the messages is where it was.
+	StateFailed State = "failed"
+	// StateInterrupted was running when the process ended. The rest of the messages is where it was.
+	StateInterrupted State = "interrupted"
+)
+
+// Action is an action at one moment. It is plain data.
+type Action struct {
+	ID      string  `json:"id"`
+	Who     string  `json:"who"`
+	Request Request `json:"request"`
+	// Source is the queue that the messages leave; for Release and Cancel the queue that they wait
+	// for.
+	Source string `json:"source"`
+	// Count is the number of messages that was rehearsed: no more are moved.
+	Count int `json:"count"`
+	// Words describe the action in one sentence.
+	Words string `json:"words"`
+	// Digest is needed to start it.
+	Digest string `json:"digest,omitempty"`
+	State  State  `json:"state"`
+
+	Rehearsed time.Time `json:"rehearsed"`
+	Began     time.Time `json:"began,omitzero"`
+	Ended     time.Time `json:"ended,omitzero"`
+	// Noted is the time of Progress, where the process was ended before it could write the last.
+	Noted    time.Time `json:"noted,omitzero"`
+	Progress Progress  `json:"progress"`
+	// Error says why it stopped or failed.
+	Error string `json:"error,omitempty"`
+	// StoppedBy is who stopped it.
+	StoppedBy string `json:"stopped_by,omitempty"`
+	// Export is the file with the letters that were discarded.
+	Export string `json:"export,omitempty"`
+	// There is the number of messages in Source, counted at There.At after an interruption; nil where
+	// it is not known.
+	There *There `json:"-"`
+}
+
+// There is a count of messages.
+type There struct {
+	Messages int
+	At       time.Time
+}
+
+// Progress counts the messages of an action.
+type Progress struct {
+	// Total messages were in the queue at the beginning; Seen of them were looked at, Chosen by the
+	// filter, and Done moved or thrown away.
+	Total  int `json:"total"`
+	Seen   int `json:"seen"`
+	Chosen int `json:"chosen"`
+	Done   int `json:"done"`
+	// Foreign, Refused and Spent stay: they belong to another queue, cannot be moved, or were
+	// replayed too often before.
+	Foreign int `json:"foreign,omitempty"`
+	Refused int `json:"refused,omitempty"`
+	Spent   int `json:"spent,omitempty"`
+	// Ramp has the letters of a Replay that is watched.
+	Ramp *Ramp `json:"ramp,omitempty"`
+}
+
+// Ramp counts as operate.RampResult does.
+type Ramp struct {
+	Run       string `json:"run"`
+	Step      string `json:"step,omitempty"`
+	Started   int    `json:"started"`
+	Handled   int    `json:"handled"`
+	DeadAgain int    `json:"dead_again"`
+	Waiting   int    `json:"waiting"`
+	Unsettled int    `json:"unsettled"`
+	Left      int    `json:"left"`
+	// AtHandler counts all messages of the queue that consumers hold; nil where that is not known.
+	AtHandler *int `json:"at_handler,omitempty"`
+}
+
+func progressOf(p operate.Progress) Progress {
+	return Progress{
+		Total: p.Total, Seen: p.Seen, Chosen: p.Chosen, Done: p.Done, Foreign: p.Foreign,
+		Refused: p.Refused,
+	}
+}
+
+func rampOf(r operate.RampResult) Progress {
+	p := Progress{
+		Chosen: r.Started, Done: r.Replayed(), Foreign: r.Foreign, Refused: r.Refused, Spent: r.Spent,
+		Ramp: &Ramp{
+			Run: r.Run, Step: r.Step, Started: r.Started, Handled: r.Handled, DeadAgain: r.DeadAgain,
+			Waiting: r.Waiting, Unsettled: r.Unsettled, Left: r.Left,
+		},
+	}
+	if r.AtHandler.Known() {
+		p.Ramp.AtHandler = &r.AtHandler.N
+	}
+	return p
+}
+
+// Active reports whether the action is under way.
+func (a Action) Active() bool { return a.State == StateRunning || a.State == StateStopping }
+
+// Resumable reports whether the same filter may find messages that the action has left.
+func (a Action) Resumable() bool {
+	return a.Request.Kind != Edit && a.Progress.Done < a.Count &&
+		slices.Contains([]State{StateStopped, StateFailed, StateInterrupted}, a.State)
+}
+
+// Undoable reports whether Manager.Undo is worth a try.
+func (a Action) Undoable() bool {
+	return a.Request.Kind == Replay && a.Progress.Ramp != nil && a.Progress.Done > 0 &&
+		!a.Active() && a.State != StateRehearsed
+}
+
+// Outcome says in a sentence how far the action is.
+func (a Action) Outcome() string {
+	of := fmt.Sprintf("%s of %s", grouped(a.Progress.Done), grouped(a.Count))
+	switch a.State {
+	case StateRehearsed:
+		return "waits for its confirmation; nothing was moved"
+	case StateInterrupted:
+		text := fmt.Sprintf("interrupted at %s or more, as noted at %s, because the process ended", of,
+			a.Noted.UTC().Format("15:04:05 UTC"))
+		if a.There != nil {
+			text += fmt.Sprintf("; %s are in queue %q as of %s", grouped(a.There.Messages), a.Source,
+				a.There.At.UTC().Format("15:04:05 UTC"))
+		}
+		return text + "; none is lost"
+	case StateStopped, StateFailed:
+		return fmt.Sprintf("%s at %s; the others are where they were", a.State, of)
+	}
+	if a.State == StateDone && a.Progress.Done < a.Count {
+		return fmt.Sprintf("done: %s; the others stay, or were not there any more", of)
+	}
+	return fmt.Sprintf("%s: %s", a.State, of)
+}
+
+// grouped writes a number with a narrow space between thousands.
+func grouped(n int) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "\u202f" + text[i:]
+	}
+	return text
+}

@@ -1,0 +1,436 @@
+package job
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+const (
+	// maxActions bounds the actions that have ended, in memory and in the journal. maxRehearsed
+	// bounds the rehearsals, and maxEdits the rehearsed edits among them, which hold payloads of up
+	// to maxEdited bytes.
+	maxActions   = 200
+	maxRehearsed = 100
+	maxEdits     = 5
+	maxEdited    = 1 << 20
+	// rehearsedFor is how long a rehearsal can be confirmed.
+	rehearsedFor = 15 * time.Minute
+	// noteEvery is how often the progress is written to the journal, and tellEvery how often
+	// listeners are told of it at most.
+	noteEvery = 250 * time.Millisecond
+	tellEvery = 100 * time.Millisecond
+	// recountLimit bounds a count of an interrupted action's queue.
+	recountLimit = 30 * time.Second
+)
+
+var (
+	errStop    = errors.New("stopped by a person")
+	errClosing = errors.New("the process is ending")
+)
+
+// Options of a Manager.
+type Options struct {
+	// Operator returns what does the work. The caller closes it, after the Manager.
+	Operator func(ctx context.Context) (*operate.Operator, error)
+	// Plan returns the plan of a queue.
+	Plan func(ctx context.Context, queue string) (topology.Plan, error)
+	// Folder keeps the journal, the audit log and the letters that were discarded; it is made with
+	// the rights 0700. One Manager uses it at a time. Default: everything is in memory, an
+	// interrupted action is forgotten, nothing can be discarded, and there is no audit log.
+	Folder string
+}
+
+// Manager runs actions. Its methods may be called from many goroutines.
+type Manager struct {
+	Options
+	ctx    context.Context // of all actions
+	cancel context.CancelCauseFunc
+	store  *store // nil without a folder
+	group  sync.WaitGroup
+
+	mu        sync.Mutex
+	actions   []*action         // oldest first
+	busy      map[string]string // by queue: who works on its messages
+	listeners map[chan struct{}]struct{}
+	closed    bool
+}
+
+// action is an Action with what only the process needs.
+type action struct {
+	Action
+	plan   topology.Plan
+	keys   []string // queues that no other action may use
+	cancel context.CancelCauseFunc
+	told   time.Time
+	noted  Progress
+	result Rehearsal
+}
+
+// Open returns a Manager. It reads the journal: actions that were under way when the last process
+// ended become StateInterrupted, and the messages of their queues are counted in the background.
+func Open(options Options) (*Manager, error) {
+	m := &Manager{
+		Options: options, busy: map[string]string{}, listeners: map[chan struct{}]struct{}{},
+	}
+	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	if options.Folder == "" {
+		return m, nil
+	}
+	known, err := m.openStore()
+	if err != nil {
+		return nil, fmt.Errorf("actions: folder %q: %w", options.Folder, err)
+	}
+	for _, a := range known {
+		m.actions = append(m.actions, &action{Action: a})
+	}
+	for _, a := range m.actions {
+		if a.State == StateInterrupted && a.Request.Kind != Release && a.Request.Kind != Cancel {
+			m.group.Go(func() { m.recount(a) })
+		}
+	}
+	return m, nil
+}
+
+// openStore opens the store and notes interruptions.
+func (m *Manager) openStore() ([]Action, error) {
+	s, known, err := openStore(m.Folder)
+	if err != nil {
+		return nil, err
+	}
+	for i := range known {
+		if known[i].Active() {
+			known[i].State = StateInterrupted
+			err = errors.Join(err, s.audit("interrupted", known[i].Who, &known[i]))
+		}
+	}
+	if err = errors.Join(err, s.compact(known)); err != nil {
+		_ = s.close()
+		return nil, err
+	}
+	m.store = s
+	return known, nil
+}
+
+// recount counts the messages that an interrupted action may have left.
+func (m *Manager) recount(a *action) {
+	ctx, cancel := context.WithTimeout(m.ctx, recountLimit)
+	defer cancel()
+	o, err := m.Operator(ctx)
+	if err != nil {
+		return // it stays unknown
+	}
+	report, err := o.Inspect(ctx, topology.Plan{Queue: a.Source})
+	if err != nil || len(report.Queues) == 0 || !report.Queues[0].Ready.Known() {
+		return // it stays unknown
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a.There = &There{Messages: report.Queues[0].Ready.N, At: time.Now()}
+	m.tell()
+}
+
+// Close stops every action, waits until none moves messages any more, and closes the files. The
+// actions become StateInterrupted, and the next Manager of the folder knows them.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	m.mu.Unlock()
+	m.cancel(errClosing)
+	m.group.Wait()
+	return m.store.close()
+}
+
+// Actions returns all actions, newest first: rehearsals, actions under way, and up to 200 that have
+// ended.
+func (m *Manager) Actions() []Action {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prune()
+	list := make([]Action, 0, len(m.actions))
+	for _, a := range slices.Backward(m.actions) {
+		list = append(list, a.Action)
+	}
+	return list
+}
+
+// Action returns an action by its ID.
+func (m *Manager) Action(id string) (Action, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.find(id)
+	if err != nil {
+		return Action{}, err
+	}
+	return a.Action, nil
+}
+
+func (m *Manager) find(id string) (*action, error) {
+	m.prune()
+	for _, a := range m.actions {
+		if a.ID == id {
+			return a, nil
+		}
+	}
+	return nil, ErrNoAction
+}
+
+// prune forgets old rehearsals, and the oldest actions that have ended.
+func (m *Manager) prune() {
+	rehearsed, edits := 0, 0
+	for _, a := range m.actions {
+		if a.State == StateRehearsed {
+			rehearsed++
+			edits += a.edits()
+		}
+	}
+	ended := len(m.actions) - rehearsed
+	m.actions = slices.DeleteFunc(m.actions, func(a *action) bool {
+		switch {
+		case a.State == StateRehearsed:
+			many := rehearsed > maxRehearsed || a.edits() > 0 && edits > maxEdits
+			if many || time.Since(a.Rehearsed) > rehearsedFor {
+				rehearsed--
+				edits -= a.edits()
+				return true
+			}
+		case ended > maxActions && !a.Active():
+			ended--
+			return true
+		}
+		return false
+	})
+}
+
+// edits is 1 for an edit.
+func (a *action) edits() int {
+	if a.Request.Kind == Edit {
+		return 1
+	}
+	return 0
+}
+
+// Subscribe returns a channel that has a value after each change of an action; changes that come
+// close together may be one value. leave ends that.
+func (m *Manager) Subscribe() (changed <-chan struct{}, leave func()) {
+	c := make(chan struct{}, 1)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.listeners[c] = struct{}{}
+	return c, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.listeners, c)
+	}
+}
+
+// tell wakes the listeners.
+func (m *Manager) tell() {
+	for c := range m.listeners {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// reserve keeps other actions away from queues.
+func (m *Manager) reserve(keys []string, who string) error {
+	for _, key := range keys {
+		if other, is := m.busy[key]; is {
+			return fmt.Errorf("queue %q: %w: %s", key, ErrBusy, other)
+		}
+	}
+	for _, key := range keys {
+		m.busy[key] = who
+	}
+	return nil
+}
+
+func (m *Manager) release(keys []string) {
+	for _, key := range keys {
+		delete(m.busy, key)
+	}
+}
+
+// Start begins a rehearsed action. digest is the one of its rehearsal, which the same person did.
+// It returns when the journal says that the action runs; the action goes on in the background.
+func (m *Manager) Start(who, id, digest string) (Action, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.find(id)
+	switch {
+	case err != nil:
+		return Action{}, err
+	case m.closed:
+		return a.Action, errClosing
+	case subtle.ConstantTimeCompare([]byte(digest), []byte(a.Digest)) != 1, a.Who != who:
+		return a.Action, ErrDigest
+	case a.State != StateRehearsed:
+		return a.Action, fmt.Errorf("start: %w: it is %s", ErrState, a.State)
+	case a.Count == 0:
+		return a.Action, ErrNothing
+	}
+	if err := m.reserve(a.keys, "action "+a.ID+" of "+a.Who); err != nil {
+		return a.Action, err
+	}
+	before := a.Action
+	a.State, a.Began = StateRunning, time.Now()
+	err = m.store.audit("started", who, &a.Action)
+	if err == nil {
+		err = m.store.note(&a.Action)
+	}
+	if err != nil {
+		a.Action = before
+		m.release(a.keys)
+		return a.Action, err
+	}
+	ctx, cancel := context.WithCancelCause(m.ctx)
+	a.cancel = cancel
+	m.group.Go(func() { m.work(ctx, a) })
+	m.tell()
+	return a.Action, nil
+}
+
+// Stop ends an action: within a second no more messages move. It is StateStopping until its
+// messages are counted.
+func (m *Manager) Stop(who, id string) (Action, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.find(id)
+	if err != nil {
+		return Action{}, err
+	}
+	if !a.Active() {
+		return a.Action, fmt.Errorf("stop: %w: it is %s", ErrState, a.State)
+	}
+	if a.State == StateRunning {
+		a.State, a.StoppedBy = StateStopping, who
+		a.cancel(errStop)
+		err = m.store.audit("stop", who, &a.Action)
+		m.tell()
+	}
+	return a.Action, err
+}
+
+// work runs an action to its end.
+func (m *Manager) work(ctx context.Context, a *action) {
+	ended := make(chan struct{})
+	noting := make(chan struct{})
+	go func() {
+		defer close(noting)
+		for tick := time.NewTicker(noteEvery); ; {
+			select {
+			case <-tick.C:
+				m.noteProgress(a)
+			case <-ended:
+				tick.Stop()
+				return
+			}
+		}
+	}()
+	err := m.run(ctx, a)
+	close(ended)
+	<-noting
+	m.finish(ctx, a, err)
+}
+
+// noteProgress writes the progress to the journal. If that fails the action ends, because after a
+// kill it would not be known how far it was.
+func (m *Manager) noteProgress(a *action) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a.noted == a.Progress {
+		return
+	}
+	a.noted = a.Progress
+	if err := m.store.note(&a.Action); err != nil {
+		a.cancel(fmt.Errorf("the journal cannot be written: %w", err))
+	}
+}
+
+// progress takes over the progress of an action.
+func (m *Manager) progress(a *action, p Progress) {
+	m.update(a, func(now *Progress) { *now = p })
+}
+
+// moved takes over how many letters were moved, which a Ramp reports more often than the rest.
+func (m *Manager) moved(a *action, n int) {
+	m.update(a, func(now *Progress) { now.Done = max(now.Done, n) })
+}
+
+func (m *Manager) update(a *action, change func(*Progress)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&a.Progress)
+	if time.Since(a.told) >= tellEvery {
+		a.told = time.Now()
+		m.tell()
+	}
+}
+
+// finish notes the end of an action.
+func (m *Manager) finish(ctx context.Context, a *action, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cause := context.Cause(ctx)
+	a.cancel(nil)
+	a.Ended = time.Now()
+	switch {
+	case err == nil:
+		a.State = StateDone
+	case errors.Is(cause, errClosing):
+		a.State = StateInterrupted
+	case errors.Is(cause, errStop):
+		a.State = StateStopped
+	case errors.Is(err, operate.ErrStopped), errors.Is(err, operate.ErrUnsettled):
+		a.State = StateStopped
+	default:
+		a.State = StateFailed
+	}
+	if err != nil && !errors.Is(err, errStop) && !errors.Is(err, errClosing) {
+		a.Error = err.Error()
+	}
+	err = errors.Join(m.store.note(&a.Action), m.store.audit(string(a.State), a.Who, &a.Action))
+	if err != nil {
+		a.Error += "; the journal or the audit log could not be written: " + err.Error()
+	}
+	a.Request.Change, a.result = nil, Rehearsal{} // payloads
+	m.release(a.keys)
+	m.tell()
+}
+
+// newID returns an ID that sorts by time.
+func newID() string {
+	random := make([]byte, 4)
+	_, _ = rand.Read(random) // never fails
+	return time.Now().UTC().Format("20060102-150405-") + hex.EncodeToString(random)
+}
+
+// clone copies the maps and slices that a request shares with its caller.
+func (r Request) clone() Request {
+	r.Filter.IDs = slices.Clone(r.Filter.IDs)
+	r.Filter.Headers = maps.Clone(r.Filter.Headers)
+	r.Filter.HeaderPatterns = maps.Clone(r.Filter.HeaderPatterns)
+	r.Steps, r.Runs = slices.Clone(r.Steps), slices.Clone(r.Runs)
+	if r.Change != nil {
+		c := *r.Change
+		c.Body, c.Set, c.Unset = slices.Clone(c.Body), maps.Clone(c.Set), slices.Clone(c.Unset)
+		r.Change = &c
+	}
+	return r
+}

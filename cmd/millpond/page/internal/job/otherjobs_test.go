@@ -1,0 +1,208 @@
+package job_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// theLetter returns the letter with an ID.
+func (y *yard) theLetter(id string) operate.Letter {
+	y.t.Helper()
+	var found operate.Letter
+	for l, err := range y.operator.Dead(y.t.Context(), y.plan, operate.Filter{IDs: []string{id}}, 1) {
+		require.NoError(y.t, err)
+		found = l
+	}
+	require.Equal(y.t, id, found.ID)
+	return found
+}
+
+func TestEditShowsTheDifferenceAndKeepsTheOriginal(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, "")
+	y.die(0, 3, refused)
+	change := &job.Change{
+		Letter: job.Identity(y.theLetter("order-1")), Body: []byte("repaired"),
+		Set: amqp.Table{"tenant": int64(7)}, Unset: []string{"nothing"},
+	}
+	r := job.Request{
+		Kind: job.Edit, Filter: job.Filter{IDs: []string{"order-1"}}, Change: change,
+	}
+	h := y.rehearse(r)
+	require.Equal(t, 1, h.Count)
+	require.Equal(t, "body 1", string(h.Before.Delivery.Body))
+	require.Equal(t, "repaired", string(h.After.Body))
+	require.Equal(t, int32(1), h.Before.Delivery.Headers["tenant"])
+	require.Equal(t, int64(7), h.After.Headers["tenant"])
+	change.Body = []byte("another one, after the rehearsal")
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	edited := y.drain(y.queue, 1)[0]
+	require.Equal(t, "repaired", string(edited.Body))
+	require.Equal(t, int64(7), edited.Headers["tenant"])
+	require.Equal(t, "body 1", string(y.drain(y.dead+".originals", 1)[0].Body))
+
+	r.Change = &job.Change{Letter: change.Letter, Body: []byte("x")}
+	r.Queue = y.queue
+	_, err := y.Rehearse(t.Context(), "alice", r)
+	require.ErrorIs(t, err, job.ErrChanged)
+	r.Filter.IDs = []string{"order-2"}
+	r.Change.Letter = job.Identity(y.theLetter("order-2"))
+	r.Change.Body = []byte("body 2")
+	_, err = y.Rehearse(t.Context(), "alice", r)
+	require.ErrorContains(t, err, "the edit changes nothing")
+	r.Change.Set = amqp.Table{header.Queue: "elsewhere"}
+	_, err = y.Rehearse(t.Context(), "alice", r)
+	require.ErrorContains(t, err, "belongs to the library")
+
+	journal, err := os.ReadFile(filepath.Join(y.folder, "actions.jsonl"))
+	require.NoError(t, err)
+	require.NotContains(t, string(journal), "repaired")
+}
+
+func TestDiscardedLettersAreInAFile(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 4, refused)
+	foreign := y.letter(9, refused)
+	foreign.Headers[header.DeadQueue] = "another"
+	y.publish(y.dead, foreign)
+	y.die(4, 2, "no stock")
+	a := y.act(job.Request{Kind: job.Discard, Filter: job.Filter{Error: refused}})
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	require.Equal(t, 4, a.Progress.Done)
+	require.Equal(t, []string{"body 9", "body 4", "body 5"}, bodies(y.drain(y.dead, 3)))
+	data, err := os.ReadFile(a.Export)
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	require.Len(t, lines, 4)
+	d, err := operate.Decode([]byte(lines[0]))
+	require.NoError(t, err)
+	require.Equal(t, "body 0", string(d.Body))
+	info, err := os.Stat(a.Export)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+
+	forgetful, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, forgetful.Close()) }()
+	_, err = forgetful.Rehearse(t.Context(), "alice", job.Request{
+		Kind: job.Discard, Queue: y.queue, All: true,
+	})
+	require.ErrorIs(t, err, job.ErrNoFolder)
+}
+
+// waits publishes messages that wait an hour.
+func (y *yard) waits(n int) {
+	y.t.Helper()
+	for i := range n {
+		state := header.RetryState{
+			Failures: 2, Error: refused, Class: header.ClassRetryable, Delay: time.Hour,
+			FirstSeen: time.Now(), OriginRoutingKey: y.queue,
+		}
+		m := y.letter(i, "")
+		m.Headers = amqp.Table{}
+		for key, value := range state.Headers(y.queue) {
+			m.Headers[key] = value
+		}
+		for _, q := range y.plan.Queues {
+			if q.Delay == time.Hour {
+				y.publish(q.Name, m)
+			}
+		}
+	}
+}
+
+func TestReleaseAndCancel(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, "")
+	y.waits(5)
+	h := y.rehearse(job.Request{Kind: job.Release, Filter: job.Filter{IDs: []string{"order-1"}}})
+	require.Equal(t, 1, h.Count)
+	require.Equal(t, 5, h.Found.Total)
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	require.Equal(t, []string{"body 1"}, bodies(y.drain(y.queue, 1)))
+	h = y.rehearse(job.Request{Kind: job.Cancel, Filter: job.Filter{Delay: time.Hour}})
+	require.Equal(t, 4, h.Count)
+	y.waits(1) // after the rehearsal
+	a = y.ended(y.confirm(h).ID)
+	require.Equal(t, 4, a.Progress.Done, a.Error)
+	require.Equal(t, []string{"body 0", "body 2", "body 3", "body 4"}, bodies(y.drain(y.dead, 4)))
+	h = y.rehearse(job.Request{Kind: job.Release, All: true})
+	require.Equal(t, 1, h.Count)
+	_, err := y.Rehearse(t.Context(), "alice", job.Request{
+		Kind: job.Release, Queue: y.queue, Filter: job.Filter{Reason: "exhausted"},
+	})
+	require.ErrorIs(t, err, job.ErrRequest, "a filter is never passed over")
+}
+
+func TestReturnOfStrandedMessages(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, "")
+	stranded := y.queue + ".stranded"
+	rig.DeclareQueue(t, y.url, stranded, amqp.Table{
+		"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30),
+	})
+	for i, queue := range []string{y.queue, y.queue, y.queue + ".gone", y.queue} {
+		m := y.letter(i, "")
+		m.Headers = amqp.Table{header.Queue: queue}
+		y.publish(stranded, m)
+	}
+	h := y.rehearse(job.Request{Kind: job.Return, Queue: stranded, All: true})
+	require.Equal(t, 3, h.Count)
+	require.Equal(t, []string{`1 stay, because their queue "` + y.queue + `.gone" does not exist`},
+		h.Notes)
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	require.Equal(t, []string{"body 0", "body 1", "body 3"}, bodies(y.drain(y.queue, 3)))
+	y.depth(stranded, 1)
+}
+
+func TestAnEndOfTheProcessInterrupts(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 100, refused)
+	r := quick(job.Filter{})
+	r.Rate = 20
+	id := y.confirm(y.rehearse(r)).ID
+	y.await(id, "five letters", func(a job.Action) bool { return a.Progress.Done >= 5 })
+	_, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
+	require.ErrorIs(t, err, job.ErrLocked)
+	require.NoError(t, y.Close())
+	journal := filepath.Join(y.folder, "actions.jsonl")
+	f, err := os.OpenFile(journal, os.O_APPEND|os.O_WRONLY, 0o600)
+	require.NoError(t, err)
+	_, err = f.WriteString(`{"id":"cut o`)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	y.open()
+	a := y.Actions()[0]
+	require.Equal(t, id, a.ID)
+	require.Equal(t, job.StateInterrupted, a.State)
+	left := 100 - a.Progress.Done
+	a = y.await(id, "the count", func(a job.Action) bool { return a.There != nil })
+	require.Equal(t, left, a.There.Messages)
+	require.Contains(t, a.Outcome(), " of 100 or more")
+	require.NoError(t, y.Close())
+
+	require.NoError(t, os.WriteFile(journal, []byte("garbage\n{}\n"), 0o600))
+	_, err = job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
+	require.ErrorContains(t, err, `line 1 of "actions.jsonl" is not a line of a journal`)
+	var none *json.SyntaxError
+	require.ErrorAs(t, err, &none)
+}

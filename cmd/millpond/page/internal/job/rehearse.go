@@ -1,0 +1,331 @@
+package job
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// Rehearsal is what becomes of an action that is confirmed now.
+type Rehearsal struct {
+	Action
+	// Found are the counts of the look.
+	Found Progress
+	// Target is the queue that gets replayed letters, with its ready messages and consumers where
+	// they are known.
+	Target           string
+	Ready, Consumers operate.Count
+	// Findings are the obstacles of a replay, the critical ones first.
+	Findings []operate.Finding
+	// Notes are further sentences.
+	Notes []string
+	// Before and After are the letter of an Edit and its payload and headers afterwards.
+	Before *operate.Letter
+	After  *amqp.Publishing
+}
+
+// Rehearse looks at the messages and moves none. The action that it returns waits for Start with
+// its digest, for 15 minutes.
+func (m *Manager) Rehearse(ctx context.Context, who string, r Request) (Rehearsal, error) {
+	if r.Kind == Undo {
+		return Rehearsal{}, fmt.Errorf("%w: an undo names its action", ErrRequest)
+	}
+	r.Of, r.Runs = "", nil
+	return m.rehearse(ctx, who, r.clone(), topology.Plan{})
+}
+
+// Resume rehearses the rest of an action that was stopped, interrupted or has failed: its filter
+// again. Letters that are dead again since its replay are passed over.
+func (m *Manager) Resume(ctx context.Context, who, id string) (Rehearsal, error) {
+	a, err := m.Action(id)
+	if err != nil {
+		return Rehearsal{}, err
+	}
+	if !a.Resumable() {
+		return Rehearsal{}, fmt.Errorf("resume: %w: it is %s: %s", ErrState, a.State, a.Outcome())
+	}
+	r := a.Request.clone()
+	if r.Kind == Undo {
+		return m.Undo(ctx, who, r.Of)
+	}
+	r.Of = a.ID
+	if a.Progress.Ramp != nil {
+		r.Runs = append(r.Runs, a.Progress.Ramp.Run)
+	}
+	return m.rehearse(ctx, who, r, topology.Plan{})
+}
+
+// Undo rehearses to take back the letters of a replay that no handler has had. The error wraps
+// operate.ErrUnsafe or operate.ErrUnsafePeek, and says why, where the messages of the queue must
+// not be taken: above all while it has consumers.
+func (m *Manager) Undo(ctx context.Context, who, id string) (Rehearsal, error) {
+	a, err := m.Action(id)
+	switch {
+	case err != nil:
+		return Rehearsal{}, err
+	case a.Request.Kind == Replay && !a.Request.watched():
+		return Rehearsal{}, fmt.Errorf("undo: %w: letters that went to another queue carry no mark "+
+			"by which they could be found", ErrState)
+	case a.Request.Kind == Edit:
+		return Rehearsal{}, fmt.Errorf("undo: %w: an edited letter carries no mark; its original "+
+			"is in queue %q", ErrState, a.Source+".originals")
+	case !a.Undoable():
+		return Rehearsal{}, fmt.Errorf("undo: %w: only letters that were replayed can be taken back, "+
+			"after the replay has ended", ErrState)
+	}
+	return m.rehearse(ctx, who, Request{
+		Kind: Undo, Queue: a.Request.Queue, Of: a.ID, Runs: []string{a.Progress.Ramp.Run},
+	}, topology.Plan{})
+}
+
+// Rehearsal returns a rehearsal that was not started yet.
+func (m *Manager) Rehearsal(id string) (Rehearsal, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.find(id)
+	if err != nil {
+		return Rehearsal{}, err
+	}
+	if a.State != StateRehearsed {
+		return Rehearsal{Action: a.Action}, fmt.Errorf("rehearsal: %w: it is %s", ErrState, a.State)
+	}
+	return a.result, nil
+}
+
+func (m *Manager) rehearse(
+	ctx context.Context, who string, r Request, plan topology.Plan,
+) (Rehearsal, error) {
+	if err := r.check(); err != nil {
+		return Rehearsal{}, err
+	}
+	if who == "" {
+		return Rehearsal{}, fmt.Errorf("%w: the name of the person is missing", ErrRequest)
+	}
+	if r.Kind == Discard && m.store == nil {
+		return Rehearsal{}, ErrNoFolder
+	}
+	a := &action{Action: Action{
+		ID: newID(), Who: who, Request: r, Source: r.Queue, State: StateRehearsed,
+	}}
+	if r.Kind != Return {
+		var err error
+		if plan, err = m.Plan(ctx, r.Queue); err != nil {
+			return Rehearsal{}, err
+		}
+		a.plan = plan
+	}
+	a.keys = []string{r.Queue}
+	if dead := plan.Dead.RoutingKey; r.Kind != Return {
+		if plan.Dead.Exchange != "" || dead == "" {
+			return Rehearsal{}, operate.ErrNoQueue
+		}
+		a.keys = []string{dead}
+		a.Source = dead
+		if r.Kind == Release || r.Kind == Cancel || r.Kind == Undo {
+			a.Source = r.Queue
+		}
+		if r.Kind == Release || r.Kind == Cancel {
+			for _, q := range plan.Queues {
+				if q.Delay > 0 {
+					a.keys = append(a.keys, q.Name)
+				}
+			}
+		}
+	}
+	m.mu.Lock()
+	err := m.reserve(a.keys, "a rehearsal of "+who)
+	m.mu.Unlock()
+	if err != nil {
+		return Rehearsal{}, err
+	}
+	found, err := m.look(ctx, a)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.release(a.keys)
+	if err != nil {
+		return Rehearsal{}, err
+	}
+	a.Rehearsed = time.Now()
+	a.Words = r.words(a.Count, plan.Dead.RoutingKey)
+	a.Digest = a.digest()
+	found.Action = a.Action
+	a.result = found
+	m.actions = append(m.actions, a)
+	m.prune()
+	m.tell()
+	return found, nil
+}
+
+// digest is over everything that a person confirms.
+func (a *action) digest() string {
+	change := ""
+	if c := a.Request.Change; c != nil {
+		line, err := operate.Encode(amqp.Delivery{Headers: c.Set, Body: c.Body})
+		change = fmt.Sprint(c.Letter, string(line), err, c.Unset)
+	}
+	text, _ := json.Marshal([]any{ // of plain values
+		a.ID, a.Who, a.Request, change, a.Source, a.Count, a.Words, a.Rehearsed,
+	})
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// look counts the messages of an action, and moves none.
+func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err error) {
+	filter, err := a.Request.filter()
+	if err != nil {
+		return found, err
+	}
+	o, err := m.Operator(ctx)
+	if err != nil {
+		return found, err
+	}
+	switch a.Request.Kind {
+	case Replay:
+		return a.lookReplay(ctx, o, filter)
+	case Edit:
+		return a.lookEdit(ctx, o, filter)
+	case Discard:
+		p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{Filter: a.own(filter), DryRun: true})
+		a.Count, found.Found = p.Chosen, progressOf(p)
+		return found, err
+	case Return:
+		res, err := o.ReturnStranded(ctx, a.Request.Queue, operate.ReturnOptions{
+			Filter: filter, To: a.Request.To, DryRun: true,
+		})
+		a.Count, found.Found = res.Chosen, progressOf(res.Progress)
+		for _, left := range res.Left {
+			a.Count -= left.Messages
+			found.Notes = append(found.Notes, fmt.Sprintf(
+				"%d stay, because their queue %q does not exist", left.Messages, left.Queue))
+		}
+		return found, err
+	case Undo:
+		p, err := o.TakeBack(ctx, a.plan, operate.TakeBackOptions{
+			Run: a.Request.Runs[0], DryRun: true,
+		})
+		a.Count, found.Found = p.Chosen, progressOf(p)
+		if p.Refused > 0 {
+			found.Notes = append(found.Notes, fmt.Sprintf(
+				"%d stay, because a handler had them since their replay", p.Refused))
+		}
+		return found, err
+	}
+	waiting, err := o.Waiting(ctx, a.plan)
+	found.Found.Total, found.Found.Seen = len(waiting), len(waiting)
+	for _, w := range waiting {
+		switch {
+		case !a.Request.Filter.chooses(w):
+		case w.Queue != "" && w.Queue != a.Request.Queue:
+			found.Found.Foreign++
+		default:
+			a.Count++
+		}
+	}
+	found.Found.Chosen = a.Count
+	return found, err
+}
+
+// own passes over letters of other queues in the same dead-letter queue.
+func (a *action) own(f operate.Filter) operate.Filter {
+	match := f.Match
+	f.Match = func(l operate.Letter) bool {
+		return (l.Queue == "" || l.Queue == a.Request.Queue) && (match == nil || match(l))
+	}
+	return f
+}
+
+func (a *action) lookReplay(
+	ctx context.Context, o *operate.Operator, filter operate.Filter,
+) (found Rehearsal, err error) {
+	h, err := o.Rehearse(ctx, a.plan, operate.RampOptions{
+		ReplayOptions: operate.ReplayOptions{Filter: filter, To: a.Request.To},
+		MaxReplays:    a.Request.MaxReplays,
+	})
+	found = Rehearsal{
+		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
+		Found: progressOf(h.Progress),
+	}
+	found.Found.Spent, a.Count = h.Spent, h.Chosen
+	note := func(n int, text string) {
+		if n > 0 {
+			found.Notes = append(found.Notes, fmt.Sprintf("%d %s", n, text))
+		}
+	}
+	note(h.Foreign, "belong to another queue and stay")
+	note(h.Spent, "were replayed too often before and stay")
+	note(h.Refused, "are too large with the headers of a replay and stay")
+	note(h.Expiring, "have an expiration, which a replay leaves out")
+	return found, err
+}
+
+func (a *action) lookEdit(
+	ctx context.Context, o *operate.Operator, filter operate.Filter,
+) (found Rehearsal, err error) {
+	var letter *operate.Letter
+	c := a.Request.Change
+	filter.Match = func(l operate.Letter) bool {
+		if letter != nil || Identity(l) != c.Letter {
+			return false
+		}
+		letter = &l
+		return true
+	}
+	found, err = a.lookReplay(ctx, o, filter)
+	if err == nil && (letter == nil || a.Count == 0) {
+		err = ErrChanged
+	}
+	if err != nil {
+		return found, err
+	}
+	if n := max(len(letter.Delivery.Body), len(c.Body)); n > maxEdited {
+		return found, fmt.Errorf("%w: the payload has %d bytes, and at most %d are edited here: use "+
+			"millpond dead replay --edit", ErrRequest, n, maxEdited)
+	}
+	after := amqp.Publishing{Headers: maps.Clone(letter.Delivery.Headers), Body: letter.Delivery.Body}
+	if !c.apply(&after) {
+		return found, fmt.Errorf("%w: the edit changes nothing", ErrRequest)
+	}
+	found.Before, found.After = letter, &after
+	return found, nil
+}
+
+// apply changes a message, and reports whether it is another one now.
+func (c *Change) apply(msg *amqp.Publishing) (changed bool) {
+	was := amqp.Delivery{Headers: maps.Clone(msg.Headers), Body: msg.Body}
+	if msg.Headers == nil {
+		msg.Headers = amqp.Table{}
+	}
+	for _, key := range c.Unset {
+		delete(msg.Headers, key)
+	}
+	maps.Copy(msg.Headers, c.Set)
+	msg.Body = slices.Clone(c.Body)
+	before, beforeErr := operate.Encode(was)
+	after, afterErr := operate.Encode(amqp.Delivery{Headers: msg.Headers, Body: msg.Body})
+	return errors.Join(beforeErr, afterErr) != nil || string(before) != string(after)
+}
+
+// Identity is a digest of a letter without the fields that differ from look to look. Two letters
+// with the same identity are equal.
+func Identity(l operate.Letter) string {
+	d := l.Delivery
+	d.Headers = maps.Clone(d.Headers)
+	delete(d.Headers, "x-delivery-count")
+	delete(d.Headers, "x-acquired-count")
+	d.Redelivered = false
+	line, err := operate.Encode(d)
+	sum := sha256.Sum256(append(line, fmt.Sprint(err)...))
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,298 @@
+package job_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func TestReplayIsRehearsedConfirmedAndSeenByAll(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, "")
+	y.die(0, 30, refused)
+	y.die(30, 10, "no stock")
+	handled, _ := y.consume()
+
+	r := quick(job.Filter{Error: refused})
+	r.Canary, r.Steps, r.StopAt = 3, []int{10}, 0.05
+	r.Watch = rig.Patience
+	r.Queue = y.queue
+	tab, closeTab := context.WithCancel(t.Context())
+	h, err := y.Rehearse(tab, "alice", r)
+	require.NoError(t, err)
+	require.Equal(t, 30, h.Count)
+	require.Equal(t, 40, h.Found.Total)
+	require.Contains(t, h.Words, `Replay 30 dead letters of queue "`+y.queue+
+		`", whose error contains "connection refused"; the first 3 are watched before the others go; `+
+		`in steps of 10; stop when more than 5 % are dead again`)
+	require.Equal(t, 1, h.Consumers.N)
+	y.depth(y.dead, 40) // nothing was moved
+
+	var seen [2][]job.State
+	var done [2]chan struct{}
+	for i := range seen {
+		changed, leave := y.Subscribe()
+		defer leave()
+		done[i] = make(chan struct{})
+		go func() {
+			defer close(done[i])
+			for range changed {
+				a, err := y.Action(h.ID)
+				if err != nil {
+					return
+				}
+				seen[i] = append(seen[i], a.State)
+				if a.State == job.StateDone {
+					return
+				}
+			}
+		}()
+	}
+	other := y.rehearse(job.Request{Kind: job.Replay, All: true})
+	_, err = y.Start("alice", h.ID, other.Digest)
+	require.ErrorIs(t, err, job.ErrDigest)
+	_, err = y.Start("alice", h.ID, "")
+	require.ErrorIs(t, err, job.ErrDigest)
+	_, err = y.Start("bob", h.ID, h.Digest)
+	require.ErrorIs(t, err, job.ErrDigest)
+	y.depth(y.dead, 40)
+
+	y.confirm(h)
+	closeTab() // the action goes on
+	_, err = y.Start("alice", h.ID, h.Digest)
+	require.ErrorIs(t, err, job.ErrState, "a rehearsal is confirmed once")
+	a := y.ended(h.ID)
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	ramp := a.Progress.Ramp
+	require.Equal(t, 30, ramp.Started)
+	require.Equal(t, ramp.Started, ramp.Handled+ramp.DeadAgain+ramp.Waiting+ramp.Unsettled+ramp.Left)
+	require.Equal(t, 30, ramp.Handled)
+	for i := range seen {
+		rig.Await(t, done[i])
+		require.True(t, slices.Contains(seen[i], job.StateRunning) &&
+			slices.Contains(seen[i], job.StateDone), "page %d saw %v", i, seen[i])
+	}
+	var got []string
+	for range 30 {
+		got = append(got, rig.Await(t, handled))
+	}
+	require.ElementsMatch(t, numbered(0, 30), got)
+	require.Equal(t, numbered(30, 10), bodies(y.drain(y.dead, 10)))
+
+	log, err := os.ReadFile(filepath.Join(y.folder, "audit.jsonl"))
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+	require.Len(t, lines, 2, string(log))
+	for i, event := range []string{"started", "done"} {
+		for _, want := range []string{
+			`"event":"` + event, `"who":"alice"`, `"action":"` + h.ID, `"kind":"replay"`,
+			`"queue":"` + y.queue, `"count":30`, `connection refused`,
+		} {
+			require.Contains(t, lines[i], want)
+		}
+	}
+	require.Contains(t, lines[1], `"done":30`)
+	require.NotContains(t, string(log), "body")
+}
+
+func TestNothingIsDoneWithoutAFilterOrAMatch(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 3, refused)
+	for _, kind := range []job.Kind{job.Replay, job.Discard, job.Release, job.Cancel} {
+		_, err := y.Rehearse(t.Context(), "alice", job.Request{Kind: kind, Queue: y.queue})
+		require.ErrorIs(t, err, job.ErrNoFilter, kind)
+	}
+	_, err := y.Rehearse(t.Context(), "alice", job.Request{
+		Kind: job.Replay, Queue: y.queue, All: true, Filter: job.Filter{Error: "x"},
+	})
+	require.ErrorIs(t, err, job.ErrRequest)
+	for _, kind := range []job.Kind{job.Replay, job.Discard} {
+		h := y.rehearse(job.Request{Kind: kind, Filter: job.Filter{Error: "nowhere"}})
+		require.Zero(t, h.Count)
+		_, err = y.Start("alice", h.ID, h.Digest)
+		require.ErrorIs(t, err, job.ErrNothing)
+	}
+	require.Equal(t, numbered(0, 3), bodies(y.drain(y.dead, 3)))
+	y.depth(y.queue, 0)
+}
+
+func TestNoMoreThanWasRehearsed(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 5, refused)
+	h := y.rehearse(quick(job.Filter{Error: refused}))
+	y.die(5, 5, refused)
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	require.Equal(t, 5, a.Progress.Done)
+	require.Equal(t, numbered(0, 5), bodies(y.drain(y.queue, 5)))
+	require.Equal(t, numbered(5, 5), bodies(y.drain(y.dead, 5)))
+}
+
+func TestFewerThanWereRehearsed(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 5, refused)
+	h := y.rehearse(quick(job.Filter{Error: refused}))
+	y.drain(y.dead, 5)
+	y.die(5, 3, refused)
+	a := y.ended(y.confirm(h).ID)
+	require.Equal(t, "done: 3 of 5; the others stay, or were not there any more", a.Outcome())
+	require.Equal(t, numbered(5, 3), bodies(y.drain(y.queue, 3)))
+}
+
+func TestStopAndResume(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, "")
+	y.die(0, 200, refused)
+	r := quick(job.Filter{Error: refused})
+	r.Rate = 40
+	id := y.confirm(y.rehearse(r)).ID
+	_, err := y.Rehearse(t.Context(), "bob", job.Request{
+		Kind: job.Discard, Queue: y.queue, All: true,
+	})
+	require.ErrorIs(t, err, job.ErrBusy, "one action at a time")
+	y.await(id, "ten letters", func(a job.Action) bool { return a.Progress.Done >= 10 })
+
+	began := time.Now()
+	_, err = y.Stop("bob", id)
+	require.NoError(t, err)
+	a := y.ended(id)
+	require.Less(t, a.Ended.Sub(began), 20*time.Second)
+	require.Equal(t, job.StateStopped, a.State, a.Error)
+	require.Equal(t, "bob", a.StoppedBy)
+	moved := a.Progress.Done
+	require.Less(t, moved, 10+2*40, "no more than two seconds at this rate")
+	y.depth(y.queue, moved)
+	y.depth(y.dead, 200-moved)
+
+	h, err := y.Resume(t.Context(), "bob", id)
+	require.NoError(t, err)
+	require.Equal(t, 200-moved, h.Count)
+	_, err = y.Start("bob", h.ID, h.Digest)
+	require.NoError(t, err)
+	y.await(h.ID, "more letters", func(a job.Action) bool { return a.Progress.Done > 10 })
+	_, err = y.Stop("alice", h.ID)
+	require.NoError(t, err)
+	a = y.ended(h.ID)
+	rest, err := y.Resume(t.Context(), "alice", h.ID)
+	require.NoError(t, err)
+	require.Len(t, rest.Request.Runs, 2)
+	require.Equal(t, 200-moved-a.Progress.Done, rest.Count)
+	require.Equal(t, 200-rest.Count, len(y.drain(y.queue, 200-rest.Count)))
+}
+
+func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	y.die(0, 20, refused)
+	r := quick(job.Filter{Error: refused})
+	r.Canary, r.StopAt, r.Watch = 4, 0.5, rig.Patience
+	h := y.rehearse(r)
+	failing, err := y.ch.Consume(y.queue, "failing", true, false, false, false, nil)
+	require.NoError(t, err)
+	y.confirm(h)
+	for range 4 { // the service fails for good
+		d := rig.Await(t, failing)
+		again := y.letter(0, refused)
+		again.MessageId, again.Body = d.MessageId, d.Body
+		again.Headers["millpond-replay"] = d.Headers["millpond-replay"]
+		y.publish(y.dead, again)
+	}
+	a := y.ended(h.ID)
+	require.Equal(t, job.StateStopped, a.State, a.Error)
+	require.Contains(t, a.Error, operate.ErrStopped.Error())
+	require.Equal(t, 4, a.Progress.Ramp.DeadAgain)
+	require.Equal(t, 16, a.Progress.Ramp.Left)
+	rest, err := y.Resume(t.Context(), "alice", h.ID)
+	require.NoError(t, err)
+	require.Equal(t, 16, rest.Count)
+	y.depth(y.dead, 20)
+}
+
+func TestReplayToAnotherQueue(t *testing.T) {
+	t.Parallel()
+	y := newYard(t, topology.Classic)
+	other := y.queue + ".test"
+	rig.DeclareQueue(t, y.url, other, nil)
+	y.die(0, 5, refused)
+	a := y.act(job.Request{Kind: job.Replay, All: true, To: other, Rate: 1000})
+	require.Equal(t, job.StateDone, a.State, a.Error)
+	require.Equal(t, 5, a.Progress.Done)
+	require.Contains(t, a.Words, "all that are there; they go to queue")
+	require.Equal(t, numbered(0, 5), bodies(y.drain(other, 5)))
+	_, err := y.Undo(t.Context(), "alice", a.ID)
+	require.ErrorIs(t, err, job.ErrState)
+}
+
+func TestUndoTakesBackWhatNoHandlerHad(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []topology.QueueType{topology.Quorum, topology.Classic} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			y := newYard(t, kind)
+			fresh := func(from int) {
+				for i := range 5 {
+					m := y.letter(from+i, "")
+					m.Headers = nil
+					y.publish(y.queue, m)
+				}
+			}
+			y.die(0, 20, refused)
+			before := y.drain(y.dead, 20)
+			y.die(0, 20, refused)
+			fresh(100)
+			a := y.act(quick(job.Filter{Error: refused}))
+			require.Equal(t, 20, a.Progress.Done)
+			fresh(200)
+
+			y.depth(y.queue, 30)
+			handled, end := y.consume()
+			for range 30 {
+				rig.Await(t, handled)
+			}
+			_, err := y.Undo(t.Context(), "alice", a.ID)
+			require.ErrorIs(t, err, operate.ErrUnsafe, "its service may get the messages")
+			require.ErrorContains(t, err, "stop its service first")
+			end()
+
+			y.die(0, 20, refused)
+			fresh(100)
+			a = y.act(quick(job.Filter{Error: refused}))
+			fresh(200)
+			first, _, err := y.ch.Get(y.queue, true) // one fresh message is handled
+			require.NoError(t, err)
+			require.Equal(t, "body 100", string(first.Body))
+			h, err := y.Undo(t.Context(), "alice", a.ID)
+			require.NoError(t, err)
+			require.Equal(t, 20, h.Count)
+			require.Contains(t, h.Words, "Take back 20 replayed letters")
+			undo := y.ended(y.confirm(h).ID)
+			require.Equal(t, job.StateDone, undo.State, undo.Error)
+			require.Equal(t, 20, undo.Progress.Done)
+			back := y.drain(y.dead, 20)
+			for i := range back {
+				for _, key := range []string{"millpond-publish", "x-delivery-count"} {
+					delete(back[i].Headers, key)
+					delete(before[i].Headers, key)
+				}
+				require.Equal(t, before[i].Headers, back[i].Headers)
+				require.Equal(t, before[i].Body, back[i].Body)
+			}
+			require.Equal(t, slices.Concat(numbered(101, 4), numbered(200, 5)),
+				bodies(y.drain(y.queue, 9)), "the order of the other messages")
+		})
+	}
+}

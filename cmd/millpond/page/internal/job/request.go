@@ -1,0 +1,297 @@
+package job
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// Kind is the kind of an action.
+type Kind string
+
+const (
+	// Replay moves dead letters back to their queue, or to another one.
+	Replay Kind = "replay"
+	// Edit changes one dead letter and replays it; the original is kept.
+	Edit Kind = "edit"
+	// Discard throws dead letters away; each is in a file before.
+	Discard Kind = "discard"
+	// Return moves stranded messages to their queues, or to another one.
+	Return Kind = "return"
+	// Release ends the wait of messages, which go to their queue at once.
+	Release Kind = "release"
+	// Cancel ends the wait of messages, which become dead letters.
+	Cancel Kind = "cancel"
+	// Undo takes letters back that were replayed and have not been consumed. Manager.Undo makes it.
+	Undo Kind = "undo"
+)
+
+var verbs = map[Kind]string{
+	Replay: "Replay", Edit: "Edit and replay", Discard: "Discard", Return: "Return",
+	Release: "Release", Cancel: "Cancel", Undo: "Take back",
+}
+
+// Request is an action as a person asks for it.
+type Request struct {
+	Kind Kind `json:"kind"`
+	// Queue is the queue whose dead letters or waiting messages it is about; for Return it is the
+	// stranded queue.
+	Queue string `json:"queue"`
+	// Filter chooses the messages. An empty filter needs All, and All an empty filter.
+	Filter Filter `json:"filter"`
+	All    bool   `json:"all,omitempty"`
+	// To is the queue that gets them, of Replay, Edit and Return. Default: their own.
+	To string `json:"to,omitempty"`
+	// Rate is the number of messages a second, of Replay and Return. Default: as fast as possible.
+	Rate float64 `json:"rate,omitempty"`
+
+	// Canary, Steps, StopAt, Settle, Watch and MaxReplays are the options of operate.RampOptions.
+	// They go with a Replay to the queue of the letters. Unlike there, a Canary of 0 is none, and a
+	// StopAt of 0 never stops.
+	Canary     int           `json:"canary,omitempty"`
+	Steps      []int         `json:"steps,omitempty"`
+	StopAt     float64       `json:"stop_at,omitempty"`
+	Settle     time.Duration `json:"settle,omitempty"`
+	Watch      time.Duration `json:"watch,omitempty"`
+	MaxReplays int           `json:"max_replays,omitempty"`
+
+	// Change belongs to Edit. It is never written to a file.
+	Change *Change `json:"-"`
+
+	// Of is the action that this one resumes or undoes, and Runs are the runs of the actions that it
+	// resumes: letters that are dead again since are passed over. The Manager sets both.
+	Of   string   `json:"of,omitempty"`
+	Runs []string `json:"runs,omitempty"`
+}
+
+// Change is an edit of one letter.
+type Change struct {
+	// Letter is the Identity of the letter that the person has seen.
+	Letter string
+	// Body is the new payload.
+	Body []byte
+	// Set are headers to set, and Unset headers to remove. Headers that begin with "millpond-" belong
+	// to the library.
+	Set   amqp.Table
+	Unset []string
+}
+
+// Filter chooses messages, as operate.Filter does, and can be written to a file.
+type Filter struct {
+	IDs            []string          `json:"ids,omitempty"`
+	Reason         string            `json:"reason,omitempty"`
+	Error          string            `json:"error,omitempty"`
+	ErrorPattern   string            `json:"error_pattern,omitempty"`
+	Handler        string            `json:"handler,omitempty"`
+	Group          string            `json:"group,omitempty"`
+	Since          time.Time         `json:"since,omitzero"`
+	Until          time.Time         `json:"until,omitzero"`
+	Headers        map[string]string `json:"headers,omitempty"`
+	HeaderPatterns map[string]string `json:"header_patterns,omitempty"`
+	// Payload and PayloadPattern may hold what must not be in a log, so that the words of an action
+	// and the audit log do not quote them. The journal has them for Resume.
+	Payload        string `json:"payload,omitempty"`
+	PayloadPattern string `json:"payload_pattern,omitempty"`
+	// Delay of the wait queue, for Release and Cancel only. They take IDs, Error and Delay alone.
+	Delay time.Duration `json:"delay,omitempty"`
+}
+
+// Empty reports whether the filter chooses every message.
+func (f Filter) Empty() bool { return f.String() == "" }
+
+// String returns the filter in words, such as `with the reason "exhausted"`; "" for an empty one.
+func (f Filter) String() string {
+	var words []string
+	add := func(set bool, format string, args ...any) {
+		if set {
+			words = append(words, fmt.Sprintf(format, args...))
+		}
+	}
+	const shown = 5
+	var ids []string
+	for _, id := range f.IDs[:min(len(f.IDs), shown)] {
+		ids = append(ids, strconv.Quote(id))
+	}
+	more := ""
+	if len(f.IDs) > shown {
+		more = fmt.Sprintf(" and %d more", len(f.IDs)-shown)
+	}
+	add(len(ids) > 0, "with the ID %s%s", strings.Join(ids, ", "), more)
+	add(f.Reason != "", "with the reason %q", f.Reason)
+	add(f.Error != "", "whose error contains %q", f.Error)
+	add(f.ErrorPattern != "", "whose error matches the pattern %q", f.ErrorPattern)
+	add(f.Handler != "", "of the handler %q", f.Handler)
+	add(f.Group != "", "of the cause %q", f.Group)
+	add(!f.Since.IsZero(), "dead since %s", f.Since.UTC().Format(time.RFC3339))
+	add(!f.Until.IsZero(), "dead before %s", f.Until.UTC().Format(time.RFC3339))
+	for _, key := range slices.Sorted(maps.Keys(f.Headers)) {
+		add(true, "whose header %q is %q", key, f.Headers[key])
+	}
+	for _, key := range slices.Sorted(maps.Keys(f.HeaderPatterns)) {
+		add(true, "whose header %q matches the pattern %q", key, f.HeaderPatterns[key])
+	}
+	add(f.Payload != "", "whose payload contains a text of %d bytes", len(f.Payload))
+	add(f.PayloadPattern != "", "whose payload matches a pattern of %d bytes", len(f.PayloadPattern))
+	add(f.Delay > 0, "that wait for %v", f.Delay)
+	return strings.Join(words, ", ")
+}
+
+// filter returns the filter for the library. It passes over letters of these runs.
+func (r *Request) filter() (operate.Filter, error) {
+	f := operate.Filter{
+		IDs: r.Filter.IDs, Reason: header.Reason(r.Filter.Reason), Error: r.Filter.Error,
+		Handler: r.Filter.Handler, Group: r.Filter.Group, Since: r.Filter.Since, Until: r.Filter.Until,
+		Headers: r.Filter.Headers, Payload: r.Filter.Payload,
+	}
+	var problems []error
+	compile := func(what, text string) *regexp.Regexp {
+		if text == "" {
+			return nil
+		}
+		pattern, err := regexp.Compile(text)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%w: the pattern of %s: %w", ErrRequest, what, err))
+		}
+		return pattern
+	}
+	f.ErrorPattern = compile("the error", r.Filter.ErrorPattern)
+	f.PayloadPattern = compile("the payload", r.Filter.PayloadPattern)
+	for key, text := range r.Filter.HeaderPatterns {
+		if f.HeaderPatterns == nil {
+			f.HeaderPatterns = map[string]*regexp.Regexp{}
+		}
+		f.HeaderPatterns[key] = cmp.Or(compile("header "+strconv.Quote(key), text), matchesAll)
+	}
+	if len(r.Runs) > 0 {
+		f.Match = func(l operate.Letter) bool {
+			mark, _ := l.Delivery.Headers[header.Replay].(string)
+			run, _, _ := strings.Cut(mark, ".")
+			return !slices.Contains(r.Runs, run)
+		}
+	}
+	return f, errors.Join(problems...)
+}
+
+var matchesAll = regexp.MustCompile("")
+
+// chooses reports whether a waiting message is meant.
+func (f Filter) chooses(w operate.Waiter) bool {
+	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && strings.Contains(w.Error, f.Error) &&
+		(f.Delay == 0 || f.Delay == w.Delay)
+}
+
+// check returns every problem of a request.
+func (r *Request) check() error {
+	var problems []error
+	refuse := func(is bool, text string) {
+		if is {
+			problems = append(problems, errors.New(text))
+		}
+	}
+	refuse(verbs[r.Kind] == "", fmt.Sprintf("there is no action %q", r.Kind))
+	refuse(r.Queue == "", "name the queue")
+	if r.Kind != Undo {
+		if r.Filter.Empty() && !r.All {
+			problems = append(problems, ErrNoFilter)
+		}
+		refuse(r.All && !r.Filter.Empty(), "choose all messages or give a filter, not both")
+	}
+	waits := r.Kind == Release || r.Kind == Cancel
+	of := Filter{IDs: r.Filter.IDs, Error: r.Filter.Error, Delay: r.Filter.Delay}
+	refuse(waits && of.String() != r.Filter.String(),
+		"messages that wait are chosen by ID, error and delay alone")
+	refuse(!waits && r.Filter.Delay != 0, "only messages that wait are chosen by their delay")
+	refuse(r.To != "" && r.Kind != Replay && r.Kind != Edit && r.Kind != Return,
+		"only a replay, an edit and a return go to another queue")
+	refuse(!(r.Rate >= 0) || math.IsInf(r.Rate, 0), "the rate must be a number from 0 on")
+	refuse(r.Rate > 0 && r.Kind != Replay && r.Kind != Return,
+		"only a replay and a return have a rate")
+	steps := r.Canary != 0 || len(r.Steps) > 0 || r.StopAt != 0 || r.Settle != 0 || r.Watch != 0 ||
+		r.MaxReplays != 0
+	refuse(steps && !r.watched(), "canary, steps, stop-at, settle, watch and the number of replays "+
+		"go with a replay to the queue of the letters")
+	refuse(r.Canary < 0 || r.MaxReplays < 0 || r.Settle < 0 || r.Watch < 0 ||
+		slices.ContainsFunc(r.Steps, func(n int) bool { return n < 1 }),
+		"canary, steps, times and the number of replays cannot be negative")
+	refuse(!(r.StopAt >= 0 && r.StopAt <= 1), "stop-at is a share from 0 to 1")
+	refuse((r.Kind == Edit) != (r.Change != nil), "an edit, and no other action, needs a change")
+	if r.Change != nil {
+		for _, key := range slices.Concat(r.Change.Unset, slices.Collect(maps.Keys(r.Change.Set))) {
+			refuse(key == "" || len(key) > 255, "the name of a header has 1 to 255 bytes")
+			refuse(strings.HasPrefix(key, "millpond-") || strings.HasPrefix(key, "x-death"),
+				fmt.Sprintf("the header %q belongs to the library or to the broker", key))
+		}
+		refuse(len(r.Filter.IDs) != 1 || r.Change.Letter == "", "an edit names one letter by its ID")
+	}
+	if _, err := r.filter(); err != nil {
+		problems = append(problems, err)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrRequest, errors.Join(problems...))
+}
+
+// watched reports whether the letters of the action are watched after they were moved.
+func (r *Request) watched() bool {
+	return r.Kind == Replay && (r.To == "" || r.To == r.Queue)
+}
+
+// words describes an action, with its count and its filter.
+func (r *Request) words(n int, dead string) string {
+	one, many := "dead letter", "dead letters"
+	switch r.Kind {
+	case Return:
+		one, many = "stranded message", "stranded messages"
+	case Release, Cancel:
+		one, many = "waiting message", "waiting messages"
+	case Undo:
+		one, many = "replayed letter", "replayed letters"
+	}
+	chosen := "all that are there"
+	if f := r.Filter.String(); f != "" {
+		chosen = f
+	}
+	if r.Kind == Undo {
+		chosen = "of the action " + r.Of + " that no handler has had"
+	}
+	if n == 1 {
+		many = one
+	}
+	text := fmt.Sprintf("%s %d %s of queue %q, %s", verbs[r.Kind], n, many, r.Queue, chosen)
+	switch {
+	case r.Kind == Undo:
+		text += fmt.Sprintf("; they go back to queue %q", dead)
+	case r.To != "":
+		text += fmt.Sprintf("; they go to queue %q", r.To)
+	case r.Kind == Discard:
+		text += "; each is written to a file first"
+	case r.Kind == Cancel:
+		text += "; they become dead letters"
+	}
+	if r.Rate > 0 {
+		text += fmt.Sprintf("; %v a second", r.Rate)
+	}
+	if r.Canary > 0 {
+		text += fmt.Sprintf("; the first %d are watched before the others go", r.Canary)
+	}
+	for i, n := range r.Steps {
+		text += fmt.Sprintf("%s %d", cmp.Or(map[bool]string{true: "; in steps of"}[i == 0], ","), n)
+	}
+	if r.StopAt > 0 {
+		text += fmt.Sprintf("; stop when more than %g %% are dead again", 100*r.StopAt)
+	}
+	return text
+}

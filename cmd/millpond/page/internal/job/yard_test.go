@@ -1,0 +1,246 @@
+package job_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func TestMain(m *testing.M) {
+	if words := os.Getenv(mortalServer); words != "" {
+		beServer(strings.Split(words, "|"))
+	}
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
+
+// yard is a queue with its plan on the broker, and a Manager.
+type yard struct {
+	*job.Manager
+	t           testing.TB
+	url         string
+	queue, dead string
+	folder      string
+	strategy    topology.PerQueue
+	plan        topology.Plan
+	operator    *operate.Operator
+	ch          *amqp.Channel
+}
+
+func newYard(t testing.TB, kind topology.QueueType) *yard {
+	t.Helper()
+	y := &yard{
+		t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), folder: t.TempDir(),
+		strategy: topology.PerQueue{Type: kind},
+	}
+	y.ch = testbroker.Channel(t, y.url)
+	require.NoError(t, y.ch.Confirm(false))
+	y.operator = rig.OpenOperator(t, y.url, operate.WithoutPolicyCheck())
+	args := amqp.Table{"x-queue-type": cmp.Or(string(kind), "quorum")}
+	if kind != topology.Classic {
+		args["x-delivery-limit"] = int64(1 << 30)
+	}
+	rig.DeclareQueue(t, y.url, y.queue, args)
+	y.plan = rig.PlanFor(t, y.queue, y.strategy, backoff.List{time.Second, time.Hour})
+	testbroker.Delete(t, rig.QueueNames(y.plan)...)
+	require.NoError(t, y.operator.Declare(t.Context(), y.plan))
+	y.dead = y.plan.Dead.RoutingKey
+	testbroker.Delete(t, y.dead+".originals")
+	y.open()
+	return y
+}
+
+// planOf knows the plan of the yard's queue.
+func (y *yard) planOf(_ context.Context, queue string) (topology.Plan, error) {
+	if queue != y.queue {
+		return topology.Plan{}, fmt.Errorf("no queue %q", queue)
+	}
+	return y.plan, nil
+}
+
+func (y *yard) connected(context.Context) (*operate.Operator, error) { return y.operator, nil }
+
+// open opens the Manager, as a server does when it starts.
+func (y *yard) open() {
+	y.t.Helper()
+	m, err := job.Open(job.Options{Operator: y.connected, Plan: y.planOf, Folder: y.folder})
+	require.NoError(y.t, err)
+	y.Manager = m
+	y.t.Cleanup(func() { require.NoError(y.t, m.Close()) })
+}
+
+// publish publishes confirmed to a queue.
+func (y *yard) publish(queue string, messages ...amqp.Publishing) {
+	y.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
+	defer cancel()
+	var confirms []*amqp.DeferredConfirmation
+	for _, m := range messages {
+		m.DeliveryMode = amqp.Persistent
+		confirm, err := y.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, m)
+		require.NoError(y.t, err)
+		confirms = append(confirms, confirm)
+	}
+	for _, confirm := range confirms {
+		ok, err := confirm.WaitContext(ctx)
+		require.NoError(y.t, err)
+		require.True(y.t, ok)
+	}
+}
+
+const refused = "connection refused"
+
+// letter is dead letter i with an error.
+func (y *yard) letter(i int, text string) amqp.Publishing {
+	state := header.RetryState{
+		Failures: 3, Reason: header.ReasonExhausted, Error: text, Class: header.ClassRetryable,
+		Handler: "ship", DeadAt: time.Date(2026, 3, 1, 12, 0, i%60, 0, time.UTC),
+		OriginRoutingKey: y.queue,
+	}
+	m := amqp.Publishing{
+		MessageId: fmt.Sprint("order-", i), Body: fmt.Appendf(nil, "body %d", i),
+		Headers: amqp.Table{"tenant": int32(i % 3)},
+	}
+	for key, value := range state.DeadHeaders(y.queue) {
+		m.Headers[key] = value
+	}
+	return m
+}
+
+// die publishes dead letters from number from on.
+func (y *yard) die(from, n int, text string) {
+	y.t.Helper()
+	var letters []amqp.Publishing
+	for i := range n {
+		letters = append(letters, y.letter(from+i, text))
+	}
+	y.publish(y.dead, letters...)
+}
+
+// drain takes all messages out of a queue; n is how many there must be.
+func (y *yard) drain(queue string, n int) []amqp.Delivery {
+	y.t.Helper()
+	var taken []amqp.Delivery
+	rig.WaitFor(y.t, fmt.Sprintf("%d messages in %s", n, queue), func() bool {
+		for {
+			d, ok, err := y.ch.Get(queue, true)
+			require.NoError(y.t, err)
+			if !ok {
+				return len(taken) >= n
+			}
+			taken = append(taken, d)
+		}
+	})
+	require.Len(y.t, taken, n)
+	return taken
+}
+
+func bodies(deliveries []amqp.Delivery) []string {
+	var list []string
+	for _, d := range deliveries {
+		list = append(list, string(d.Body))
+	}
+	return list
+}
+
+// numbered are the bodies of letters from number from on.
+func numbered(from, n int) []string {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprint("body ", from+i))
+	}
+	return list
+}
+
+func (y *yard) depth(queue string, n int) {
+	y.t.Helper()
+	rig.AwaitDepth(y.t, y.url, queue, n)
+}
+
+// consume takes the messages of the queue as a service does, and sends their bodies.
+func (y *yard) consume() (bodies chan string, end func()) {
+	y.t.Helper()
+	ch := testbroker.Channel(y.t, y.url)
+	deliveries, err := ch.Consume(y.queue, "service", false, false, false, false, nil)
+	require.NoError(y.t, err)
+	bodies = make(chan string, 10_000)
+	go func() {
+		for d := range deliveries {
+			_ = d.Ack(false)
+			bodies <- string(d.Body)
+		}
+	}()
+	return bodies, func() { require.NoError(y.t, ch.Cancel("service", false)) }
+}
+
+// rehearse rehearses for alice.
+func (y *yard) rehearse(r job.Request) job.Rehearsal {
+	y.t.Helper()
+	r.Queue = cmp.Or(r.Queue, y.queue)
+	h, err := y.Rehearse(y.t.Context(), "alice", r)
+	require.NoError(y.t, err)
+	return h
+}
+
+// confirm starts a rehearsed action.
+func (y *yard) confirm(h job.Rehearsal) job.Action {
+	y.t.Helper()
+	a, err := y.Start("alice", h.ID, h.Digest)
+	require.NoError(y.t, err)
+	return a
+}
+
+// act rehearses, confirms and awaits the end.
+func (y *yard) act(r job.Request) job.Action {
+	y.t.Helper()
+	return y.ended(y.confirm(y.rehearse(r)).ID)
+}
+
+// ended awaits the end of an action.
+func (y *yard) ended(id string) job.Action {
+	y.t.Helper()
+	return y.await(id, "its end", func(a job.Action) bool { return !a.Active() })
+}
+
+func (y *yard) await(id, what string, is func(job.Action) bool) job.Action {
+	y.t.Helper()
+	var a job.Action
+	rig.WaitFor(y.t, "action "+id+": "+what, func() bool {
+		var err error
+		a, err = y.Action(id)
+		require.NoError(y.t, err)
+		return is(a)
+	})
+	return a
+}
+
+// quick is a replay that is watched for a short time.
+func quick(f job.Filter) job.Request {
+	return job.Request{
+		Kind: job.Replay, Filter: f, All: f.Empty(), Settle: 300 * time.Millisecond, Watch: time.Second,
+	}
+}
+
+// drainAll takes all messages out of a queue that has n or more.
+func (y *yard) drainAll(queue string, n int) []amqp.Delivery {
+	y.t.Helper()
+	rig.WaitFor(y.t, "all messages in "+queue, func() bool {
+		return testbroker.Depth(y.t, y.url, queue) >= n
+	})
+	return y.drain(queue, testbroker.Depth(y.t, y.url, queue))
+}

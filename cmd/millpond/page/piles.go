@@ -1,0 +1,274 @@
+package page
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// The bounds of the memory for letters, over all looks.
+const (
+	// maxStubs letters are counted, in groups and over time.
+	maxStubs = 1 << 20
+	// maxDetails letters are in lists.
+	maxDetails = 100_000
+	// maxContents bytes of headers and payloads are kept, of each letter at most maxBody.
+	maxContents = 16 << 20
+	maxBody     = 64 << 10
+	// maxError bytes of an error are in lists; filters see no more.
+	maxError = 200
+	// maxCauses causes are told apart in one look.
+	maxCauses = 1000
+	// maxPiles looks are kept.
+	maxPiles = 500
+)
+
+// pile is the result of a look at a dead-letter queue. It is not changed once the look has ended.
+type pile struct {
+	queue string // the dead-letter queue
+	key   string // the filter of the look
+	at    time.Time
+	took  time.Duration
+	// total counts the letters that the look has chosen, also letters that are not kept.
+	total    int
+	stubs    []stub
+	details  []detail
+	contents map[int]operate.Letter // by position
+	bytes    int
+	causes   map[string]*cause
+	origins  map[origin]*origin
+}
+
+// stub is a letter as groups need it.
+type stub struct {
+	dead     int64 // in milliseconds; 0 if it is not known
+	position int32
+	detail   int32 // an index; -1 if its details are not kept
+	cause    *cause
+	from     *origin
+}
+
+// cause is a fingerprint.
+type cause struct{ id, text string }
+
+// origin is shared by the letters that have the same.
+type origin struct{ queue, handler, reason string }
+
+// detail is a letter in a list.
+type detail struct {
+	id, err           string
+	attempts, replays int32
+	size              int32
+}
+
+// add adds a letter of a look. room says how many details and bytes may still be kept.
+func (p *pile) add(l operate.Letter, room *room) {
+	p.total++
+	if room.stubs <= 0 {
+		return
+	}
+	room.stubs--
+	s := stub{position: int32(l.Position), detail: -1, cause: p.causeOf(l), from: p.originOf(l)}
+	if !l.DeadAt.IsZero() {
+		s.dead = l.DeadAt.UnixMilli()
+	}
+	if room.details > 0 {
+		room.details--
+		s.detail = int32(len(p.details))
+		p.details = append(p.details, detail{
+			id: strings.Clone(l.ID), err: strings.Clone(cutBytes(l.Error, maxError)),
+			attempts: int32(l.Attempts), replays: int32(l.Replays), size: int32(len(l.Delivery.Body)),
+		})
+		if n := weigh(l); n <= room.bytes {
+			room.bytes -= n
+			p.bytes += n
+			p.contents[l.Position] = light(l)
+		}
+	}
+	p.stubs = append(p.stubs, s)
+}
+
+func (p *pile) causeOf(l operate.Letter) *cause {
+	id, text := operate.Fingerprint(l)
+	if p.causes[id] == nil && len(p.causes) >= maxCauses {
+		id, text = "", "(others)"
+	}
+	c := p.causes[id]
+	if c == nil {
+		c = &cause{id, strings.Clone(text)}
+		p.causes[id] = c
+	}
+	return c
+}
+
+func (p *pile) originOf(l operate.Letter) *origin {
+	o := origin{cutBytes(l.Queue, 255), cutBytes(l.Handler, 255), cutBytes(string(l.Reason), 255)}
+	if found := p.origins[o]; found != nil {
+		return found
+	}
+	if len(p.origins) >= maxCauses {
+		o = origin{"(others)", "(others)", ""}
+		if found := p.origins[o]; found != nil {
+			return found
+		}
+	}
+	kept := &origin{strings.Clone(o.queue), strings.Clone(o.handler), strings.Clone(o.reason)}
+	p.origins[*kept] = kept
+	return kept
+}
+
+// cutBytes cuts a text, and no character in two.
+func cutBytes(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most-3], "") + "…"
+}
+
+// weigh returns about how many bytes of memory a letter takes once light.
+func weigh(l operate.Letter) int {
+	n := 1024 + min(len(l.Delivery.Body), maxBody)
+	for key, value := range l.Delivery.Headers {
+		n += 128 + len(key) + 2*len(operate.HeaderText(value))
+	}
+	for _, e := range l.History {
+		n += 256 + len(e.Error)
+	}
+	return n
+}
+
+// light returns a letter with the beginning of a long payload. Its size is in the detail.
+func light(l operate.Letter) operate.Letter {
+	l.Delivery.Body = slices.Clone(l.Delivery.Body[:min(len(l.Delivery.Body), maxBody)])
+	return l
+}
+
+// room is the memory that is left.
+type room struct{ stubs, details, bytes int }
+
+// letterStore keeps the results of looks, within its bounds. The oldest give way.
+type letterStore struct {
+	mu     sync.Mutex
+	piles  []*pile // the oldest first
+	single []kept
+}
+
+// kept is a letter that was looked at alone.
+type kept struct {
+	queue  string
+	letter operate.Letter
+	at     time.Time
+	size   int
+}
+
+// maxSingle is how many letters are kept that were looked at alone.
+const maxSingle = 16
+
+// begin forgets the last look with the same key and makes room for another.
+func (s *letterStore) begin(queue, key string) (*pile, *room) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.piles = slices.DeleteFunc(s.piles, func(p *pile) bool {
+		return p.queue == queue && p.key == key
+	})
+	p := &pile{
+		queue: queue, key: key, contents: map[int]operate.Letter{}, causes: map[string]*cause{},
+		origins: map[origin]*origin{},
+	}
+	return p, &room{maxStubs, maxDetails, maxContents}
+}
+
+// end keeps a look. It drops the oldest others until all fit into the bounds.
+func (s *letterStore) end(p *pile) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := room{maxStubs - len(p.stubs), maxDetails - len(p.details), maxContents - p.bytes}
+	first := len(s.piles)
+	for first > 0 && len(s.piles)-first < maxPiles {
+		o := s.piles[first-1]
+		left.stubs -= len(o.stubs)
+		left.details -= len(o.details)
+		left.bytes -= o.bytes
+		if left.stubs < 0 || left.details < 0 || left.bytes < 0 {
+			break
+		}
+		first--
+	}
+	s.piles = append(slices.Clone(s.piles[first:]), p)
+}
+
+// find returns the newest look at a queue with one of the keys.
+func (s *letterStore) find(queue string, keys ...string) *pile {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range slices.Backward(s.piles) {
+		if p.queue == queue && slices.Contains(keys, p.key) {
+			return p
+		}
+	}
+	return nil
+}
+
+// letter returns a letter with its payload, which may be cut, if it is kept.
+func (s *letterStore) letter(queue, id string, position int) (kept, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, k := range slices.Backward(s.single) {
+		if k.queue == queue && k.letter.ID == id && k.letter.Position == position {
+			return k, true
+		}
+	}
+	for _, p := range slices.Backward(s.piles) {
+		if p.queue != queue {
+			continue
+		}
+		if l, ok := p.contents[position]; ok && l.ID == id {
+			i := slices.IndexFunc(p.stubs, func(s stub) bool { return int(s.position) == position })
+			return kept{queue, l, p.at, int(p.details[p.stubs[i].detail].size)}, true
+		}
+	}
+	return kept{}, false
+}
+
+// keep keeps a letter that was looked at alone.
+func (s *letterStore) keep(queue string, l operate.Letter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.single) >= maxSingle {
+		s.single = slices.Clone(s.single[1:])
+	}
+	s.single = append(s.single, kept{queue, light(l), time.Now(), len(l.Delivery.Body)})
+}
+
+// chosen returns the letters of a look that meet the filter, by position. left counts the letters
+// that may meet it and whose details are not kept.
+func (p *pile) chosen(f operate.Filter) (found []stub, left int) {
+	ids, text := len(f.IDs) > 0, f.Error != "" || f.ErrorPattern != nil
+	for _, s := range p.stubs {
+		switch {
+		case f.Reason != "" && f.Reason != header.Reason(s.from.reason),
+			f.Handler != "" && f.Handler != s.from.handler,
+			f.Group != "" && f.Group != s.cause.id,
+			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
+			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
+			continue
+		}
+		if s.detail < 0 {
+			if left++; ids || text {
+				continue
+			}
+		} else {
+			d := p.details[s.detail]
+			if ids && !slices.Contains(f.IDs, d.id) || !strings.Contains(d.err, f.Error) ||
+				f.ErrorPattern != nil && !f.ErrorPattern.MatchString(d.err) {
+				continue
+			}
+		}
+		found = append(found, s)
+	}
+	return found, left + p.total - len(p.stubs)
+}

@@ -1,0 +1,192 @@
+package page
+
+import (
+	"fmt"
+	"html/template"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// visible writes the characters that change how a text looks, or that have no look, as text: a
+// reader sees ␛ and ⟨U+202E⟩ in place of an escape and of an override of the direction. Bytes that
+// are not UTF-8 are shown as ⟨xff⟩. Line ends and tabs stay if lines is set.
+func visible(text string, lines bool) string {
+	var out strings.Builder
+	for i, r := range text {
+		switch {
+		case r == utf8.RuneError && !strings.HasPrefix(text[i:], "\uFFFD"):
+			fmt.Fprintf(&out, "⟨x%02x⟩", text[i])
+		case lines && (r == '\n' || r == '\t'):
+			out.WriteRune(r)
+		case r < ' ':
+			out.WriteRune('␀' + r)
+		case r == 0x7f:
+			out.WriteRune('␡')
+		case isBlank(r):
+			fmt.Fprintf(&out, "⟨U+%04X⟩", r)
+		case r == narrowSpace:
+			out.WriteRune(r)
+		case unicode.IsPrint(r) && !unicode.Is(unicode.M, r) || isMark(r, out.Len()):
+			out.WriteRune(r)
+		default:
+			fmt.Fprintf(&out, "⟨U+%04X⟩", r)
+		}
+	}
+	return out.String()
+}
+
+// narrowSpace stands between thousands. A reader sees it as a space.
+const narrowSpace = '\u202f'
+
+// isBlank reports whether a character that counts as a letter or a sign has no look.
+func isBlank(r rune) bool {
+	const brailleBlank = 0x2800
+	return unicode.Is(unicode.Other_Default_Ignorable_Code_Point, r) || r == brailleBlank
+}
+
+// isMark reports whether a mark may join the character before it. Variation selectors and marks at
+// the beginning of a text are shown as their numbers.
+func isMark(r rune, before int) bool {
+	return before > 0 && unicode.Is(unicode.M, r) && !unicode.Is(unicode.Variation_Selector, r)
+}
+
+// oneLine is visible text of at most n characters. It looks at no more bytes than that needs.
+func oneLine(n int, text string) string {
+	cut := len(text) > n*utf8.UTFMax
+	if cut {
+		text = text[:n*utf8.UTFMax]
+		for i := 0; i < utf8.UTFMax && !utf8.ValidString(text[len(text)-1:]); i++ {
+			text = text[:len(text)-1]
+		}
+	}
+	shown := visible(text, false)
+	if utf8.RuneCountInString(shown) > n {
+		shown, cut = string([]rune(shown)[:n-1]), true
+	}
+	if cut {
+		shown += "…"
+	}
+	return shown
+}
+
+// utc is a time in UTC. The script adds the reader's zone.
+func utc(t time.Time) template.HTML {
+	if t.IsZero() {
+		return "–"
+	}
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" data-at="%d">%s</time>`,
+		t.UTC().Format(time.RFC3339), t.UnixMilli(), t.UTC().Format("2006-01-02 15:04:05Z")))
+}
+
+// ago is a time as the distance to now, which the script keeps right.
+func ago(now, t time.Time) template.HTML {
+	if t.IsZero() {
+		return "–"
+	}
+	return template.HTML(fmt.Sprintf(
+		`<time class="ago" datetime="%s" data-ago="%d">%s ago</time>`,
+		t.UTC().Format(time.RFC3339), t.UnixMilli(), about(now.Sub(t))))
+}
+
+// about is a duration with one or two units, such as 5 s, 3 min or 2 h 10 min.
+func about(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%g s", float64(d.Round(100*time.Millisecond))/float64(time.Second))
+	case d < time.Hour:
+		return twoUnits(d, time.Minute, "min", time.Second, "s")
+	case d < 24*time.Hour:
+		return twoUnits(d, time.Hour, "h", time.Minute, "min")
+	}
+	return twoUnits(d, 24*time.Hour, "d", time.Hour, "h")
+}
+
+func twoUnits(d, large time.Duration, name string, small time.Duration, smallName string) string {
+	text := fmt.Sprintf("%d %s", d/large, name)
+	if rest := d % large / small; rest > 0 {
+		text += fmt.Sprintf(" %d %s", rest, smallName)
+	}
+	return text
+}
+
+// number is a count with narrow spaces between thousands. An unknown one is a question mark.
+func number(c operate.Count) string {
+	if !c.Known() {
+		return "?"
+	}
+	return digits(c.N)
+}
+
+func digits(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "\u202f" + text[i:]
+	}
+	return text
+}
+
+// plural is a number of things.
+func plural(n int, one string) string {
+	if n != 1 {
+		one += "s"
+	}
+	return digits(n) + " " + one
+}
+
+// functions are the functions of the templates.
+func functions(base string) template.FuncMap {
+	return template.FuncMap{
+		"base":    func() string { return base },
+		"line":    oneLine,
+		"visible": func(text string) string { return visible(text, true) },
+		"utc":     utc,
+		"ago":     ago,
+		"about":   about,
+		"number":  number,
+		"digits":  digits,
+		"plural":  plural,
+		"rate":    rateText,
+		"entry":   entryOf,
+		"add":     func(a, b int) int { return a + b },
+		"section": sectionOf,
+	}
+}
+
+// rateText is a rate in messages a second.
+func rateText(r *float64) string {
+	switch {
+	case r == nil:
+		return "–"
+	case *r > 0 && *r < 0.05:
+		return "<0.1"
+	case *r < 100:
+		return strconv.FormatFloat(*r, 'f', 1, 64)
+	}
+	return digits(int(*r + 0.5))
+}
+
+// entry is an entry of the navigation.
+type entry struct {
+	Path, Name string
+	Here       bool
+}
+
+func entryOf(v view, nav, path, name string) entry { return entry{path, name, v.Nav == nav} }
+
+// section is a list of findings.
+type section struct {
+	ID, Title, Class string
+	Rows             []findingRow
+}
+
+func sectionOf(id, title, class string, rows []findingRow) section {
+	return section{id, title, class, rows}
+}

@@ -1,0 +1,116 @@
+package page
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTextIsVisible(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain":                     "plain",
+		"Grüße, 世界 🎉":               "Grüße, 世界 🎉",
+		"\x1b[2J\x1b]0;x\x07":       "␛[2J␛]0;x␇",
+		"abc\u202Edef\u2066":        "abc⟨U+202E⟩def⟨U+2066⟩",
+		"zero\u200bwidth\ufeff":     "zero⟨U+200B⟩width⟨U+FEFF⟩",
+		"\xff\xfe":                  "⟨xff⟩⟨xfe⟩",
+		"a\u0301":                   "a\u0301",
+		"\u0301a":                   "⟨U+0301⟩a",
+		"tag\U000E0041":             "tag⟨U+E0041⟩",
+		"line\nend\ttab\r":          "line␊end␉tab␍",
+		"a\u00a0b\u2028c\u3164\x7f": "a⟨U+00A0⟩b⟨U+2028⟩c⟨U+3164⟩␡",
+		"\uFFFD":                    "\uFFFD",
+	} {
+		require.Equal(t, want, visible(text, false), "%q", text)
+	}
+	require.Equal(t, "a\n\tb␍", visible("a\n\tb\r", true))
+}
+
+func TestLinesAreCut(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "abc", oneLine(3, "abc"))
+	require.Equal(t, "ab…", oneLine(3, "abcd"))
+	require.Equal(t, "世…", oneLine(2, "世界人"))
+	huge := oneLine(10, strings.Repeat("\x1b", 10<<20))
+	require.Equal(t, strings.Repeat("␛", 9)+"…", huge)
+}
+
+func TestMasksHideValues(t *testing.T) {
+	t.Parallel()
+	const body = `{"card":{"number":"4111","Holder":"Ada"},"items":[{"pin":1,"n":2},{"pin":3}],` +
+		`"deep":{"a":{"pin":[9]}},"e-mail":"a@b","n":12345678901234567890,"n":1.50}`
+	for _, c := range []struct {
+		masks []string
+		want  string
+	}{
+		{[]string{"$.card.number"}, `{"card":{"number":"(masked)","Holder":"Ada"},` +
+			`"items":[{"pin":1,"n":2},{"pin":3}],` +
+			`"deep":{"a":{"pin":[9]}},"e-mail":"a@b","n":12345678901234567890,"n":1.50}`},
+		{[]string{"$.card", "$..pin", "$['e-mail']"}, `{"card":"(masked)",` +
+			`"items":[{"pin":"(masked)","n":2},{"pin":"(masked)"}],` +
+			`"deep":{"a":{"pin":"(masked)"}},"e-mail":"(masked)",` +
+			`"n":12345678901234567890,"n":1.50}`},
+		{[]string{"$.items[1]", "$.card.*", "$.n", "$.deep..*"}, `{"card":{"number":"(masked)",` +
+			`"Holder":"(masked)"},"items":[{"pin":1,"n":2},"(masked)"],"deep":{"a":"(masked)"},` +
+			`"e-mail":"a@b","n":"(masked)","n":"(masked)"}`},
+		{[]string{"$.CARD.holder"}, `{"card":{"number":"4111","Holder":"(masked)"},` +
+			`"items":[{"pin":1,"n":2},{"pin":3}],` +
+			`"deep":{"a":{"pin":[9]}},"e-mail":"a@b","n":12345678901234567890,"n":1.50}`},
+	} {
+		var masks []mask
+		for _, text := range c.masks {
+			m, err := parseMask(text)
+			require.NoError(t, err)
+			masks = append(masks, m)
+		}
+		got, err := rewrite([]byte(body), masks, "", maxPretty)
+		require.NoError(t, err)
+		require.Equal(t, c.want, string(got), c.masks)
+	}
+	for _, text := range []string{"", "$", "card", "$.a b", "$.a[", "$.a[?(@.b)]", "$.", "$.."} {
+		_, err := parseMask(text)
+		require.Error(t, err, text)
+	}
+	for _, body := range []string{"", "{", `{"a":1}x`, "\xff", `[1,]`, strings.Repeat("[", 1000)} {
+		_, err := rewrite([]byte(body), nil, "  ", maxPretty)
+		require.Error(t, err, body)
+	}
+}
+
+func TestPayloadsAreShown(t *testing.T) {
+	t.Parallel()
+	plain := &Handler{}
+	m, _ := parseMask("$.pin")
+	masking := &Handler{masks: []mask{m}}
+	long := []byte(strings.Repeat("x", maxBody))
+	for _, c := range []struct {
+		h    *Handler
+		body []byte
+		size int
+		hex  bool
+		want payload
+	}{
+		{plain, []byte(`{"a":1}`), 7, false, payload{Form: "JSON", Text: "{\n  \"a\": 1\n}", Size: 7}},
+		{plain, []byte("a longer text\x1b"), 14, false, payload{
+			Form: "text", Text: "a longer text␛", Size: 14,
+		}},
+		{plain, []byte("\x00\x01"), 2, false, payload{
+			Form: "bytes", Text: "00000000  00 01                                             |..|", Size: 2,
+		}},
+		{plain, []byte("a"), 1, true, payload{
+			Form: "bytes", Text: "00000000  61                                                |a|", Size: 1,
+		}},
+		{plain, long, 10 << 20, false, payload{
+			Form: "text", Text: strings.Repeat("x", shownBytes), Size: 10 << 20, Cut: 10<<20 - shownBytes,
+		}},
+		{masking, []byte(`{"pin":1}`), 9, true, payload{
+			Form: "JSON", Text: "{\n  \"pin\": \"(masked)\"\n}", Size: 9, Masked: true,
+		}},
+		{masking, []byte("pin 1"), 5, false, payload{Size: 5, Masked: true, Hidden: true}},
+		{masking, long, 10 << 20, true, payload{Size: 10 << 20, Masked: true, Hidden: true}},
+	} {
+		require.Equal(t, c.want, c.h.payloadOf(c.body, c.size, c.hex))
+	}
+}

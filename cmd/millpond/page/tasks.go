@@ -1,0 +1,160 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// task is a look that a person has asked for. It goes on if the page is closed, and pages that ask
+// for the same while it runs wait for it together.
+type task struct {
+	name string // of the live part that shows its progress
+	done chan struct{}
+
+	mu    sync.Mutex
+	note  string
+	shown time.Time
+	// The result, once done is closed.
+	Value any
+	Err   error
+	At    time.Time
+}
+
+// Running reports whether the look has not ended.
+func (t *task) Running() bool {
+	select {
+	case <-t.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Name is the name of the live part.
+func (t *task) Name() string { return t.name }
+
+// Note says how far the look is.
+func (t *task) Note() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.note
+}
+
+// tasks are the last looks by their keys.
+type tasks struct {
+	mu    sync.Mutex
+	all   map[string]*task
+	order []string
+	under sync.WaitGroup
+	// one is held by a look at messages, because two looks at one queue see different messages.
+	one chan struct{}
+}
+
+// maxTasks is how many results are kept, and taskWait how long a page waits for a look before it
+// shows that it runs.
+const (
+	maxTasks = 100
+	taskWait = 1500 * time.Millisecond
+	// taskEnd bounds a look; operate.Operator ends it after 15 minutes.
+	taskEnd = 20 * time.Minute
+)
+
+func newTasks() *tasks { return &tasks{all: map[string]*task{}, one: make(chan struct{}, 1)} }
+
+// begin begins a look, unless one with the same key is under way.
+func (h *Handler) begin(
+	key string, f func(ctx context.Context, note func(string)) (any, error),
+) *task {
+	h.tasks.mu.Lock()
+	defer h.tasks.mu.Unlock()
+	t := h.tasks.all[key]
+	if t == nil || !t.Running() {
+		sum := sha256.Sum256([]byte(key))
+		t = &task{name: "look-" + hex.EncodeToString(sum[:6]), done: make(chan struct{}), note: "waiting"}
+		h.tasks.put(key, t)
+		h.tasks.under.Go(func() { h.runTask(t, f) })
+	}
+	return t
+}
+
+// await waits for looks to end, at most taskWait.
+func await(ctx context.Context, all []*task) {
+	ctx, cancel := context.WithTimeout(ctx, taskWait)
+	defer cancel()
+	for _, t := range all {
+		select {
+		case <-t.done:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// put keeps a task. t.mu is held. The oldest that has ended gives way.
+func (t *tasks) put(key string, new *task) {
+	if _, known := t.all[key]; !known {
+		t.order = append(t.order, key)
+	}
+	t.all[key] = new
+	for i := 0; len(t.order) > maxTasks && i < len(t.order); i++ {
+		if oldest := t.order[i]; !t.all[oldest].Running() {
+			delete(t.all, oldest)
+			t.order = append(t.order[:i:i], t.order[i+1:]...)
+			i--
+		}
+	}
+}
+
+// last returns the last look with a key; nil if there was none.
+func (t *tasks) last(key string) *task {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.all[key]
+}
+
+func (h *Handler) runTask(t *task, f func(context.Context, func(string)) (any, error)) {
+	defer func() {
+		t.At = time.Now()
+		close(t.done)
+		h.showTask(t)
+		time.AfterFunc(time.Minute, func() { h.hub.drop(t.name) })
+	}()
+	ctx, cancel := context.WithTimeout(h.ctx, taskEnd)
+	defer cancel()
+	select {
+	case h.tasks.one <- struct{}{}:
+		defer func() { <-h.tasks.one }()
+	case <-ctx.Done():
+		t.Err = ctx.Err()
+		return
+	}
+	note := func(text string) {
+		t.mu.Lock()
+		fresh := time.Since(t.shown) > time.Second/2
+		if t.note = text; fresh {
+			t.shown = time.Now()
+		}
+		t.mu.Unlock()
+		if fresh {
+			h.showTask(t)
+		}
+	}
+	note("connecting")
+	t.Value, t.Err = f(ctx, note)
+}
+
+// showTask sends the progress to all pages that show it.
+func (h *Handler) showTask(t *task) {
+	var part bytes.Buffer
+	if err := h.pages.ExecuteTemplate(&part, "task-part", t); err == nil {
+		h.hub.send(t.name, part.Bytes())
+	}
+}
+
+// counted is the progress of a look at messages.
+func counted(n int, one string) string { return fmt.Sprintf("%s so far", plural(n, one)) }

@@ -1,0 +1,236 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+// sight is the result of a look at the management API. It is not changed afterwards.
+type sight struct {
+	Vhost discover.Vhost
+	// Rates are the rates of the main queues; RatesErr says why they are not known.
+	Rates    map[string]management.Rates
+	RatesErr error
+	// At is when the look ended; zero if none has succeeded yet.
+	At time.Time
+	// Err and Tried are the error and the time of a later look that failed.
+	Err   error
+	Tried time.Time
+}
+
+// lookLimit bounds a look, and patience how long a page waits for one if it can show an older one.
+const (
+	lookLimit = time.Minute
+	patience  = 2 * time.Second
+)
+
+// watcher looks at the management API while pages are open. All pages read its last sight.
+type watcher struct {
+	ctx      context.Context
+	interval time.Duration
+	look     func(context.Context) (*sight, error)
+	seen     func(*sight) // called after each look
+	under    sync.WaitGroup
+
+	mu      sync.Mutex
+	last    *sight
+	next    time.Time     // no look before it
+	running chan struct{} // closed when the look under way ends; nil if there is none
+}
+
+func newWatcher(
+	ctx context.Context, interval time.Duration, look func(context.Context) (*sight, error),
+	seen func(*sight),
+) *watcher {
+	return &watcher{ctx: ctx, interval: interval, look: look, seen: seen, last: new(sight)}
+}
+
+// sight returns the last sight. If that is old, a look begins; the sight is waited for, but not for
+// long if there is an older one.
+func (w *watcher) sight(ctx context.Context) *sight {
+	w.mu.Lock()
+	w.begin()
+	running, older := w.running, !w.last.At.IsZero()
+	w.mu.Unlock()
+	if running != nil {
+		if older {
+			limited, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			ctx = limited
+		}
+		select {
+		case <-running:
+		case <-ctx.Done():
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last
+}
+
+// begin begins a look unless one is under way or the last one is young. w.mu is held.
+func (w *watcher) begin() {
+	if w.running != nil || time.Now().Before(w.next) || w.ctx.Err() != nil {
+		return
+	}
+	done := make(chan struct{})
+	w.running = done
+	w.under.Go(func() {
+		defer close(done)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(w.ctx, lookLimit)
+		defer cancel()
+		found, err := w.look(ctx)
+		now := time.Now()
+		w.mu.Lock()
+		if err != nil {
+			old := *w.last
+			found = &old
+			found.Err, found.Tried = err, now
+		} else {
+			found.At = now
+		}
+		// A look at a large vhost takes long: the broker rests for longer.
+		w.last, w.running, w.next = found, nil, now.Add(max(w.interval, 4*now.Sub(began)))
+		w.mu.Unlock()
+		w.seen(found)
+	})
+}
+
+// watch looks again and again until the context ends. All streams together look as often as one.
+func (w *watcher) watch(ctx context.Context) {
+	for ctx.Err() == nil && w.ctx.Err() == nil {
+		w.mu.Lock()
+		w.begin()
+		running, next := w.running, w.next
+		w.mu.Unlock()
+		timer := time.NewTimer(max(time.Until(next), 10*time.Millisecond))
+		select {
+		case <-running: // nil: never
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-w.ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// hub passes parts of pages on to all open pages.
+type hub struct {
+	mu      sync.Mutex
+	n       uint64 // parts sent
+	last    map[string]part
+	changed chan struct{} // closed at the next change
+}
+
+// part is the HTML of an element that has the attribute data-live with the part's name.
+type part struct {
+	n    uint64
+	html []byte
+}
+
+func newHub() *hub { return &hub{last: map[string]part{}, changed: make(chan struct{})} }
+
+// send shows a part on all open pages. Equal HTML is not sent again.
+func (h *hub) send(name string, html []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if bytes.Equal(h.last[name].html, html) {
+		return
+	}
+	h.n++
+	h.last[name] = part{h.n, html}
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// drop forgets a part that does not change any more.
+func (h *hub) drop(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.last, name)
+}
+
+// since returns the parts that are newer than those in seen, which it updates.
+func (h *hub) since(seen map[string]uint64) (parts map[string][]byte, changed <-chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	parts = map[string][]byte{}
+	for name, p := range h.last {
+		if p.n > seen[name] {
+			parts[name], seen[name] = p.html, p.n
+		}
+	}
+	return parts, h.changed
+}
+
+// beat is how often a stream without news shows that it lives, and writeLimit how long a browser
+// may take to read.
+const (
+	beat       = 15 * time.Second
+	writeLimit = 10 * time.Second
+)
+
+// events is the stream of server-sent events: each is a part of the page.
+func (h *Handler) events(w http.ResponseWriter, r *http.Request) error {
+	select {
+	case h.streams <- struct{}{}:
+		defer func() { <-h.streams }()
+	default:
+		w.Header().Set("Retry-After", "30")
+		return failure{http.StatusServiceUnavailable, errors.New("too many pages are open")}
+	}
+	<-h.requests // a stream has its own place
+	defer func() { h.requests <- struct{}{} }()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(h.ctx, cancel)()
+	go h.watcher.watch(ctx)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	stream := http.NewResponseController(w)
+	seen := map[string]uint64{}
+	ticker := time.NewTicker(beat)
+	defer ticker.Stop()
+	for {
+		parts, changed := h.hub.since(seen)
+		var text bytes.Buffer
+		for name, html := range parts {
+			writeEvent(&text, name, html)
+		}
+		if text.Len() == 0 {
+			text.WriteString(": still here\n\n")
+		}
+		_ = stream.SetWriteDeadline(time.Now().Add(writeLimit)) // not every writer can
+		if _, err := w.Write(text.Bytes()); err != nil {
+			return nil //nolint:nilerr // the browser has gone
+		}
+		if err := stream.Flush(); err != nil {
+			return nil //nolint:nilerr // the browser has gone
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// writeEvent writes a part as an event.
+func writeEvent(into *bytes.Buffer, name string, html []byte) {
+	into.WriteString("event: " + name + "\n")
+	for line := range bytes.SplitSeq(html, []byte("\n")) {
+		into.WriteString("data: ")
+		into.Write(bytes.TrimRight(line, "\r"))
+		into.WriteByte('\n')
+	}
+	into.WriteByte('\n')
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Given an address that other machines reach, then serve refuses to start without an account.
+func TestServeRefusesToBeOpen(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{
+		"0.0.0.0:0", ":0", "[::]:0", "192.0.2.1:0", "example.com:0", "localhost.evil.example:0",
+		"[::ffff:0.0.0.0]:0",
+	} {
+		o := tool(t, "", "", "serve", "--listen", address)
+		require.Equal(t, exitUsage, o.code, address)
+		require.Contains(t, o.err, "a token or a password is needed", address)
+	}
+	empty := filepath.Join(t.TempDir(), "empty")
+	require.NoError(t, os.WriteFile(empty, []byte("\n"), 0o600))
+	for _, c := range []struct{ args, want string }{
+		{"--listen nowhere", "write an address and a port"},
+		{"--listen 0.0.0.0:0 --token-file " + empty, "is empty"},
+		{"--listen 0.0.0.0:0 --token-file " + empty + ".not", "no such file"},
+		{"--listen 0.0.0.0:0 --user ada", "needs --password-file"},
+		{"--mask card", "write a JSON path"},
+		{"--base-path ops", "BasePath"},
+		{"--host http://x", "write the name alone"},
+		{"--tls-cert x", "--tls-key"},
+		{"extra", "takes no arguments"},
+		{"--no-x", "no-x"},
+	} {
+		o := tool(t, "", "", append([]string{"serve"}, strings.Fields(c.args)...)...)
+		require.Equal(t, exitUsage, o.code, c.args)
+		require.Contains(t, o.err, c.want)
+	}
+}
+
+// The folder of the journal is the user's own, or the named one; one server uses it at a time.
+func TestServeKeepsItsStateInOneFolder(t *testing.T) {
+	t.Parallel()
+	o := tool(t, "", "", "serve", "--state", "x")
+	require.Equal(t, exitUsage, o.code)
+	require.Contains(t, o.err, "--state goes with --allow-actions")
+	o = tool(t, "", "", "--url", "amqp://127.0.0.1:1/", "serve", "--allow-actions")
+	require.Equal(t, exitUsage, o.code, o.err)
+	require.Contains(t, o.err, "--state: name a folder")
+
+	home := t.TempDir()
+	served(t, map[string]string{"HOME": home}, "--listen", "127.0.0.1:0", "--allow-actions")
+	folder := filepath.Join(home, ".local", "state", "millpond", "serve")
+	require.DirExists(t, folder)
+	o = tool(t, "", "", "--url", "amqp://127.0.0.1:1/", "serve", "--listen", "127.0.0.1:0",
+		"--allow-actions", "--state", folder)
+	require.Equal(t, exitUsage, o.code, o.err)
+	require.Contains(t, o.err, "another process uses the folder: name another one, with --state")
+}
+
+// lines are the output of a server, while it runs.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// served starts serve and returns its address.
+func served(t *testing.T, environment map[string]string, args ...string) (url string, out *lines) {
+	t.Helper()
+	out = new(lines)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	go func() {
+		ended <- run(ctx, append([]string{
+			"millpond", "--url", "amqp://user:secret-of-the-broker@127.0.0.1:1/", "serve",
+		}, args...), stdio{
+			in: strings.NewReader(""), out: io.Discard, err: out, terminal: func(any) bool { return false },
+			environment: func(name string) string { return environment[name] },
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		require.Equal(t, exitDone, <-ended, out.String())
+	})
+	at := regexp.MustCompile(`https?://\S+`)
+	require.Eventually(t, func() bool { return at.MatchString(out.String()) }, patience,
+		10*time.Millisecond)
+	return at.FindString(out.String()), out
+}
+
+// Given a token in the environment and a certificate, then serve listens at any address, by TLS,
+// and prints no secret.
+func TestServeWithTokenAndTLS(t *testing.T) {
+	t.Parallel()
+	cert, key, pool := certificateFiles(t)
+	const token = "a-token-of-the-environment"
+	url, out := served(t, map[string]string{envToken: token}, "--listen", "0.0.0.0:0",
+		"--tls-cert", cert, "--tls-key", key)
+	_, port, err := net.SplitHostPort(strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/"))
+	require.NoError(t, err)
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: pool}, DisableKeepAlives: true,
+	}}
+	get := func(authorization string) *http.Response {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"https://127.0.0.1:"+port+"/", nil)
+		require.NoError(t, err)
+		req.Header.Set("Authorization", authorization)
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp
+	}
+	require.Equal(t, http.StatusUnauthorized, get("").StatusCode)
+	got := get("Bearer " + token)
+	require.Equal(t, http.StatusOK, got.StatusCode)
+	require.Contains(t, got.Header.Get("Strict-Transport-Security"), "max-age")
+	require.Contains(t, got.Header.Get("Set-Cookie"), "Secure")
+	require.NotContains(t, out.String(), token)
+	require.NotContains(t, out.String(), "secret-of-the-broker")
+}
+
+// A request that is never finished, or whose headers are too large, ends.
+func TestServeBoundsHeaders(t *testing.T) {
+	t.Parallel()
+	url, _ := served(t, nil, "--listen", "127.0.0.1:0")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	req.Header.Set("X-Large", strings.Repeat("x", 64<<10))
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, resp.StatusCode)
+
+	slow, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/"))
+	require.NoError(t, err)
+	defer slow.Close()
+	_, err = io.WriteString(slow, "GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+	require.NoError(t, err)
+	require.NoError(t, slow.SetReadDeadline(time.Now().Add(patience)))
+	_, err = io.ReadAll(slow)
+	require.NoError(t, err, "the server ends the connection")
+}
+
+func certificateFiles(t *testing.T) (cert, key string, pool *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	require.NoError(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	write := func(name, kind string, data []byte) string {
+		file := filepath.Join(t.TempDir(), name)
+		block := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: data})
+		require.NoError(t, os.WriteFile(file, block, 0o600))
+		return file
+	}
+	parsed, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	pool = x509.NewCertPool()
+	pool.AddCert(parsed)
+	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "PRIVATE KEY", secret), pool
+}
