@@ -131,13 +131,18 @@ short unexplained[2];      /* copies that no fault explains */
 #define SILENCE 6  /* a confirm is lost, or comes after the hold or the drain */
 #define RESENT  7  /* at-least-once dead-lettering sends again (F18) */
 #define COSTLY  8  /* a restart in an outage; a hold that ends while copies alone are refused */
+#ifdef ONLY
+#define POSSIBLE(kind) (!calm && kind == ONLY)
+#else
+#define POSSIBLE(kind) (!calm)
+#endif
 #ifdef EACH
 byte spent[9];
-#define MAY(kind)   (!calm && spent[kind] < EACH)
+#define MAY(kind)   (POSSIBLE(kind) && spent[kind] < EACH)
 #define SPEND(kind) spent[kind]++
 #else
 byte left = FAULTS;
-#define MAY(kind)   (!calm && left > 0)
+#define MAY(kind)   (POSSIBLE(kind) && left > 0)
 #define SPEND(kind) left--
 #endif
 

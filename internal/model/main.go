@@ -31,13 +31,16 @@ type search struct {
 	run    string // arguments of the compiled search
 	states int    // the fewest that are plausible
 	long   bool   // left out with -short
+	// partial says that the states do not fit: the search visits some of them, to a depth and for
+	// a time.
+	partial bool
 }
 
 const (
-	exact    = "-O2 -DSAFETY -DCOLLAPSE"
-	liveness = "-O2 -DCOLLAPSE"
-	hashed   = "-O2 -DSAFETY -DBITSTATE"
-	shortest = "-O0 -DSAFETY -DBFS" // a counterexample of the fewest steps
+	exact    = "-O1 -DSAFETY -DCOLLAPSE"
+	liveness = "-O1 -DCOLLAPSE"
+	sampled  = "-O1 -DSAFETY -DBITSTATE -DT_RAND -DP_RAND" // a part of the states, at random
+	shortest = "-O0 -DSAFETY -DBFS"                        // a counterexample of the fewest steps
 )
 
 // result is the end of a search.
@@ -51,7 +54,6 @@ var (
 	stored  = regexp.MustCompile(`(\d+)(?:e\+\d+)? states, stored`)
 	errored = regexp.MustCompile(`errors: (\d+)`)
 	depth   = regexp.MustCompile(`at depth (\d+)`)
-	factor  = regexp.MustCompile(`hash factor: (\S+)`)
 )
 
 func main() {
@@ -69,8 +71,8 @@ func run(short bool, only string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
-	if err := os.WriteFile(filepath.Join(dir, "handover.pml"), source, 0o600); err != nil {
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := write(dir); err != nil {
 		return err
 	}
 	if only == "" {
@@ -79,6 +81,10 @@ func run(short bool, only string) error {
 		}
 	}
 	return plant(dir, only)
+}
+
+func write(dir string) error {
+	return os.WriteFile(filepath.Join(dir, "handover.pml"), source, 0o600)
 }
 
 // prove searches the model as it is.
@@ -95,17 +101,17 @@ func prove(dir string, short bool) error {
 			return fmt.Errorf("%s: %w", s.name, err)
 		case r.errors > 0:
 			return fmt.Errorf("%s: a promise is broken:\n%s", s.name, r.text)
-		case !r.complete:
+		case !r.complete && !s.partial:
 			return fmt.Errorf("%s: the search did not end:\n%s", s.name, r.text)
 		case r.states < s.states:
 			return fmt.Errorf("%s: %d states, and at least %d are plausible", s.name, r.states, s.states)
 		}
 		total += r.states
 		coverage := "all states"
-		if f := factor.FindStringSubmatch(r.text); f != nil {
-			coverage = "hashed, factor " + f[1]
+		if s.partial {
+			coverage = "a part of all states"
 		}
-		fmt.Printf("%-58s %10d states  no errors  %s  %.0fs\n", s.name, r.states, coverage,
+		fmt.Printf("%-66s %10d states  no errors  %s  %.0fs\n", s.name, r.states, coverage,
 			time.Since(began).Seconds())
 	}
 	fmt.Printf("%d states, no errors\n", total)

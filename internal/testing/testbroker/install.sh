@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs what `make test` and `make demo` need and this machine lacks. Does nothing when nothing is missing.
 #
-#     sh install.sh [compiler] [broker] [prometheus] [postgres]
+#     sh install.sh [compiler] [broker] [prometheus] [postgres] [spin]
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
 #     prometheus what `make test-monitoring` checks rules with and scrapes the example with: prometheus and promtool
 #     postgres   PostgreSQL's server, for `make test-postgres`: package postgresql
+#     spin       what `make model` searches with: package spin
 #
 # No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu
@@ -57,7 +58,7 @@ cannot() {
 }
 
 packages=
-compiler= broker= prometheus= postgres=
+compiler= broker= prometheus= postgres= spin=
 for what in "$@"; do
 	case $what in
 	compiler) has_compiler || compiler=missing ;;
@@ -70,11 +71,12 @@ for what in "$@"; do
 		;;
 	prometheus) has_prometheus || prometheus=missing ;;
 	postgres) has_postgres || postgres=missing ;;
-	*) fail "want compiler, broker, prometheus or postgres, not '$what'" ;;
+	spin) has spin || spin=missing ;;
+	*) fail "want compiler, broker, prometheus, postgres or spin, not '$what'" ;;
 	esac
 done
 
-if [ -z "$compiler$broker$prometheus$postgres" ]; then
+if [ -z "$compiler$broker$prometheus$postgres$spin" ]; then
 	say "nothing is missing"
 	exit 0
 fi
@@ -90,6 +92,10 @@ fi
 if [ -n "$postgres" ]; then
 	can_apt || cannot "PostgreSQL (package postgresql)"
 	packages="$packages postgresql"
+fi
+if [ -n "$spin" ]; then
+	can_apt || cannot "spin (package spin)"
+	packages="$packages spin"
 fi
 if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then
