@@ -1,10 +1,11 @@
-// Model searches the states of handover.pml with spin, first of the protocol as it is, and then with
-// one planted defect after the other, which the search must find. `make model` runs it:
+// Model searches the states of handover.pml with spin: first of the protocol as it is, and then
+// with one planted defect after the other, which the search must find. `make model` runs it:
 //
 //	go run ./internal/model [-short]
 //
 // It prints the states of each search and the length of each counterexample. It fails if a promise
-// is broken, a defect is not found, or a search has so few states that the model cannot have moved.
+// is broken, a defect is not found, or a search has so few states that the model cannot have
+// moved.
 package main
 
 import (
@@ -83,6 +84,7 @@ func run(short bool, only string) error {
 	return plant(dir, only)
 }
 
+// write puts the model into dir.
 func write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "handover.pml"), source, 0o600)
 }
@@ -167,7 +169,7 @@ func command(dir, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// parse reads what a search has printed.
+// parse reads the output of a search.
 func parse(text string) (result, error) {
 	r := result{text: text}
 	r.complete = !strings.Contains(text, "Search not completed") &&

@@ -9,7 +9,7 @@ var kinds = []string{
 	"expired messages sent again",
 }
 
-// searches are those of the model as it is.
+// searches are the searches of the model as it is.
 var searches = allSearches()
 
 func allSearches() []search {
