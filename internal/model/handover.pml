@@ -136,15 +136,9 @@ short unexplained[2];      /* copies that no fault explains */
 #else
 #define POSSIBLE(kind) (!calm)
 #endif
-#ifdef EACH
-byte spent[9];
-#define MAY(kind)   (POSSIBLE(kind) && spent[kind] < EACH)
-#define SPEND(kind) spent[kind]++
-#else
 byte left = FAULTS;
 #define MAY(kind)   (POSSIBLE(kind) && left > 0)
 #define SPEND(kind) left--
-#endif
 
 byte i, j, n;  /* zero between steps */
 int k, l;

@@ -1,13 +1,14 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
-// kinds are the faults, as handover.pml numbers them.
-var kinds = []string{
-	"processes killed", "deliveries taken back, processes frozen", "publishing channels lost",
-	"outages", "queues vanished", "ways back lost", "confirms lost or too late",
-	"expired messages sent again",
-}
+// kinds are the faults that make no second copy, as handover.pml numbers them. With two of the other
+// faults the states take longer than `make model` may.
+var kinds = map[int]string{3: "outages", 4: "queues vanished", 5: "ways back lost"}
 
 // searches are the searches of the model as it is.
 var searches = allSearches()
@@ -29,17 +30,17 @@ func allSearches() []search {
 			states: 10_000,
 		},
 	}
-	for kind, name := range kinds {
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		all = append(all, search{
-			name:  "one message, two faults: " + name,
+			name:  "one message, two faults: " + kinds[kind],
 			model: fmt.Sprintf("-DMESSAGES=1 -DFAULTS=2 -DCOPIES=7 -DLIMIT=7 -DONLY=%d", kind),
-			pan:   exact, run: deep, states: 500, long: true,
+			pan:   exact, run: deep, states: 500,
 		})
 	}
 	return append(all, search{
-		name:  "two messages, two faults of each kind, for a minute",
-		model: "-DEACH=2 -DCOPIES=12 -DLIMIT=15", pan: sampled, run: "-m400 -n -w28 -Q1",
-		states: 1_000_000, long: true, partial: true,
+		name:  "two messages, any two faults, one minute",
+		model: "-DFAULTS=2 -DCOPIES=20 -DLIMIT=7", pan: sampled, run: "-m400 -n -w28 -Q1",
+		states: 100_000, long: true, partial: true,
 	})
 }
 
