@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// kinds are the faults that make no second copy, as handover.pml numbers them. With two of the other
-// faults the states take longer than `make model` may.
+// kinds are the faults that make no second copy, as handover.pml numbers them. With two of the
+// other faults the states take longer than `make model` may.
 var kinds = map[int]string{3: "outages", 4: "queues vanished", 5: "ways back lost"}
 
 // searches are the searches of the model as it is.
