@@ -4,7 +4,7 @@
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
 #     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
 #     BROKER    the RabbitMQ of test, demo, bench and chaos: 4.0, 4.3, or nothing for the installed one
-#     ARGS      arguments of demo, bench, chaos and soak
+#     ARGS      arguments of demo, bench, chaos, model and soak
 
 GO       ?= go
 BROKER   ?= $(MILLPOND_BROKER)
@@ -107,6 +107,10 @@ chaos-bugs: ## the same with three planted mistakes, which the checker must find
 	@BROKER=4.0 sh internal/testing/testbroker/install.sh broker
 	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
 	@sh internal/testing/chaos/bugs.sh ./bin/storm $(ARGS)
+
+model: ## search all states of a model of the hand-over, and find planted defects; installs what is missing
+	@$(INSTALL) compiler spin
+	@$(GO) run ./internal/model $(ARGS)
 
 soak: ## load a service for ten minutes, or as ARGS says, and check that nothing grows
 	@$(INSTALL) broker

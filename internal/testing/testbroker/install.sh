@@ -1,13 +1,14 @@
 #!/bin/sh
 # Installs what `make test` and `make demo` need and this machine lacks. Does nothing when nothing is missing.
 #
-#     sh install.sh [compiler] [broker] [prometheus] [postgres] [browser]
+#     sh install.sh [compiler] [broker] [prometheus] [postgres] [browser] [spin]
 #
 #     compiler   what `go test -race` links with
 #     broker     RabbitMQ: rabbitmq-server of this Debian or Ubuntu, or with BROKER=4.0 or 4.3 that version in a chroot
 #     prometheus what `make test-monitoring` checks rules with and scrapes the example with: prometheus and promtool
 #     postgres   PostgreSQL's server, for `make test-postgres`: package postgresql
 #     browser    Chromium for `make test-page`: package chromium; and axe-core of npm, in the user's cache
+#     spin       what `make model` searches with: package spin
 #
 # No service is started, and none that this script has installed stays enabled: tests start RabbitMQ and PostgreSQL themselves.
 set -eu
@@ -64,7 +65,7 @@ cannot() {
 }
 
 packages=
-compiler= broker= prometheus= postgres= chromium= axe_core=
+compiler= broker= prometheus= postgres= chromium= axe_core= spin=
 for what in "$@"; do
 	case $what in
 	compiler) has_compiler || compiler=missing ;;
@@ -81,11 +82,12 @@ for what in "$@"; do
 		has chromium || chromium=missing
 		has_axe || axe_core=missing
 		;;
-	*) fail "want compiler, broker, prometheus, postgres or browser, not '$what'" ;;
+	spin) has spin || spin=missing ;;
+	*) fail "want compiler, broker, prometheus, postgres, browser or spin, not '$what'" ;;
 	esac
 done
 
-if [ -z "$compiler$broker$prometheus$postgres$chromium$axe_core" ]; then
+if [ -z "$compiler$broker$prometheus$postgres$chromium$axe_core$spin" ]; then
 	say "nothing is missing"
 	exit 0
 fi
@@ -109,6 +111,10 @@ fi
 if [ -n "$axe_core" ] && ! has npm; then
 	can_apt || cannot "npm, which fetches axe-core (package npm)"
 	packages="$packages npm"
+fi
+if [ -n "$spin" ]; then
+	can_apt || cannot "spin (package spin)"
+	packages="$packages spin"
 fi
 if [ -n "$broker" ] && ! can_apt; then
 	if [ -n "${AMQP_URL:-}" ]; then

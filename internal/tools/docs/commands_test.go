@@ -116,6 +116,7 @@ var notRun = []struct{ begins, reason string }{
 	{"make bench-go", "measures"},
 	{"make chaos", "takes minutes; TestChaos… runs the same storm for less long"},
 	{"make chaos-bugs", "takes minutes"},
+	{"make model", "is another step of .ci/run"},
 	{"make soak", "takes ten minutes"},
 	{"make fuzz", "takes a minute for each target"},
 	{"make unit", "is a part of make test"},

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// `make model` searches more. Here the model moves, and a defect is found.
+func TestTheModelMovesAndADefectIsFound(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"spin", "gcc"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("no %s: `make model` installs it", program)
+		}
+	}
+	require.NoError(t, plant(modelDir(t), "MUT_SHUTDOWN_COUNTS"))
+	require.Error(t, plant(modelDir(t), "MUT_THAT_IS_NOT_THERE"), "nothing was planted")
+}
+
+func TestAnErrorIsRead(t *testing.T) {
+	t.Parallel()
+	r, err := parse("pan:1: assertion violated (n==1) (at depth 17)\n" +
+		"Warning: Search not completed\nState-vector 92 byte, depth reached 18, errors: 1\n" +
+		"     1935 states, stored\n")
+	require.NoError(t, err)
+	assert.Equal(t, 1, r.errors)
+	assert.Equal(t, 17, r.depth)
+	assert.Equal(t, 1935, r.states)
+	assert.False(t, r.complete)
+	_, err = parse("Segmentation fault\n")
+	require.Error(t, err)
+}
+
+func modelDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, write(dir))
+	return dir
+}
