@@ -177,8 +177,8 @@ func (a *API) ClusterName(ctx context.Context) (string, error) {
 	return cluster.Name, err
 }
 
-// IsOf returns an error if the API is of another cluster than the one of this name. An API that does
-// not say its cluster, or an empty name, is no error.
+// IsOf returns an error if the API is of another cluster than the one of this name. An API that
+// does not say its cluster, or an empty name, is no error.
 func (a *API) IsOf(ctx context.Context, cluster string) error {
 	if cluster == "" {
 		return nil
