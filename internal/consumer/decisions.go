@@ -187,10 +187,10 @@ func (d *delivery) observeSettled(kind middleware.EventKind, state header.RetryS
 const lateHook = time.Second
 
 // tellHooks tells the hooks of a dead letter and waits for them, at most until the hold limit,
-// until the delivery is stale or the drain is over. A hook that hangs must not hold up Close, nor the ack
-// until the broker delivers the message again, which would make another dead letter. The message is
-// made here, because a marshaler may refuse it, or end the process, and a handler may still write
-// its own.
+// until the delivery is stale or the drain is over. A hook that hangs must not hold up Close, nor
+// the ack until the broker delivers the message again, which would make another dead letter. The
+// message is made here, because a marshaler may refuse it, or end the process, and a handler may
+// still write its own.
 func (d *delivery) tellHooks(state header.RetryState, err error) {
 	msg := message.NewMessage(d.raw.MessageId, bytes.Clone(d.raw.Body))
 	for key, value := range d.raw.Headers {

@@ -50,9 +50,9 @@ type QueueCount struct {
 }
 
 // ReturnStranded moves messages of a stranded queue to their queues: each is confirmed there before
-// it leaves the stranded queue. Wherever it is interrupted, even killed, no message is lost; after a
-// kill as many may be there twice as after one of Replay. They keep their order. A message whose queue does not exist stays, and
-// the result counts it.
+// it leaves the stranded queue. Wherever it is interrupted, even killed, no message is lost; after
+// a kill as many may be there twice as after one of Replay. They keep their order. A message whose
+// queue does not exist stays, and the result counts it.
 //
 // The retry state stays: attempts go on where they were. Left out are the headers of the broker,
 // CC, BCC, the user id and the expiration, as with every message that this library publishes again.

@@ -211,8 +211,8 @@ func TestABadHookHoldsNothingUp(t *testing.T) {
 }
 
 // Given a hook that hangs, when the Subscriber makes a dead letter, then the hook's context ends
-// and the message is acked before the broker takes the delivery back: else each redelivery would make
-// another dead letter.
+// and the message is acked before the broker takes the delivery back: else each redelivery would
+// make another dead letter.
 func TestAHangingHookMadeDeadLettersWithoutEnd(t *testing.T) {
 	t.Parallel()
 	release, asked := make(chan struct{}), make(chan struct{})

@@ -135,7 +135,8 @@ var library = map[string][]string{
 	},
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
-		module + "/internal/audit", module + "/internal/link", module + "/internal/management", amqp091,
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/link",
+		module + "/internal/management", amqp091,
 	},
 	"topology/operate/doctor": {
 		module + "/topology", module + "/topology/operate", module + "/internal/audit",
@@ -146,7 +147,7 @@ var library = map[string][]string{
 // internals does the same for the packages behind them. None of them may import a package in front
 // of it, or a tool of tests.
 var internals = map[string][]string{
-	"internal/audit": {module + "/internal/management", amqp091},
+	"internal/audit": {module + "/internal/excerpt", module + "/internal/management", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/audit",
