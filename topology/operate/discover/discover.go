@@ -73,6 +73,9 @@ type Main struct {
 	Dead []Dead
 	// Stranded are the names of the queues that catch its messages if it vanishes.
 	Stranded []string
+	// Vias are the exchanges of the user that messages return through, by name, also where Plan.Via is
+	// nil because there are several ways back.
+	Vias []string
 	// Clients are its consumers.
 	Clients []Client
 	// Plan has all of Waits, with the arguments that the broker has. Its Levels have the default

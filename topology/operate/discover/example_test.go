@@ -76,7 +76,7 @@ func ExampleVhost() {
 			Dead: []discover.Dead{{
 				Queue: discover.Queue{Name: "orders.dlq", Ready: management(2)}, Evidence: discover.ByName,
 			}},
-			Clients: []discover.Client{{Tag: "ctag1", User: "shop"}},
+			Clients: []discover.Client{{Tag: "ctag1", User: "shop"}}, Vias: []string{"events"},
 		}},
 		Orphans: []discover.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
 		Unclear: []discover.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},
