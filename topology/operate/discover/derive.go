@@ -25,6 +25,7 @@ type derivation struct {
 	mains               map[string]*Main
 	parts               map[string]*parts
 	stranded, unclaimed map[string]bool
+	strandedByName      map[string]bool      // no exchange shows it
 	oldest              map[string]time.Time // by queue
 	orphans             []Orphan
 	tables              map[any]amqp.Table // see tableOf

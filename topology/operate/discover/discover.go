@@ -19,7 +19,8 @@ type Vhost struct {
 	Name string
 	// Mains are the queues that wait queues lead to, by name.
 	Mains []Main
-	// Stranded are the queues that keep messages whose own queue has vanished, by name.
+	// Stranded are the queues that keep messages whose own queue has vanished, by name. Where the
+	// exchange before one is gone, its name and its arguments tell; Unclear says so.
 	Stranded []Queue
 	// Orphans are wait queues whose messages reach no queue when their wait ends, by name.
 	Orphans []Orphan

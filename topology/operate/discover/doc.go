@@ -14,9 +14,10 @@
 // it reads.
 //
 // A wait queue is known by the arguments that topology.WaitQueue and all strategies set. Arguments
-// and bindings say where its messages return to, after which delay. A name decides in three
+// and bindings say where its messages return to, after which delay. A name decides in four
 // places, because the broker shows nothing else: the attempt of PerAttempt, the queue that a wait
-// queue belongs to where several queues have the same Via, and the dead-letter queue <queue>.dlq.
+// queue belongs to where several queues have the same Via, the dead-letter queue <queue>.dlq, and
+// the stranded queue <prefix>.stranded whose exchange is gone.
 //
 // The broker does not show everything. Vhost.Unclear names it:
 //

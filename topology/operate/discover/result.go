@@ -26,6 +26,12 @@ func (d *derivation) result() Vhost {
 		d.sameDelay(m)
 		v.Mains = append(v.Mains, *m)
 	}
+	for _, name := range slices.Sorted(maps.Keys(d.strandedByName)) {
+		d.stranded[name] = true
+		d.tell("", "queue %q has the name and the arguments of a stranded queue, but no stranded "+
+			"exchange %q leads into it: only its name says that its messages are stranded",
+			name, name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.stranded)) {
 		v.Stranded = append(v.Stranded, d.kept(name))
 	}
