@@ -30,6 +30,8 @@ type Vhost struct {
 	Unclaimed []Queue
 	// Unclear is everything that the broker does not tell.
 	Unclear []Unclear
+
+	queues map[string]management.Object // all, for WithDead; nil for one that not only keeps
 }
 
 // Empty reports whether nothing in the vhost is surely millpond's. There may be Unclaimed queues.

@@ -89,6 +89,16 @@ func ExampleVhost() {
 	// false queue "mail" does not exist the policies could not be seen
 }
 
+// The user says which queue keeps the dead letters of a queue.
+func ExampleVhost_WithDead() {
+	found := discover.Vhost{Name: "shop"}
+	main := discover.Main{Queue: discover.Queue{Name: "orders"}}
+	_, err := found.WithDead(main, "letters")
+	fmt.Println(err)
+	// Output:
+	// discover: vhost "shop" has no queue "letters" that could keep the dead letters of queue "orders"
+}
+
 // An address that is none is refused. No error quotes the password.
 func ExampleFind_refused() {
 	_, err := discover.Find(context.Background(), "amqp://shop:secret@rabbit.example.com", "/")
