@@ -79,7 +79,7 @@ func (d *derivation) level(
 ) {
 	_, p := d.main(name)
 	p.back(d, back)
-	p.straight = true
+	p.returns("through exchange %q", back)
 	p.bind(end)
 	for _, exchange := range c.exchanges {
 		p.exchange(d, exchange)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -37,6 +38,13 @@ func (d *derivation) dead(ctx context.Context, api *management.API) error {
 	for _, m := range d.mains {
 		for _, dead := range m.Dead {
 			delete(d.unclaimed, dead.Name)
+		}
+	}
+	d.strandedByName = map[string]bool{}
+	for name := range d.unclaimed {
+		if strings.HasSuffix(name, ".stranded") {
+			d.strandedByName[name] = true
+			delete(d.unclaimed, name)
 		}
 	}
 	return nil
@@ -116,6 +124,7 @@ func (d *derivation) peek(ctx context.Context, o *operate.Operator) error {
 	owners := map[string]*Main{} // by dead-letter queue, where a name alone tells
 	queues := maps.Clone(d.stranded)
 	maps.Copy(queues, d.unclaimed)
+	maps.Copy(queues, d.strandedByName)
 	for _, m := range d.mains {
 		for _, dead := range m.Dead {
 			queues[dead.Name] = true
@@ -160,16 +169,22 @@ func (d *derivation) proven(name, queue string, byName *Main) {
 	case byName != nil:
 		d.tell(byName.Name, "the oldest message of queue %q is a dead letter of queue %q and not of "+
 			"queue %q", name, queue, byName.Name)
-	case !d.unclaimed[name] || p == nil:
+	case !d.unclaimed[name] && !d.strandedByName[name] || p == nil:
 	case p.main.Plan.Dead == (topology.Route{}):
-		delete(d.unclaimed, name)
+		d.claim(name)
 		p.deadQueue(d, name, ByLetter)
 	default:
-		delete(d.unclaimed, name)
+		d.claim(name)
 		p.main.Dead = append(p.main.Dead, Dead{Queue: d.counts(name), Evidence: ByLetter})
 		d.tell(queue, "dead letters of queue %q are in queue %q and in queue %q: the plan has the first",
 			queue, p.main.Plan.Dead.RoutingKey, name)
 	}
+}
+
+// claim notes that a queue belongs to a main queue.
+func (d *derivation) claim(name string) {
+	delete(d.unclaimed, name)
+	delete(d.strandedByName, name)
 }
 
 // since returns the time since which a message is a dead letter or stranded: by the headers of

@@ -25,6 +25,7 @@ type derivation struct {
 	mains               map[string]*Main
 	parts               map[string]*parts
 	stranded, unclaimed map[string]bool
+	strandedByName      map[string]bool      // no exchange shows it
 	oldest              map[string]time.Time // by queue
 	orphans             []Orphan
 	tables              map[any]amqp.Table // see tableOf
@@ -131,7 +132,7 @@ func (d *derivation) direct(w *waitQueue) {
 	}
 	route.Delay, route.Hops = delay, hops
 	p.step(d, w, route, strategy, false)
-	p.straight = true
+	p.returns("by the name of the queue")
 }
 
 // attemptOf reads the attempt from a name of PerAttempt; 0 for another name.
@@ -205,7 +206,7 @@ func (d *derivation) shared(exchange string, waits []*waitQueue) {
 	for _, name := range slices.Sorted(maps.Keys(keys)) {
 		_, p := d.main(name)
 		p.back(d, exchange)
-		p.straight = true
+		p.returns("through exchange %q", exchange)
 		p.bind(topology.Binding{Exchange: exchange, RoutingKey: keys[name], Queue: name})
 		for _, w := range waits {
 			d.enter(p, w, keys[name], Shared, len(keys) > 1)
@@ -264,7 +265,7 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 			}
 			p.through(topology.Via{Exchange: d.alternate(anchor.ToExchange), Through: exchange})
 		} else {
-			p.straight = true
+			p.returns("through exchange %q", exchange)
 			d.tell(name, "no exchange leads retries of queue %q, which return through %q, to another "+
 				"exchange: its plan has no Via", name, exchange)
 		}

@@ -20,7 +20,8 @@ type Vhost struct {
 	Name string
 	// Mains are the queues that wait queues lead to, by name.
 	Mains []Main
-	// Stranded are the queues that keep messages whose own queue has vanished, by name.
+	// Stranded are the queues that keep messages whose own queue has vanished, by name. Where the
+	// exchange before one is gone, its name and its arguments tell; Unclear says so.
 	Stranded []Queue
 	// Orphans are wait queues whose messages reach no queue when their wait ends, by name.
 	Orphans []Orphan
@@ -30,6 +31,8 @@ type Vhost struct {
 	Unclaimed []Queue
 	// Unclear is everything that the broker does not tell.
 	Unclear []Unclear
+
+	queues map[string]management.Object // all, for WithDead; nil for one that not only keeps
 }
 
 // Empty reports whether nothing in the vhost is surely millpond's. There may be Unclaimed queues.
@@ -74,6 +77,9 @@ type Main struct {
 	Dead []Dead
 	// Stranded are the names of the queues that catch its messages if it vanishes.
 	Stranded []string
+	// Vias are the exchanges of the user that messages return through, by name, also where Plan.Via is
+	// nil because there are several ways back.
+	Vias []string
 	// Clients are its consumers.
 	Clients []Client
 	// Plan has all of Waits, with the arguments that the broker has. Its Levels have the default

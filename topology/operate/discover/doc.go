@@ -14,15 +14,16 @@
 // it reads.
 //
 // A wait queue is known by the arguments that topology.WaitQueue and all strategies set. Arguments
-// and bindings say where its messages return to, after which delay. A name decides in three
+// and bindings say where its messages return to, after which delay. A name decides in four
 // places, because the broker shows nothing else: the attempt of PerAttempt, the queue that a wait
-// queue belongs to where several queues have the same Via, and the dead-letter queue <queue>.dlq.
+// queue belongs to where several queues have the same Via, the dead-letter queue <queue>.dlq, and
+// the stranded queue <prefix>.stranded whose exchange is gone.
 //
 // The broker does not show everything. Vhost.Unclear names it:
 //
 //   - which wait queues belong to the policy that a service has today: all of them are listed;
 //   - the dead-letter queue where a service names its own. Nothing but the headers of a letter
-//     names the main queue; see WithLooks. A queue that is not matched is in Vhost.Unclaimed;
+//     names the main queue; see WithLooks, and Vhost.WithDead. A queue that is not matched is in Vhost.Unclaimed;
 //   - the queue that uses a wait queue with a name of its user's, where several have the same Via;
 //   - the Tolerance of Levels, and whether an integer argument was an int32: it is an int64;
 //   - the wait queues of a strategy that sets other arguments than topology.WaitQueue;

@@ -76,7 +76,7 @@ func ExampleVhost() {
 			Dead: []discover.Dead{{
 				Queue: discover.Queue{Name: "orders.dlq", Ready: management(2)}, Evidence: discover.ByName,
 			}},
-			Clients: []discover.Client{{Tag: "ctag1", User: "shop"}},
+			Clients: []discover.Client{{Tag: "ctag1", User: "shop"}}, Vias: []string{"events"},
 		}},
 		Orphans: []discover.Orphan{{Wait: wait, For: "mail", Why: `queue "mail" does not exist`}},
 		Unclear: []discover.Unclear{{Queue: "orders", Text: "the policies could not be seen"}},
@@ -87,6 +87,16 @@ func ExampleVhost() {
 	// Output:
 	// true [PerQueue] 3 (management) orders.dlq name
 	// false queue "mail" does not exist the policies could not be seen
+}
+
+// The user says which queue keeps the dead letters of a queue.
+func ExampleVhost_WithDead() {
+	found := discover.Vhost{Name: "shop"}
+	main := discover.Main{Queue: discover.Queue{Name: "orders"}}
+	_, err := found.WithDead(main, "letters")
+	fmt.Println(err)
+	// Output:
+	// discover: vhost "shop" has no queue "letters" that could keep the dead letters of queue "orders"
 }
 
 // An address that is none is refused. No error quotes the password.

@@ -2,7 +2,10 @@ package discover
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -17,7 +20,7 @@ type parts struct {
 	vias     map[topology.Via]bool
 	attempts map[string]int // by wait queue
 	levels   []topology.LevelRoutes
-	straight bool // messages return by a way without a Via
+	ways     map[string]bool // how messages return, in words
 }
 
 // main returns the main queue of this name, and begins it.
@@ -27,7 +30,7 @@ func (d *derivation) main(name string) (*Main, *parts) {
 		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
 		p = &parts{
 			main: m, has: map[any]bool{}, vias: map[topology.Via]bool{},
-			attempts: map[string]int{},
+			attempts: map[string]int{}, ways: map[string]bool{},
 		}
 		d.mains[name], d.parts[name] = m, p
 	}
@@ -107,7 +110,12 @@ func (p *parts) back(d *derivation, exchange string) {
 	}
 }
 
-func (p *parts) through(via topology.Via) { p.vias[via] = true }
+func (p *parts) returns(way string, args ...any) { p.ways[fmt.Sprintf(way, args...)] = true }
+
+func (p *parts) through(via topology.Via) {
+	p.returns("through exchanges %q and %q", via.Exchange, via.Through)
+	p.vias[via] = true
+}
 
 // finish orders the plan as a strategy does.
 func (p *parts) finish(d *derivation) {
@@ -123,13 +131,17 @@ func (p *parts) finish(d *derivation) {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(p.attempts[a.Name], p.attempts[b.Name]))
 	})
 	m.Plan.Queues = append(m.Plan.Queues, p.keeps...)
-	if len(p.vias) == 1 && !p.straight {
-		for via := range p.vias {
+	for via := range p.vias {
+		if len(p.ways) == 1 {
 			m.Plan.Via = &via
 		}
-	} else if len(p.vias) > 0 {
-		d.tell(m.Name, "retries of queue %q return by several ways, through another exchange and "+
-			"without: its plan has no Via", m.Name)
+		m.Vias = append(m.Vias, via.Exchange)
+	}
+	slices.Sort(m.Vias)
+	m.Vias = slices.Compact(m.Vias)
+	if len(p.vias) > 0 && len(p.ways) > 1 {
+		d.tell(m.Name, "retries of queue %q return by %d ways, of which a plan has one, so that its plan "+
+			"has no Via: %s", m.Name, len(p.ways), strings.Join(slices.Sorted(maps.Keys(p.ways)), "; "))
 	}
 	switch len(p.levels) {
 	case 0:

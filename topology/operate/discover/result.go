@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -26,6 +27,12 @@ func (d *derivation) result() Vhost {
 		d.sameDelay(m)
 		v.Mains = append(v.Mains, *m)
 	}
+	for _, name := range slices.Sorted(maps.Keys(d.strandedByName)) {
+		d.stranded[name] = true
+		d.tell("", "queue %q has the name and the arguments of a stranded queue, but no stranded "+
+			"exchange %q leads into it: only its name says that its messages are stranded",
+			name, name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(d.stranded)) {
 		v.Stranded = append(v.Stranded, d.kept(name))
 	}
@@ -36,7 +43,23 @@ func (d *derivation) result() Vhost {
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	d.underPolicies()
 	v.Unclear = d.unclear
+	if len(v.Mains) > 0 {
+		v.queues = d.forDead()
+	}
 	return v
+}
+
+// forDead returns what WithDead needs. Queues that only keep have few different arguments, which they
+// share; those of others would need much memory.
+func (d *derivation) forDead() map[string]management.Object {
+	queues := make(map[string]management.Object, len(d.queues))
+	for name, q := range d.queues {
+		queues[name] = nil
+		if onlyKeeps(q) {
+			queues[name] = q.arguments
+		}
+	}
+	return queues
 }
 
 // kept returns a queue that keeps messages.

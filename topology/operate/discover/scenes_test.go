@@ -22,9 +22,11 @@ func TestFind(t *testing.T) {
 	t.Parallel()
 	run(t, map[string]func(place){
 		"nothing": nothing, "queues of one exchange": sharing, "queues via one exchange": sharingVia,
+		"several ways back":        severalWays,
 		"steps of an older policy": olderSteps, "another strategy": otherStrategies,
 		"main queue gone": orphans, "names of the user": namesOfTheUser, "letters": letters,
-		"stranded": strandedMessages, "policies": policies, "users": users, "hostile": hostile,
+		"stranded": strandedMessages, "stranded by name": strandedByName,
+		"dead named by the user": withDead, "policies": policies, "users": users, "hostile": hostile,
 		"consumers": consumers, "dead by the broker": deadByBroker, "missing wait queue": missing,
 		"a chain by hand": byHand, "several pages": pages,
 	})
