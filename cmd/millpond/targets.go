@@ -336,16 +336,13 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
 		return disagree(flagPrefix, "wait queues "+waitsOf(main))
 	}
-	via := ""
-	if main.Plan.Via != nil {
-		via = main.Plan.Via.Exchange
-	}
-	if to := s.c.String(flagReturnTo); to != "" && via != to {
-		return disagree(flagReturnTo, cmp.Or(harmless(via), "none"))
+	if to := s.c.String(flagReturnTo); to != "" && !slices.Contains(main.Vias, to) {
+		return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
-		plan.Dead = topology.Route{RoutingKey: dlq}
-		plan.Queues = append(slices.Clip(plan.Queues), topology.Queue{Name: dlq, Adopt: true})
+		if *plan, err = s.vhost.WithDead(main, dlq); err != nil {
+			return usage("--%s: %v", flagDLQ, err)
+		}
 	}
 	return nil
 }
