@@ -32,7 +32,7 @@ type Vhost struct {
 	// Unclear is everything that the broker does not tell.
 	Unclear []Unclear
 
-	queues map[string]management.Object // all, for WithDead; nil for one that not only keeps
+	queues map[string]management.Object // all, for WithDead; nil if a queue does more than keep
 }
 
 // Empty reports whether nothing in the vhost is surely millpond's. There may be Unclaimed queues.

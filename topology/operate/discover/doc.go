@@ -24,7 +24,7 @@
 //   - which wait queues belong to the policy that a service has today: all of them are listed;
 //   - the dead-letter queue where a service names its own. Nothing but the headers of a letter
 //     names the main queue; see WithLooks, and Vhost.WithDead. A queue that is not matched is in
-// Vhost.Unclaimed;
+//     Vhost.Unclaimed;
 //   - the queue that uses a wait queue with a name of its user's, where several have the same Via;
 //   - the Tolerance of Levels, and whether an integer argument was an int32: it is an int64;
 //   - the wait queues of a strategy that sets other arguments than topology.WaitQueue;

@@ -140,8 +140,8 @@ func (p *parts) finish(d *derivation) {
 	slices.Sort(m.Vias)
 	m.Vias = slices.Compact(m.Vias)
 	if len(p.vias) > 0 && len(p.ways) > 1 {
-		d.tell(m.Name, "retries of queue %q return by %d ways, of which a plan has one, so that its plan "+
-			"has no Via: %s", m.Name, len(p.ways), strings.Join(slices.Sorted(maps.Keys(p.ways)), "; "))
+		d.tell(m.Name, "retries of queue %q return by %d ways, of which a plan has one, so that its "+
+			"plan has no Via: %s", m.Name, len(p.ways), strings.Join(slices.Sorted(maps.Keys(p.ways)), "; "))
 	}
 	switch len(p.levels) {
 	case 0:

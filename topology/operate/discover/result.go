@@ -49,8 +49,8 @@ func (d *derivation) result() Vhost {
 	return v
 }
 
-// forDead returns what WithDead needs. Queues that only keep have few different arguments, which they
-// share; those of others would need much memory.
+// forDead returns the arguments of queues for WithDead. Queues that only keep share few different
+// arguments; the arguments of others would need much memory.
 func (d *derivation) forDead() map[string]management.Object {
 	queues := make(map[string]management.Object, len(d.queues))
 	for name, q := range d.queues {

@@ -13,8 +13,8 @@ import (
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
-// The exchange before a stranded queue was deleted: the queue is found with its messages. A queue of
-// that name with other arguments is not millpond's, and dead letters are not stranded.
+// The exchange before a stranded queue was deleted: the queue is found with its messages. A queue
+// of that name with other arguments is not millpond's, and dead letters are not stranded.
 func strandedByName(p place) {
 	ch := testbroker.Channel(p.t, p.url)
 	p.provision("q", topology.Shared{}, time.Second)

@@ -7,10 +7,10 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// WithDead returns the plan of a main queue with a dead-letter queue that the broker does not show
-// as its own, in place of the one that the plan has. The queue has the arguments that the broker has
-// if they are those of a queue that a strategy declares, and else none, as a queue of the user. An
-// error names a queue that was not in the vhost when Find looked, or that cannot keep dead letters.
+// WithDead returns the plan of a main queue with another dead-letter queue, which the broker does
+// not show as its dead-letter queue. The queue has the broker's arguments if a strategy declares
+// such a queue. Otherwise it has none, as a queue of the user. An error names a queue that was not
+// in the vhost when Find looked, or that cannot keep dead letters.
 // The plan is not validated: see topology.ValidatePlan.
 func (v Vhost) WithDead(main Main, queue string) (topology.Plan, error) {
 	arguments, there := v.queues[queue]
