@@ -43,7 +43,7 @@ func newIncident(t *testing.T, handler func(body string) error) *incident {
 	}
 	rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: i.queue, Policy: backoff.List{200 * time.Millisecond, time.Second},
-		Configure: rig.QuorumQueue, RetryOptions: []middleware.Option{
+		Configure: unlimited, RetryOptions: []middleware.Option{
 			middleware.WithClassifier(middleware.PermanentErrors(errBroken)),
 		},
 		Handle: func(msg *message.Message) error {

@@ -189,7 +189,8 @@ func (s *session) overview(ctx context.Context) error {
 		fmt.Fprintf(s.out, "%s without trouble; --all prints them\n", plural(fine, "queue"))
 	}
 	s.notKnown(s.out)
-	from := "ready messages are counted now, messages in progress and held some seconds ago"
+	from := "ready messages and consumers are counted now, messages in progress and held some " +
+		"seconds ago"
 	if ready == nil {
 		from = "all messages were counted some seconds ago"
 	}
@@ -235,7 +236,7 @@ func (s *session) lost(ready readyCounts) {
 
 // readyCounts are counts of AMQP, by queue. The management API shows no messages for some seconds
 // where there are some.
-type readyCounts map[string]operate.Count
+type readyCounts map[string]operate.QueueReport
 
 // maxCounted is the most queues that are counted by AMQP, one after the other.
 const maxCounted = 5000
@@ -282,7 +283,7 @@ func (s *session) ready(ctx context.Context) (readyCounts, error) {
 	}
 	counts := readyCounts{}
 	for _, q := range report.Queues {
-		counts[q.Name] = q.Ready
+		counts[q.Name] = q
 	}
 	return counts, nil
 }
@@ -290,9 +291,9 @@ func (s *session) ready(ctx context.Context) (readyCounts, error) {
 // total adds messages that are unacked or held, which AMQP does not show, to the ready ones. Before
 // the management API has counted, the sum of no ready message is not known.
 func (r readyCounts) total(q discover.Queue) operate.Count {
-	n, ok := r[q.Name]
+	n := r[q.Name].Ready
 	switch {
-	case !ok || !n.Known():
+	case !n.Known():
 		return q.Total
 	case !q.Total.Known() && n.N == 0:
 		return q.Total
@@ -307,8 +308,8 @@ func lineOf(main discover.Main, ready readyCounts) overviewLine {
 		Waiting: operate.Count{Source: operate.SourceManagement},
 		Dead:    operate.Count{Source: operate.SourceManagement},
 	}
-	if n, ok := ready[main.Name]; ok {
-		l.Ready = n
+	if now := ready[main.Name]; now.Ready.Known() {
+		l.Ready, l.Consumers = now.Ready, now.Consumers
 	}
 	held := 0
 	for _, w := range main.Waits {

@@ -93,12 +93,12 @@ func newHouse(t *testing.T) *house {
 	}
 	rig.DeclareExchange(t, node.URL(), "events", "topic")
 	for queue, c := range map[string]rig.Config{
-		"orders": {Strategy: topology.PerQueue{}, Configure: rig.QuorumQueue},
+		"orders": {Strategy: topology.PerQueue{}, Configure: unlimited},
 		"invoices": {
 			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: "events"},
 			Configure: rig.OnTopic("events", "invoice.*"),
 		},
-		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue},
+		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: unlimited},
 	} {
 		h.services[queue] = h.start(queue, c)
 	}
@@ -127,6 +127,11 @@ func (h *house) strand() {
 	rig.DeleteQueue(h.t, h.node.URL(), "old")
 	rig.DeleteQueue(h.t, h.node.URL(), "old.dlq")
 	rig.AwaitDepth(h.t, h.node.URL(), "millpond.stranded", 1)
+}
+
+// unlimited makes the main queue a quorum queue that drops nothing, on RabbitMQ 4, too (F2).
+func unlimited(cfg *wamqp.Config) {
+	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(1 << 30)}
 }
 
 // andPicky sets a marshaler, too, that cannot decode the body "refuse".
