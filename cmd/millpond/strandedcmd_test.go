@@ -43,6 +43,9 @@ var strandings = map[string]struct {
 	},
 }
 
+// waitOfShop is long enough that no message returns to its queue before the queue is deleted.
+const waitOfShop = 5 * time.Second
+
 // shop is a service whose handler fails every message once.
 type shop struct {
 	*incident
@@ -55,7 +58,7 @@ type shop struct {
 func (s *shop) start() *rig.Service {
 	s.t.Helper()
 	return rig.Start(s.t, rig.Config{
-		URL: s.url, Queue: s.queue, Strategy: s.strategy, Policy: backoff.List{time.Second}, Keep: true,
+		URL: s.url, Queue: s.queue, Strategy: s.strategy, Policy: backoff.List{waitOfShop}, Keep: true,
 		Configure: rig.QuorumQueue, Handle: func(msg *message.Message) error {
 			attempt := middleware.Attempt(msg.Context())
 			s.mu.Lock()
@@ -115,7 +118,7 @@ func (s *shop) awaitStranded(n int) {
 func (s *shop) unbind() {
 	s.t.Helper()
 	ch := testbroker.Channel(s.t, s.url)
-	plan := rig.PlanOf(s.t, s.strategy, s.queue, time.Second)
+	plan := rig.PlanOf(s.t, s.strategy, s.queue, waitOfShop)
 	for _, b := range plan.Bindings {
 		if b.Queue != s.queue {
 			continue
@@ -196,7 +199,7 @@ func (s *shop) queueDeleted() {
 	}
 	require.Contains(s.t, s.follow("millpond stranded list orders"),
 		`queue_gone    queue "orders" does not exist or cannot be reached`)
-	findings := s.tool("verify", s.queue, "--policy", "1s")
+	findings := s.tool("verify", s.queue, "--policy", "5s")
 	require.Equal(s.t, exitFound, findings.code)
 	require.Regexp(s.t, `critical: queue "of-orders.stranded": messages are stranded`, findings.out)
 
@@ -240,7 +243,7 @@ func (s *shop) bindingDeleted() {
 	o := blind.tool("stranded", "list", s.queue)
 	require.Contains(s.t, o.out, "unknown       queue \"orders\" exists, and its binding is not known")
 
-	declared := s.tool("declare", s.queue, "--policy", "1s")
+	declared := s.tool("declare", s.queue, "--policy", "5s")
 	require.Zero(s.t, declared.code, declared.err)
 	for _, line := range s.strayLines() {
 		require.Equal(s.t, operate.CauseOver, line.Cause, line.Why)
