@@ -133,7 +133,7 @@ func TestACancelledRunLeavesNothing(t *testing.T) {
 	stopped := errors.New("stopped")
 	done := make(chan error, 1)
 	go func() {
-		_, err := doctor.Examine(ctx, w.url("guest"))
+		_, err := doctor.Examine(ctx, w.url("guest"), doctor.WithPatience(time.Hour))
 		done <- err
 	}()
 	testbroker.WaitFor(t, "scratch queues", rig.Patience, func() bool {
