@@ -13,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -267,6 +268,11 @@ func TestUndoTakesBackWhatNoHandlerHad(t *testing.T) {
 			require.ErrorIs(t, err, operate.ErrUnsafe, "its service may get the messages")
 			require.ErrorContains(t, err, "stop its service first")
 			end()
+			testbroker.WaitFor(t, "the consumers to be gone", rig.Patience, func() bool {
+				q, err := y.ch.QueueDeclarePassive(y.queue, true, false, false, false, nil)
+				require.NoError(t, err)
+				return q.Consumers == 0
+			})
 
 			y.die(0, 20, refused)
 			fresh(100)
