@@ -209,23 +209,20 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, DeadLettered: s.deadLettered, Prepare: source.prepare, CanStore: source.canStore,
+		Waits: waits, Hooks: s.hooks, Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
 	}), plan, nil
 }
 
-// deadLettered tells the hooks of a dead letter that no DelayedRetry has made.
-func (s *Subscriber) deadLettered(ctx context.Context, dead middleware.DeadLetter) {
-	hooks := s.opts.hooks
-	if !s.opts.named {
-		s.client.mu.Lock()
-		hooks = slices.Clone(s.client.hooks)
-		s.client.mu.Unlock()
+// hooks returns the functions that are told of a dead letter that no DelayedRetry has made.
+func (s *Subscriber) hooks() []func(context.Context, middleware.DeadLetter) {
+	if s.opts.named {
+		return s.opts.hooks
 	}
-	for _, tell := range hooks {
-		tell(ctx, dead)
-	}
+	s.client.mu.Lock()
+	defer s.client.mu.Unlock()
+	return slices.Clone(s.client.hooks)
 }
 
 // Close stops consuming, waits until the messages in progress are settled, for at most the drain

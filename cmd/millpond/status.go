@@ -152,7 +152,8 @@ func (s *session) overview(ctx context.Context) error {
 	if s.c.Bool(flagJSON) {
 		return s.printSnakeJSON(map[string]any{
 			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
-			"Orphans": orEmpty(s.vhost.Orphans), "Unclear": orEmpty(s.vhost.Unclear),
+			"Orphans": orEmpty(s.vhost.Orphans), "Unclaimed": orEmpty(s.vhost.Unclaimed),
+			"Unclear": orEmpty(s.vhost.Unclear),
 		})
 	}
 	if s.vhost.Empty() {

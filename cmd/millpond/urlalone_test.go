@@ -445,6 +445,14 @@ func TestSeveralQueues(t *testing.T) {
 		require.Contains(t, o.out, `"queue": "`+queue+`"`)
 	}
 	rig.AwaitDepth(t, h.node.URL(), "orders.dlq", 4)
+	rig.DeclareQueue(t, h.node.URL(), "letters", amqp.Table{
+		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<31 - 1),
+	})
+	o = h.ask("--dlq", "letters", "verify", "orders")
+	require.Equal(t, exitDone, o.code, "%s%s", o.out, o.err)
+	o = h.ask("--dlq", "nowhere", "verify", "orders")
+	require.Equal(t, exitUsage, o.code, "%s%s", o.out, o.err)
+	require.Contains(t, h.ask("--json", "status").out, `"unclaimed"`)
 	rig.DeleteQueue(t, h.node.URL(), "mail.dlq")
 	o = h.ask("dead", "list", "orders", "mail")
 	require.NotEqual(t, exitDone, o.code, "%s%s", o.out, o.err)

@@ -67,9 +67,9 @@ type Config struct {
 	Decode  func(amqp.Delivery) (*message.Message, error)
 	Consume Consume
 	Waits   Waits
-	// DeadLettered is told of each dead letter that no DelayedRetry has made. It is the user's:
-	// it may hang or end its goroutine.
-	DeadLettered func(context.Context, middleware.DeadLetter)
+	// Hooks returns the functions that are told of each dead letter that no DelayedRetry has made.
+	// They are the user's: they may hang or end their goroutine.
+	Hooks func() []func(context.Context, middleware.DeadLetter)
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)

@@ -192,6 +192,10 @@ const lateHook = time.Second
 // message is made here, because a marshaler may refuse it, or end the process, and a handler may
 // still write its own.
 func (d *delivery) tellHooks(state header.RetryState, err error) {
+	hooks := d.sub.cfg.Hooks()
+	if len(hooks) == 0 {
+		return
+	}
 	msg := message.NewMessage(d.raw.MessageId, bytes.Clone(d.raw.Body))
 	for key, value := range d.raw.Headers {
 		msg.Metadata[key] = wire.Text(value)
@@ -203,9 +207,11 @@ func (d *delivery) tellHooks(state header.RetryState, err error) {
 	told := make(chan struct{})
 	go func() {
 		defer close(told)
-		d.sub.cfg.DeadLettered(ctx, middleware.DeadLetter{
-			Message: msg, Queue: d.Queue, Topic: d.sub.cfg.Topic, Err: err, State: state,
-		})
+		for _, tell := range hooks {
+			tell(ctx, middleware.DeadLetter{
+				Message: msg, Queue: d.Queue, Topic: d.sub.cfg.Topic, Err: err, State: state,
+			})
+		}
 	}()
 	limit := time.NewTimer(left)
 	defer limit.Stop()

@@ -177,13 +177,17 @@ func (a *API) ClusterName(ctx context.Context) (string, error) {
 	return cluster.Name, err
 }
 
-// IsOf returns an error if the API belongs to another cluster. An API that does not name its
-// cluster, or an empty name, is no error.
+// IsOf returns an error if the API belongs to another cluster, or has not answered when ctx is
+// done. An API that does not name its cluster, or an empty name, is no error.
 func (a *API) IsOf(ctx context.Context, cluster string) error {
 	if cluster == "" {
 		return nil
 	}
-	if name, err := a.ClusterName(ctx); err == nil && name != "" && name != cluster {
+	name, err := a.ClusterName(ctx)
+	switch {
+	case err != nil && ctx.Err() != nil: // the next question would take as long again
+		return err
+	case err == nil && name != "" && name != cluster:
 		return fmt.Errorf("%s belongs to cluster %q, and the AMQP URL leads to cluster %q: name the API "+
 			"of that cluster", a, name, cluster)
 	}

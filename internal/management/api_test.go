@@ -162,6 +162,19 @@ func TestServerThatNeverAnswers(t *testing.T) {
 	defer cancel()
 	_, err := api.Queue(ctx, "/", "q")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, api.IsOf(ctx, "shop"), context.DeadlineExceeded, "it is not asked again")
+}
+
+// An API of another cluster is refused, but not an API that may not say its cluster.
+func TestAPIOfAnotherClusterIsRefused(t *testing.T) {
+	t.Parallel()
+	const path = "/api/cluster-name"
+	api := serve(t, path, http.StatusOK, `{"name":"shop"}`)
+	require.NoError(t, api.IsOf(t.Context(), "shop"))
+	require.NoError(t, api.IsOf(t.Context(), ""))
+	require.ErrorContains(t, api.IsOf(t.Context(), "bank"), `belongs to cluster "shop"`)
+	api = serve(t, path, http.StatusUnauthorized, `{}`)
+	require.NoError(t, api.IsOf(t.Context(), "bank"))
 }
 
 func TestAddress(t *testing.T) {

@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -33,6 +34,9 @@ type TakeBackOptions struct {
 // order of a quorum queue up to this number.
 const maxTakeBack = 10_000
 
+// endedLook is how long a consumer may still be counted after it has ended.
+const endedLook = 3 * time.Second
+
 // TakeBack undoes a Ramp as far as no handler got its letters: letters of the run that are ready in
 // the plan's queue go back to its dead-letter queue, each confirmed there before it leaves the
 // queue, as if they had not been replayed. Progress.Refused counts letters of the run that had an
@@ -44,8 +48,8 @@ const maxTakeBack = 10_000
 // where that would harm them: while the queue has a consumer, which would get later messages first;
 // above 10 000 ready messages, whose order could not be kept; and in a queue that ends with its
 // last consumer. A queue whose delivery limit is within reach gives ErrUnsafePeek. TakeBack ends
-// with ErrUnsafe when a consumer comes; the rest stays in the queue. A consumer that comes to a
-// quorum queue of RabbitMQ 4.1 or later is not noticed: it may get younger messages first.
+// with ErrUnsafe when a consumer comes to a classic queue; the rest stays in the queue. A consumer
+// that comes to a quorum queue meanwhile is not noticed: it may get younger messages first.
 //
 // A quorum queue before RabbitMQ 4.3 counts each message that is given back, and the Subscriber
 // handles a message with five counts with care, alone: call TakeBack once or twice, not regularly.
@@ -72,8 +76,8 @@ type takeBack struct {
 	run   string
 	conn  *link.Conn
 	asked time.Time
-	// blind says that the broker counts consumers of the scan that were cancelled, as long as their
-	// messages are out: measured for quorum queues on 4.3.6, not on 3.10.8 and 4.0.5.
+	// blind says that the broker may count consumers of the scan that were cancelled, as long as
+	// their messages are out, as a quorum queue does: always on 4.3.6, sometimes on 3.10.8.
 	blind bool
 }
 
@@ -100,6 +104,13 @@ func (b *takeBack) takeBack(ctx context.Context) (err error) {
 // suits returns ErrUnsafe for a queue whose messages must not be taken.
 func (b *takeBack) suits(ctx context.Context) error {
 	ready, err := b.unused(ctx)
+	// A quorum queue still counts the consumer of a look that has just ended, as a rehearsal is.
+	for began := time.Now(); errors.Is(err, ErrUnsafe) && time.Since(began) < endedLook; {
+		if err := sleep(ctx, endedLook/30); err != nil {
+			return err
+		}
+		ready, err = b.unused(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -107,10 +118,9 @@ func (b *takeBack) suits(ctx context.Context) error {
 		return fmt.Errorf("%w: the queue has %d ready messages, and the order of at most %d is kept",
 			ErrUnsafe, ready, maxTakeBack)
 	}
-	version := audit.VersionOf(b.conn.Properties)
 	likely := amqp.Table{"x-queue-type": audit.Quorum}
-	f, err := audit.LearnDeclared(ctx, b.conn.Do, b.plan.Queue, likely, version,
-		b.operator.manager(ctx))
+	f, err := audit.LearnDeclared(ctx, b.conn.Do, b.plan.Queue, likely,
+		audit.VersionOf(b.conn.Properties), b.operator.manager(ctx))
 	switch {
 	case err != nil:
 		return err
@@ -123,7 +133,7 @@ func (b *takeBack) suits(ctx context.Context) error {
 	case f.Transient:
 		return fmt.Errorf("%w: the queue is not durable, or it ends with its last consumer", ErrUnsafe)
 	}
-	b.blind = f.Kind == audit.Quorum && version.AtLeast(4, 1)
+	b.blind = f.Kind == audit.Quorum
 	return nil
 }
 

@@ -213,11 +213,11 @@ func (l *Ledger) FailOnce(body string) bool {
 }
 
 // HandOvers is an observer that counts the failed tries of hand-overs, by message, and the
-// hand-overs that succeeded.
+// hand-overs that have ended.
 type HandOvers struct {
-	mu     sync.Mutex
-	failed map[string]int
-	done   int
+	mu           sync.Mutex
+	failed       map[string]int
+	done, undone int
 }
 
 // Observe implements middleware.Observer.
@@ -232,6 +232,8 @@ func (h *HandOvers) Observe(_ context.Context, e middleware.Event) {
 		h.failed[e.MessageID]++
 	case middleware.EventRetried, middleware.EventDeadLettered:
 		h.done++
+	case middleware.EventRequeued:
+		h.undone++
 	}
 }
 
@@ -240,6 +242,13 @@ func (h *HandOvers) Succeeded() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.done
+}
+
+// Ended returns the number of hand-overs that succeeded, or whose message went back.
+func (h *HandOvers) Ended() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.done + h.undone
 }
 
 // AtLeast reports whether so many messages have failed so often.

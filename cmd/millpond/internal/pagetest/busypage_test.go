@@ -2,6 +2,7 @@ package pagetest
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -142,6 +143,10 @@ func manyLetters(t *testing.T, y *yard) {
 	mouse{b}.press("Look at the letters")
 	b.see("of " + thousands(letters) + " letters")
 	took := time.Since(began)
+	limit := 10 * time.Second // other tests share the processors
+	if os.Getenv("MILLPOND_LONG") != "" {
+		limit = time.Second // measured: 97 to 337 ms
+	}
 	for _, path := range []string{
 		"/", "/dead?queue=orders", "/dead?queue=orders&error=refused", "/dead?queue=orders&page=50",
 		"/dead?queue=orders&id=order-99", "/waiting", "/stranded",
@@ -149,8 +154,7 @@ func manyLetters(t *testing.T, y *yard) {
 		began = time.Now()
 		b.visit(path)
 		t.Logf("%s: %v", path, time.Since(began).Round(time.Millisecond))
-		// Measured in a quiet run: 97 to 337 ms. Other tests share the processors.
-		require.Less(t, time.Since(began), 10*time.Second, path)
+		require.Less(t, time.Since(began), limit, path)
 	}
 	now, peak := h.server.memory()
 	t.Logf("%d letters looked at in %v; memory of the server in MiB: %d before, %d after, %d at most",

@@ -235,7 +235,7 @@ func (b *tab) see(texts ...string) {
 				b.shot("missing")
 				require.Contains(b.t, b.text(), text)
 			}
-			time.Sleep(50 * time.Millisecond)
+			b.pause()
 		}
 	}
 }
