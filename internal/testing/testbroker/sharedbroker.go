@@ -207,12 +207,7 @@ func shortName(test string) string {
 // dead-lettering.
 func Depth(tb testing.TB, url, queue string) int {
 	tb.Helper()
-	conn, err := amqp.Dial(url)
-	must(tb, "depth of queue "+queue, err)
-	defer conn.Close()
-	ch, err := conn.Channel()
-	must(tb, "depth of queue "+queue, err)
-	q, err := ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+	q, err := lookAt(tb, url, queue)
 	var refused *amqp.Error
 	if errors.As(err, &refused) && refused.Code == amqp.NotFound {
 		return -1
@@ -221,19 +216,65 @@ func Depth(tb testing.TB, url, queue string) int {
 	return q.Messages
 }
 
-// WaitFor returns as soon as cond is true, and fails the test if that takes longer than limit. The
-// text awaited completes the sentence "waited 5s for …".
+// looks has the open looker of each test and URL.
+var looks sync.Map
+
+// looker keeps a connection, because tests look at depths again and again.
+type looker struct {
+	sync.Mutex
+	conn *amqp.Connection
+	ch   *amqp.Channel
+}
+
+// lookAt asks on the connection of the test's last look, or on a new one if that has ended.
+func lookAt(tb testing.TB, url, queue string) (q amqp.Queue, err error) {
+	type key struct {
+		tb  testing.TB
+		url string
+	}
+	made, known := looks.LoadOrStore(key{tb, url}, new(looker))
+	l := made.(*looker)
+	if !known {
+		tb.Cleanup(func() { looks.Delete(key{tb, url}); l.close() })
+	}
+	l.Lock()
+	defer l.Unlock()
+	if l.ch != nil && !l.ch.IsClosed() {
+		q, err := l.ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+		if err == nil {
+			return q, nil
+		}
+	}
+	if l.conn == nil || l.conn.IsClosed() {
+		if l.conn, err = amqp.Dial(url); err != nil {
+			return q, err
+		}
+	}
+	if l.ch, err = l.conn.Channel(); err != nil {
+		return q, err
+	}
+	return l.ch.QueueDeclarePassive(queue, false, false, false, false, nil)
+}
+
+// close closes the connection, unless the broker is frozen.
+func (l *looker) close() {
+	l.Lock()
+	defer l.Unlock()
+	if l.conn != nil {
+		_ = l.conn.CloseDeadline(time.Now().Add(time.Second))
+	}
+}
+
+// WaitFor returns soon after cond is true, and fails the test if that takes longer than limit. The
+// text awaited completes the sentence "waited 5s for …". The longer it waits, the longer are the
+// pauses between two looks, because most looks cost the broker a connection.
 func WaitFor(tb testing.TB, awaited string, limit time.Duration, cond func() bool) {
 	tb.Helper()
-	deadline := time.NewTimer(limit)
-	defer deadline.Stop()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for !cond() {
-		select {
-		case <-deadline.C:
+	for began := time.Now(); !cond(); {
+		waited := time.Since(began)
+		if waited > limit {
 			tb.Fatalf("waited %s for %s", limit, awaited)
-		case <-ticker.C:
 		}
+		time.Sleep(min(max(waited/10, 10*time.Millisecond), 200*time.Millisecond))
 	}
 }

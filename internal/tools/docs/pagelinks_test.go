@@ -181,6 +181,9 @@ func slug(heading string) string {
 
 // anchors returns the places of a page that a link can name.
 func (p *page) anchors() map[string]bool {
+	if p.names != nil {
+		return p.names
+	}
 	found := map[string]bool{}
 	for _, h := range p.headings(0) {
 		name := slug(h)
@@ -194,6 +197,7 @@ func (p *page) anchors() map[string]bool {
 			found[m[1]] = true
 		}
 	}
+	p.names = found
 	return found
 }
 

@@ -45,8 +45,9 @@ type block struct {
 type page struct {
 	path   string
 	blocks []block
-	prose  []string // a line of the file each; empty for a line of a block
-	faults []string // of its form
+	prose  []string        // a line of the file each; empty for a line of a block
+	faults []string        // of its form
+	names  map[string]bool // the anchors, when they are known
 }
 
 var fence = regexp.MustCompile("^( *)(```+|~~~+)(.*)$")
