@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/urfave/cli/v3"
 )
@@ -26,29 +27,17 @@ type changes struct {
 func changesOf(c *cli.Command) (*changes, error) {
 	made := &changes{set: amqp.Table{}, unset: c.StringSlice("unset-header")}
 	for _, text := range c.StringSlice("set-header") {
-		key, value, ok := strings.Cut(text, "=")
-		if !ok {
-			return nil, usage("--set-header %q: write key=value or key:type=value", text)
-		}
-		var typed any = value
-		if name, kind, is := cutLast(key, ":"); is && headerTypes[kind] {
-			var err error
-			if key = name; kind != "string" {
-				if typed, err = typedOf(kind, value); err != nil {
-					return nil, usage("--set-header %q: %v", text, err)
-				}
-			}
-		}
-		if err := mayEdit(key); err != nil {
+		key, value, err := headertext.Parse(text)
+		if err != nil {
 			return nil, usage("--set-header: %v", err)
 		}
 		if _, twice := made.set[key]; twice || slices.Contains(made.unset, key) {
 			return nil, usage("--set-header: the header %q is named twice", key)
 		}
-		made.set[key] = typed
+		made.set[key] = value
 	}
 	for _, key := range made.unset {
-		if err := mayEdit(key); err != nil {
+		if err := headertext.Check(key); err != nil {
 			return nil, usage("--unset-header: %v", err)
 		}
 	}
@@ -62,19 +51,6 @@ func changesOf(c *cli.Command) (*changes, error) {
 		return nil, nil
 	}
 	return made, nil
-}
-
-var headerTypes = map[string]bool{
-	"string": true, "bool": true, "int8": true, "int16": true, "int32": true, "int64": true,
-	"uint8": true, "uint16": true, "uint32": true, "float32": true, "float64": true, "decimal": true,
-	"bytes": true, "timestamp": true, "table": true, "array": true, "void": true,
-}
-
-func cutLast(text, separator string) (before, after string, found bool) {
-	if i := strings.LastIndex(text, separator); i > 0 {
-		return text[:i], text[i+len(separator):], true
-	}
-	return text, "", false
 }
 
 // patchOf reads a patch, or the file that holds it.

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -18,8 +17,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/wire"
-	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -34,7 +32,7 @@ type content struct {
 func contentOf(headers amqp.Table, body []byte) (c content, others amqp.Table) {
 	c, others = content{amqp.Table{}, body}, amqp.Table{}
 	for key, value := range headers {
-		if isFixed(key) {
+		if headertext.Fixed(key) {
 			others[key] = value
 		} else {
 			c.headers[key] = value
@@ -48,13 +46,6 @@ func (c content) put(msg *amqp.Publishing) {
 	_, headers := contentOf(msg.Headers, nil)
 	maps.Copy(headers, c.headers)
 	msg.Headers, msg.Body = headers, c.body
-}
-
-// isFixed reports whether a header belongs to the library or to the broker.
-func isFixed(key string) bool {
-	d := amqp.Delivery{Headers: amqp.Table{key: nil}}
-	return strings.HasPrefix(key, "millpond-") ||
-		len(wire.Publishing(&d, header.IsState, nil).Headers) == 0
 }
 
 // The forms of a payload, by the line above it.
@@ -134,33 +125,6 @@ func (h typed) shown() string {
 	encoder.SetEscapeHTML(false)
 	_ = encoder.Encode(value) // it was decoded
 	return escaped(strings.TrimSpace(out.String()))
-}
-
-// typedOf reads a value as shown writes it.
-func typedOf(kind, value string) (any, error) {
-	switch {
-	case strings.HasPrefix(kind, "float") && !strings.HasPrefix(value, `"`):
-		value = strconv.Quote(value)
-	case kind == "bytes" && !strings.HasPrefix(value, "{"):
-		value = `{"base64":` + strconv.Quote(value) + `}`
-	case kind == "timestamp":
-		if t, err := time.Parse(time.RFC3339, value); err == nil {
-			value = strconv.FormatInt(t.Unix(), 10)
-		}
-	}
-	h := typed{Type: kind, Value: json.RawMessage(value)}
-	if value == "" {
-		h.Value = nil
-	}
-	var d amqp.Delivery
-	record, err := json.Marshal(map[string]any{"body": "", "headers": map[string]typed{"value": h}})
-	if err == nil {
-		d, err = operate.Decode(record)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("no value of type %s: %w", kind, err)
-	}
-	return d.Headers["value"], nil
 }
 
 // payloadText returns how a payload is shown, and its text. JSON is indented. Any payload that has
@@ -254,28 +218,17 @@ func (c content) parseHeader(line string) error {
 	if kind == "" {
 		return fmt.Errorf("%q is no header: write NAME TYPE VALUE", line)
 	}
-	if err := mayEdit(name); err != nil {
+	if err := headertext.Check(name); err != nil {
 		return err
 	}
 	if _, twice := c.headers[name]; twice {
 		return fmt.Errorf("the header %q is there twice", name)
 	}
-	typed, err := typedOf(kind, strings.TrimSpace(value))
+	typed, err := headertext.Value(kind, strings.TrimSpace(value))
 	if err != nil {
 		return fmt.Errorf("header %q: %w", name, err)
 	}
 	c.headers[name] = typed
-	return nil
-}
-
-// mayEdit returns an error for a header that an edit must not touch.
-func mayEdit(name string) error {
-	switch {
-	case name == "" || len(name) > 255:
-		return fmt.Errorf("the name of a header has %d bytes: AMQP allows 1 to 255", len(name))
-	case isFixed(name):
-		return fmt.Errorf("the header %q belongs to the library or to the broker: leave it out", name)
-	}
 	return nil
 }
 

@@ -314,7 +314,7 @@ func TestNothingIsTakenForAll(t *testing.T) {
 		{"dead replay q --all --patch [{}]", "it is no JSON patch"},
 		{"dead replay q --all --patch [{\"op\":\"add\"}]", "it is no JSON patch"},
 		{"dead replay q --all --patch /none", "no such file"},
-		{"dead replay q --all --set-header x", "write key=value"},
+		{"dead replay q --all --set-header x", "write name=value"},
 		{"dead replay q --all --set-header x:int64=y", "no value of type int64"},
 		{"dead replay q --all --set-header millpond-replays=1", "belongs to the library"},
 		{"dead replay q --all --set-header CC=x", "belongs to the library or to the broker"},

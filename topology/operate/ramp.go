@@ -157,32 +157,41 @@ type ramp struct {
 	result RampResult
 }
 
+// check returns an error for options that make no sense. Zero values are their defaults.
+func (o RampOptions) check() error {
+	switch stopAt := cmp.Or(o.StopAt, defaultStopAt); {
+	case !(stopAt > 0 && stopAt <= 1):
+		return fmt.Errorf("%w: StopAt %g is not over 0 and up to 1", ErrInvalidOptions, o.StopAt)
+	case o.Settle < 0 || cmp.Or(o.Watch, defaultWatch) < cmp.Or(o.Settle, defaultSettle) ||
+		o.MaxReplays < 0:
+		return fmt.Errorf("%w: settle %v, watch %v, at most %d replays: none can be negative, "+
+			"and watch not less than settle", ErrInvalidOptions, cmp.Or(o.Settle, defaultSettle),
+			cmp.Or(o.Watch, defaultWatch), o.MaxReplays)
+	}
+	for _, n := range o.Steps {
+		if n <= 0 {
+			return fmt.Errorf("%w: a step of %d letters", ErrInvalidOptions, n)
+		}
+	}
+	return nil
+}
+
 func newRamp(o *Operator, plan topology.Plan, options RampOptions) (*ramp, error) {
+	run := make([]byte, 6)
+	_, _ = rand.Read(run) // never fails
+	r := &ramp{result: RampResult{Run: hex.EncodeToString(run), AtHandler: unknown}}
+	if options.To != "" && options.To != plan.Queue || options.DryRun {
+		return r, fmt.Errorf("%w: neither another queue than the plan's nor a dry run can be watched: "+
+			"use Replay or Rehearse", ErrInvalidOptions)
+	}
+	if err := options.check(); err != nil {
+		return r, err
+	}
 	options.Canary = cmp.Or(options.Canary, defaultCanary)
 	options.StopAt = cmp.Or(options.StopAt, defaultStopAt)
 	options.Settle = cmp.Or(options.Settle, defaultSettle)
 	options.Watch = cmp.Or(options.Watch, defaultWatch)
-	run := make([]byte, 6)
-	_, _ = rand.Read(run) // never fails
-	r := &ramp{RampOptions: options, result: RampResult{
-		Run: hex.EncodeToString(run), AtHandler: unknown,
-	}}
-	switch {
-	case options.To != "" && options.To != plan.Queue, options.DryRun:
-		return r, fmt.Errorf("%w: neither another queue than the plan's nor a dry run can be watched: "+
-			"use Replay or Rehearse", ErrInvalidOptions)
-	case !(options.StopAt > 0 && options.StopAt <= 1):
-		return r, fmt.Errorf("%w: StopAt %g is not over 0 and up to 1", ErrInvalidOptions, options.StopAt)
-	case options.Settle < 0 || options.Watch < options.Settle || options.MaxReplays < 0:
-		return r, fmt.Errorf("%w: settle %v, watch %v, at most %d replays: none can be negative, "+
-			"and watch not less than settle", ErrInvalidOptions, options.Settle, options.Watch,
-			options.MaxReplays)
-	}
-	for _, n := range options.Steps {
-		if n <= 0 {
-			return r, fmt.Errorf("%w: a step of %d letters", ErrInvalidOptions, n)
-		}
-	}
+	r.RampOptions = options
 	r.returned = map[int]time.Time{}
 	r.moves = &replay{
 		operator: o, plan: plan, ReplayOptions: options.ReplayOptions, left: -1,

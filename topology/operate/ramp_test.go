@@ -331,6 +331,10 @@ func TestRampOfNothing(t *testing.T) {
 		} {
 			_, err := b.Ramp(t.Context(), b.plan, options)
 			require.ErrorIs(t, err, operate.ErrInvalidOptions, name)
+			if name != "to" && name != "dry" { // these a rehearsal may have
+				_, err = b.Rehearse(t.Context(), b.plan, options)
+				require.ErrorIs(t, err, operate.ErrInvalidOptions, "rehearse "+name)
+			}
 		}
 		b.delayBy(time.Second)
 		rig.DeleteQueue(t, b.url, b.waits(time.Second).Name)

@@ -47,7 +47,7 @@ const largeMessage = 16 << 20
 
 // Rehearse says what becomes of a replay with these options, and moves nothing: which letters it
 // chooses, whether the target exists, has a consumer and room, and which settings drop messages.
-// Edit is called, and its result is dropped.
+// Edit is called, and its result is dropped. Options that Ramp refuses give ErrInvalidOptions.
 //
 // That the user may publish is tried with a message for a queue that does not
 // exist, which the broker returns; that it may read the dead letters is seen by reading them. Only
@@ -59,7 +59,10 @@ func (o *Operator) Rehearse(
 	if options.To != "" {
 		h.Target = options.To
 	}
-	err := h.choose(ctx, o, plan, options)
+	err := options.check()
+	if err == nil {
+		err = h.choose(ctx, o, plan, options)
+	}
 	if err == nil && h.Target != plan.Queue {
 		plan = topology.Plan{Queue: h.Target}
 	}

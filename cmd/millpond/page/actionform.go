@@ -15,6 +15,7 @@ import (
 	udiff "github.com/aymanbagabas/go-udiff"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/cmd/millpond/internal/headertext"
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -137,11 +138,15 @@ func changeOf(f *formReader) (*job.Change, error) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		key, value, ok := strings.Cut(line, "=")
-		if !ok {
-			return nil, badRequest("header %q: write name=value", line)
+		name, text, ok := strings.Cut(line, "=")
+		if ok {
+			line = strings.TrimSpace(name) + "=" + strings.TrimSpace(text)
 		}
-		c.Set[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		key, value, err := headertext.Parse(line)
+		if err != nil {
+			return nil, badRequest("%v", err)
+		}
+		c.Set[key] = value
 	}
 	c.Unset = append(c.Unset, strings.Fields(f.Get("unset"))...)
 	return c, nil

@@ -206,69 +206,67 @@ func (h *Handler) fillDead(v *deadView, page int) error {
 	if err != nil {
 		return err
 	}
-	type place struct {
-		src  *source
-		stub stub
-	}
-	var all []place
 	reasons, handlers := map[string]bool{}, map[string]bool{}
+	first, last := int64(0), int64(0)
 	for i := range v.Sources {
 		src := &v.Sources[i]
 		if src.pile == nil {
 			continue
 		}
 		v.Total += src.pile.total
-		for o := range src.pile.origins {
+		for _, o := range src.pile.origins.values {
 			reasons[o.reason], handlers[o.handler] = true, true
 		}
-		stubs, left := src.pile.chosen(chosen)
-		v.Left += left
-		v.Chosen += len(stubs)
-		for _, s := range stubs {
-			all = append(all, place{src, s})
-		}
+		v.Left += src.pile.chosen(chosen, func(s *stub, _ *detail) {
+			v.Chosen++
+			if s.dead != 0 {
+				if first == 0 || s.dead < first {
+					first = s.dead
+				}
+				last = max(last, s.dead)
+			}
+		})
 	}
 	v.Reasons, v.Handlers = namesIn(reasons), namesIn(handlers)
-	first, last := int64(0), int64(0)
-	for _, p := range all {
-		if at := p.stub.dead; at != 0 {
-			if first == 0 || at < first {
-				first = at
-			}
-			last = max(last, at)
-		}
-	}
 	groups := map[string]*group{}
 	listed := 0
-	for _, p := range all {
-		g := groups[p.stub.cause.id]
-		if g == nil {
-			g = &group{
-				ID: p.stub.cause.id, Cause: p.stub.cause.text, times: make([]int, bins),
-				queues: map[string]int{}, handlers: map[string]int{}, reasonsOf: map[string]int{},
-			}
-			groups[g.ID] = g
+	for i := range v.Sources {
+		src := &v.Sources[i]
+		if src.pile == nil {
+			continue
 		}
-		g.add(p.stub, first, last)
-		if p.stub.detail >= 0 {
-			if listed/perPage+1 == page {
-				v.Letters = append(v.Letters, letterRowOf(p.src, p.stub))
+		src.pile.chosen(chosen, func(s *stub, d *detail) {
+			c := &src.pile.causes.values[s.cause]
+			g := groups[c.id]
+			if g == nil {
+				g = &group{
+					ID: c.id, Cause: c.text, times: make([]int, bins),
+					queues: map[string]int{}, handlers: map[string]int{}, reasonsOf: map[string]int{},
+				}
+				groups[g.ID] = g
 			}
-			listed++
-		}
+			g.add(s.dead, &src.pile.origins.values[s.from], first, last)
+			if d != nil {
+				if listed/perPage+1 == page {
+					v.Letters = append(v.Letters, letterRowOf(src, s, d))
+				}
+				listed++
+			}
+		})
 	}
 	v.Page, v.Pages = page, (listed+perPage-1)/perPage
 	v.Groups = sortedGroups(groups)
 	if v.MoreGroups = len(v.Groups) - maxGroups; v.MoreGroups > 0 {
 		v.Groups = v.Groups[:maxGroups]
 	}
-	if first != 0 {
+	over := ""
+	if last > first && first != 0 {
 		v.Range = about(time.Duration(last-first) * time.Millisecond)
+		over = " over " + v.Range + ", the newest at the right"
 	}
 	for i := range v.Groups {
 		g := &v.Groups[i]
-		g.Spark = sparkline(g.times, fmt.Sprintf("%s over %s, the newest at the right",
-			plural(g.Count, "letter"), v.Range))
+		g.Spark = sparkline(g.times, plural(g.Count, "letter")+over)
 	}
 	return nil
 }
@@ -281,22 +279,22 @@ func namesIn(set map[string]bool) []string {
 	return names[:min(len(names), maxGroups)]
 }
 
-func (g *group) add(s stub, first, last int64) {
+func (g *group) add(dead int64, from *origin, first, last int64) {
 	g.Count++
-	g.queues[s.from.queue]++
-	g.handlers[s.from.handler]++
-	g.reasonsOf[s.from.reason]++
-	if s.dead == 0 {
+	g.queues[from.queue]++
+	g.handlers[from.handler]++
+	g.reasonsOf[from.reason]++
+	if dead == 0 {
 		return
 	}
-	at := time.UnixMilli(s.dead)
+	at := time.UnixMilli(dead)
 	if g.First.IsZero() || at.Before(g.First) {
 		g.First = at
 	}
 	if at.After(g.Last) {
 		g.Last = at
 	}
-	g.times[min(int((s.dead-first)*bins/max(last-first, 1)), bins-1)]++
+	g.times[min(int((dead-first)*bins/max(last-first, 1)), bins-1)]++
 }
 
 func sortedGroups(groups map[string]*group) []group {
@@ -331,11 +329,11 @@ func shares(counts map[string]int) string {
 	return strings.Join(list, ", ")
 }
 
-func letterRowOf(src *source, s stub) letterRow {
-	d := src.pile.details[s.detail]
+func letterRowOf(src *source, s *stub, d *detail) letterRow {
+	from := &src.pile.origins.values[s.from]
 	row := letterRow{
-		Dead: src.Queue, ID: d.id, Error: d.err, Queue: s.from.queue, Handler: s.from.handler,
-		Reason: s.from.reason, Position: int(s.position), Attempts: int(d.attempts),
+		Dead: src.Queue, ID: d.id, Error: d.err, Queue: from.queue, Handler: from.handler,
+		Reason: from.reason, Position: int(s.position), Attempts: int(d.attempts),
 		Replays: int(d.replays), Size: int(d.size),
 	}
 	if s.dead != 0 {

@@ -38,6 +38,7 @@ type overview struct {
 	Back                  back
 	UnclearMore, LostMore int
 	LostEmpty             int // wait queues that lead to no queue and are empty
+	LostUnknown           int // queues whose messages would be lost, and whose count is not known
 	Unclear               []discover.Unclear
 }
 
@@ -90,16 +91,22 @@ func (h *Handler) overview(s *sight) overview {
 	}
 	o.Back = backOf(waits)
 	for _, q := range s.Vhost.Stranded {
-		if q.Total.N != 0 {
+		switch {
+		case !q.Total.Known():
+			o.LostUnknown++
+		case q.Total.N > 0:
 			o.Lost = append(o.Lost, lost{Queue: q.Name, Stranded: true, Count: q.Total})
 		}
 	}
 	for _, w := range s.Vhost.Orphans {
-		if w.Total.Known() && w.Total.N == 0 {
+		switch {
+		case !w.Total.Known():
+			o.LostUnknown++
+		case w.Total.N > 0:
+			o.Lost = append(o.Lost, lost{Queue: w.Name, Why: w.Why, Count: w.Total})
+		default:
 			o.LostEmpty++
-			continue
 		}
-		o.Lost = append(o.Lost, lost{Queue: w.Name, Why: w.Why, Count: w.Total})
 	}
 	if o.LostMore = len(o.Lost) - maxUnclear; o.LostMore > 0 {
 		o.Lost = o.Lost[:maxUnclear]

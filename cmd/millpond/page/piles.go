@@ -36,24 +36,46 @@ type pile struct {
 	// total counts the letters that the look has chosen, also letters that are not kept.
 	total    int
 	stubs    []stub
-	details  []detail
+	details  []detail               // of the first stubs
 	contents map[int]operate.Letter // by position
 	bytes    int
-	causes   map[string]*cause
-	origins  map[origin]*origin
+	causes   index[string, cause]
+	origins  index[origin, origin]
 }
 
-// stub is a letter as groups need it.
+// stub is a letter as groups need it. A million of them take 16 MB.
 type stub struct {
 	dead     int64 // in milliseconds; 0 if it is not known
 	position int32
-	detail   int32 // an index; -1 if its details are not kept
-	cause    *cause
-	from     *origin
+	cause    uint16 // a number of the pile's causes
+	from     uint16 // a number of its origins
 }
 
 // cause is a fingerprint.
 type cause struct{ id, text string }
+
+// index numbers values, at most maxCauses of them and one for all others.
+type index[K comparable, V any] struct {
+	numbers map[K]uint16
+	values  []V
+}
+
+// number returns the number of a key, and whether the key is new.
+func (x *index[K, V]) number(key K) (n uint16, isNew bool) {
+	n, known := x.numbers[key]
+	return n, !known
+}
+
+func (x *index[K, V]) add(key K, value V) uint16 {
+	if x.numbers == nil {
+		x.numbers = map[K]uint16{}
+	}
+	n := uint16(len(x.values))
+	x.numbers[key], x.values = n, append(x.values, value)
+	return n
+}
+
+func (x *index[K, V]) full() bool { return len(x.values) >= maxCauses }
 
 // origin is shared by the letters that have the same.
 type origin struct{ queue, handler, reason string }
@@ -72,13 +94,12 @@ func (p *pile) add(l operate.Letter, room *room) {
 		return
 	}
 	room.stubs--
-	s := stub{position: int32(l.Position), detail: -1, cause: p.causeOf(l), from: p.originOf(l)}
+	s := stub{position: int32(l.Position), cause: p.causeOf(l), from: p.originOf(l)}
 	if !l.DeadAt.IsZero() {
 		s.dead = l.DeadAt.UnixMilli()
 	}
 	if room.details > 0 {
 		room.details--
-		s.detail = int32(len(p.details))
 		p.details = append(p.details, detail{
 			id: strings.Clone(l.ID), err: strings.Clone(cutBytes(l.Error, maxError)),
 			attempts: int32(l.Attempts), replays: int32(l.Replays), size: int32(len(l.Delivery.Body)),
@@ -92,33 +113,31 @@ func (p *pile) add(l operate.Letter, room *room) {
 	p.stubs = append(p.stubs, s)
 }
 
-func (p *pile) causeOf(l operate.Letter) *cause {
+func (p *pile) causeOf(l operate.Letter) uint16 {
 	id, text := operate.Fingerprint(l)
-	if p.causes[id] == nil && len(p.causes) >= maxCauses {
+	n, isNew := p.causes.number(id)
+	if isNew && p.causes.full() {
 		id, text = "", "(others)"
+		n, isNew = p.causes.number(id)
 	}
-	c := p.causes[id]
-	if c == nil {
-		c = &cause{id, strings.Clone(text)}
-		p.causes[id] = c
+	if isNew {
+		n = p.causes.add(id, cause{id, strings.Clone(text)})
 	}
-	return c
+	return n
 }
 
-func (p *pile) originOf(l operate.Letter) *origin {
+func (p *pile) originOf(l operate.Letter) uint16 {
 	o := origin{cutBytes(l.Queue, 255), cutBytes(l.Handler, 255), cutBytes(string(l.Reason), 255)}
-	if found := p.origins[o]; found != nil {
-		return found
-	}
-	if len(p.origins) >= maxCauses {
+	n, isNew := p.origins.number(o)
+	if isNew && p.origins.full() {
 		o = origin{"(others)", "(others)", ""}
-		if found := p.origins[o]; found != nil {
-			return found
-		}
+		n, isNew = p.origins.number(o)
 	}
-	kept := &origin{strings.Clone(o.queue), strings.Clone(o.handler), strings.Clone(o.reason)}
-	p.origins[*kept] = kept
-	return kept
+	if isNew {
+		o = origin{strings.Clone(o.queue), strings.Clone(o.handler), strings.Clone(o.reason)}
+		n = p.origins.add(o, o)
+	}
+	return n
 }
 
 // cutBytes cuts a text, and no character in two.
@@ -175,10 +194,7 @@ func (s *letterStore) begin(queue, key string) (*pile, *room) {
 	s.piles = slices.DeleteFunc(s.piles, func(p *pile) bool {
 		return p.queue == queue && p.key == key
 	})
-	p := &pile{
-		queue: queue, key: key, contents: map[int]operate.Letter{}, causes: map[string]*cause{},
-		origins: map[origin]*origin{},
-	}
+	p := &pile{queue: queue, key: key, contents: map[int]operate.Letter{}}
 	return p, &room{maxStubs, maxDetails, maxContents}
 }
 
@@ -228,7 +244,7 @@ func (s *letterStore) letter(queue, id string, position int) (kept, bool) {
 		}
 		if l, ok := p.contents[position]; ok && l.ID == id {
 			i := slices.IndexFunc(p.stubs, func(s stub) bool { return int(s.position) == position })
-			return kept{queue, l, p.at, int(p.details[p.stubs[i].detail].size)}, true
+			return kept{queue, l, p.at, int(p.details[i].size)}, true
 		}
 	}
 	return kept{}, false
@@ -244,31 +260,33 @@ func (s *letterStore) keep(queue string, l operate.Letter) {
 	s.single = append(s.single, kept{queue, light(l), time.Now(), len(l.Delivery.Body)})
 }
 
-// chosen returns the letters of a look that meet the filter, by position. left counts the letters
-// that may meet it and whose details are not kept.
-func (p *pile) chosen(f operate.Filter) (found []stub, left int) {
+// chosen calls do with the letters of a look that meet the filter, by position, and with their
+// details, if they are kept. left counts the letters that may meet it and whose details are not
+// kept. No list is made, because a look may have a million letters.
+func (p *pile) chosen(f operate.Filter, do func(*stub, *detail)) (left int) {
 	ids, text := len(f.IDs) > 0, f.Error != "" || f.ErrorPattern != nil
-	for _, s := range p.stubs {
+	for i := range p.stubs {
+		s := &p.stubs[i]
+		from := &p.origins.values[s.from]
 		switch {
-		case f.Reason != "" && f.Reason != header.Reason(s.from.reason),
-			f.Handler != "" && f.Handler != s.from.handler,
-			f.Group != "" && f.Group != s.cause.id,
+		case f.Reason != "" && f.Reason != header.Reason(from.reason),
+			f.Handler != "" && f.Handler != from.handler,
+			f.Group != "" && f.Group != p.causes.values[s.cause].id,
 			!f.Since.IsZero() && (s.dead == 0 || s.dead < f.Since.UnixMilli()),
 			!f.Until.IsZero() && (s.dead == 0 || s.dead >= f.Until.UnixMilli()):
 			continue
 		}
-		if s.detail < 0 {
-			if left++; ids || text {
-				continue
-			}
-		} else {
-			d := p.details[s.detail]
+		var d *detail
+		if i < len(p.details) {
+			d = &p.details[i]
 			if ids && !slices.Contains(f.IDs, d.id) || !strings.Contains(d.err, f.Error) ||
 				f.ErrorPattern != nil && !f.ErrorPattern.MatchString(d.err) {
 				continue
 			}
+		} else if left++; ids || text {
+			continue
 		}
-		found = append(found, s)
+		do(s, d)
 	}
-	return found, left + p.total - len(p.stubs)
+	return left + p.total - len(p.stubs)
 }

@@ -244,6 +244,10 @@ func (b *tab) see(texts ...string) {
 func (b *tab) shot(name string) []byte {
 	b.t.Helper()
 	picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+	if err != nil && strings.Contains(err.Error(), "0 width") { // a page that just loads again
+		b.pause()
+		picture, err = chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+	}
 	require.NoError(b.t, err)
 	if pictures != "" {
 		name = strings.ReplaceAll(b.t.Name()+"-"+name, "/", "-") + ".png"

@@ -32,6 +32,9 @@ func TestPage(t *testing.T) {
 		{"without scripts", withoutScripts},
 		{"two pages", twoPages},
 		{"killed", killed},
+		{"undone", undone},
+		{"roles", roles},
+		{"masked", masked},
 		{"many letters", manyLetters},
 	} {
 		t.Run(part.name, func(t *testing.T) {

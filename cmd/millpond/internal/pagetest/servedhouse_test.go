@@ -85,6 +85,7 @@ type yard struct {
 	node     *testbroker.Node
 	api      string
 	chromium context.Context
+	houses   atomic.Int64
 }
 
 func newYard(t *testing.T) *yard {
@@ -108,8 +109,7 @@ type house struct {
 // newHouse makes a virtual host.
 func (y *yard) newHouse(t *testing.T) *house {
 	t.Helper()
-	name := strings.ToLower(regexp.MustCompile(`\W+`).ReplaceAllString(
-		t.Name()[strings.LastIndex(t.Name(), "/")+1:], "-"))
+	name := fmt.Sprint("shop-", y.houses.Add(1))
 	testbroker.Put(t, y.api, map[string]any{}, "vhosts", name)
 	testbroker.Put(t, y.api, map[string]any{"configure": ".*", "write": ".*", "read": ".*"},
 		"permissions", name, "guest")

@@ -249,10 +249,9 @@ func (a *action) own(f operate.Filter) operate.Filter {
 func (a *action) lookReplay(
 	ctx context.Context, o *operate.Operator, filter operate.Filter,
 ) (found Rehearsal, err error) {
-	h, err := o.Rehearse(ctx, a.plan, operate.RampOptions{
-		ReplayOptions: operate.ReplayOptions{Filter: filter, To: a.Request.To},
-		MaxReplays:    a.Request.MaxReplays,
-	})
+	h, err := o.Rehearse(ctx, a.plan, a.Request.ramp(operate.ReplayOptions{
+		Filter: filter, To: a.Request.To,
+	}))
 	found = Rehearsal{
 		Target: h.Target, Ready: h.Ready, Consumers: h.Consumers, Findings: h.Findings,
 		Found: progressOf(h.Progress),

@@ -249,6 +249,24 @@ func (r *Request) watched() bool {
 	return r.Kind == Replay && (r.To == "" || r.To == r.Queue)
 }
 
+// ramp returns the options of a watched replay.
+func (r *Request) ramp(options operate.ReplayOptions) operate.RampOptions {
+	ramp := operate.RampOptions{
+		ReplayOptions: options, Canary: r.Canary, Steps: r.Steps, StopAt: r.StopAt, Settle: r.Settle,
+		Watch: r.Watch, MaxReplays: r.MaxReplays,
+	}
+	if ramp.Canary == 0 {
+		ramp.Canary = -1
+	}
+	if ramp.StopAt == 0 {
+		ramp.StopAt = 1
+	}
+	if ramp.Watch == 0 {
+		ramp.Watch = max(time.Minute, r.Settle)
+	}
+	return ramp
+}
+
 // words describes an action, with its count and its filter.
 func (r *Request) words(n int, dead string) string {
 	one, many := "dead letter", "dead letters"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -56,20 +55,7 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 func (m *Manager) ramp(
 	ctx context.Context, o *operate.Operator, a *action, options operate.ReplayOptions,
 ) error {
-	r := a.Request
-	ramp := operate.RampOptions{
-		ReplayOptions: options, Canary: r.Canary, Steps: r.Steps, StopAt: r.StopAt, Settle: r.Settle,
-		Watch: r.Watch, MaxReplays: r.MaxReplays,
-	}
-	if ramp.Canary == 0 {
-		ramp.Canary = -1
-	}
-	if ramp.StopAt == 0 {
-		ramp.StopAt = 1
-	}
-	if ramp.Watch == 0 {
-		ramp.Watch = max(time.Minute, r.Settle)
-	}
+	ramp := a.Request.ramp(options)
 	named := false
 	ramp.Report = func(res operate.RampResult) {
 		m.progress(a, rampOf(res))
