@@ -145,8 +145,10 @@ func (h *Handler) planOf(ctx context.Context, queue string) (topology.Plan, erro
 func actFailure(err error) error {
 	var f failure
 	for status, list := range map[int][]error{
-		http.StatusBadRequest: {job.ErrRequest, job.ErrNoFilter, job.ErrNoFolder, operate.ErrInvalidOptions},
-		http.StatusNotFound:   {job.ErrNoAction},
+		http.StatusBadRequest: {
+			job.ErrRequest, job.ErrNoFilter, job.ErrNoFolder, operate.ErrInvalidOptions,
+		},
+		http.StatusNotFound: {job.ErrNoAction},
 		http.StatusConflict: {
 			job.ErrNothing, job.ErrBusy, job.ErrDigest, job.ErrState, job.ErrChanged, job.ErrLocked,
 			operate.ErrUnsafe, operate.ErrUnsafePeek,

@@ -112,9 +112,11 @@ func masked(t *testing.T, y *yard) {
 	b.see("values are masked", `"order": 7`, `"number": "(masked)"`, `"password": "(masked)"`)
 	b.shot("masked")
 	letter := b.path()
-	download := eval[string](b, `fetch(document.querySelector("form[action*='/letter/download']").action,
-		{method: "POST", body: new URLSearchParams({form: document.querySelector("input[name=form]").value})})
-		.then((r) => r.text())`)
+	download := eval[string](b, `(() => {
+		const form = document.querySelector("form[action*='/letter/download']");
+		return fetch(form.action, {method: "POST", body: new URLSearchParams(new FormData(form))})
+			.then((r) => r.text());
+	})()`)
 	require.Contains(t, download, "(masked)")
 	all := download
 	for _, path := range []string{letter, letter + "&as=hex", "/dead?queue=orders", "/"} {

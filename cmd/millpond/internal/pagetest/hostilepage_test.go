@@ -144,7 +144,10 @@ func lastOf(all []string) string { return all[len(all)-1] }
 
 // thousands writes a number as the page does.
 func thousands(n int) string {
-	return fmt.Sprintf("%d\u202f%03d", n/1000, n%1000)
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return thousands(n/1000) + fmt.Sprintf("\u202f%03d", n%1000)
 }
 
 // fillHostile publishes n hostile letters of a queue.
