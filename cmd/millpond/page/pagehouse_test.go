@@ -169,8 +169,18 @@ func (v *visitor) post(path string, form url.Values) answer {
 		strings.NewReader(form.Encode()))
 	require.NoError(v.t, err)
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	return v.do(req)
+	got := v.do(req)
+	if strings.Contains(got.body, looking) { // a busy machine
+		rig.WaitFor(v.t, "the look", func() bool {
+			got = v.get(got.Request.URL.RequestURI())
+			return !strings.Contains(got.body, looking)
+		})
+	}
+	return got
 }
+
+// looking is on a page while a look runs.
+const looking = "Looking at the broker: "
 
 // tokenIn returns the token of the forms of a page.
 func tokenIn(body string) string {

@@ -346,7 +346,10 @@ func (c *trial) end(way []testbroker.Seen) ending {
 			}
 			if string(msg.Body) == c.body {
 				done.copies++
-				assert.Equal(c, c.leg.dead, queue == c.queue+".dlq", "a copy in %s", queue)
+				// A connection that is reset behind an ack may take the ack with it, which gives the
+				// delivery back once the service has ended.
+				assert.True(c, c.leg.dead == (queue == c.queue+".dlq") ||
+					queue == c.queue && c.leg.side == consuming, "a copy in %s", queue)
 				assert.Contains(c, []any{"1", nil}, msg.Headers[header.DeadFailures], "attempts are burned")
 			}
 		}
