@@ -3,6 +3,7 @@ package pagetest
 import (
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -26,7 +28,12 @@ func (h *house) crowd(n int) (handled *sync.Map, count *atomic.Int64) {
 	h.t.Helper()
 	handled, count = new(sync.Map), new(atomic.Int64)
 	h.serve(rig.Config{
-		Queue: "orders", Policy: backoff.List{200 * time.Millisecond}, Configure: rig.QuorumQueue,
+		Queue: "orders", Policy: backoff.List{200 * time.Millisecond},
+		Configure: func(c *wamqp.Config) {
+			c.Queue.Arguments = amqp.Table{ // no look can delete a message
+				"x-queue-type": "quorum", "x-delivery-limit": int64(math.MaxInt32),
+			}
+		},
 		Handle: func(msg *message.Message) error {
 			if _, twice := handled.LoadOrStore(string(msg.Payload), true); !twice {
 				count.Add(1)
