@@ -76,6 +76,41 @@ func everyPage(t *testing.T, y *yard) {
 	b.visit("/")
 	b.dress(looks[0])
 	b.keep("page.png")
+	h.answers(b, axe)
+}
+
+// answers inspects the pages that answer a form, and the login.
+func (h *house) answers(b *tab, axe string) {
+	h.t.Helper()
+	m := mouse{b}
+	b.visit("/dead?queue=orders&error=refused")
+	m.press("order-17003")
+	m.press("Edit …")
+	b.see("Headers to set")
+	b.inspectHere("edit", axe)
+	m.fill("Payload", `{"order":17000}`)
+	m.fill("Headers to set", "tries:int32=4")
+	m.press("Rehearse the edit")
+	b.see("The difference", "+tries (int32) = 4")
+	b.inspectHere("edit-confirm", axe)
+	b.tolerate("status of 400")
+	b.visit("/act?queue=orders&error=refused")
+	m.fill("Letters a second", "many")
+	m.press("Rehearse the replay")
+	b.see("write a number")
+	b.inspectHere("refused", axe)
+	b.visit("/doctor")
+	m.press("Examine the broker")
+	b.see("held, then sent")
+	b.inspectHere("doctor-done", axe)
+
+	file := filepath.Join(h.t.TempDir(), "token")
+	require.NoError(h.t, os.WriteFile(file, []byte("actor-0123456789abcdef\n"), 0o600))
+	h.open("--token-file", file)
+	login := h.tab()
+	call(login, page.SetBypassCSP, page.SetBypassCSPParams{Enabled: true})
+	login.tolerate("status of 401")
+	login.inspect(named{"login", "/"}, axe)
 }
 
 // pages prepares the pages by looking at everything, and lists them.
@@ -152,12 +187,26 @@ func (b *tab) inspect(p named, axe string) {
 	for _, l := range looks {
 		b.dress(l)
 		b.visit(p.path)
-		b.shot(p.name + "-" + l.name)
-		assert.LessOrEqual(b.t, eval[int64](b, "document.documentElement.scrollWidth"), l.width,
-			"%s is wider than %s", p.name, l.name)
-		for _, v := range b.examine(axe) {
-			assert.Fail(b.t, v.ID+": "+v.Help, "%s %s: %+v", p.name, l.name, v.Nodes)
-		}
+		b.inspectAs(p.name, l, axe)
+	}
+}
+
+// inspectHere looks at the page that is open, which has no address of its own.
+func (b *tab) inspectHere(name, axe string) {
+	b.t.Helper()
+	for _, l := range looks {
+		b.dress(l)
+		b.inspectAs(name, l, axe)
+	}
+}
+
+func (b *tab) inspectAs(name string, l look, axe string) {
+	b.t.Helper()
+	b.shot(name + "-" + l.name)
+	assert.LessOrEqual(b.t, eval[int64](b, "document.documentElement.scrollWidth"), l.width,
+		"%s is wider than %s", name, l.name)
+	for _, v := range b.examine(axe) {
+		assert.Fail(b.t, v.ID+": "+v.Help, "%s %s: %+v", name, l.name, v.Nodes)
 	}
 }
 
