@@ -78,6 +78,9 @@ func TestCrashLoopEnds(t *testing.T) {
 			dead := rig.Take(t, url, queue+".dlq")
 			require.Equal(t, "poison", string(dead.Body))
 			rig.RequireDead(t, dead, "crash_loop", "0")
+			if testbroker.Depth(t, url, queue) > 0 { // the last kill came before the ack
+				require.Equal(t, "poison", string(rig.Take(t, url, queue).Body))
+			}
 			require.Zero(t, testbroker.Depth(t, url, queue))
 			require.Zero(t, testbroker.Depth(t, url, queue+".wait.1s"))
 		})

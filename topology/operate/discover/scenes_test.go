@@ -2,6 +2,7 @@ package discover_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,16 +43,15 @@ func names(waits []discover.Wait) (list []string) {
 // told requires a sentence about a queue that contains all texts.
 func told(t testing.TB, v discover.Vhost, queue string, texts ...string) {
 	t.Helper()
-	for _, u := range v.Unclear {
-		all := u.Queue == queue
-		for _, text := range texts {
-			all = all && strings.Contains(u.String(), text)
-		}
-		if all {
-			return
-		}
-	}
-	require.Fail(t, "it is not told", "%q in %v", texts, v.Unclear)
+	require.True(t, tells(v, queue, texts...), "it is not told: %q in %v", texts, v.Unclear)
+}
+
+func tells(v discover.Vhost, queue string, texts ...string) bool {
+	return slices.ContainsFunc(v.Unclear, func(u discover.Unclear) bool {
+		return u.Queue == queue && !slices.ContainsFunc(texts, func(text string) bool {
+			return !strings.Contains(u.String(), text)
+		})
+	})
 }
 
 // Queues of other programs are not millpond's, also with a TTL and a dead-letter target.
@@ -255,7 +255,9 @@ func letters(p place) {
 		v = p.find(discover.WithLooks(o))
 		m, _ := v.Main("q")
 		dead = m.Dead[0]
-		return dead.Total.Known() && dead.Ready.Known() && dead.Total.N == 2 && dead.Ready.N == 2
+		// A look may come before the queue has the message of the last look again.
+		return dead.Total.Known() && dead.Ready.Known() && dead.Total.N == 2 && dead.Ready.N == 2 &&
+			!dead.Oldest.IsZero() && tells(v, "strange", `"strange.dlq"`)
 	})
 	require.Equal(p.t, discover.ByLetter, dead.Evidence)
 	require.True(p.t, at.Equal(dead.Oldest), dead.Oldest)

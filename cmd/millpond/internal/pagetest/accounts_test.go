@@ -46,7 +46,7 @@ func undone(t *testing.T, y *yard) {
 	rig.AwaitDepth(t, h.url, "orders.dlq", 20)
 }
 
-// Given an account that may read and one that may act, then each can do that and no more.
+// Given an account that may read and an account that may act, then each can do that and no more.
 func roles(t *testing.T, y *yard) {
 	h := y.newHouse(t)
 	h.crowd(5)
@@ -66,7 +66,7 @@ func roles(t *testing.T, y *yard) {
 		m.fill("Token or password", token)
 		m.press("Log in")
 	}
-	// act posts what a form of an action would post, with the token of this page.
+	// act posts the fields of an action's form, with the token of this page.
 	act := func() int64 {
 		return eval[int64](b, `fetch("/action/rehearse", {method: "POST", body: new URLSearchParams({
 			form: document.querySelector("input[name=form]").value, kind: "discard", queue: "orders",

@@ -191,7 +191,7 @@ func (b *tab) inspect(p named, axe string) {
 	}
 }
 
-// inspectHere looks at the page that is open, which has no address of its own.
+// inspectHere looks at the page that is open, which has no address.
 func (b *tab) inspectHere(name, axe string) {
 	b.t.Helper()
 	for _, l := range looks {
