@@ -96,6 +96,11 @@ type Event struct {
 	Interruptions int
 	// Messages is the number of messages in the queue of an EventStranded.
 	Messages int
+
+	// Brake is the state of the brake that an EventBudgetClosed or EventBudgetOpened tells of. It is
+	// nil for a budget without Brake. Probing says that this process probes.
+	Brake   *header.BrakeState
+	Probing bool
 }
 
 // ErrorText returns the text of Err as log lines have it: changed by WithErrorText, cut, and
@@ -145,10 +150,11 @@ const (
 	EventCrashRound EventKind = "crash_round"
 
 	// EventBudgetClosed says that the retry budget closed with this message, for all handlers
-	// that share it; see Budget.
+	// that share it; see Budget. With a Brake no message belongs to it: this process has stopped
+	// consuming, or the prober has changed since.
 	EventBudgetClosed EventKind = "budget_closed"
 	// EventBudgetOpened says that the budget is open again. The message of any handler that
-	// shares it may show this.
+	// shares it may show this. With a Brake this process consumes again.
 	EventBudgetOpened EventKind = "budget_opened"
 
 	// EventStranded says that the number of messages in a stranded queue has changed. The Client
