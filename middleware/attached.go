@@ -38,6 +38,9 @@ type Delivery struct {
 	// Redelivered says that the broker delivered the message before and got it back
 	// without an ack. See DeduplicationKey.
 	Redelivered bool
+	// Probe says that the Subscriber has stopped consuming because of a Budget with Brake, and
+	// that this message finds out whether the downstream works.
+	Probe bool
 	// Source belongs to the Subscriber and its Republisher; the middleware ignores it.
 	Source any
 	// Given returns how long a message waits if it asks for a delay: never shorter, and

@@ -4,10 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -32,7 +38,8 @@ type BudgetConfig struct {
 	//
 	// Default: any number.
 	Retries int
-	// Delay of a retry that is over budget, unless the delay of its policy is longer.
+	// Delay of a retry that is over budget, unless the delay of its policy is longer. It is also
+	// the delay of a message that Probes, Brake or Key sets aside.
 	//
 	// Default: the longest delay of the policies, which must be able to list their delays.
 	Delay time.Duration
@@ -43,123 +50,244 @@ type BudgetConfig struct {
 	DeadLetter bool
 	// Probes is the number of deliveries that a window lets through to the handlers while Share
 	// keeps the budget closed. The others are snoozed for Delay without an attempt, for as long
-	// as WithSnoozeLimit allows.
+	// as WithSnoozeLimit allows. A budget with Brake needs none: its Probes count only while this
+	// process cannot reach the other instances through the broker.
 	//
 	// Default: all go through, and only retries are slowed down.
 	Probes int
+
+	// Brake stops consuming in all instances while Share keeps the budget of one of them closed;
+	// see Budget. It needs Share and excludes DeadLetter.
+	//
+	// Default: false, the budget of each process is its own, and consuming goes on.
+	Brake bool
+	// Name of the brake: the instances whose budgets have the same name in the same vhost stop
+	// and start together. At most 200 bytes, printable.
+	//
+	// Default: the queue of the Subscriber. A budget that serves several queues must have a name.
+	Name string
+	// Probe says how long to pause before each probe of the downstream. Its Count is one more
+	// than the probes in a row that did not succeed. A policy that ends repeats its last delay.
+	//
+	// Default: 500 ms, doubled after each failure up to 1.25 s, and up to a tenth longer.
+	Probe backoff.Policy
+	// Successes in a row let the instances consume again.
+	//
+	// Default: 3.
+	Successes int
+	// Ramp is the time in which the rate of all instances rises to the rate before the stop. After
+	// that the rate is at most a quarter higher, until the queue is drained.
+	//
+	// Default: 30 s.
+	Ramp time.Duration
+	// Key returns the key of a message, for example a customer. The budget counts each key by
+	// itself. While the budget of a key is closed, messages with this key are snoozed for Delay
+	// without an attempt, one at a time probes, and all others are handled. The budget counts no
+	// message with the key "". Key is called for each delivery by many goroutines, must be quick,
+	// and must not change the message. A panic counts as "". It needs Brake.
+	//
+	// Default: all messages count together, and a closed budget stops the queue.
+	Key func(msg *message.Message) string
+	// Keys is the number of keys that are counted at once. Beyond that the key is forgotten that
+	// was not seen for the longest time.
+	//
+	// Default: 1000.
+	Keys int
 }
 
 // Budget slows retries down while too many deliveries fail, so that a downstream service that
 // is out of order gets fewer calls from all handlers that share the budget. No message is lost
 // by it. A retry that would come too late for WithMaxAge or the message's own expiration is not
-// slowed down.
+// slowed down. It counts in a sliding window, in this process.
 //
-// It counts in a sliding window, in this process. Many goroutines may use it.
+// With Brake, a budget that Share closes stops the queue: every Subscriber that topology.For has
+// given the DelayedRetry stops consuming, in all instances that share the Name, within a second.
+// Messages in progress are finished, and a failure among them spends no attempt. All others stay
+// in their queue. One instance at a time probes with one real message at a time; a probe that fails
+// spends no attempt. When enough probes in a row have succeeded, all instances consume again, and
+// their rate ramps up.
+//
+// The instances learn from each other through the broker alone. While that is not possible,
+// because the broker refuses the queues of the brake for example, the budget works as without
+// Brake, and says so once in the log.
+//
+// Many goroutines may use a Budget.
 type Budget struct {
-	cfg BudgetConfig
-	now func() time.Time
+	cfg   BudgetConfig
+	now   func() time.Time
+	brake *brake.Brake // nil without Brake
+	keys  *budgetKeys  // nil without Key
 
-	mu      sync.Mutex
-	slices  [budgetSlices]budgetSlice
-	failing bool // closed by Share
-	closed  bool // by either limit
-}
-
-// budgetSlices is the number of parts of the sliding window.
-const budgetSlices = 10
-
-// budgetSlice counts in one part of the window.
-type budgetSlice struct {
-	number                              int64 // since the epoch
-	deliveries, failed, retries, probes int
+	mu     sync.Mutex
+	window window
 }
 
 // NewBudget returns a budget that is open. One error lists everything that is wrong with the
 // configuration.
 func NewBudget(cfg BudgetConfig) (*Budget, error) {
-	var problems []error
-	refuse := func(format string, args ...any) {
-		problems = append(problems, fmt.Errorf(format, args...))
-	}
-	if cfg.Window == 0 {
-		cfg.Window = 10 * time.Second
-	}
-	if cfg.Minimum == 0 {
-		cfg.Minimum = 20
-	}
-	if cfg.Window < budgetSlices*time.Millisecond {
-		refuse("window %v is shorter than %v", cfg.Window, budgetSlices*time.Millisecond)
-	}
-	if !(cfg.Share >= 0 && cfg.Share < 1) { // also NaN
-		refuse("share %v is not between 0 and 1", cfg.Share)
-	}
-	for field, n := range map[string]int{
-		"minimum": cfg.Minimum, "retries": cfg.Retries, "probes": cfg.Probes,
-	} {
-		if n < 0 {
-			refuse("%s %d is negative", field, n)
+	orDefault(&cfg.Window, 10*time.Second)
+	orDefault(&cfg.Minimum, 20)
+	orDefault(&cfg.Successes, 3)
+	orDefault(&cfg.Ramp, 30*time.Second)
+	orDefault(&cfg.Keys, 1000)
+	if cfg.Probe == nil {
+		cfg.Probe = backoff.BoundedJitter{
+			Policy: backoff.Exponential{
+				Initial: 500 * time.Millisecond, Factor: 2, Max: 1250 * time.Millisecond,
+			}, Extra: 0.1, WaitSteps: 100,
 		}
 	}
-	if cfg.Delay < 0 || cfg.Delay > backoff.MaxDelay {
-		refuse("delay %v is not between 0 and %v", cfg.Delay, backoff.MaxDelay)
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("new budget: %w", err)
 	}
-	if cfg.Share == 0 && cfg.Retries == 0 {
-		refuse("neither share nor retries is set: nothing would ever be over budget")
+	b := &Budget{cfg: cfg, now: time.Now}
+	b.window.cfg = &b.cfg
+	if cfg.Brake {
+		b.brake = brake.New(brake.Config{
+			Name: cfg.Name, Pause: b.pause, Successes: cfg.Successes, Ramp: cfg.Ramp, Started: b.forget,
+		})
 	}
-	if cfg.Probes > 0 && cfg.Share == 0 {
-		refuse("probes are for a budget with a share")
+	if cfg.Key != nil {
+		b.keys = newBudgetKeys(b)
 	}
-	if cfg.DeadLetter && cfg.Probes > 0 {
-		refuse("probes snooze the messages that DeadLetter gives up: set one of the two")
-	}
-	if len(problems) > 0 {
-		return nil, fmt.Errorf("new budget: %w", errors.Join(problems...))
-	}
-	return &Budget{cfg: cfg, now: time.Now}, nil
+	return b, nil
 }
 
-// Closed reports whether retries are over budget, by either limit.
+func orDefault[T int | time.Duration](value *T, otherwise T) {
+	if *value == 0 {
+		*value = otherwise
+	}
+}
+
+// check returns everything that is wrong with a configuration that has its defaults.
+func (cfg *BudgetConfig) check() error {
+	var problems []error
+	refuse := func(bad bool, format string, args ...any) {
+		if bad {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	refuse(cfg.Window < windowSlices*time.Millisecond,
+		"window %v is shorter than %v", cfg.Window, windowSlices*time.Millisecond)
+	// Also NaN.
+	refuse(!(cfg.Share >= 0 && cfg.Share < 1), "share %v is not between 0 and 1", cfg.Share)
+	for field, n := range map[string]int{
+		"minimum": cfg.Minimum, "retries": cfg.Retries, "probes": cfg.Probes,
+		"successes": cfg.Successes, "keys": cfg.Keys,
+	} {
+		refuse(n < 0, "%s %d is negative", field, n)
+	}
+	refuse(cfg.Delay < 0 || cfg.Delay > backoff.MaxDelay,
+		"delay %v is not between 0 and %v", cfg.Delay, backoff.MaxDelay)
+	refuse(cfg.Ramp < 0, "ramp %v is negative", cfg.Ramp)
+	refuse(cfg.Share == 0 && cfg.Retries == 0,
+		"neither share nor retries is set: nothing would ever be over budget")
+	refuse(cfg.Probes > 0 && cfg.Share == 0, "probes are for a budget with a share")
+	refuse(cfg.DeadLetter && cfg.Probes > 0,
+		"probes snooze the messages that DeadLetter gives up: set one of the two")
+	refuse(cfg.Brake && cfg.Share == 0, "a brake is for a budget with a share")
+	refuse(cfg.Brake && cfg.DeadLetter,
+		"a brake keeps the messages that DeadLetter gives up: set one of the two")
+	refuse(!cfg.Brake && (cfg.Name != "" || cfg.Key != nil), "Name and Key need Brake")
+	refuse(len(cfg.Name) > 200 || !utf8.ValidString(cfg.Name) ||
+		strings.ContainsFunc(cfg.Name, func(r rune) bool { return !unicode.IsPrint(r) }),
+		"name %.300q is longer than 200 bytes or not printable", cfg.Name)
+	if err := backoff.Validate(cfg.Probe); err != nil {
+		problems = append(problems, fmt.Errorf("probe: %w", err))
+	}
+	return errors.Join(problems...)
+}
+
+// Closed reports whether retries are over budget, by either limit, or the brake is stopped.
 func (b *Budget) Closed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.state(b.now()).closed
+	return b.stopped() || b.window.sum(b.now()).closed
 }
 
 // Counts returns the deliveries that were handled in the window, the deliveries that failed
-// with a retryable error, and the retries that were granted.
+// with a retryable error, and the retries that were granted. All are 0 with Key.
 func (b *Budget) Counts() (deliveries, failed, retries int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.state(b.now())
+	s := b.window.sum(b.now())
 	return s.deliveries, s.failed, s.retries
 }
 
-// budgetState is the sum of a window.
-type budgetState struct {
-	closed                      bool
-	deliveries, failed, retries int
+// State returns the state of the brake, as this process knows it. It is zero without Brake.
+func (b *Budget) State() header.BrakeState {
+	if b.brake == nil {
+		return header.BrakeState{}
+	}
+	return b.brake.State()
 }
 
-// budgetChange is the effect of a count on the budget.
-type budgetChange struct {
-	budgetState
-	changed bool // it has closed or opened
+// stopped reports whether the brake is stopped.
+func (b *Budget) stopped() bool { return b.brake != nil && b.brake.Stopped() }
+
+// inFleet reports whether other instances hear of a stop.
+func (b *Budget) inFleet() bool { return b.brake != nil && b.brake.Joined() }
+
+// pause is the pause before a probe, after so many in a row that did not succeed.
+func (b *Budget) pause(failed int) time.Duration {
+	count := failed + 1
+	if most, known := backoff.MaxRetries(b.cfg.Probe); known {
+		count = max(1, min(count, most))
+	}
+	pause := panicDelay
+	contain(func() {
+		now := b.now()
+		d, retry := backoff.Next(b.cfg.Probe, backoff.Failure{Count: count, First: now, Now: now})
+		if retry {
+			pause = d
+		}
+	})
+	return pause
 }
 
-// handled counts a delivery whose handler has returned.
-func (b *Budget) handled(failed bool) budgetChange {
-	return b.count(func(s *budgetSlice) {
+// forget forgets all counts, because the brake has started.
+func (b *Budget) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.window = window{cfg: &b.cfg}
+}
+
+// handled counts a delivery whose handler has returned. While the brake is stopped only the
+// result of a probe counts.
+func (b *Budget) handled(failed, probe bool) budgetChange {
+	if b.stopped() {
+		if probe {
+			b.brake.Judge(!failed)
+		}
+		return budgetChange{}
+	}
+	now := b.now()
+	if b.brake != nil && !failed {
+		b.brake.Succeeded(now)
+	}
+	b.mu.Lock()
+	change := b.window.count(now, func(s *windowSlice) {
 		s.deliveries++
 		if failed {
 			s.failed++
 		}
 	})
+	failing := b.window.failing
+	b.mu.Unlock()
+	if failing && b.inFleet() {
+		b.brake.Trip(fmt.Sprintf("%d of %d deliveries failed within %v",
+			change.failed, change.deliveries, b.cfg.Window))
+		return budgetChange{} // the brake reports it
+	}
+	return change
 }
 
 // grant counts a retry if the window grants it, and reports whether it does.
 func (b *Budget) grant() (granted bool, change budgetChange) {
-	change = b.count(func(s *budgetSlice) {
-		if granted = !b.closed; granted {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change = b.window.count(b.now(), func(s *windowSlice) {
+		if granted = !b.window.closed; granted {
 			s.retries++
 		}
 	})
@@ -168,143 +296,27 @@ func (b *Budget) grant() (granted bool, change budgetChange) {
 
 // admit reports whether a delivery goes on to its handler.
 func (b *Budget) admit() (admitted bool, change budgetChange) {
-	change = b.count(func(s *budgetSlice) {
-		probes := 0
-		for i := range b.slices {
-			probes += b.slices[i].probes
-		}
-		if admitted = !b.failing || probes < b.cfg.Probes; admitted && b.failing {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change = b.window.count(b.now(), func(s *windowSlice) {
+		failing := b.window.failing
+		if admitted = !failing || b.window.probes() < b.cfg.Probes; admitted && failing {
 			s.probes++
 		}
 	})
 	return admitted, change
 }
 
-// count changes the counts of now by change, which sees the budget of now.
-func (b *Budget) count(change func(*budgetSlice)) budgetChange {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.now()
-	before := b.closed
-	b.closed = b.state(now).closed
-	change(&b.slices[b.number(now)%budgetSlices])
-	state := b.state(now)
-	b.closed = state.closed
-	return budgetChange{state, b.closed != before}
-}
-
-// state sums the window up. b.mu is held.
-func (b *Budget) state(now time.Time) budgetState {
-	var s budgetState
-	number := b.number(now)
-	for i := range b.slices {
-		slice := &b.slices[i]
-		if slice.number <= number-budgetSlices || slice.number > number {
-			*slice = budgetSlice{}
-		}
-		s.deliveries += slice.deliveries
-		s.failed += slice.failed
-		s.retries += slice.retries
-	}
-	b.slices[number%budgetSlices].number = number
-
-	share := float64(s.failed)
-	switch limit := b.cfg.Share * float64(s.deliveries); {
-	case b.cfg.Share == 0:
-	case b.failing:
-		b.failing = s.deliveries > 0 && share > limit/2
-	default:
-		b.failing = s.deliveries >= b.cfg.Minimum && share > limit
-	}
-	s.closed = b.failing || b.cfg.Retries > 0 && s.retries >= b.cfg.Retries
-	return s
-}
-
-func (b *Budget) number(now time.Time) int64 {
-	return now.UnixNano() / int64(b.cfg.Window/budgetSlices)
-}
-
-// errOverBudget is logged for a message that is not handled now.
-var errOverBudget = errors.New("retry budget is closed")
-
-// WithBudget slows retries down, or gives them up, while they are over budget; see Budget.
-// Handlers that call the same downstream service may share a budget, also in several
-// DelayedRetry.
-//
-// Default: every retry comes after the delay of its policy.
-func WithBudget(budget *Budget) Option {
-	return func(s *settings) error {
-		s.budget.Budget = budget
-		if budget == nil {
-			return errors.New("WithBudget: budget is nil")
-		}
-		return nil
-	}
-}
-
-// spending is a budget as one DelayedRetry spends it.
-type spending struct {
-	*Budget               // nil: everything is granted
-	slow    time.Duration // the delay of a retry that is over budget
-}
-
-// checkBudget finds the delay of a retry that is over budget.
-func (s *settings) checkBudget() error {
-	if s.budget.Budget == nil {
-		return nil
-	}
-	s.budget.slow = s.budget.cfg.Delay
-	if s.budget.slow > 0 || s.budget.cfg.DeadLetter {
-		return nil
-	}
-	for _, policy := range s.limits.policies() {
+// longest returns the longest delay of the policies.
+func longest(policies []backoff.Policy) (delay time.Duration, known bool) {
+	for _, policy := range policies {
 		delays, known := backoff.Delays(policy)
 		if !known {
-			return errors.New("WithBudget: a policy cannot list its delays, so the longest is not " +
-				"known: set Delay of the BudgetConfig")
+			return 0, false
 		}
 		if len(delays) > 0 {
-			s.budget.slow = max(s.budget.slow, slices.Max(delays))
+			delay = max(delay, slices.Max(delays))
 		}
 	}
-	return nil
-}
-
-// spend takes a retry that was decided on from the budget.
-func (f *failed) spend(seen failure, o *outcome) {
-	granted, change := f.r.budget.grant()
-	f.reportBudget(change)
-	if granted {
-		return
-	}
-	o.overBudget = true
-	if f.r.budget.cfg.DeadLetter {
-		o.reason, o.delay = header.ReasonOverBudget, 0
-		return
-	}
-	slow := max(o.delay, f.r.budget.slow)
-	if f.r.limits.tooLate(seen.next(slow), o.first, seen.state.Deadline) == "" {
-		o.delay = slow
-	}
-}
-
-// holdBack returns the snooze of a message that its handler must not see while the budget is
-// closed. It returns nil if the handler is called: the budget admits the message, or the
-// message may not snooze.
-func (a *attempt) holdBack() *outcome {
-	admitted, change := a.r.budget.admit()
-	a.reportBudget(change)
-	if admitted {
-		return nil
-	}
-	f := failure{
-		mark: snoozeFor(a.r.budget.slow), state: a.d.State, now: a.r.now().UTC(), given: a.d.Given,
-	}
-	o := &outcome{overBudget: true, why: errOverBudget}
-	if !a.r.limits.snooze(&f, o) || !o.snoozed {
-		return nil
-	}
-	o.record(f, "")
-	o.state.Interruptions = a.d.State.Interruptions // no handler has cleared it of suspicion
-	return o
+	return delay, true
 }

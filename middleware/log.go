@@ -21,8 +21,8 @@ import (
 // reportHandled tells of a handler that succeeded. If an observer ends the goroutine, the
 // produced messages are lost with it, so the message is nacked.
 func (a *attempt) reportHandled() {
-	if a.r.budget.Budget != nil {
-		a.reportBudget(a.r.budget.handled(false))
+	if len(a.r.budgets) > 0 {
+		a.countHandled()
 	}
 	if a.r.events == nil || a.d.told { // an inner DelayedRetry has told of it
 		return
@@ -193,24 +193,6 @@ func (r *DelayedRetry) callHooks(ctx context.Context, dead DeadLetter, panicked 
 		if value := contain(func() { hook(ctx, dead) }); value != nil {
 			panicked(value)
 		}
-	}
-}
-
-// reportBudget tells of a budget that has closed or opened with this message.
-func (a *attempt) reportBudget(c budgetChange) {
-	if !c.changed {
-		return
-	}
-	fields := watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed, "retries": c.retries}
-	kind := EventBudgetOpened
-	if c.closed {
-		kind = EventBudgetClosed
-		a.r.logger.Error("Retry budget is closed", errOverBudget, fields)
-	} else {
-		a.r.logger.Info("Retry budget is open again", fields)
-	}
-	if a.r.events != nil {
-		a.tell(a.event(kind), a.d.msg.Nack)
 	}
 }
 

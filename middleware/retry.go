@@ -12,7 +12,6 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/observe"
-	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // DelayedRetry is a Watermill middleware that gives a message whose handler failed to the
@@ -46,7 +45,7 @@ func NewDelayedRetry(
 	r := &DelayedRetry{republisher: republisher, settings: s, now: time.Now}
 	r.events = newEvents(s.logger, s.observers)
 	r.limits.countRetries()
-	r.watched = r.events != nil || s.budget.Budget != nil
+	r.watched = r.events != nil || len(s.budgets) > 0
 	for _, p := range r.Policies() {
 		for _, remark := range backoff.Remarks(p) {
 			s.logger.Info("Remark on the retry policy", watermill.LogFields{"remark": remark})
@@ -101,7 +100,7 @@ func (r *DelayedRetry) Middleware(h message.HandlerFunc) message.HandlerFunc {
 				return nil, a.refuse(refused)
 			}
 		}
-		if r.budget.Budget != nil && r.budget.cfg.Probes > 0 {
+		if len(r.budgets) > 0 {
 			if heldBack := a.holdBack(); heldBack != nil {
 				return nil, a.refuse(heldBack)
 			}
@@ -124,6 +123,9 @@ type attempt struct {
 	d *Attached
 	// ctx is the one with which the message entered: middlewares inside replace it.
 	ctx context.Context
+
+	key      string // of the budget with a Key
+	keyProbe bool   // probes this key
 
 	// Observers are told these.
 	called bool
@@ -259,7 +261,8 @@ func (f *failed) prepare() {
 	_, f.quiet = f.r.logger.(watermill.NopLogger)
 }
 
-// decide asks the classifiers, the policy and the budget.
+// decide asks the classifiers, the policy and the budgets. A failure that a stopped brake explains
+// is a snooze: it spends no attempt.
 func (f *failed) decide() *outcome {
 	seen := failure{
 		err: f.err, at: f.at, inner: f.isInner(),
@@ -267,10 +270,21 @@ func (f *failed) decide() *outcome {
 	}
 	var faults []fault
 	seen.mark, faults = f.r.classes.of(f.err)
+	asked := seen.mark.snooze // by the handler: no failure
+	stopped := false
+	if len(f.r.budgets) > 0 && !asked {
+		var slow time.Duration
+		if slow, stopped = f.countFailed(&seen); stopped {
+			seen.mark = snoozeFor(slow)
+		}
+	}
 	o := f.r.limits.decide(seen)
-	o.faults = append(faults, o.faults...)
-	if f.r.budget.Budget != nil && !o.snoozed {
-		f.reportBudget(f.r.budget.handled(seen.mark.class == header.ClassRetryable))
+	o.faults = append(o.faults, faults...)
+	o.overBudget = stopped && o.snoozed
+	if len(f.r.budgets) > 0 && !o.snoozed {
+		if asked { // it may not snooze any longer, so it has failed
+			f.countFailed(&seen)
+		}
 		if o.reason == "" {
 			f.spend(seen, &o)
 		}

@@ -26,7 +26,7 @@ type settings struct {
 	logger    watermill.LoggerAdapter
 	observers []Observer
 	kept      kept
-	budget    spending
+	budgets   []spending
 	errorText func(error) string // nil: errorText
 	hooks     []func(context.Context, DeadLetter)
 }
@@ -345,7 +345,7 @@ func newSettings(
 			problems = append(problems, err)
 		}
 	}
-	return s, errors.Join(append(problems, s.checkBudget())...)
+	return s, errors.Join(append(problems, s.checkBudgets())...)
 }
 
 // inherit takes the logger and the observers of the republisher, if no option names others.

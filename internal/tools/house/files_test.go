@@ -96,8 +96,8 @@ var library = map[string][]string{
 	"backoff":           {cenkalti4},
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
-		module + "/backoff", module + "/middleware/header", module + "/internal/excerpt",
-		module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5,
+		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
+		module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/delayed": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…",
@@ -115,8 +115,8 @@ var library = map[string][]string{
 	},
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
-		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/consumer",
-		module + "/internal/link", module + "/internal/management",
+		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/brake",
+		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
@@ -151,10 +151,11 @@ var internals = map[string][]string{
 	"internal/audit": {module + "/internal/excerpt", module + "/internal/management", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
-		module + "/internal/audit",
+		module + "/internal/audit", module + "/internal/brake",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
+	"internal/brake":      {module + "/middleware/header"},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,

@@ -1,0 +1,297 @@
+// Package brake is the part of an outage brake that one process has: whether the brake is stopped,
+// which Subscriptions it stops, the probes, and the pace after a stop. Package fleet tells the
+// other processes.
+//
+//	middleware.Budget ──Trip──► Brake ◄──Set── fleet.Member
+//	                            │   │ ──Probe─► tickets ─► Subscription ─► handler ─► Judge
+//	            Seat.Stopped ◄──┘   └─► Seat.Later: the pace while the rate ramps up
+package brake
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// Config says how a brake probes and starts. All fields need a value, except Name.
+type Config struct {
+	// Name of the brake. Default: the first name that Named is given.
+	Name string
+	// Pause returns the pause before a probe, after so many probes in a row that did not succeed.
+	Pause func(failed int) time.Duration
+	// Successes in a row start the brake.
+	Successes int
+	// Ramp is the time in which the rate rises to the rate before the stop.
+	Ramp time.Duration
+	// Started is called when the brake has started: the counts from before mean nothing any more.
+	Started func()
+}
+
+// Brake is one brake of this process. Many goroutines may use it.
+type Brake struct {
+	cfg     Config
+	stopped atomic.Bool // state.Stopped
+	joined  atomic.Bool // a fleet knows this instance
+	pace    atomic.Pointer[pace]
+	trips   chan struct{} // has a value when the brake has tripped
+	keyNews chan KeyNews
+	heard   func(KeyNews)
+
+	mu        sync.Mutex
+	state     header.BrakeState
+	instance  string
+	successes meter
+	seats     []*Seat
+	next      int // of seats: gets the next ticket first
+	ticket    *Ticket
+	tell      func(state header.BrakeState, probing bool)
+}
+
+// New returns a brake that has not joined a fleet. It never stops before it has.
+func New(cfg Config) *Brake {
+	return &Brake{
+		cfg: cfg, trips: make(chan struct{}, 1), keyNews: make(chan KeyNews, mostKeyNews),
+		state: header.BrakeState{Name: cfg.Name}, tell: func(header.BrakeState, bool) {},
+	}
+}
+
+// Named names a brake that has no name, and returns the name that it has.
+func (b *Brake) Named(name string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.state.Name == "" {
+		b.state.Name = name
+	}
+	return b.state.Name
+}
+
+// State returns the state of the brake.
+func (b *Brake) State() header.BrakeState {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state
+}
+
+// Stopped reports whether the brake is stopped.
+func (b *Brake) Stopped() bool { return b.stopped.Load() }
+
+// Joined reports whether other instances would hear of a stop. If not, the brake does not stop.
+func (b *Brake) Joined() bool { return b.joined.Load() }
+
+// Trips has a value after the brake has tripped in this process.
+func (b *Brake) Trips() <-chan struct{} { return b.trips }
+
+// Join notes that a fleet knows this instance from now on. tell is told of each change of the
+// state, and whether this instance probes.
+func (b *Brake) Join(instance string, tell func(state header.BrakeState, probing bool)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.instance, b.tell = instance, tell
+	b.joined.Store(true)
+}
+
+// Leave notes that no fleet knows this instance. A brake that is stopped starts, without a ramp: no
+// other instance would start it.
+func (b *Brake) Leave() {
+	b.joined.Store(false)
+	state := b.State()
+	if state.Stopped {
+		state.Stopped, state.Since, state.Rate, state.Prober = false, time.Now().UTC(), 0, ""
+		b.Set(state)
+	}
+}
+
+// Trip stops the brake because of failures, and reports whether it did. It does nothing if the
+// brake is stopped, or has joined no fleet.
+func (b *Brake) Trip(cause string) bool {
+	if !b.Joined() || b.Stopped() {
+		return false
+	}
+	b.Set(header.BrakeState{
+		Name: b.State().Name, Stopped: true, Since: time.Now().UTC(), By: b.Instance(), Cause: cause,
+		Rate: b.Rate(),
+	})
+	select {
+	case b.trips <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// Instance returns the name of this instance.
+func (b *Brake) Instance() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.instance
+}
+
+// Set takes a state. A brake that starts ramps the rate up, if state.Rate is known.
+func (b *Brake) Set(state header.BrakeState) {
+	b.mu.Lock()
+	before, tell := b.state, b.tell
+	state.Name = before.Name
+	b.state = state
+	started := before.Stopped && !state.Stopped
+	switch {
+	case started && state.Rate > 0:
+		b.pace.Store(newPace(time.Now(), b.cfg.Ramp, state.Rate/float64(max(1, state.Members))))
+	case state.Stopped:
+		b.pace.Store(nil)
+	}
+	b.stopped.Store(state.Stopped)
+	if before.Stopped != state.Stopped {
+		for _, s := range b.seats {
+			s.change(state.Stopped)
+		}
+	}
+	changed := before.Stopped != state.Stopped || before.Prober != state.Prober ||
+		before.Manual != state.Manual || !before.Until.Equal(state.Until)
+	probing := state.Stopped && state.Prober != "" && state.Prober == b.instance
+	b.mu.Unlock()
+	if started {
+		b.cfg.Started()
+	}
+	if changed {
+		tell(state, probing)
+	}
+}
+
+// Succeeded counts a message that was handled, for the rate before a stop.
+func (b *Brake) Succeeded(now time.Time) {
+	if b.Stopped() {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.successes.count(now)
+}
+
+// Rate returns how many messages a second this process has handled lately. The time since the last
+// success does not count, because the downstream may have been out since then.
+func (b *Brake) Rate() float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.successes.rate()
+}
+
+// The ends of Probe, beside the end of its context.
+var (
+	// ErrNothing says that no queue of this process has a message to probe with.
+	ErrNothing = errors.New("no message to probe with")
+	// ErrStuck says that a probe does not end.
+	ErrStuck = errors.New("a probe does not end")
+)
+
+const (
+	// emptyRounds is how often all seats may have no message before another process should try.
+	emptyRounds = 4
+	// longestProbe is how long a probe may take before another process should try.
+	longestProbe = 30 * time.Second
+	// soon is the pause between the probes of a row of successes.
+	soon = 10 * time.Millisecond
+)
+
+// Probe offers tickets to the seats, one at a time, until so many probes in a row have succeeded
+// that the brake starts: then it returns nil. This instance must be the one that may probe, until
+// ctx is done.
+func (b *Brake) Probe(ctx context.Context) error {
+	failed, succeeded, empty := 0, 0, 0
+	pause := b.cfg.Pause(failed)
+	for {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		verdict, err := b.probeOnce(ctx)
+		if err != nil {
+			return err
+		}
+		if verdict != Empty {
+			empty = 0
+		}
+		switch verdict {
+		case Succeeded:
+			failed, pause = 0, soon
+			if succeeded++; succeeded >= b.cfg.Successes {
+				return nil
+			}
+		case Empty:
+			if empty++; empty >= emptyRounds {
+				return ErrNothing
+			}
+			pause = b.cfg.Pause(0)
+		default:
+			failed, succeeded = failed+1, 0
+			pause = b.cfg.Pause(failed)
+		}
+	}
+}
+
+// probeOnce asks the seats in turn, until one of them has a message.
+func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
+	b.mu.Lock()
+	seats := make([]*Seat, 0, len(b.seats))
+	for i := range b.seats {
+		seats = append(seats, b.seats[(b.next+i)%len(b.seats)])
+	}
+	b.next++
+	b.mu.Unlock()
+	for _, s := range seats {
+		verdict, err := b.offer(ctx, s)
+		if err != nil || verdict != Empty {
+			return verdict, err
+		}
+	}
+	return Empty, nil
+}
+
+// offer gives a ticket to a seat and waits for its end.
+func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
+	t := &Ticket{of: b, ended: make(chan struct{})}
+	b.mu.Lock()
+	b.ticket = t
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.ticket == t {
+			b.ticket = nil
+		}
+	}()
+	limit := time.NewTimer(longestProbe)
+	defer limit.Stop()
+	select {
+	case s.tickets <- t:
+	case <-time.After(takeLimit): // it cannot consume, or still finishes messages
+		return Empty, nil
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	select {
+	case <-t.ended:
+		return t.verdict, nil
+	case <-limit.C:
+		return 0, ErrStuck
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// Judge tells the brake how the handler of a probe ended. A probe of another brake counts, too, if
+// it reached this one's downstream.
+func (b *Brake) Judge(succeeded bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ticket == nil {
+		return
+	}
+	b.ticket.judged = Failed
+	if succeeded {
+		b.ticket.judged = Succeeded
+	}
+}

@@ -1,0 +1,99 @@
+package brake
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+const (
+	// leastShare is the part of the rate with which a ramp begins.
+	leastShare = 0.1
+	// above is how much of the rate before the stop is allowed after the ramp, until the messages
+	// are handled that have gathered. With 1 a queue that fills at the same rate would never drain.
+	above = 1.25
+	// leastRate is the slowest pace in messages a second.
+	leastRate = 0.2
+	// drained is how long a handler may keep the pace waiting until nothing has gathered any more.
+	drained = time.Second
+)
+
+// pace spreads the starts of handlers after a stop: the rate rises evenly to the rate before, and
+// stays a little above it until the queue is drained.
+type pace struct {
+	ramp time.Duration
+	rate float64 // before the stop, of this process
+
+	mu    sync.Mutex
+	began time.Time
+	next  time.Time // the next handler may start
+}
+
+func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
+	p := &pace{ramp: ramp, rate: rate, began: now}
+	// Processes that start together must not call together.
+	p.next = now.Add(time.Duration(rand.Float64() * float64(p.pause(now))))
+	return p
+}
+
+// pause is the pause between two starts.
+func (p *pace) pause(now time.Time) time.Duration {
+	part := above
+	if since := now.Sub(p.began); since < p.ramp {
+		part = max(leastShare, float64(since)/float64(p.ramp))
+	}
+	return time.Duration(float64(time.Second) / max(p.rate*part, leastRate))
+}
+
+// later returns how long the next start must wait.
+func (p *pace) later(now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, p.next.Sub(now))
+}
+
+// start counts a start, and reports whether the pace is over.
+func (p *pace) start(now time.Time) (over bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	over = now.Sub(p.began) > p.ramp && now.Sub(p.next) > drained
+	p.next = now.Add(p.pause(now))
+	return over
+}
+
+// seconds is how many seconds a meter remembers.
+const seconds = 60
+
+// meter counts events by the second.
+type meter struct {
+	counts      [seconds]int
+	first, last int64 // seconds with an event; first is at most seconds before last
+}
+
+func (m *meter) count(now time.Time) {
+	at := now.Unix()
+	switch {
+	case m.first == 0 || at >= m.last+seconds:
+		*m = meter{first: at, last: at}
+	case at < m.last: // the clock was set back
+		at = m.last
+	}
+	for m.last < at {
+		m.last++
+		m.counts[m.last%seconds] = 0
+	}
+	m.first = max(m.first, m.last-seconds+1)
+	m.counts[at%seconds]++
+}
+
+// rate returns the events of a second between the first and the last.
+func (m *meter) rate() float64 {
+	if m.first == 0 {
+		return 0
+	}
+	sum := 0
+	for at := m.first; at <= m.last; at++ {
+		sum += m.counts[at%seconds]
+	}
+	return float64(sum) / float64(m.last-m.first+1)
+}

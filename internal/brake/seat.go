@@ -1,0 +1,163 @@
+package brake
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// takeLimit is how long a seat may take to take a ticket.
+const takeLimit = 200 * time.Millisecond
+
+// Verdict is the result of a ticket.
+type Verdict int
+
+// The results of a ticket.
+const (
+	// Undecided says that the message did not show whether the downstream works.
+	Undecided Verdict = iota
+	// Empty says that the queue has no message.
+	Empty
+	// Failed says that the handler failed.
+	Failed
+	// Succeeded says that the handler succeeded.
+	Succeeded
+)
+
+// Ticket allows a Subscription to handle one message while a brake is stopped.
+type Ticket struct {
+	of      *Brake
+	judged  Verdict // by Judge; guarded by of.mu
+	verdict Verdict // at the end
+	ended   chan struct{}
+}
+
+// End gives the ticket back after the message is settled. empty says that there was none.
+func (t *Ticket) End(empty bool) {
+	t.of.mu.Lock()
+	t.verdict = t.judged
+	if empty && t.judged == Undecided {
+		t.verdict = Empty
+	}
+	t.of.mu.Unlock()
+	close(t.ended)
+}
+
+// Seat is the place of one Subscription at its brakes. The methods of a nil Seat are for a
+// Subscription without brakes.
+type Seat struct {
+	brakes  []*Brake
+	tickets chan *Ticket
+
+	mu      sync.Mutex
+	stops   int           // brakes that are stopped
+	stopped chan struct{} // closed while stops > 0
+	started chan struct{} // closed while stops is 0
+}
+
+// Sit returns the seat of a Subscription at brakes. It returns nil for no brakes.
+func Sit(brakes ...*Brake) *Seat {
+	if len(brakes) == 0 {
+		return nil
+	}
+	s := &Seat{
+		brakes: brakes, tickets: make(chan *Ticket),
+		stopped: make(chan struct{}), started: make(chan struct{}),
+	}
+	close(s.started)
+	for _, b := range brakes {
+		b.mu.Lock()
+		b.seats = append(b.seats, s)
+		if b.state.Stopped {
+			s.change(true)
+		}
+		b.mu.Unlock()
+	}
+	return s
+}
+
+// Leave gives the seat up.
+func (s *Seat) Leave() {
+	if s == nil {
+		return
+	}
+	for _, b := range s.brakes {
+		b.mu.Lock()
+		b.seats = slices.DeleteFunc(b.seats, func(other *Seat) bool { return other == s })
+		b.mu.Unlock()
+	}
+}
+
+// change notes that one brake has stopped or started.
+func (s *Seat) change(stopped bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if stopped {
+		if s.stops++; s.stops == 1 {
+			close(s.stopped)
+			s.started = make(chan struct{})
+		}
+		return
+	}
+	if s.stops--; s.stops == 0 {
+		close(s.started)
+		s.stopped = make(chan struct{})
+	}
+}
+
+// Stopped returns a channel that is closed while a brake is stopped.
+func (s *Seat) Stopped() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped
+}
+
+// IsStopped reports whether a brake is stopped.
+func (s *Seat) IsStopped() bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stops > 0
+}
+
+// Started returns a channel that is closed while no brake is stopped.
+func (s *Seat) Started() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.started
+}
+
+// Tickets returns the channel of the tickets.
+func (s *Seat) Tickets() <-chan *Ticket { return s.tickets }
+
+// Later returns how long the next handler must wait; 0 if it may start now. A handler that starts
+// calls Start.
+func (s *Seat) Later() time.Duration {
+	if s == nil {
+		return 0
+	}
+	var later time.Duration
+	for _, b := range s.brakes {
+		if p := b.pace.Load(); p != nil {
+			later = max(later, p.later(time.Now()))
+		}
+	}
+	return later
+}
+
+// Start counts a handler that starts.
+func (s *Seat) Start() {
+	if s == nil {
+		return
+	}
+	for _, b := range s.brakes {
+		if p := b.pace.Load(); p != nil && p.start(time.Now()) {
+			b.pace.CompareAndSwap(p, nil)
+		}
+	}
+}

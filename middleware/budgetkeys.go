@@ -1,0 +1,174 @@
+package middleware
+
+import (
+	"container/list"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/internal/brake"
+)
+
+// budgetKeys counts the deliveries of each key of a budget by itself.
+type budgetKeys struct {
+	of *Budget
+
+	mu   sync.Mutex
+	keys map[string]*list.Element // of order
+	// order has the *budgetKey, the one that was seen last first.
+	order *list.List
+}
+
+// budgetKey is the budget of one key.
+type budgetKey struct {
+	window
+	key       string
+	stopped   bool
+	failed    int       // probes in a row
+	succeeded int       // probes in a row
+	next      time.Time // no probe before
+}
+
+func newBudgetKeys(of *Budget) *budgetKeys {
+	k := &budgetKeys{of: of, keys: map[string]*list.Element{}, order: list.New()}
+	of.brake.OnKey(k.heard)
+	return k
+}
+
+// keyOf returns the key of a message.
+func (b *Budget) keyOf(msg *message.Message) (key string) {
+	contain(func() { key = b.cfg.Key(msg) })
+	return key
+}
+
+// get returns the budget of a key, and forgets the oldest one if there are too many. k.mu is held.
+func (k *budgetKeys) get(key string) *budgetKey {
+	if e, ok := k.keys[key]; ok {
+		k.order.MoveToFront(e)
+		return e.Value.(*budgetKey)
+	}
+	if k.order.Len() >= k.of.cfg.Keys {
+		delete(k.keys, k.order.Remove(k.order.Back()).(*budgetKey).key)
+	}
+	one := &budgetKey{window: window{cfg: &k.of.cfg}, key: key}
+	k.keys[key] = k.order.PushFront(one)
+	return one
+}
+
+// admit reports whether a delivery goes on to its handler, and whether it is a probe.
+func (k *budgetKeys) admit(key string) (admitted, probe bool) {
+	if key == "" {
+		return true, false
+	}
+	now := k.of.now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e, known := k.keys[key]
+	if !known {
+		return true, false
+	}
+	one := e.Value.(*budgetKey)
+	switch {
+	case !one.stopped:
+		return true, false
+	case now.Before(one.next):
+		return false, false
+	}
+	// The next one, if this probe never ends.
+	one.next = now.Add(k.of.pause(one.failed))
+	k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyProbed})
+	return true, true
+}
+
+// keyChange is the effect of a count on the budget of a key.
+type keyChange struct {
+	windowSum
+	stopped, started bool
+}
+
+// handled counts a delivery whose handler has returned. While the key is stopped only the result
+// of a probe counts.
+func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
+	if key == "" {
+		return c
+	}
+	now := k.of.now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	one := k.get(key)
+	switch {
+	case !one.stopped:
+		c.windowSum = one.count(now, func(s *windowSlice) {
+			s.deliveries++
+			if failed {
+				s.failed++
+			}
+		}).windowSum
+		if c.stopped = one.failing; c.stopped {
+			k.stop(one, now)
+			k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyStopped})
+		}
+	case !probe:
+	case failed:
+		one.failed, one.succeeded = one.failed+1, 0
+		one.next = now.Add(k.of.pause(one.failed))
+	default:
+		one.failed, one.next = 0, now
+		if one.succeeded++; one.succeeded >= k.of.cfg.Successes {
+			c.started = true
+			k.start(one)
+			k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyStarted})
+		}
+	}
+	return c
+}
+
+// stop and start change a key. k.mu is held.
+func (k *budgetKeys) stop(one *budgetKey, now time.Time) {
+	one.stopped, one.failed, one.succeeded = true, 0, 0
+	one.next = now.Add(k.of.pause(0))
+}
+
+func (k *budgetKeys) start(one *budgetKey) {
+	*one = budgetKey{window: window{cfg: &k.of.cfg}, key: one.key}
+}
+
+// isStopped reports whether a key is stopped.
+func (k *budgetKeys) isStopped(key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e, known := k.keys[key]
+	return known && e.Value.(*budgetKey).stopped
+}
+
+// heard takes the news of another instance.
+func (k *budgetKeys) heard(news brake.KeyNews) {
+	now := k.of.now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	one := k.get(news.Key)
+	switch news.Kind {
+	case brake.KeyStopped:
+		if !one.stopped {
+			k.stop(one, now)
+		}
+	case brake.KeyProbed:
+		one.next = later(one.next, now.Add(k.of.pause(one.failed)))
+	case brake.KeyStarted:
+		k.start(one)
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// String is the text of a log line.
+func (c keyChange) String() string {
+	return fmt.Sprintf("%d of %d deliveries failed", c.failed, c.deliveries)
+}
