@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
@@ -32,6 +33,7 @@ type Client struct {
 	strategy  Strategy
 	opts      clientOptions
 	linkCfg   link.Config
+	link      *link.Link // the publishing connection
 	publisher *publisher.Publisher
 	group     consumer.Group
 	frame     int // the largest frame of the publishing connection
@@ -45,6 +47,7 @@ type Client struct {
 	watched     map[string]bool // stranded queues
 	subscribers map[*Subscriber]struct{}
 	publishers  map[*Publisher]struct{}
+	crews       map[*brake.Brake]*crew
 	hooks       []func(context.Context, middleware.DeadLetter) // of OnDeadLetter
 }
 
@@ -108,12 +111,14 @@ func open(
 		strategy:  strategy,
 		opts:      opts,
 		linkCfg:   cfg,
+		link:      l,
 		publisher: publishes,
 		group: consumer.Group{
 			Publisher: publishes, Observers: newObservers(opts), ConfirmTimeout: opts.confirmTimeout,
 		},
 		subscribers: make(map[*Subscriber]struct{}),
 		publishers:  make(map[*Publisher]struct{}),
+		crews:       make(map[*brake.Brake]*crew),
 	}, nil
 }
 

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware"
@@ -173,6 +175,7 @@ type subscriberOptions struct {
 	prefetch       int // 0: as Qos says
 	handlerWarning time.Duration
 	timestamps     consumer.TimestampWindow
+	brakes         []*brake.Brake                                 // of For
 	hooks          []func(context.Context, middleware.DeadLetter) // of For
 	named          bool                                           // For has named the hooks
 	// consumerTimeout of the broker; 0: not said.
@@ -211,9 +214,11 @@ func ForPolicy(policies ...backoff.Policy) SubscriberOption {
 // For declares the wait queues of the delays that any policy of a DelayedRetry may ask for, as
 // ForPolicy does with retry.Policies(). ForPolicy is for programs without the middleware. The
 // hooks of the DelayedRetry are told of the dead letters that the Subscriber makes by itself; see
-// middleware.WithDeadLetterHook. Several For add up.
+// middleware.WithDeadLetterHook. A middleware.Budget with Brake stops the Subscribers whose For
+// names its DelayedRetry, and no others. Several For add up.
 //
-// Default: the strategy's default wait steps, and the hooks of every DelayedRetry of the Client.
+// Default: the strategy's default wait steps, the hooks of every DelayedRetry of the Client, and no
+// brake.
 func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
 	return func(o *subscriberOptions) error {
 		if isNil(retry) {
@@ -224,6 +229,13 @@ func For(retry interface{ Policies() []backoff.Policy }) SubscriberOption {
 			TellDeadLetter(ctx context.Context, dead middleware.DeadLetter)
 		}); ok {
 			o.hooks = append(o.hooks, r.TellDeadLetter)
+		}
+		if r, ok := retry.(interface{ Brakes() []*brake.Brake }); ok {
+			for _, b := range r.Brakes() {
+				if !slices.Contains(o.brakes, b) {
+					o.brakes = append(o.brakes, b)
+				}
+			}
 		}
 		return ForPolicy(retry.Policies()...)(o)
 	}

@@ -153,7 +153,13 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.wg.Add(1)
 	s.mu.Unlock()
 
-	run, err := sub.Begin()
+	leave, err := s.client.joinFleets(ctx, s.opts.brakes, plan.Queue)
+	var run func()
+	if err == nil {
+		if run, err = sub.Begin(); err != nil {
+			leave()
+		}
+	}
 	if err != nil {
 		sub.Cancel()
 		s.wg.Done()
@@ -162,6 +168,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	s.client.watchStranded(plan)
 	go func() {
 		defer s.wg.Done()
+		defer leave()
 		run()
 	}()
 	return sub.Messages(), nil
@@ -209,7 +216,7 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Hooks: s.hooks, Prepare: source.prepare, CanStore: source.canStore,
+		Waits: waits, Brakes: o.brakes, Hooks: s.hooks, Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,
 	}), plan, nil

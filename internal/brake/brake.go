@@ -19,7 +19,7 @@ import (
 
 // Config says how a brake probes and starts. All fields need a value, except Name.
 type Config struct {
-	// Name of the brake. Default: the first name that Named is given.
+	// Name of the brake. Default: the queue; see Serves.
 	Name string
 	// Pause returns the pause before a probe, after so many probes in a row that did not succeed.
 	Pause func(failed int) time.Duration
@@ -40,9 +40,11 @@ type Brake struct {
 	trips   chan struct{} // has a value when the brake has tripped
 	keyNews chan KeyNews
 	heard   func(KeyNews)
+	setting sync.Mutex // changes of the state are told in their order
 
 	mu        sync.Mutex
 	state     header.BrakeState
+	owner     any
 	instance  string
 	successes meter
 	seats     []*Seat
@@ -59,14 +61,37 @@ func New(cfg Config) *Brake {
 	}
 }
 
-// Named names a brake that has no name, and returns the name that it has.
-func (b *Brake) Named(name string) string {
+// Claim gives the brake to an owner, and reports whether it has no other.
+func (b *Brake) Claim(owner any) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.state.Name == "" {
-		b.state.Name = name
+	if b.owner == nil {
+		b.owner = owner
 	}
-	return b.state.Name
+	return b.owner == owner
+}
+
+// Disclaim takes the brake from its owner.
+func (b *Brake) Disclaim(owner any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.owner == owner {
+		b.owner = nil
+	}
+}
+
+// Serves reports whether the brake may stop the queue. A brake without a name has the name of its
+// first queue, and serves no other.
+func (b *Brake) Serves(queue string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cfg.Name != "" {
+		return true
+	}
+	if b.state.Name == "" {
+		b.state.Name = queue
+	}
+	return b.state.Name == queue
 }
 
 // State returns the state of the brake.
@@ -101,6 +126,7 @@ func (b *Brake) Leave() {
 	state := b.State()
 	if state.Stopped {
 		state.Stopped, state.Since, state.Rate, state.Prober = false, time.Now().UTC(), 0, ""
+		state.Cause = "this instance has left the fleet of the brake"
 		b.Set(state)
 	}
 }
@@ -108,12 +134,13 @@ func (b *Brake) Leave() {
 // Trip stops the brake because of failures, and reports whether it did. It does nothing if the
 // brake is stopped, or has joined no fleet.
 func (b *Brake) Trip(cause string) bool {
+	b.setting.Lock()
+	defer b.setting.Unlock()
 	if !b.Joined() || b.Stopped() {
 		return false
 	}
-	b.Set(header.BrakeState{
-		Name: b.State().Name, Stopped: true, Since: time.Now().UTC(), By: b.Instance(), Cause: cause,
-		Rate: b.Rate(),
+	b.set(header.BrakeState{
+		Stopped: true, Since: time.Now().UTC(), By: b.Instance(), Cause: cause, Rate: b.Rate(),
 	})
 	select {
 	case b.trips <- struct{}{}:
@@ -131,6 +158,13 @@ func (b *Brake) Instance() string {
 
 // Set takes a state. A brake that starts ramps the rate up, if state.Rate is known.
 func (b *Brake) Set(state header.BrakeState) {
+	b.setting.Lock()
+	defer b.setting.Unlock()
+	b.set(state)
+}
+
+// set is Set. b.setting is held.
+func (b *Brake) set(state header.BrakeState) {
 	b.mu.Lock()
 	before, tell := b.state, b.tell
 	state.Name = before.Name

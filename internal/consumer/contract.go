@@ -22,6 +22,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/observe"
 	"github.com/millpond-go/millpond/internal/publisher"
@@ -73,6 +74,8 @@ type Config struct {
 	// Prepare declares and checks everything before consuming begins. The function returns how
 	// long a delivery may be held under a consumer timeout of the broker.
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
+	// Brakes stop the Subscription. Default: none
+	Brakes []*brake.Brake
 	// CanStore reports what keeps messages from being stored, as far as that can be told
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error

@@ -103,6 +103,7 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
 	d.Redelivered = raw.Redelivered
+	d.Probe = c.single
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
 	d.Given = s.cfg.Waits.Given

@@ -24,6 +24,7 @@ type arrival struct {
 func (s *Subscription) receive(c *consumer) []arrival {
 	var in intake
 	var quiet, slow <-chan time.Time
+	var pace *time.Timer
 	if c.probing {
 		ticker := time.NewTicker(quietProbe)
 		defer ticker.Stop()
@@ -36,10 +37,13 @@ func (s *Subscription) receive(c *consumer) []arrival {
 	}
 	for {
 		var start, freed <-chan struct{}
+		var paced <-chan time.Time
 		switch {
 		case in.ready.len() == 0:
 		case s.places.areFree():
-			start = always
+			if pace, paced = s.paced(pace); paced == nil {
+				start = always
+			}
 		default:
 			freed = s.places.freed
 		}
@@ -53,11 +57,10 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			c.acks.arrived(raw.DeliveryTag)
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
-			s.places.take()
-			s.wg.Add(1)
-			c.inFlight.Add(1)
-			s.workers.give(task{c, in.ready.pop()})
+			s.seat.Start()
+			s.begun(c, in.ready.pop())
 		case <-freed:
+		case <-paced:
 		case <-in.turn():
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
@@ -72,12 +75,37 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			return in.rest()
 		case <-s.outage.over(c.probing):
 			return in.rest()
+		case <-s.seat.Stopped():
+			return in.rest()
 		case <-s.stop.Done():
 			return in.rest()
 		case <-c.ctx.Done():
 			return in.rest()
 		}
 	}
+}
+
+// begun starts the handling of a delivery.
+func (s *Subscription) begun(c *consumer, a arrival) {
+	s.places.take()
+	s.wg.Add(1)
+	c.inFlight.Add(1)
+	s.workers.give(task{c, a})
+}
+
+// paced returns a channel that has a value when the next handler may start, after a stop; nil if it
+// may start now. timer may be nil.
+func (s *Subscription) paced(timer *time.Timer) (*time.Timer, <-chan time.Time) {
+	later := s.seat.Later()
+	switch {
+	case later == 0:
+		return timer, nil
+	case timer == nil:
+		timer = time.NewTimer(later)
+	default:
+		timer.Reset(later)
+	}
+	return timer, timer.C
 }
 
 // arrived gives an arrival the place that the crash guard decides on. A delivery that must

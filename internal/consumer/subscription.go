@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -39,6 +40,8 @@ type Subscription struct {
 	places  *places        // of the messages in progress
 	wg      sync.WaitGroup // messages in progress and channels being closed
 	workers *workers
+	seat    *brake.Seat // nil without brakes
+	limits  Limits      // of the last consumer
 
 	outage  outage
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
@@ -65,6 +68,7 @@ type consumer struct {
 
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
+	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
 	cancelled chan struct{} // closed when the broker delivers nothing more
@@ -95,6 +99,15 @@ func (s *Subscription) Messages() <-chan *message.Message { return s.out }
 // Cancel ends a Subscription that does not run.
 func (s *Subscription) Cancel() { s.cancel() }
 
+// intent is the use of a consumer.
+type intent int
+
+const (
+	all   intent = iota // it consumes the queue
+	probe               // it consumes one message at a time, after an outage
+	one                 // it gets one message, while a brake is stopped
+)
+
 // Prepare declares and checks everything as Begin does.
 func (s *Subscription) Prepare() error {
 	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
@@ -106,19 +119,29 @@ func (s *Subscription) Prepare() error {
 func (s *Subscription) prepare(ctx context.Context) (conn *link.Conn, limits Limits, err error) {
 	if conn, err = s.cfg.Link.Conn(ctx); err == nil {
 		limits, err = s.cfg.Prepare(ctx, conn, s.hold)
+		s.limits = limits
 	}
 	return conn, limits, err
 }
 
-// Begin declares and checks everything and consumes. run hands out the messages until the
-// Subscription is stopped, and waits for the messages in progress.
+// Begin declares and checks everything and consumes, unless a brake is stopped. run hands out the
+// messages until the Subscription is stopped, and waits for the messages in progress.
 func (s *Subscription) Begin() (run func(), err error) {
-	c, err := s.begin(false)
+	s.seat = brake.Sit(s.cfg.Brakes...)
+	var c *consumer
+	if s.seat.IsStopped() {
+		err = s.Prepare()
+	} else {
+		c, err = s.begin(all)
+	}
+	if err != nil {
+		s.seat.Leave()
+	}
 	return func() { s.run(c) }, err
 }
 
-// begin declares everything and consumes. A consumer that probes gets one message at a time.
-func (s *Subscription) begin(probing bool) (*consumer, error) {
+// begin declares everything and consumes.
+func (s *Subscription) begin(use intent) (*consumer, error) {
 	ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
 	defer cancel()
 	conn, limits, err := s.prepare(ctx)
@@ -126,13 +149,20 @@ func (s *Subscription) begin(probing bool) (*consumer, error) {
 		return nil, err
 	}
 
+	return s.consumeWithin(ctx, func() (*consumer, error) { return s.consume(conn, limits, use) })
+}
+
+// consumeWithin returns the consumer that consume makes, until the end of ctx.
+func (s *Subscription) consumeWithin(
+	ctx context.Context, consume func() (*consumer, error),
+) (*consumer, error) {
 	type result struct {
 		consumer *consumer
 		err      error
 	}
 	opened := make(chan result, 1)
 	go func() {
-		c, err := s.consume(conn, limits, probing)
+		c, err := consume()
 		opened <- result{c, err}
 	}()
 	select {
@@ -149,11 +179,11 @@ func (s *Subscription) begin(probing bool) (*consumer, error) {
 	}
 }
 
-func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*consumer, error) {
+func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*consumer, error) {
 	cfg := &s.cfg.Consume
 	prefetch := cfg.Prefetch
 	switch {
-	case probing:
+	case use != all:
 		prefetch = 1
 	case s.slow:
 		prefetch = cfg.Concurrency
@@ -187,7 +217,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 	enough := make(chan struct{})
 	c := &consumer{
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		hold: s.hold(limits.ConsumerTimeout), probing: probing,
+		hold: s.hold(limits.ConsumerTimeout), probing: use == probe, single: use == one,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
@@ -195,7 +225,9 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, probing bool) (*c
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
-	s.logger.Info("Consuming", nil)
+	if use != one {
+		s.logger.Info("Consuming", nil)
+	}
 	return c, nil
 }
 
@@ -205,9 +237,16 @@ func (s *Subscription) run(c *consumer) {
 	defer s.cancel()
 	defer s.workers.end()
 	defer s.watchHandlers()()
-	for c != nil {
-		s.release(c, s.receive(c))
-		c = s.resume(s.awaitStorage())
+	defer s.seat.Leave()
+	for more := true; more; more = c != nil {
+		if c != nil { // nil if a brake was stopped at the start
+			s.release(c, s.receive(c))
+		}
+		use := all
+		if s.awaitStorage() {
+			use = probe
+		}
+		c = s.resume(use, nextPause(s.awaitBrakes()))
 	}
 
 	settled := make(chan struct{})
@@ -228,9 +267,9 @@ func (s *Subscription) run(c *consumer) {
 
 // resume consumes again and tries until that works. It returns nil when the subscription
 // is stopped.
-func (s *Subscription) resume(probing bool) *consumer {
-	for pause := resumePause; Sleep(s.stop, pause); pause = min(2*pause, maxResumePause) {
-		c, err := s.begin(probing)
+func (s *Subscription) resume(use intent, pause time.Duration) *consumer {
+	for ; Sleep(s.stop, pause); pause = min(max(2*pause, resumePause), maxResumePause) {
+		c, err := s.begin(use)
 		if err == nil {
 			return c
 		}

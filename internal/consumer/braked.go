@@ -1,0 +1,109 @@
+package consumer
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	// probeWait is how long a probe waits for its message.
+	probeWait = time.Second
+	// startSpread spreads the consumers of many processes after a stop.
+	startSpread = 100 * time.Millisecond
+)
+
+// awaitBrakes waits while a brake is stopped, and handles one message for each ticket. It reports
+// whether it has waited.
+func (s *Subscription) awaitBrakes() (waited bool) {
+	for s.seat.IsStopped() {
+		waited = true
+		select {
+		case <-s.seat.Started():
+		case ticket := <-s.seat.Tickets():
+			ticket.End(s.probe())
+		case <-s.stop.Done():
+			return true
+		}
+	}
+	return waited
+}
+
+// nextPause is the pause before consuming again. After a stop it is short.
+func nextPause(braked bool) time.Duration {
+	if braked {
+		return time.Duration(rand.Int64N(int64(startSpread)))
+	}
+	return resumePause
+}
+
+// probe takes one message from the queue to its end while a brake is stopped, and reports whether
+// there was none to take.
+func (s *Subscription) probe() (none bool) {
+	if !s.places.areFree() { // by handlers that have begun before the stop
+		return true
+	}
+	c := s.consumeOne()
+	if c == nil {
+		return true
+	}
+	var raw amqp.Delivery
+	select {
+	case raw, c.ended = <-c.deliveries:
+		c.ended = !c.ended
+	case <-time.After(probeWait):
+		none = true
+	case <-s.stop.Done():
+		none = true
+	}
+	// Before the message is acked, so that the broker delivers no second one.
+	within(goodbyeTimeout, func() { _ = c.ch.Cancel(c.tag, false) })
+	var in intake
+	if none = none || c.ended; !none {
+		c.acks.arrived(raw.DeliveryTag)
+		s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
+	}
+	if in.ready.len() > 0 {
+		s.begun(c, in.ready.pop())
+	}
+	s.release(c, in.rest())
+	settled := make(chan struct{})
+	go func() {
+		c.inFlight.Wait()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+	case <-s.stop.Done():
+	}
+	return none
+}
+
+// consumeOne returns a consumer that gets one message, or nil if the queue is empty or cannot be
+// consumed now.
+func (s *Subscription) consumeOne() *consumer {
+	ctx, cancel := context.WithTimeout(s.stop, probeWait)
+	defer cancel()
+	conn, err := s.cfg.Link.Conn(ctx)
+	if err != nil {
+		return nil
+	}
+	ready := 0
+	err = conn.Do(ctx, func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
+		ready = q.Messages
+		return err
+	})
+	// A user who may not look is refused (F24).
+	if err == nil && ready == 0 || err != nil && !isCode(err, amqp.AccessRefused) {
+		return nil
+	}
+	c, err := s.consumeWithin(ctx, func() (*consumer, error) { return s.consume(conn, s.limits, one) })
+	if err != nil {
+		s.logger.Debug("Cannot probe: "+err.Error(), nil)
+		return nil
+	}
+	return c
+}
