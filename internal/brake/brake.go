@@ -119,6 +119,9 @@ func (b *Brake) Join(instance string, tell func(state header.BrakeState, probing
 	b.joined.Store(true)
 }
 
+// Forget notes the end of this instance's part.
+func (b *Brake) Forget() { b.joined.Store(false) }
+
 // Leave notes that no fleet knows this instance. A brake that is stopped starts, without a ramp: no
 // other instance would start it.
 func (b *Brake) Leave() {

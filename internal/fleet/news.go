@@ -1,0 +1,108 @@
+package fleet
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/middleware/header"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// hear takes news.
+func (s *session) hear(d amqp.Delivery) error {
+	if d.Type == keyNews {
+		if d.AppId != s.Instance {
+			var news brake.KeyNews
+			if json.Unmarshal(d.Body, &news) == nil {
+				s.Brake.HearKey(news)
+			}
+		}
+		return nil
+	}
+	state, ok := Read(s.name, d)
+	if !ok || d.AppId == s.Instance {
+		return nil
+	}
+	switch d.Type {
+	case Hello:
+		if len(s.held) > 0 {
+			return s.answer(d.ReplyTo)
+		}
+	case Stopped:
+		s.beaten, s.asked, s.heard = time.Now(), time.Time{}, true
+		if len(s.held) > 0 && state.Prober != "" {
+			return nil // the other one has lost the token and does not know it yet
+		}
+		if state.Prober == "" && s.Brake.Stopped() {
+			return nil // of another that has tripped at the same time
+		}
+		if !s.Brake.Stopped() {
+			s.count(s.Brake.Rate())
+		}
+		s.merge(&state)
+		s.Brake.Set(state)
+		s.known()
+	case Rate:
+		s.rates[d.AppId] = state.Rate
+	case Started:
+		if len(s.held) == 0 {
+			s.merge(&state)
+			s.Brake.Set(state)
+		}
+	case Start:
+		if len(s.held) > 0 {
+			return s.start(state.By, "started by hand")
+		}
+	case Bye:
+		s.others += s.rates[d.AppId]
+		delete(s.rates, d.AppId)
+	}
+	return nil
+}
+
+// count begins to count the members and their rates, and tells the others the rate of this one.
+func (s *session) count(rate float64) {
+	clear(s.rates)
+	s.rates[s.Instance], s.others = rate, 0
+	_ = s.publish(Rate, header.BrakeState{Rate: rate}, "")
+}
+
+// merge completes a state with the rate of all members. An instance that joined late knows less.
+func (s *session) merge(state *header.BrakeState) {
+	sum := s.others
+	for _, rate := range s.rates {
+		sum += rate
+	}
+	state.Rate, state.Members = max(state.Rate, sum), max(state.Members, len(s.rates))
+}
+
+// keyNews is the type of the news of one key. Its body is a brake.KeyNews.
+const keyNews = "key"
+
+func (s *session) tellKey(news brake.KeyNews) {
+	body, err := json.Marshal(news)
+	if err == nil {
+		_ = s.ch.Publish(Prefix+s.name, "", false, false, amqp.Publishing{
+			ContentType: contentType, Type: keyNews, AppId: s.Instance, Body: body,
+		})
+	}
+}
+
+// publish tells news to all processes, or to the one with the queue. Its loss harms nothing: the
+// process that probes repeats the state.
+func (s *session) publish(kind string, state header.BrakeState, queue string) error {
+	state.Name = s.name
+	msg, err := News(kind, s.Instance, state)
+	if err != nil {
+		return err
+	}
+	if kind == Hello {
+		msg.ReplyTo = s.queue
+	}
+	exchange := Prefix + s.name
+	if queue != "" {
+		exchange = ""
+	}
+	return s.ch.Publish(exchange, queue, false, false, msg)
+}

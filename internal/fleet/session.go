@@ -1,0 +1,198 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/middleware/header"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// session is a stay on one connection.
+type session struct {
+	*Member
+	ch      *amqp.Channel
+	closed  <-chan *amqp.Error
+	news    <-chan amqp.Delivery
+	tokens  <-chan amqp.Delivery
+	queue   string // of the news
+	tag     string // of the consumer of tokens
+	mine    string // the id of the token that this process has published last
+	held    []amqp.Delivery
+	renewed time.Time
+	beaten  time.Time // the last news of a process that probes
+	echoed  time.Time // the last news of this process that came back
+	asked   time.Time // whether a process probes; zero: not asked
+	heard   bool      // of a process that probes, in this session
+
+	probes    context.Context
+	endProbes context.CancelCauseFunc // nil while this process does not probe
+	probed    chan error
+}
+
+func (m *Member) session(ctx context.Context) error {
+	dial, cancel := context.WithTimeout(ctx, 2*confirmLimit)
+	defer cancel()
+	conn, err := m.Link.Conn(dial)
+	if err != nil {
+		return err
+	}
+	s := &session{Member: m, probed: make(chan error, 1)}
+	if err := s.open(ctx, conn); err != nil {
+		return err
+	}
+	return s.run(ctx)
+}
+
+// open declares and consumes everything, and asks for the state.
+func (s *session) open(ctx context.Context, conn *link.Conn) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*confirmLimit)
+	defer cancel()
+	opened := make(chan error, 1)
+	go func() { opened <- s.prepare(conn) }()
+	select {
+	case err = <-opened:
+	case <-ctx.Done():
+		return fmt.Errorf("declare the parts of the brake: %w", context.Cause(ctx))
+	}
+	return err
+}
+
+func (s *session) prepare(conn *link.Conn) error {
+	ch, err := conn.Channel()
+	if err != nil {
+		return fmt.Errorf("open channel: %w", err)
+	}
+	s.ch, s.closed = ch, ch.NotifyClose(make(chan *amqp.Error, 1))
+	if err := s.declare(); err != nil {
+		_ = ch.Close()
+		return err
+	}
+	return s.publish(Hello, header.BrakeState{}, "")
+}
+
+func (s *session) declare() error {
+	if err := s.ch.Confirm(false); err != nil {
+		return err
+	}
+	if !s.Provisioned {
+		if err := Declare(s.ch, s.name); err != nil {
+			return err
+		}
+	}
+	part := Prefix + s.name
+	s.queue = fmt.Sprintf("%s.%016x", part, rand.Uint64())
+	_, err := s.ch.QueueDeclare(s.queue, false, true, true, false, nil)
+	if err != nil {
+		return fmt.Errorf("declare queue %q: %w", s.queue, err)
+	}
+	if err := s.ch.QueueBind(s.queue, "", part, false, nil); err != nil {
+		return fmt.Errorf("bind queue %q to exchange %q: %w", s.queue, part, err)
+	}
+	s.news, err = s.ch.Consume(s.queue, "", true, true, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("consume queue %q: %w", s.queue, err)
+	}
+	return s.consume()
+}
+
+// consume joins the end of the line of processes that may have the token.
+func (s *session) consume() (err error) {
+	if err := s.ch.Qos(mostTokens, 0, false); err != nil {
+		return err
+	}
+	s.tag = fmt.Sprintf("millpond-brake-%016x", rand.Uint64())
+	s.tokens, err = s.ch.Consume(Prefix+s.name, s.tag, false, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("consume queue %q: %w", Prefix+s.name, err)
+	}
+	return nil
+}
+
+func (s *session) run(ctx context.Context) error {
+	defer s.end()
+	answered, asking := time.After(confirmLimit), true
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	s.beaten, s.echoed = time.Now(), time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-s.closed:
+			if err == nil {
+				return link.ErrLost
+			}
+			return err
+		case d, ok := <-s.news:
+			if !ok {
+				return errors.New("the broker has cancelled the consumer of the news")
+			}
+			if d.AppId == s.Instance {
+				s.echoed = time.Now()
+			}
+			if asking && d.Type == Hello && d.AppId == s.Instance {
+				answered, asking = time.After(answerLimit), false
+			}
+			if err := s.hear(d); err != nil {
+				return err
+			}
+		case <-answered:
+			answered = nil
+			s.known()
+		case d, ok := <-s.tokens:
+			if !ok {
+				return errors.New("the broker has cancelled the consumer of the token")
+			}
+			if err := s.take(d); err != nil {
+				return err
+			}
+		case <-s.Brake.Trips():
+			if err := s.stop(); err != nil {
+				return err
+			}
+		case news := <-s.Brake.KeyNews():
+			s.tellKey(news)
+		case err := <-s.probed:
+			if err := s.afterProbes(err); err != nil {
+				return err
+			}
+		case <-ticker.C:
+			if err := s.tick(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// end gives everything back. The broker gives the token to the next process.
+func (s *session) end() {
+	s.stopProbing(link.ErrLost)
+	if !s.ch.IsClosed() {
+		_ = s.publish(Bye, header.BrakeState{}, "")
+		_ = s.ch.Close()
+	}
+}
+
+// isReady reports whether the state is known in this session.
+func (s *session) isReady() bool { return s.Brake.Joined() && s.lost.IsZero() }
+
+// known notes that the state is known: this process is a part of the fleet from now on.
+func (s *session) known() {
+	if s.isReady() {
+		return
+	}
+	if !s.lost.IsZero() && s.said != "" {
+		s.Logger.Info("The instances of the brake reach each other again", nil)
+	}
+	s.lost, s.said = time.Time{}, ""
+	s.Brake.Join(s.Instance, s.Tell)
+	if s.Brake.Stopped() && !s.heard {
+		s.asked = time.Now() // it was stopped in an earlier session
+	}
+	s.once.Do(func() { close(s.ready) })
+}

@@ -1,0 +1,232 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// stop tells the other processes that this one has stopped the brake.
+func (s *session) stop() error {
+	state := s.Brake.State()
+	if !state.Stopped || len(s.held) > 0 {
+		return nil
+	}
+	if err := s.publishToken(state); err != nil {
+		return err
+	}
+	s.beaten = time.Now()
+	if err := s.publish(Stopped, state, ""); err != nil {
+		return err
+	}
+	s.count(state.Rate)
+	return nil
+}
+
+// take takes a token. This process probes from now on. The token is replaced at once, so that it
+// names this process, and the broker counts from the beginning how often it is delivered.
+func (s *session) take(d amqp.Delivery) error {
+	s.held, s.heard = append(s.held, d), true
+	if d.MessageId == s.mine && d.AppId == s.Instance && s.endProbes != nil {
+		s.renewed = time.Now()
+		return s.ackOthers()
+	}
+	state, ok := Read(s.name, d)
+	if !ok {
+		state = header.BrakeState{Name: s.name, Since: d.Timestamp, Cause: "a token that cannot be read"}
+	}
+	before := s.Brake.State()
+	if before.Stopped {
+		state = Merge(before, state)
+	} else {
+		s.count(s.Brake.Rate())
+	}
+	if state.Manual && !before.Manual {
+		s.stopProbing(errors.New("stopped by hand"))
+	}
+	state.Stopped, state.Prober = true, s.Instance
+	s.merge(&state)
+	s.Brake.Set(state)
+	s.known()
+	s.probe()
+	return s.renew()
+}
+
+// renew replaces the token.
+func (s *session) renew() error {
+	state := s.Brake.State()
+	if err := s.publishToken(state); err != nil {
+		return err
+	}
+	s.renewed = time.Now()
+	return s.tellStopped()
+}
+
+// ackOthers acks all tokens but the last one that this process has published.
+func (s *session) ackOthers() error {
+	var kept []amqp.Delivery
+	for _, d := range s.held {
+		if d.MessageId == s.mine && d.AppId == s.Instance {
+			kept = append(kept, d)
+		} else if err := d.Ack(false); err != nil {
+			return err
+		}
+	}
+	s.held = kept
+	return nil
+}
+
+// tellStopped tells the others that this process has the token.
+func (s *session) tellStopped() error {
+	s.beaten = time.Now()
+	state := s.Brake.State()
+	s.merge(&state)
+	return s.publish(Stopped, state, "")
+}
+
+func (s *session) answer(queue string) error {
+	if queue == "" {
+		return nil
+	}
+	state := s.Brake.State()
+	s.merge(&state)
+	return s.publish(Stopped, state, queue)
+}
+
+// start starts the brake for all processes.
+func (s *session) start(by, cause string) error {
+	s.stopProbing(errors.New(cause))
+	state := s.Brake.State()
+	s.merge(&state)
+	state.Stopped, state.Manual, state.Until, state.Prober = false, false, time.Time{}, ""
+	state.Since, state.By, state.Cause = time.Now().UTC(), by, cause
+	if err := s.publish(Started, state, ""); err != nil {
+		return err
+	}
+	for _, d := range s.held {
+		if err := d.Ack(false); err != nil {
+			return err
+		}
+	}
+	s.held, s.mine = nil, ""
+	s.Brake.Set(state)
+	return nil
+}
+
+// probe begins to probe, unless this process does already.
+func (s *session) probe() {
+	if s.endProbes != nil {
+		return
+	}
+	s.probes, s.endProbes = context.WithCancelCause(context.Background())
+	ctx := s.probes
+	go func() {
+		state := s.Brake.State()
+		for state.Manual && time.Now().Before(state.Until) {
+			select {
+			case <-time.After(min(time.Until(state.Until), time.Second)):
+			case <-ctx.Done():
+				s.probed <- context.Cause(ctx)
+				return
+			}
+			state = s.Brake.State()
+		}
+		s.probed <- s.Brake.Probe(ctx)
+	}()
+}
+
+func (s *session) stopProbing(why error) {
+	if s.endProbes == nil {
+		return
+	}
+	s.endProbes(why)
+	<-s.probed
+	s.endProbes = nil
+}
+
+// afterProbes takes the end of the probes: the brake starts, or another process must probe.
+func (s *session) afterProbes(err error) error {
+	s.endProbes(nil)
+	s.endProbes = nil
+	if err == nil {
+		return s.start(s.Instance, "probes have succeeded")
+	}
+	s.Logger.Debug("Another instance may probe: "+err.Error(), nil)
+	return s.stepBack()
+}
+
+// stepBack gives the token to the next process in the line, and joins the line at its end.
+func (s *session) stepBack() error {
+	if err := s.ch.Cancel(s.tag, false); err != nil {
+		return err
+	}
+	for d := range s.tokens {
+		s.held = append(s.held, d)
+	}
+	for _, d := range s.held {
+		if err := d.Nack(false, true); err != nil {
+			return err
+		}
+	}
+	s.held, s.mine = nil, ""
+	state := s.Brake.State()
+	state.Prober = ""
+	s.Brake.Set(state)
+	return s.consume()
+}
+
+// tick does what has its time.
+func (s *session) tick() error {
+	switch now := time.Now(); {
+	case len(s.held) > 0 && now.Sub(s.echoed) >= echoLimit:
+		return errNoEcho
+	case len(s.held) > 0:
+		if now.Sub(s.renewed) >= renewal {
+			return s.renew()
+		}
+		if now.Sub(s.beaten) >= beat {
+			return s.tellStopped()
+		}
+	case !s.Brake.Stopped():
+	case s.asked.IsZero() && now.Sub(s.beaten) >= silence:
+		s.asked = now
+		return s.publish(Hello, header.BrakeState{}, "")
+	case !s.asked.IsZero() && now.Sub(s.asked) >= beat:
+		s.asked = time.Time{}
+		state := s.Brake.State()
+		state.Stopped, state.Manual, state.Until, state.Prober = false, false, time.Time{}, ""
+		state.Since, state.By, state.Cause = now.UTC(), s.Instance, errNoToken.Error()
+		s.merge(&state)
+		s.Brake.Set(state)
+	}
+	return nil
+}
+
+// publishToken publishes a token and waits for the confirm.
+func (s *session) publishToken(state header.BrakeState) error {
+	id := fmt.Sprintf("%016x", rand.Uint64())
+	msg, err := Token(id, s.Instance, state)
+	if err != nil {
+		return err
+	}
+	confirm, err := s.ch.PublishWithDeferredConfirm("", Prefix+s.name, true, false, msg)
+	if err != nil {
+		return err
+	}
+	s.mine = id
+	ctx, cancel := context.WithTimeout(context.Background(), confirmLimit)
+	defer cancel()
+	acked, err := confirm.WaitContext(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", errUnconfirmed, err)
+	case !acked:
+		return errUnconfirmed
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package brakes_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+)
+
+func TestTheFleetStopsAndStartsTogether(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	for range 3 {
+		f.add()
+	}
+	f.send(20)
+	f.awaitHandled()
+
+	f.setOut(true)
+	f.send(20)
+	f.awaitStopped(true)
+	stopped := time.Now()
+	rig.WaitFor(t, "three probes", func() bool { return len(f.since(stopped)) >= 3 })
+	f.send(20)
+	rig.WaitFor(t, "the messages to stay in their queue", func() bool {
+		return testbroker.Depth(t, f.url, f.queue) >= 20
+	})
+	for _, in := range f.instances {
+		state := in.budget.State()
+		require.True(t, state.Stopped)
+		require.NotEmpty(t, state.By)
+		require.Contains(t, state.Cause, "deliveries failed within 10s")
+		require.NotEmpty(t, state.Prober)
+	}
+
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+	retried := 0
+	for _, in := range f.instances {
+		require.Len(t, in.events.of(middleware.EventBudgetOpened), 1)
+		require.NotEmpty(t, in.events.of(middleware.EventBudgetClosed))
+		require.Equal(t, 1, in.logs.Said("Consuming is stopped"))
+		require.Equal(t, 1, in.logs.Said("Consuming again"))
+		for _, e := range in.events.of(middleware.EventRetried) {
+			require.Equal(t, 1, e.Failures, "attempts spent by probes")
+			retried++
+		}
+	}
+	require.LessOrEqual(t, retried, 20, "the first failures alone")
+	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"))
+}
