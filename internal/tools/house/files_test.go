@@ -123,9 +123,10 @@ var library = map[string][]string{
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
-		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/link",
-		module + "/internal/management", module + "/internal/publisher", module + "/internal/scan",
-		module + "/internal/wire", watermill, watermill + "/message/router/middleware", amqp091,
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
+		module + "/internal/link", module + "/internal/management", module + "/internal/publisher",
+		module + "/internal/scan", module + "/internal/wire", watermill,
+		watermill + "/message/router/middleware", amqp091,
 	},
 	"cmd/millpond/page": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
@@ -156,6 +157,10 @@ var internals = map[string][]string{
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
 	"internal/brake":      {module + "/middleware/header"},
+	"internal/fleet": {
+		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
+		watermill + "/…", amqp091,
+	},
 	"internal/hold":       nil,
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,

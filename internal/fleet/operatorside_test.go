@@ -1,0 +1,232 @@
+package fleet_test
+
+import (
+	"context"
+	"crypto/rand"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/internal/fleet"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
+
+// noon is the time of a stop.
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// brake is a brake with a name that no other test has.
+type brake struct {
+	t    *testing.T
+	name string
+	conn *link.Conn
+	ch   *amqp.Channel
+}
+
+func newBrake(t *testing.T) *brake {
+	t.Helper()
+	url := testbroker.URL(t)
+	l, err := link.Open(t.Context(), link.Config{
+		URL: url, Name: "millpond test", ConnectTimeout: 10 * time.Second,
+		WriteTimeout: 10 * time.Second, Logger: watermill.NopLogger{},
+		Reconnect: link.Backoff{Initial: time.Second, Max: time.Second, Multiplier: 1},
+	})
+	require.NoError(t, err)
+	t.Cleanup(l.Close)
+	conn, err := l.Conn(t.Context())
+	require.NoError(t, err)
+	b := &brake{t: t, name: "brake " + rand.Text(), conn: conn, ch: testbroker.Channel(t, url)}
+	testbroker.Delete(t, fleet.Prefix+b.name)
+	t.Cleanup(func() {
+		_ = testbroker.Channel(t, url).ExchangeDelete(fleet.Prefix+b.name, false, false)
+	})
+	return b
+}
+
+// planned is a stop by an operator.
+func (b *brake) planned() header.BrakeState {
+	return header.BrakeState{
+		Name: b.name, Since: noon, By: "anna", Cause: "the provider moves", Until: noon.Add(time.Hour),
+	}
+}
+
+func (b *brake) stop(state header.BrakeState) (processes int) {
+	b.t.Helper()
+	processes, err := fleet.StopByHand(b.t.Context(), b.conn, state)
+	require.NoError(b.t, err)
+	return processes
+}
+
+func (b *brake) ask() header.BrakeState {
+	b.t.Helper()
+	state, err := fleet.Ask(b.t.Context(), b.conn, b.name)
+	require.NoError(b.t, err)
+	return state
+}
+
+func (b *brake) start() error { return fleet.StartByHand(b.t.Context(), b.conn, b.name, "anna") }
+
+// publish tells news, or puts a token into the queue.
+func (b *brake) publish(exchange, key, kind string, state header.BrakeState) {
+	b.t.Helper()
+	msg, err := fleet.News(kind, "shop@host/7", state)
+	require.NoError(b.t, err)
+	err = b.ch.PublishWithContext(context.Background(), exchange, key, false, false, msg)
+	require.NoError(b.t, err)
+}
+
+// process takes the token and nothing else: a process that hangs.
+func (b *brake) process(prefetch int) <-chan amqp.Delivery {
+	b.t.Helper()
+	require.NoError(b.t, fleet.Declare(b.ch, b.name))
+	require.NoError(b.t, b.ch.Qos(prefetch, 0, false))
+	tokens, err := b.ch.Consume(fleet.Prefix+b.name, "", false, false, false, false, nil)
+	require.NoError(b.t, err)
+	return tokens
+}
+
+// probe is process, and answers as the process that probes does.
+func (b *brake) probe() {
+	b.t.Helper()
+	tokens := b.process(1)
+	queue, err := b.ch.QueueDeclare("", false, true, true, false, nil)
+	require.NoError(b.t, err)
+	require.NoError(b.t, b.ch.QueueBind(queue.Name, "", fleet.Prefix+b.name, false, nil))
+	news, err := b.ch.Consume(queue.Name, "", true, true, false, false, nil)
+	require.NoError(b.t, err)
+	done := make(chan struct{})
+	b.t.Cleanup(func() { _ = b.ch.Close(); <-done })
+	go func() {
+		defer close(done)
+		var token *amqp.Delivery
+		var state header.BrakeState
+		for {
+			select {
+			case d, open := <-tokens:
+				if !open {
+					return
+				}
+				token = &d
+				state, _ = fleet.Read(b.name, d)
+				state.Prober = "shop@host/7"
+			case d, open := <-news:
+				switch {
+				case !open:
+					return
+				case d.Type == fleet.Hello && token != nil:
+					b.publish("", d.ReplyTo, fleet.Stopped, state)
+				case d.Type == fleet.Start && token != nil:
+					_ = token.Ack(false)
+					token = nil
+					order, _ := fleet.Read(b.name, d)
+					b.publish(fleet.Prefix+b.name, "", fleet.Started,
+						header.BrakeState{Name: b.name, By: order.By})
+				}
+			}
+		}
+	}()
+}
+
+// Given no process, when an operator stops a brake and starts it again, then the token is there
+// until then, also after looks at it, and the processes that come later stop.
+func TestAStopWithoutAProcess(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	_, err := fleet.Ask(t.Context(), b.conn, b.name)
+	require.ErrorIs(t, err, fleet.ErrNoBrake)
+	require.ErrorIs(t, b.start(), fleet.ErrNoBrake)
+
+	require.Zero(t, b.stop(b.planned()))
+	want := b.planned()
+	want.Stopped, want.Manual = true, true
+	for range 3 {
+		require.Equal(t, want, b.ask())
+	}
+	later := b.planned()
+	later.Since, later.By = noon.Add(time.Minute), "bert"
+	b.stop(later)
+	require.Equal(t, "bert", b.ask().By, "of two stops by hand the newer one counts")
+
+	require.NoError(t, b.start())
+	require.Equal(t, header.BrakeState{Name: b.name}, b.ask())
+	require.ErrorIs(t, b.start(), fleet.ErrOpen)
+	require.Zero(t, testbroker.Depth(t, testbroker.URL(t), fleet.Prefix+b.name))
+}
+
+// Given a process that probes, when an operator asks and starts, then the process answers.
+func TestTheProcessThatProbesAnswers(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	b.probe()
+	require.Equal(t, 1, b.stop(b.planned()), "one process listens")
+	var state header.BrakeState
+	testbroker.WaitFor(t, "the process to have the token", 10*time.Second, func() bool {
+		state = b.ask()
+		return state.Prober != ""
+	})
+	require.Equal(t, "shop@host/7", state.Prober)
+	require.Equal(t, "the provider moves", state.Cause)
+	require.NoError(t, b.start())
+	require.False(t, b.ask().Stopped)
+}
+
+// Given a process that has the token and hangs, when an operator starts the brake, then the error
+// says which process to restart. A second token that waits shows that the brake is stopped.
+func TestAProcessThatHangs(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	tokens := b.process(1)
+	b.stop(b.planned())
+	<-tokens
+	require.False(t, b.ask().Stopped, "nothing on the broker shows a token that a process has")
+	b.stop(b.planned())
+	state := b.ask()
+	require.Equal(t, header.BrakeState{Name: b.name, Stopped: true, Members: 1}, state)
+	err := b.start()
+	require.ErrorContains(t, err, "is still stopped")
+	require.ErrorContains(t, err, "Restart that process")
+}
+
+// Given a stopped brake whose exchange is gone, then its state is known and it can be started.
+func TestAnExchangeThatIsGone(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	b.stop(b.planned())
+	require.NoError(t, b.ch.ExchangeDelete(fleet.Prefix+b.name, false, false))
+	require.Equal(t, "anna", b.ask().By)
+	require.NoError(t, b.start())
+	require.False(t, b.ask().Stopped)
+}
+
+// A token of another program is no state, and the brake is stopped with it all the same.
+func TestATokenThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	require.NoError(t, fleet.Declare(b.ch, b.name))
+	require.NoError(t, b.ch.PublishWithContext(t.Context(), "", fleet.Prefix+b.name, false, false,
+		amqp.Publishing{Body: []byte("x")}))
+	testbroker.WaitFor(t, "the token to be there", 10*time.Second, func() bool {
+		return b.ask().Stopped
+	})
+	require.Equal(t, header.BrakeState{Name: b.name, Stopped: true}, b.ask())
+	require.NoError(t, b.start())
+	require.False(t, b.ask().Stopped)
+}
+
+func TestAStopOfAnotherNameIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := fleet.StopByHand(t.Context(), nil, header.BrakeState{Name: "a\nb"})
+	require.ErrorIs(t, err, fleet.ErrName)
+	_, err = fleet.Ask(t.Context(), nil, "")
+	require.ErrorIs(t, err, fleet.ErrName)
+	require.ErrorIs(t, fleet.StartByHand(t.Context(), nil, "a\x00", ""), fleet.ErrName)
+}
