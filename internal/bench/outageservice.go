@@ -18,6 +18,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -67,7 +68,7 @@ type note struct {
 	Service  string               `json:"service"`
 	Message  string               `json:"message,omitempty"`
 	Failures int                  `json:"failures,omitempty"`
-	Brake    json.RawMessage      `json:"brake,omitempty"`
+	Brake    *header.BrakeState   `json:"brake,omitempty"`
 }
 
 // noteReady says that a service consumes.
@@ -162,6 +163,13 @@ func (s outageService) budget() (b *middleware.Budget, probing func() bool, err 
 			return nil, nil, err
 		}
 		return b, b.Closed, nil
+	case brake:
+		cfg.Brake, cfg.Name, cfg.Ramp = true, s.Queue, s.Ramp
+		b, err := middleware.NewBudget(cfg)
+		if err != nil {
+			return nil, nil, err
+		}
+		return b, func() bool { return b.State().Stopped }, nil
 	}
 	return nil, nil, fmt.Errorf("there is no contender %q", s.Contender)
 }
@@ -182,7 +190,9 @@ func (s outageService) notes(out io.Writer) func(note) {
 }
 
 func noteOf(e middleware.Event) note {
-	return note{Kind: e.Kind, At: e.At, Message: e.MessageID, Failures: e.Failures}
+	return note{
+		Kind: e.Kind, At: e.At, Message: e.MessageID, Failures: e.Failures, Brake: e.Brake,
+	}
 }
 
 // caller calls the downstream.
