@@ -87,14 +87,16 @@ const seconds = 60
 // meter counts events by the second.
 type meter struct {
 	counts      [seconds]int
-	first, last int64 // seconds with an event; first is at most seconds before last
+	first, last int64     // seconds with an event; first is at most seconds before last
+	begun       time.Time // the first event, as long as its second counts
+	latest      time.Time
 }
 
 func (m *meter) count(now time.Time) {
 	at := now.Unix()
 	switch {
 	case m.first == 0 || at >= m.last+seconds:
-		*m = meter{first: at, last: at}
+		*m = meter{first: at, last: at, begun: now}
 	case at < m.last: // the clock was set back
 		at = m.last
 	}
@@ -104,9 +106,11 @@ func (m *meter) count(now time.Time) {
 	}
 	m.first = max(m.first, m.last-seconds+1)
 	m.counts[at%seconds]++
+	m.latest = now
 }
 
-// rate returns the events of a second between the first and the last.
+// rate returns the events of a second between the first and the last. Parts of seconds count as
+// such: a rate that is too low would be the limit after a stop.
 func (m *meter) rate() float64 {
 	if m.first == 0 {
 		return 0
@@ -115,5 +119,9 @@ func (m *meter) rate() float64 {
 	for at := m.first; at <= m.last; at++ {
 		sum += m.counts[at%seconds]
 	}
-	return float64(sum) / float64(m.last-m.first+1)
+	from := time.Unix(m.first, 0)
+	if from.Before(m.begun) {
+		from = m.begun
+	}
+	return float64(sum) / max(m.latest.Sub(from).Seconds(), 1)
 }

@@ -95,3 +95,37 @@ func TestPaceCatchesUpALittle(t *testing.T) {
 	}
 	assert.InDelta(t, 100*above*catchUp.Seconds(), n, 2)
 }
+
+// Given a process that handles messages evenly, when it asks for its rate after any time, then the
+// seconds that have begun and not ended make no difference.
+func TestRateOfShortTimes(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{5, 12.5, 400} {
+		for _, length := range []time.Duration{1300, 1900, 2500, 7200, 59100, 61500, 190700} {
+			begin := time.Unix(1_000_000, 0).Add(870 * time.Millisecond)
+			var m meter
+			for n := 0; ; n++ {
+				at := time.Duration(float64(n) / rate * float64(time.Second))
+				if at > length*time.Millisecond {
+					break
+				}
+				m.count(begin.Add(at))
+			}
+			assert.InEpsilon(t, rate, m.rate(), 0.2, "%g a second for %v", rate, length*time.Millisecond)
+		}
+	}
+}
+
+// A process that has handled little says so.
+func TestRateOfFewMessages(t *testing.T) {
+	t.Parallel()
+	var m meter
+	now := time.Unix(1_000_000, 0)
+	assert.Zero(t, m.rate())
+	m.count(now)
+	assert.InDelta(t, 1, m.rate(), 0.01)
+	m.count(now.Add(10 * time.Second))
+	assert.InDelta(t, 0.2, m.rate(), 0.01)
+	m.count(now.Add(10 * time.Minute))
+	assert.InDelta(t, 1, m.rate(), 0.01, "the others are too old")
+}
