@@ -90,8 +90,14 @@ bench: ## measure the library beside what a user would pick instead, in one run;
 bench-scale: ## measure how figures grow; takes a quarter of an hour, and some GiB of memory
 	@$(MAKE) --no-print-directory bench ARGS="-scale -rounds 3 -out bin/scale.json $(ARGS)"
 
-bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench and bench-scale
-	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json)
+# Built, not `go run`: it starts itself again as the services of the fleet.
+bench-outage: ## measure a fleet of 16 services while its downstream is out; takes ten minutes
+	@$(INSTALL) broker
+	@$(GO) build -o bin/bench ./internal/bench
+	@MILLPOND_BROKER='$(BROKER)' ./bin/bench outage -out bin/outage.json $(ARGS)
+
+bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench, bench-scale and bench-outage
+	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json bin/outage.json)
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker

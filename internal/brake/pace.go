@@ -14,8 +14,14 @@ const (
 	above = 1.25
 	// leastRate is the slowest pace in messages a second.
 	leastRate = 0.2
-	// drained is how long a handler may keep the pace waiting until nothing has gathered any more.
-	drained = time.Second
+	// catchUp is how much of a delay the next starts may make up for. A timer fires up to some
+	// milliseconds late: without this, a process with many messages a second would stay slower
+	// than before the stop, and its queue would never drain.
+	catchUp = 100 * time.Millisecond
+	// The pace ends when the handlers have used less than leastUse of it for lookEvery: no messages
+	// are left that have gathered.
+	lookEvery = 5 * time.Second
+	leastUse  = 0.9
 )
 
 // pace spreads the starts of handlers after a stop: the rate rises evenly to the rate before, and
@@ -26,7 +32,9 @@ type pace struct {
 
 	mu    sync.Mutex
 	began time.Time
-	next  time.Time // the next handler may start
+	next  time.Time     // the next handler may start
+	since time.Time     // a start after the ramp
+	used  time.Duration // pauses of the starts since then
 }
 
 func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
@@ -56,8 +64,20 @@ func (p *pace) later(now time.Time) time.Duration {
 func (p *pace) start(now time.Time) (over bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	over = now.Sub(p.began) > p.ramp && now.Sub(p.next) > drained
-	p.next = now.Add(p.pause(now))
+	switch past := now.Sub(p.since); {
+	case now.Sub(p.began) < p.ramp:
+	case p.since.IsZero():
+		p.since, p.used = now, 0
+	case past >= lookEvery:
+		over = float64(p.used) < leastUse*float64(past)
+		p.since, p.used = now, 0
+	}
+	pause := p.pause(now)
+	p.used += pause
+	if late := now.Add(-catchUp); p.next.Before(late) {
+		p.next = late
+	}
+	p.next = p.next.Add(pause)
 	return over
 }
 
@@ -67,14 +87,16 @@ const seconds = 60
 // meter counts events by the second.
 type meter struct {
 	counts      [seconds]int
-	first, last int64 // seconds with an event; first is at most seconds before last
+	first, last int64     // seconds with an event; first is at most seconds before last
+	begun       time.Time // the first event, as long as its second counts
+	latest      time.Time
 }
 
 func (m *meter) count(now time.Time) {
 	at := now.Unix()
 	switch {
 	case m.first == 0 || at >= m.last+seconds:
-		*m = meter{first: at, last: at}
+		*m = meter{first: at, last: at, begun: now}
 	case at < m.last: // the clock was set back
 		at = m.last
 	}
@@ -84,9 +106,11 @@ func (m *meter) count(now time.Time) {
 	}
 	m.first = max(m.first, m.last-seconds+1)
 	m.counts[at%seconds]++
+	m.latest = now
 }
 
-// rate returns the events of a second between the first and the last.
+// rate returns the events of a second between the first and the last. Parts of seconds count as
+// such: a rate that is too low would be the limit after a stop.
 func (m *meter) rate() float64 {
 	if m.first == 0 {
 		return 0
@@ -95,5 +119,9 @@ func (m *meter) rate() float64 {
 	for at := m.first; at <= m.last; at++ {
 		sum += m.counts[at%seconds]
 	}
-	return float64(sum) / float64(m.last-m.first+1)
+	from := time.Unix(m.first, 0)
+	if from.Before(m.begun) {
+		from = m.begun
+	}
+	return float64(sum) / max(m.latest.Sub(from).Seconds(), 1)
 }

@@ -115,6 +115,9 @@ func run(docs string, files []string) error {
 			return fmt.Errorf("%s: %w", p.file, err)
 		}
 	}
+	if err := drawOutage(results, filepath.Join(docs, "performance")); err != nil {
+		return fmt.Errorf("outage: %w", err)
+	}
 	return fill(filepath.Join(docs, "performance.md"), results)
 }
 
@@ -178,7 +181,12 @@ func (p picture) draw(results []result, folder string) error {
 
 // save leaves a margin, unlike plot.Save.
 func save(drawn *plot.Plot, name string) error {
-	canvas := vgsvg.New(17*vg.Centimeter, 10*vg.Centimeter)
+	return saveSized(name, 10*vg.Centimeter, func(c draw.Canvas) { drawn.Draw(c) })
+}
+
+// saveSized writes a picture on a white ground, so that it can be read on a dark page, too.
+func saveSized(name string, height vg.Length, paint func(draw.Canvas)) error {
+	canvas := vgsvg.New(17*vg.Centimeter, height)
 	whole := draw.New(canvas)
 	whole.FillPolygon(color.White, []vg.Point{
 		{X: whole.Min.X, Y: whole.Min.Y},
@@ -187,7 +195,7 @@ func save(drawn *plot.Plot, name string) error {
 		{X: whole.Min.X, Y: whole.Max.Y},
 	})
 	const margin = 6 * vg.Millimeter
-	drawn.Draw(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
+	paint(draw.Crop(whole, margin/2, -2*margin, margin/2, -margin))
 	file, err := os.Create(name)
 	if err != nil {
 		return err
@@ -242,8 +250,12 @@ func fill(page string, results []result) error {
 	return os.WriteFile(page, []byte(out.String()), 0o644)
 }
 
+// manyMetrics do not fit into the columns of a table.
+const manyMetrics = 4
+
 // tableOf has the tables of a group: for each metric a row for each x and a column for each entry.
-// A group that was measured once has one table, with a row for each entry.
+// A group that was measured once has one table, with a row for each entry; if it has many metrics,
+// with a row for each of them.
 func tableOf(results []result, group string) string {
 	type place struct {
 		x             float64
@@ -252,6 +264,7 @@ func tableOf(results []result, group string) string {
 	var (
 		xs               []float64
 		entries, metrics []string
+		inOrder          []string // the metrics as they were measured
 		cells            = map[place]string{}
 	)
 	for _, r := range results {
@@ -260,6 +273,9 @@ func tableOf(results []result, group string) string {
 		}
 		xs, entries, metrics = append(xs, r.X), append(entries, r.Entry), append(metrics, r.Metric)
 		cells[place{r.X, r.Entry, r.Metric}] = r.cell()
+		if !slices.Contains(inOrder, r.Metric) {
+			inOrder = append(inOrder, r.Metric)
+		}
 	}
 	xs, entries, metrics = distinct(xs), distinct(entries), distinct(metrics)
 	var out strings.Builder
@@ -269,6 +285,14 @@ func tableOf(results []result, group string) string {
 			fmt.Fprintf(&out, " %s |", cmp.Or(cell(column), "–"))
 		}
 		out.WriteByte('\n')
+	}
+	if slices.Equal(xs, []float64{0}) && len(metrics) > manyMetrics {
+		row("", len(entries), func(i int) string { return entries[i] })
+		out.WriteString("|---|" + strings.Repeat("--:|", len(entries)) + "\n")
+		for _, metric := range inOrder {
+			row(metric, len(entries), func(i int) string { return cells[place{0, entries[i], metric}] })
+		}
+		return out.String()
 	}
 	if slices.Equal(xs, []float64{0}) {
 		row("", len(metrics), func(i int) string { return metrics[i] })

@@ -64,3 +64,40 @@ func TestTableWithoutEndIsAnError(t *testing.T) {
 	require.NoError(t, os.WriteFile(page, []byte("<!-- table x -->\n"), 0o600))
 	assert.ErrorContains(t, fill(page, nil), "has no end")
 }
+
+const anOutage = `{"results": [
+	{"group": "outage", "x": 0, "entry": "budget", "metric": "seconds out", "samples": [4]},
+	{"group": "outage", "x": 0, "entry": "budget", "metric": "calls a second that it bears",
+		"samples": [300]},
+	{"group": "outage", "x": 0, "entry": "budget", "metric": "seconds from back until it fell over",
+		"samples": [1.5]},
+	{"group": "outage", "x": 0, "entry": "budget", "metric": "a", "samples": [1]},
+	{"group": "outage", "x": 0, "entry": "brake", "metric": "b", "samples": [2]},
+	{"group": "outage-curves", "x": 0, "entry": "brake", "metric": "calls per second", "samples": [9]},
+	{"group": "outage-curves", "x": 1, "entry": "brake", "metric": "calls per second", "samples": [1]},
+	{"group": "outage-curves", "x": 0, "entry": "brake", "metric": "backlog", "samples": [0]},
+	{"group": "outage-curves", "x": 1, "entry": "brake", "metric": "backlog", "samples": [200]}
+]}`
+
+// An outage has one picture, and a table with a row for each of its many figures.
+func TestOutageHasOnePicture(t *testing.T) {
+	t.Parallel()
+	docs := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(docs, "performance"), 0o700))
+	page, file := filepath.Join(docs, "performance.md"), filepath.Join(docs, "run.json")
+	require.NoError(t, os.WriteFile(file, []byte(anOutage), 0o600))
+	require.NoError(t, os.WriteFile(page, []byte("<!-- table outage -->\n<!-- end -->\n"), 0o600))
+	require.NoError(t, run(docs, []string{file}))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), "|  | brake | budget |\n|---|--:|--:|\n| seconds out | – | 4 |\n")
+	assert.Contains(t, string(text), "| b | 2 | – |\n")
+	drawn, err := os.ReadFile(filepath.Join(docs, "performance", "outage.svg"))
+	require.NoError(t, err)
+	for _, want := range []string{
+		"with the brake", "fell over", "falls over above 300", "calls per second",
+	} {
+		assert.Contains(t, string(drawn), want)
+	}
+	assert.NotContains(t, string(drawn), "without a budget", "it did not take part")
+}

@@ -1,0 +1,131 @@
+package brake
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// simulate lets messages arrive at a rate, each of which waits for the pace and then for a timer
+// that fires late. It returns the starts of each second, and when the pace was over.
+func simulate(
+	p *pace, begin time.Time, length time.Duration, arriving float64, gathered int, late time.Duration,
+) (starts []int, over time.Duration) {
+	starts = make([]int, int(length/time.Second)+1)
+	now, n := begin, -gathered
+	for now.Before(begin.Add(length)) {
+		arrived := begin
+		if n++; n > 0 {
+			arrived = begin.Add(time.Duration(float64(n) / arriving * float64(time.Second)))
+		}
+		if now.Before(arrived) {
+			now = arrived
+		}
+		if later := p.later(now); later > 0 {
+			now = now.Add(later + late)
+		}
+		starts[int(now.Sub(begin)/time.Second)]++
+		if p.start(now) {
+			return starts, now.Sub(begin)
+		}
+	}
+	return starts, 0
+}
+
+// Given timers that fire two milliseconds late, when a backlog is handled after a stop, then the
+// rate rises to the rate before and is a quarter higher after the ramp, for slow and fast processes.
+func TestPaceHoldsItsRate(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{12.5, 200, 1000, 4000} {
+		begin := time.Now()
+		p := newPace(begin, 10*time.Second, rate)
+		starts, over := simulate(p, begin, 30*time.Second, rate, 1_000_000, 2*time.Millisecond)
+		require.Zero(t, over, "a backlog is left")
+		for second, n := range starts[:30] {
+			most := rate * max(leastShare, min(1, float64(second+1)/10))
+			if second >= 10 {
+				most = rate * above
+				assert.GreaterOrEqual(t, float64(n), 0.97*most-1, "%g a second, second %d", rate, second)
+			}
+			assert.LessOrEqual(t, float64(n), most*(1+catchUp.Seconds())+2, "%g a second, second %d", rate,
+				second)
+		}
+	}
+}
+
+// Given a queue that fills at the rate before the stop, when the backlog is handled, then the pace
+// ends, so that it does not hold back traffic that grows.
+func TestPaceEndsWithTheBacklog(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{0.5, 12.5, 200} {
+		begin := time.Now()
+		p := newPace(begin, 10*time.Second, rate)
+		backlog := int(10 * rate)
+		_, over := simulate(p, begin, 10*time.Minute, rate, backlog, time.Millisecond)
+		require.NotZero(t, over, "%g a second", rate)
+		// The ramp adds half its length to the backlog of 10 s, which a quarter of the rate handles.
+		assert.GreaterOrEqual(t, over, 60*time.Second, "%g a second", rate)
+		assert.LessOrEqual(t, over, 90*time.Second, "%g a second", rate)
+	}
+}
+
+// A queue without messages for a while has no backlog.
+func TestPaceEndsAfterAPause(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 10*time.Second, 100)
+	assert.False(t, p.start(begin.Add(9*time.Second)))
+	assert.False(t, p.start(begin.Add(11*time.Second)))
+	assert.True(t, p.start(begin.Add(time.Minute)))
+}
+
+// A handler that was held up for long is followed by a few starts at once, not by all that it
+// missed.
+func TestPaceCatchesUpALittle(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 0, 100)
+	now := begin.Add(3 * time.Second)
+	n := 0
+	for p.later(now) == 0 {
+		p.start(now)
+		n++
+	}
+	assert.InDelta(t, 100*above*catchUp.Seconds(), n, 2)
+}
+
+// Given a process that handles messages evenly, when it asks for its rate after any time, then the
+// seconds that have begun and not ended make no difference.
+func TestRateOfShortTimes(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{5, 12.5, 400} {
+		for _, length := range []time.Duration{1300, 1900, 2500, 7200, 59100, 61500, 190700} {
+			begin := time.Unix(1_000_000, 0).Add(870 * time.Millisecond)
+			var m meter
+			for n := 0; ; n++ {
+				at := time.Duration(float64(n) / rate * float64(time.Second))
+				if at > length*time.Millisecond {
+					break
+				}
+				m.count(begin.Add(at))
+			}
+			assert.InEpsilon(t, rate, m.rate(), 0.2, "%g a second for %v", rate, length*time.Millisecond)
+		}
+	}
+}
+
+// A process that has handled little says so.
+func TestRateOfFewMessages(t *testing.T) {
+	t.Parallel()
+	var m meter
+	now := time.Unix(1_000_000, 0)
+	assert.Zero(t, m.rate())
+	m.count(now)
+	assert.InDelta(t, 1, m.rate(), 0.01)
+	m.count(now.Add(10 * time.Second))
+	assert.InDelta(t, 0.2, m.rate(), 0.01)
+	m.count(now.Add(10 * time.Minute))
+	assert.InDelta(t, 1, m.rate(), 0.01, "the others are too old")
+}
