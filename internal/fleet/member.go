@@ -18,7 +18,7 @@ const (
 	// answerLimit is how long a new member waits for the state of the brake, after its question has
 	// come back to itself.
 	answerLimit = 300 * time.Millisecond
-	// beat is the time between two Stopped of the process that probes.
+	// beat is the longest time between two Stopped of the process that probes.
 	beat = 5 * time.Second
 	// renewal is the age at which a token is replaced, so that the broker's consumer timeout, of
 	// a minute at least (F16), never ends.
@@ -30,10 +30,8 @@ const (
 	confirmLimit = 5 * time.Second
 	// rejoinLimit is how long a stopped member waits for the broker before it starts.
 	rejoinLimit = 60 * time.Second
-	// echoLimit is how long the news of the process that probes may take to come back to itself. It
-	// is less than the broker needs to give the token to another process, so a process that cannot
-	// reach the broker ends its probes before another process begins.
-	echoLimit = 12 * time.Second
+	// defaultHeartbeat is amqp091-go's.
+	defaultHeartbeat = 10 * time.Second
 	// mostTokens is how many tokens the broker may send ahead. They are merged into one.
 	mostTokens = 64
 )

@@ -15,19 +15,27 @@ import (
 // session is a stay on one connection.
 type session struct {
 	*Member
-	ch      *amqp.Channel
-	closed  <-chan *amqp.Error
-	news    <-chan amqp.Delivery
-	tokens  <-chan amqp.Delivery
-	queue   string // of the news
-	tag     string // of the consumer of tokens
-	mine    string // the id of the token that this process has published last
-	held    []amqp.Delivery
-	renewed time.Time
-	beaten  time.Time // the last news of a process that probes
-	echoed  time.Time // the last news of this process that came back
-	asked   time.Time // whether a process probes; zero: not asked
-	heard   bool      // of a process that probes, in this session
+	ch     *amqp.Channel
+	closed <-chan *amqp.Error
+	news   <-chan amqp.Delivery
+	tokens <-chan amqp.Delivery
+	queue  string // of the news
+	tag    string // of the consumer of tokens
+	mine   string // the id of the token that this process has published last
+	held   []amqp.Delivery
+	// The ids of the tokens that this process has published, until it acks them. A token that is
+	// spent stops nothing when it arrives.
+	published, spent map[string]bool
+	renewed          time.Time
+	beaten           time.Time // the last news of a process that probes
+	echoed           time.Time // the last news of this process that came back
+	asked            time.Time // whether a process probes; zero: not asked
+	heard            bool      // of a process that probes, in this session
+
+	// A broker gives the token to another process at the earliest one heartbeat after it has heard
+	// the last of this one. A process whose news have not come back for echoLimit ends its probes
+	// before that.
+	beat, echoLimit time.Duration
 
 	probes    context.Context
 	endProbes context.CancelCauseFunc // nil while this process does not probe
@@ -41,7 +49,7 @@ func (m *Member) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := &session{Member: m, probed: make(chan error, 1)}
+	s := &session{Member: m, probed: make(chan error, 1), published: map[string]bool{}}
 	if err := s.open(ctx, conn); err != nil {
 		return err
 	}
@@ -67,6 +75,11 @@ func (s *session) prepare(conn *link.Conn) error {
 	if err != nil {
 		return fmt.Errorf("open channel: %w", err)
 	}
+	heartbeat := conn.Config.Heartbeat
+	if heartbeat <= 0 {
+		heartbeat = defaultHeartbeat
+	}
+	s.beat, s.echoLimit = min(beat, heartbeat/4), heartbeat*8/10
 	s.ch, s.closed = ch, ch.NotifyClose(make(chan *amqp.Error, 1))
 	if err := s.declare(); err != nil {
 		_ = ch.Close()
@@ -116,7 +129,7 @@ func (s *session) consume() (err error) {
 func (s *session) run(ctx context.Context) error {
 	defer s.end()
 	answered, asking := time.After(confirmLimit), true
-	ticker := time.NewTicker(time.Second)
+	ticker := time.NewTicker(min(time.Second, s.beat/2))
 	defer ticker.Stop()
 	s.beaten, s.echoed = time.Now(), time.Now()
 	for {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/millpond-go/millpond/middleware/header"
@@ -31,22 +32,30 @@ func (s *session) stop() error {
 // take takes a token. This process probes from now on. The token is replaced at once, so that it
 // names this process, and the broker counts from the beginning how often it is delivered.
 func (s *session) take(d amqp.Delivery) error {
+	if s.spent[d.MessageId] { // published before the brake started
+		delete(s.spent, d.MessageId)
+		return d.Ack(false)
+	}
 	s.held, s.heard = append(s.held, d), true
-	if d.MessageId == s.mine && d.AppId == s.Instance && s.endProbes != nil {
-		s.renewed = time.Now()
+	before := s.Brake.State()
+	probing := s.endProbes != nil
+	if probing && d.AppId == s.Instance {
 		return s.ackOthers()
 	}
 	state, ok := Read(s.name, d)
 	if !ok {
 		state = header.BrakeState{Name: s.name, Since: d.Timestamp, Cause: "a token that cannot be read"}
 	}
-	before := s.Brake.State()
 	if before.Stopped {
 		state = Merge(before, state)
 	} else {
 		s.count(s.Brake.Rate())
 	}
-	if state.Manual && !before.Manual {
+	byHand := state.Manual && !(before.Manual && before.Until.Equal(state.Until))
+	if probing && !byHand {
+		return s.ackOthers()
+	}
+	if byHand {
 		s.stopProbing(errors.New("stopped by hand"))
 	}
 	state.Stopped, state.Prober = true, s.Instance
@@ -67,18 +76,31 @@ func (s *session) renew() error {
 	return s.tellStopped()
 }
 
-// ackOthers acks all tokens but the last one that this process has published.
+// ackOthers acks all tokens but the last one that this process has published, if that is here.
 func (s *session) ackOthers() error {
+	if !slices.ContainsFunc(s.held, s.isMine) {
+		return nil
+	}
+	s.renewed = time.Now()
 	var kept []amqp.Delivery
 	for _, d := range s.held {
-		if d.MessageId == s.mine && d.AppId == s.Instance {
+		if s.isMine(d) {
 			kept = append(kept, d)
-		} else if err := d.Ack(false); err != nil {
+		} else if err := s.ack(d); err != nil {
 			return err
 		}
 	}
 	s.held = kept
 	return nil
+}
+
+func (s *session) isMine(d amqp.Delivery) bool {
+	return d.MessageId == s.mine && d.AppId == s.Instance
+}
+
+func (s *session) ack(d amqp.Delivery) error {
+	delete(s.published, d.MessageId)
+	return d.Ack(false)
 }
 
 // tellStopped tells the others that this process has the token.
@@ -109,11 +131,12 @@ func (s *session) start(by, cause string) error {
 		return err
 	}
 	for _, d := range s.held {
-		if err := d.Ack(false); err != nil {
+		if err := s.ack(d); err != nil {
 			return err
 		}
 	}
 	s.held, s.mine = nil, ""
+	s.published, s.spent = map[string]bool{}, s.published
 	s.Brake.Set(state)
 	return nil
 }
@@ -174,6 +197,7 @@ func (s *session) stepBack() error {
 		}
 	}
 	s.held, s.mine = nil, ""
+	clear(s.published)
 	state := s.Brake.State()
 	state.Prober = ""
 	s.Brake.Set(state)
@@ -183,13 +207,13 @@ func (s *session) stepBack() error {
 // tick does what has its time.
 func (s *session) tick() error {
 	switch now := time.Now(); {
-	case len(s.held) > 0 && now.Sub(s.echoed) >= echoLimit:
+	case len(s.held) > 0 && now.Sub(s.echoed) >= s.echoLimit:
 		return errNoEcho
 	case len(s.held) > 0:
 		if now.Sub(s.renewed) >= renewal {
 			return s.renew()
 		}
-		if now.Sub(s.beaten) >= beat {
+		if now.Sub(s.beaten) >= s.beat {
 			return s.tellStopped()
 		}
 	case !s.Brake.Stopped():
@@ -218,7 +242,7 @@ func (s *session) publishToken(state header.BrakeState) error {
 	if err != nil {
 		return err
 	}
-	s.mine = id
+	s.mine, s.published[id] = id, true
 	ctx, cancel := context.WithTimeout(context.Background(), confirmLimit)
 	defer cancel()
 	acked, err := confirm.WaitContext(ctx)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -132,6 +133,8 @@ type plan struct {
 	concurrency int
 	budget      func(*middleware.BudgetConfig)
 	strategy    topology.Strategy
+	arguments   amqp.Table // of the queue; default: a quorum queue
+	heartbeat   time.Duration
 	options     []topology.Option
 	retry       []middleware.Option
 }
@@ -154,8 +157,11 @@ func (p plan) start(name, downstream string) (*instance, error) {
 	}
 	in := &instance{name: name, budget: budget, logs: &rig.Logs{}, events: &events{}}
 	queue := rig.QueueConfig(p.url)
-	rig.QuorumQueue(&queue)
+	queue.Queue.Arguments = p.arguments
 	rig.QuickReconnect(&queue)
+	if p.heartbeat > 0 {
+		queue.Connection.AmqpConfig = &amqp.Config{Heartbeat: p.heartbeat}
+	}
 	if p.strategy == nil {
 		p.strategy = topology.PerQueue{}
 	}
@@ -262,6 +268,9 @@ func newFleet(t *testing.T, p plan) *fleet {
 	if p.name == "" {
 		p.name = p.queue
 	}
+	if p.arguments == nil {
+		p.arguments = amqp.Table{"x-queue-type": "quorum"}
+	}
 	f := &fleet{t: t, downstream: newDownstream(t), plan: p}
 	rig.RemovePlan(t, p.url, topology.PerQueue{}, p.queue, []time.Duration{time.Second})
 	f.removeBrake(p.name)
@@ -330,6 +339,9 @@ func (f *fleet) awaitHandled() {
 	})
 }
 
+// quickHeartbeat lets the broker notice within seconds that a process is frozen or cut off.
+const quickHeartbeat = 3 * time.Second
+
 const (
 	processQueue  = "MILLPOND_TEST_BRAKE_QUEUE"
 	processURL    = "MILLPOND_TEST_BRAKE_URL"
@@ -341,6 +353,7 @@ const (
 func serveProcess() {
 	p := plan{
 		url: os.Getenv(processURL), queue: os.Getenv(processQueue), name: os.Getenv(processQueue),
+		arguments: amqp.Table{"x-queue-type": "quorum"}, heartbeat: quickHeartbeat,
 	}
 	in, err := p.start(os.Getenv(processName), os.Getenv(processTarget))
 	if err != nil {
@@ -359,10 +372,10 @@ type process struct {
 }
 
 // addProcess starts an instance in a process of its own, and waits until it consumes.
-func (f *fleet) addProcess(name string) *process {
+func (f *fleet) addProcess(name, url string) *process {
 	f.t.Helper()
 	p := &process{name: name, cmd: exec.Command(os.Args[0])}
-	p.cmd.Env = append(os.Environ(), processQueue+"="+f.queue, processURL+"="+f.url,
+	p.cmd.Env = append(os.Environ(), processQueue+"="+f.queue, processURL+"="+url,
 		processTarget+"="+f.address, processName+"="+name)
 	stdin, err := p.cmd.StdinPipe()
 	require.NoError(f.t, err)

@@ -1,0 +1,136 @@
+package brakes_test
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// The process that probes is killed, frozen or cut off. Given that, when the broker has noticed, then
+// another instance probes, the first one does not go on beside it, and everything is handled in
+// the end.
+func TestTheProberIsLost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lose, back func(p *process, proxy *testbroker.Proxy) error
+	}{
+		"killed": {lose: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Kill() }},
+		"frozen": {
+			lose: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Signal(syscall.SIGSTOP) },
+			back: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Signal(syscall.SIGCONT) },
+		},
+		"cut off": {
+			lose: func(_ *process, proxy *testbroker.Proxy) error { proxy.Freeze(true); return nil },
+			back: func(_ *process, proxy *testbroker.Proxy) error { proxy.Freeze(false); return nil },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, plan{heartbeat: quickHeartbeat})
+			proxy := testbroker.NewProxy(t, f.url)
+			p := f.addProcess("the prober", proxy.URL()) // the first consumer of the token
+			f.add()
+			f.add()
+			f.setOut(true)
+			f.send(30)
+			f.awaitStopped(true)
+			rig.WaitFor(t, "the process to probe", func() bool {
+				return f.prober(time.Now().Add(-time.Second)) == p.name
+			})
+
+			lost := time.Now()
+			require.NoError(t, c.lose(p, proxy))
+			rig.WaitFor(t, "another instance to probe", func() bool {
+				prober := f.prober(lost)
+				return prober != "" && prober != p.name
+			})
+			took := time.Since(lost)
+			if c.back != nil {
+				require.NoError(t, c.back(p, proxy))
+			}
+			time.Sleep(2 * time.Second) // probes of both would show now
+			first := time.Time{}
+			after := 0
+			for _, call := range f.since(lost) {
+				switch {
+				case call.instance != p.name && first.IsZero():
+					first = call.at
+				case call.instance == p.name && !first.IsZero():
+					after++
+				}
+			}
+			t.Logf("another instance probes after %v; the first one made %d calls beside it", took, after)
+			require.LessOrEqual(t, after, 1, "a probe that had begun may end")
+			for _, in := range f.instances {
+				require.True(t, in.budget.State().Stopped)
+			}
+
+			f.setOut(false)
+			f.awaitStopped(false)
+			f.awaitHandled()
+			require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"))
+		})
+	}
+}
+
+// Given a stopped fleet, when the broker restarts, then the fleet is still stopped, one instance
+// probes, and everything is handled when the downstream is back.
+func TestTheBrokerRestartsDuringAStop(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	f := newFleet(t, plan{url: node.URL(), heartbeat: quickHeartbeat})
+	f.add()
+	f.add()
+	f.setOut(true)
+	f.send(30)
+	f.awaitStopped(true)
+
+	node.Stop(t)
+	node.Start(t)
+	restarted := time.Now()
+	rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(restarted)) >= 3 })
+	f.awaitStopped(true)
+	calls := f.since(restarted)
+	spent := time.Since(restarted).Seconds()
+	require.LessOrEqual(t, float64(len(calls)), 5*spent+5, "probes alone")
+
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+	retried := 0
+	for _, in := range f.instances {
+		retried += len(in.events.of("retried"))
+	}
+	require.LessOrEqual(t, retried, 30, "an attempt that the outage spent: %s", fmt.Sprint(retried))
+}
+
+// Given a stopped fleet, when all instances restart, then the new ones do not call the downstream
+// beyond their probes.
+func TestAFleetThatRestartsStaysStopped(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	f.add()
+	f.setOut(true)
+	f.send(30)
+	f.awaitStopped(true)
+	f.instances[0].stop()
+	f.instances = nil
+
+	restarted := time.Now()
+	for range 3 {
+		f.add()
+	}
+	f.awaitStopped(true)
+	rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(restarted)) >= 5 })
+	require.LessOrEqual(t, float64(len(f.since(restarted))), 5*time.Since(restarted).Seconds()+5)
+
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+}
