@@ -137,6 +137,8 @@ type plan struct {
 	heartbeat   time.Duration
 	options     []topology.Option
 	retry       []middleware.Option
+	only        []middleware.Selector        // of the budget
+	handle      func(*message.Message) error // default: calls the downstream
 }
 
 // start starts an instance that calls the downstream with each message.
@@ -173,7 +175,7 @@ func (p plan) start(name, downstream string) (*instance, error) {
 		return nil, err
 	}
 	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second, time.Second, time.Second},
-		append([]middleware.Option{middleware.WithBudget(budget)}, p.retry...)...)
+		append([]middleware.Option{middleware.WithBudget(budget, p.only...)}, p.retry...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,6 +190,9 @@ func (p plan) start(name, downstream string) (*instance, error) {
 	}
 	router.AddMiddleware(retry.Middleware)
 	router.AddConsumerHandler("handler", p.queue, sub, func(msg *message.Message) error {
+		if p.handle != nil {
+			return p.handle(msg)
+		}
 		return post(msg, downstream, name)
 	})
 	ended := make(chan error, 1)
