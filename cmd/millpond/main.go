@@ -1,5 +1,6 @@
 // Command millpond shows the queues of millpond to people on call, and acts on them: it lists,
-// moves and deletes messages that wait or are dead. See docs/operations.md.
+// moves and deletes messages that wait or are dead, and stops and starts services. See
+// docs/operations.md.
 package main
 
 import (
@@ -56,7 +57,7 @@ func usage(format string, args ...any) error {
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
 something that it could not look at, or a dry run of dead replay found something critical, or there
-is no such letter, or no queue to return a stranded message to; 2 wrong use; 3 the broker could not
+is no such letter or brake, or no queue to return a stranded message to; 2 wrong use; 3 the broker could not
 be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130 interrupted, all that
 had begun is finished.`
 
@@ -117,7 +118,7 @@ func newApp(io stdio) *cli.Command {
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
 			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
-			a.doctor(), a.serve(),
+			a.brake(), a.doctor(), a.serve(),
 		},
 	}
 	var prepare func(c *cli.Command)

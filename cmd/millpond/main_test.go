@@ -194,6 +194,7 @@ func TestPlanIsPrinted(t *testing.T) {
 		"plan-dlq":    {"plan", "orders", "--policy", "1s", "--dlq", "graveyard"},
 		"help":        {"dead", "replay", "--help"},
 		"help-verify": {"verify", "--help"},
+		"help-brake":  {"brake", "stop", "--help"},
 	} {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)

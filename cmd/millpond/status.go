@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
@@ -56,14 +57,19 @@ func (a app) statusOnce(ctx context.Context, c *cli.Command, queues []string) (e
 		}
 	}
 	if len(queues) == 0 && s.vhost != nil {
+		stopped := s.stoppedBrakes(ctx, nil)
 		clearScreen()
-		return s.overview(ctx)
+		return s.overview(ctx, stopped)
 	}
 	plans, err := s.plans(queues)
 	if err != nil {
 		return err
 	}
+	stopped := s.stoppedBrakes(ctx, queues)
 	clearScreen()
+	if !c.Bool(flagJSON) {
+		s.printStopped(stopped)
+	}
 	return s.reports(ctx, plans)
 }
 
@@ -133,8 +139,9 @@ type overviewLine struct {
 	Trouble       []string
 }
 
-// overview prints a line for each queue that was found, the queues in trouble first.
-func (s *session) overview(ctx context.Context) error {
+// overview prints the stopped brakes, and a line for each queue that was found, the queues in
+// trouble first.
+func (s *session) overview(ctx context.Context, stopped []header.BrakeState) error {
 	ready, err := s.ready(ctx)
 	if err != nil && ctx.Err() == nil {
 		fmt.Fprintf(s.err, "millpond: not counted by AMQP: %v\n", err)
@@ -153,9 +160,10 @@ func (s *session) overview(ctx context.Context) error {
 		return s.printSnakeJSON(map[string]any{
 			"Vhost": s.vhost.Name, "Queues": lines, "Stranded": orEmpty(s.vhost.Stranded),
 			"Orphans": orEmpty(s.vhost.Orphans), "Unclaimed": orEmpty(s.vhost.Unclaimed),
-			"Unclear": orEmpty(s.vhost.Unclear),
+			"Unclear": orEmpty(s.vhost.Unclear), "Brakes": orEmpty(stopped),
 		})
 	}
+	s.printStopped(stopped)
 	if s.vhost.Empty() {
 		s.nothingFound()
 		return nil

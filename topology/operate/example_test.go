@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
@@ -107,6 +108,38 @@ func ExampleErrUnsafe() {
 	// name the queue: replay: the plan does not say which queue keeps its dead letters
 	// ask for fewer: replay: looking has taken too long
 	// see the package's documentation: replay: a message cannot be read
+}
+
+// A planned downtime of the payment provider: the services that share the brake stop consuming, and
+// start again by themselves after two hours at the latest.
+func ExampleOperator_StopBrake() {
+	var operator *operate.Operator // of Open
+	ctx := context.Background()
+	downtime := func(limit time.Duration) error {
+		if limit > operate.MaxBrakeStop {
+			return errors.New("such a long downtime needs another plan")
+		}
+		processes, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
+		if err != nil {
+			return err
+		}
+		log.Printf("%d processes stop", processes)
+		// … the provider moves …
+		var state header.BrakeState
+		if state, err = operator.Brake(ctx, "payments"); err != nil {
+			return err
+		}
+		log.Printf("stopped since %v by %s; %s probes", state.Since, state.By, state.Prober)
+		return operator.StartBrake(ctx, "payments", "anna")
+	}
+	switch err := downtime(2 * time.Hour); {
+	case errors.Is(err, operate.ErrBrakeOpen):
+		log.Print("the services consume already")
+	case errors.Is(err, operate.ErrNoBrake):
+		log.Print("no service has this brake")
+	case err != nil:
+		log.Print(err)
+	}
 }
 
 // Open names all problems at once, before it connects.

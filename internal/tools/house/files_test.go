@@ -137,8 +137,8 @@ var library = map[string][]string{
 	},
 	"topology/operate/discover": {
 		module + "/middleware/header", module + "/topology", module + "/topology/operate",
-		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/link",
-		module + "/internal/management", amqp091,
+		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
+		module + "/internal/link", module + "/internal/management", amqp091,
 	},
 	"topology/operate/doctor": {
 		module + "/topology", module + "/topology/operate", module + "/internal/audit",
@@ -156,7 +156,7 @@ var internals = map[string][]string{
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
-	"internal/brake":      {module + "/middleware/header"},
+	"internal/brake": {module + "/middleware/header"},
 	"internal/fleet": {
 		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
 		watermill + "/…", amqp091,

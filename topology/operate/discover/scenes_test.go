@@ -30,7 +30,19 @@ func TestFind(t *testing.T) {
 		"dead named by the user": withDead, "policies": policies, "users": users, "hostile": hostile,
 		"consumers": consumers, "dead by the broker": deadByBroker, "missing wait queue": missing,
 		"a chain by hand": byHand, "several pages": pages,
+		"brake": brakes,
 	})
+}
+
+// A stopped brake and its processes are no queues of a plan, and keep no letters.
+func brakes(p place) {
+	o := rig.OpenOperator(p.t, p.url)
+	_, err := o.StopBrake(p.t.Context(), "payments", "anna", "", time.Hour)
+	require.NoError(p.t, err)
+	v := p.find()
+	require.True(p.t, v.Empty())
+	require.Empty(p.t, v.Unclaimed)
+	require.Empty(p.t, v.Unclear)
 }
 
 func names(waits []discover.Wait) (list []string) {

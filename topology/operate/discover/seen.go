@@ -9,11 +9,13 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/fleet"
 	"github.com/millpond-go/millpond/internal/management"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -46,7 +48,11 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 		from: map[string][]topology.Binding{}, into: map[string][]topology.Binding{},
 	}
 	same := map[string]management.Object{}
-	settled, err := api.Queues(ctx, vhost, func(q management.Queue) { s.see(q, same) })
+	settled, err := api.Queues(ctx, vhost, func(q management.Queue) {
+		if !strings.HasPrefix(q.Name, fleet.Prefix) { // of a brake: no message of a user is there
+			s.see(q, same)
+		}
+	})
 	if err != nil {
 		return nil, s.wayIn(err)
 	}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+func (a app) brake() *cli.Command {
+	return &cli.Command{
+		Name: "brake", Usage: "brakes, which stop all processes that share one while a downstream " +
+			"is out: list, stop, start",
+		Commands: []*cli.Command{a.brakeList(), a.brakeStop(), a.brakeStart()},
+	}
+}
+
+// defaultStop is the value of brake stop --for.
+const defaultStop = time.Hour
+
+func byFlag() cli.Flag {
+	return &cli.StringFlag{Name: "by", Usage: "your `NAME`, which all see; user@host without it"}
+}
+
+// byOf returns the name of the operator.
+func (a app) byOf(c *cli.Command) string {
+	if by := c.String("by"); by != "" {
+		return by
+	}
+	host, _ := os.Hostname()
+	return cmp.Or(a.environment("USER"), a.environment("LOGNAME"), "operator") + "@" +
+		cmp.Or(host, "unknown")
+}
+
+func (a app) brakeList() *cli.Command {
+	return &cli.Command{
+		Name: "list", Usage: "list the brakes of the virtual host, stopped ones first: since when, by " +
+			"whom, why, and which process probes",
+		ArgsUsage: "[NAME…]", ShellComplete: a.completeBrakes,
+		Description: "Without the management API only named brakes are listed.",
+		Action: func(ctx context.Context, c *cli.Command) (err error) {
+			s, err := a.open(ctx, c)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, s.operator.Close()) }()
+			states, err := s.brakesOf(ctx, c.Args().Slice())
+			switch {
+			case err != nil && len(states) == 0:
+				return err
+			case c.Bool(flagJSON):
+				return errors.Join(err, a.printJSON(orEmpty(states)))
+			case len(states) == 0:
+				fmt.Fprintf(a.out, "virtual host %q has no brake\n", s.vhost.Name)
+				return err
+			}
+			return errors.Join(err, a.brakeTable(states))
+		},
+	}
+}
+
+// brakesOf returns the named brakes, or all, stopped ones first.
+func (s *session) brakesOf(ctx context.Context, names []string) (
+	states []header.BrakeState, err error,
+) {
+	switch {
+	case len(names) > 0:
+		var errs []error
+		for _, name := range distinct(names) {
+			state, err := s.operator.Brake(ctx, name)
+			switch {
+			case errors.Is(err, operate.ErrNoBrake):
+				errs = append(errs, noBrake(name))
+			case err != nil:
+				errs = append(errs, err)
+			default:
+				states = append(states, state)
+			}
+		}
+		err = errors.Join(errs...)
+	case s.vhost == nil:
+		return nil, usage("name the brakes, because AMQP cannot list them and the management API "+
+			"cannot be asked: %v", s.blind)
+	default:
+		states, err = s.operator.Brakes(ctx)
+	}
+	slices.SortStableFunc(states, func(a, b header.BrakeState) int { // by name among the same
+		return cmp.Compare(rank(a), rank(b))
+	})
+	return states, err
+}
+
+// rank orders stopped brakes before others.
+func rank(state header.BrakeState) int {
+	if state.Stopped {
+		return 0
+	}
+	return 1
+}
+
+func noBrake(name string) error {
+	return notFound("there is no brake %q: millpond brake list has the names", name)
+}
+
+func (a app) brakeTable(states []header.BrakeState) error {
+	rows := [][]string{{"brake", "state", "since", "by", "cause", "probes"}}
+	for _, b := range states {
+		row := []string{b.Name, "open", "-", "-", "-", "-"}
+		if b.Stopped {
+			row = []string{
+				b.Name, "stopped", when(b.Since), orDash(b.By), orDash(b.Cause), orDash(b.Prober),
+			}
+			if b.Manual {
+				row[1] = "stopped by hand"
+				row[5] = "from " + when(b.Until)
+			}
+		}
+		rows = append(rows, row)
+	}
+	return a.table(rows)
+}
+
+func (a app) brakeStop() *cli.Command {
+	return &cli.Command{
+		Name: "stop", Usage: "stop all processes that share a brake, for a planned downtime",
+		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
+		Description: "The processes stop consuming within a second. Messages in progress are finished, the " +
+			"rest\nstays in the queues. After --for the processes probe, one message at a time, and start " +
+			"when\nthe downstream is back; brake start starts them before. Processes that come later stop, too.",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{
+				Name: "for", Value: defaultStop, Usage: "how long at most, as in 30m or 2h; 24h is the most",
+			},
+			&cli.StringFlag{Name: "cause", Usage: "`TEXT` that says why, which all see"}, byFlag(),
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
+				limit := c.Duration("for")
+				until := time.Now().Add(limit)
+				processes, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
+				if err != nil {
+					return err
+				}
+				if c.Bool(flagJSON) {
+					return a.printJSON(map[string]any{
+						"name": name, "stopped": true, "processes": processes, "until": until.UTC(),
+					})
+				}
+				fmt.Fprintf(a.out, "brake %s is stopped until %s at most; start it before with: "+
+					"millpond brake start %s\n", harmless(name), when(until), audit.ShellWord(name))
+				if processes == 0 {
+					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
+						"processes that start later stop; if some are up, the name is wrong"))
+					return err
+				}
+				shared := "1 process stops"
+				if processes > 1 {
+					shared = fmt.Sprintf("%d processes stop", processes)
+				}
+				_, err = fmt.Fprintln(a.out, shared)
+				return err
+			})
+		},
+	}
+}
+
+func (a app) brakeStart() *cli.Command {
+	return &cli.Command{
+		Name: "start", Usage: "start all processes that share a brake, also where they have stopped by themselves",
+		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
+		Description: "Where the downstream is still out, the processes stop again after the failures that " +
+			"each new\noutage takes.",
+		Flags: []cli.Flag{byFlag()},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
+				err := o.StartBrake(ctx, name, a.byOf(c))
+				open := errors.Is(err, operate.ErrBrakeOpen)
+				switch {
+				case errors.Is(err, operate.ErrNoBrake):
+					return noBrake(name)
+				case err != nil && !open:
+					return err
+				case c.Bool(flagJSON):
+					return a.printJSON(map[string]any{"name": name, "stopped": false, "was_open": open})
+				case open:
+					_, err = fmt.Fprintf(a.out, "brake %s was not stopped\n", harmless(name))
+					return err
+				}
+				_, err = fmt.Fprintf(a.out, "brake %s is open: the processes start\n", harmless(name))
+				return err
+			})
+		},
+	}
+}
+
+// onBrake connects, and calls f with the one argument. The management API is not needed: a command
+// for an outage must not wait for it.
+func (a app) onBrake(
+	ctx context.Context, c *cli.Command, f func(o *operate.Operator, name string) error,
+) (err error) {
+	if c.NArg() != 1 {
+		return usage("%s takes the name of one brake, not %d arguments", c.FullName(), c.NArg())
+	}
+	o, err := a.connect(ctx, c, "")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	return f(o, c.Args().First())
+}
+
+// stoppedBrakes returns the brakes of the virtual host that are stopped. Without the management API
+// it asks for those with the names of the queues, which is the name of a brake by default.
+func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
+	if s.vhost == nil && len(queues) == 0 {
+		return nil
+	}
+	if s.vhost != nil {
+		queues = nil
+	}
+	states, err := s.brakesOf(ctx, queues)
+	for _, err := range parts(err) {
+		var none *notThere
+		if !errors.As(err, &none) && ctx.Err() == nil {
+			fmt.Fprintf(s.err, "millpond: brakes: %s\n", harmless(err.Error()))
+		}
+	}
+	return slices.DeleteFunc(states, func(b header.BrakeState) bool { return !b.Stopped })
+}
+
+// printStopped prints a line for each stopped brake.
+func (s *session) printStopped(states []header.BrakeState) {
+	for _, b := range states {
+		fmt.Fprintln(s.out, s.colour(red, "stopped: "+harmless(brakeText(b))))
+	}
+}
+
+// brakeText says in a sentence since when a brake is stopped, by whom, why and who probes.
+func brakeText(b header.BrakeState) string {
+	text := "brake " + b.Name
+	if b.Since.IsZero() {
+		return text + ": the process that probes does not answer, so that nothing more is known"
+	}
+	text += " since " + when(b.Since)
+	if b.By != "" {
+		text += " by " + b.By
+	}
+	if b.Manual {
+		text += ", by hand, until " + when(b.Until)
+	}
+	if b.Cause != "" {
+		text += ": " + b.Cause
+	}
+	switch {
+	case b.Manual:
+		return text + "; start it before with millpond brake start"
+	case b.Prober == "":
+		return text + "; no process probes"
+	}
+	return text + "; " + b.Prober + " probes"
+}
+
+// completeBrakes offers the names of brakes.
+func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
+	cli.DefaultCompleteWithFlags(ctx, c)
+	api, _, err := managementOf(c)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, completeLimit)
+	defer cancel()
+	o, err := a.connect(ctx, c, api)
+	if err != nil {
+		return // a completion has no place for an error
+	}
+	defer func() { _ = o.Close() }()
+	states, _ := o.Brakes(ctx)
+	for _, b := range states {
+		if !slices.Contains(c.Args().Slice(), b.Name) {
+			fmt.Fprintln(a.out, harmless(b.Name))
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/fleet"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// Given a virtual host, when an operator stops a brake for a planned downtime, then list and status
+// show it until it is started.
+func TestBrakeByHand(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	url := onOneHost(t, node.URL(), api)
+	at := regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`)
+	ask := func(args ...string) outcome {
+		t.Helper()
+		o := tool(t, url, "", append([]string{"--url", url}, args...)...)
+		o.out = at.ReplaceAllString(o.out, "<time>")
+		return o
+	}
+	done := func(out string) outcome { return outcome{out: out} }
+	require.Equal(t, done("virtual host \"/\" has no brake\n"), ask("brake", "list"))
+	require.Equal(t, done("[]\n"), ask("--json", "brake", "list"))
+
+	require.Equal(t, done("brake payments is stopped until <time> at most; start it before with: "+
+		"millpond brake start 'payments'\n"+
+		"no process shares this brake now: the processes that start later stop; if some are up, the "+
+		"name is wrong\n"),
+		ask("brake", "stop", "payments", "--for", "2h", "--by", "anna", "--cause", "it \x1b[2Jmoves"))
+	ch := testbroker.Channel(t, node.URL())
+	require.NoError(t, fleet.Declare(ch, "mail of the shop"))
+	table := done("brake  state  since  by  cause  probes\n" +
+		"payments  stopped by hand  <time>  anna  it  [2Jmoves  from <time>\n" +
+		"mail of the shop  open  -  -  -  -\n")
+	require.Equal(t, table, narrow(ask("brake", "list")))
+	require.Equal(t, table, narrow(ask("brake", "list", "mail of the shop", "payments")))
+	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: it  [2Jmoves; " +
+		"start it before with millpond brake start\n"
+	require.Equal(t, line, firstLine(ask("status").out))
+
+	var states []header.BrakeState
+	o := tool(t, url, "", "--url", url, "--json", "brake", "list")
+	require.NoError(t, json.Unmarshal([]byte(o.out), &states), o.out)
+	require.Len(t, states, 2)
+	require.Equal(t, 2*time.Hour, states[0].Until.Sub(states[0].Since))
+	var status struct{ Brakes []header.BrakeState }
+	o = tool(t, url, "", "--url", url, "--json", "status")
+	require.NoError(t, json.Unmarshal([]byte(o.out), &status), o.out)
+	require.Equal(t, states[:1], status.Brakes)
+
+	require.Equal(t, done("brake payments is open: the processes start\n"),
+		ask("brake", "start", "payments"))
+	require.Equal(t, done("brake payments was not stopped\n"), ask("brake", "start", "payments"))
+	require.NotContains(t, ask("status").out, "stopped")
+}
+
+// narrow leaves two spaces between the columns of a table.
+func narrow(o outcome) outcome {
+	o.out = regexp.MustCompile(` {3,}`).ReplaceAllString(o.out, "  ")
+	return o
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line + "\n"
+}
+
+// Given a broker without the management API, then a brake is shown by its name, and status shows
+// the brake with the name of the queue.
+func TestBrakeWithoutManagement(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "quorum")
+	testbroker.Delete(t, fleet.Prefix+s.queue)
+	o := s.tool("brake", "list")
+	require.Equal(t, exitUsage, o.code)
+	require.Contains(t, o.err, "name the brakes, because AMQP cannot list them")
+	o = s.tool("brake", "list", s.queue)
+	require.Equal(t, exitFound, o.code)
+	require.Contains(t, o.err, `there is no brake "orders"`)
+	o = s.tool("brake", "start", s.queue)
+	require.Equal(t, exitFound, o.code)
+	require.Contains(t, o.err, `there is no brake "orders"`)
+
+	require.Zero(t, s.tool("brake", "stop", s.queue, "--by", "anna").code)
+	o = s.tool("brake", "list", s.queue)
+	require.Zero(t, o.code)
+	require.Contains(t, o.out, "stopped by hand")
+	o = s.tool("status", s.queue)
+	require.Zero(t, o.code)
+	require.Contains(t, firstLine(o.out), "stopped: brake orders since ")
+	o = s.tool("--json", "brake", "start", s.queue)
+	require.Zero(t, o.code)
+	require.JSONEq(t, `{"name":"orders","stopped":false,"was_open":false}`, o.out)
+	require.NotContains(t, s.tool("status", s.queue).out, "stopped")
+}
+
+// Every wrong use is refused before anything is stopped.
+func TestBrakeRefuses(t *testing.T) {
+	t.Parallel()
+	s := &service{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t), kind: "quorum"}
+	for want, args := range map[string][]string{
+		"takes the name of one brake, not 0":    {"stop"},
+		"takes the name of one brake, not 2":    {"start", "a", "b"},
+		"the limit is 0s: it must be 1s to 24h": {"stop", s.queue, "--for", "0s"},
+		"the limit is 25h0m0s: it must be":      {"stop", s.queue, "--for", "25h"},
+		"U+000A is not printable":               {"stop", "a\nb"},
+		"it has 201 bytes, 200 are allowed":     {"list", strings.Repeat("a", 201)},
+		`there is no command "halt"`:            {"halt", s.queue},
+	} {
+		o := s.tool(append([]string{"brake"}, args...)...)
+		require.Equal(t, exitUsage, o.code, want)
+		require.Contains(t, o.err, want)
+	}
+	require.Equal(t, exitFound, s.tool("brake", "list", s.queue).code, "it was declared")
+}
+
+// A sentence for every state that a brake may have.
+func TestTextOfABrake(t *testing.T) {
+	t.Parallel()
+	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for want, b := range map[string]header.BrakeState{
+		"brake pay since 2026-03-01 12:00:00Z by shop@a/7: 9 of 10 failed; shop@b/8 probes": {
+			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7", Cause: "9 of 10 failed",
+			Prober: "shop@b/8",
+		},
+		"brake pay since 2026-03-01 12:00:00Z by shop@a/7; no process probes": {
+			Name: "pay", Stopped: true, Since: noon, By: "shop@a/7",
+		},
+		"brake pay since 2026-03-01 12:00:00Z, by hand, until 2026-03-01 13:00:00Z; start it before " +
+			"with millpond brake start": {
+			Name: "pay", Stopped: true, Since: noon, Manual: true, Until: noon.Add(time.Hour),
+		},
+		"brake pay: the process that probes does not answer, so that nothing more is known": {
+			Name: "pay", Stopped: true,
+		},
+	} {
+		require.Equal(t, want, brakeText(b))
+	}
+}

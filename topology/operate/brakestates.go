@@ -1,0 +1,221 @@
+package operate
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/millpond-go/millpond/internal/fleet"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+var (
+	// ErrNoBrake: the broker knows no brake of this name.
+	ErrNoBrake = fleet.ErrNoBrake
+	// ErrBrakeOpen: the brake is not stopped, so that there is nothing to start.
+	ErrBrakeOpen = fleet.ErrOpen
+)
+
+const (
+	// MaxBrakeStop is the longest time that StopBrake stops a brake.
+	MaxBrakeStop = 24 * time.Hour
+	// maxCause is the most bytes of a cause, and of the name of an operator.
+	maxCause = 1000
+	// brakesAtOnce is how many brakes are asked at the same time. Each needs two channels.
+	brakesAtOnce = 32
+	// countedLate is how late the management API counts the messages of a quorum queue, on a busy
+	// machine. Most counts are five seconds old.
+	countedLate = 15 * time.Second
+)
+
+// Brakes returns the brakes of the vhost by name, open ones too: budgets of the services with a
+// Brake. It needs the management API, which alone shows the names. Each state is as Brake returns
+// it.
+func (o *Operator) Brakes(ctx context.Context) ([]header.BrakeState, error) {
+	states, err := o.brakes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("brakes: %w", err)
+	}
+	return states, nil
+}
+
+func (o *Operator) brakes(ctx context.Context) ([]header.BrakeState, error) {
+	api, err := o.brakeAPI(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if api == nil {
+		return nil, errors.New("only the management API shows the names of brakes: " +
+			"name it (WithManagement, --management), or name the brake")
+	}
+	list, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	names, err := api.AllNames(list, "exchanges", o.vhost, fleet.Prefix)
+	if err != nil {
+		return nil, fmt.Errorf("management API: %w", err)
+	}
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return fleet.CheckName(strings.TrimPrefix(name, fleet.Prefix)) != nil
+	})
+	if len(names) == 0 {
+		return nil, nil
+	}
+	slices.Sort(names)
+	states, problems := make([]header.BrakeState, len(names)), make([]error, len(names))
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		var all sync.WaitGroup
+		place := make(chan struct{}, brakesAtOnce)
+		for i, name := range names {
+			place <- struct{}{}
+			all.Go(func() {
+				states[i], problems[i] = o.brake(ctx, conn, api, strings.TrimPrefix(name, fleet.Prefix))
+				<-place
+			})
+		}
+		all.Wait()
+		for i, err := range problems {
+			if errors.Is(err, ErrNoBrake) { // an exchange without its queue
+				problems[i] = nil
+			}
+		}
+		return errors.Join(problems...)
+	})
+	return states, err
+}
+
+// brakeAPI returns nil where no management API is configured.
+func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
+	if o.opts.management == "" {
+		return nil, nil
+	}
+	var config *tls.Config
+	if o.opts.amqp != nil {
+		config = o.opts.amqp.TLSClientConfig
+	}
+	api, err := management.New(o.opts.management, config)
+	if err == nil {
+		err = api.IsOf(ctx, o.Cluster())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("management API: %w", err)
+	}
+	return api, nil
+}
+
+// Brake returns the state of one brake. The process that probes answers within a second. Where no
+// process is up, the state is the one that waits for the processes on the broker. A brake that was
+// never declared is ErrNoBrake.
+//
+// A process that probes and hangs does not answer. Then the state is Stopped and no more, after some
+// seconds. Without the management API the brake seems to be open then, until the broker drops the
+// connection of that process.
+func (o *Operator) Brake(ctx context.Context, name string) (state header.BrakeState, err error) {
+	if err := fleet.CheckName(name); err != nil {
+		return state, fmt.Errorf("%w: %w", ErrInvalidOptions, err)
+	}
+	api, err := o.brakeAPI(ctx)
+	if err != nil {
+		return header.BrakeState{Name: name}, err
+	}
+	answer := make(chan header.BrakeState, 1)
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		state, err := o.brake(ctx, conn, api, name)
+		answer <- state
+		return err
+	})
+	if err != nil {
+		return header.BrakeState{Name: name}, err
+	}
+	return <-answer, nil
+}
+
+// brake asks the process that probes. Where none answers it looks whether a process has the token.
+func (o *Operator) brake(
+	ctx context.Context, conn *link.Conn, api *management.API, name string,
+) (header.BrakeState, error) {
+	for limit := time.Now().Add(countedLate); ; {
+		state, err := fleet.Ask(ctx, conn, name)
+		if err != nil || state.Stopped || api == nil {
+			return state, err
+		}
+		q, err := api.Queue(ctx, o.vhost, fleet.Prefix+name)
+		if err != nil || q.Unacked == nil || *q.Unacked == 0 {
+			return state, nil
+		}
+		// A process has the token, or had it some seconds ago. AMQP does not show it.
+		if time.Now().After(limit) {
+			state.Stopped = true
+			return state, nil
+		}
+	}
+}
+
+// StopBrake stops the processes that share a brake within a second, for a planned downtime. They
+// finish the messages in progress, and the rest stays in the queues. After limit, 24 hours at most,
+// the processes probe by themselves; StartBrake starts them before. Processes that start meanwhile
+// stop, too. by names the operator, and cause says why; both are shown to all who look.
+//
+// It returns how many processes share the brake now. With 0 none is up, or the name is wrong: the
+// brake is declared and stopped in each case.
+func (o *Operator) StopBrake(
+	ctx context.Context, name, by, cause string, limit time.Duration,
+) (processes int, err error) {
+	if err := checkStop(name, by, cause, limit); err != nil {
+		return 0, fmt.Errorf("stop brake: %w: %w", ErrInvalidOptions, err)
+	}
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	state := header.BrakeState{Name: name, Since: now, By: by, Cause: cause, Until: now.Add(limit)}
+	listening := make(chan int, 1)
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		n, err := fleet.StopByHand(ctx, conn, state)
+		listening <- n
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("stop brake %q: %w", name, err)
+	}
+	return <-listening, nil
+}
+
+func checkStop(name, by, cause string, limit time.Duration) error {
+	problems := []error{fleet.CheckName(name)}
+	if limit < time.Second || limit > MaxBrakeStop {
+		const text = "the limit is %v: it must be 1s to %v"
+		problems = append(problems, fmt.Errorf(text, limit, MaxBrakeStop))
+	}
+	for what, text := range map[string]string{"the operator": by, "the cause": cause} {
+		if len(text) > maxCause || !utf8.ValidString(text) {
+			const problem = "%s has %d bytes: it must be UTF-8, of %d bytes at most"
+			problems = append(problems, fmt.Errorf(problem, what, len(text), maxCause))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// StartBrake starts the processes that share a brake, whether an operator has stopped it or the
+// processes have. It returns when they start, and after some seconds with an error that says how
+// else it can be done. by names the operator. A brake that is not stopped is ErrBrakeOpen, and a
+// brake that was never declared ErrNoBrake.
+//
+// Where the downstream is still out, the processes stop again after the failures that a new outage
+// takes.
+func (o *Operator) StartBrake(ctx context.Context, name, by string) error {
+	if err := checkStop(name, by, "", MaxBrakeStop); err != nil {
+		return fmt.Errorf("start brake: %w: %w", ErrInvalidOptions, err)
+	}
+	err := o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		return fleet.StartByHand(ctx, conn, name, by)
+	})
+	if err != nil {
+		return fmt.Errorf("start brake: %w", err)
+	}
+	return nil
+}
