@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -118,6 +119,7 @@ func (d *downstream) prober(then time.Time) string {
 
 // instance is one process of the fleet, or a part of the test's process.
 type instance struct {
+	t      *testing.T
 	name   string
 	budget *middleware.Budget
 	logs   *rig.Logs
@@ -128,6 +130,7 @@ type instance struct {
 // plan says how the instances of a test work.
 type plan struct {
 	url         string // of the connection; default: the shared broker
+	admin       string // may delete everything; default: url
 	queue       string
 	name        string // of the brake
 	concurrency int
@@ -230,13 +233,17 @@ func post(msg *message.Message, url, name string) error {
 
 // events are the stops and starts that an observer was told.
 type events struct {
-	mu  sync.Mutex
-	all []middleware.Event
+	mu      sync.Mutex
+	all     []middleware.Event
+	handled func() // is told of each message; may be nil
 }
 
 func (e *events) Observe(_ context.Context, event middleware.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if event.Kind == middleware.EventHandled && e.handled != nil {
+		e.handled()
+	}
 	if event.Brake != nil || event.Kind == middleware.EventRetried {
 		e.all = append(e.all, event)
 	}
@@ -252,6 +259,20 @@ func (e *events) of(kind middleware.EventKind) (found []middleware.Event) {
 	}
 	return found
 }
+
+// await waits for a line in the log.
+func (in *instance) await(text string) {
+	in.t.Helper()
+	rig.WaitFor(in.t, fmt.Sprintf("%s: %q in the log", in.name, text), func() bool {
+		return in.logs.Said(text) > 0
+	})
+}
+
+// counter counts from many goroutines.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) add()       { c.n.Add(1) }
+func (c *counter) count() int { return int(c.n.Load()) }
 
 // fleet is a downstream and the instances that call it.
 type fleet struct {
@@ -276,8 +297,11 @@ func newFleet(t *testing.T, p plan) *fleet {
 	if p.arguments == nil {
 		p.arguments = amqp.Table{"x-queue-type": "quorum"}
 	}
+	if p.admin == "" {
+		p.admin = p.url
+	}
 	f := &fleet{t: t, downstream: newDownstream(t), plan: p}
-	rig.RemovePlan(t, p.url, topology.PerQueue{}, p.queue, []time.Duration{time.Second})
+	rig.RemovePlan(t, p.admin, topology.PerQueue{}, p.queue, []time.Duration{time.Second})
 	f.removeBrake(p.name)
 	return f
 }
@@ -285,7 +309,7 @@ func newFleet(t *testing.T, p plan) *fleet {
 // removeBrake removes the parts of a brake at the end of the test.
 func (f *fleet) removeBrake(name string) {
 	f.t.Cleanup(func() {
-		ch := testbroker.Channel(f.t, f.url)
+		ch := testbroker.Channel(f.t, f.admin)
 		_, err := ch.QueueDelete("millpond.brake."+name, false, false, false)
 		require.NoError(f.t, err)
 		require.NoError(f.t, ch.ExchangeDelete("millpond.brake."+name, false, false))
@@ -301,6 +325,7 @@ func (f *fleet) add(change ...func(*plan)) *instance {
 	}
 	in, err := p.start(fmt.Sprintf("instance-%d", len(f.instances)), f.address)
 	require.NoError(f.t, err)
+	in.t = f.t
 	f.t.Cleanup(func() {
 		in.stop()
 		if f.t.Failed() {

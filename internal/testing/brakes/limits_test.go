@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
@@ -92,12 +93,34 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 }
 
 // Given a user who may not declare the queues of a brake, when messages fail, then the budget works as
-// without Brake and says so once.
+// without Brake and says so once. When the user may, the fleet is there.
 func TestABrakeThatIsRefusedStopsNothing(t *testing.T) {
 	t.Parallel()
-	node, _ := testbroker.Managed(t, "")
-	t.Skip("to do")
-	_ = node
+	node := testbroker.Private(t)
+	grant := testbroker.Grant{
+		VHost: "/", User: "narrow", Configure: `^orders`, Write: ".*", Read: ".*",
+	}
+	node.Grant(t, grant)
+	f := newFleet(t, plan{url: node.URLOf(grant.User), queue: "orders", admin: node.URL()})
+	in := f.add()
+	f.setOut(true)
+	f.send(20)
+	in.await("Retry budget is closed")
+	require.False(t, in.budget.State().Stopped)
+	require.True(t, in.budget.Closed())
+	require.Equal(t, 1, in.logs.Said("The instances of the brake cannot reach each other"))
+	require.Equal(t, 1, in.logs.Said("ACCESS_REFUSED"), "it says so once")
+
+	grant.Configure = ".*"
+	node.Grant(t, grant)
+	in.await("The instances of the brake reach each other again")
+	f.send(20)
+	f.awaitStopped(true)
+	f.setOut(false)
+	f.awaitStopped(false)
+	rig.WaitFor(t, "every message to be handled, or dead as without Brake", func() bool {
+		return f.handled()+testbroker.Depth(t, node.URL(), "orders.dlq") == 40
+	})
 }
 
 // Several queues may share one brake, and one Client may serve them all. A budget without a name
@@ -228,5 +251,101 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 	require.False(t, budget.State().Stopped)
 	f.setOut(false)
 	f.awaitStopped(false)
+	f.awaitHandled()
+}
+
+// Given a quorum queue with a small delivery limit and a broker before 4.3, which counts each message
+// that is given back, when a brake stops again and again, then no message reaches the limit.
+func TestStopsSpendNoDeliveryLimit(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{
+		arguments: amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": 2},
+		handle: func(msg *message.Message) error {
+			select { // so that others are prefetched behind it
+			case <-time.After(100 * time.Millisecond):
+			case <-msg.Context().Done():
+				return msg.Context().Err()
+			}
+			return nil
+		},
+	})
+	in := f.add()
+	operator := rig.OpenOperator(t, f.url)
+	handled := &counter{}
+	in.events.handled = handled.add
+	f.send(60)
+	for range 5 {
+		_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", time.Hour)
+		require.NoError(t, err)
+		f.awaitStopped(true)
+		require.NoError(t, operator.StartBrake(t.Context(), f.name, "anna"))
+		f.awaitStopped(false)
+		before := handled.count()
+		rig.WaitFor(t, "messages to be handled", func() bool { return handled.count() > before })
+	}
+	rig.WaitFor(t, "all messages to be handled", func() bool { return handled.count() >= 60 })
+	in.stop()
+	require.Zero(t, testbroker.Depth(t, f.url, f.queue+".dlq"), "dead letters")
+}
+
+// A queue with a single active consumer can be probed, too, and so can a classic queue.
+func TestEveryKindOfQueueIsProbed(t *testing.T) {
+	t.Parallel()
+	for name, arguments := range map[string]amqp.Table{
+		"single active consumer": {"x-queue-type": "quorum", "x-single-active-consumer": true},
+		"classic":                {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, plan{arguments: arguments})
+			f.add()
+			f.add()
+			f.setOut(true)
+			f.send(20)
+			f.awaitStopped(true)
+			stopped := time.Now()
+			rig.WaitFor(t, "probes", func() bool { return len(f.since(stopped)) >= 3 })
+			f.setOut(false)
+			f.awaitStopped(false)
+			f.awaitHandled()
+		})
+	}
+}
+
+// Given a planned downtime, then no instance calls the downstream until its time limit. After that
+// probes find out whether it is back.
+func TestAStopByHandEndsByItself(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	f.add()
+	f.add()
+	operator := rig.OpenOperator(t, f.url)
+	processes, err := operator.StopBrake(t.Context(), f.name, "anna", "the provider moves", 4*time.Second)
+	require.NoError(t, err)
+	require.NotZero(t, processes)
+	f.awaitStopped(true)
+	until := f.instances[0].budget.State().Until
+	f.send(10)
+	rig.WaitFor(t, "a call", func() bool { return len(f.since(time.Time{})) > 0 })
+	require.WithinRange(t, f.since(time.Time{})[0].at, until, until.Add(rig.Ceiling))
+	f.awaitStopped(false)
+	f.awaitHandled()
+	require.Equal(t, 1, f.instances[1].logs.Said("Consuming is stopped by hand"))
+	require.Equal(t, 1, f.instances[1].logs.Said("the provider moves"))
+
+	// A restart of all instances changes nothing.
+	_, err = operator.StopBrake(t.Context(), f.name, "anna", "again", time.Hour)
+	require.NoError(t, err)
+	f.awaitStopped(true)
+	for _, in := range f.instances {
+		in.stop()
+	}
+	f.instances = nil
+	restarted := time.Now()
+	f.add()
+	f.awaitStopped(true)
+	f.send(10)
+	require.Empty(t, f.since(restarted))
+	require.NoError(t, operator.StartBrake(t.Context(), f.name, "anna"))
 	f.awaitHandled()
 }
