@@ -15,6 +15,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/middleware/middlewaretest"
 )
 
@@ -194,9 +195,18 @@ func TestBadBudgets(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 	}
 	for want, cfg := range map[string]middleware.BudgetConfig{
-		"neither share nor retries": {},
-		"with a share":              {Retries: 1, Probes: 1},
-		"set one":                   {Share: 0.5, Probes: 1, DeadLetter: true},
+		"neither share nor retries":            {},
+		"with a share":                         {Retries: 1, Probes: 1},
+		"set one":                              {Share: 0.5, Probes: 1, DeadLetter: true},
+		"a brake is for a budget with a share": {Retries: 1, Brake: true},
+		"a brake keeps the messages":           {Share: 0.5, Brake: true, DeadLetter: true},
+		"Name and Key need Brake":              {Share: 0.5, Name: "payments"},
+		"not printable":                        {Share: 0.5, Brake: true, Name: "pay\nments"},
+		"longer than 200 bytes":                {Share: 0.5, Brake: true, Name: strings.Repeat("n", 201)},
+		"ramp -1s is negative":                 {Share: 0.5, Brake: true, Ramp: -time.Second},
+		"successes -1":                         {Share: 0.5, Brake: true, Successes: -1},
+		"keys -1":                              {Share: 0.5, Brake: true, Keys: -1},
+		"probe: backoff.Exponential":           {Share: 0.5, Brake: true, Probe: backoff.Exponential{}},
 	} {
 		if _, err := middleware.NewBudget(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
@@ -214,6 +224,24 @@ func TestBadBudgets(t *testing.T) {
 	assert.ErrorContains(t, err, "set Delay of the BudgetConfig")
 	_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, middleware.WithBudget(nil))
 	assert.ErrorContains(t, err, "WithBudget: budget is nil")
+	byKey := func() middleware.Option {
+		keyed, err := middleware.NewBudget(middleware.BudgetConfig{
+			Share: 0.5, Brake: true, Key: func(*message.Message) string { return "" },
+		})
+		require.NoError(t, err)
+		return middleware.WithBudget(keyed)
+	}
+	for want, options := range map[string][]middleware.Option{
+		"a second budget has a Key":      {byKey(), byKey()},
+		"the same budget is given twice": {middleware.WithBudget(budget), middleware.WithBudget(budget)},
+		"a selector is empty":            {middleware.WithBudget(budget, middleware.Selector{})},
+		"classifier of a selector is nil": {
+			middleware.WithBudget(budget, middleware.Selector{Error: middleware.ClassifierFunc(nil)}),
+		},
+	} {
+		_, err = middleware.NewDelayedRetry(newBroker(), backoff.None{}, options...)
+		assert.ErrorContains(t, err, want)
+	}
 }
 
 func TestBudgetSharedByManyHandlers(t *testing.T) {
@@ -252,4 +280,99 @@ func stateOf(b *middleware.Budget) string {
 	return fmt.Sprintf(
 		"closed %v, %d deliveries, %d failed, %d retries", b.Closed(), deliveries, failed, retries,
 	)
+}
+
+// Failures elsewhere do not count. Failures with another error are deliveries that did not fail.
+func TestBudgetForSomeFailures(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		mail, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		require.NoError(t, err)
+		stock, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Minimum: 2})
+		require.NoError(t, err)
+		isMail := middleware.RetryableIf(func(err error) bool { return strings.Contains(err.Error(), "mail") })
+		s := newSpender(t, middleware.BudgetConfig{Retries: 1000},
+			middleware.WithBudget(mail, middleware.Selector{Queue: "orders", Error: isMail}),
+			middleware.WithBudget(stock, middleware.Selector{Queue: "stock"}))
+		noMail := fmt.Errorf("no mail: %w", errBoom)
+		orders := delivery{Queue: "orders"}
+		assert.Equal(t, "1s", s.deliverAs(orders, noMail))
+		assert.Equal(t, "1m0s", s.deliverAs(orders, noMail), "the second failure closes the budget of mail")
+		assert.Equal(t, "1s", s.deliverAs(orders, errBoom), "another service")
+		assert.Equal(t, "1s", s.deliverAs(delivery{Queue: "parcels"}, noMail), "another queue")
+		assert.Equal(t, "closed true, 3 deliveries, 2 failed, 1 retries", stateOf(mail))
+		assert.Equal(t, "closed false, 0 deliveries, 0 failed, 0 retries", stateOf(stock))
+	})
+}
+
+// Given a budget by customer, when the messages of one fail, then they are set aside without an attempt,
+// one at a time probes, and the other customers do not notice.
+func TestBudgetByKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		customer := "a"
+		s := newSpender(t, middleware.BudgetConfig{
+			Share: 0.5, Minimum: 2, Brake: true, Successes: 2, Probe: backoff.Constant{Interval: time.Second},
+			Key: func(*message.Message) string {
+				if customer == "panic" {
+					panic("no customer")
+				}
+				return customer
+			},
+		})
+		s.expect(errBoom, "1s", "1m0s") // the second failure stops the key, and is the first that is set aside
+		last := s.broker.Calls()[1].State
+		require.Zero(t, last.Failures, "an attempt was counted")
+		s.expect(errBoom, "held back 1m0s", "held back 1m0s")
+		customer = "b"
+		s.expect(errBoom, "1s")
+		s.expect(nil, "handled", "handled")
+		customer = "panic"
+		s.expect(errBoom, "1s", "1s", "1s")
+		customer = ""
+		s.expect(errBoom, "1s", "1s", "1s")
+
+		customer = "a"
+		time.Sleep(time.Second)
+		s.expect(errBoom, "1m0s", "held back 1m0s") // one probe, which fails
+		time.Sleep(time.Second)
+		s.expect(nil, "handled", "handled", "handled") // two probes start the key
+		s.expect(errBoom, "1s")
+		require.False(t, s.budget.Closed())
+		require.Equal(t, 1, len(s.logger.Captured()[watermill.ErrorLogLevel]))
+		require.True(t, s.logger.Has(watermill.CapturedMessage{
+			Level: watermill.InfoLogLevel, Msg: "Messages with this key are handled again",
+			Fields: watermill.LogFields{"brake": "", "key": "a"},
+		}))
+	})
+}
+
+// A budget does not remember more keys than it is told to.
+func TestBudgetForgetsKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		customer := "a"
+		s := newSpender(t, middleware.BudgetConfig{
+			Share: 0.5, Minimum: 2, Brake: true, Keys: 2, Key: func(*message.Message) string { return customer },
+		})
+		s.expect(errBoom, "1s", "1m0s", "held back 1m0s")
+		for _, customer = range []string{"b", "c"} {
+			s.expect(nil, "handled")
+		}
+		customer = "a"
+		s.expect(errBoom, "1s")
+	})
+}
+
+// A brake that no Subscriber uses has no fleet: the budget works as without it.
+func TestBrakeWithoutFleet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpender(t, middleware.BudgetConfig{
+			Share: 0.5, Minimum: 2, Brake: true, Name: "payments", Probes: 1,
+		})
+		s.expect(errBoom, "1s", "1m0s", "1m0s", "held back 1m0s")
+		require.True(t, s.budget.Closed())
+		require.Equal(t, header.BrakeState{Name: "payments"}, s.budget.State())
+	})
 }
