@@ -23,8 +23,8 @@ const (
 	callsLimit    = "calls a second that it bears"
 )
 
-// outageEntries are the contenders in the picture, with their names in the legend and their colours.
-// Beside a fleet without a budget, which calls many times more often, they could not be seen.
+// outageEntries are the contenders in the picture, with names for the legend and colours. Beside a
+// fleet without a budget, which calls many times more often, they could not be seen.
 var outageEntries = []struct {
 	entry, name string
 	colour      color.Color
@@ -58,7 +58,8 @@ func drawOutage(results []result, folder string) error {
 	if err != nil {
 		return err
 	}
-	backlog.Y.Label.Text, backlog.X.Label.Text = "messages not handled yet", "seconds since the outage began"
+	backlog.Y.Label.Text = "messages not handled yet"
+	backlog.X.Label.Text = "seconds since the outage began"
 	backlog.Legend = plot.NewLegend() // one is enough
 	calls.X.Min, calls.X.Max = min(calls.X.Min, backlog.X.Min), max(calls.X.Max, backlog.X.Max)
 	backlog.X.Min, backlog.X.Max = calls.X.Min, calls.X.Max
