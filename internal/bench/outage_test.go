@@ -71,8 +71,9 @@ func TestFiguresOfAnOutage(t *testing.T) {
 		calls: []call{
 			{at: at(-1), message: 0, ok: true},
 			{at: at(-0.9), message: 1, ok: true},
-			{at: at(0.5), message: 2},                          // within the first two seconds
-			{at: at(3), message: 3}, {at: at(3.1), message: 4}, // late, and no probes
+			{at: at(0.5), message: 2}, // within the first two seconds
+			{at: at(3), message: 3},
+			{at: at(3.1), message: 4}, // late, and no probes
 			{at: at(9), message: 3, probe: true},
 			{at: at(13), message: 3, probe: true, ok: true},
 			{at: at(13.5), message: 4, ok: true},

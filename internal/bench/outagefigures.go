@@ -84,7 +84,7 @@ func (s *story) results() []result {
 	early, late := s.attempts()
 	figure(attemptsFirst, float64(early))
 	figure(attemptsLater, float64(late))
-	if s.contender == brake {
+	if s.contender == brake && s.fell.IsZero() { // otherwise it is stopped again
 		figure(tokensLeft, float64(s.left.tokens))
 	}
 	return append(list, s.curves()...)

@@ -45,18 +45,28 @@ func startFleet(ctx context.Context, base outageService, size int) (f *outageFle
 			return f, err
 		}
 		f.processes = append(f.processes, p)
-	}
-	limit := time.After(time.Minute)
-	for f.count(noteReady) < size {
-		select {
-		case <-ctx.Done():
-			return f, ctx.Err()
-		case <-limit:
-			return f, fmt.Errorf("%d of %d services consume after a minute", f.count(noteReady), size)
-		case <-time.After(50 * time.Millisecond):
+		if i == 0 || i == size-1 { // the first declares the queues
+			if err := f.await(ctx, i+1); err != nil {
+				return f, err
+			}
 		}
 	}
 	return f, nil
+}
+
+// await returns when a number of services consume.
+func (f *outageFleet) await(ctx context.Context, n int) error {
+	limit := time.After(time.Minute)
+	for f.count(noteReady) < n {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit:
+			return fmt.Errorf("%d of %d services consume after a minute", f.count(noteReady), n)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return nil
 }
 
 func (f *outageFleet) start(s outageService) (*outageProcess, error) {

@@ -16,8 +16,9 @@ const (
 	leastRate = 0.2
 	// catchUp is how much of a delay the next starts may make up for. A timer fires up to some
 	// milliseconds late: without this, a process with many messages a second would stay slower
-	// than before the stop, and its queue would never drain.
-	catchUp = 100 * time.Millisecond
+	// than before the stop, and its queue would never drain. With more, a busy machine would let
+	// many processes make up for a long delay in the same second.
+	catchUp = 20 * time.Millisecond
 	// The pace ends when the handlers have used less than leastUse of it for lookEvery: no messages
 	// are left that have gathered.
 	lookEvery = 5 * time.Second

@@ -35,7 +35,8 @@ func simulate(
 }
 
 // Given timers that fire two milliseconds late, when a backlog is handled after a stop, then the
-// rate rises to the rate before and is a quarter higher after the ramp, for slow and fast processes.
+// rate rises to the rate before and is a quarter higher after the ramp, for slow and fast
+// processes.
 func TestPaceHoldsItsRate(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []float64{12.5, 200, 1000, 4000} {
@@ -101,17 +102,17 @@ func TestPaceCatchesUpALittle(t *testing.T) {
 func TestRateOfShortTimes(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []float64{5, 12.5, 400} {
-		for _, length := range []time.Duration{1300, 1900, 2500, 7200, 59100, 61500, 190700} {
+		for _, length := range []float64{1.3, 1.9, 2.5, 7.2, 59.1, 61.5, 190.7} {
 			begin := time.Unix(1_000_000, 0).Add(870 * time.Millisecond)
 			var m meter
 			for n := 0; ; n++ {
-				at := time.Duration(float64(n) / rate * float64(time.Second))
-				if at > length*time.Millisecond {
+				at := float64(n) / rate
+				if at > length {
 					break
 				}
-				m.count(begin.Add(at))
+				m.count(begin.Add(time.Duration(at * float64(time.Second))))
 			}
-			assert.InEpsilon(t, rate, m.rate(), 0.2, "%g a second for %v", rate, length*time.Millisecond)
+			assert.InEpsilon(t, rate, m.rate(), 0.2, "%g a second for %g s", rate, length)
 		}
 	}
 }

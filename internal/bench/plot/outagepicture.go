@@ -23,14 +23,14 @@ const (
 	callsLimit    = "calls a second that it bears"
 )
 
-// outageEntries are the contenders, with their names in the legend and their colours.
+// outageEntries are the contenders in the picture, with names for the legend and colours. Beside a
+// fleet without a budget, which calls many times more often, they could not be seen.
 var outageEntries = []struct {
 	entry, name string
 	colour      color.Color
 }{
 	{"brake", "with the brake", colours[0]},
 	{"budget", "a budget in each process", colours[1]},
-	{"none", "without a budget", colours[3]},
 }
 
 // drawOutage writes one picture of an outage, unless it was not measured: above the calls of the
@@ -58,8 +58,9 @@ func drawOutage(results []result, folder string) error {
 	if err != nil {
 		return err
 	}
-	backlog.Y.Label.Text, backlog.X.Label.Text = "messages not handled yet", "seconds since it was out"
-	calls.Legend, backlog.Legend = plot.NewLegend(), calls.Legend // there is more room below
+	backlog.Y.Label.Text = "messages not handled yet"
+	backlog.X.Label.Text = "seconds since the outage began"
+	backlog.Legend = plot.NewLegend() // one is enough
 	calls.X.Min, calls.X.Max = min(calls.X.Min, backlog.X.Min), max(calls.X.Max, backlog.X.Max)
 	backlog.X.Min, backlog.X.Max = calls.X.Min, calls.X.Max
 
@@ -83,15 +84,25 @@ func figureOf(results []result, entry, metric string) (value float64, ok bool) {
 	return results[i].median(), true
 }
 
+func isShown(entry string) bool {
+	for _, e := range outageEntries {
+		if e.entry == entry {
+			return true
+		}
+	}
+	return false
+}
+
 // outagePanel draws one metric of all contenders, with the outage in grey.
 func outagePanel(results []result, metric string, out float64) (*plot.Plot, error) {
 	panel := plot.New()
 	panel.Y.Tick.Marker = plain{plot.DefaultTicks{}}
-	panel.Legend.Top, panel.Legend.Left, panel.Legend.XOffs = true, true, 9*vg.Centimeter
+	panel.Legend.Top, panel.Legend.Left, panel.Legend.XOffs = true, true, 6*vg.Centimeter
+	panel.Legend.Padding = vg.Millimeter
 	most := 0.0
 	lines := map[string]plotter.XYs{}
 	for _, r := range results {
-		if r.Group == outageCurves && r.Metric == metric {
+		if r.Group == outageCurves && r.Metric == metric && isShown(r.Entry) {
 			lines[r.Entry] = append(lines[r.Entry], plotter.XY{X: r.X, Y: r.median()})
 			most = max(most, r.median())
 		}
