@@ -100,8 +100,9 @@
 // # Sparing a downstream service
 //
 // A [Budget] that handlers share slows their retries down, or gives messages up, while too many
-// fail ([WithBudget]). With probes it also holds deliveries back. Policies with a random delay,
-// such as backoff.FullJitter, spread messages that failed together.
+// fail ([WithBudget]). With probes it also holds deliveries back. With a brake it stops consuming
+// in all instances until probes succeed. Policies with a random delay, such as
+// backoff.FullJitter, spread messages that failed together.
 //
 // # Produced messages
 //
