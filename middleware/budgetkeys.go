@@ -17,7 +17,7 @@ type budgetKeys struct {
 
 	mu   sync.Mutex
 	keys map[string]*list.Element // of order
-	// order has the *budgetKey, the one that was seen last first.
+	// order has the *budgetKey, the last seen first.
 	order *list.List
 }
 

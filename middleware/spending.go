@@ -22,7 +22,7 @@ var (
 // see Budget. Handlers that call the same downstream service may share a budget, also in several
 // DelayedRetry.
 //
-// Selectors name the failures that count against the budget: those that match one of them. A
+// Selectors name the failures that count against the budget: a failure must match one. A
 // delivery at another place does not count at all. A failure with another error counts as a
 // delivery that did not fail. Several WithBudget give a handler several budgets, one for each of
 // the services that it calls for example. At most one of them has a Key.
@@ -66,7 +66,7 @@ func (s *settings) keyed() int {
 	return slices.IndexFunc(s.budgets, func(b spending) bool { return b.keys != nil })
 }
 
-// Brakes returns the brakes of the budgets, for a Subscriber: topology.For asks for them.
+// Brakes returns the brakes of the budgets. topology.For gives them to the Subscriber.
 func (r *DelayedRetry) Brakes() []*brake.Brake {
 	var all []*brake.Brake
 	for _, b := range r.budgets {

@@ -290,14 +290,16 @@ func TestBudgetForSomeFailures(t *testing.T) {
 		require.NoError(t, err)
 		stock, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Minimum: 2})
 		require.NoError(t, err)
-		isMail := middleware.RetryableIf(func(err error) bool { return strings.Contains(err.Error(), "mail") })
+		isMail := middleware.RetryableIf(func(err error) bool {
+			return strings.Contains(err.Error(), "mail")
+		})
 		s := newSpender(t, middleware.BudgetConfig{Retries: 1000},
 			middleware.WithBudget(mail, middleware.Selector{Queue: "orders", Error: isMail}),
 			middleware.WithBudget(stock, middleware.Selector{Queue: "stock"}))
 		noMail := fmt.Errorf("no mail: %w", errBoom)
 		orders := delivery{Queue: "orders"}
 		assert.Equal(t, "1s", s.deliverAs(orders, noMail))
-		assert.Equal(t, "1m0s", s.deliverAs(orders, noMail), "the second failure closes the budget of mail")
+		assert.Equal(t, "1m0s", s.deliverAs(orders, noMail), "the second failure closes it")
 		assert.Equal(t, "1s", s.deliverAs(orders, errBoom), "another service")
 		assert.Equal(t, "1s", s.deliverAs(delivery{Queue: "parcels"}, noMail), "another queue")
 		assert.Equal(t, "closed true, 3 deliveries, 2 failed, 1 retries", stateOf(mail))
@@ -305,14 +307,15 @@ func TestBudgetForSomeFailures(t *testing.T) {
 	})
 }
 
-// Given a budget by customer, when the messages of one fail, then they are set aside without an attempt,
-// one at a time probes, and the other customers do not notice.
+// Given a budget by customer, when the messages of one fail, then they are set aside without an
+// attempt, one at a time probes, and the other customers do not notice.
 func TestBudgetByKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
 		s := newSpender(t, middleware.BudgetConfig{
-			Share: 0.5, Minimum: 2, Brake: true, Successes: 2, Probe: backoff.Constant{Interval: time.Second},
+			Share: 0.5, Minimum: 2, Brake: true, Successes: 2,
+			Probe: backoff.Constant{Interval: time.Second},
 			Key: func(*message.Message) string {
 				if customer == "panic" {
 					panic("no customer")
@@ -320,7 +323,8 @@ func TestBudgetByKey(t *testing.T) {
 				return customer
 			},
 		})
-		s.expect(errBoom, "1s", "1m0s") // the second failure stops the key, and is the first that is set aside
+		// The second failure stops the key, and is the first that is set aside.
+		s.expect(errBoom, "1s", "1m0s")
 		last := s.broker.Calls()[1].State
 		require.Zero(t, last.Failures, "an attempt was counted")
 		s.expect(errBoom, "held back 1m0s", "held back 1m0s")
@@ -353,7 +357,8 @@ func TestBudgetForgetsKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		customer := "a"
 		s := newSpender(t, middleware.BudgetConfig{
-			Share: 0.5, Minimum: 2, Brake: true, Keys: 2, Key: func(*message.Message) string { return customer },
+			Share: 0.5, Minimum: 2, Brake: true, Keys: 2,
+			Key: func(*message.Message) string { return customer },
 		})
 		s.expect(errBoom, "1s", "1m0s", "held back 1m0s")
 		for _, customer = range []string{"b", "c"} {

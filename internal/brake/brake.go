@@ -197,7 +197,7 @@ func (b *Brake) set(state header.BrakeState) {
 	}
 }
 
-// Succeeded counts a message that was handled, for the rate before a stop.
+// Succeeded counts a message that was handled: Rate needs it.
 func (b *Brake) Succeeded(now time.Time) {
 	if b.Stopped() {
 		return
@@ -233,8 +233,8 @@ const (
 )
 
 // Probe offers tickets to the seats, one at a time, until so many probes in a row have succeeded
-// that the brake starts: then it returns nil. This instance must be the one that may probe, until
-// ctx is done.
+// that the brake starts: then it returns nil. This instance must have the token until ctx is
+// done.
 func (b *Brake) Probe(ctx context.Context) error {
 	failed, succeeded, empty := 0, 0, 0
 	pause := b.cfg.Pause(failed)

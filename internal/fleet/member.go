@@ -102,7 +102,7 @@ func (m *Member) Run(ctx context.Context) {
 	}
 }
 
-// trouble decides what a lost session means. A lost connection may come back soon.
+// trouble takes the end of a session. A lost connection may come back soon.
 func (m *Member) trouble(err error) {
 	if m.lost.IsZero() {
 		m.lost = time.Now()

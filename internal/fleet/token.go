@@ -76,7 +76,7 @@ func (s *session) renew() error {
 	return s.tellStopped()
 }
 
-// ackOthers acks all tokens but the last one that this process has published, if that is here.
+// ackOthers acks all tokens but the last token of this process, if that has come back.
 func (s *session) ackOthers() error {
 	if !slices.ContainsFunc(s.held, s.isMine) {
 		return nil
@@ -168,7 +168,7 @@ func (s *session) stopProbing(why error) {
 		return
 	}
 	s.endProbes(why)
-	<-s.probed
+	_ = <-s.probed // why is known
 	s.endProbes = nil
 }
 

@@ -177,7 +177,8 @@ func (p plan) start(name, downstream string) (*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second, time.Second, time.Second},
+	delays := backoff.List{time.Second, time.Second, time.Second}
+	retry, err := middleware.NewDelayedRetry(client, delays,
 		append([]middleware.Option{middleware.WithBudget(budget, p.only...)}, p.retry...)...)
 	if err != nil {
 		return nil, err
@@ -215,7 +216,8 @@ var transport = &http.Transport{DisableKeepAlives: true}
 func post(msg *message.Message, url, name string) error {
 	ctx, cancel := context.WithTimeout(msg.Context(), 20*time.Second)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(string(msg.Payload)))
+	body := strings.NewReader(string(msg.Payload))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
 	if err != nil {
 		return err
 	}
@@ -379,7 +381,7 @@ const (
 	processName   = "MILLPOND_TEST_BRAKE_INSTANCE"
 )
 
-// serveProcess is an instance in a process of its own, until the process ends.
+// serveProcess is an instance that is this whole process, until the process ends.
 func serveProcess() {
 	p := plan{
 		url: os.Getenv(processURL), queue: os.Getenv(processQueue), name: os.Getenv(processQueue),
@@ -395,13 +397,15 @@ func serveProcess() {
 	in.stop()
 }
 
-// process is an instance in a process of its own.
+// process is an instance in another process.
 type process struct {
 	name string
 	cmd  *exec.Cmd
 }
 
-// addProcess starts an instance in a process of its own, and waits until it consumes.
+func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+// addProcess starts an instance in another process, and waits until it consumes.
 func (f *fleet) addProcess(name, url string) *process {
 	f.t.Helper()
 	p := &process{name: name, cmd: exec.Command(os.Args[0])}

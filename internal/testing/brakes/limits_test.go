@@ -20,8 +20,8 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Given 200 Subscribers in 20 processes' worth of Clients, when one of them trips the brake, then all
-// stop within seconds.
+// Given 200 Subscribers of 20 Clients, when one of them trips the brake, then all stop within
+// seconds.
 func TestTwoHundredSubscribersStop(t *testing.T) {
 	t.Parallel()
 	const clients, each = 20, 10
@@ -92,8 +92,8 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 	require.Less(t, gone.Sub(first), rig.Ceiling)
 }
 
-// Given a user who may not declare the queues of a brake, when messages fail, then the budget works as
-// without Brake and says so once. When the user may, the fleet is there.
+// Given a user who may not declare the queues of a brake, when messages fail, then the budget works
+// as without Brake and says so once. When the user may, the fleet is there.
 func TestABrakeThatIsRefusedStopsNothing(t *testing.T) {
 	t.Parallel()
 	node := testbroker.Private(t)
@@ -146,10 +146,13 @@ func TestQueuesShareABrake(t *testing.T) {
 	f.awaitStopped(false)
 	f.awaitHandled()
 
-	budget, err := middleware.NewBudget(middleware.BudgetConfig{Share: 0.5, Delay: time.Second, Brake: true})
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+		Share: 0.5, Delay: time.Second, Brake: true,
+	})
 	require.NoError(t, err)
 	client := rig.OpenClient(t, f.url, topology.PerQueue{})
-	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second}, middleware.WithBudget(budget))
+	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second},
+		middleware.WithBudget(budget))
 	require.NoError(t, err)
 	sub, err := client.NewSubscriber(rig.QueueConfig(f.url), topology.For(retry))
 	require.NoError(t, err)
@@ -164,8 +167,8 @@ func TestQueuesShareABrake(t *testing.T) {
 	rig.RequireTexts(t, err, "a Budget with Brake serves queue", two, "give its BudgetConfig a Name")
 }
 
-// Given a budget with a key, when the messages of one customer fail, then they are set aside, without
-// an attempt, and those of other customers are handled.
+// Given a budget with a key, when the messages of one customer fail, then they are set aside without
+// an attempt, and the messages of other customers are handled.
 func TestAKeyIsSetAside(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -241,7 +244,9 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 		return strings.Contains(err.Error(), "the downstream answers")
 	})}}
 	f.plan.retry = []middleware.Option{middleware.WithBudget(budget, middleware.Selector{
-		Error: middleware.RetryableIf(func(err error) bool { return strings.Contains(err.Error(), "mail") }),
+		Error: middleware.RetryableIf(func(err error) bool {
+			return strings.Contains(err.Error(), "mail")
+		}),
 	})}
 	f.add()
 	f.setOut(true)
@@ -254,8 +259,8 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 	f.awaitHandled()
 }
 
-// Given a quorum queue with a small delivery limit and a broker before 4.3, which counts each message
-// that is given back, when a brake stops again and again, then no message reaches the limit.
+// Given a quorum queue with a small delivery limit and a broker before 4.3, which counts each
+// message that is given back, when a brake stops again and again, then no message reaches the limit.
 func TestStopsSpendNoDeliveryLimit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, plan{
@@ -320,7 +325,8 @@ func TestAStopByHandEndsByItself(t *testing.T) {
 	f.add()
 	f.add()
 	operator := rig.OpenOperator(t, f.url)
-	processes, err := operator.StopBrake(t.Context(), f.name, "anna", "the provider moves", 4*time.Second)
+	processes, err := operator.StopBrake(t.Context(), f.name, "anna", "the provider moves",
+		4*time.Second)
 	require.NoError(t, err)
 	require.NotZero(t, processes)
 	f.awaitStopped(true)

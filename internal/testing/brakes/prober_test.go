@@ -12,7 +12,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// The process that probes is killed, frozen or cut off. Given that, when the broker has noticed, then
+// Given that the process that probes is killed, frozen or cut off, when the broker has noticed, then
 // another instance probes, the first one does not go on beside it, and everything is handled in
 // the end.
 func TestTheProberIsLost(t *testing.T) {
@@ -22,8 +22,8 @@ func TestTheProberIsLost(t *testing.T) {
 	}{
 		"killed": {lose: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Kill() }},
 		"frozen": {
-			lose: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Signal(syscall.SIGSTOP) },
-			back: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Signal(syscall.SIGCONT) },
+			lose: func(p *process, _ *testbroker.Proxy) error { return p.signal(syscall.SIGSTOP) },
+			back: func(p *process, _ *testbroker.Proxy) error { return p.signal(syscall.SIGCONT) },
 		},
 		"cut off": {
 			lose: func(_ *process, proxy *testbroker.Proxy) error { proxy.Freeze(true); return nil },

@@ -97,7 +97,8 @@ var library = map[string][]string{
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
-		module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5,
+		module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe",
+		watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/delayed": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…",
@@ -116,7 +117,8 @@ var library = map[string][]string{
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/brake",
-		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/link", module + "/internal/management",
+		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/link",
+		module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
