@@ -168,7 +168,9 @@ func (s *session) stopProbing(why error) {
 		return
 	}
 	s.endProbes(why)
-	_ = <-s.probed // why is known
+	if err := <-s.probed; err != nil {
+		s.Logger.Debug("Probing ends: "+err.Error(), nil)
+	}
 	s.endProbes = nil
 }
 

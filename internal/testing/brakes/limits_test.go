@@ -167,8 +167,8 @@ func TestQueuesShareABrake(t *testing.T) {
 	rig.RequireTexts(t, err, "a Budget with Brake serves queue", two, "give its BudgetConfig a Name")
 }
 
-// Given a budget with a key, when the messages of one customer fail, then they are set aside without
-// an attempt, and the messages of other customers are handled.
+// Given a budget with a key, when the messages of one customer fail, then they are set aside
+// without an attempt, and the messages of other customers are handled.
 func TestAKeyIsSetAside(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -260,7 +260,8 @@ func TestABudgetIsChosenByTheError(t *testing.T) {
 }
 
 // Given a quorum queue with a small delivery limit and a broker before 4.3, which counts each
-// message that is given back, when a brake stops again and again, then no message reaches the limit.
+// message that is given back, when a brake stops again and again, then no message reaches
+// the limit.
 func TestStopsSpendNoDeliveryLimit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, plan{

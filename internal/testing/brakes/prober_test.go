@@ -12,9 +12,9 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
 
-// Given that the process that probes is killed, frozen or cut off, when the broker has noticed, then
-// another instance probes, the first one does not go on beside it, and everything is handled in
-// the end.
+// Given that the process that probes is killed, frozen or cut off, when the broker has noticed,
+// then another instance probes, the first one does not go on beside it, and everything is handled
+// in the end.
 func TestTheProberIsLost(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
