@@ -15,9 +15,9 @@ import (
 // downstream is an HTTP service that handlers call with the number of their message. It answers
 // 200 after its latency, and 503 at once while it is out.
 //
-// It falls over, and answers 503 for good, if it gets more than limit calls in any second while it
-// is up. What it gets while it is out does not count: a service without a brake would never see
-// it up again.
+// Once it has been out, it falls over, and answers 503 for good, if it gets more than limit calls in
+// any second while it is up. The calls that it gets while it is out do not count: a fleet without a
+// brake would never see it up again.
 type downstream struct {
 	url     string
 	limit   int
@@ -27,6 +27,7 @@ type downstream struct {
 
 	mu     sync.Mutex
 	out    bool
+	weak   bool // it has been out
 	fallen time.Time // zero: it has not fallen over
 	recent []time.Time
 	calls  []call
@@ -85,7 +86,7 @@ func (d *downstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (d *downstream) take(now time.Time, message int, probe bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.out && d.fallen.IsZero() {
+	if d.weak && !d.out && d.fallen.IsZero() {
 		second := now.Add(-time.Second)
 		d.recent = slices.DeleteFunc(d.recent, func(at time.Time) bool { return at.Before(second) })
 		if d.recent = append(d.recent, now); len(d.recent) > d.limit {
@@ -101,7 +102,7 @@ func (d *downstream) take(now time.Time, message int, probe bool) bool {
 func (d *downstream) setOut(out bool) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.out = out
+	d.out, d.weak = out, d.weak || out
 	return time.Now()
 }
 

@@ -19,6 +19,9 @@ func TestDownstreamFallsOver(t *testing.T) {
 	d := &downstream{limit: 3}
 	now := time.Now()
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	for n := range 10 {
+		require.True(t, d.take(at(n-5000), n, false), "it has not been out")
+	}
 	d.setOut(true)
 	for n := range 10 {
 		require.False(t, d.take(at(n), n, false))
@@ -30,7 +33,7 @@ func TestDownstreamFallsOver(t *testing.T) {
 	require.False(t, d.take(at(1600), 5, false))
 	require.Equal(t, at(1600), d.fell())
 	require.False(t, d.take(at(9000), 6, false), "it has fallen over for good")
-	require.Equal(t, 5, d.handled())
+	require.Equal(t, 10, d.handled(), "the same ten messages")
 }
 
 func TestDownstreamAnswers(t *testing.T) {
