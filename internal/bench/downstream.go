@@ -27,7 +27,7 @@ type downstream struct {
 
 	mu     sync.Mutex
 	out    bool
-	weak   bool // it has been out
+	weak   bool      // it has been out
 	fallen time.Time // zero: it has not fallen over
 	recent []time.Time
 	calls  []call
