@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/http"
+	"strconv"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func TestDownstreamFallsOver(t *testing.T) {
 		require.False(t, d.take(at(n), n, false))
 	}
 	d.setOut(false)
-	for n, ms := range []int{0, 400, 800, 1100, 1500} {
+	for n, ms := range []int{0, 800, 400, 1100, 1500} { // one is late
 		require.True(t, d.take(at(ms), n, false), "three within each second")
 	}
 	require.False(t, d.take(at(1600), 5, false))
@@ -45,6 +46,7 @@ func TestDownstreamAnswers(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.url+path, http.NoBody)
 		require.NoError(t, err)
 		req.Header.Set(probeHeader, "1")
+		req.Header.Set(sentHeader, strconv.FormatInt(time.Now().UnixNano(), 10))
 		resp, err := http.DefaultClient.Do(req)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
