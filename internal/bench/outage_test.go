@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/http"
+	"strconv"
 	"testing"
 	"time"
 
@@ -19,18 +20,21 @@ func TestDownstreamFallsOver(t *testing.T) {
 	d := &downstream{limit: 3}
 	now := time.Now()
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	for n := range 10 {
+		require.True(t, d.take(at(n-5000), n, false), "it has not been out")
+	}
 	d.setOut(true)
 	for n := range 10 {
 		require.False(t, d.take(at(n), n, false))
 	}
 	d.setOut(false)
-	for n, ms := range []int{0, 400, 800, 1100, 1500} {
+	for n, ms := range []int{0, 800, 400, 1100, 1500} { // one is late
 		require.True(t, d.take(at(ms), n, false), "three within each second")
 	}
 	require.False(t, d.take(at(1600), 5, false))
 	require.Equal(t, at(1600), d.fell())
 	require.False(t, d.take(at(9000), 6, false), "it has fallen over for good")
-	require.Equal(t, 5, d.handled())
+	require.Equal(t, 10, d.handled(), "the same ten messages")
 }
 
 func TestDownstreamAnswers(t *testing.T) {
@@ -42,6 +46,7 @@ func TestDownstreamAnswers(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.url+path, http.NoBody)
 		require.NoError(t, err)
 		req.Header.Set(probeHeader, "1")
+		req.Header.Set(sentHeader, strconv.FormatInt(time.Now().UnixNano(), 10))
 		resp, err := http.DefaultClient.Do(req)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -218,6 +219,7 @@ func (c *caller) handle(msg *message.Message) error {
 	if c.probing() {
 		req.Header.Set(probeHeader, "1")
 	}
+	req.Header.Set(sentHeader, strconv.FormatInt(time.Now().UnixNano(), 10))
 	resp, err := c.client.Do(req)
 	if err != nil {
 		return err

@@ -19,10 +19,12 @@ const (
 	// than before the stop, and its queue would never drain. With more, a busy machine would let
 	// many processes make up for a long delay in the same second.
 	catchUp = 20 * time.Millisecond
-	// The pace ends when the handlers have used less than leastUse of it for lookEvery: no messages
-	// are left that have gathered.
-	lookEvery = 5 * time.Second
-	leastUse  = 0.9
+	// The pace ends when it has waited for messages, instead of messages for it, for a part of the
+	// time: none are left that have gathered. A process or a broker that stalls does not look like
+	// that, because each start counts as a short wait at most.
+	lookEvery  = 5 * time.Second
+	leastLooks = 10 // starts
+	leastIdle  = 0.1
 )
 
 // pace spreads the starts of handlers after a stop: the rate rises evenly to the rate before, and
@@ -35,7 +37,9 @@ type pace struct {
 	began time.Time
 	next  time.Time     // the next handler may start
 	since time.Time     // a start after the ramp
-	used  time.Duration // pauses of the starts since then
+	n     int           // starts since then
+	used  time.Duration // their pauses
+	idle  time.Duration // their waits for messages
 }
 
 func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
@@ -61,20 +65,24 @@ func (p *pace) later(now time.Time) time.Duration {
 	return max(0, p.next.Sub(now))
 }
 
-// start counts a start, and reports whether the pace is over.
-func (p *pace) start(now time.Time) (over bool) {
+// start counts a start with a message that arrived at a time, and reports whether the pace is over.
+func (p *pace) start(now, arrived time.Time) (over bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch past := now.Sub(p.since); {
+	pause := p.pause(now)
+	switch {
 	case now.Sub(p.began) < p.ramp:
 	case p.since.IsZero():
-		p.since, p.used = now, 0
-	case past >= lookEvery:
-		over = float64(p.used) < leastUse*float64(past)
-		p.since, p.used = now, 0
+		p.since = now
+	default:
+		p.n++
+		p.used += pause
+		p.idle += min(pause, max(0, arrived.Sub(p.next)))
+		if p.n >= leastLooks && now.Sub(p.since) >= lookEvery {
+			over = float64(p.idle) >= leastIdle*float64(p.used)
+			p.since, p.n, p.used, p.idle = now, 0, 0, 0
+		}
 	}
-	pause := p.pause(now)
-	p.used += pause
 	if late := now.Add(-catchUp); p.next.Before(late) {
 		p.next = late
 	}

@@ -150,13 +150,13 @@ func (s *Seat) Later() time.Duration {
 	return later
 }
 
-// Start counts a handler that starts.
-func (s *Seat) Start() {
+// Start counts a handler that starts with a message that arrived at a time.
+func (s *Seat) Start(arrived time.Time) {
 	if s == nil {
 		return
 	}
 	for _, b := range s.brakes {
-		if p := b.pace.Load(); p != nil && p.start(time.Now()) {
+		if p := b.pace.Load(); p != nil && p.start(time.Now(), arrived) {
 			b.pace.CompareAndSwap(p, nil)
 		}
 	}

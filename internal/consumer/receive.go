@@ -57,8 +57,9 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			c.acks.arrived(raw.DeliveryTag)
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
-			s.seat.Start()
-			s.begun(c, in.ready.pop())
+			a := in.ready.pop()
+			s.seat.Start(a.at)
+			s.begun(c, a)
 		case <-freed:
 		case <-paced:
 		case <-in.turn():
