@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 func (a app) brake() *cli.Command {
@@ -221,11 +222,11 @@ func (a app) onBrake(
 // stoppedBrakes returns the brakes of the virtual host that are stopped. Without the management API
 // it asks for those with the names of the queues, which is the name of a brake by default.
 func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
-	if s.vhost == nil && len(queues) == 0 {
+	if s.vhost == nil && len(queues) == 0 || s.vhost != nil && len(s.vhost.Brakes) == 0 {
 		return nil
 	}
 	if s.vhost != nil {
-		queues = nil
+		queues = nil // all brakes
 	}
 	states, err := s.brakesOf(ctx, queues)
 	for _, err := range parts(err) {
@@ -272,21 +273,19 @@ func brakeText(b header.BrakeState) string {
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
 	cli.DefaultCompleteWithFlags(ctx, c)
-	api, _, err := managementOf(c)
+	api, vhost, err := managementOf(c)
 	if err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, completeLimit)
 	defer cancel()
-	o, err := a.connect(ctx, c, api)
+	found, err := discover.Find(ctx, api, vhost)
 	if err != nil {
 		return // a completion has no place for an error
 	}
-	defer func() { _ = o.Close() }()
-	states, _ := o.Brakes(ctx)
-	for _, b := range states {
-		if !slices.Contains(c.Args().Slice(), b.Name) {
-			fmt.Fprintln(a.out, harmless(b.Name))
+	for _, name := range found.Brakes {
+		if !slices.Contains(c.Args().Slice(), name) {
+			fmt.Fprintln(a.out, harmless(name))
 		}
 	}
 }
