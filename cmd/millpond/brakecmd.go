@@ -147,28 +147,23 @@ func (a app) brakeStop() *cli.Command {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				processes, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
+				shared, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
 				if err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
 					return a.printJSON(map[string]any{
-						"name": name, "stopped": true, "processes": processes, "until": until.UTC(),
+						"name": name, "stopped": true, "shared": shared, "until": until.UTC(),
 					})
 				}
 				fmt.Fprintf(a.out, "brake %s is stopped until %s at most; start it before with: "+
 					"millpond brake start %s\n", harmless(name), when(until), audit.ShellWord(name))
-				if processes == 0 {
+				if !shared {
 					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
 						"processes that start later stop; if some are up, the name is wrong"))
 					return err
 				}
-				shared := "1 process stops"
-				if processes > 1 {
-					shared = fmt.Sprintf("%d processes stop", processes)
-				}
-				_, err = fmt.Fprintln(a.out, shared)
-				return err
+				return nil
 			})
 		},
 	}

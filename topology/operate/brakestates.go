@@ -163,24 +163,24 @@ func (o *Operator) brake(
 // the processes probe by themselves; StartBrake starts them before. Processes that start meanwhile
 // stop, too. by names the operator, and cause says why; both are shown to all who look.
 //
-// It returns how many processes share the brake now. With 0 none is up, or the name is wrong: the
-// brake is declared and stopped in each case.
+// shared reports whether a process shares the brake now. Otherwise none is up, or the name is wrong;
+// the brake is declared and stopped in each case.
 func (o *Operator) StopBrake(
 	ctx context.Context, name, by, cause string, limit time.Duration,
-) (processes int, err error) {
+) (shared bool, err error) {
 	if err := checkStop(name, by, cause, limit); err != nil {
-		return 0, fmt.Errorf("stop brake: %w: %w", ErrInvalidOptions, err)
+		return false, fmt.Errorf("stop brake: %w: %w", ErrInvalidOptions, err)
 	}
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	state := header.BrakeState{Name: name, Since: now, By: by, Cause: cause, Until: now.Add(limit)}
-	listening := make(chan int, 1)
+	listening := make(chan bool, 1)
 	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		n, err := fleet.StopByHand(ctx, conn, state)
-		listening <- n
+		shared, err := fleet.StopByHand(ctx, conn, state)
+		listening <- shared
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("stop brake %q: %w", name, err)
+		return false, fmt.Errorf("stop brake %q: %w", name, err)
 	}
 	return <-listening, nil
 }

@@ -119,11 +119,13 @@ func ExampleOperator_StopBrake() {
 		if limit > operate.MaxBrakeStop {
 			return errors.New("such a long downtime needs another plan")
 		}
-		processes, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
-		if err != nil {
+		shared, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
+		switch {
+		case err != nil:
 			return err
+		case !shared:
+			log.Print("no service that is up has this brake")
 		}
-		log.Printf("%d processes stop", processes)
 		// … the provider moves …
 		var state header.BrakeState
 		if state, err = operator.Brake(ctx, "payments"); err != nil {
