@@ -134,9 +134,10 @@ func (a app) brakeStop() *cli.Command {
 	return &cli.Command{
 		Name: "stop", Usage: "stop all processes that share a brake, for a planned downtime",
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
-		Description: "The processes stop consuming within a second. Messages in progress are finished, the " +
-			"rest\nstays in the queues. After --for the processes probe, one message at a time, and start " +
-			"when\nthe downstream is back; brake start starts them before. Processes that come later stop, too.",
+		Description: "The processes stop consuming within a second. Messages in progress are " +
+			"finished, the rest\nstays in the queues. After --for the processes probe, one message at a " +
+			"time, and start when\nthe downstream is back; brake start starts them before. Processes that " +
+			"come later stop, too.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{
 				Name: "for", Value: defaultStop, Usage: "how long at most, as in 30m or 2h; 24h is the most",
@@ -171,10 +172,11 @@ func (a app) brakeStop() *cli.Command {
 
 func (a app) brakeStart() *cli.Command {
 	return &cli.Command{
-		Name: "start", Usage: "start all processes that share a brake, also where they have stopped by themselves",
+		Name: "start", Usage: "start all processes that share a brake, also where they have stopped " +
+			"by themselves",
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
-		Description: "Where the downstream is still out, the processes stop again after the failures that " +
-			"each new\noutage takes.",
+		Description: "Where the downstream is still out, the processes stop again after the failures " +
+			"that each new\noutage takes.",
 		Flags: []cli.Flag{byFlag()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
