@@ -14,6 +14,7 @@ import (
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
 func (a app) brake() *cli.Command {
@@ -133,9 +134,10 @@ func (a app) brakeStop() *cli.Command {
 	return &cli.Command{
 		Name: "stop", Usage: "stop all processes that share a brake, for a planned downtime",
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
-		Description: "The processes stop consuming within a second. Messages in progress are finished, the " +
-			"rest\nstays in the queues. After --for the processes probe, one message at a time, and start " +
-			"when\nthe downstream is back; brake start starts them before. Processes that come later stop, too.",
+		Description: "The processes stop consuming within a second. Messages in progress are " +
+			"finished, the rest\nstays in the queues. After --for the processes probe, one message at a " +
+			"time, and start when\nthe downstream is back; brake start starts them before. Processes that " +
+			"come later stop, too.",
 		Flags: []cli.Flag{
 			&cli.DurationFlag{
 				Name: "for", Value: defaultStop, Usage: "how long at most, as in 30m or 2h; 24h is the most",
@@ -146,28 +148,23 @@ func (a app) brakeStop() *cli.Command {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
 				limit := c.Duration("for")
 				until := time.Now().Add(limit)
-				processes, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
+				shared, err := o.StopBrake(ctx, name, a.byOf(c), c.String("cause"), limit)
 				if err != nil {
 					return err
 				}
 				if c.Bool(flagJSON) {
 					return a.printJSON(map[string]any{
-						"name": name, "stopped": true, "processes": processes, "until": until.UTC(),
+						"name": name, "stopped": true, "shared": shared, "until": until.UTC(),
 					})
 				}
 				fmt.Fprintf(a.out, "brake %s is stopped until %s at most; start it before with: "+
 					"millpond brake start %s\n", harmless(name), when(until), audit.ShellWord(name))
-				if processes == 0 {
+				if !shared {
 					_, err = fmt.Fprintln(a.out, a.colour(yellow, "no process shares this brake now: the "+
 						"processes that start later stop; if some are up, the name is wrong"))
 					return err
 				}
-				shared := "1 process stops"
-				if processes > 1 {
-					shared = fmt.Sprintf("%d processes stop", processes)
-				}
-				_, err = fmt.Fprintln(a.out, shared)
-				return err
+				return nil
 			})
 		},
 	}
@@ -175,10 +172,11 @@ func (a app) brakeStop() *cli.Command {
 
 func (a app) brakeStart() *cli.Command {
 	return &cli.Command{
-		Name: "start", Usage: "start all processes that share a brake, also where they have stopped by themselves",
+		Name: "start", Usage: "start all processes that share a brake, also where they have stopped " +
+			"by themselves",
 		ArgsUsage: "NAME", ShellComplete: a.completeBrakes,
-		Description: "Where the downstream is still out, the processes stop again after the failures that " +
-			"each new\noutage takes.",
+		Description: "Where the downstream is still out, the processes stop again after the failures " +
+			"that each new\noutage takes.",
 		Flags: []cli.Flag{byFlag()},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onBrake(ctx, c, func(o *operate.Operator, name string) error {
@@ -221,11 +219,11 @@ func (a app) onBrake(
 // stoppedBrakes returns the brakes of the virtual host that are stopped. Without the management API
 // it asks for those with the names of the queues, which is the name of a brake by default.
 func (s *session) stoppedBrakes(ctx context.Context, queues []string) []header.BrakeState {
-	if s.vhost == nil && len(queues) == 0 {
+	if s.vhost == nil && len(queues) == 0 || s.vhost != nil && len(s.vhost.Brakes) == 0 {
 		return nil
 	}
 	if s.vhost != nil {
-		queues = nil
+		queues = nil // all brakes
 	}
 	states, err := s.brakesOf(ctx, queues)
 	for _, err := range parts(err) {
@@ -272,21 +270,19 @@ func brakeText(b header.BrakeState) string {
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
 	cli.DefaultCompleteWithFlags(ctx, c)
-	api, _, err := managementOf(c)
+	api, vhost, err := managementOf(c)
 	if err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, completeLimit)
 	defer cancel()
-	o, err := a.connect(ctx, c, api)
+	found, err := discover.Find(ctx, api, vhost)
 	if err != nil {
 		return // a completion has no place for an error
 	}
-	defer func() { _ = o.Close() }()
-	states, _ := o.Brakes(ctx)
-	for _, b := range states {
-		if !slices.Contains(c.Args().Slice(), b.Name) {
-			fmt.Fprintln(a.out, harmless(b.Name))
+	for _, name := range found.Brakes {
+		if !slices.Contains(c.Args().Slice(), name) {
+			fmt.Fprintln(a.out, harmless(name))
 		}
 	}
 }

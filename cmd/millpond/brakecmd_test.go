@@ -43,8 +43,8 @@ func TestBrakeByHand(t *testing.T) {
 		"mail of the shop  open  -  -  -  -\n")
 	require.Equal(t, table, narrow(ask("brake", "list")))
 	require.Equal(t, table, narrow(ask("brake", "list", "mail of the shop", "payments")))
-	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: it  [2Jmoves; " +
-		"start it before with millpond brake start\n"
+	const line = "stopped: brake payments since <time> by anna, by hand, until <time>: " +
+		"it  [2Jmoves; start it before with millpond brake start\n"
 	require.Equal(t, line, firstLine(ask("status").out))
 
 	var states []header.BrakeState

@@ -56,10 +56,10 @@ func usage(format string, args ...any) error {
 }
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
-something that it could not look at, or a dry run of dead replay found something critical, or there
-is no such letter or brake, or no queue to return a stranded message to; 2 wrong use; 3 the broker could not
-be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130 interrupted, all that
-had begun is finished.`
+something that it could not look at, or a dry run of dead replay found something critical, or
+there is no such letter or brake, or no queue to return a stranded message to; 2 wrong use; 3 the
+broker could not be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130
+interrupted, all that had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {

@@ -207,7 +207,8 @@ func TestRunbooksExist(t *testing.T) {
 	}
 	found := regexp.MustCompile(`runbook_url: \S+/docs/operations\.md#(\S+)`).
 		FindAllStringSubmatch(string(rules), -1)
-	require.Len(t, found, strings.Count(string(rules), "alert: MillpondBroker"))
+	require.Len(t, found, strings.Count(string(rules), "alert: MillpondBroker")+
+		strings.Count(string(rules), "alert: MillpondBrake"))
 	for _, link := range found {
 		require.True(t, anchors[link[1]], "docs/operations.md has no heading for #%s", link[1])
 	}

@@ -10,6 +10,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -20,10 +21,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/metrics"
+	"github.com/millpond-go/millpond/topology"
 )
 
 const patience = 90 * time.Second
@@ -315,8 +321,31 @@ func numbers(t *testing.T, prom, expr string) []float64 {
 	return found
 }
 
-// Given the running example and a real Prometheus that scrapes it and the broker, then every query
-// of the dashboard returns data, and every rule can be evaluated.
+// stoppedService starts a service with a brake, stops it by hand, and returns the address of its
+// metrics.
+func stoppedService(t *testing.T, url string) string {
+	t.Helper()
+	m, err := metrics.New()
+	require.NoError(t, err)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(m)
+	server := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	t.Cleanup(server.Close)
+	queue := testbroker.Queue(t)
+	rig.StartBraked(t, rig.Braked{
+		URL: url, Queue: queue, Instance: "braked", Handle: rig.Succeed,
+		Options: []topology.Option{topology.WithObserver(m)},
+	})
+	o := rig.OpenOperator(t, url)
+	shared, err := o.StopBrake(t.Context(), queue, "anna", "the provider moves", time.Hour)
+	require.NoError(t, err)
+	require.True(t, shared)
+	return server.Listener.Addr().String()
+}
+
+// Given the running example, a service that a brake has stopped, and a real Prometheus that scrapes
+// them and the broker, then every query of the dashboard returns data, and every rule can be
+// evaluated.
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
@@ -328,7 +357,9 @@ func TestDashboardShowsData(t *testing.T) {
 	require.NoError(t, err)
 	r := start(t, node.URL(), "--management", api)
 	prom := scraper(t, monitoring+"alerts.yml", brokerJob(t, plugin)+fmt.Sprintf(
-		"  - {job_name: monitored, static_configs: [{targets: [%q]}]}\n", r.address))
+		"  - {job_name: monitored, static_configs: [{targets: [%q]}]}\n"+
+			"  - {job_name: braked, static_configs: [{targets: [%q]}]}\n",
+		r.address, stoppedService(t, node.URL())))
 	missing := expressions(t, r.queue)
 	queries := len(missing)
 	deadline := time.Now().Add(patience)

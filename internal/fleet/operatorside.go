@@ -41,20 +41,21 @@ func newOperator(conn *link.Conn, name string) (*operator, error) {
 }
 
 // StopByHand stops a brake: it publishes a token and tells the news. When it returns nil the broker
-// has confirmed the token. processes is the number of processes that listen, 0 where none is up.
+// has confirmed the token. shared reports whether a process listens. The broker does not show how
+// many, because it counts the one active consumer alone.
 func StopByHand(
 	ctx context.Context, conn *link.Conn, state header.BrakeState,
-) (processes int, err error) {
+) (shared bool, err error) {
 	o, err := newOperator(conn, state.Name)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	state.Stopped, state.Manual = true, true
 	token, err := Token(rand.Text(), o.id, state)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
-	listening := make(chan int, 1)
+	listening := make(chan bool, 1)
 	err = conn.Do(ctx, func(ch *amqp.Channel) error {
 		if err := Declare(ch, o.name); err != nil {
 			return err
@@ -63,14 +64,14 @@ func StopByHand(
 		if err != nil {
 			return err
 		}
-		listening <- q.Consumers
+		listening <- q.Consumers > 0
 		if err := confirmed(ctx, ch, Prefix+o.name, token); err != nil {
 			return fmt.Errorf("publish the token of brake %q: %w", o.name, err)
 		}
 		return o.tell(ctx, ch, Stopped, "", state)
 	})
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	return <-listening, nil
 }
@@ -168,7 +169,7 @@ func Ask(ctx context.Context, conn *link.Conn, name string) (header.BrakeState, 
 	case err != nil || q.Messages == 0:
 		return header.BrakeState{Name: name}, err
 	case q.Consumers > 0:
-		return header.BrakeState{Name: name, Stopped: true, Members: q.Consumers}, nil
+		return header.BrakeState{Name: name, Stopped: true}, nil
 	}
 	return o.takeTokens(ctx, q.Messages, func(last amqp.Delivery) error {
 		return last.Nack(true, true)

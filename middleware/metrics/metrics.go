@@ -23,6 +23,7 @@ type Metrics struct {
 
 	held, stranded *prometheus.GaugeVec
 	budgets        prometheus.Gauge
+	brakes         *brakes
 	all            []prometheus.Collector
 
 	mu     sync.RWMutex
@@ -126,9 +127,11 @@ func New(opts ...Option) (*Metrics, error) {
 	m.crashRounds = m.counter("crash_rounds_total",
 		"Messages set aside as suspects of killing the process.", "queue")
 	m.budgets = prometheus.NewGauge(prometheus.GaugeOpts{
-		Namespace: "millpond", Name: "budgets_closed", Help: "Retry budgets that are closed.",
+		Namespace: "millpond", Name: "budgets_closed",
+		Help: "Retry budgets that are closed, without those of brakes.",
 	})
 	m.all = append(m.all, m.budgets)
+	m.brakes = newBrakes(m)
 	return m, nil
 }
 
@@ -193,6 +196,10 @@ const (
 func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	if e.Kind == middleware.EventStranded { // about no message and no handler
 		m.stranded.WithLabelValues(e.Queue).Set(float64(e.Messages))
+		return
+	}
+	if e.Brake != nil { // the same
+		m.brakes.observe(e)
 		return
 	}
 	at := m.at(place{e.Handler, e.Queue})

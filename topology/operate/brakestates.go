@@ -111,11 +111,11 @@ func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
 }
 
 // Brake returns the state of one brake. The process that probes answers within a second. Where no
-// process is up, the state is the one that waits for the processes on the broker. A brake that was
+// process is up, the state on the broker waits for the processes, and is returned. A brake that was
 // never declared is ErrNoBrake.
 //
-// A process that probes and hangs does not answer. Then the state is Stopped and no more, after some
-// seconds. Without the management API the brake seems to be open then, until the broker drops the
+// A process that probes and hangs does not answer. Then the state is Stopped and no more, after
+// some seconds. Without the management API the brake seems to be open then, until the broker drops the
 // connection of that process.
 func (o *Operator) Brake(ctx context.Context, name string) (state header.BrakeState, err error) {
 	if err := fleet.CheckName(name); err != nil {
@@ -158,29 +158,29 @@ func (o *Operator) brake(
 	}
 }
 
-// StopBrake stops the processes that share a brake within a second, for a planned downtime. They
+// StopBrake stops the processes that share a brake within a second: a planned downtime. They
 // finish the messages in progress, and the rest stays in the queues. After limit, 24 hours at most,
 // the processes probe by themselves; StartBrake starts them before. Processes that start meanwhile
 // stop, too. by names the operator, and cause says why; both are shown to all who look.
 //
-// It returns how many processes share the brake now. With 0 none is up, or the name is wrong: the
-// brake is declared and stopped in each case.
+// shared reports whether a process shares the brake now. Otherwise none is up, or the name is
+// wrong; the brake is declared and stopped in each case.
 func (o *Operator) StopBrake(
 	ctx context.Context, name, by, cause string, limit time.Duration,
-) (processes int, err error) {
+) (shared bool, err error) {
 	if err := checkStop(name, by, cause, limit); err != nil {
-		return 0, fmt.Errorf("stop brake: %w: %w", ErrInvalidOptions, err)
+		return false, fmt.Errorf("stop brake: %w: %w", ErrInvalidOptions, err)
 	}
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	state := header.BrakeState{Name: name, Since: now, By: by, Cause: cause, Until: now.Add(limit)}
-	listening := make(chan int, 1)
+	listening := make(chan bool, 1)
 	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		n, err := fleet.StopByHand(ctx, conn, state)
-		listening <- n
+		shared, err := fleet.StopByHand(ctx, conn, state)
+		listening <- shared
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("stop brake %q: %w", name, err)
+		return false, fmt.Errorf("stop brake %q: %w", name, err)
 	}
 	return <-listening, nil
 }

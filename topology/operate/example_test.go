@@ -119,11 +119,13 @@ func ExampleOperator_StopBrake() {
 		if limit > operate.MaxBrakeStop {
 			return errors.New("such a long downtime needs another plan")
 		}
-		processes, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
-		if err != nil {
+		shared, err := operator.StopBrake(ctx, "payments", "anna", "the provider moves", limit)
+		switch {
+		case err != nil:
 			return err
+		case !shared:
+			log.Print("no service that is up has this brake")
 		}
-		log.Printf("%d processes stop", processes)
 		// … the provider moves …
 		var state header.BrakeState
 		if state, err = operator.Brake(ctx, "payments"); err != nil {
@@ -132,14 +134,24 @@ func ExampleOperator_StopBrake() {
 		log.Printf("stopped since %v by %s; %s probes", state.Since, state.By, state.Prober)
 		return operator.StartBrake(ctx, "payments", "anna")
 	}
-	switch err := downtime(2 * time.Hour); {
-	case errors.Is(err, operate.ErrBrakeOpen):
-		log.Print("the services consume already")
-	case errors.Is(err, operate.ErrNoBrake):
-		log.Print("no service has this brake")
-	case err != nil:
+	if err := downtime(2 * time.Hour); err != nil {
 		log.Print(err)
 	}
+}
+
+// Each error of StartBrake has its own way out.
+func ExampleErrNoBrake() {
+	for _, err := range []error{operate.ErrNoBrake, operate.ErrBrakeOpen} {
+		switch err := fmt.Errorf("start brake: %w", err); {
+		case errors.Is(err, operate.ErrBrakeOpen):
+			fmt.Println("the services consume already:", err)
+		case errors.Is(err, operate.ErrNoBrake):
+			fmt.Println("compare the name with the names of Brakes:", err)
+		}
+	}
+	// Output:
+	// compare the name with the names of Brakes: start brake: there is no such brake
+	// the services consume already: start brake: the brake is not stopped
 }
 
 // Open names all problems at once, before it connects.

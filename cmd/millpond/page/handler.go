@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 	"github.com/millpond-go/millpond/topology/operate/doctor"
@@ -185,7 +187,20 @@ func (h *Handler) look(ctx context.Context) (*sight, error) {
 		})
 	}
 	s.RatesErr = err
+	if len(vhost.Brakes) > 0 {
+		s.Brakes, s.BrakesErr = h.stoppedBrakes(ctx)
+	}
 	return s, nil
+}
+
+// stoppedBrakes asks the processes that probe, which takes a second.
+func (h *Handler) stoppedBrakes(ctx context.Context) ([]header.BrakeState, error) {
+	operator, err := h.connected(ctx)
+	if err != nil {
+		return nil, err
+	}
+	states, err := operator.Brakes(ctx)
+	return slices.DeleteFunc(states, func(b header.BrakeState) bool { return !b.Stopped }), err
 }
 
 // connected returns the operator, and connects if it is the first call that can.

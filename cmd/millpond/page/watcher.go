@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/millpond-go/millpond/internal/management"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
 
@@ -18,6 +19,9 @@ type sight struct {
 	// Rates are the rates of the main queues; RatesErr says why they are not known.
 	Rates    map[string]management.Rates
 	RatesErr error
+	// Brakes are the stopped brakes; BrakesErr says why others are not known.
+	Brakes    []header.BrakeState
+	BrakesErr error
 	// At is when the look ended; zero if none has succeeded yet.
 	At time.Time
 	// Err and Tried are the error and the time of a later look that failed.

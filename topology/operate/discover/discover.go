@@ -29,6 +29,9 @@ type Vhost struct {
 	// name: the broker does not show whose letters they keep. A queue without retries may have the
 	// same arguments.
 	Unclaimed []Queue
+	// Brakes are the names of the brakes of the services, sorted; operate.Operator.Brake returns the
+	// state of one.
+	Brakes []string
 	// Unclear is everything that the broker does not tell.
 	Unclear []Unclear
 

@@ -43,6 +43,8 @@ func (d *derivation) result() Vhost {
 	slices.SortFunc(v.Orphans, func(a, b Orphan) int { return strings.Compare(a.Name, b.Name) })
 	d.underPolicies()
 	v.Unclear = d.unclear
+	slices.Sort(d.brakes)
+	v.Brakes = slices.Compact(d.brakes)
 	if len(v.Mains) > 0 {
 		v.queues = d.forDead()
 	}

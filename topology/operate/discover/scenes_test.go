@@ -43,6 +43,7 @@ func brakes(p place) {
 	require.True(p.t, v.Empty())
 	require.Empty(p.t, v.Unclaimed)
 	require.Empty(p.t, v.Unclear)
+	require.Equal(p.t, []string{"payments"}, v.Brakes)
 }
 
 func names(waits []discover.Wait) (list []string) {

@@ -30,6 +30,7 @@ type seen struct {
 	from, into map[string][]topology.Binding
 	policies   *audit.Policies
 	unclear    []Unclear
+	brakes     []string
 }
 
 // queue is a queue of a vhost that may have very many.
@@ -49,8 +50,12 @@ func look(ctx context.Context, api *management.API, vhost string) (*seen, error)
 	}
 	same := map[string]management.Object{}
 	settled, err := api.Queues(ctx, vhost, func(q management.Queue) {
-		if !strings.HasPrefix(q.Name, fleet.Prefix) { // of a brake: no message of a user is there
+		name, brake := strings.CutPrefix(q.Name, fleet.Prefix) // no message of a user is there
+		switch {
+		case !brake:
 			s.see(q, same)
+		case q.Arguments["x-single-active-consumer"] == true: // the others are of processes
+			s.brakes = append(s.brakes, name)
 		}
 	})
 	if err != nil {
