@@ -22,8 +22,10 @@ PKG      ?= ./internal/testing/e2e $(patsubst %,%/...,$(filter-out $(POSTGRES) $
 
 INSTALL  := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
 # Starts a broker, sets AMQP_URL for the command behind it, and stops the broker when this make ends.
-WITHBROKER := MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BROKER)' \
-	$(GO) run ./internal/tools/withbroker -parent $$PPID --
+WITHBROKER = MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BROKER)' \
+	$(GO) run ./internal/tools/withbroker -parent $$PPID $(DATA) --
+# Tests keep their brokers' data in memory. A benchmark measures the disk, too.
+test test-postgres: DATA := -memory
 GOTEST   := $(GO) run ./internal/tools/gotest -count 1 -timeout 20m -parallel $(PARALLEL)
 RACE     := -race -vet=off -ldflags=-w
 
@@ -128,4 +130,4 @@ clean: ## remove what builds and tests leave in this folder
 	find . \( -name '*.test' -o -name '*.prof' \) -type f -delete
 
 clean-brokers: ## remove the RabbitMQ versions that BROKER=… has put into the user's cache
-	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/millpond/brokers"
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}"/millpond/brokers "$${XDG_CACHE_HOME:-$$HOME/.cache}"/millpond/homes

@@ -15,6 +15,7 @@ import (
 type installation struct {
 	root              string // "" or the chroot's folder
 	server, ctl, epmd string // as seen from inside root
+	call              string // Erlang's erl_call, or ""
 }
 
 // ErrNoBroker means that no broker is installed. The error around it names the missing package.
@@ -106,16 +107,20 @@ func lookIn(root, bin string) (installation, error) {
 			return installation{}, fmt.Errorf("%w: %w", ErrNoBroker, err)
 		}
 	}
-	epmd, err := findEpmd(root)
+	epmd, err := findInErlang(root, "epmd")
+	if err != nil {
+		return installation{}, err
+	}
 	in.epmd = epmd
-	return in, err
+	in.call, _ = findInErlang(root, "erl_call") // rabbitmqctl can do the same
+	return in, nil
 }
 
-func findEpmd(root string) (string, error) {
+func findInErlang(root, program string) (string, error) {
 	for _, pattern := range []string{
-		"/usr/bin/epmd", "/usr/lib/erlang/erts-*/bin/epmd", "/usr/lib/erlang/bin/epmd",
+		"/usr/bin/", "/usr/lib/erlang/erts-*/bin/", "/usr/lib/erlang/bin/",
 	} {
-		found, err := filepath.Glob(filepath.Join(root, pattern))
+		found, err := filepath.Glob(filepath.Join(root, pattern, program))
 		if err != nil {
 			return "", err
 		}
@@ -124,11 +129,11 @@ func findEpmd(root string) (string, error) {
 		}
 	}
 	if root == "" {
-		if epmd, err := exec.LookPath("epmd"); err == nil {
-			return epmd, nil
+		if path, err := exec.LookPath(program); err == nil {
+			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w: Erlang's epmd is not installed", ErrNoBroker)
+	return "", fmt.Errorf("%w: Erlang's %s is not installed", ErrNoBroker, program)
 }
 
 // enterChroot has its own mount namespace, so that /proc and /dev vanish with the process. Most

@@ -3,7 +3,6 @@ package testbroker
 import (
 	crand "crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -11,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 )
 
 // layout is the place of a node's files, and the environment that keeps them there.
@@ -23,7 +23,7 @@ type layout struct {
 	tls     bool // there is a TLS listener
 	cookie  string
 	seeds   []string // the cluster's nodes that started before this one
-	scripts string   // see slim
+	scripts string   // of the installation, see slim
 }
 
 func newLayout(in installation, s settings) (layout, error) {
@@ -32,8 +32,11 @@ func newLayout(in installation, s settings) (layout, error) {
 		return layout{}, err
 	}
 	parent := ""
-	if in.root != "" {
+	switch {
+	case in.root != "":
 		parent = filepath.Join(in.root, "tmp")
+	case s.memory || testing.Testing():
+		parent = memory()
 	}
 	folder, err := os.MkdirTemp(parent, "millpond-node-")
 	if err != nil {
@@ -47,7 +50,7 @@ func newLayout(in installation, s settings) (layout, error) {
 		_ = os.RemoveAll(folder)
 		return layout{}, err
 	}
-	l.scripts = l.slim()
+	l.scripts = in.slim()
 	return l, nil
 }
 
@@ -71,7 +74,6 @@ func (l layout) another(s settings, seeds []string) (layout, error) {
 	if err := next.write(s); err != nil {
 		return layout{}, err
 	}
-	next.scripts = next.slim()
 	return next, nil
 }
 
@@ -217,89 +219,4 @@ func freePort(taken []int) (int, error) {
 		return port, nil
 	}
 	return 0, fmt.Errorf("no free port between %d and %d on 127.0.0.1", firstPort, lastPort)
-}
-
-// gathered is the folder with the modules of many applications. Erlang looks through the last name
-// first.
-const gathered = "zz-gathered"
-
-// slim builds a RabbitMQ home of links in the node's folder and returns its scripts' folder. Erlang
-// looks for each of seven hundred modules in every folder of its path, and each look is a system
-// call on another thread. So the plugins are left out, and the modules of Erlang and of RabbitMQ's
-// libraries are in one folder. RabbitMQ 3.10 starts in 2.5 seconds instead of 4, with two thirds of
-// the processor time. An installation of another shape is used without it: "".
-func (l layout) slim() string {
-	real, err := filepath.EvalSymlinks(filepath.Join(l.in.root, l.in.server))
-	if err != nil || !strings.HasPrefix(real, l.in.root) {
-		return ""
-	}
-	if err := l.link(filepath.Dir(filepath.Dir(real))); err != nil {
-		_ = os.RemoveAll(filepath.Join(l.folder, "home"))
-		return ""
-	}
-	return filepath.Join(l.inside, "home", "sbin")
-}
-
-func (l layout) link(from string) error {
-	home := filepath.Join(l.folder, "home")
-	all := filepath.Join(home, "plugins", gathered, "ebin")
-	for _, folder := range []string{filepath.Join(home, "sbin"), all} {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			return err
-		}
-	}
-	if err := l.linkFiles(filepath.Join(home, "sbin"), filepath.Join(from, "sbin", "*")); err != nil {
-		return err
-	}
-	applications, err := filepath.Glob(filepath.Join(from, "plugins", "*-*"))
-	if err != nil {
-		return err
-	}
-	for _, application := range applications {
-		name := filepath.Base(application)
-		switch {
-		case isPlugin(name):
-		case needsItsFolder(application):
-			err = l.linkFiles(filepath.Join(home, "plugins"), application)
-		default:
-			err = l.linkFiles(all, filepath.Join(application, "ebin", "*"))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if found, err := filepath.Glob(filepath.Join(home, "plugins", "rabbit-*")); err != nil ||
-		len(found) != 1 {
-		return errors.New("not the usual layout")
-	}
-	return l.linkFiles(all, filepath.Join(l.in.root, "/usr/lib/erlang/lib/*/ebin/*.beam"))
-}
-
-// linkFiles puts links to the files of a pattern into a folder, with their paths inside the chroot.
-func (l layout) linkFiles(folder, pattern string) error {
-	found, err := filepath.Glob(pattern)
-	if err != nil {
-		return err
-	}
-	for _, file := range found {
-		if err := os.Symlink(file[len(l.in.root):],
-			filepath.Join(folder, filepath.Base(file))); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func isPlugin(name string) bool {
-	return strings.HasPrefix(name, "rabbitmq_") && !strings.HasPrefix(name, "rabbitmq_prelaunch-")
-}
-
-// needsItsFolder reports whether an application reads files beside its modules, or looks for its
-// own folder, like RabbitMQ.
-func needsItsFolder(application string) bool {
-	if strings.HasPrefix(filepath.Base(application), "rabbit") {
-		return true
-	}
-	_, err := os.Stat(filepath.Join(application, "priv"))
-	return err == nil
 }

@@ -341,6 +341,7 @@ type settings struct {
 	lines    []string
 	advanced string
 	tls      *tlsFiles
+	memory   bool
 	pick     func() (ports, error)
 }
 
@@ -355,6 +356,10 @@ func WithConfig(lines ...string) NodeOption {
 func WithAdvancedConfig(term string) NodeOption {
 	return func(s *settings) { s.advanced = term }
 }
+
+// InMemory keeps the node's data in memory if there is enough on this machine, see [memory]. Nodes
+// that tests start always do so. Default: on the disk.
+func InMemory() NodeOption { return func(s *settings) { s.memory = true } }
 
 type tlsFiles struct{ ca, certificate, key []byte }
 

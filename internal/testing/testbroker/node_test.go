@@ -108,6 +108,12 @@ func nodeIsConfigured(t *testing.T, n *testbroker.Node) {
 func nodeIsAskedAndTold(t *testing.T, n *testbroker.Node) {
 	assert.Equal(t, "q", strings.Fields(n.Ctl(t, "list_queues", "--no-table-headers", "name"))[0])
 
+	assert.Equal(t, "a{b,\"ä\"}\n", n.Ctl(t, "eval", `io:format("a"), {b, "ä"}.`))
+	for _, wrong := range []string{"no:such().", "1 = 2.", "1 +"} {
+		_, err := n.RunCtl(t.Context(), "eval", wrong)
+		require.Error(t, err, wrong)
+	}
+
 	conn := testbroker.Dial(t, n.URL())
 	blocked := conn.NotifyBlocked(make(chan amqp.Blocking, 2))
 	n.Ctl(t, "set_vm_memory_high_watermark", "0.00001")

@@ -32,3 +32,5 @@ func (p *process) ended() bool { return true }
 func (p *process) halted() bool { return true }
 
 func (p *process) signal(syscall.Signal) error { return errUnix }
+
+func memory() string { return "" }

@@ -168,3 +168,23 @@ func (p *process) halted() bool {
 	}
 	return true
 }
+
+// inMemory is a folder whose files are in memory, on Linux.
+const inMemory = "/dev/shm"
+
+// memory returns the parent of node folders in memory, or "" for the usual one: if TMPDIR is set,
+// or with less than 2 GiB free. A process that is killed loses no file there, as on a disk. Only a
+// crash of the machine would, which no test makes.
+func memory() string {
+	var s syscall.Statfs_t
+	if os.Getenv("TMPDIR") != "" || syscall.Statfs(inMemory, &s) != nil ||
+		bytesOf(s.Bavail, s.Bsize) < 2<<30 {
+		return ""
+	}
+	return inMemory
+}
+
+// bytesOf multiplies numbers whose types differ between systems.
+func bytesOf[A, B int32 | int64 | uint32 | uint64](blocks A, size B) uint64 {
+	return uint64(blocks) * uint64(size)
+}

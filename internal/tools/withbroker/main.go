@@ -10,7 +10,7 @@
 //
 // SIGINT and SIGTERM go on to the command and every process that it has started. So does the end
 // of the parent process, because a signal to `make` or `go run` does not come this far. -parent
-// names another process than the parent.
+// names another process than the parent. With -memory the broker's data is in memory, for tests.
 package main
 
 import (
@@ -35,15 +35,20 @@ import (
 
 func main() {
 	parent := flag.Int("parent", os.Getppid(), "process to end with")
+	memory := flag.Bool("memory", false, "keep the broker's data in memory, if there is enough")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] -- command [argument …]")
+		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] [-memory] -- command [argument …]")
 	}
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	code, err := run(flag.Args(), *parent)
+	var options []testbroker.NodeOption
+	if *memory {
+		options = append(options, testbroker.InMemory())
+	}
+	code, err := run(flag.Args(), *parent, options)
 	if err != nil {
 		say("%v", err)
 		code = max(code, 1)
@@ -58,9 +63,11 @@ type broker struct {
 	stop func() error
 }
 
-func run(args []string, parent int) (code int, err error) {
+func run(
+	args []string, parent int, options []testbroker.NodeOption,
+) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	b, err := start(ctx)
+	b, err := start(ctx, options)
 	interrupted := ctx.Err() != nil
 	stop()
 	if err != nil {
@@ -79,7 +86,7 @@ func run(args []string, parent int) (code int, err error) {
 // by name.
 var onlyShared = []string{"MILLPOND_REQUIRE_BROKER=url"}
 
-func start(ctx context.Context) (broker, error) {
+func start(ctx context.Context, options []testbroker.NodeOption) (broker, error) {
 	if given := os.Getenv("AMQP_URL"); given != "" {
 		b := broker{url: given, stop: func() error { return nil }}
 		say("AMQP_URL is set: using %s, starting nothing", redacted(given))
@@ -91,7 +98,7 @@ func start(ctx context.Context) (broker, error) {
 	}
 	say("starting RabbitMQ …")
 	began := time.Now()
-	node, err := testbroker.Start(ctx)
+	node, err := testbroker.Start(ctx, options...)
 	switch {
 	case err == nil:
 		say("RabbitMQ %s answers on %s after %.1f s", node.Version(), redacted(node.URL()),
