@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,10 +37,16 @@ func (w ward) url(user string) string {
 	return strings.Replace(w.node.URL(), "guest:guest", user+":"+user, 1) + w.vhost
 }
 
-// everything are the queues and exchanges of the vhost.
+// everything are the queues of the vhost with their messages, and its exchanges, a line each. Tests
+// ask again and again, so it does without rabbitmqctl.
 func (w ward) everything() string {
-	return w.node.Ctl(w.t, "list_queues", "--vhost", w.vhost, "name", "messages") +
-		w.node.Ctl(w.t, "list_exchanges", "--vhost", w.vhost, "name")
+	return w.node.Ctl(w.t, "eval", fmt.Sprintf(`
+		lists:foreach(fun([{name, {resource, _, _, Q}}, {messages, N}]) ->
+			io:format("~ts\t~p~n", [Q, N])
+		end, rabbit_amqqueue:info_all(<<%[1]q>>, [name, messages])),
+		lists:foreach(fun([{name, {resource, _, _, E}}]) ->
+			io:format("~ts~n", [E])
+		end, rabbit_exchange:info_all(<<%[1]q>>, [name])).`, w.vhost))
 }
 
 func plan(t *testing.T, strategy topology.Strategy, queue string) topology.Plan {
