@@ -17,7 +17,7 @@ const gathered = "zz-gathered"
 // shape counts the changes of what buildHome builds. Homes of an earlier shape are not used.
 const shape = "1"
 
-// slim returns the scripts' folder of a RabbitMQ home that starts with half the processor time. Its
+// slim returns the scripts' folder of a RabbitMQ home that starts with less processor time. Its
 // home is a folder of links in the user's cache, or in the chroot, made once for an installation.
 // An installation of another shape, or without such a folder, is used without it: "".
 //
@@ -26,7 +26,7 @@ const shape = "1"
 //     libraries are in one folder.
 //   - RabbitMQ loads every module that an application lists, to read its attributes. So some
 //     applications of Erlang list none there, and their modules load when they are called.
-//   - To make two thousand links for each node takes a sixth of the time of its start.
+//   - To make two thousand links for each node takes an eighth of the time of its start.
 func (in installation) slim() string {
 	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
 	if err != nil || !strings.HasPrefix(real, in.root) {
