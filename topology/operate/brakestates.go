@@ -115,8 +115,8 @@ func (o *Operator) brakeAPI(ctx context.Context) (*management.API, error) {
 // never declared is ErrNoBrake.
 //
 // A process that probes and hangs does not answer. Then the state is Stopped and no more, after
-// some seconds. Without the management API the brake seems to be open then, until the broker drops the
-// connection of that process.
+// some seconds. Without the management API the brake seems to be open then, until the broker drops
+// the connection of that process.
 func (o *Operator) Brake(ctx context.Context, name string) (state header.BrakeState, err error) {
 	if err := fleet.CheckName(name); err != nil {
 		return state, fmt.Errorf("%w: %w", ErrInvalidOptions, err)
@@ -148,7 +148,7 @@ func (o *Operator) brake(
 		}
 		q, err := api.Queue(ctx, o.vhost, fleet.Prefix+name)
 		if err != nil || q.Unacked == nil || *q.Unacked == 0 {
-			return state, nil
+			return state, nil //nolint:nilerr // the API only adds to the answers of AMQP
 		}
 		// A process has the token, or had it some seconds ago. AMQP does not show it.
 		if time.Now().After(limit) {
