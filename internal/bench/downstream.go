@@ -15,9 +15,9 @@ import (
 // downstream is an HTTP service that handlers call with the number of their message. It answers
 // 200 after its latency, and 503 at once while it is out.
 //
-// Once it has been out, it falls over, and answers 503 for good, if it gets more than limit calls in
-// any second while it is up. The calls that it gets while it is out do not count: a fleet without a
-// brake would never see it up again.
+// Once it has been out, it falls over, and answers 503 for good, if it gets more than limit calls
+// in any second while it is up. The calls that it gets while it is out do not count: a fleet
+// without a brake would never see it up again.
 type downstream struct {
 	url     string
 	limit   int
@@ -41,9 +41,9 @@ type call struct {
 	ok      bool
 }
 
-// The headers of a call. probeHeader marks a handler whose budget is closed. sentHeader has the time
-// of the call in nanoseconds: the bench and the fleet have one clock, and a stall of the bench on a
-// busy machine must not look like many calls at once.
+// The headers of a call. probeHeader marks a handler whose budget is closed. sentHeader has the
+// time of the call in nanoseconds: the bench and the fleet have one clock, and a stall of the bench
+// on a busy machine must not look like many calls at once.
 const (
 	probeHeader = "Millpond-Probe"
 	sentHeader  = "Millpond-Sent"

@@ -19,9 +19,9 @@ const (
 	// than before the stop, and its queue would never drain. With more, a busy machine would let
 	// many processes make up for a long delay in the same second.
 	catchUp = 20 * time.Millisecond
-	// The pace ends when it has waited for messages, instead of messages for it, for a part of the
-	// time: none are left that have gathered. A process or a broker that stalls does not look like
-	// that, because each start counts as a short wait at most.
+	// The pace may end when it has waited for messages, instead of messages for it, for a part of
+	// the time. A process that stalls does not look like that. A busy broker does: so the pace ends
+	// only if the queue is empty, too.
 	lookEvery  = 5 * time.Second
 	leastLooks = 10 // starts
 	leastIdle  = 0.1
@@ -65,7 +65,8 @@ func (p *pace) later(now time.Time) time.Duration {
 	return max(0, p.next.Sub(now))
 }
 
-// start counts a start with a message that arrived at a time, and reports whether the pace is over.
+// start counts a start with a message that arrived at a time, and reports whether the
+// pace has waited for messages lately.
 func (p *pace) start(now, arrived time.Time) (over bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -72,7 +72,8 @@ func TestPaceEndsWithTheBacklog(t *testing.T) {
 	}
 }
 
-// Given a process and a broker that stall now and then, when a backlog is left, then the pace stays.
+// Given a process and a broker that stall now and then, when a backlog is left, then the pace
+// stays.
 func TestPaceOutlastsStalls(t *testing.T) {
 	t.Parallel()
 	begin := time.Now()

@@ -150,14 +150,22 @@ func (s *Seat) Later() time.Duration {
 	return later
 }
 
-// Start counts a handler that starts with a message that arrived at a time.
-func (s *Seat) Start(arrived time.Time) {
+// Start counts a handler that starts with a message that arrived at a time. It returns nil, or a
+// function that ends the pace: call it if the queue is empty.
+func (s *Seat) Start(arrived time.Time) (end func()) {
 	if s == nil {
-		return
+		return nil
 	}
 	for _, b := range s.brakes {
 		if p := b.pace.Load(); p != nil && p.start(time.Now(), arrived) {
-			b.pace.CompareAndSwap(p, nil)
+			before := end
+			end = func() {
+				b.pace.CompareAndSwap(p, nil)
+				if before != nil {
+					before()
+				}
+			}
 		}
 	}
+	return end
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
 )
 
 const (
@@ -90,12 +92,7 @@ func (s *Subscription) consumeOne() *consumer {
 	if err != nil {
 		return nil
 	}
-	ready := 0
-	err = conn.Do(ctx, func(ch *amqp.Channel) error {
-		q, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
-		ready = q.Messages
-		return err
-	})
+	ready, err := s.ready(ctx, conn)
 	// A user who may not look is refused (F24).
 	if err == nil && ready == 0 || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
@@ -106,4 +103,24 @@ func (s *Subscription) consumeOne() *consumer {
 		return nil
 	}
 	return c
+}
+
+// ready returns the number of messages that no consumer has got.
+func (s *Subscription) ready(ctx context.Context, conn *link.Conn) (n int, err error) {
+	err = conn.Do(ctx, func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(s.cfg.Queue, true, false, false, false, nil)
+		n = q.Messages
+		return err
+	})
+	return n, err
+}
+
+// whenEmpty calls end if no messages have gathered in the queue, or if the user may not look.
+func (s *Subscription) whenEmpty(conn *link.Conn, end func()) {
+	ctx, cancel := context.WithTimeout(s.stop, probeWait)
+	defer cancel()
+	ready, err := s.ready(ctx, conn)
+	if err == nil && ready == 0 || isCode(err, amqp.AccessRefused) {
+		end()
+	}
 }

@@ -58,7 +58,9 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
 			a := in.ready.pop()
-			s.seat.Start(a.at)
+			if end := s.seat.Start(a.at); end != nil {
+				s.wg.Go(func() { s.whenEmpty(c.conn, end) })
+			}
 			s.begun(c, a)
 		case <-freed:
 		case <-paced:
