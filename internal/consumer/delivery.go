@@ -33,6 +33,7 @@ type delivery struct {
 	alone   bool              // the crash guard tries it alone: it keeps its place and its turn
 	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
+	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
 }
 

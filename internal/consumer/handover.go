@@ -258,6 +258,7 @@ func (d *delivery) compose(
 func (d *delivery) publish(
 	ctx context.Context, route *Route, msg *amqp.Publishing, alone bool,
 ) error {
+	d.during = d.sub.outage.begun.Load()
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
 		if d.handlerEnded() {
