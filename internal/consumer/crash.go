@@ -22,6 +22,8 @@ const (
 	// maxInterruptions is how often a suspect is isolated before it is dead-lettered. The
 	// first time may be a precaution: see rescue.
 	maxInterruptions = 4
+	// mostInterruptions is the same if the broker may have counted the end of a hold.
+	mostInterruptions = 2 * maxInterruptions
 	// putBackTimeout bounds the confirm of a message that is put back, because Close waits
 	// for it.
 	putBackTimeout = 5 * time.Second
@@ -63,7 +65,8 @@ const (
 
 // judge decides about a delivery. A delivery that the broker has not delivered before and
 // that has no mark of the guard costs one lookup.
-func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
+func (s *Subscription) judge(c *consumer, a *arrival) verdict {
+	raw := &a.raw
 	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered ||
 		s.cfg.RequeueOnNack {
 		return innocent
@@ -72,12 +75,17 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 		text, ok := raw.Headers[key].(string)
 		return text, ok
 	})
-	return judge(raw, state.Interruptions, c.Deliveries)
+	// Before RabbitMQ 4.3 the end of a hold counts like a crash (F34). The wait has reset the count,
+	// so a hold can only have ended since then. Half of a hold allows for its last pause and for
+	// the clocks of other hosts.
+	held := c.NackCounts && !state.WaitingSince.IsZero() && a.at.Sub(state.WaitingSince) >= c.hold/2
+	return judge(raw, state.Interruptions, c.Deliveries, held)
 }
 
 // judge is pure. Only quorum queues count deliveries. A count on a message that was not
-// redelivered comes from the producer (F2).
-func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
+// redelivered comes from the producer (F2). held says that the count may come from a hold that
+// ended in an outage, and not from the end of a process.
+func judge(raw *amqp.Delivery, interruptions, limit int, held bool) verdict {
 	count := deliveryCount(raw)
 	suspicious := int64(max(1, min(suspicion, limit/4)))
 	switch {
@@ -85,7 +93,7 @@ func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
 		return suspect
 	case !interrupted(raw):
 		return innocent
-	case interruptions >= maxInterruptions:
+	case interruptions >= mostInterruptions, interruptions >= maxInterruptions && !held:
 		return culprit
 	case count >= max(suspicious, int64(limit/2)):
 		return endangered

@@ -84,7 +84,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 // not wait is settled at once, in its own goroutine, before a process that ends next could
 // raise its count again.
 func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
-	switch verdict := s.judge(c, &a.raw); verdict {
+	switch verdict := s.judge(c, &a); verdict {
 	case innocent:
 		in.ready.push(a)
 	case suspect:
