@@ -292,7 +292,9 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 			})
 		}
 	}
-	all.Go(func() { t.Run("isolated as often as is allowed", func(t *testing.T) { endOfHold(t, node) }) })
+	all.Go(func() {
+		t.Run("isolated as often as is allowed", func(t *testing.T) { endOfHold(t, node) })
+	})
 	all.Wait()
 }
 
