@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -65,8 +66,7 @@ const (
 
 // judge decides about a delivery. A delivery that the broker has not delivered before and
 // that has no mark of the guard costs one lookup.
-func (s *Subscription) judge(c *consumer, a *arrival) verdict {
-	raw := &a.raw
+func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 	if _, marked := raw.Headers[header.Interruptions]; !marked && !raw.Redelivered ||
 		s.cfg.RequeueOnNack {
 		return innocent
@@ -78,7 +78,8 @@ func (s *Subscription) judge(c *consumer, a *arrival) verdict {
 	// Before RabbitMQ 4.3 the end of a hold counts like a crash (F34). The wait has reset the count,
 	// so a hold can only have ended since then. Half of a hold allows for its last pause and for
 	// the clocks of other hosts.
-	held := c.NackCounts && !state.WaitingSince.IsZero() && a.at.Sub(state.WaitingSince) >= c.hold/2
+	held := c.NackCounts && !state.WaitingSince.IsZero() &&
+		clock.Now().Sub(state.WaitingSince) >= c.hold/2
 	return judge(raw, state.Interruptions, c.Deliveries, held)
 }
 
@@ -160,7 +161,7 @@ func (d *delivery) giveUp() {
 		"consumer had this message, and at least %d of these times it had no other message",
 		d.State.Interruptions+1, maxInterruptions-1)
 	state := d.State
-	state.Reason, state.DeadAt = header.ReasonCrashLoop, time.Now()
+	state.Reason, state.DeadAt = header.ReasonCrashLoop, clock.Now()
 	state.Error = err.Error()
 	d.sub.logger.Error("The process or its connection ends each time it has the message, "+
 		"dead-lettering it", err, d.guardFields())
@@ -199,7 +200,7 @@ func (d *delivery) putBack() (snoozed bool) {
 	defer cancel()
 	state := d.snoozed()
 	tried := state
-	_, _, err := d.waiting(time.Now(), state.Snoozed, &tried)
+	_, _, err := d.waiting(clock.Now(), state.Snoozed, &tried)
 	if err == nil {
 		err = d.republish(ctx, state.Snoozed, &state)
 	}

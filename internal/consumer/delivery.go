@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -165,7 +166,7 @@ func (d *delivery) remaining() time.Duration {
 		return 0
 	}
 	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
-	left := min(time.Until(d.State.NotBefore), asked)
+	left := min(d.State.NotBefore.Sub(clock.Now()), asked)
 	if left <= Negligible(asked) {
 		return 0
 	}

@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -25,7 +26,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 	var in intake
 	var quiet, slow <-chan time.Time
 	if c.probing {
-		ticker := time.NewTicker(quietProbe)
+		ticker := time.NewTicker(clock.Wait(quietProbe))
 		defer ticker.Stop()
 		quiet = ticker.C
 	}
@@ -62,7 +63,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
 			if in.ready.len()+in.suspects.len() == 0 && s.places.areEmpty() { // else the probe is undecided
-				s.outage.quiet(quietProbe)
+				s.outage.quiet(clock.Wait(quietProbe))
 			}
 		case <-slow:
 			if s.waitsTooLong(c, &in) {
@@ -84,7 +85,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 // not wait is settled at once, in its own goroutine, before a process that ends next could
 // raise its count again.
 func (s *Subscription) arrived(c *consumer, in *intake, a arrival) {
-	switch verdict := s.judge(c, &a); verdict {
+	switch verdict := s.judge(c, &a.raw); verdict {
 	case innocent:
 		in.ready.push(a)
 	case suspect:

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -229,7 +230,7 @@ func (s *Subscription) run(c *consumer) {
 // resume consumes again and tries until that works. It returns nil when the subscription
 // is stopped.
 func (s *Subscription) resume(probing bool) *consumer {
-	for pause := resumePause; Sleep(s.stop, pause); pause = min(2*pause, maxResumePause) {
+	for pause := resumePause; Sleep(s.stop, clock.Wait(pause)); pause = min(2*pause, maxResumePause) {
 		c, err := s.begin(probing)
 		if err == nil {
 			return c

@@ -97,7 +97,8 @@ var library = map[string][]string{
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/excerpt",
-		module + "/internal/hold", module + "/internal/observe", watermill + "/…", cenkalti4, cenkalti5,
+		module + "/internal/clock", module + "/internal/hold", module + "/internal/observe",
+		watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/delayed": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…",
@@ -151,11 +152,12 @@ var internals = map[string][]string{
 	"internal/audit": {module + "/internal/excerpt", module + "/internal/management", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
-		module + "/internal/audit",
+		module + "/internal/audit", module + "/internal/clock",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
-	"internal/hold":       nil,
+	"internal/clock":      nil,
+	"internal/hold":       {module + "/internal/clock"},
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,
 	"internal/management": nil,
