@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// shortest is the shortest that a compressed wait becomes: what it waits for is no faster.
+// shortest is the least that a compressed wait becomes, because the broker is no faster.
 const shortest = 20 * time.Millisecond
 
 var (
