@@ -169,6 +169,11 @@ func (l *ledger) bury(ctx context.Context, url string) error {
 func (l *ledger) verdict(r *Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, f := range l.faults {
+		if f.name == late.name {
+			r.Late++
+		}
+	}
 	for n, s := range l.stories {
 		if !s.confirmed && len(s.ends) == 0 {
 			continue // it has not entered

@@ -57,7 +57,9 @@ type Report struct {
 	// Again counts calls of a handler with an attempt that was called before, Twice messages that
 	// ended twice. The faults explain both, except what Problems has.
 	Again, Twice int
-	Problems     []string
+	// Late counts how often the broker took deliveries back after its consumer timeout.
+	Late     int
+	Problems []string
 }
 
 // run is one month.
@@ -99,8 +101,8 @@ func Run(ctx context.Context, c Config) (report Report, err error) {
 	r.ledger.verdict(&report)
 	report.Took = time.Since(began)
 	fmt.Fprintf(c.Out, "%d messages: %d handled, %d dead letters, %d lost; %d calls again, %d ended "+
-		"twice; %.0f s\n", report.Messages, report.Handled, report.Dead, report.Lost, report.Again,
-		report.Twice, report.Took.Seconds())
+		"twice, %d consumer timeouts; %.0f s\n", report.Messages, report.Handled, report.Dead,
+		report.Lost, report.Again, report.Twice, report.Late, report.Took.Seconds())
 	return report, err
 }
 

@@ -105,7 +105,7 @@ func (s *shop) start(ctx context.Context) (*replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cfg := wamqp.NewDurableQueueConfig(anonymous(s.run.consume.URL()))
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(20)}
+	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(8)}
 	cfg.Consume.Qos.PrefetchCount = prefetch
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 		BackoffInitialInterval: 50 * time.Millisecond, BackoffMultiplier: 1.5,
