@@ -120,10 +120,11 @@ model: ## search all states of a model of the hand-over, and find planted defect
 	@$(INSTALL) compiler spin
 	@$(GO) run ./internal/model $(ARGS)
 
-soak: ## load a service for ten minutes, or as ARGS says, and check that nothing grows
+soak: ## load a service for ten minutes, or as ARGS says, and check that nothing grows; then a month in minutes
 	@$(INSTALL) broker
 	@$(GO) build -o bin/soak ./internal/testing/soak
 	@MILLPOND_BROKER='$(BROKER)' ./bin/soak $(ARGS)
+	@$(if $(ARGS),,MILLPOND_BROKER='$(BROKER)' ./bin/soak -month)
 
 clean: ## remove what builds and tests leave in this folder
 	rm -rf bin

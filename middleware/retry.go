@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/observe"
 )
 
@@ -42,7 +43,7 @@ func NewDelayedRetry(
 	if err != nil {
 		return nil, fmt.Errorf("new delayed retry: %w", err)
 	}
-	r := &DelayedRetry{republisher: republisher, settings: s, now: time.Now}
+	r := &DelayedRetry{republisher: republisher, settings: s, now: clock.Now}
 	r.events = newEvents(s.logger, s.observers)
 	r.limits.countRetries()
 	r.watched = r.events != nil || len(s.budgets) > 0

@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -22,6 +23,8 @@ const (
 	// maxInterruptions is how often a suspect is isolated before it is dead-lettered. The
 	// first time may be a precaution: see rescue.
 	maxInterruptions = 4
+	// mostInterruptions is the same if the broker may have counted the end of a hold.
+	mostInterruptions = 2 * maxInterruptions
 	// putBackTimeout bounds the confirm of a message that is put back, because Close waits
 	// for it.
 	putBackTimeout = 5 * time.Second
@@ -72,12 +75,18 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 		text, ok := raw.Headers[key].(string)
 		return text, ok
 	})
-	return judge(raw, state.Interruptions, c.Deliveries)
+	// Before RabbitMQ 4.3 the end of a hold counts like a crash (F34). The wait has reset the count,
+	// so a hold can only have ended since then. Half of a hold allows for its last pause and for
+	// the clocks of other hosts.
+	held := c.NackCounts && !state.WaitingSince.IsZero() &&
+		clock.Now().Sub(state.WaitingSince) >= c.hold/2
+	return judge(raw, state.Interruptions, c.Deliveries, held)
 }
 
 // judge is pure. Only quorum queues count deliveries. A count on a message that was not
-// redelivered comes from the producer (F2).
-func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
+// redelivered comes from the producer (F2). held says that the count may come from a hold that
+// ended in an outage, and not from the end of a process.
+func judge(raw *amqp.Delivery, interruptions, limit int, held bool) verdict {
 	count := deliveryCount(raw)
 	suspicious := int64(max(1, min(suspicion, limit/4)))
 	switch {
@@ -85,7 +94,7 @@ func judge(raw *amqp.Delivery, interruptions, limit int) verdict {
 		return suspect
 	case !interrupted(raw):
 		return innocent
-	case interruptions >= maxInterruptions:
+	case interruptions >= mostInterruptions, interruptions >= maxInterruptions && !held:
 		return culprit
 	case count >= max(suspicious, int64(limit/2)):
 		return endangered
@@ -152,7 +161,7 @@ func (d *delivery) giveUp() {
 		"consumer had this message, and at least %d of these times it had no other message",
 		d.State.Interruptions+1, maxInterruptions-1)
 	state := d.State
-	state.Reason, state.DeadAt = header.ReasonCrashLoop, time.Now()
+	state.Reason, state.DeadAt = header.ReasonCrashLoop, clock.Now()
 	state.Error = err.Error()
 	d.sub.logger.Error("The process or its connection ends each time it has the message, "+
 		"dead-lettering it", err, d.guardFields())
@@ -191,7 +200,7 @@ func (d *delivery) putBack() (snoozed bool) {
 	defer cancel()
 	state := d.snoozed()
 	tried := state
-	_, _, err := d.waiting(time.Now(), state.Snoozed, &tried)
+	_, _, err := d.waiting(clock.Now(), state.Snoozed, &tried)
 	if err == nil {
 		err = d.republish(ctx, state.Snoozed, &state)
 	}

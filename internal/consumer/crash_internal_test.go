@@ -8,6 +8,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 func TestJudge(t *testing.T) {
@@ -46,7 +48,45 @@ func TestJudge(t *testing.T) {
 				Redelivered: c.redelivered,
 				Headers:     amqp.Table{"x-delivery-count": c.count},
 			}
-			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit))
+			require.Equal(t, c.want, judge(&raw, c.interruptions, c.limit, false))
+		})
+	}
+}
+
+// Before RabbitMQ 4.3 the end of a hold in an outage counts like the end of a process. So an old
+// count does not make a culprit of a message, unless the message was isolated eight times.
+func TestAHoldThatEndsIsNoCrash(t *testing.T) {
+	t.Parallel()
+	const hold = 10 * time.Minute
+	now := time.Now()
+	for name, c := range map[string]struct {
+		waited        time.Time // when it was snoozed last
+		nackCounts    bool
+		interruptions int
+		count         int64
+		want          verdict
+	}{
+		"the process has ended at once":   {now.Add(-time.Second), true, 4, 1, culprit},
+		"just before half a hold":         {now.Add(-hold/2 + time.Minute), true, 4, 1, culprit},
+		"after half a hold":               {now.Add(-hold / 2), true, 4, 1, suspect},
+		"several holds have ended":        {now.Add(-4 * hold), true, 4, 3, suspect},
+		"many holds have ended":           {now.Add(-20 * hold), true, 4, 10, endangered},
+		"the clock was set back":          {now.Add(hold), true, 4, 1, culprit},
+		"4.3 counts the ends of channels": {now.Add(-hold), false, 4, 1, culprit},
+		"no time is known":                {time.Time{}, true, 4, 1, culprit},
+		"isolated seven times":            {now.Add(-hold), true, 7, 1, suspect},
+		"isolated eight times":            {now.Add(-hold), true, 8, 1, culprit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &Subscription{cfg: Config{Queue: "orders"}}
+			from := &consumer{
+				Limits: Limits{Deliveries: 20, NackCounts: c.nackCounts}, hold: hold,
+			}
+			raw := amqp.Delivery{Redelivered: true, Headers: amqp.Table{"x-delivery-count": c.count}}
+			state := header.RetryState{Interruptions: c.interruptions, WaitingSince: c.waited}
+			state.EachHeader("orders", func(key, value string) { raw.Headers[key] = value })
+			require.Equal(t, c.want, s.judge(from, &raw))
 		})
 	}
 }

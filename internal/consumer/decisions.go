@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/hold"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -22,7 +23,7 @@ func (d *delivery) dropUndecodable(err error) {
 	d.sub.logger.Error("Message cannot be decoded, dead-lettering it",
 		errors.New(middleware.Event{Err: err}.ErrorText()), d.LogFields())
 	state := d.State
-	state.Reason, state.DeadAt = header.ReasonUndecodable, time.Now()
+	state.Reason, state.DeadAt = header.ReasonUndecodable, clock.Now()
 	state.Error, state.Class = err.Error(), header.ClassPermanent
 	d.settle("Undecodable message cannot be dead-lettered, holding it",
 		func(ctx context.Context) error {
@@ -60,7 +61,7 @@ func (d *delivery) snoozed() header.RetryState {
 	state := d.State
 	state.NotBefore = time.Time{}
 	state.Snoozed = max(MinSnooze, d.remaining())
-	state.WaitingSince = time.Now()
+	state.WaitingSince = clock.Now()
 	return state
 }
 

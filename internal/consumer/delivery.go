@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
@@ -33,6 +34,7 @@ type delivery struct {
 	alone   bool              // the crash guard tries it alone: it keeps its place and its turn
 	decided bool              // the Subscription hands it over, after the handler or without it
 	pending publisher.Pending // the copy whose outcome is open
+	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
 }
 
@@ -165,7 +167,7 @@ func (d *delivery) remaining() time.Duration {
 		return 0
 	}
 	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
-	left := min(time.Until(d.State.NotBefore), asked)
+	left := min(d.State.NotBefore.Sub(clock.Now()), asked)
 	if left <= Negligible(asked) {
 		return 0
 	}

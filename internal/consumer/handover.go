@@ -12,6 +12,7 @@ import (
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -70,7 +71,7 @@ func (d *delivery) republish(
 			return err
 		}
 	}
-	now := time.Now()
+	now := clock.Now()
 	route, msg, err := d.waiting(now, delay, state)
 	if err != nil {
 		return d.notRepublished(ctx, now, *state, err)
@@ -258,6 +259,7 @@ func (d *delivery) compose(
 func (d *delivery) publish(
 	ctx context.Context, route *Route, msg *amqp.Publishing, alone bool,
 ) error {
+	d.during = d.sub.outage.begun.Load()
 	err := d.send(ctx, route, msg, alone)
 	if err != nil {
 		if d.handlerEnded() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/clock"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -41,7 +42,8 @@ func (s *Subscription) hold(consumerTimeout time.Duration) time.Duration {
 // the delivery limit. When the broker looks sound, one message at a time probes it.
 type outage struct {
 	active atomic.Bool
-	logged sync.Once // how long the queue endures an outage
+	begun  atomic.Uint32 // outages so far
+	logged sync.Once     // how long the queue endures an outage
 
 	mu     sync.Mutex
 	probes int           // that have failed
@@ -55,7 +57,9 @@ type outage struct {
 func (o *outage) begin(left int, probe bool) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.active.Swap(true) {
+	if !o.active.Load() {
+		o.begun.Add(1) // before the next line, so that no earlier publish ends this outage
+		o.active.Store(true)
 		o.probes, o.left, o.ended = 0, left, make(chan struct{})
 		return true
 	}
@@ -127,14 +131,16 @@ func (o *outage) pause() time.Duration {
 	return min(firstProbePause<<min(o.probes-1, 10), maxProbePause)
 }
 
-// note takes the outcome of a hand-over, and returns it.
+// note takes the outcome of a hand-over, and returns it. A stored copy ends the outage if it was
+// published since the outage began. An earlier one, whose confirm is late, does not show that
+// messages can be stored now.
 func (o *outage) note(d *delivery, err error) error {
 	if err != nil {
 		o.logged.Do(d.logEndurance)
 		o.mu.Lock()
 		o.failed = time.Now()
 		o.mu.Unlock()
-	} else if o.active.Load() {
+	} else if o.active.Load() && d.during == o.begun.Load() {
 		o.end()
 	}
 	return err
@@ -228,7 +234,7 @@ func (s *Subscription) awaitStorage() (probing bool) {
 		// A connection that is new, or a plan that can be declared again, makes another probe
 		// worth its price.
 		changed := failed || publisher.Conn() != conn
-		if err == nil && (changed || time.Since(began) >= pause) {
+		if err == nil && (changed || time.Since(began) >= clock.Wait(pause)) {
 			s.logger.Info("Consuming one message at a time, to find out whether messages can be stored "+
 				"again", nil)
 			return true
@@ -238,7 +244,7 @@ func (s *Subscription) awaitStorage() (probing bool) {
 			s.logger.Error("Messages cannot be stored yet: the queue is not consumed", err, nil)
 		}
 		failed = failed || err != nil
-		if !Sleep(s.stop, checkPause) {
+		if !Sleep(s.stop, clock.Wait(checkPause)) {
 			return false
 		}
 	}

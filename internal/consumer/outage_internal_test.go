@@ -48,3 +48,28 @@ func TestConsumerTimeoutThatStruckShortensTheHold(t *testing.T) {
 		require.Equal(t, c.want, s.hold(5*time.Minute), name)
 	}
 }
+
+// Given an outage, then the confirm of a copy that was published before it does not end it: that
+// confirm may have been late. The confirm of a copy that was published since then does.
+func TestALateConfirmEndsNoOutage(t *testing.T) {
+	t.Parallel()
+	d := &delivery{sub: &Subscription{}}
+	o := &d.sub.outage
+	o.logged.Do(func() {})
+	before := o.begun.Load()
+	require.True(t, o.begin(20, false))
+
+	d.during = before
+	require.NoError(t, o.note(d, nil))
+	require.True(t, o.active.Load(), "the copy was published before the outage")
+
+	d.during = o.begun.Load()
+	require.ErrorIs(t, o.note(d, errCannotStore), errCannotStore)
+	require.True(t, o.active.Load(), "the copy was not stored")
+	require.NoError(t, o.note(d, nil))
+	require.False(t, o.active.Load(), "a copy was stored")
+
+	require.True(t, o.begin(20, false))
+	require.NoError(t, o.note(d, nil))
+	require.True(t, o.active.Load(), "the copy was published in an earlier outage")
+}

@@ -8,6 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -26,7 +27,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 	var quiet, slow <-chan time.Time
 	var pace *time.Timer
 	if c.probing {
-		ticker := time.NewTicker(quietProbe)
+		ticker := time.NewTicker(clock.Wait(quietProbe))
 		defer ticker.Stop()
 		quiet = ticker.C
 	}
@@ -68,7 +69,7 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			in.ready.push(in.suspects.pop())
 		case <-quiet:
 			if in.ready.len()+in.suspects.len() == 0 && s.places.areEmpty() { // else the probe is undecided
-				s.outage.quiet(quietProbe)
+				s.outage.quiet(clock.Wait(quietProbe))
 			}
 		case <-slow:
 			if s.waitsTooLong(c, &in) {

@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/link"
 )
 
@@ -268,7 +269,7 @@ func (s *Subscription) run(c *consumer) {
 // resume consumes again and tries until that works. It returns nil when the subscription
 // is stopped.
 func (s *Subscription) resume(use intent, pause time.Duration) *consumer {
-	for ; Sleep(s.stop, pause); pause = min(max(2*pause, resumePause), maxResumePause) {
+	for ; Sleep(s.stop, clock.Wait(pause)); pause = min(max(2*pause, resumePause), maxResumePause) {
 		c, err := s.begin(use)
 		if err == nil {
 			return c

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -157,7 +157,7 @@ func (d *delivery) forward(ctx context.Context, state *header.RetryState) error 
 func (d *delivery) misdirected(state *header.RetryState, err error) {
 	d.sub.logger.Error("Message of another queue cannot be sent on, dead-lettering it", err,
 		d.LogFields())
-	state.Reason, state.DeadAt = header.ReasonMisdirected, time.Now()
+	state.Reason, state.DeadAt = header.ReasonMisdirected, clock.Now()
 	state.Error = errors.Join(errChangedKey, err).Error()
 	d.raw.Priority = wire.Priority(&d.raw, header.Priority)
 }

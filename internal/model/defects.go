@@ -13,6 +13,8 @@ const (
 	fault = "-DFAULTS=1 -DMESSAGES=1"
 	both  = "-DFAULTS=1 -DMESSAGES=2"
 	twice = "-DFAULTS=2 -DMESSAGES=1"
+	// outages are the faults with which LIMIT is as small as two messages and one outage allow.
+	outages = both + " -DCOPIES=5 -DONLY=3"
 )
 
 func unsafe(macro, bounds, what string) defect {
@@ -46,6 +48,8 @@ var defects = []defect{
 	unsafe("MUT_STRANDED_DROPPED", fault, "the return exchange has no alternate exchange"),
 	unsafe("MUT_GUARD_DROPS", twice, "the crash guard drops the culprit without a dead letter"),
 	unsafe("MUT_LATE_ACK", both, "an ack after the consumer timeout settles a new delivery"),
+	unsafe("MUT_HOLD_IS_CRASH", fault, "the guard takes the end of a hold for a crash"),
+	unsafe("MUT_LATE_CONFIRM_ENDS", outages, "a late confirm ends an outage"),
 	unsafe("MUT_NO_LAST_ATTEMPT", none, "the last failure is retried"),
 	stuck("MUT_NEVER_RESUMES", fault, "", "nothing is consumed after an outage"),
 	stuck("MUT_LAST_TRY_ALWAYS", none, "-a", "a dead letter is snoozed again and again"),

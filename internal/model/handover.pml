@@ -86,6 +86,8 @@ typedef Copy {
 	unsigned count : 4;     /* the broker's delivery count */
 	unsigned marks : 2;     /* of the crash guard */
 	unsigned younger : 1;   /* delivered after another open delivery of its channel */
+	unsigned held : 1;      /* its hold has ended in an outage since it waited last */
+	unsigned fresh : 1;     /* published while its consumer is suspended */
 	unsigned failed : 1;    /* truth: its handler has failed in this delivery */
 	unsigned safe : 1       /* truth: handled, or another durable copy exists */
 }
@@ -148,7 +150,7 @@ int k, l;
 #define COUNTED(s)  (x[s].count > 0 || x[s].marks > 0)
 #define KEY(s) (x[s].at + (x[s].msg << 3) + (x[s].by << 4) + (x[s].stage << 5) + (x[s].what << 9) \
 	+ (x[s].failures << 12) + (x[s].count << 14) + (x[s].marks << 18) + (x[s].younger << 20) \
-	+ (x[s].failed << 21) + (x[s].safe << 22))
+	+ (x[s].failed << 21) + (x[s].safe << 22) + (x[s].held << 23) + (x[s].fresh << 24))
 
 #define PKEY(c) (p[c].closing + (p[c].suspended << 1) + (p[c].probing << 2) + (p[c].open << 3) \
 	+ (p[c].ready << 6) + (p[c].busy << 9) + (p[c].acking << 10))
@@ -164,7 +166,7 @@ inline set(s, v) {
 	x[s].at = v & 7; x[s].msg = (v >> 3) & 1; x[s].by = (v >> 4) & 1; x[s].stage = (v >> 5) & 15;
 	x[s].what = (v >> 9) & 7; x[s].failures = (v >> 12) & 3; x[s].count = (v >> 14) & 15;
 	x[s].marks = (v >> 18) & 3; x[s].younger = (v >> 20) & 1; x[s].failed = (v >> 21) & 1;
-	x[s].safe = (v >> 22) & 1
+	x[s].safe = (v >> 22) & 1; x[s].held = (v >> 23) & 1; x[s].fresh = (v >> 24) & 1
 }
 
 /* check ends a step: the promises, and one order of the slots for all states that differ in it alone. */
@@ -202,6 +204,7 @@ inline check() {
 		:: x[i].at == WAITING -> waiting = 1
 		:: HERE(i) ->
 			p[n].open = p[n].open + 1;
+			x[i].fresh = x[i].fresh && p[n].suspended && x[i].stage > DECIDED && x[i].stage < ACKING;
 			if
 			:: x[i].stage == READY -> p[n].ready = p[n].ready + 1
 			:: x[i].stage == ACKING -> p[n].acking = 1; settling[x[i].msg] = 1
@@ -302,7 +305,8 @@ inline check() {
 
 /* forget clears what a delivery knows beside its message. */
 inline forget(s) {
-	x[s].by = 0; x[s].stage = READY; x[s].what = NONE; x[s].younger = 0; x[s].failed = 0; x[s].safe = 0
+	x[s].by = 0; x[s].stage = READY; x[s].what = NONE; x[s].younger = 0; x[s].fresh = 0;
+	x[s].failed = 0; x[s].safe = 0
 }
 
 /* clear frees a slot. A copy must be safe when it goes. */
@@ -358,7 +362,8 @@ inline putback(s) {
 inline store(s) {
 	assert(x[s].what != RETRY || x[s].failed);                             /* no attempt without a call */
 	assert(x[s].what != RETRY || x[s].failures + 1 < MAX);
-	assert(x[s].what != BURY || x[s].marks >= MARKS && x[s].count > 0 ||
+	assert(x[s].what != BURY || x[s].marks >= MARKS && x[s].count > 0 &&   /* no crash loop without a crash */
+		(!x[s].held || x[s].marks >= 2 * MARKS) ||
 		x[s].failed && x[s].failures + 1 == MAX);
 	unexplained[x[s].msg] = unexplained[x[s].msg] + 1;
 	if
@@ -377,8 +382,14 @@ inline store(s) {
 	fi
 }
 
-#define CULPRIT(s)    (x[s].count > 0 && x[s].marks >= MARKS)
-#define ENDANGERED(s) (x[s].count >= NEAR && x[s].marks < MARKS)
+/* Before 4.3 the end of a hold counts like the end of a process. */
+#ifdef MUT_HOLD_IS_CRASH
+#define DOUBTFUL(s)   0
+#else
+#define DOUBTFUL(s)   (x[s].held && x[s].marks < 2 * MARKS)
+#endif
+#define CULPRIT(s)    (x[s].count > 0 && x[s].marks >= MARKS && !DOUBTFUL(s))
+#define ENDANGERED(s) (x[s].count >= NEAR && !CULPRIT(s))
 #define GONE(s)       (x[s].what == BURY && nodead || x[s].what != BURY && nowait)
 #define REFUSES(s)    (outage == REFUSING || outage == NOBURIAL && x[s].what == BURY)
 #define MINE          p[x[S].by]
@@ -428,7 +439,7 @@ end:	do
 
 	/* The copy is published. Its place is free from here on. */
 	:: d_step { IS(S, DECIDED) && outage != BLOCKED ->
-		x[S].stage = WRITTEN;
+		x[S].stage = WRITTEN; x[S].fresh = MINE.suspended;
 #ifdef MUT_ACK_AT_WRITE
 		x[S].stage = ACKING;
 #endif
@@ -461,7 +472,11 @@ end:	do
 	/* The publisher reads the answer (publisher/confirmed.go). */
 	:: d_step { IS(S, STORED) ->
 		x[S].stage = ACKING;
-		MINE.suspended = 0;  /* a copy was stored: the outage is over */
+#ifdef MUT_LATE_CONFIRM_ENDS
+		MINE.suspended = 0;
+#else
+		MINE.suspended = MINE.suspended && !x[S].fresh;  /* a copy was stored: the outage is over */
+#endif
 #ifdef MUT_CONFIRM_OF_ANOTHER
 		i = 0;
 		do
@@ -495,9 +510,9 @@ end:	do
 #ifndef MUT_HOLD_REQUEUES
 		MINE.suspended = 1;
 #endif
-		requeue(S); check() }
+		x[S].held = 1; requeue(S); check() }
 	:: d_step { IS(S, DECIDED) && x[S].what != PUTBACK && !MINE.closing && outage == REFUSING &&
-			MAY(COSTLY) -> SPEND(COSTLY); MINE.suspended = 1; requeue(S); check() }
+			MAY(COSTLY) -> SPEND(COSTLY); MINE.suspended = 1; x[S].held = 1; requeue(S); check() }
 	:: d_step { IS(S, DECIDED) && x[S].what == BURY && !MINE.closing && outage == NOBURIAL ->
 		x[S].what = SNOOZE; check() }
 #ifdef MUT_LAST_TRY_ALWAYS

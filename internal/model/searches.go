@@ -10,7 +10,7 @@ var kinds = []struct {
 	model  string
 }{
 	{3, "one message, two outages", "-DMESSAGES=1 -DFAULTS=2 -DLIMIT=7"},
-	{3, "two messages, one outage", "-DFAULTS=1 -DLIMIT=5"},
+	{3, "two messages, one outage", "-DFAULTS=1 -DLIMIT=4"},
 	{4, "two messages, two queues vanish", "-DFAULTS=2 -DLIMIT=9"},
 	{5, "two messages, two ways back lost", "-DFAULTS=2 -DLIMIT=9"},
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -291,7 +292,29 @@ func TestHoldSpendsNoDeliveries(t *testing.T) {
 			})
 		}
 	}
+	all.Go(func() {
+		t.Run("isolated as often as is allowed", func(t *testing.T) { endOfHold(t, node) })
+	})
 	all.Wait()
+}
+
+// Given a message that was isolated four times, when its hold ends in an outage, which counts
+// before 4.3, then it is handled afterwards. It is no crash loop, because no process has ended.
+func endOfHold(t *testing.T, node *testbroker.Node) {
+	h := startHolding(t, node, holdingConfig{
+		queue: "isolated", limit: "default", prefetched: 2, concurrency: 1,
+	})
+	h.outage(true)
+	h.messages = 1
+	msg := rig.Message("isolated")
+	msg.Headers = amqp.Table{}
+	state := header.RetryState{Interruptions: 4, WaitingSince: time.Now()}
+	state.EachHeader(h.Queue, func(key, value string) { msg.Headers[key] = value })
+	h.Publish(msg)
+	const line = "Messages could not be stored for as long as a delivery may be held"
+	rig.WaitFor(t, "the end of the hold", func() bool { return h.Logs.Said(line) > 0 })
+	h.outage(false)
+	h.requireAllHandled(t)
 }
 
 // The consumer timeout is the only limit of a hold. Given twenty messages that arrive at once and

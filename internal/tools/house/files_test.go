@@ -97,7 +97,8 @@ var library = map[string][]string{
 	"middleware/header": {module + "/internal/excerpt"},
 	"middleware": {
 		module + "/backoff", module + "/middleware/header", module + "/internal/brake",
-		module + "/internal/excerpt", module + "/internal/hold", module + "/internal/observe",
+		module + "/internal/clock", module + "/internal/excerpt", module + "/internal/hold",
+		module + "/internal/observe",
 		watermill + "/…", cenkalti4, cenkalti5,
 	},
 	"middleware/delayed": {
@@ -154,7 +155,7 @@ var internals = map[string][]string{
 	"internal/audit": {module + "/internal/excerpt", module + "/internal/management", amqp091},
 	"internal/consumer": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
-		module + "/internal/audit", module + "/internal/brake",
+		module + "/internal/audit", module + "/internal/brake", module + "/internal/clock",
 		module + "/internal/hold", module + "/internal/link", module + "/internal/observe",
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
@@ -163,7 +164,8 @@ var internals = map[string][]string{
 		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
 		watermill + "/…", amqp091,
 	},
-	"internal/hold":       nil,
+	"internal/clock":      nil,
+	"internal/hold":       {module + "/internal/clock"},
 	"internal/excerpt":    nil,
 	"internal/observe":    nil,
 	"internal/management": nil,

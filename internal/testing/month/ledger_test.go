@@ -1,0 +1,57 @@
+package month
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each difference between the story of a message and the faults in its life is found.
+func TestTheLedgerFindsEachDifference(t *testing.T) {
+	t.Parallel()
+	noon := time.Now()
+	outage := struck{event{name: "outage", copies: 1, again: 1}, noon, noon.Add(time.Minute)}
+	for name, c := range map[string]struct {
+		faults []struck
+		calls  map[int]int
+		ends   []string
+		want   string
+	}{
+		"handled":                {nil, map[int]int{1: 1}, []string{handled}, ""},
+		"a dead letter":          {nil, map[int]int{1: 1, 2: 1, 3: 1}, []string{"exhausted"}, ""},
+		"lost":                   {nil, map[int]int{1: 1}, nil, "message 0 has not ended"},
+		"lost in an outage":      {[]struck{outage}, nil, nil, "message 0 has not ended"},
+		"handled twice":          {nil, nil, []string{handled, handled}, "has ended 2 times"},
+		"a copy of an outage":    {[]struck{outage}, map[int]int{1: 2}, []string{handled, handled}, ""},
+		"two copies":             {[]struck{outage}, nil, []string{handled, handled, handled}, "3 times"},
+		"a call again":           {nil, map[int]int{1: 2}, []string{handled}, "2 calls of attempt 1"},
+		"a call of an outage":    {[]struck{outage}, map[int]int{1: 2}, []string{handled}, ""},
+		"more calls":             {[]struck{outage}, map[int]int{1: 5}, []string{handled}, "5 calls"},
+		"a fourth attempt":       {nil, map[int]int{4: 1}, []string{handled}, "attempt 4"},
+		"a crash without a kill": {nil, nil, []string{"crash_loop"}, "crash loop"},
+		"the outage of another day": {
+			[]struck{{outage.event, noon.Add(-time.Hour), noon.Add(-time.Minute)}},
+			map[int]int{1: 2},
+			[]string{handled},
+			"2 calls of attempt 1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLedger()
+			l.faults = c.faults
+			l.stories[0] = &story{
+				sent: noon, last: noon.Add(time.Second), confirmed: true, calls: c.calls, ends: c.ends,
+			}
+			var r Report
+			l.verdict(&r)
+			if c.want == "" {
+				require.Empty(t, r.Problems)
+				return
+			}
+			require.Contains(t, fmt.Sprint(r.Problems), c.want)
+		})
+	}
+}
