@@ -25,7 +25,7 @@ type Config struct {
 	Faults    time.Duration // length of the faults
 	Nodes     int
 	Consumers int
-	Rate      int // messages a second
+	Rate      int    // messages a second
 	Strategy  string // of Strategies, or AllStrategies
 	Queues    int    // of other services on the cluster
 	Bug       Bug
@@ -149,7 +149,10 @@ func planted(bug Bug) string {
 
 // set makes all parts of the run, and starts none.
 func (s *state) set(cluster *testbroker.Cluster) error {
-	n := &nemesis{cluster: cluster, lines: s.lines, parts: s.lines.parts(), gate: filepath.Join(s.dir, "gate"), say: s.say}
+	n := &nemesis{
+		cluster: cluster, lines: s.lines, parts: s.lines.parts(), gate: filepath.Join(s.dir, "gate"),
+		say: s.say,
+	}
 	s.nemesis = n
 	fates := Fates(s.config.Seed)
 	s.making = &producers{rate: s.config.Rate, to: func(n int) (string, uint8) {

@@ -108,7 +108,7 @@ func TestADiskAlarmAndAPolicyMakeNoCopies(t *testing.T) {
 	r, err := chaos.Do(t.Context(), chaos.Config{
 		Seed: 1, Faults: time.Second, Nodes: 1, Consumers: 1, Rate: 60, Queues: 20,
 		Strategy: chaos.AllStrategies, Out: t.Output(), Schedule: &chaos.Schedule{
-			Broker: []chaos.Fault{{Kind: chaos.DiskAlarm, Hold: 2 * time.Second}},
+			Broker:  []chaos.Fault{{Kind: chaos.DiskAlarm, Hold: 2 * time.Second}},
 			Clients: []chaos.Fault{{Kind: chaos.ApplyPolicy, Hold: 2 * time.Second, Aim: true}},
 		},
 	})

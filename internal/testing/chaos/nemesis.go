@@ -338,7 +338,7 @@ func (n *nemesis) heal(ctx context.Context) error {
 	for i := range n.cluster.Size() {
 		err = errors.Join(err, n.cluster.Alarm(ctx, i, false), n.disk(ctx, i, false))
 	}
-	return errors.Join(err, n.noPolicy(ctx), n.tick(ctx, usualTick), n.declare())
+	return errors.Join(err, n.noPolicy(ctx, 2*time.Minute), n.tick(ctx, usualTick), n.declare())
 }
 
 // declare declares the source queues and all of the plans.

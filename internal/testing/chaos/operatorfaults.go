@@ -92,8 +92,12 @@ func (n *nemesis) policy(ctx context.Context, f Fault) (string, error) {
 	}
 	_, err := n.ctl(ctx, f.Pick, command, "--apply-to", "queues", policyName, ".*", p.definition)
 	rest(ctx, f.Hold)
-	return p.definition, errors.Join(err, n.noPolicy(context.WithoutCancel(ctx)))
+	return p.definition, errors.Join(err, n.noPolicy(context.WithoutCancel(ctx), clearFor))
 }
+
+// clearFor bounds the tries to clear a policy while nodes are away, so that the faults of clients go
+// on. A policy that stays is cleared in the end.
+const clearFor = 30 * time.Second
 
 // clearing deletes both kinds of policies of that name, and lists the policies that are left. One
 // rabbitmqctl does it, because each takes most of a second.
@@ -102,8 +106,8 @@ const clearing = `rabbit_policy:delete(<<"/">>, <<"` + policyName + `">>, <<"ben
 	{rabbit_policy:list(), rabbit_policy:list_op()}.`
 
 // noPolicy clears the policies, and tries again while nodes are away.
-func (n *nemesis) noPolicy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+func (n *nemesis) noPolicy(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for tries := 0; ; tries++ {
 		left, err := n.ctl(ctx, tries, "eval", clearing)

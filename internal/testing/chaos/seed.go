@@ -94,8 +94,8 @@ const (
 	KillNode     Kind = "kill node"     // -9, and started again after a while
 	KillMajority Kind = "kill majority" // two nodes at once
 	// Minority leaves two nodes gone or frozen for so long that the third stands alone.
-	Minority       Kind = "minority"
-	FreezeNode     Kind = "freeze node"
+	Minority   Kind = "minority"
+	FreezeNode Kind = "freeze node"
 	// PauseNode freezes a node beyond net_ticktime: the others give it up, and it gives up them.
 	PauseNode      Kind = "pause node"
 	RestartNode    Kind = "restart node" // stopped in good order

@@ -66,7 +66,9 @@ func TestSchedule(t *testing.T) {
 	assert.GreaterOrEqual(t, kinds[KillConsumer], 10)
 
 	for _, f := range NewSchedule(1, d, 1, false).Broker {
-		assert.NotContains(t, []Kind{KillMajority, Minority, PauseNode, DeleteExchange, DeleteBinding}, f.Kind)
+		assert.NotContains(t, []Kind{
+			KillMajority, Minority, PauseNode, DeleteExchange, DeleteBinding,
+		}, f.Kind)
 	}
 }
 

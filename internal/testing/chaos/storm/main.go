@@ -49,7 +49,8 @@ func run(args []string) int {
 	c := chaos.Config{
 		Seed: *seed, Faults: time.Duration(*minutes * float64(time.Minute)), Nodes: *nodes,
 		Consumers: *consumers, Rate: *rate,
-		Strategy: *strategy, Queues: *queues, Bug: chaos.Bug(*bug), Timer: *timer, Out: os.Stdout, Verbose: *verbose,
+		Strategy: *strategy, Queues: *queues, Bug: chaos.Bug(*bug), Timer: *timer,
+		Out: os.Stdout, Verbose: *verbose,
 	}
 	for _, kind := range strings.Split(*only, ",") {
 		if kind = strings.TrimSpace(kind); kind != "" {
@@ -98,7 +99,8 @@ func check(c chaos.Config) error {
 		}
 	}
 	if c.Faults <= 0 || c.Nodes < 1 || c.Consumers < 1 || c.Rate < 1 || c.Timer < 0 || c.Queues < 0 {
-		return fmt.Errorf("minutes, nodes, consumers and rate must be positive, timer and queues not negative")
+		return fmt.Errorf("minutes, nodes, consumers and rate must be positive, " +
+			"timer and queues not negative")
 	}
 	return nil
 }
