@@ -108,7 +108,8 @@ func Check(h History) Report {
 	}
 	for _, f := range h.Faults {
 		if f.Err != nil {
-			r.Failed = append(r.Failed, fmt.Sprintf("%s: %v", f.Fault, f.Err))
+			first, _, _ := strings.Cut(f.Err.Error(), "\n") // the lines of rabbitmqctl are in the log
+			r.Failed = append(r.Failed, fmt.Sprintf("%s: %s", f.Fault, first))
 			continue
 		}
 		r.Faults[f.Fault.Kind]++

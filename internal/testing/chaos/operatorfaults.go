@@ -95,8 +95,8 @@ func (n *nemesis) policy(ctx context.Context, f Fault) (string, error) {
 	return p.definition, errors.Join(err, n.noPolicy(context.WithoutCancel(ctx), clearFor))
 }
 
-// clearFor bounds the tries to clear a policy while nodes are away, so that the faults of clients go
-// on. A policy that stays is cleared in the end.
+// clearFor bounds the tries to clear a policy while nodes are away, so that other faults follow. A
+// policy that stays is cleared in the end.
 const clearFor = 30 * time.Second
 
 // clearing deletes both kinds of policies of that name, and lists the policies that are left. One
