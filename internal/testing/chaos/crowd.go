@@ -10,7 +10,8 @@ import (
 )
 
 // crowd are quorum queues of other services on the same cluster, with a message in each. After a
-// fault the nodes have an election and a recovery for each of them, so the queues of the run come late.
+// fault the nodes have an election and a recovery for each of them, so the queues of the run come
+// late.
 type crowd struct {
 	urls []string
 	size int
