@@ -45,11 +45,17 @@ func (n *nemesis) tick(ctx context.Context, seconds int) (err error) {
 	return err
 }
 
+// asking asks a node for the partitions it has noted. 4.3 knows none.
+const asking = `case erlang:function_exported(rabbit_node_monitor, partitions, 0) of
+	true -> rabbit_node_monitor:partitions();
+	false -> []
+end.`
+
 // partitioned reports whether a node has noted a partition.
 func (n *nemesis) partitioned(ctx context.Context) (bool, error) {
 	var errs []error
 	for i := range n.cluster.Size() {
-		out, err := n.cluster.Node(i).RunCtl(ctx, "eval", "rabbit_node_monitor:partitions().")
+		out, err := n.cluster.Node(i).RunCtl(ctx, "eval", asking)
 		if err == nil && strings.TrimSpace(out) != "[]" {
 			return true, nil
 		}
@@ -90,7 +96,15 @@ func (n *nemesis) policy(ctx context.Context, f Fault) (string, error) {
 	if f.Aim && p.operators {
 		command = "set_operator_policy"
 	}
-	_, err := n.ctl(ctx, f.Pick, command, "--apply-to", "queues", policyName, ".*", p.definition)
+	var err error
+	for i := range n.cluster.Size() { // one after the other, until one is there
+		_, failed := n.ctl(ctx, f.Pick+i, command, "--apply-to", "queues", policyName, ".*", p.definition)
+		if failed == nil {
+			err = nil
+			break
+		}
+		err = errors.Join(err, failed)
+	}
 	rest(ctx, f.Hold)
 	return p.definition, errors.Join(err, n.noPolicy(context.WithoutCancel(ctx), clearFor))
 }

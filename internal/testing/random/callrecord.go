@@ -61,9 +61,13 @@ func (f fate) end(retries int) (attempt int, dead header.Reason) {
 
 // record has all calls of the handler.
 type record struct {
-	mu      sync.Mutex
-	fates   []fate
-	calls   []map[int]int // of each message, by attempt
+	mu    sync.Mutex
+	fates []fate
+	calls []map[int]int // of each message, by attempt
+	// nonces has the publishes whose copies were seen. The broker sent a copy twice if it comes again
+	// without the mark of a redelivery; again counts these, by message.
+	nonces  map[string]bool
+	again   map[int]int
 	snoozed []map[int]int
 	handled []int // successes of each message
 	// discarded counts the dead letters of each message that a command threw away.
@@ -79,7 +83,10 @@ type record struct {
 }
 
 func newRecord(p Program) *record {
-	r := &record{last: time.Now(), handled: make([]int, len(p.Messages)), discarded: map[int]int{}}
+	r := &record{
+		last: time.Now(), handled: make([]int, len(p.Messages)), discarded: map[int]int{},
+		nonces: map[string]bool{}, again: map[int]int{},
+	}
 	for _, outcomes := range p.Messages {
 		r.fates = append(r.fates, course(outcomes))
 		r.calls = append(r.calls, map[int]int{})
@@ -148,6 +155,12 @@ func (r *record) begin(msg *message.Message) Outcome {
 		return Succeed
 	}
 	r.calls[n][attempt]++
+	if nonce, ok := raw.Headers[header.Publish].(string); ok {
+		if r.nonces[nonce] && !raw.Redelivered {
+			r.again[n]++
+		}
+		r.nonces[nonce] = true
+	}
 	snoozes, result := r.fates[n].of(attempt)
 	switch {
 	case r.healed:
@@ -174,6 +187,13 @@ func (r *record) block() (open func()) {
 		r.blocked = nil
 		close(blocked)
 	}
+}
+
+// note records a mistake of the library.
+func (r *record) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.strange = append(r.strange, fmt.Sprintf(format, args...))
 }
 
 // heal lets every call succeed from now on, as after the repair that comes before a replay.

@@ -114,21 +114,27 @@ func (r *record) cancel() {
 	r.cancelled = true
 }
 
-// verdict has the broken promises, and the number of calls that the steps explain.
+// verdict has the broken promises, the number of calls that the steps explain, and the number of
+// copies that the broker sent twice before a classic queue.
 type verdict struct {
-	err   error
-	extra int
+	err             error
+	extra, byBroker int
 }
 
 // judge compares the observations with the promises.
 func judge(r *run, letters []operate.Letter) (v verdict) {
 	r.record.mu.Lock()
 	defer r.record.mu.Unlock()
-	j := judging{run: r, record: r.record, dead: count(letters), factor: 1 << r.doubled}
+	j := judging{run: r, record: r.record, dead: count(letters)}
 	for _, l := range letters {
 		j.letter(l)
 	}
 	for n := range r.program.Messages {
+		j.factor = 1 << r.doubled
+		if r.program.Classic { // a slow classic queue may get a copy once more for each timer (F41)
+			j.factor <<= r.record.again[n]
+			v.byBroker += r.record.again[n]
+		}
 		v.extra += j.attempts(n)
 		j.end(n)
 	}

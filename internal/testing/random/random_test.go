@@ -124,8 +124,8 @@ func TestAProgramIsPrintedAsATest(t *testing.T) {
 
 // tally adds up the programs of a test.
 type tally struct {
-	programs, calls, extra int
-	done                   map[Action]int
+	programs, calls, extra, byBroker int
+	done                             map[Action]int
 }
 
 func (a *tally) add(r Result) {
@@ -135,6 +135,7 @@ func (a *tally) add(r Result) {
 	a.programs++
 	a.calls += r.Calls
 	a.extra += r.Extra
+	a.byBroker += r.ByBroker
 	for action, times := range r.Done {
 		a.done[action] += times
 	}
@@ -146,8 +147,8 @@ func (a *tally) String() string {
 		steps = append(steps, fmt.Sprintf("%s %d", action, times))
 	}
 	slices.Sort(steps)
-	return fmt.Sprintf("%d programs, %d calls of which the steps explain %d; steps: %s",
-		a.programs, a.calls, a.extra, strings.Join(steps, ", "))
+	return fmt.Sprintf("%d programs, %d calls of which %d are explained copies, %d sent twice "+
+		"to a classic queue; steps: %s", a.programs, a.calls, a.extra, a.byBroker, strings.Join(steps, ", "))
 }
 
 // prover runs the programs of a test.

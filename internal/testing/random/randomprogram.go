@@ -82,7 +82,7 @@ const (
 	Replay  Action = "replay"
 	Edit    Action = "edit"
 	Discard Action = "discard"
-	// Prune deletes a wait queue of an earlier policy.
+	// Prune asks to delete a wait queue of an earlier policy, and must be refused.
 	Prune Action = "prune"
 )
 
