@@ -121,8 +121,8 @@ type tally struct {
 	at time.Time
 	// received counts the publishes of all clients.
 	received int
-	// moved counts the messages that the node itself wrote to another queue: those whose wait is
-	// over, and those that it dead-lettered.
+	// moved counts the messages that the node itself wrote to another queue, because their wait was
+	// over for example.
 	moved int
 	acked int
 }

@@ -19,9 +19,9 @@ const (
 	// than before the stop, and its queue would never drain. With more, a busy machine would let
 	// many processes make up for a long delay in the same second.
 	catchUp = 20 * time.Millisecond
-	// The pace may end when it has waited for messages, instead of messages for it, for a part of
-	// the time. A process that stalls does not look like that. A busy broker does: so the pace ends
-	// only if the queue is empty, too.
+	// The pace may end when it has waited for messages during a tenth of its pauses. A process that
+	// stalls does not look like that. A busy broker does: so the pace ends only if the queue is
+	// empty, too.
 	lookEvery  = 5 * time.Second
 	leastLooks = 10 // starts
 	leastIdle  = 0.1
