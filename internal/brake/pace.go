@@ -12,6 +12,9 @@ const (
 	// above is how much of the rate before the stop is allowed after the ramp, until the messages
 	// are handled that have gathered. With 1 a queue that fills at the same rate would never drain.
 	above = 1.25
+	// growth is how much the limit grows in a minute after the ramp, as a part of the rate before
+	// the stop. Traffic that has grown meanwhile would otherwise be held back for ever.
+	growth = 0.02
 	// leastRate is the slowest pace in messages a second.
 	leastRate = 0.2
 	// catchUp is how much of a delay the next starts may make up for. A timer fires up to some
@@ -51,8 +54,9 @@ func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
 
 // pause is the pause between two starts.
 func (p *pace) pause(now time.Time) time.Duration {
-	part := above
-	if since := now.Sub(p.began); since < p.ramp {
+	since := now.Sub(p.began)
+	part := above + growth*(since-p.ramp).Minutes()
+	if since < p.ramp {
 		part = max(leastShare, float64(since)/float64(p.ramp))
 	}
 	return time.Duration(float64(time.Second) / max(p.rate*part, leastRate))

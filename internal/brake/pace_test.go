@@ -156,3 +156,15 @@ func TestRateOfFewMessages(t *testing.T) {
 	m.count(now.Add(10 * time.Minute))
 	assert.InDelta(t, 1, m.rate(), 0.01, "the others are too old")
 }
+
+// Given traffic that has doubled during a stop, when the limit grows, then it is not held back for
+// ever.
+func TestPaceGrows(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 10*time.Second, 50)
+	starts, _ := simulate(p, begin, time.Hour, 100, 0, time.Millisecond)
+	assert.Less(t, starts[60], 70)
+	assert.Less(t, starts[300], 75)
+	assert.Greater(t, starts[3000], 100, "the backlog shrinks")
+}
