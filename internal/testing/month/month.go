@@ -76,7 +76,7 @@ func Run(ctx context.Context, c Config) (report Report, err error) {
 	clock.Compress(Speed)
 	cluster, err := testbroker.StartCluster(ctx, c.Nodes, testbroker.WithAdvancedConfig(fmt.Sprintf(
 		"[{rabbit, [{consumer_timeout, %d}, {channel_tick_interval, %d}, "+
-			"{dead_letter_worker_publisher_confirm_timeout, 5000}]}].",
+			"{dead_letter_worker_publisher_confirm_timeout, 20000}]}].",
 		consumerTimeout.Milliseconds(), consumerTimeout.Milliseconds()/8)))
 	if err != nil {
 		return report, err
