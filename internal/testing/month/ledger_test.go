@@ -65,3 +65,15 @@ func TestTheLedgerFindsEachDifference(t *testing.T) {
 		})
 	}
 }
+
+// A machine may be too busy for the consumer timeout at times, but not every day.
+func TestTheConsumerTimeoutMayStrikeOnceAWeek(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ days, late, problems int }{
+		{7, 0, 0}, {7, 2, 0}, {7, 3, 1}, {1, 4, 1}, {30, 10, 0}, {30, 11, 1},
+	} {
+		r := Report{Late: c.late}
+		r.tooLate(c.days)
+		require.Len(t, r.Problems, c.problems, c)
+	}
+}
