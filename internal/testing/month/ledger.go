@@ -27,6 +27,7 @@ type story struct {
 	confirmed  bool
 	calls      map[int]int // by attempt
 	ends       []string
+	open       int // deliveries that went back while the outcome of a copy was open
 }
 
 // struck is an event that has happened.
@@ -35,8 +36,7 @@ type struck struct {
 	from, to time.Time
 }
 
-// ledger has the stories of all messages. It is also the logger of the service, because two lines
-// tell of a fault.
+// ledger has the stories of all messages.
 type ledger struct {
 	mu      sync.Mutex
 	stories map[int]*story
@@ -117,7 +117,9 @@ func (l *ledger) produce(ctx context.Context, url string) error {
 		l.of(n)
 		l.mu.Unlock()
 		confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false,
-			amqp.Publishing{Body: []byte(strconv.Itoa(n)), DeliveryMode: amqp.Persistent})
+			amqp.Publishing{
+				Body: []byte(strconv.Itoa(n)), MessageId: strconv.Itoa(n), DeliveryMode: amqp.Persistent,
+			})
 		if err != nil {
 			return err
 		}
@@ -219,6 +221,7 @@ func (l *ledger) verdict(r *Report) {
 // explained returns how many more copies of a message, and calls of an attempt of one copy, the
 // faults in its life explain.
 func (l *ledger) explained(s *story) (copies, again int) {
+	copies, again = s.open, s.open
 	for _, f := range l.faults {
 		if !f.from.After(s.last) && !f.to.Before(s.sent) {
 			copies += f.copies
@@ -228,21 +231,45 @@ func (l *ledger) explained(s *story) (copies, again int) {
 	return copies, again
 }
 
-// A ledger is a logger that listens for a fault that no event tells of: the broker has taken
-// deliveries back.
-var _ watermill.LoggerAdapter = (*ledger)(nil)
-
 // late is the fault of a machine that was too busy to keep the consumer timeout.
 var late = event{name: "the consumer timeout has struck", copies: 1, again: 1}
 
-func (l *ledger) Error(msg string, _ error, _ watermill.LogFields) {
+// lines is the logger of the service. It listens for two faults that no event tells of: the broker
+// has taken deliveries back, and a delivery goes back at shutdown while its outcome is open.
+type lines struct {
+	ledger *ledger
+	fields watermill.LogFields
+}
+
+func (l lines) Error(msg string, err error, f watermill.LogFields) {
 	if strings.HasPrefix(msg, "The broker has taken deliveries back") {
-		l.strike(struck{late, time.Now().Add(-consumerTimeout), time.Now().Add(settling)})
+		l.ledger.strike(struck{late, time.Now().Add(-consumerTimeout), time.Now().Add(settling)})
+	}
+	if err != nil && strings.Contains(msg, "goes back to its queue") {
+		l.givenBack(err.Error(), f)
 	}
 }
 
-func (l *ledger) Info(string, watermill.LogFields)  {}
-func (l *ledger) Debug(string, watermill.LogFields) {}
-func (l *ledger) Trace(string, watermill.LogFields) {}
+func (l lines) Info(msg string, f watermill.LogFields) {
+	if strings.Contains(msg, "giving it back") {
+		l.givenBack(fmt.Sprint(f["error"]), f)
+	}
+}
 
-func (l *ledger) With(watermill.LogFields) watermill.LoggerAdapter { return l }
+func (l lines) Debug(string, watermill.LogFields) {}
+func (l lines) Trace(string, watermill.LogFields) {}
+
+func (l lines) With(f watermill.LogFields) watermill.LoggerAdapter {
+	return lines{l.ledger, l.fields.Add(f)}
+}
+
+// givenBack notes a delivery that goes back. If the outcome of its copy is open, there may be two.
+func (l lines) givenBack(why string, f watermill.LogFields) {
+	n, err := strconv.Atoi(fmt.Sprint(l.fields.Add(f)["message_id"]))
+	if err != nil || !strings.Contains(why, "outcome unknown") {
+		return
+	}
+	l.ledger.mu.Lock()
+	defer l.ledger.mu.Unlock()
+	l.ledger.of(n).open++
+}

@@ -136,7 +136,7 @@ func (s *shop) start(ctx context.Context) (*replica, error) {
 func (s *shop) open(ctx context.Context, cfg wamqp.ConnectionConfig) (*topology.Client, error) {
 	for {
 		client, err := topology.Open(ctx, cfg, topology.PerQueue{},
-			topology.WithConfirmTimeout(confirmTimeout), topology.WithLogger(s.run.ledger),
+			topology.WithConfirmTimeout(confirmTimeout), topology.WithLogger(lines{ledger: s.run.ledger}),
 			topology.WithCredentials(func(context.Context) (string, string, error) {
 				return user, s.secret(), nil
 			}))
