@@ -30,8 +30,9 @@ func TestAStoppedBrakeIsShownByTheTool(t *testing.T) {
 	}
 	var out atomic.Bool
 	handled := map[string]*atomic.Int64{"orders": {}, "mail": {}}
+	var logs *rig.Logs // of one of them
 	for queue, count := range handled {
-		rig.StartBraked(t, rig.Braked{
+		logs = rig.StartBraked(t, rig.Braked{
 			URL: node.URL(), Queue: queue, Name: "payments", Instance: "shop " + queue,
 			Handle: func(*message.Message) error {
 				if out.Load() {
@@ -68,6 +69,8 @@ func TestAStoppedBrakeIsShownByTheTool(t *testing.T) {
 		`shop (orders|mail)@\S+ probes\n$`, line)
 	require.Equal(t, line, firstLine(ask("status", "orders")))
 	require.Regexp(t, `payments  stopped  \S+ \S+Z  shop \S+  .+  shop \S+\n`, ask("brake", "list"))
+
+	require.Contains(t, logs.Text(), "Consuming is stopped in all instances until probes succeed")
 
 	// By hand: no process probes.
 	require.NotContains(t, ask("brake", "stop", "payments", "--for", "1h", "--by", "anna",

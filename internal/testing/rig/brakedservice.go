@@ -2,7 +2,6 @@ package rig
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,8 +25,8 @@ type Braked struct {
 }
 
 // StartBraked starts a service with a brake, which four failures of eight stop, and waits until it
-// consumes. It ends with stop, or with the test.
-func StartBraked(t testing.TB, b Braked) (stop func()) {
+// consumes. It ends with the test.
+func StartBraked(t testing.TB, b Braked) *Logs {
 	t.Helper()
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
 		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: true, Name: b.Name,
@@ -55,16 +54,13 @@ func StartBraked(t testing.TB, b Braked) (stop func()) {
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.Background()) }()
 	<-router.Running()
-	stop = sync.OnceFunc(func() {
+	t.Cleanup(func() {
 		require.NoError(t, router.Close())
 		require.NoError(t, client.Close())
 		require.NoError(t, <-ended)
-	})
-	t.Cleanup(func() {
-		stop()
 		if t.Failed() {
 			logs.Dump(t)
 		}
 	})
-	return stop
+	return logs
 }

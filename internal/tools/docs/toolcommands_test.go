@@ -290,6 +290,9 @@ func (d *desk) furnish(c command) {
 		d.must("declare", "orders", "--policy", old)
 	}
 	require.NoError(d.t, ch.Confirm(false))
+	if words[0] == "brake" && slices.Contains(words, "start") {
+		d.must("brake", "stop", words[len(words)-1])
+	}
 	if words[0] == "stranded" {
 		d.must("declare", "orders", "--strategy", "shared")
 		for _, id := range append(ids, "order-0") {
