@@ -27,7 +27,7 @@ type Config struct {
 	Successes int
 	// Ramp is the time in which the rate rises to the rate before the stop.
 	Ramp time.Duration
-	// Started is called when the brake has started: the counts from before mean nothing any more.
+	// Started is called when the brake starts: the counts from before mean nothing any more.
 	Started func()
 }
 
@@ -47,9 +47,11 @@ type Brake struct {
 	owner     any
 	instance  string
 	successes meter
+	own       float64 // Rate at the stop
+	row       int     // probes in a row that have succeeded, since the stop
 	seats     []*Seat
 	next      int // of seats: gets the next ticket first
-	ticket    *Ticket
+	open      []*Ticket // that have no end yet
 	tell      func(state header.BrakeState, probing bool)
 }
 
@@ -119,8 +121,14 @@ func (b *Brake) Join(instance string, tell func(state header.BrakeState, probing
 	b.joined.Store(true)
 }
 
-// Forget notes the end of this instance's part.
-func (b *Brake) Forget() { b.joined.Store(false) }
+// Forget notes the end of an instance's part, unless this process has joined as another since.
+func (b *Brake) Forget(instance string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.instance == instance {
+		b.joined.Store(false)
+	}
+}
 
 // Leave notes that no fleet knows this instance. A brake that is stopped starts, without a ramp: no
 // other instance would start it.
@@ -168,15 +176,23 @@ func (b *Brake) Set(state header.BrakeState) {
 
 // set is Set. b.setting is held.
 func (b *Brake) set(state header.BrakeState) {
+	if b.Stopped() && !state.Stopped {
+		b.cfg.Started() // before a handler counts again: the old failures would stop the brake again
+	}
 	b.mu.Lock()
 	before, tell := b.state, b.tell
 	state.Name = before.Name
 	b.state = state
-	started := before.Stopped && !state.Stopped
 	switch {
-	case started && state.Rate > 0:
-		b.pace.Store(newPace(time.Now(), b.cfg.Ramp, state.Rate/float64(max(1, state.Members))))
-	case state.Stopped:
+	case !state.Stopped && before.Stopped:
+		if state.Rate > 0 {
+			// Not only an equal part: another process may have had less to do, or nothing.
+			rate := max(b.own, state.Rate/float64(max(1, state.Members)))
+			b.pace.Store(newPace(time.Now(), b.cfg.Ramp, rate))
+		}
+		b.successes = meter{} // the time of the stop does not count
+	case state.Stopped && !before.Stopped:
+		b.own, b.row = b.rate(), 0
 		b.pace.Store(nil)
 	}
 	b.stopped.Store(state.Stopped)
@@ -189,9 +205,6 @@ func (b *Brake) set(state header.BrakeState) {
 		before.Manual != state.Manual || !before.Until.Equal(state.Until)
 	probing := state.Stopped && state.Prober != "" && state.Prober == b.instance
 	b.mu.Unlock()
-	if started {
-		b.cfg.Started()
-	}
 	if changed {
 		tell(state, probing)
 	}
@@ -208,23 +221,35 @@ func (b *Brake) Succeeded(now time.Time) {
 }
 
 // Rate returns how many messages a second this process has handled lately. The time since the last
-// success does not count, because the downstream may have been out since then.
+// success does not count, because the downstream may have been out since then. While a pace holds
+// the process back, the rate before counts: otherwise it would sink with each stop.
 func (b *Brake) Rate() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.successes.rate()
+	return b.rate()
+}
+
+// rate is Rate. b.mu is held.
+func (b *Brake) rate() float64 {
+	rate := b.successes.rate()
+	if b.pace.Load() != nil {
+		rate = max(rate, b.own)
+	}
+	return rate
 }
 
 // The ends of Probe, beside the end of its context.
 var (
-	// ErrNothing says that no queue of this process has a message to probe with.
+	// ErrNothing says that no queue of this process has a message that shows whether the downstream
+	// works.
 	ErrNothing = errors.New("no message to probe with")
 	// ErrStuck says that a probe does not end.
 	ErrStuck = errors.New("a probe does not end")
 )
 
 const (
-	// emptyRounds is how often all seats may have no message before another process should try.
+	// emptyRounds is how often the seats may have no message that decides, before another process
+	// should try.
 	emptyRounds = 4
 	// longestProbe is how long a probe may take before another process should try.
 	longestProbe = 30 * time.Second
@@ -236,7 +261,7 @@ const (
 // that the brake starts: then it returns nil. This instance must have the token until ctx is
 // done.
 func (b *Brake) Probe(ctx context.Context) error {
-	failed, succeeded, empty := 0, 0, 0
+	failed, empty := 0, 0
 	pause := b.cfg.Pause(failed)
 	for {
 		select {
@@ -244,28 +269,48 @@ func (b *Brake) Probe(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+		if b.inARow(Undecided) { // with the help of a probe that ended late
+			return nil
+		}
 		verdict, err := b.probeOnce(ctx)
 		if err != nil {
 			return err
 		}
-		if verdict != Empty {
-			empty = 0
+		if b.inARow(verdict) {
+			return nil
 		}
 		switch verdict {
 		case Succeeded:
-			failed, pause = 0, soon
-			if succeeded++; succeeded >= b.cfg.Successes {
-				return nil
-			}
-		case Empty:
+			failed, empty, pause = 0, 0, soon
+		case Failed:
+			failed, empty = failed+1, 0
+			pause = b.cfg.Pause(failed)
+		default:
 			if empty++; empty >= emptyRounds {
 				return ErrNothing
 			}
-			pause = b.cfg.Pause(0)
-		default:
-			failed, succeeded = failed+1, 0
 			pause = b.cfg.Pause(failed)
 		}
+	}
+}
+
+// inARow counts a verdict, and reports whether enough probes in a row have succeeded. The row
+// outlives Probe: where messages are rare, this process gets the token several times before it has
+// enough of them.
+func (b *Brake) inARow(verdict Verdict) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.count(verdict)
+	return b.row >= b.cfg.Successes
+}
+
+// count counts a verdict. b.mu is held.
+func (b *Brake) count(verdict Verdict) {
+	switch verdict {
+	case Succeeded:
+		b.row++
+	case Failed:
+		b.row = 0
 	}
 }
 
@@ -291,30 +336,27 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
 	t := &Ticket{of: b, ended: make(chan struct{})}
 	b.mu.Lock()
-	b.ticket = t
+	b.open = append(b.open, t)
 	b.mu.Unlock()
-	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.ticket == t {
-			b.ticket = nil
-		}
-	}()
 	limit := time.NewTimer(longestProbe)
 	defer limit.Stop()
 	select {
 	case s.tickets <- t:
 	case <-time.After(takeLimit): // it cannot consume, or still finishes messages
+		t.close()
 		return Empty, nil
 	case <-ctx.Done():
+		t.close()
 		return 0, context.Cause(ctx)
 	}
 	select {
 	case <-t.ended:
 		return t.verdict, nil
 	case <-limit.C:
+		t.abandon()
 		return 0, ErrStuck
 	case <-ctx.Done():
+		t.abandon()
 		return 0, context.Cause(ctx)
 	}
 }
@@ -324,11 +366,10 @@ func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
 func (b *Brake) Judge(succeeded bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.ticket == nil {
-		return
-	}
-	b.ticket.judged = Failed
-	if succeeded {
-		b.ticket.judged = Succeeded
+	for _, t := range b.open {
+		t.judged = Failed
+		if succeeded {
+			t.judged = Succeeded
+		}
 	}
 }

@@ -28,6 +28,7 @@ const (
 type Ticket struct {
 	of      *Brake
 	judged  Verdict // by Judge; guarded by of.mu
+	late    bool    // Probe does not wait for the end; guarded by of.mu
 	verdict Verdict // at the end
 	ended   chan struct{}
 }
@@ -39,8 +40,26 @@ func (t *Ticket) End(empty bool) {
 	if empty && t.judged == Undecided {
 		t.verdict = Empty
 	}
+	if t.late {
+		t.of.count(t.verdict)
+	}
 	t.of.mu.Unlock()
+	t.close()
 	close(t.ended)
+}
+
+// abandon notes that Probe does not wait for the end: the verdict counts later.
+func (t *Ticket) abandon() {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.late = true
+}
+
+// close takes the ticket out of those that Judge decides on.
+func (t *Ticket) close() {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.of.open = slices.DeleteFunc(t.of.open, func(other *Ticket) bool { return other == t })
 }
 
 // Seat is the place of one Subscription at its brakes. The methods of a nil Seat are for a
