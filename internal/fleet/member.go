@@ -32,8 +32,9 @@ const (
 	rejoinLimit = 60 * time.Second
 	// defaultHeartbeat is amqp091-go's.
 	defaultHeartbeat = 10 * time.Second
-	// mostTokens is how many tokens the broker may send ahead. They are merged into one.
-	mostTokens = 64
+	// mostTokens is how many tokens the broker may send ahead. They are merged into one, which comes
+	// last: so it is more than the processes that may stop the brake at the same moment.
+	mostTokens = 2000
 )
 
 var (
@@ -82,7 +83,7 @@ func (m *Member) Ready() <-chan struct{} { return m.ready }
 
 // Run takes part until ctx is done. While the broker cannot be reached, it tries again.
 func (m *Member) Run(ctx context.Context) {
-	defer m.Brake.Forget()
+	defer m.Brake.Forget(m.Instance)
 	const first, most = 250 * time.Millisecond, 10 * time.Second
 	for pause := first; ; pause = min(2*pause, most) {
 		began := time.Now()

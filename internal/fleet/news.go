@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/millpond-go/millpond/internal/brake"
@@ -27,7 +28,9 @@ func (s *session) hear(d amqp.Delivery) error {
 	switch d.Type {
 	case Hello:
 		if len(s.held) > 0 {
-			return s.answer(d.ReplyTo)
+			if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // any other queue is not ours
+				return s.answer(d.ReplyTo)
+			}
 		}
 	case Stopped:
 		s.beaten, s.asked, s.heard = time.Now(), time.Time{}, true

@@ -65,6 +65,12 @@ func (s *session) open(ctx context.Context, conn *link.Conn) (err error) {
 	select {
 	case err = <-opened:
 	case <-ctx.Done():
+		// A consumer that no goroutine reads would keep the token.
+		go func() {
+			if <-opened == nil {
+				_ = s.ch.Close()
+			}
+		}()
 		return fmt.Errorf("declare the parts of the brake: %w", context.Cause(ctx))
 	}
 	return err
@@ -187,7 +193,20 @@ func (s *session) end() {
 	s.stopProbing(link.ErrLost)
 	if !s.ch.IsClosed() {
 		_ = s.publish(Bye, header.BrakeState{}, "")
-		_ = s.ch.Close()
+		_ = answered(s.ch.Close)
+	}
+}
+
+// answered returns the result of a request to the broker, or an error if the answer is late. During
+// an alarm the broker does not read requests. The request ends with its connection.
+func answered(request func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- request() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(confirmLimit):
+		return errors.New("the broker does not answer")
 	}
 }
 

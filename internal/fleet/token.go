@@ -21,7 +21,7 @@ func (s *session) stop() error {
 	if err := s.publishToken(state); err != nil {
 		return err
 	}
-	s.beaten = time.Now()
+	s.beaten, s.asked = time.Now(), time.Time{}
 	if err := s.publish(Stopped, state, ""); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (s *session) afterProbes(err error) error {
 
 // stepBack gives the token to the next process in the line, and joins the line at its end.
 func (s *session) stepBack() error {
-	if err := s.ch.Cancel(s.tag, false); err != nil {
+	if err := answered(func() error { return s.ch.Cancel(s.tag, false) }); err != nil {
 		return err
 	}
 	for d := range s.tokens {
@@ -203,7 +203,7 @@ func (s *session) stepBack() error {
 	state := s.Brake.State()
 	state.Prober = ""
 	s.Brake.Set(state)
-	return s.consume()
+	return answered(s.consume)
 }
 
 // tick does what has its time.

@@ -1,0 +1,95 @@
+package fleet_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/stretchr/testify/require"
+
+	outage "github.com/millpond-go/millpond/internal/brake"
+	"github.com/millpond-go/millpond/internal/fleet"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// joining is a member that takes part until leave is called.
+type joining struct {
+	brake  *outage.Brake
+	member *fleet.Member
+	leave  context.CancelFunc
+	left   chan struct{}
+}
+
+// connect opens a connection to url.
+func connect(t *testing.T, url string) *link.Link {
+	t.Helper()
+	l, err := link.Open(t.Context(), link.Config{
+		URL: url, Name: "millpond test", ConnectTimeout: 10 * time.Second,
+		WriteTimeout: 10 * time.Second, Logger: watermill.NopLogger{},
+		Reconnect: link.Backoff{Initial: time.Second, Max: time.Second, Multiplier: 1},
+	})
+	require.NoError(t, err)
+	t.Cleanup(l.Close)
+	return l
+}
+
+// join lets a member take part.
+func join(l *link.Link, name string) *joining {
+	j := &joining{left: make(chan struct{})}
+	j.brake = outage.New(outage.Config{
+		Name: name, Pause: func(int) time.Duration { return 50 * time.Millisecond },
+		Successes: 1, Ramp: time.Second, Started: func() {},
+	})
+	j.member = fleet.NewMember(fleet.Config{
+		Brake: j.brake, Link: l, Instance: "instance", Logger: watermill.NopLogger{},
+		Tell: func(header.BrakeState, bool) {},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	j.leave = cancel
+	go func() {
+		defer close(j.left)
+		j.member.Run(ctx)
+	}()
+	return j
+}
+
+// Given a broker that answers too late when a member joins, when it answers again, then no consumer
+// of the token is left that no goroutine reads: the token would stay there.
+func TestALateAnswerLeavesNoConsumer(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	proxy := testbroker.NewProxy(t, testbroker.URL(t))
+	l := connect(t, proxy.URL())
+	proxy.Freeze(true)
+	j := join(l, b.name)
+	<-j.member.Ready() // it has given the first try up
+	proxy.Freeze(false)
+	rig.WaitFor(t, "the member to join", j.brake.Joined)
+	_, err := fleet.StopByHand(t.Context(), b.conn, b.planned())
+	require.NoError(t, err)
+	rig.WaitFor(t, "the member to have the token", func() bool {
+		return j.brake.State().Prober == "instance"
+	})
+	j.leave()
+	<-j.left
+}
+
+// Given a broker that reads nothing because of an alarm, then a member leaves nevertheless.
+func TestAMemberLeavesDuringAnAlarm(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	j := join(connect(t, node.URL()), "orders")
+	rig.WaitFor(t, "the member to join", j.brake.Joined)
+	node.Ctl(t, "set_vm_memory_high_watermark", "0.000001")
+	defer node.Ctl(t, "set_vm_memory_high_watermark", "0.4")
+	j.leave()
+	select {
+	case <-j.left:
+	case <-time.After(rig.Ceiling):
+		t.Fatal("the member waits for the end of the alarm")
+	}
+}
