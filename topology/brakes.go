@@ -38,7 +38,8 @@ func (c *Client) joinFleets(
 			c.leaveFleet(b)
 		}
 	}
-	limit := time.After(brakeWait)
+	limit, cancel := context.WithTimeout(ctx, brakeWait)
+	defer cancel()
 	for _, b := range brakes {
 		member, err := c.joinFleet(b, queue)
 		if err != nil {
@@ -48,8 +49,9 @@ func (c *Client) joinFleets(
 		joined = append(joined, b)
 		select {
 		case <-member.Ready():
-		case <-limit:
-		case <-ctx.Done():
+		case <-limit.Done():
+		}
+		if ctx.Err() != nil {
 			leave()
 			return nil, context.Cause(ctx)
 		}

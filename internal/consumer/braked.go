@@ -67,6 +67,11 @@ func (s *Subscription) probe() (none bool) {
 		c.acks.arrived(raw.DeliveryTag)
 		s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 	}
+	select {
+	case <-in.turn(): // else it would come again and again, before all others
+		in.ready.push(in.suspects.pop())
+	default:
+	}
 	if in.ready.len() > 0 {
 		s.begun(c, in.ready.pop())
 	}
