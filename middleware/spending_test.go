@@ -381,3 +381,19 @@ func TestBrakeWithoutFleet(t *testing.T) {
 		require.Equal(t, header.BrakeState{Name: "payments"}, s.budget.State())
 	})
 }
+
+// Given two DelayedRetry with one budget around a handler, when the inner one hands a failure over,
+// then it counts once. As a success of the outer one it would start a brake.
+func TestBudgetInTwoRetriesCountsAFailureOnce(t *testing.T) {
+	t.Parallel()
+	s := newSpender(t, middleware.BudgetConfig{Share: 0.5, Minimum: 10})
+	outer, err := middleware.NewDelayedRetry(s.broker, backoff.List{time.Second},
+		middleware.WithBudget(s.budget))
+	require.NoError(t, err)
+	h := s.retry.Middleware(func(*message.Message) ([]*message.Message, error) {
+		return nil, errBoom
+	})
+	_, err = outer.Middleware(h)(newMessage(delivery{}))
+	require.NoError(t, err)
+	require.Equal(t, "closed false, 1 deliveries, 1 failed, 1 retries", stateOf(s.budget))
+}

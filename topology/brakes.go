@@ -110,7 +110,11 @@ func (c *Client) leaveFleet(b *brake.Brake) {
 	c.mu.Unlock()
 	in.leave()
 	<-in.ended
-	b.Disclaim(c)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.crews[b] == nil { // else another subscription has joined meanwhile
+		b.Disclaim(c)
+	}
 }
 
 // instance names this process for people and for the other instances.

@@ -50,7 +50,7 @@ type Brake struct {
 	own       float64 // Rate at the stop
 	row       int     // probes in a row that have succeeded, since the stop
 	seats     []*Seat
-	next      int // of seats: gets the next ticket first
+	next      int       // of seats: gets the next ticket first
 	open      []*Ticket // that have no end yet
 	tell      func(state header.BrakeState, probing bool)
 }

@@ -1,0 +1,40 @@
+package brakes_test
+
+import (
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// Given a suspect of the crash guard at the head of the queue, when the brake probes, then the
+// suspect is tried. On RabbitMQ 4.3 it would come back before all others each time.
+func TestASuspectIsProbed(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{
+		arguments: amqp.Table{},
+		budget:    func(cfg *middleware.BudgetConfig) { cfg.Successes = 2 },
+	})
+	f.add()
+	operator := rig.OpenOperator(t, f.url)
+	_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", 2*time.Second)
+	require.NoError(t, err)
+	f.awaitStopped(true)
+	ch := testbroker.Channel(t, f.url)
+	require.NoError(t, ch.Confirm(false))
+	suspect := rig.Message("the suspect")
+	suspect.Headers = amqp.Table{header.Queue: f.queue, header.Interruptions: "1"}
+	confirm, err := ch.PublishWithDeferredConfirm("", f.queue, true, false, suspect)
+	require.NoError(t, err)
+	require.True(t, confirm.Wait())
+	f.sent++
+	f.send(5)
+	f.awaitStopped(false)
+	f.awaitHandled()
+}
