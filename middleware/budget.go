@@ -76,8 +76,8 @@ type BudgetConfig struct {
 	// Default: 3.
 	Successes int
 	// Ramp is the time in which the rate of all instances rises to the rate before the stop. After
-	// that the rate is at most a quarter higher, and two hundredths more each minute, until the
-	// queue is drained.
+	// that the rate is at most a quarter higher until the queue is drained, and rises slowly while
+	// the queue does not become shorter.
 	//
 	// Default: 30 s.
 	Ramp time.Duration

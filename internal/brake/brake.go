@@ -186,8 +186,11 @@ func (b *Brake) set(state header.BrakeState) {
 	switch {
 	case !state.Stopped && before.Stopped:
 		if state.Rate > 0 {
-			// Not only an equal part: another process may have had less to do, or nothing.
-			rate := max(b.own, state.Rate/float64(max(1, state.Members)))
+			// A process that has handled nothing before takes an equal part: it may stand in for another.
+			rate := b.own
+			if rate == 0 {
+				rate = state.Rate / float64(max(1, state.Members))
+			}
 			b.pace.Store(newPace(time.Now(), b.cfg.Ramp, rate))
 		}
 		b.successes = meter{} // the time of the stop does not count

@@ -12,9 +12,11 @@ const (
 	// above is how much of the rate before the stop is allowed after the ramp, until the messages
 	// are handled that have gathered. With 1 a queue that fills at the same rate would never drain.
 	above = 1.25
-	// growth is how much the limit grows in a minute after the ramp, as a part of the rate before
-	// the stop. Traffic that has grown meanwhile would otherwise be held back for ever.
-	growth = 0.02
+	// Every raiseEvery after the ramp the limit rises by the factor raise, if the queue has not
+	// become shorter. Traffic that has grown, or a process that stands in for others, would
+	// otherwise be held back for ever.
+	raiseEvery = 30 * time.Second
+	raise      = 1.1
 	// leastRate is the slowest pace in messages a second.
 	leastRate = 0.2
 	// catchUp is how much of a delay the next starts may make up for. A timer fires up to some
@@ -43,10 +45,14 @@ type pace struct {
 	n     int           // starts since then
 	used  time.Duration // their pauses
 	idle  time.Duration // their waits for messages
+
+	raised float64   // by this factor
+	looked time.Time // at the queue; zero: not yet
+	ready  int       // messages that the queue had then
 }
 
 func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
-	p := &pace{ramp: ramp, rate: rate, began: now}
+	p := &pace{ramp: ramp, rate: rate, began: now, raised: 1}
 	// Processes that start together must not call together.
 	p.next = now.Add(time.Duration(rand.Float64() * float64(p.pause(now))))
 	return p
@@ -55,7 +61,7 @@ func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
 // pause is the pause between two starts.
 func (p *pace) pause(now time.Time) time.Duration {
 	since := now.Sub(p.began)
-	part := above + growth*(since-p.ramp).Minutes()
+	part := above * p.raised
 	if since < p.ramp {
 		part = max(leastShare, float64(since)/float64(p.ramp))
 	}
@@ -93,6 +99,23 @@ func (p *pace) start(now, arrived time.Time) (over bool) {
 	}
 	p.next = p.next.Add(pause)
 	return over
+}
+
+// mustLook reports whether the pace wants to know how many messages the queue has.
+func (p *pace) mustLook(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return now.Sub(p.began) >= p.ramp && now.Sub(p.looked) >= raiseEvery
+}
+
+// look takes the number of messages in the queue.
+func (p *pace) look(now time.Time, ready int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.looked.IsZero() && ready > 0 && ready >= p.ready {
+		p.raised *= raise
+	}
+	p.looked, p.ready = now, ready
 }
 
 // seconds is how many seconds a meter remembers.

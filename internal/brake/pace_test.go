@@ -157,14 +157,27 @@ func TestRateOfFewMessages(t *testing.T) {
 	assert.InDelta(t, 1, m.rate(), 0.01, "the others are too old")
 }
 
-// Given traffic that has doubled during a stop, when the limit grows, then it is not held back for
-// ever.
-func TestPaceGrows(t *testing.T) {
+// Given a process that must handle more than before the stop, when the queue does not become
+// shorter, then its limit rises, and else it does not.
+func TestPaceRises(t *testing.T) {
 	t.Parallel()
 	begin := time.Now()
 	p := newPace(begin, 10*time.Second, 50)
-	starts, _ := simulate(p, begin, time.Hour, 100, 0, time.Millisecond)
-	assert.Less(t, starts[60], 70)
-	assert.Less(t, starts[300], 75)
-	assert.Greater(t, starts[3000], 100, "the backlog shrinks")
+	assert.False(t, p.mustLook(begin.Add(9*time.Second)), "during the ramp")
+	at, ready := begin.Add(10*time.Second), 1000
+	for range 5 { // the queue drains
+		require.True(t, p.mustLook(at))
+		p.look(at, ready)
+		assert.False(t, p.mustLook(at.Add(29*time.Second)))
+		at, ready = at.Add(30*time.Second), ready-100
+	}
+	assert.InDelta(t, float64(time.Second)/62.5, float64(p.pause(at)), float64(time.Microsecond))
+	for range 9 { // it grows
+		p.look(at, ready)
+		at, ready = at.Add(30*time.Second), ready+100
+	}
+	assert.Less(t, p.pause(at), time.Second/120)
+	p.look(at, 0)
+	p.look(at.Add(30*time.Second), 0) // it is empty
+	assert.Greater(t, p.pause(at), time.Second/135)
 }

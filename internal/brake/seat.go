@@ -170,21 +170,33 @@ func (s *Seat) Later() time.Duration {
 }
 
 // Start counts a handler that starts with a message that arrived at a time. It returns nil, or a
-// function that ends the pace: call it if the queue is empty.
-func (s *Seat) Start(arrived time.Time) (end func()) {
+// function that must be told how many messages the queue has.
+func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 	if s == nil {
 		return nil
 	}
+	now := time.Now()
 	for _, b := range s.brakes {
-		if p := b.pace.Load(); p != nil && p.start(time.Now(), arrived) {
-			before := end
-			end = func() {
+		p := b.pace.Load()
+		if p == nil {
+			continue
+		}
+		idle, before := p.start(now, arrived), look
+		due := p.mustLook(now)
+		if !idle && !due {
+			continue
+		}
+		look = func(ready int) {
+			if idle && ready == 0 {
 				b.pace.CompareAndSwap(p, nil)
-				if before != nil {
-					before()
-				}
+			}
+			if due {
+				p.look(now, ready)
+			}
+			if before != nil {
+				before(ready)
 			}
 		}
 	}
-	return end
+	return look
 }

@@ -120,12 +120,12 @@ func (s *Subscription) ready(ctx context.Context, conn *link.Conn) (n int, err e
 	return n, err
 }
 
-// whenEmpty calls end if no messages have gathered in the queue, or if the user may not look.
-func (s *Subscription) whenEmpty(conn *link.Conn, end func()) {
+// look tells how many messages have gathered in the queue. A user who may not look sees none (F24).
+func (s *Subscription) look(conn *link.Conn, tell func(ready int)) {
 	ctx, cancel := context.WithTimeout(s.stop, probeWait)
 	defer cancel()
 	ready, err := s.ready(ctx, conn)
-	if err == nil && ready == 0 || isCode(err, amqp.AccessRefused) {
-		end()
+	if err == nil || isCode(err, amqp.AccessRefused) {
+		tell(ready)
 	}
 }

@@ -59,8 +59,8 @@ func (s *Subscription) receive(c *consumer) []arrival {
 			s.arrived(c, &in, arrival{raw: raw, at: time.Now()})
 		case <-start:
 			a := in.ready.pop()
-			if end := s.seat.Start(a.at); end != nil {
-				s.wg.Go(func() { s.whenEmpty(c.conn, end) })
+			if look := s.seat.Start(a.at); look != nil {
+				s.wg.Go(func() { s.look(c.conn, look) })
 			}
 			s.begun(c, a)
 		case <-freed:
