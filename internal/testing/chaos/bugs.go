@@ -3,12 +3,9 @@ package chaos
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -120,32 +117,6 @@ func (r publishTwice) Republish(
 		return r.Client.Republish(ctx, msg, delay, notes)
 	}
 	return done, err
-}
-
-// Strategies are the names that [NewStrategy] knows.
-var Strategies = []string{"perqueue", "shared", "levels"}
-
-// NewStrategy returns a strategy by its name, with a dead-letter queue that can be filled.
-func NewStrategy(name string, bug Bug) (topology.Strategy, error) {
-	dead := topology.DeadLetters{Arguments: amqp.Table{
-		"x-max-length": int64(dlqLimit), "x-overflow": "reject-publish",
-	}}
-	var strategy topology.Strategy
-	switch name {
-	case "perqueue":
-		strategy = topology.PerQueue{Dead: dead}
-	case "shared":
-		strategy = topology.Shared{Dead: dead}
-	case "levels": // every delay passes two of them
-		strategy = topology.Levels{Resolution: 200 * time.Millisecond, Max: 10 * time.Second, Dead: dead}
-	default:
-		return nil, fmt.Errorf("strategy %q is unknown: use one of %s", name,
-			strings.Join(Strategies, ", "))
-	}
-	if bug == AtMostOnce {
-		return atMostOnce{strategy}, nil
-	}
-	return strategy, nil
 }
 
 type atMostOnce struct{ topology.Strategy }

@@ -8,13 +8,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
-	"github.com/millpond-go/millpond/topology"
 )
 
 // DeadLetterTimer is the time after which RabbitMQ sends a message again that an at-least-once
@@ -28,8 +25,9 @@ type Config struct {
 	Faults    time.Duration // length of the faults
 	Nodes     int
 	Consumers int
-	Rate      int // messages a second
-	Strategy  string
+	Rate      int    // messages a second
+	Strategy  string // of Strategies, or AllStrategies
+	Queues    int    // of other services on the cluster
 	Bug       Bug
 	Timer     time.Duration // replaces DeadLetterTimer; 0 leaves the broker as shipped
 	Only      []Kind        // the faults that strike; all if empty
@@ -61,8 +59,9 @@ type state struct {
 	nemesis *nemesis
 	fleet   *fleet
 	making  *producers
-	dead    *letters
-	lost    *letters // of the stranded queue; nil if the strategy has none
+	lines   lines
+	dead    []*letters // of each line
+	lost    []*letters // of the stranded queues; none if no strategy has any
 	tails   []*tail
 	witness witness
 
@@ -75,11 +74,7 @@ type state struct {
 // report. An error means that the run could not be done.
 func Do(ctx context.Context, c Config) (run Run, err error) {
 	run.Config = c
-	strategy, err := NewStrategy(c.Strategy, c.Bug)
-	if err != nil {
-		return run, err
-	}
-	plan, err := strategy.Plan(queueName, Delays)
+	all, err := newLines(c.Strategy, c.Bug)
 	if err != nil {
 		return run, err
 	}
@@ -87,7 +82,7 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	if err != nil {
 		return run, err
 	}
-	s := &state{config: c, started: time.Now(), dir: dir, handled: map[int]bool{}}
+	s := &state{config: c, started: time.Now(), dir: dir, lines: all, handled: map[int]bool{}}
 	defer func() {
 		if err == nil && run.Report.Err() == nil {
 			err = os.RemoveAll(dir)
@@ -111,7 +106,7 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	s.say("seed %d: %d nodes of RabbitMQ %s, strategy %s, faults for %s%s", c.Seed, c.Nodes,
 		run.Version, c.Strategy, c.Faults, planted(c.Bug))
 
-	if err := s.set(cluster, plan); err != nil {
+	if err := s.set(cluster); err != nil {
 		return run, err
 	}
 	for _, f := range s.nemesis.fronts {
@@ -120,10 +115,20 @@ func Do(ctx context.Context, c Config) (run Run, err error) {
 	if err := s.nemesis.declare(); err != nil {
 		return run, err
 	}
+	others := crowd{cluster.URLs(), c.Queues}
+	if err := others.declare(ctx); err != nil {
+		return run, fmt.Errorf("declare the queues of other services: %w", err)
+	}
+	if c.Queues > 0 {
+		s.say("%d queues of other services", c.Queues)
+	}
 	err = s.storm(ctx)
 	run.Unconfirmed, run.Ended = int(s.making.unknown.Load()), int(s.fleet.ended.Load())
-	if s.lost != nil {
-		run.Stranded = s.lost.moved
+	for _, l := range s.lost {
+		run.Stranded += l.moved
+	}
+	if err == nil {
+		s.history.Missing, err = others.missing(ctx)
 	}
 	if err != nil {
 		return run, err
@@ -143,10 +148,16 @@ func planted(bug Bug) string {
 }
 
 // set makes all parts of the run, and starts none.
-func (s *state) set(cluster *testbroker.Cluster, plan topology.Plan) error {
-	n := &nemesis{cluster: cluster, plan: plan, gate: filepath.Join(s.dir, "gate"), say: s.say}
+func (s *state) set(cluster *testbroker.Cluster) error {
+	n := &nemesis{
+		cluster: cluster, lines: s.lines, parts: s.lines.parts(), gate: filepath.Join(s.dir, "gate"),
+		say: s.say,
+	}
 	s.nemesis = n
-	s.making = &producers{rate: s.config.Rate}
+	fates := Fates(s.config.Seed)
+	s.making = &producers{rate: s.config.Rate, to: func(n int) (string, uint8) {
+		return s.lines.of(n).queue, uint8(fates.Priority(n))
+	}}
 	for _, url := range cluster.URLs() {
 		var f front
 		for _, p := range []**testbroker.Proxy{&f.consumers, &f.producers} {
@@ -159,14 +170,16 @@ func (s *state) set(cluster *testbroker.Cluster, plan topology.Plan) error {
 		n.fronts = append(n.fronts, f)
 		s.making.urls = append(s.making.urls, f.producers.URL())
 	}
-	s.dead = &letters{urls: cluster.URLs(), queue: plan.Dead.RoutingKey, seen: map[string]bool{}}
-	for _, q := range plan.Queues {
-		if q.Delay == 0 && q.Name != s.dead.queue {
-			s.lost = &letters{urls: cluster.URLs(), queue: q.Name, back: queueName}
-		}
+	for _, l := range s.lines {
+		s.dead = append(s.dead, &letters{
+			urls: cluster.URLs(), queue: l.plan.Dead.RoutingKey, seen: map[string]bool{},
+		})
+	}
+	for _, name := range s.lines.stranded() {
+		s.lost = append(s.lost, &letters{urls: cluster.URLs(), queue: name, back: s.lines.queueOf})
 	}
 	n.letters = s.dead
-	s.history.Fates, s.history.Timer = Fates(s.config.Seed), s.timer()
+	s.history.Fates, s.history.Timer = fates, s.timer()
 	return nil
 }
 
@@ -179,7 +192,7 @@ func (s *state) storm(ctx context.Context) error {
 	for _, f := range s.nemesis.fronts {
 		base.URLs = append(base.URLs, f.consumers.URL())
 	}
-	s.fleet = newFleet(base, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out},
+	s.fleet = newFleet(base, s.lines, s.config.Consumers, s.dir, &locked{w: s.config.Out, mu: &s.out},
 		s.witness.record)
 	s.nemesis.fleet, s.tails = s.fleet, s.fleet.logs()
 	defer s.fleet.close()
@@ -191,7 +204,9 @@ func (s *state) storm(ctx context.Context) error {
 	defer s.making.wait()
 	defer stopProducing()
 	defer stopReading()
-	wg.Go(func() { s.dead.run(reading) })
+	for _, l := range s.dead {
+		wg.Go(func() { l.run(reading) })
+	}
 	s.making.start(producing)
 	if err := s.await(ctx, "the first message to be handled", time.Minute,
 		func() bool { return len(s.handled) > 0 }); err != nil {
@@ -214,8 +229,8 @@ func (s *state) storm(ctx context.Context) error {
 	rest(ctx, 3*time.Second)
 	stopProducing()
 	s.making.wait()
-	if s.lost != nil {
-		wg.Go(func() { s.lost.run(reading) })
+	for _, l := range s.lost {
+		wg.Go(func() { l.run(reading) })
 	}
 	if err := s.quiet(ctx); err != nil {
 		return err
@@ -232,7 +247,7 @@ func (s *state) schedule() Schedule {
 		return *s.config.Schedule
 	}
 	return NewSchedule(s.config.Seed, s.config.Faults, s.config.Nodes,
-		len(s.nemesis.plan.Exchanges) > 0, s.config.Only...)
+		len(s.nemesis.parts.Exchanges) > 0, s.config.Only...)
 }
 
 // timer returns the broker's dead-letter timer.
@@ -242,7 +257,7 @@ func (s *state) timer() time.Duration { return cmp.Or(s.config.Timer, DeadLetter
 func (s *state) look() {
 	confirmed := len(s.making.confirmed())
 	s.say("… %d confirmed, %d not, %d dead letters, %d consumers ended by themselves",
-		confirmed, s.making.unknown.Load(), len(s.dead.all()), s.fleet.ended.Load())
+		confirmed, s.making.unknown.Load(), len(s.letters()), s.fleet.ended.Load())
 }
 
 // await reads the logs until cond is true.
@@ -316,17 +331,28 @@ func (s *state) read() (news int, err error) {
 			}
 		}
 	}
-	letters := s.dead.all()
+	letters := s.letters()
 	news += len(letters) - len(s.history.Letters)
 	s.history.Letters, s.history.Sent = letters, s.making.confirmed()
-	s.dead.mu.Lock()
-	s.history.Broken = s.dead.broken
-	s.dead.mu.Unlock()
+	s.history.Broken = nil
+	for _, l := range s.dead {
+		l.mu.Lock()
+		s.history.Broken = append(s.history.Broken, l.broken...)
+		l.mu.Unlock()
+	}
 	s.nemesis.mu.Lock()
 	s.history.Faults = s.nemesis.struck
 	s.nemesis.mu.Unlock()
 	s.history.Losses = s.witness.all()
 	return news, nil
+}
+
+// letters returns the dead letters of all lines so far.
+func (s *state) letters() (all []Letter) {
+	for _, l := range s.dead {
+		all = append(all, l.all()...)
+	}
+	return all
 }
 
 // missing returns the number of confirmed messages that are neither handled nor dead letters.
@@ -342,64 +368,6 @@ func (s *state) missing() int {
 		}
 	}
 	return missing
-}
-
-// explain prints the history of the first messages that are lost or were handled too often, and the
-// queues with their messages.
-func (s *state) explain(r Report) {
-	const shown = 5
-	for _, n := range r.Lost[:min(shown, len(r.Lost))] {
-		s.story("lost", n)
-	}
-	for _, n := range r.unexplained[:min(shown, len(r.unexplained))] {
-		s.story("unexplained", n)
-	}
-	for _, l := range s.history.Losses {
-		if len(r.unexplained) > 0 {
-			s.say("%s lost its %s at %s, by itself %t", l.Consumer, l.What, s.since(l.At), l.Own)
-		}
-	}
-	for _, question := range [][]string{
-		{
-			"list_queues", "name", "messages", "messages_ready", "messages_unacknowledged", "consumers",
-			"leader", "online",
-		},
-		{"list_consumers"},
-	} {
-		out, err := s.nemesis.cluster.Node(0).RunCtl(context.Background(), question...)
-		if err != nil {
-			out = err.Error()
-		}
-		s.say("rabbitmqctl %s:\n%s", strings.Join(question, " "), strings.TrimSpace(out))
-	}
-}
-
-// story prints the history of a message.
-func (s *state) story(what string, n int) {
-	for _, sent := range s.history.Sent {
-		if sent.N == n {
-			s.say("%s %d: confirmed at %s, fails %d times", what, n, s.since(sent.At),
-				s.history.Fates.Failures(n))
-		}
-	}
-	attempts := slices.Clone(s.history.Attempts)
-	slices.SortFunc(attempts, func(a, b Attempt) int { return a.At.Compare(b.At) })
-	for _, a := range attempts {
-		if a.N == n {
-			s.say("%s %d: attempt %d, %s, by %s at %s, redelivered %t, aside %t, copy %q",
-				what, n, a.Attempt, a.Outcome, a.Consumer, s.since(a.At), a.Redelivered, a.Aside, a.Nonce)
-		}
-	}
-	for _, l := range s.history.Letters {
-		if l.N == n {
-			s.say("%s %d: dead letter, %s, at %s, copy %q", what, n, l.Reason, s.since(l.At), l.Nonce)
-		}
-	}
-}
-
-// since returns the time since the run began, as text.
-func (s *state) since(at time.Time) string {
-	return at.Sub(s.started).Round(time.Millisecond).String()
 }
 
 func (s *state) say(format string, args ...any) {

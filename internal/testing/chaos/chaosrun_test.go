@@ -38,7 +38,7 @@ func smoke(t *testing.T, bug chaos.Bug) chaos.Run {
 }
 
 const (
-	smokeSeed   = 31
+	smokeSeed   = 251
 	smokeLength = 9 * time.Second
 )
 
@@ -97,5 +97,25 @@ func TestNoMessageIsHandledAgainForALateConfirm(t *testing.T) {
 	}}})
 	require.NoError(t, r.Report.Err())
 	assert.Positive(t, r.Report.Faults[chaos.DelayConfirms])
+	assert.Zero(t, r.Report.Duplicates())
+}
+
+// Given all strategies at once, an operator who applies a policy and a disk that is full, on a node
+// with other services, then nothing is lost and nothing is handled again.
+func TestADiskAlarmAndAPolicyMakeNoCopies(t *testing.T) {
+	t.Parallel()
+	testbroker.RequireNode(t)
+	r, err := chaos.Do(t.Context(), chaos.Config{
+		Seed: 1, Faults: time.Second, Nodes: 1, Consumers: 1, Rate: 60, Queues: 20,
+		Strategy: chaos.AllStrategies, Out: t.Output(), Schedule: &chaos.Schedule{
+			Broker:  []chaos.Fault{{Kind: chaos.DiskAlarm, Hold: 2 * time.Second}},
+			Clients: []chaos.Fault{{Kind: chaos.ApplyPolicy, Hold: 2 * time.Second, Aim: true}},
+		},
+	})
+	require.NoError(t, err)
+	t.Logf("RabbitMQ %s\n%s", r.Version, r.Report)
+	require.NoError(t, r.Report.Err())
+	assert.Equal(t, 1, r.Report.Faults[chaos.DiskAlarm])
+	assert.Equal(t, 1, r.Report.Faults[chaos.ApplyPolicy])
 	assert.Zero(t, r.Report.Duplicates())
 }

@@ -27,6 +27,7 @@ type History struct {
 	Losses   []Loss
 	Timer    time.Duration // the broker's dead-letter timer
 	Broken   []string      // dead letters that could not be understood
+	Missing  []string      // queues of other services without their message
 }
 
 // Report has the fates of the messages, and the mistakes.
@@ -52,6 +53,10 @@ type Report struct {
 	Misplaced  []string
 	CrashLoops int
 	Broken     []string
+	// Reprioritized are attempts that saw another priority than the producer gave.
+	Reprioritized []string
+	// Missing are queues of other services without their message.
+	Missing []string
 
 	// Faults counts the faults that struck, by kind. Failed lists the faults that could not be done.
 	Faults map[Kind]int
@@ -70,10 +75,15 @@ type Report struct {
 func Check(h History) Report {
 	r := Report{
 		Messages: len(h.Sent), Again: map[string]Count{}, Faults: map[Kind]int{}, Broken: h.Broken,
+		Missing: h.Missing,
 	}
 	attempts := map[int][]Attempt{}
 	for _, a := range h.Attempts {
 		attempts[a.N] = append(attempts[a.N], a)
+		if want := h.Fates.Priority(a.N); a.Priority != want {
+			r.Reprioritized = append(r.Reprioritized,
+				fmt.Sprintf("message %d: attempt %d: %d, not %d", a.N, a.Attempt, a.Priority, want))
+		}
 	}
 	letters := map[int][]Letter{}
 	for _, l := range h.Letters {
@@ -98,7 +108,8 @@ func Check(h History) Report {
 	}
 	for _, f := range h.Faults {
 		if f.Err != nil {
-			r.Failed = append(r.Failed, fmt.Sprintf("%s: %v", f.Fault, f.Err))
+			first, _, _ := strings.Cut(f.Err.Error(), "\n") // the lines of rabbitmqctl are in the log
+			r.Failed = append(r.Failed, fmt.Sprintf("%s: %s", f.Fault, first))
 			continue
 		}
 		r.Faults[f.Fault.Kind]++
@@ -220,6 +231,8 @@ func (r Report) Err() error {
 	add("attempts counted without a call of the handler", r.Skipped)
 	add("times a message was handled or dead-lettered more often than its faults explain",
 		r.Unexplained)
+	add("attempts with another priority", r.Reprioritized)
+	add("queues of other services without their message", r.Missing)
 	add("dead letters that should not be", r.Misplaced)
 	add("dead letters that cannot be understood", r.Broken)
 	return errors.Join(problems...)

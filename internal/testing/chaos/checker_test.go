@@ -24,6 +24,7 @@ func flawless(messages int) History {
 			h.Attempts = append(h.Attempts, Attempt{
 				Consumer: "c1", Began: after(at + float64(attempt)), At: after(at + float64(attempt)),
 				N: n, Attempt: attempt, Outcome: o, Nonce: fmt.Sprint(n, "-", attempt),
+				Priority: h.Fates.Priority(n),
 			})
 			if o == Handled {
 				break
@@ -108,6 +109,21 @@ func TestCheckFindsAttemptsThatShouldNotBe(t *testing.T) {
 	r = Check(without(h, n, func(a Attempt) bool { return a.Attempt == 2 }))
 	assert.Equal(t, []string{fmt.Sprintf("message %d: attempt 2", n)}, r.Skipped)
 	assert.ErrorContains(t, r.Err(), "without a call")
+}
+
+func TestCheckFindsAChangedPriority(t *testing.T) {
+	t.Parallel()
+	h := flawless(500)
+	h.Attempts[7].Priority = (h.Attempts[7].Priority + 1) % 10
+	assert.Len(t, Check(h).Reprioritized, 1)
+	assert.ErrorContains(t, Check(h).Err(), "1 attempts with another priority")
+}
+
+func TestCheckFindsAMissingMessageOfAnotherService(t *testing.T) {
+	t.Parallel()
+	h := flawless(500)
+	h.Missing = []string{"crowd.0007"}
+	assert.ErrorContains(t, Check(h).Err(), "without their message: crowd.0007")
 }
 
 func TestCheckCountsEnds(t *testing.T) {

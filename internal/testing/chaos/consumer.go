@@ -44,7 +44,6 @@ type consumer struct {
 }
 
 const (
-	queueName = "orders"
 	// handlers run beside each other in a consumer, each with concurrency messages at once.
 	handlers    = 4
 	concurrency = 2
@@ -90,10 +89,36 @@ func (c consumer) run() error {
 	if c.Verbose {
 		logger = watermill.NewStdLoggerWithOut(os.Stderr, false, false)
 	}
-	strategy, err := NewStrategy(c.Strategy, c.Bug)
+	all, err := newLines(c.Strategy, c.Bug)
 	if err != nil {
 		return err
 	}
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
+	if err != nil {
+		return err
+	}
+	var closing []func() error
+	for _, l := range all {
+		var client *topology.Client
+		if client, err = c.consume(ctx, l, handlers/len(all), router, logger, log); err != nil {
+			break
+		}
+		closing = append(closing, client.Close)
+	}
+	if err == nil {
+		err = router.Run(ctx)
+	}
+	for _, end := range closing {
+		err = errors.Join(err, end())
+	}
+	return err
+}
+
+// consume adds handlers for a line to the router, on the line's own client.
+func (c consumer) consume(
+	ctx context.Context, l line, handlers int, router *message.Router,
+	logger watermill.LoggerAdapter, log io.Writer,
+) (*topology.Client, error) {
 	config := wamqp.NewDurableQueueConfig(c.URLs[0])
 	config.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
 	config.Consume.Qos.PrefetchCount = prefetch
@@ -101,11 +126,12 @@ func (c consumer) run() error {
 		BackoffInitialInterval: 200 * time.Millisecond, BackoffMultiplier: 1.5,
 		BackoffMaxInterval: 2 * time.Second,
 	}
-	client, err := topology.Open(ctx, config.Connection, strategy,
-		topology.WithBrokers(c.URLs[1:]...), topology.WithLogger(logger), topology.WithName(c.Name),
+	client, err := topology.Open(ctx, config.Connection, l.strategy,
+		topology.WithBrokers(c.URLs[1:]...), topology.WithLogger(logger),
+		topology.WithName(identity(c.Name, l.name)),
 		topology.WithConfirmTimeout(cmp.Or(c.Timeout, confirmTimeout)))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	policy := backoff.List(Delays)
 	options := []topology.SubscriberOption{
@@ -114,23 +140,20 @@ func (c consumer) run() error {
 	}
 	sub, err := client.NewSubscriber(config, append(options, c.Bug.subscriberOptions()...)...)
 	if err != nil {
-		return errors.Join(err, client.Close())
+		return nil, errors.Join(err, client.Close())
 	}
 	republisher := gated{Republisher: c.Bug.republisher(client), gate: c.Gate}
 	retry, err := middleware.NewDelayedRetry(republisher, policy, middleware.WithLogger(logger))
 	if err != nil {
-		return errors.Join(err, client.Close())
+		return nil, errors.Join(err, client.Close())
 	}
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, logger)
-	if err != nil {
-		return errors.Join(err, client.Close())
-	}
-	router.AddMiddleware(retry.Middleware)
 	for i := range handlers {
-		router.AddConsumerHandler(fmt.Sprint("handler ", i), queueName, sub,
-			func(msg *message.Message) error { return c.handle(msg, log) })
+		name := fmt.Sprintf("%s handler %d", l.name, i)
+		router.AddConsumerHandler(name, l.queue, sub,
+			func(msg *message.Message) error { return c.handle(msg, log) }).
+			AddMiddleware(retry.Middleware)
 	}
-	return errors.Join(router.Run(ctx), client.Close())
+	return client, nil
 }
 
 var (
@@ -150,7 +173,7 @@ func (c consumer) handle(msg *message.Message, log io.Writer) error {
 	_, aside := raw.Headers[header.Snoozed]
 	a := Attempt{
 		Began: time.Now(), N: n, Attempt: middleware.Attempt(ctx),
-		Redelivered: raw.Redelivered, Aside: aside, Nonce: nonce,
+		Redelivered: raw.Redelivered, Aside: aside, Nonce: nonce, Priority: int(raw.Priority),
 	}
 	a.Outcome = c.Seed.Of(n, a.Attempt)
 	if a.Outcome == Hung {
@@ -201,6 +224,7 @@ type Attempt struct {
 	Redelivered bool   // the broker says so
 	Aside       bool   // the copy was set aside, which counts no attempt
 	Nonce       string // of the publish that made this copy; empty for the producer's
+	Priority    int    // as the handler sees it
 }
 
 // line returns the line that a consumer logs before it answers.
@@ -209,16 +233,16 @@ func (a Attempt) line() string {
 	if nonce == "" {
 		nonce = "-"
 	}
-	return fmt.Sprintf("%d %d %d %d %s %t %t %s\n",
-		a.Began.UnixNano(), a.At.UnixNano(), a.N, a.Attempt, a.Outcome, a.Redelivered, a.Aside, nonce)
+	return fmt.Sprintf("%d %d %d %d %d %s %t %t %s\n", a.Began.UnixNano(), a.At.UnixNano(),
+		a.N, a.Attempt, a.Priority, a.Outcome, a.Redelivered, a.Aside, nonce)
 }
 
 func parseLine(line string) (Attempt, error) {
 	f := strings.Fields(line)
-	if len(f) != 8 {
-		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: want 8 fields", line)
+	if len(f) != 9 {
+		return Attempt{}, fmt.Errorf("a consumer's log has the line %q: want 9 fields", line)
 	}
-	var numbers [4]int64
+	var numbers [5]int64
 	for i := range numbers {
 		var err error
 		if numbers[i], err = strconv.ParseInt(f[i], 10, 64); err != nil {
@@ -227,18 +251,19 @@ func parseLine(line string) (Attempt, error) {
 	}
 	a := Attempt{
 		Began: time.Unix(0, numbers[0]), At: time.Unix(0, numbers[1]),
-		N: int(numbers[2]), Attempt: int(numbers[3]),
-		Outcome: Outcome(f[4]), Redelivered: f[5] == "true", Aside: f[6] == "true",
+		N: int(numbers[2]), Attempt: int(numbers[3]), Priority: int(numbers[4]),
+		Outcome: Outcome(f[5]), Redelivered: f[6] == "true", Aside: f[7] == "true",
 	}
-	if f[7] != "-" {
-		a.Nonce = f[7]
+	if f[8] != "-" {
+		a.Nonce = f[8]
 	}
 	return a, nil
 }
 
 // tail reads the lines that are appended to a file. It leaves an incomplete line for the next time.
 type tail struct {
-	consumer string
+	// consumer returns the consumer of a message by its number.
+	consumer func(n int) string
 	name     string
 	offset   int64
 }
@@ -266,7 +291,7 @@ func (t *tail) read() ([]Attempt, error) {
 		if err != nil {
 			return attempts, err
 		}
-		a.Consumer = t.consumer
+		a.Consumer = t.consumer(a.N)
 		attempts = append(attempts, a)
 	}
 	t.offset += int64(len(data))

@@ -15,14 +15,14 @@ import (
 func TestTailReadsWhatIsComplete(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "log")
-	reader := tail{consumer: "c1", name: name}
+	reader := tail{consumer: func(int) string { return "c1" }, name: name}
 	got, err := reader.read()
 	require.NoError(t, err)
 	assert.Empty(t, got, "a consumer that has not begun")
 
 	first := Attempt{
 		Consumer: "c1", Began: time.Unix(0, 3), At: time.Unix(0, 17),
-		N: 3, Attempt: 2, Outcome: Panicked, Redelivered: true, Aside: true, Nonce: "ab-1",
+		N: 3, Attempt: 2, Priority: 9, Outcome: Panicked, Redelivered: true, Aside: true, Nonce: "ab-1",
 	}
 	second := Attempt{
 		Consumer: "c1", Began: time.Unix(4, 0), At: time.Unix(5, 0), N: 4, Attempt: 1, Outcome: Handled,
@@ -41,7 +41,7 @@ func TestTailReadsWhatIsComplete(t *testing.T) {
 	_, err = reader.read()
 	assert.ErrorContains(t, err, "what is this")
 
-	_, err = parseLine("1 2 three 4 ok true true -")
+	_, err = parseLine("1 2 three 4 0 ok true true -")
 	assert.ErrorContains(t, err, "three")
 }
 

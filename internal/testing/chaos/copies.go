@@ -63,12 +63,13 @@ func newEvidence(h History) *evidence {
 }
 
 // ofNodes are the faults that end or halt nodes.
-var ofNodes = []Kind{KillNode, KillMajority, Minority, FreezeNode, RestartNode}
+var ofNodes = []Kind{KillNode, KillMajority, Minority, FreezeNode, PauseNode, RestartNode}
 
 // silence returns the beginning of the first fault in force that keeps bytes from a connection.
 func (e *evidence) silence(at time.Time) (began time.Time, silent bool) {
 	for _, f := range e.faults {
 		silences := f.Fault.Kind == Blackhole || f.Fault.Kind == RaiseAlarm ||
+			f.Fault.Kind == DiskAlarm ||
 			slices.Contains(ofNodes, f.Fault.Kind)
 		if silences && f.inForce(window{at, at}) && (!silent || f.Begun.Before(began)) {
 			began, silent = f.Begun, true

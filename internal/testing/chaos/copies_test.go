@@ -13,7 +13,7 @@ import (
 func run(consumer string, attempt int, copied string, begun, at float64) Attempt {
 	return Attempt{
 		Consumer: consumer, Began: after(begun), At: after(at), N: 1, Attempt: attempt, Outcome: Failed,
-		Nonce: copied,
+		Nonce: copied, Priority: Fates(0).Priority(1),
 	}
 }
 
@@ -66,6 +66,14 @@ func TestFaultsExplainExtraRuns(t *testing.T) {
 		},
 		"nor does the death of a node to which the publisher is not connected": {
 			attempts: twoCopies, faults: []Struck{struck(KillNode, 9, 25)},
+			unexplained: map[string]int{TwoCopies: 1},
+		},
+		"nor a policy that an operator applies": {
+			attempts: twoCopies, faults: []Struck{struck(ApplyPolicy, 9, 25)},
+			unexplained: map[string]int{TwoCopies: 1},
+		},
+		"nor a full disk": {
+			attempts: twoCopies, faults: []Struck{struck(DiskAlarm, 9, 25)},
 			unexplained: map[string]int{TwoCopies: 1},
 		},
 		"nor a loss of the consuming connection": {

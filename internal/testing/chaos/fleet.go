@@ -23,6 +23,7 @@ type fleet struct {
 
 type slot struct {
 	config consumer
+	lines  lines
 	out    io.Writer
 	record func(Loss)
 
@@ -38,7 +39,9 @@ const restartPause = 500 * time.Millisecond
 
 // newFleet starts size consumers. Each tries another node first. The end of every process goes to
 // record.
-func newFleet(base consumer, size int, dir string, out io.Writer, record func(Loss)) *fleet {
+func newFleet(
+	base consumer, all lines, size int, dir string, out io.Writer, record func(Loss),
+) *fleet {
 	f := &fleet{}
 	for i := range size {
 		c := base
@@ -46,7 +49,7 @@ func newFleet(base consumer, size int, dir string, out io.Writer, record func(Lo
 		c.Log = filepath.Join(dir, c.Name+".log")
 		first := i % len(base.URLs)
 		c.URLs = slices.Concat(base.URLs[first:], base.URLs[:first])
-		s := &slot{config: c, out: out, record: record}
+		s := &slot{config: c, lines: all, out: out, record: record}
 		f.slots = append(f.slots, s)
 		f.wg.Go(func() {
 			for s.once() {
@@ -64,7 +67,8 @@ func newFleet(base consumer, size int, dir string, out io.Writer, record func(Lo
 func (f *fleet) logs() []*tail {
 	var tails []*tail
 	for _, s := range f.slots {
-		tails = append(tails, &tail{consumer: s.config.Name, name: s.config.Log})
+		of := func(n int) string { return identity(s.config.Name, s.lines.of(n).name) }
+		tails = append(tails, &tail{consumer: of, name: s.config.Log})
 	}
 	return tails
 }
@@ -119,7 +123,11 @@ func (s *slot) once() bool {
 	if began.IsZero() {
 		began = ended
 	}
-	s.record(Loss{Consumer: s.config.Name, What: LostProcess, Began: began, At: ended})
+	for _, l := range s.lines {
+		s.record(Loss{
+			Consumer: identity(s.config.Name, l.name), What: LostProcess, Began: began, At: ended,
+		})
+	}
 	return !s.closing
 }
 

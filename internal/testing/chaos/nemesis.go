@@ -20,8 +20,9 @@ type nemesis struct {
 	cluster *testbroker.Cluster
 	fronts  []front // one a node
 	fleet   *fleet
-	letters *letters
-	plan    topology.Plan
+	lines   lines
+	letters []*letters    // of each line
+	parts   topology.Plan // all that the lines have on the broker
 	gate    string
 	say     func(format string, args ...any)
 
@@ -77,7 +78,7 @@ func (n *nemesis) one(ctx context.Context, f Fault) (hit string, err error) {
 	switch f.Kind {
 	case KillNode:
 		if f.Aim {
-			node = n.leader(ctx, node)
+			node = n.leader(ctx, n.lines.of(f.Pick).queue, node)
 		}
 		return n.down(ctx, f.Hold, n.cluster.Kill, node)
 	case KillMajority:
@@ -94,22 +95,30 @@ func (n *nemesis) one(ctx context.Context, f Fault) (hit string, err error) {
 		return n.down(ctx, f.Hold/4, n.cluster.Stop, node)
 	case FreezeNode:
 		return n.frozen(ctx, f.Hold, node)
+	case PauseNode:
+		return n.pause(ctx, f.Hold, node)
+	case DiskAlarm:
+		err := n.disk(ctx, node, true)
+		rest(ctx, f.Hold)
+		return fmt.Sprint(node + 1), errors.Join(err, n.disk(context.WithoutCancel(ctx), node, false))
+	case ApplyPolicy:
+		return n.policy(ctx, f)
 	case RaiseAlarm:
 		err := n.cluster.Alarm(ctx, node, true)
 		rest(ctx, f.Hold)
 		return fmt.Sprint(node + 1), errors.Join(err,
 			n.cluster.Alarm(context.WithoutCancel(ctx), node, false))
 	case FillDLQ:
-		return n.fill(ctx, f.Hold)
+		return n.fill(ctx, f.Hold, n.letters[f.Pick%len(n.letters)])
 	case DeleteQueue:
-		return n.deleteQueue(ctx)
+		return n.deleteQueue(ctx, n.lines.of(f.Pick).last())
 	case DeleteExchange:
-		exchange := n.plan.Exchanges[f.Pick%len(n.plan.Exchanges)].Name
+		exchange := n.parts.Exchanges[f.Pick%len(n.parts.Exchanges)].Name
 		return exchange, n.admin(func(ch *amqp.Channel) error {
 			return ch.ExchangeDelete(exchange, false, false)
 		})
 	case DeleteBinding:
-		b := n.plan.Bindings[f.Pick%len(n.plan.Bindings)]
+		b := n.parts.Bindings[f.Pick%len(n.parts.Bindings)]
 		return b.Exchange + " to " + b.Queue + b.ToExchange, n.admin(func(ch *amqp.Channel) error {
 			if b.ToExchange != "" {
 				return ch.ExchangeUnbind(b.ToExchange, b.RoutingKey, b.Exchange, false, nil)
@@ -213,12 +222,12 @@ func rest(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// leader returns the node that leads the main queue, else otherwise.
-func (n *nemesis) leader(ctx context.Context, otherwise int) int {
+// leader returns the node that leads a queue, else otherwise.
+func (n *nemesis) leader(ctx context.Context, queue string, otherwise int) int {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	for i := range n.cluster.Size() {
-		leader, err := n.column(ctx, i, "leader", queueName)
+		leader, err := n.column(ctx, i, "leader", queue)
 		for j := range n.cluster.Size() {
 			if err == nil && leader == n.cluster.Node(j).Name() {
 				return j
@@ -239,33 +248,26 @@ func (n *nemesis) column(ctx context.Context, i int, name, queue string) (string
 	return "", err
 }
 
-// fill fills the dead-letter queue until it refuses, and keeps it full for a while.
-func (n *nemesis) fill(ctx context.Context, hold time.Duration) (string, error) {
-	n.letters.turn.Lock()
-	defer n.letters.turn.Unlock()
+// fill fills a dead-letter queue until it refuses, and keeps it full for a while.
+func (n *nemesis) fill(ctx context.Context, hold time.Duration, of *letters) (string, error) {
+	of.turn.Lock()
+	defer of.turn.Unlock()
 	err := n.admin(func(ch *amqp.Channel) error {
 		returned := ch.NotifyReturn(make(chan amqp.Return, 1))
 		for range 3 * dlqLimit {
-			if err := publishOne(ch, returned, n.letters.queue, filler); err != nil {
+			if err := publishOne(ch, returned, of.queue, filler, 0); err != nil {
 				return nil // refused
 			}
 		}
 		return errors.New("it does not fill up")
 	})
 	rest(ctx, hold)
-	return n.letters.queue, err
+	return of.queue, err
 }
 
-// deleteQueue deletes the wait queue that only the last delay needs, once it is empty and while no
+// deleteQueue deletes a wait queue that only the last delay needs, once it is empty and while no
 // consumer may publish to it.
-func (n *nemesis) deleteQueue(ctx context.Context) (string, error) {
-	delay := Delays[len(Delays)-1]
-	name := ""
-	for _, q := range n.plan.Queues { // by ascending delay
-		if q.Delay > 0 && q.Delay <= delay {
-			name = q.Name
-		}
-	}
+func (n *nemesis) deleteQueue(ctx context.Context, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
 	defer cancel()
 	open, err := lockAlone(ctx, n.gate)
@@ -274,7 +276,7 @@ func (n *nemesis) deleteQueue(ctx context.Context) (string, error) {
 	}
 	defer open()
 	// The broker's figures are seconds late (F5).
-	if !rest(ctx, delay+6*time.Second) {
+	if !rest(ctx, Delays[len(Delays)-1]+6*time.Second) {
 		return name, ctx.Err()
 	}
 	for empty := 0; empty < 3; empty++ {
@@ -334,27 +336,31 @@ func (n *nemesis) heal(ctx context.Context) error {
 	}
 	err := n.up(ctx)
 	for i := range n.cluster.Size() {
-		err = errors.Join(err, n.cluster.Alarm(ctx, i, false))
+		err = errors.Join(err, n.cluster.Alarm(ctx, i, false), n.disk(ctx, i, false))
 	}
-	return errors.Join(err, n.declare())
+	return errors.Join(err, n.noPolicy(ctx, 2*time.Minute), n.tick(ctx, usualTick), n.declare())
 }
 
-// declare declares the main queue and all of the plan.
+// declare declares the source queues and all of the plans.
 func (n *nemesis) declare() error {
-	return n.admin(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare(queueName, true, false, false, false,
-			amqp.Table{"x-queue-type": "quorum"})
-		for _, e := range n.plan.Exchanges {
+	return n.admin(func(ch *amqp.Channel) (err error) {
+		for _, l := range n.lines {
+			if err == nil {
+				_, err = ch.QueueDeclare(l.queue, true, false, false, false,
+					amqp.Table{"x-queue-type": "quorum"})
+			}
+		}
+		for _, e := range n.parts.Exchanges {
 			if err == nil {
 				err = ch.ExchangeDeclare(e.Name, e.Kind, true, false, false, false, e.Arguments)
 			}
 		}
-		for _, q := range n.plan.Queues {
+		for _, q := range n.parts.Queues {
 			if err == nil {
 				_, err = ch.QueueDeclare(q.Name, true, false, false, false, q.Arguments)
 			}
 		}
-		for _, b := range n.plan.Bindings {
+		for _, b := range n.parts.Bindings {
 			switch {
 			case err != nil:
 			case b.ToExchange != "":

@@ -24,6 +24,8 @@ type Sent struct {
 type producers struct {
 	urls []string
 	rate int // messages a second, all together
+	// to returns the queue and the priority of a message.
+	to func(n int) (queue string, priority uint8)
 
 	next    atomic.Int64
 	unknown atomic.Int64 // tried, and not confirmed
@@ -77,7 +79,8 @@ func (p *producers) connected(ctx context.Context, url string, due <-chan time.T
 			return ctx.Err()
 		}
 		n := int(p.next.Add(1))
-		if err := publishOne(ch, returned, queueName, strconv.Itoa(n)); err != nil {
+		queue, priority := p.to(n)
+		if err := publishOne(ch, returned, queue, strconv.Itoa(n), priority); err != nil {
 			p.unknown.Add(1)
 			return err
 		}
@@ -88,11 +91,13 @@ func (p *producers) connected(ctx context.Context, url string, due <-chan time.T
 }
 
 // publishOne returns nil once a queue has the message.
-func publishOne(ch *amqp.Channel, returned <-chan amqp.Return, key, body string) error {
+func publishOne(
+	ch *amqp.Channel, returned <-chan amqp.Return, key, body string, priority uint8,
+) error {
 	ctx, cancel := context.WithTimeout(context.Background(), confirmTimeout)
 	defer cancel()
 	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", key, true, false,
-		amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
+		amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent, Priority: priority})
 	if err != nil {
 		return err
 	}
@@ -146,9 +151,9 @@ const filler = "filler"
 type letters struct {
 	urls  []string
 	queue string
-	// back, if set, is the queue to which each message is moved, confirmed before its ack, instead of
-	// being kept.
-	back string
+	// back, if set, returns the queue to which a message is moved by its body, confirmed before its
+	// ack. Otherwise the message is kept.
+	back func(body string) (string, error)
 
 	turn sync.Mutex // held while reading, or to keep the reader out
 
@@ -207,9 +212,13 @@ func (l *letters) empty(ctx context.Context, ch *amqp.Channel) error {
 }
 
 func (l *letters) take(ch *amqp.Channel, d amqp.Delivery) error {
-	if l.back != "" {
-		confirm, err := ch.PublishWithDeferredConfirm("", l.back, false, false, amqp.Publishing{
-			Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent,
+	if l.back != nil {
+		to, err := l.back(string(d.Body))
+		if err != nil {
+			return err
+		}
+		confirm, err := ch.PublishWithDeferredConfirm("", to, false, false, amqp.Publishing{
+			Headers: d.Headers, Body: d.Body, DeliveryMode: amqp.Persistent, Priority: d.Priority,
 		})
 		if err != nil {
 			return err

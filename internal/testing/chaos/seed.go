@@ -70,6 +70,9 @@ func (f Fates) Dies(n int) bool {
 	return failures < 0 || failures >= Limit
 }
 
+// Priority returns the priority of message n: 0 to 9.
+func (f Fates) Priority(n int) int { return int(f.roll(n, -2) % 10) }
+
 // roll mixes seed, message and attempt, as SplitMix64 does.
 func (f Fates) roll(n, attempt int) uint64 {
 	x := uint64(f)
@@ -91,10 +94,13 @@ const (
 	KillNode     Kind = "kill node"     // -9, and started again after a while
 	KillMajority Kind = "kill majority" // two nodes at once
 	// Minority leaves two nodes gone or frozen for so long that the third stands alone.
-	Minority       Kind = "minority"
-	FreezeNode     Kind = "freeze node"
+	Minority   Kind = "minority"
+	FreezeNode Kind = "freeze node"
+	// PauseNode freezes a node beyond net_ticktime: the others give it up, and it gives up them.
+	PauseNode      Kind = "pause node"
 	RestartNode    Kind = "restart node" // stopped in good order
-	RaiseAlarm     Kind = "raise alarm"
+	RaiseAlarm     Kind = "raise alarm"  // of memory
+	DiskAlarm      Kind = "disk alarm"
 	FillDLQ        Kind = "fill dlq"     // to its limit; it is not drained meanwhile
 	DeleteQueue    Kind = "delete queue" // an empty wait queue
 	DeleteExchange Kind = "delete exchange"
@@ -106,13 +112,15 @@ const (
 	Blackhole    Kind = "blackhole" // of one node's clients
 	// DelayConfirms keeps the broker's confirms from the consumers, whose connections live.
 	DelayConfirms Kind = "delay confirms"
+	// ApplyPolicy sets a policy or an operator policy on all queues, and clears it after a while.
+	ApplyPolicy Kind = "apply policy"
 )
 
 // Kinds lists all faults.
 var Kinds = []Kind{
-	KillNode, KillMajority, Minority, FreezeNode, RestartNode, RaiseAlarm, FillDLQ, DeleteQueue,
-	DeleteExchange, DeleteBinding,
-	KillConsumer, StopConsumer, CutClients, Blackhole, DelayConfirms,
+	KillNode, KillMajority, Minority, FreezeNode, PauseNode, RestartNode, RaiseAlarm, DiskAlarm,
+	FillDLQ, DeleteQueue, DeleteExchange, DeleteBinding,
+	KillConsumer, StopConsumer, CutClients, Blackhole, DelayConfirms, ApplyPolicy,
 }
 
 // Fault is one of a schedule.
@@ -121,8 +129,9 @@ type Fault struct {
 	Kind Kind
 	Pick int           // selects the node, consumer, exchange or binding, modulo their number
 	Hold time.Duration // its length; 0 for some kinds
-	// Aim kills the leader of the main queue, freezes the nodes of a minority instead of killing them,
-	// and delays confirms for the consumers of the busiest node instead of all.
+	// Aim kills the leader of a source queue, freezes the nodes of a minority instead of killing them,
+	// delays confirms for the consumers of the busiest node instead of all, and makes a policy an
+	// operator policy.
 	Aim bool
 }
 
@@ -140,10 +149,11 @@ type lane struct {
 
 func brokerLane(nodes int, exchanges bool) lane {
 	deck := map[Kind]int{
-		KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, FillDLQ: 1, DeleteQueue: 1,
+		KillNode: 5, FreezeNode: 2, RestartNode: 1, RaiseAlarm: 1, DiskAlarm: 1, FillDLQ: 1,
+		DeleteQueue: 1,
 	}
 	if nodes > 2 {
-		deck[KillMajority], deck[Minority] = 1, 1
+		deck[KillMajority], deck[Minority], deck[PauseNode] = 1, 1, 1
 	}
 	if exchanges {
 		deck[DeleteExchange], deck[DeleteBinding] = 1, 1
@@ -165,6 +175,8 @@ var longHolds = map[Kind]struct{ least, most time.Duration }{
 	// partitioned, which needs an operator. So frozen nodes go on before that.
 	Minority:      {30 * time.Second, 40 * time.Second},
 	DelayConfirms: {10 * time.Second, 40 * time.Second},
+	// The pause sets net_ticktime to eight seconds for its time, so a node is given up after ten.
+	PauseNode: {20 * time.Second, 35 * time.Second},
 }
 
 // hold returns the length of a fault from the one drawn between the bounds of its lane.
@@ -186,7 +198,7 @@ func (l lane) hold(f Fault) time.Duration {
 
 func clientLane() lane {
 	deck := map[Kind]int{
-		KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1, DelayConfirms: 1,
+		KillConsumer: 5, StopConsumer: 1, CutClients: 2, Blackhole: 1, DelayConfirms: 1, ApplyPolicy: 2,
 	}
 	return lane{deck, 3 * time.Second, 9 * time.Second, 2 * time.Second, 12 * time.Second}
 }

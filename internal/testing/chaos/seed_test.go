@@ -66,7 +66,9 @@ func TestSchedule(t *testing.T) {
 	assert.GreaterOrEqual(t, kinds[KillConsumer], 10)
 
 	for _, f := range NewSchedule(1, d, 1, false).Broker {
-		assert.NotContains(t, []Kind{KillMajority, Minority, DeleteExchange, DeleteBinding}, f.Kind)
+		assert.NotContains(t, []Kind{
+			KillMajority, Minority, PauseNode, DeleteExchange, DeleteBinding,
+		}, f.Kind)
 	}
 }
 
@@ -74,7 +76,7 @@ func TestScheduleHasTheLongFaultsInFiveMinutes(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(100) {
 		s := NewSchedule(seed, 5*time.Minute, 3, true)
-		minorities, delays := 0, 0
+		minorities, delays, pauses, disks, policies := 0, 0, 0, 0, 0
 		for _, f := range slices.Concat(s.Broker, s.Clients) {
 			switch f.Kind {
 			case Minority:
@@ -88,12 +90,22 @@ func TestScheduleHasTheLongFaultsInFiveMinutes(t *testing.T) {
 				delays++
 				assert.GreaterOrEqual(t, f.Hold, 10*time.Second)
 				assert.LessOrEqual(t, f.Hold, 40*time.Second)
+			case PauseNode:
+				pauses++
+				assert.GreaterOrEqual(t, f.Hold, 20*time.Second)
+			case DiskAlarm:
+				disks++
+			case ApplyPolicy:
+				policies++
 			default:
 				assert.LessOrEqual(t, f.Hold, 12*time.Second)
 			}
 		}
 		assert.Positive(t, minorities, "seed %d", seed)
 		assert.GreaterOrEqual(t, delays, 2, "seed %d", seed)
+		assert.Positive(t, pauses, "seed %d", seed)
+		assert.Positive(t, disks, "seed %d", seed)
+		assert.GreaterOrEqual(t, policies, 2, "seed %d", seed)
 	}
 }
 

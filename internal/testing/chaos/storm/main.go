@@ -1,7 +1,7 @@
 // Storm lets everything around the library break for a while, and checks that no message is lost:
 //
 //	go run ./internal/testing/chaos/storm [-minutes 5] [-seed 1] [-nodes 3] [-rate 60]
-//	      [-strategy perqueue|shared|levels] [-only "delay confirms,minority"]
+//	      [-strategy all|perqueue|shared|levels|perattempt] [-only "delay confirms,minority"]
 //
 // MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 if a message is lost, or handled more
 // often than the faults explain, or if there is a wrong attempt. It is 2 if the run could not be
@@ -31,8 +31,9 @@ func run(args []string) int {
 	flags := flag.NewFlagSet("storm", flag.ContinueOnError)
 	minutes := flags.Float64("minutes", 5, "`length` of the faults")
 	seed := flags.Uint64("seed", 1, "decides the faults and the fates of messages")
-	strategy := flags.String("strategy", "",
-		"one of "+strings.Join(chaos.Strategies, ", ")+"; by the seed if empty")
+	strategy := flags.String("strategy", chaos.AllStrategies,
+		"one of "+strings.Join(chaos.Strategies, ", ")+", or "+chaos.AllStrategies+" at once")
+	queues := flags.Int("queues", 1000, "quorum queues of other services on the cluster")
 	nodes := flags.Int("nodes", 3, "nodes of the cluster")
 	consumers := flags.Int("consumers", 3, "consumer processes")
 	rate := flags.Int("rate", 60, "messages a second")
@@ -48,15 +49,13 @@ func run(args []string) int {
 	c := chaos.Config{
 		Seed: *seed, Faults: time.Duration(*minutes * float64(time.Minute)), Nodes: *nodes,
 		Consumers: *consumers, Rate: *rate,
-		Strategy: *strategy, Bug: chaos.Bug(*bug), Timer: *timer, Out: os.Stdout, Verbose: *verbose,
+		Strategy: *strategy, Queues: *queues, Bug: chaos.Bug(*bug), Timer: *timer,
+		Out: os.Stdout, Verbose: *verbose,
 	}
 	for _, kind := range strings.Split(*only, ",") {
 		if kind = strings.TrimSpace(kind); kind != "" {
 			c.Only = append(c.Only, chaos.Kind(kind))
 		}
-	}
-	if c.Strategy == "" {
-		c.Strategy = chaos.Strategies[*seed%uint64(len(chaos.Strategies))]
 	}
 	if err := check(c); err != nil {
 		fmt.Fprintln(os.Stderr, "storm:", err)
@@ -88,7 +87,7 @@ func run(args []string) int {
 }
 
 func check(c chaos.Config) error {
-	if _, err := chaos.NewStrategy(c.Strategy, c.Bug); err != nil {
+	if err := chaos.CheckStrategy(c.Strategy); err != nil {
 		return err
 	}
 	if c.Bug != "" && !slices.Contains(chaos.Bugs, c.Bug) {
@@ -99,8 +98,9 @@ func check(c chaos.Config) error {
 			return fmt.Errorf("fault %q is unknown: use some of %s", kind, join(chaos.Kinds))
 		}
 	}
-	if c.Faults <= 0 || c.Nodes < 1 || c.Consumers < 1 || c.Rate < 1 || c.Timer < 0 {
-		return fmt.Errorf("minutes, nodes, consumers and rate must be positive, timer not negative")
+	if c.Faults <= 0 || c.Nodes < 1 || c.Consumers < 1 || c.Rate < 1 || c.Timer < 0 || c.Queues < 0 {
+		return fmt.Errorf("minutes, nodes, consumers and rate must be positive, " +
+			"timer and queues not negative")
 	}
 	return nil
 }
