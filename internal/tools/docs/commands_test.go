@@ -114,6 +114,7 @@ var notRun = []struct{ begins, reason string }{
 	{"make bench-scale", "takes a quarter of an hour, and some GiB of memory"},
 	{"make bench-docs", "writes the pictures of docs/performance.md"},
 	{"make bench-go", "measures"},
+	{"make random", "takes an hour or LENGTH; TestAFewRandomPrograms runs fewer programs"},
 	{"make chaos", "takes minutes; TestChaos… runs the same storm for less long"},
 	{"make chaos-bugs", "takes minutes"},
 	{"make model", "is another step of .ci/run"},
