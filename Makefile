@@ -4,7 +4,7 @@
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
 #     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
 #     BROKER    the RabbitMQ of test, demo, bench and chaos: 4.0, 4.3, or nothing for the installed one
-#     LENGTH    how long make random runs: 10m (default: 1h)
+#     LENGTH    how long make random runs: 10m (default: 1h); SEED is its first seed (default: 1)
 #     ARGS      arguments of demo, bench, chaos, model and soak
 
 GO       ?= go
@@ -12,6 +12,7 @@ BROKER   ?= $(MILLPOND_BROKER)
 PARALLEL ?= 10
 FUZZTIME ?= 1m
 LENGTH   ?= 1h
+SEED     ?= 1
 GOLANGCI    ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
@@ -120,7 +121,7 @@ chaos-bugs: ## the same with three planted mistakes, which the checker must find
 
 random: ## run random programs for an hour, or for LENGTH, each judged; a failure is shrunk to a test to paste
 	@$(INSTALL) compiler broker
-	@AMQP_URL= MILLPOND_RANDOM='$(LENGTH)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BROKER)' \
+	@AMQP_URL= MILLPOND_RANDOM='$(LENGTH) $(SEED)' MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BROKER)' \
 		$(GO) test $(RACE) -count 1 -timeout 0 -v -run '^TestRandomProgramsForLong$$' $(TESTARGS) ./internal/testing/random
 
 model: ## search all states of a model of the hand-over, and find planted defects; installs what is missing

@@ -59,8 +59,17 @@ func (r *run) moving(ctx context.Context) (total int, err error) {
 	return total, err
 }
 
-// letters returns the dead letters.
+// letters returns the dead letters. A node that has just started may not answer at once: a queue
+// without a leader is an error 541.
 func (r *run) letters(ctx context.Context) (found []operate.Letter, err error) {
+	for end := time.Now().Add(startLimit); ; rest(ctx, 200*time.Millisecond) {
+		if found, err = r.look(ctx); err == nil || ctx.Err() != nil || time.Now().After(end) {
+			return found, err
+		}
+	}
+}
+
+func (r *run) look(ctx context.Context) (found []operate.Letter, err error) {
 	for l, err := range r.operator.Dead(ctx, r.plan, operate.Filter{}, 0) {
 		if err != nil {
 			return nil, err

@@ -3,12 +3,14 @@
 package random
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -31,9 +33,19 @@ func TestMain(m *testing.M) {
 	}
 	// A fixed seed and number: each run of the tests has the same programs.
 	must(flag.Set("rapid.nofailfile", "true"))
-	must(flag.Set("rapid.checks", "10"))
+	must(flag.Set("rapid.checks", "6"))
 	must(flag.Set("rapid.seed", "1"))
-	testbroker.Main(m, closeBroker, func() error { return goleak.Find() })
+	testbroker.Main(m, closeBroker, func() error {
+		var ignored []goleak.Option
+		for _, f := range []string{"watchAllHandlersStopped.func1", "waitForHandlers.func1"} {
+			// A router whose Subscribe fails leaves them behind.
+			ignored = append(ignored, goleak.IgnoreAnyFunction(
+				"github.com/ThreeDotsLabs/watermill/message.(*Router)."+f))
+		}
+		ignored = append(ignored, goleak.IgnoreAnyFunction(
+			"github.com/ThreeDotsLabs/watermill/pubsub/sync.WaitGroupTimeout.func1"))
+		return goleak.Find(ignored...)
+	})
 }
 
 // owned is the node of all tests of this package, which run one after the other.
@@ -148,7 +160,8 @@ func (a *tally) String() string {
 	}
 	slices.Sort(steps)
 	return fmt.Sprintf("%d programs, %d calls of which %d are explained copies, %d sent twice "+
-		"to a classic queue; steps: %s", a.programs, a.calls, a.extra, a.byBroker, strings.Join(steps, ", "))
+		"to a classic queue; steps: %s", a.programs, a.calls, a.extra, a.byBroker,
+		strings.Join(steps, ", "))
 }
 
 // prover runs the programs of a test.
@@ -157,6 +170,7 @@ type prover struct {
 	draw    func(*rapid.T) Program
 	mistake Mistake
 	total   tally
+	undone  int     // programs that could not be run
 	last    Program // that failed
 	// known has the outcomes since the first failure, because shrinking repeats programs.
 	known map[string]error
@@ -179,6 +193,11 @@ func (c *prover) property(t *rapid.T) {
 		result, err = p.Run(context.Background(), c.broker)
 		c.total.add(result)
 	}
+	if errors.Is(err, ErrNotDone) {
+		c.undone++ // which says nothing about the promises
+		fmt.Printf("%v\nof\n%s", err, text)
+		err = nil
+	}
 	if err != nil && c.known == nil {
 		c.known = map[string]error{}
 	}
@@ -188,15 +207,14 @@ func (c *prover) property(t *rapid.T) {
 	if err != nil {
 		c.last = p
 		t.Logf("%v\nPaste this test:\n%s", err, text)
-		t.Fatal(failure(err)) // the same text each time, or nothing shrinks
+		t.Fatal("the program breaks a promise") // the same text each time, or nothing shrinks
 	}
 }
 
-func failure(err error) string {
-	if errors.Is(err, ErrNotDone) {
-		return "the program could not be run"
-	}
-	return "the program breaks a promise"
+// requireDone fails the test if more than a tenth of the programs could not be run.
+func (c *prover) requireDone(t *testing.T) {
+	t.Helper()
+	assert.LessOrEqual(t, c.undone, c.total.programs/10, "programs that could not be run")
 }
 
 func TestAFewRandomPrograms(t *testing.T) {
@@ -207,29 +225,35 @@ func TestAFewRandomPrograms(t *testing.T) {
 	rapid.Check(t, c.property)
 	t.Logf("RabbitMQ %s: %s", b.Node(0).Version(), &c.total)
 	assert.Positive(t, c.total.calls)
+	c.requireDone(t)
 }
 
-// MILLPOND_RANDOM is the time for programs, such as 1h. Each fifty have a seed, which is printed.
+// MILLPOND_RANDOM is the time for programs, and the first seed: "1h 100". Each 25
+// programs have a seed, which is printed.
 func TestRandomProgramsForLong(t *testing.T) {
 	text := os.Getenv("MILLPOND_RANDOM")
 	if text == "" {
 		t.Skip("takes as long as MILLPOND_RANDOM says: it is not set. `make random` sets it")
 	}
-	length, err := time.ParseDuration(text)
+	first, from, _ := strings.Cut(text, " ")
+	length, err := time.ParseDuration(first)
+	require.NoError(t, err)
+	seed, err := strconv.Atoi(cmp.Or(from, "1"))
 	require.NoError(t, err)
 	b := broker(t)
 	c := prover{
 		broker: b, draw: func(t *rapid.T) Program { return Draw(t, true) }, shrinking: 300,
 	}
-	require.NoError(t, flag.Set("rapid.checks", "50"))
-	defer func() { require.NoError(t, flag.Set("rapid.checks", "10")) }()
-	seed := 1
+	require.NoError(t, flag.Set("rapid.checks", "25"))
+	defer func() { require.NoError(t, flag.Set("rapid.checks", "6")) }()
+	from = strconv.Itoa(seed)
 	for begun := time.Now(); time.Since(begun) < length && !t.Failed(); seed++ {
 		require.NoError(t, flag.Set("rapid.seed", fmt.Sprint(seed)))
 		rapid.Check(t, c.property)
-		fmt.Printf("RabbitMQ %s, %s: seeds 1 to %d: %s\n", b.Node(0).Version(),
-			time.Since(begun).Round(time.Second), seed, &c.total)
+		fmt.Printf("RabbitMQ %s, %s: seeds %s to %d: %d not run, %s\n", b.Node(0).Version(),
+			time.Since(begun).Round(time.Second), from, seed, c.undone, &c.total)
 	}
+	c.requireDone(t)
 }
 
 // silent is a test whose failure is expected.
@@ -255,7 +279,7 @@ func search(t *testing.T, mistake Mistake) (found Program, failed bool) {
 	c := prover{broker: broker(t), draw: DrawPlain, mistake: mistake, shrinking: 10}
 	c.broker.Patience = 2 * time.Second
 	require.NoError(t, flag.Set("rapid.checks", "50"))
-	defer func() { require.NoError(t, flag.Set("rapid.checks", "10")) }()
+	defer func() { require.NoError(t, flag.Set("rapid.checks", "6")) }()
 	func() {
 		defer func() {
 			if r := recover(); r != nil && r != any(ended{}) {

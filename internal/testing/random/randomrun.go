@@ -112,7 +112,11 @@ func (r *run) all(ctx context.Context, result *Result) (err error) {
 	if r.service, err = r.start(ctx); err != nil {
 		return notDone(err)
 	}
-	defer func() { r.service.kill(r.broker.burials) }()
+	defer func() {
+		if r.service != nil {
+			r.service.kill(r.broker.burials)
+		}
+	}()
 	for i := range r.program.Messages {
 		if err := r.publish(ctx, i); err != nil {
 			return notDone(err)

@@ -26,6 +26,7 @@ type service struct {
 	router *message.Router
 	ended  chan error
 	dead   atomic.Bool
+	stop   func() error // ends the service in good order, once
 }
 
 // config returns the configuration of the source queue.
@@ -56,8 +57,21 @@ const (
 	startLimit     = 30 * time.Second
 )
 
+// starts is how often a service is started until it consumes. On a busy machine declaring a queue
+// may take longer than the confirm timeout, and an orchestrator would start the process again, too.
+const starts = 5
+
 // start starts a service, and returns when it consumes.
-func (r *run) start(ctx context.Context) (*service, error) {
+func (r *run) start(ctx context.Context) (s *service, err error) {
+	for range starts {
+		if s, err = r.startOnce(ctx); err == nil {
+			return s, nil
+		}
+	}
+	return nil, err
+}
+
+func (r *run) startOnce(ctx context.Context) (*service, error) {
 	proxy, err := testbroker.OpenProxy(r.broker.URL())
 	if err != nil {
 		return nil, err
@@ -65,6 +79,7 @@ func (r *run) start(ctx context.Context) (*service, error) {
 	// Without a tap the proxy knows no frames, and cannot hold confirms back.
 	proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
 	s := &service{proxy: proxy, ended: make(chan error, 1)}
+	s.stop = sync.OnceValue(s.close)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if err := r.connect(ctx, s); err != nil {
@@ -95,6 +110,9 @@ func (r *run) connect(ctx context.Context, s *service) error {
 	policy := r.program.policy()
 	sub, err := s.client.NewSubscriber(config, topology.ForPolicy(policy),
 		topology.WithConcurrency(r.program.Workers), topology.WithDrainTimeout(drain))
+	if err == nil {
+		err = sub.SubscribeInitialize(r.queue) // before the router, which cannot try again
+	}
 	if err == nil {
 		err = r.route(s, sub)
 	}
@@ -132,8 +150,7 @@ func (r *run) route(s *service, sub *topology.Subscriber) error {
 
 var errDead = errors.New("the process is dead")
 
-// stop ends the service in good order.
-func (s *service) stop() error {
+func (s *service) close() error {
 	err := errors.Join(s.router.Close(), s.client.Close(), <-s.ended)
 	s.proxy.Close()
 	return err

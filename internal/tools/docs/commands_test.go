@@ -115,6 +115,7 @@ var notRun = []struct{ begins, reason string }{
 	{"make bench-outage", "takes ten minutes"},
 	{"make bench-docs", "writes the pictures of docs/performance.md"},
 	{"make bench-go", "measures"},
+	{"make random", "takes an hour or LENGTH; TestAFewRandomPrograms runs fewer programs"},
 	{"make chaos", "takes minutes; TestChaos… runs the same storm for less long"},
 	{"make chaos-bugs", "takes minutes"},
 	{"make model", "is another step of .ci/run"},
