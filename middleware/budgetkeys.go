@@ -2,7 +2,6 @@ package middleware
 
 import (
 	"container/list"
-	"fmt"
 	"sync"
 	"time"
 
@@ -10,6 +9,9 @@ import (
 
 	"github.com/millpond-go/millpond/internal/brake"
 )
+
+// longestKeyProbe is how long a probe of a key may take until another message may probe it.
+const longestKeyProbe = 30 * time.Second
 
 // budgetKeys counts the deliveries of each key of a budget by itself.
 type budgetKeys struct {
@@ -76,8 +78,7 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 	case now.Before(one.next):
 		return false, false
 	}
-	// The next one, if this probe never ends.
-	one.next = now.Add(k.of.pause(one.failed))
+	one.next = now.Add(longestKeyProbe)
 	k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyProbed})
 	return true, true
 }
@@ -114,6 +115,7 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 	case failed:
 		one.failed, one.succeeded = one.failed+1, 0
 		one.next = now.Add(k.of.pause(one.failed))
+		k.of.brake.TellKey(brake.KeyNews{Key: key, Kind: brake.KeyFailed})
 	default:
 		one.failed, one.next = 0, now
 		if one.succeeded++; one.succeeded >= k.of.cfg.Successes {
@@ -155,20 +157,11 @@ func (k *budgetKeys) heard(news brake.KeyNews) {
 			k.stop(one, now)
 		}
 	case brake.KeyProbed:
-		one.next = later(one.next, now.Add(k.of.pause(one.failed)))
+		one.next = now.Add(longestKeyProbe)
+	case brake.KeyFailed:
+		one.failed, one.succeeded = one.failed+1, 0
+		one.next = now.Add(k.of.pause(one.failed))
 	case brake.KeyStarted:
 		k.start(one)
 	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// String is the text of a log line.
-func (c keyChange) String() string {
-	return fmt.Sprintf("%d of %d deliveries failed", c.failed, c.deliveries)
 }

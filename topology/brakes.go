@@ -89,7 +89,7 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 	in := &crew{leave: cancel, ended: make(chan struct{}), users: 1}
 	in.member = fleet.NewMember(fleet.Config{
 		Brake: b, Link: c.link, Instance: c.instance(), Logger: c.opts.logger,
-		Provisioned: c.opts.provisioned, Tell: c.tellBrake(b.State().Name),
+		Provisioned: c.opts.provisioned, Tell: c.tellBrake(ctx, b.State().Name),
 	})
 	c.crews[b] = in
 	go func() {
@@ -128,30 +128,66 @@ func (c *Client) instance() string {
 
 var errBraked = errors.New("too many deliveries fail")
 
-// tellBrake returns the function that logs the changes of a brake and tells the observers of them.
-func (c *Client) tellBrake(name string) func(state header.BrakeState, probing bool) {
-	var last header.BrakeState
+// mostChanges is how many changes of a brake may wait for slow observers. Later ones are dropped.
+const mostChanges = 64
+
+// brakeChange is a change of a brake in this process.
+type brakeChange struct {
+	header.BrakeState
+	at      time.Time
+	probing bool
+}
+
+// tellBrake returns a function that logs the changes of a brake and tells the observers of them, in
+// another goroutine, until ctx is done: a slow observer must not keep a brake from stopping.
+func (c *Client) tellBrake(
+	ctx context.Context, name string,
+) (tell func(state header.BrakeState, probing bool)) {
+	changes := make(chan brakeChange, mostChanges)
+	go func() {
+		var last brakeChange
+		for {
+			select {
+			case change := <-changes:
+				told := make(chan struct{})
+				go func() { // an observer may end its goroutine
+					defer close(told)
+					c.reportBrake(name, last.BrakeState, change)
+				}()
+				<-told
+				last = change
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	return func(state header.BrakeState, probing bool) {
-		fields := watermill.LogFields{"brake": name, "by": state.By, "cause": state.Cause}
-		switch {
-		case state.Stopped && !last.Stopped && state.Manual:
-			c.opts.logger.Info("Consuming is stopped by hand, in all instances", fields.Add(
-				watermill.LogFields{"until": state.Until}))
-		case state.Stopped && !last.Stopped:
-			c.opts.logger.Error("Consuming is stopped in all instances until probes succeed", errBraked,
-				fields)
-		case !state.Stopped && last.Stopped:
-			c.opts.logger.Info("Consuming again", fields.Add(watermill.LogFields{
-				"stopped_for": state.Since.Sub(last.Since).Round(time.Millisecond), "rate": state.Rate,
-			}))
+		select {
+		case changes <- brakeChange{state, time.Now().UTC(), probing}:
+		default:
 		}
-		last = state
-		kind := middleware.EventBudgetOpened
-		if state.Stopped {
-			kind = middleware.EventBudgetClosed
-		}
-		c.group.Observers.Tell(context.Background(), middleware.Event{
-			Kind: kind, At: time.Now().UTC(), Brake: &state, Probing: probing,
-		})
 	}
+}
+
+func (c *Client) reportBrake(name string, last header.BrakeState, now brakeChange) {
+	fields := watermill.LogFields{"brake": name, "by": now.By, "cause": now.Cause}
+	switch {
+	case now.Stopped && !last.Stopped && now.Manual:
+		c.opts.logger.Info("Consuming is stopped by hand, in all instances", fields.Add(
+			watermill.LogFields{"until": now.Until}))
+	case now.Stopped && !last.Stopped:
+		c.opts.logger.Error("Consuming is stopped in all instances until probes succeed", errBraked,
+			fields)
+	case !now.Stopped && last.Stopped:
+		c.opts.logger.Info("Consuming again", fields.Add(watermill.LogFields{
+			"stopped_for": now.Since.Sub(last.Since).Round(time.Millisecond), "rate": now.Rate,
+		}))
+	}
+	kind := middleware.EventBudgetOpened
+	if now.Stopped {
+		kind = middleware.EventBudgetClosed
+	}
+	c.group.Observers.Tell(context.Background(), middleware.Event{
+		Kind: kind, At: now.at, Brake: &now.BrakeState, Probing: now.probing,
+	})
 }

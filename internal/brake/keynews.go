@@ -12,7 +12,8 @@ type KeyKind string
 // The kinds of KeyNews.
 const (
 	KeyStopped KeyKind = "stopped"
-	KeyProbed  KeyKind = "probed"
+	KeyProbed  KeyKind = "probed" // a probe has begun
+	KeyFailed  KeyKind = "failed" // a probe has failed
 	KeyStarted KeyKind = "started"
 )
 
@@ -20,12 +21,15 @@ const (
 // not hear of a key finds out by itself.
 const mostKeyNews = 256
 
+// longestKey is the most bytes of a key in news. Any client may publish news.
+const longestKey = 1024
+
 // OnKey names the function that takes the news of other instances. Call it before Join.
 func (b *Brake) OnKey(heard func(KeyNews)) { b.heard = heard }
 
 // TellKey leaves news of a key for the fleet.
 func (b *Brake) TellKey(news KeyNews) {
-	if !b.Joined() {
+	if !b.Joined() || len(news.Key) > longestKey {
 		return
 	}
 	select {
@@ -39,7 +43,7 @@ func (b *Brake) KeyNews() <-chan KeyNews { return b.keyNews }
 
 // HearKey takes news of another instance.
 func (b *Brake) HearKey(news KeyNews) {
-	if b.heard != nil && news.Key != "" {
+	if b.heard != nil && news.Key != "" && len(news.Key) <= longestKey {
 		b.heard(news)
 	}
 }

@@ -55,7 +55,7 @@ func (t *Ticket) abandon() {
 	t.late = true
 }
 
-// close takes the ticket out of those that Judge decides on.
+// close ends a ticket that no Subscription has taken: Judge does not decide on it any more.
 func (t *Ticket) close() {
 	t.of.mu.Lock()
 	defer t.of.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -42,6 +43,10 @@ const (
 	// Bye says that a process leaves.
 	Bye = "bye"
 )
+
+// LongestStop is how long an operator may stop a brake. A stop that claims to be longer, of another
+// client, ends then.
+const LongestStop = 24 * time.Hour
 
 // contentType is of the token and of all news.
 const contentType = "application/json"
@@ -123,6 +128,9 @@ func Read(name string, d amqp.Delivery) (state header.BrakeState, ok bool) {
 		return header.BrakeState{}, false
 	}
 	state.Name = name
+	if limit := time.Now().Add(LongestStop); state.Until.After(limit) {
+		state.Until = limit
+	}
 	return state, true
 }
 

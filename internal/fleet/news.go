@@ -28,7 +28,7 @@ func (s *session) hear(d amqp.Delivery) error {
 	switch d.Type {
 	case Hello:
 		if len(s.held) > 0 {
-			if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // any other queue is not ours
+			if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // the queue of a process, not of a user
 				return s.answer(d.ReplyTo)
 			}
 		}
