@@ -26,7 +26,7 @@ var (
 
 const (
 	// MaxBrakeStop is the longest time that StopBrake stops a brake.
-	MaxBrakeStop = fleet.LongestStop
+	MaxBrakeStop = 24 * time.Hour
 	// maxCause is the most bytes of a cause, and of the name of an operator.
 	maxCause = 1000
 	// brakesAtOnce is how many brakes are asked at the same time. Each needs two channels.
