@@ -1,0 +1,74 @@
+package middleware_test
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/middlewaretest"
+)
+
+// Every instance that calls the payment provider has a budget with this name. While more than half
+// of the payments of one instance fail, all of them stop consuming, and one message at a time
+// probes.
+func ExampleNewBudget_brake() {
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+		Share: 0.5, Brake: true, Name: "payments", Ramp: time.Minute,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	broker := middlewaretest.NewBroker() // in a program: the topology.Client
+	_, err = middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute},
+		middleware.WithBudget(budget, middleware.Selector{Error: middleware.NetworkErrors()}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// in a program: client.NewSubscriber(config, topology.For(retry))
+	state := budget.State()
+	fmt.Println(state.Name, "stopped:", state.Stopped)
+	// Output: payments stopped: false
+}
+
+// Each customer has an endpoint. When the endpoint of one is out, the messages for it are set aside.
+func ExampleNewBudget_key() {
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+		Share: 0.5, Minimum: 2, Brake: true, Name: "endpoints",
+		Key: func(msg *message.Message) string { return msg.Metadata.Get("customer") },
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Second, time.Minute},
+		middleware.WithBudget(budget))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	calls := map[string]int{}
+	handle := retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		customer := msg.Metadata.Get("customer")
+		calls[customer]++
+		if customer == "acme" {
+			return errors.New("connection refused")
+		}
+		return nil
+	}))
+	for range 10 {
+		for _, customer := range []string{"acme", "globex"} {
+			msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "hooks"}, nil)
+			msg.Metadata.Set("customer", customer)
+			_, _ = handle(msg)
+		}
+	}
+	fmt.Println(calls)
+	// Output: map[acme:2 globex:10]
+}
