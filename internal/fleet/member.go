@@ -26,6 +26,8 @@ const (
 	// silence is how long a stopped member may hear of no process that probes. The broker notices
 	// within the time of its heartbeats, 30 s, that a process has died.
 	silence = 90 * time.Second
+	// mostMembers is how many members' rates are kept: any client may publish news.
+	mostMembers = 10_000
 	// confirmLimit bounds the confirm of a token.
 	confirmLimit = 5 * time.Second
 	// rejoinLimit is how long a stopped member waits for the broker before it starts.
@@ -60,7 +62,7 @@ type Member struct {
 	name  string
 	ready chan struct{} // closed when the state is known, or cannot be
 	once  sync.Once
-	said  string // the last trouble that was logged
+	said  bool // the present trouble is logged
 
 	// The goroutine of Run alone has these.
 	rates  map[string]float64 // of the members that are known
@@ -112,8 +114,8 @@ func (m *Member) trouble(err error) {
 		m.Brake.Leave()
 	}
 	m.once.Do(func() { close(m.ready) })
-	if text := err.Error(); m.said != text {
-		m.said = text
+	if !m.said {
+		m.said = true
 		m.Logger.Error("The instances of the brake cannot reach each other through the broker: until "+
 			"they can, the budget of this process works as without Brake", err, nil)
 	}

@@ -47,7 +47,9 @@ func (s *session) hear(d amqp.Delivery) error {
 		s.Brake.Set(state)
 		s.known()
 	case Rate:
-		s.rates[d.AppId] = state.Rate
+		if len(s.rates) < mostMembers {
+			s.rates[d.AppId] = state.Rate
+		}
 	case Started:
 		if len(s.held) == 0 {
 			s.merge(&state)

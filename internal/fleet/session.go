@@ -218,10 +218,10 @@ func (s *session) known() {
 	if s.isReady() {
 		return
 	}
-	if !s.lost.IsZero() && s.said != "" {
+	if s.said {
 		s.Logger.Info("The instances of the brake reach each other again", nil)
 	}
-	s.lost, s.said = time.Time{}, ""
+	s.lost, s.said = time.Time{}, false
 	s.Brake.Join(s.Instance, s.Tell)
 	if s.Brake.Stopped() && !s.heard {
 		s.asked = time.Now() // it was stopped in an earlier session
