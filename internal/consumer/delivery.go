@@ -212,8 +212,21 @@ func (d *delivery) ack() {
 }
 
 func (d *delivery) giveBack() {
+	if d.sub.stop.Err() != nil {
+		d.awaitCancel()
+	}
 	if err := d.on.giveBack(d.raw.DeliveryTag); err != nil {
 		d.sub.logger.Debug("Cannot nack, the message comes again: "+err.Error(), d.LogFields())
+	}
+}
+
+// awaitCancel returns when the broker delivers nothing more, so that a delivery that is given back
+// does not come again at once: that would count as another delivery.
+func (d *delivery) awaitCancel() {
+	select {
+	case <-d.on.cancelled:
+	case <-d.ctx.Done():
+	case <-time.After(goodbyeTimeout):
 	}
 }
 

@@ -185,11 +185,7 @@ func (s *Subscription) suspend(d *delivery) {
 			errCannotStore, d.LogFields())
 	}
 	d.on.enoughNow()
-	select {
-	case <-d.on.cancelled:
-	case <-d.ctx.Done():
-	case <-time.After(goodbyeTimeout):
-	}
+	d.awaitCancel()
 }
 
 // overdue is how the broker ends the channel of a consumer that has kept a delivery for too

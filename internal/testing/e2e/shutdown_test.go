@@ -15,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/frame"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -407,4 +408,33 @@ func (c sigterm) run(t *testing.T, url string) {
 		require.Equal(t, "1", rig.Take(t, url, queue+".wait.1h").Headers[header.Failures])
 	}
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
+}
+
+// Given handlers that nack when the service closes, then each message goes back once: the broker must
+// not deliver it to the same consumer again, which counts, and makes a copy on its way out.
+func TestNackedAtShutdownGoesBackOnce(t *testing.T) {
+	t.Parallel()
+	const messages = 40
+	handling := rig.NewBusy()
+	r := rig.Start(t, rig.Config{
+		Policy: backoff.List{30 * time.Second}, Configure: rig.QuorumQueue,
+		SubscriberOptions: rig.InFlight(messages),
+		Outer: []message.HandlerMiddleware{func(message.HandlerFunc) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				defer handling.Enter(string(msg.Payload))()
+				<-middleware.DeliveryOf(msg.Context(), msg).Closing
+				return nil, rig.ErrFailed
+			}
+		}},
+		Handle: rig.Fail,
+	})
+	rig.Fill(t, r.URL, r.Queue, messages)
+	rig.WaitFor(t, "all handlers", func() bool { return handling.Now() == messages })
+	r.Stop()
+	rig.AwaitDepth(t, r.URL, r.Queue, messages)
+	require.Zero(t, r.Waiting(), "copies")
+	for range messages {
+		back := rig.Take(t, r.URL, r.Queue)
+		require.LessOrEqual(t, back.Headers["x-delivery-count"], int64(1))
+	}
 }
