@@ -12,7 +12,8 @@ import (
 )
 
 // settle waits until every message has ended and nothing moves any more, or until nothing has moved
-// for the broker's Patience. It returns the dead letters. The judge finds the missing messages.
+// for the broker's Patience and no queue holds messages. It returns the dead letters. The judge
+// finds the missing messages.
 func (r *run) settle(ctx context.Context) (letters []operate.Letter, err error) {
 	// The repair of deleted parts, as by an operator.
 	if err := r.operator.Declare(ctx, r.plan); err != nil {
@@ -29,10 +30,17 @@ func (r *run) settle(ctx context.Context) (letters []operate.Letter, err error) 
 		quiet := waiting == 0 && (r.record.still(r.broker.Patience) ||
 			r.open(letters) == 0 && r.record.still(stillness))
 		if quiet || time.Now().After(end) || ctx.Err() != nil {
-			return letters, ctx.Err()
+			break
 		}
 		rest(ctx, 30*time.Millisecond)
 	}
+	if r.open(letters) == 0 || ctx.Err() != nil {
+		return letters, ctx.Err()
+	}
+	if r.held, err = r.awaitHeld(ctx); err != nil {
+		return nil, err
+	}
+	return r.letters(ctx)
 }
 
 // stillness is the time without a call after which no further copy is expected.
@@ -217,6 +225,8 @@ func (j *judging) end(n int) {
 	handled, dead, discarded := j.record.handled[n], j.dead[n], j.record.discarded[n]
 	_, reason := j.record.fates[n].end(j.program.Retries)
 	switch all := handled + dead + discarded; {
+	case all == 0 && len(j.held) > 0:
+		j.broken("message %d has not ended after %s; the broker holds messages: %q", n, heldLimit, j.held)
 	case all == 0:
 		j.broken("message %d is LOST: no handler has finished it, and it is no dead letter", n)
 	case all > j.factor:

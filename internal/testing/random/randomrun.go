@@ -57,6 +57,8 @@ type run struct {
 	disturbed bool
 	// doubled is the number of doublings that the steps explain, and killed the number of deaths.
 	doubled, killed int
+	// held has the queues that kept messages to the end.
+	held []string
 }
 
 // limit bounds the wait for the end of all messages. A restart and a crash loop take longest.
@@ -83,7 +85,7 @@ func (p Program) Run(ctx context.Context, b Broker) (Result, error) {
 	r.strategy = p.topology(r.queue, r.via)
 	result := Result{Done: map[Action]int{}}
 	err := r.all(ctx, &result)
-	if cleaned := r.clean(); cleaned != nil {
+	if cleaned := r.cleanUp(ctx); cleaned != nil {
 		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotDone, cleaned))
 	}
 	result.Calls = r.record.total()
@@ -200,6 +202,16 @@ func (r *run) depth(queue string) (n int, err error) {
 func (b Broker) Close() error {
 	b.burials.Wait()
 	return b.Cluster.Close()
+}
+
+// cleanUp deletes everything of the program, when the broker can stand it.
+func (r *run) cleanUp(ctx context.Context) error {
+	if r.program.has(RestartNode, KillNode) {
+		if err := r.broker.awaitDeadLettering(ctx); err != nil {
+			return err
+		}
+	}
+	return r.clean()
 }
 
 // clean deletes everything of the program.
