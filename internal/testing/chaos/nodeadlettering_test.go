@@ -19,7 +19,7 @@ import (
 )
 
 // endDeadLettering ends the workers until their supervisor gives up, as it does when queues are
-// deleted while their workers start (F45).
+// deleted while their workers start (F47).
 const endDeadLettering = `
 	End = fun F() -> case whereis(rabbit_fifo_dlx_sup) of
 		undefined -> ended;
@@ -31,7 +31,7 @@ const endDeadLettering = `
 	End().`
 
 // Given a node whose dead-lettering has ended, then messages whose wait ends stay, and come back
-// when the node has been started again (F45).
+// when the node has been started again (F47).
 func TestMessagesSurviveTheEndOfDeadLettering(t *testing.T) {
 	t.Parallel()
 	const waiting = 20

@@ -34,7 +34,7 @@ func (r *run) awaitHeld(ctx context.Context) (holding []string, err error) {
 }
 
 // holding returns the queues of the program that may have messages, without the dead-letter queue.
-// A queue that does not run shows none, but may have some (F45).
+// A queue that does not run shows none, but may have some (F47).
 func (r *run) holding(ctx context.Context) (queues []string, err error) {
 	out, err := r.broker.Node(0).RunCtl(ctx, "list_queues", "--no-table-headers",
 		"name", "state", "messages")
@@ -63,7 +63,7 @@ const deadLettering = `
 	length(Workers) >= length(Queues).`
 
 // awaitDeadLettering waits until the broker dead-letters after a start. A queue that is deleted
-// earlier can end all dead-lettering of the node until the next start (F45).
+// earlier can end all dead-lettering of the node until the next start (F47).
 func (b Broker) awaitDeadLettering(ctx context.Context) error {
 	var out string
 	var err error
