@@ -36,7 +36,7 @@ func ExampleNewBudget_brake() {
 	// Output: payments stopped: false
 }
 
-// Each customer has an endpoint. When the endpoint of one is out, the messages for it are set aside.
+// Each customer has an endpoint. When one endpoint is out, the messages for it are set aside.
 func ExampleNewBudget_key() {
 	budget, err := middleware.NewBudget(middleware.BudgetConfig{
 		Share: 0.5, Minimum: 2, Brake: true, Name: "endpoints",

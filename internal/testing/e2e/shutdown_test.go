@@ -410,8 +410,8 @@ func (c sigterm) run(t *testing.T, url string) {
 	require.Zero(t, testbroker.Depth(t, url, queue+".dlq"))
 }
 
-// Given handlers that nack when the service closes, then each message goes back once: the broker must
-// not deliver it to the same consumer again, which counts, and makes a copy on its way out.
+// Given handlers that nack when the service closes, then each message goes back once: the broker
+// must not deliver it to the same consumer again, which counts, and makes a copy on its way out.
 func TestNackedAtShutdownGoesBackOnce(t *testing.T) {
 	t.Parallel()
 	const messages = 40
