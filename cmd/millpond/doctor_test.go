@@ -72,8 +72,10 @@ func TestDoctorRefusesFlags(t *testing.T) {
 func TestDoctorInterrupted(t *testing.T) {
 	t.Parallel()
 	node, _ := testbroker.Managed(t, "")
-	names := func() string {
-		return node.Ctl(t, "list_queues", "name") + node.Ctl(t, "list_exchanges", "name")
+	names := func() string { // an eval is quick: the doctor must not end meanwhile
+		return node.Ctl(t, "eval", `
+			{lists:sort([Q || {resource, _, _, Q} <- rabbit_amqqueue:list_names()]),
+			lists:sort([E || {resource, _, _, E} <- rabbit_exchange:list_names()])}.`)
 	}
 	before := names()
 	child := exec.CommandContext(t.Context(), os.Args[0], "--url", node.URL(), "doctor")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,6 +31,17 @@ const killed = "MILLPOND_TEST_KILLED"
 // beKilled runs a command, and says how far it is.
 func beKilled(words []string) error {
 	command, kind, queue, file := words[0], words[1], words[2], words[3]
+	after, err := strconv.Atoi(words[4])
+	if err != nil {
+		return err
+	}
+	// It is killed when it has done so many. A busy parent may be slow, so it goes on slowly then.
+	tell := func(done int) {
+		fmt.Println("done", done)
+		if done >= after {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
 	ctx := context.Background()
 	strategy := topology.PerQueue{Type: topology.QueueType(kind)}
 	o, err := operate.Open(ctx, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
@@ -42,7 +54,7 @@ func beKilled(words []string) error {
 	}
 	progress := func(p operate.Progress) {
 		if p.Done > 0 {
-			fmt.Println("done", p.Done)
+			tell(p.Done)
 		}
 	}
 	keepIn := func(letters []operate.Letter) error {
@@ -90,14 +102,14 @@ func beKilled(words []string) error {
 			return openErr
 		}
 		_, err = o.Import(ctx, plan, f,
-			operate.ImportOptions{Progress: func(n int) { fmt.Println("done", n) }})
+			operate.ImportOptions{Progress: tell})
 	case "release", "cancel":
 		n := 0
 		all := operate.Selection{Match: func(
 			operate.Waiter,
 		) bool {
 			n++
-			fmt.Println("done", n)
+			tell(n)
 			return true
 		}}
 		if plan, err = strategy.Plan(queue, []time.Duration{time.Hour}); err != nil {
@@ -111,7 +123,7 @@ func beKilled(words []string) error {
 	case "list":
 		for l, listErr := range o.Dead(ctx, plan, operate.Filter{}, 0) {
 			if err = listErr; err == nil {
-				fmt.Println("done", l.Position)
+				tell(l.Position)
 			}
 		}
 	}
@@ -124,7 +136,8 @@ func (b *box) killInTheMiddle(command, kind, file string, after int) (ended bool
 	b.t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestKilledInTheMiddle$")
 	child.Env = append(os.Environ(),
-		killed+"="+strings.Join([]string{command, kind, b.queue, file}, "|"), "AMQP_URL="+b.url)
+		killed+"="+strings.Join([]string{command, kind, b.queue, file, strconv.Itoa(after)}, "|"),
+		"AMQP_URL="+b.url)
 	out, err := child.StdoutPipe()
 	require.NoError(b.t, err)
 	var errs bytes.Buffer

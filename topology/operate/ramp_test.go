@@ -146,8 +146,16 @@ func TestRampStopsAtItsCanary(t *testing.T) {
 	forTypes(t, func(t *testing.T, b *box) {
 		b.delayBy(200 * time.Millisecond)
 		b.die(40)
-		s := b.serve(always, 200*time.Millisecond)
-		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{}))
+		moved := make(chan struct{}) // the canary: a ramp may stop before, when two of three are dead
+		enough := sync.OnceFunc(func() { close(moved) })
+		s := b.serve(func(string) error { <-moved; return errBad }, 200*time.Millisecond)
+		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
+			ReplayOptions: operate.ReplayOptions{Progress: func(p operate.Progress) {
+				if p.Done >= 3 {
+					enough()
+				}
+			}},
+		}))
 		require.ErrorIs(t, err, operate.ErrStopped)
 		requireSum(t, r)
 		require.Equal(t, "canary", r.Step)
