@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/cmd/millpond/page/internal/job"
@@ -206,8 +207,11 @@ func TestLettersThatAreDeadAgainAreNotResumed(t *testing.T) {
 	failing, err := y.ch.Consume(y.queue, "failing", true, false, false, false, nil)
 	require.NoError(t, err)
 	y.confirm(h)
-	for range 4 { // the service fails for good
-		d := rig.Await(t, failing)
+	var canary []amqp.Delivery // all of it first: a ramp stops as soon as too many are dead again
+	for range 4 {
+		canary = append(canary, rig.Await(t, failing))
+	}
+	for _, d := range canary { // the service fails for good
 		again := y.letter(0, refused)
 		again.MessageId, again.Body = d.MessageId, d.Body
 		again.Headers["millpond-replay"] = d.Headers["millpond-replay"]
