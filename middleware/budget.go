@@ -3,7 +3,6 @@ package middleware
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -306,18 +305,4 @@ func (b *Budget) admit() (admitted bool, change budgetChange) {
 		}
 	})
 	return admitted, change
-}
-
-// longest returns the longest delay of the policies.
-func longest(policies []backoff.Policy) (delay time.Duration, known bool) {
-	for _, policy := range policies {
-		delays, known := backoff.Delays(policy)
-		if !known {
-			return 0, false
-		}
-		if len(delays) > 0 {
-			delay = max(delay, slices.Max(delays))
-		}
-	}
-	return delay, true
 }

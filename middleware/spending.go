@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -46,7 +47,8 @@ func WithBudget(budget *Budget, only ...Selector) Option {
 		if slices.ContainsFunc(s.budgets, func(other spending) bool { return other.Budget == budget }) {
 			return errors.New("WithBudget: the same budget is given twice: give it all selectors at once")
 		}
-		if budget.keys != nil && s.keyed() >= 0 {
+		if budget.keys != nil &&
+			slices.ContainsFunc(s.budgets, func(other spending) bool { return other.keys != nil }) {
 			return errors.New("WithBudget: a second budget has a Key")
 		}
 		s.budgets = append(s.budgets, spent)
@@ -59,11 +61,6 @@ type spending struct {
 	*Budget
 	only []rule        // empty: everything counts
 	slow time.Duration // the delay of a retry that is over budget
-}
-
-// keyed returns the index of the budget with a Key; -1 if there is none.
-func (s *settings) keyed() int {
-	return slices.IndexFunc(s.budgets, func(b spending) bool { return b.keys != nil })
 }
 
 // Brakes returns the brakes of the budgets. topology.For gives them to the Subscriber.
@@ -92,6 +89,20 @@ func (s *settings) checkBudgets() error {
 		}
 	}
 	return nil
+}
+
+// longest returns the longest delay of the policies.
+func longest(policies []backoff.Policy) (delay time.Duration, known bool) {
+	for _, policy := range policies {
+		delays, known := backoff.Delays(policy)
+		if !known {
+			return 0, false
+		}
+		if len(delays) > 0 {
+			delay = max(delay, slices.Max(delays))
+		}
+	}
+	return delay, true
 }
 
 // isFor reports whether deliveries at the place count. Without selectors the place is not needed.
@@ -212,9 +223,7 @@ func (f *failed) spend(seen failure, o *outcome) {
 			continue
 		}
 		granted, change := b.grant()
-		if !b.inFleet() {
-			f.reportBudget(change)
-		}
+		f.reportBudget(change)
 		if granted {
 			continue
 		}
@@ -250,12 +259,14 @@ func (a *attempt) reportBudget(c budgetChange) {
 
 // reportKey tells of a key that has stopped or started with this message.
 func (a *attempt) reportKey(b *spending, c keyChange) {
-	fields := watermill.LogFields{"brake": b.State().Name, "key": a.key}
-	switch {
-	case c.stopped:
-		a.r.logger.Error("Messages with this key are set aside: too many of them fail", errKeyStopped,
-			fields.Add(watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed}))
-	case c.started:
-		a.r.logger.Info("Messages with this key are handled again", fields)
+	if !c.stopped && !c.started {
+		return
 	}
+	fields := watermill.LogFields{"brake": b.State().Name, "key": a.key}
+	if c.started {
+		a.r.logger.Info("Messages with this key are handled again", fields)
+		return
+	}
+	a.r.logger.Error("Messages with this key are set aside: too many of them fail", errKeyStopped,
+		fields.Add(watermill.LogFields{"deliveries": c.deliveries, "failed": c.failed}))
 }

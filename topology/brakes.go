@@ -64,8 +64,7 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 	defer c.mu.Unlock()
 	if in, ok := c.crews[b]; ok {
 		if !b.Serves(queue) {
-			return nil, fmt.Errorf("a Budget with Brake serves queue %q and others: give its "+
-				"BudgetConfig a Name", queue)
+			return nil, errManyQueues(queue)
 		}
 		in.users++
 		return in.member, nil
@@ -78,8 +77,7 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 	}
 	if !b.Serves(queue) {
 		b.Disclaim(c)
-		return nil, fmt.Errorf("a Budget with Brake serves queue %q and others: give its "+
-			"BudgetConfig a Name", queue)
+		return nil, errManyQueues(queue)
 	}
 	if err := fleet.CheckName(b.State().Name); err != nil {
 		b.Disclaim(c)
@@ -97,6 +95,11 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 		in.member.Run(ctx)
 	}()
 	return in.member, nil
+}
+
+func errManyQueues(queue string) error {
+	return fmt.Errorf("a Budget with Brake serves queue %q and others: give its BudgetConfig a Name",
+		queue)
 }
 
 func (c *Client) leaveFleet(b *brake.Brake) {

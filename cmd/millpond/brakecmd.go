@@ -269,20 +269,5 @@ func brakeText(b header.BrakeState) string {
 
 // completeBrakes offers the names of brakes.
 func (a app) completeBrakes(ctx context.Context, c *cli.Command) {
-	cli.DefaultCompleteWithFlags(ctx, c)
-	api, vhost, err := managementOf(c)
-	if err != nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, completeLimit)
-	defer cancel()
-	found, err := discover.Find(ctx, api, vhost)
-	if err != nil {
-		return // a completion has no place for an error
-	}
-	for _, name := range found.Brakes {
-		if !slices.Contains(c.Args().Slice(), name) {
-			fmt.Fprintln(a.out, harmless(name))
-		}
-	}
+	a.complete(ctx, c, func(found discover.Vhost) []string { return found.Brakes })
 }

@@ -377,6 +377,18 @@ func joined(strategies []discover.Strategy) string {
 
 // completeQueues offers the names of the queues that are found.
 func (a app) completeQueues(ctx context.Context, c *cli.Command) {
+	a.complete(ctx, c, func(found discover.Vhost) (names []string) {
+		for _, main := range found.Mains {
+			names = append(names, main.Name)
+		}
+		return names
+	})
+}
+
+// complete offers names of the virtual host that are no arguments yet.
+func (a app) complete(
+	ctx context.Context, c *cli.Command, namesOf func(discover.Vhost) []string,
+) {
 	cli.DefaultCompleteWithFlags(ctx, c)
 	api, vhost, err := managementOf(c)
 	if err != nil {
@@ -388,9 +400,9 @@ func (a app) completeQueues(ctx context.Context, c *cli.Command) {
 	if err != nil {
 		return // a completion has no place for an error
 	}
-	for _, main := range found.Mains {
-		if !slices.Contains(c.Args().Slice(), main.Name) {
-			fmt.Fprintln(a.out, harmless(main.Name))
+	for _, name := range namesOf(found) {
+		if !slices.Contains(c.Args().Slice(), name) {
+			fmt.Fprintln(a.out, harmless(name))
 		}
 	}
 }

@@ -61,7 +61,7 @@ func (s *Subscription) probe() (none bool) {
 		none = true
 	}
 	// Before the message is acked, so that the broker delivers no second one.
-	within(goodbyeTimeout, func() { _ = c.ch.Cancel(c.tag, false) })
+	within(goodbyeTimeout, c.cancel)
 	var in intake
 	if none = none || c.ended; !none {
 		c.acks.arrived(raw.DeliveryTag)
@@ -102,7 +102,9 @@ func (s *Subscription) consumeOne() *consumer {
 	if err == nil && ready == 0 || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
 	}
-	c, err := s.consumeWithin(ctx, func() (*consumer, error) { return s.consume(conn, s.limits, one) })
+	c, err := s.consumeWithin(ctx, func() (*consumer, error) {
+		return s.consume(conn, s.limits, toGetOne)
+	})
 	if err != nil {
 		s.logger.Debug("Cannot probe: "+err.Error(), nil)
 		return nil

@@ -181,8 +181,7 @@ func (s *Subscription) release(c *consumer, unbegun []arrival) {
 		rest := make(chan arrival)
 		go func() {
 			defer close(rest)
-			_ = c.ch.Cancel(c.tag, false)
-			close(c.cancelled)
+			c.cancel()
 			for _, a := range unbegun {
 				rest <- a
 			}

@@ -72,6 +72,7 @@ type consumer struct {
 	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
+	cancel    func()        // ends the deliveries, once, and closes cancelled
 	cancelled chan struct{} // closed when the broker delivers nothing more
 	ended     bool          // by the broker, or with its channel
 }
@@ -104,9 +105,9 @@ func (s *Subscription) Cancel() { s.cancel() }
 type intent int
 
 const (
-	all   intent = iota // it consumes the queue
-	probe               // it consumes one message at a time, after an outage
-	one                 // it gets one message, while a brake is stopped
+	toConsume intent = iota // the queue
+	toProbe                 // with one message at a time, after an outage
+	toGetOne                // message, while a brake is stopped
 )
 
 // Prepare declares and checks everything as Begin does.
@@ -133,7 +134,7 @@ func (s *Subscription) Begin() (run func(), err error) {
 	if s.seat.IsStopped() {
 		err = s.Prepare()
 	} else {
-		c, err = s.begin(all)
+		c, err = s.begin(toConsume)
 	}
 	if err != nil {
 		s.seat.Leave()
@@ -184,7 +185,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*con
 	cfg := &s.cfg.Consume
 	prefetch := cfg.Prefetch
 	switch {
-	case use != all:
+	case use != toConsume:
 		prefetch = 1
 	case s.slow:
 		prefetch = cfg.Concurrency
@@ -218,15 +219,19 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*con
 	enough := make(chan struct{})
 	c := &consumer{
 		Limits: limits, conn: conn, ch: ch, tag: tag, deliveries: deliveries, ctx: ctx,
-		hold: s.hold(limits.ConsumerTimeout), probing: use == probe, single: use == one,
+		hold: s.hold(limits.ConsumerTimeout), probing: use == toProbe, single: use == toGetOne,
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
+	c.cancel = sync.OnceFunc(func() {
+		_ = ch.Cancel(tag, false)
+		close(c.cancelled)
+	})
 	go func() {
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
-	if use != one {
+	if use != toGetOne {
 		s.logger.Info("Consuming", nil)
 	}
 	return c, nil
@@ -243,9 +248,9 @@ func (s *Subscription) run(c *consumer) {
 		if c != nil { // nil if a brake was stopped at the start
 			s.release(c, s.receive(c))
 		}
-		use := all
+		use := toConsume
 		if s.awaitStorage() {
-			use = probe
+			use = toProbe
 		}
 		c = s.resume(use, nextPause(s.awaitBrakes()))
 	}

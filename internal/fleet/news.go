@@ -5,9 +5,10 @@ import (
 	"strings"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/millpond-go/millpond/internal/brake"
 	"github.com/millpond-go/millpond/middleware/header"
-	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // hear takes news.

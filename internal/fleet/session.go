@@ -7,22 +7,24 @@ import (
 	"math/rand/v2"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware/header"
-	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // session is a stay on one connection.
 type session struct {
 	*Member
-	ch     *amqp.Channel
-	closed <-chan *amqp.Error
-	news   <-chan amqp.Delivery
-	tokens <-chan amqp.Delivery
-	queue  string // of the news
-	tag    string // of the consumer of tokens
-	mine   string // the id of the token that this process has published last
-	held   []amqp.Delivery
+	ch       *amqp.Channel
+	closed   <-chan *amqp.Error
+	returned <-chan amqp.Return // a token that no queue took
+	news     <-chan amqp.Delivery
+	tokens   <-chan amqp.Delivery
+	queue    string // of the news
+	tag      string // of the consumer of tokens
+	mine     string // the id of the token that this process has published last
+	held     []amqp.Delivery
 	// The ids of the tokens that this process has published, until it acks them. A token that is
 	// spent stops nothing when it arrives.
 	published, spent map[string]bool
@@ -98,6 +100,7 @@ func (s *session) declare() error {
 	if err := s.ch.Confirm(false); err != nil {
 		return err
 	}
+	s.returned = s.ch.NotifyReturn(make(chan amqp.Return, 1))
 	if !s.Provisioned {
 		if err := Declare(s.ch, s.name); err != nil {
 			return err

@@ -8,8 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/millpond-go/millpond/middleware/header"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // stop tells the other processes that this one has stopped the brake.
@@ -206,7 +207,7 @@ func (s *session) stepBack() error {
 	return answered(s.consume)
 }
 
-// tick does what has its time.
+// tick renews the token, tells the state or asks for it, if that is due.
 func (s *session) tick() error {
 	switch now := time.Now(); {
 	case len(s.held) > 0 && now.Sub(s.echoed) >= s.echoLimit:
@@ -254,5 +255,10 @@ func (s *session) publishToken(state header.BrakeState) error {
 	case !acked:
 		return errUnconfirmed
 	}
-	return nil
+	select {
+	case <-s.returned: // the broker returns a message before it confirms it
+		return errUnconfirmed
+	default:
+		return nil
+	}
 }

@@ -54,7 +54,10 @@ func TestTheProberIsLost(t *testing.T) {
 			if c.back != nil {
 				require.NoError(t, c.back(p, proxy))
 			}
-			time.Sleep(2 * time.Second) // probes of both would show now
+			back := time.Now()
+			rig.WaitFor(t, "so many probes that the first one's would show", func() bool {
+				return len(f.since(back)) >= 6
+			})
 			first := time.Time{}
 			after := 0
 			for _, call := range f.since(lost) {

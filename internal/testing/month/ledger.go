@@ -21,7 +21,7 @@ const rate = 20
 // dead letters.
 const handled = "handled"
 
-// story is what has happened to a message.
+// story has the events of one message.
 type story struct {
 	sent, last time.Time
 	confirmed  bool
