@@ -55,6 +55,9 @@ type run struct {
 
 	// disturbed is true after a fault that may have left a copy that nothing has counted.
 	disturbed bool
+	// declared is when a queue was declared last, and deleted says that one was deleted.
+	declared time.Time
+	deleted  bool
 	// doubled is the number of doublings that the steps explain, and killed the number of deaths.
 	doubled, killed int
 	// held has the queues that kept messages to the end.
@@ -119,6 +122,7 @@ func (r *run) all(ctx context.Context, result *Result) (err error) {
 			r.service.kill(r.broker.burials)
 		}
 	}()
+	r.declared = time.Now()
 	for i := range r.program.Messages {
 		if err := r.publish(ctx, i); err != nil {
 			return notDone(err)
@@ -146,18 +150,20 @@ func (r *run) all(ctx context.Context, result *Result) (err error) {
 
 // publish publishes message i, and returns when it is confirmed.
 func (r *run) publish(ctx context.Context, i int) error {
-	exchange, key := "", r.queue
 	if r.via != "" {
-		exchange, key = r.via, routingKey
+		return r.send(ctx, r.via, routingKey, fmt.Sprint(i))
 	}
+	return r.send(ctx, "", r.queue, fmt.Sprint(i))
+}
+
+// send publishes a message, and returns when it is confirmed.
+func (r *run) send(ctx context.Context, exchange, key, id string) error {
 	return r.admin(func(ch *amqp.Channel) error {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
 		confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false,
-			amqp.Publishing{
-				MessageId: fmt.Sprint(i), Body: []byte(fmt.Sprint(i)), DeliveryMode: amqp.Persistent,
-			})
+			amqp.Publishing{MessageId: id, Body: []byte(id), DeliveryMode: amqp.Persistent})
 		if err != nil {
 			return err
 		}

@@ -27,6 +27,46 @@ type service struct {
 	ended  chan error
 	dead   atomic.Bool
 	stop   func() error // ends the service in good order, once
+
+	mu sync.Mutex
+	// unsettled counts the deliveries of each message whose handling has begun and has no outcome.
+	unsettled map[string]int
+	// failing has the messages that could not be handed over at the last try. At a shutdown they go
+	// back to their queue, and their attempt runs again.
+	failing map[string]bool
+}
+
+// generations is the largest number of deliveries of a message that no outcome has settled.
+// While confirms are late, a copy comes back before the delivery that it was made of is acked. A
+// lost connection doubles each of these.
+func (s *service) generations() (most int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.unsettled {
+		most = max(most, n)
+	}
+	return most
+}
+
+// isFailing reports whether a message could not be handed over at the last try.
+func (s *service) isFailing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.failing) > 0
+}
+
+// observe counts the outcomes.
+func (s *service) observe(_ context.Context, e middleware.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch e.Kind {
+	case middleware.EventFailing:
+		s.failing[e.MessageID] = true
+	case middleware.EventHandled, middleware.EventRetried, middleware.EventSnoozed,
+		middleware.EventDeadLettered, middleware.EventRequeued:
+		s.unsettled[e.MessageID]--
+		delete(s.failing, e.MessageID)
+	}
 }
 
 // config returns the configuration of the source queue.
@@ -78,7 +118,8 @@ func (r *run) startOnce(ctx context.Context) (*service, error) {
 	}
 	// Without a tap the proxy knows no frames, and cannot hold confirms back.
 	proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-	s := &service{proxy: proxy, ended: make(chan error, 1)}
+	s := &service{proxy: proxy, ended: make(chan error, 1), unsettled: map[string]int{},
+		failing: map[string]bool{}}
 	s.stop = sync.OnceValue(s.close)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -125,7 +166,8 @@ func (r *run) connect(ctx context.Context, s *service) error {
 // route makes the router with the middleware and the handler.
 func (r *run) route(s *service, sub *topology.Subscriber) error {
 	republisher := mistaken{s.client, r.program.Mistake}
-	retry, err := middleware.NewDelayedRetry(republisher, r.program.policy())
+	retry, err := middleware.NewDelayedRetry(republisher, r.program.policy(),
+		middleware.WithObserver(middleware.ObserverFunc(s.observe)))
 	if err != nil {
 		return err
 	}
@@ -139,6 +181,10 @@ func (r *run) route(s *service, sub *topology.Subscriber) error {
 		if s.dead.Load() {
 			return errDead
 		}
+		raw, _ := topology.Received(msg.Context())
+		s.mu.Lock()
+		s.unsettled[raw.MessageId]++
+		s.mu.Unlock()
 		err := r.record.call(msg)
 		if s.dead.Load() {
 			return errDead

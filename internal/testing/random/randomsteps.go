@@ -17,6 +17,7 @@ import (
 func (r *run) act(ctx context.Context, s Step) (done bool, err error) {
 	if s.Do.breaks() {
 		r.disturbed = true
+		r.doubled += max(0, r.service.generations()-1)
 	}
 	done, err = true, nil
 	switch s.Do {
@@ -35,6 +36,9 @@ func (r *run) act(ctx context.Context, s Step) (done bool, err error) {
 		r.service.kill(r.broker.burials)
 		r.service, err = r.start(ctx)
 	case StopService:
+		if r.service.isFailing() {
+			r.doubled += r.service.generations()
+		}
 		if err = r.service.stop(); err == nil {
 			r.service, err = r.start(ctx)
 		}
@@ -51,7 +55,9 @@ func (r *run) act(ctx context.Context, s Step) (done bool, err error) {
 				return unbind(ch, r.plan.Bindings[s.Pick%len(r.plan.Bindings)])
 			})
 		}
-	case RestartNode, KillNode, FreezeNode, MemoryAlarm:
+	case KillNode:
+		done, err = r.killNode(ctx)
+	case RestartNode, FreezeNode, MemoryAlarm:
 		err = r.node(ctx, s.Do)
 	default:
 		done, err = r.command(ctx, s.Do)
@@ -74,8 +80,6 @@ func (r *run) node(ctx context.Context, do Action) error {
 	switch do {
 	case RestartNode:
 		return errors.Join(r.broker.Stop(0), r.broker.Start(ctx, 0))
-	case KillNode:
-		return errors.Join(r.broker.Kill(0), r.broker.Start(ctx, 0))
 	case FreezeNode:
 		err := r.broker.Freeze(0)
 		rest(ctx, time.Second)
@@ -84,6 +88,20 @@ func (r *run) node(ctx context.Context, do Action) error {
 	err := r.broker.Alarm(ctx, 0, true)
 	rest(ctx, time.Second)
 	return errors.Join(err, r.broker.Alarm(context.WithoutCancel(ctx), 0, false))
+}
+
+// fresh is longer than a killed node forgets the messages of a quorum queue that was declared last
+// (F48).
+const fresh = 1500 * time.Millisecond
+
+// killNode kills the node when its queues are old enough. Of a wait queue that was deleted nothing
+// says when a failure declares it again.
+func (r *run) killNode(ctx context.Context) (done bool, err error) {
+	if r.deleted {
+		return false, nil
+	}
+	rest(ctx, time.Until(r.declared.Add(fresh)))
+	return true, errors.Join(r.broker.Kill(0), r.broker.Start(ctx, 0))
 }
 
 // deleteQueue deletes a wait queue that is empty by proof: the service has stopped, and every
@@ -111,6 +129,7 @@ func (r *run) deleteQueue(ctx context.Context, pick int) (done bool, err error) 
 			waits = append(waits, q.Name)
 		}
 	}
+	r.deleted = true
 	return true, r.admin(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(waits[pick%len(waits)], false, false, false)
 		return err
@@ -196,6 +215,7 @@ func (r *run) prune(ctx context.Context) (done bool, err error) {
 	if err := r.operator.Declare(ctx, r.old); err != nil {
 		return false, err
 	}
+	r.declared = time.Now()
 	pruned, err := r.operator.Prune(ctx, []topology.Plan{r.plan}, operate.PruneOptions{
 		Queues: unused, NobodyPublishes: true,
 	})
