@@ -97,7 +97,7 @@ func (n *nemesis) policy(ctx context.Context, f Fault) (string, error) {
 		set = "parse_set_op"
 	}
 	setting := fmt.Sprintf(
-		"ok = rabbit_policy:%s(<<\"/\">>, <<%q>>, <<\".*\">>, <<%q>>, <<\"0\">>, <<\"queues\">>, <<\"bench\">>).",
+		`ok = rabbit_policy:%s(<<"/">>, <<%q>>, <<".*">>, <<%q>>, <<"0">>, <<"queues">>, <<"bench">>).`,
 		set, policyName, p.definition)
 	var err error
 	for i := range n.cluster.Size() { // one after the other, until one is there
