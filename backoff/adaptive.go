@@ -1,0 +1,201 @@
+package backoff
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+const (
+	// defaultLeast and defaultMost bound the factor where Least and Most are 0.
+	defaultLeast, defaultMost = 0.5, 8.0
+	// leastLeast and mostMost bound Least and Most, because each doubling between them is a queue
+	// for each delay.
+	leastLeast, mostMost = 0.1, 100.0
+	// quiet is the number of attempts that the formula adds, so that a few failures of a quiet queue
+	// say little.
+	quiet = 10.0
+)
+
+// Adaptive is a policy that makes the delays of another longer while attempts fail, and shorter
+// while they succeed: Adaptive{Policy: Exponential{Initial: time.Second, Factor: 2, Retries: 4},
+// Health: health.Recent} waits
+//
+//	1s 2s 4s 8s       while nothing is known of the downstream service, and if half of them fail
+//	500ms 1s 2s 4s    while nearly all recent attempts succeed
+//	8s 16s 32s 64s    while nearly all of them fail
+//
+// or between these, and then stops. Package middleware/adaptive counts the attempts.
+//
+// Each delay of Policy is multiplied by a factor:
+//
+//	(attempts + 10) / (successes/Least + 10)
+//
+// It is client-side throttling of https://sre.google/sre-book/handling-overload/ with K = 1/Least.
+// A client there sends each request with the probability (K*accepts + 1) / (requests + 1), at most
+// 1. Retries that wait as many times longer are as many times fewer a second. The 1 is 10 here, so
+// that a few failures of a quiet queue say little.
+//
+// The delay is at least the share of failures times the rest of [Recent].UntilSuccess that the
+// message has not waited yet: attempts / (attempts + 10) of them count, too.
+//
+// The factor is Least, doubled until it is nearest to the result, and at most Most: ½ 1 2 4 8
+// without Least and Most. So no delay lies between two wait steps, and a Policy that doubles has
+// only four more wait queues than alone. A [Cap] around the Adaptive bounds the longest delay.
+type Adaptive struct {
+	// Policy gives the delay that is multiplied, and the end. It must not be nil.
+	Policy Policy
+	// Health returns the recent attempts at a time, which is Failure.Now. It is called for each
+	// failure, by many goroutines at once. It must not be nil. The delay depends on the failure and on
+	// its result alone.
+	Health func(now time.Time) Recent
+	// Least is the smallest factor, from 0.1 to 1. With 1 no delay is shorter than the delay of
+	// Policy. 0 means 0.5.
+	Least float64
+	// Most is the greatest factor, from 1 to 100. 0 means 8.
+	Most float64
+}
+
+// Recent counts recent attempts, for [Adaptive]. It is zero if nothing is known.
+type Recent struct {
+	// Attempts counts calls of the handler, and Failed how many of them failed with an error that
+	// may pass.
+	Attempts, Failed int
+	// UntilSuccess is the mean time from the first failure of a message to its success, of messages
+	// that have failed before. It is 0 if there were none.
+	UntilSuccess time.Duration
+}
+
+// Delay returns the delay of Policy, multiplied by the factor.
+func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
+	if wait, retry = Next(p.Policy, f); !retry {
+		return 0, false
+	}
+	if isNil(p.Health) {
+		return wait, true
+	}
+	exact := p.factor(p.Health(f.Now), wait, f.age())
+	return scaled(wait, p.rounded(exact)), true
+}
+
+// factor is the factor of the formula for a message of this age, not rounded and without bounds.
+func (p Adaptive) factor(r Recent, wait, age time.Duration) float64 {
+	attempts := float64(max(r.Attempts, 0))
+	failed := min(float64(max(r.Failed, 0)), attempts)
+	factor := (attempts + quiet) / ((attempts-failed)/p.least() + quiet)
+	share := failed / (attempts + quiet)
+	rest := max(r.UntilSuccess, 0) - age // no less than -age, so it does not overflow
+	return max(factor, share*float64(rest)/float64(wait))
+}
+
+// rounded returns the possible factor that is nearest to the exact one.
+func (p Adaptive) rounded(exact float64) float64 {
+	least := p.least()
+	doublings := math.Round(math.Log2(max(exact, least) / least))
+	return min(math.Ldexp(least, int(min(doublings, 64))), p.most())
+}
+
+// factors are the possible factors: Least, doubled up to Most.
+func (p Adaptive) factors() []float64 {
+	most := p.most()
+	var factors []float64
+	for factor := p.least(); factor < most; factor *= 2 {
+		factors = append(factors, factor)
+	}
+	return append(factors, most)
+}
+
+// least is the smallest factor, also if Least is invalid.
+func (p Adaptive) least() float64 {
+	if !(p.Least > 0) {
+		return defaultLeast
+	}
+	return min(max(p.Least, leastLeast), 1)
+}
+
+// most is the greatest factor, also if Most is invalid.
+func (p Adaptive) most() float64 {
+	if !(p.Most > 0) {
+		return defaultMost
+	}
+	return min(max(p.Most, 1), mostMost)
+}
+
+// scaled is d multiplied by factor, in whole milliseconds.
+func scaled(d time.Duration, factor float64) time.Duration {
+	if factor == 1 {
+		return clamp(d)
+	}
+	exact := math.Round(float64(d) * factor)
+	// Compared as floats before the conversion, which is undefined outside int64.
+	if !(exact < float64(MaxDelay)) {
+		return MaxDelay
+	}
+	return clamp(wholeMilliseconds(time.Duration(exact)))
+}
+
+// Validate returns an error for every invalid field, and the errors of Policy.
+func (p Adaptive) Validate() error {
+	found := problems{name: "backoff.Adaptive"}
+	if isNil(p.Health) {
+		found.add("Health is nil: use Recent of an adaptive.Health, which package " +
+			"middleware/adaptive has, or Policy without backoff.Adaptive")
+	}
+	// Also NaN.
+	if p.Least != 0 && !(p.Least >= leastLeast && p.Least <= 1) {
+		found.add("Least %v is not from %v to 1: use 0 for %v", p.Least, leastLeast, defaultLeast)
+	}
+	if p.Most != 0 && !(p.Most >= 1 && p.Most <= mostMost) {
+		found.add("Most %v is not from 1 to %v: use 0 for %v", p.Most, mostMost, defaultMost)
+	}
+	found.inner(p.Policy)
+	return found.join()
+}
+
+// CheckEnd returns CheckEnd of Policy: an Adaptive adds no end.
+func (p Adaptive) CheckEnd() error { return CheckEnd(p.Policy) }
+
+// Delays returns every delay of Policy multiplied by every factor, or nil if Policy lists none:
+// 500ms 1s 2s 4s 8s for 1s.
+func (p Adaptive) Delays() []time.Duration {
+	inner, known := Delays(p.Policy)
+	if !known {
+		return nil
+	}
+	delays := []time.Duration{}
+	for _, d := range inner {
+		for _, factor := range p.factors() {
+			delays = append(delays, scaled(d, factor))
+		}
+	}
+	return delays
+}
+
+// Remarks returns the number of wait queues, and the remarks on Policy.
+func (p Adaptive) Remarks() []string {
+	var remarks []string
+	inner, _ := Delays(p.Policy)
+	if all, _ := Delays(p); len(all) > len(inner) {
+		remarks = append(remarks, fmt.Sprintf("backoff.Adaptive: topology.PerQueue and "+
+			"topology.Shared need up to %d wait queues instead of %d; a smaller Most needs fewer",
+			len(all), len(inner)))
+	}
+	return append(remarks, Remarks(p.Policy)...)
+}
+
+func (p Adaptive) about() facts {
+	known := factsOf(p.Policy)
+	known.countOnly = false
+	return known
+}
+
+// lower keeps the delays of Policy that Least makes shorter than limit.
+func (p Adaptive) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, scaled(limit, 1/p.least()))
+	return p
+}
+
+func (p Adaptive) limited(retries int) (Policy, bool) {
+	p.Policy = Limit{Policy: p.Policy, Retries: retries}
+	return p, true
+}
