@@ -101,8 +101,11 @@ bench-outage: ## measure a fleet of 16 services while its downstream is out; tak
 	@$(GO) build -o bin/bench ./internal/bench
 	@MILLPOND_BROKER='$(BROKER)' ./bin/bench outage -out bin/outage.json $(ARGS)
 
-bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench, bench-scale and bench-outage
-	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json bin/outage.json)
+bench-overload: ## simulate the retries of an overloaded service, with and without backoff.Adaptive; takes a second
+	@$(GO) run ./internal/bench overload -out bin/overload.json $(ARGS)
+
+bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench, bench-scale, bench-outage and bench-overload
+	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json bin/outage.json bin/overload.json)
 
 bench-go: ## run the benchmarks of go test on a real RabbitMQ; installs what is missing
 	@$(INSTALL) broker

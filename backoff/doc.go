@@ -13,7 +13,8 @@
 // [Exponential], [Fibonacci] and [None].
 //
 // Others wrap a policy: [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the
-// message. [ByError] chooses by the error. [Unbounded] says that no end is wanted.
+// message. [ByError] chooses by the error. [Unbounded] says that no end is wanted. [Adaptive] makes
+// the delays longer while a downstream service fails, and shorter while it works.
 //
 // Jitters draw at random: [FullJitter], [EqualJitter] and [BoundedJitter] around
 // the delays of another policy, [DecorrelatedJitter] between the first delay and

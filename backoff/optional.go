@@ -129,8 +129,8 @@ func lower(p Policy, limit time.Duration) Policy {
 	return p
 }
 
-// limited returns a jitter that draws around at most this many retries, and false
-// if p is no jitter.
+// limited returns a jitter or an Adaptive around at most this many retries, and false
+// if p is neither.
 func limited(p Policy, retries int) (Policy, bool) {
 	if jitter, is := own[interface{ limited(int) (Policy, bool) }](p); is {
 		return jitter.limited(retries)

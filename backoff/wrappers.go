@@ -43,7 +43,7 @@ func (p Limit) CheckEnd() error { return nil }
 // Delays returns the delays of the first Retries failures if Policy is from this
 // package, depends on Count alone, and Retries is at most 1000. Else it returns
 // every delay that Policy lists, of which some may not occur, or nil if Policy
-// lists none. A jitter lists its wait steps as if the Limit were inside it.
+// lists none. A jitter and an [Adaptive] list their wait steps as if the Limit were inside them.
 func (p Limit) Delays() []time.Duration {
 	if within, is := limited(p.Policy, p.Retries); is {
 		return listed(within)
@@ -125,7 +125,7 @@ func (p Cap) CheckEnd() error { return CheckEnd(p.Policy) }
 
 // Delays returns the delays of Policy, each at most Max, or nil if Policy lists none. Max also
 // bounds a growing series without a Max, so that it is listed: [Linear], [Exponential], [Fibonacci]
-// and [DecorrelatedJitter], alone or in a [Limit], an [Unbounded] or a jitter.
+// and [DecorrelatedJitter], alone or in a [Limit], an [Unbounded], an [Adaptive] or a jitter.
 func (p Cap) Delays() []time.Duration {
 	delays := listed(lower(p.Policy, ceiling(p.Max)))
 	for i, d := range delays {

@@ -14,6 +14,11 @@
 // measures instead how a fleet of processes bears an outage of its downstream service: with the
 // outage brake, with the budget of each process alone, and without a budget. It starts itself
 // again as the processes.
+//
+//	go run . overload [-out overload.json]
+//
+// simulates how retries load a service that is overloaded, with and without backoff.Adaptive. It
+// needs no broker.
 package main
 
 import (
@@ -36,8 +41,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run, args := start, os.Args[1:]
-	if len(args) > 0 && args[0] == "outage" {
-		run, args = startOutage, args[1:]
+	if len(args) > 0 {
+		switch args[0] {
+		case "outage":
+			run, args = startOutage, args[1:]
+		case "overload":
+			run, args = startOverload, args[1:]
+		}
 	}
 	if err := run(ctx, args, os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)

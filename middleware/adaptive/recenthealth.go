@@ -31,7 +31,7 @@ type slice struct {
 	number           int64 // since the epoch
 	attempts, failed int
 	recovered        int     // successes of messages that had failed before
-	until            float64 // the sum of their times until success, which a forged one cannot overflow
+	until            float64 // the sum of their times until success, which cannot overflow
 }
 
 // New returns a Health that has counted nothing. The window is the time over which it counts, at

@@ -15,8 +15,9 @@
 // components/metrics. For your own labels use prometheus.WrapRegistererWith.
 //
 // The number of label values is bounded. handler and queue have as many values as the
-// program has, attempts from ten on share one value, and all other labels have values
-// from fixed lists. No label comes from a message.
+// program has, and attempts and retry levels from ten on share one value. retry_delay has the first
+// 50 delays of each queue, and "other". All other labels have values from fixed lists. No label
+// comes from a message.
 //
 // docs/monitoring.md lists the metrics and the answer to each that moves. The package is
 // its own module, so that only its users download Prometheus.

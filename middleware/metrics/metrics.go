@@ -24,6 +24,7 @@ type Metrics struct {
 	held, stranded *prometheus.GaugeVec
 	budgets        prometheus.Gauge
 	brakes         *brakes
+	retryDelays    *retryDelays
 	all            []prometheus.Collector
 
 	mu     sync.RWMutex
@@ -94,13 +95,15 @@ func New(opts ...Option) (*Metrics, error) {
 	m.attempts = m.histogram("attempts", "Attempts it took until the handler succeeded.",
 		attemptBuckets, handled...)
 	m.untilSuccess = m.histogram("time_until_success_seconds",
-		"Time from the first failure to the success, of messages that have failed before.",
+		"Time from the first failure to the success, with all waits, of messages that have failed "+
+			"before.",
 		delayBuckets, handled...)
 	m.failures = m.counter("failures_total", "Attempts that have failed, by class of the error.",
 		"handler", "queue", "class")
 	m.retries = m.counter("retries_total",
 		"Messages republished to a wait queue after a failure, by the attempt that failed.",
 		"handler", "queue", "attempt")
+	m.retryDelays = newRetryDelays(m)
 	m.delayAsked = m.histogram("retry_delay_asked_seconds",
 		"Delays that were asked for after a failure.", delayBuckets, handled...)
 	m.lateness = m.histogram("retry_lateness_seconds",
@@ -216,6 +219,7 @@ func (m *Metrics) Observe(_ context.Context, e middleware.Event) {
 	case middleware.EventRetried:
 		m.failed(e)
 		m.retries.WithLabelValues(e.Handler, e.Queue, attemptLabel(e.Attempt)).Inc()
+		m.retryDelays.count(e)
 		m.delayAsked.WithLabelValues(e.Handler, e.Queue).Observe(e.DelayAsked.Seconds())
 	case middleware.EventDeadLettered:
 		m.failed(e)

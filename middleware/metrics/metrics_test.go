@@ -60,6 +60,64 @@ func TestLabelsAreBounded(t *testing.T) {
 	}
 }
 
+// The labels of a retry are its delay, as the name of the wait queue has it, and its level. A queue
+// with any number of delays has 51 values, and another queue has its own.
+func TestRetriesByDelayAreBounded(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	retried := func(queue string, attempt int, delay time.Duration) {
+		m.Observe(t.Context(), middleware.Event{
+			Kind: middleware.EventRetried, Queue: queue, Attempt: attempt, DelayGiven: delay,
+		})
+	}
+	for text, delay := range map[string]time.Duration{
+		"100ms": 100 * time.Millisecond, "5s": 5 * time.Second, "1m30s": 90 * time.Second,
+		"2m": 2 * time.Minute, "6h": 6 * time.Hour, "48h": 48 * time.Hour, "1h0m5s": 3605 * time.Second,
+	} {
+		retried("orders", 2, delay)
+		sample := `retries_by_delay_total{queue="Q",retry_delay="` + text + `",retry_level="2"}`
+		require.Equal(t, 1.0, value(t, registry, sample, "orders"), text)
+	}
+	for i := range 1000 {
+		retried("any", 1+i%20, time.Duration(i+1)*time.Second)
+	}
+	retried("any", 1, time.Second)
+	series, delays := 0, map[string]bool{}
+	for name := range samples(t, registry) {
+		labels, is := strings.CutPrefix(name, `millpond_retries_by_delay_total{queue="any",retry_delay="`)
+		if is {
+			series++
+			delay, _, _ := strings.Cut(labels, `"`)
+			delays[delay] = true
+		}
+	}
+	require.Len(t, delays, 51)
+	require.LessOrEqual(t, series, 510)
+	const first = `retries_by_delay_total{queue="Q",retry_delay="1s",retry_level="1"}`
+	require.Equal(t, 2.0, value(t, registry, first, "any"), "a known delay stays known")
+	const last = `retries_by_delay_total{queue="Q",retry_delay="other",retry_level="10+"}`
+	require.Greater(t, value(t, registry, last, "any"), 400.0)
+}
+
+// The time until success begins with the first failure and includes the waits.
+func TestTimeUntilSuccessIncludesTheWaits(t *testing.T) {
+	t.Parallel()
+	m, registry := newMetrics(t)
+	broker := middlewaretest.NewBroker()
+	retry, err := middleware.NewDelayedRetry(broker, backoff.List{time.Minute, time.Hour},
+		middleware.WithObserver(m))
+	require.NoError(t, err)
+	handler := retry.Middleware(middlewaretest.Consumer(func(msg *message.Message) error {
+		if middleware.Attempt(msg.Context()) < 3 {
+			return errFailed
+		}
+		return nil
+	}))
+	broker.Run(handler, middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil))
+	const sum = `time_until_success_seconds_sum{handler="",queue="Q"}`
+	require.InDelta(t, 3660, value(t, registry, sum, "orders"), 30)
+}
+
 // A counter that appears with its first increment has no rate.
 func TestCountersBeginAtZero(t *testing.T) {
 	t.Parallel()

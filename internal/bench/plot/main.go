@@ -118,6 +118,9 @@ func run(docs string, files []string) error {
 	if err := drawOutage(results, filepath.Join(docs, "performance")); err != nil {
 		return fmt.Errorf("outage: %w", err)
 	}
+	if err := drawOverload(results, filepath.Join(docs, "performance")); err != nil {
+		return fmt.Errorf("overload: %w", err)
+	}
 	return fill(filepath.Join(docs, "performance.md"), results)
 }
 

@@ -100,3 +100,35 @@ func TestOutageHasOnePicture(t *testing.T) {
 		assert.Contains(t, string(drawn), want)
 	}
 }
+
+const anOverload = `{"results": [
+	{"group": "overload", "x": 0, "entry": "alone", "metric": "calls in all", "samples": [400]},
+	{"group": "overload", "x": 0, "entry": "around", "metric": "calls in all", "samples": [100]},
+	{"group": "overload-curves", "x": 0, "entry": "alone", "metric": "calls per second",
+		"samples": [50]},
+	{"group": "overload-curves", "x": 10, "entry": "alone", "metric": "calls per second",
+		"samples": [70]},
+	{"group": "overload-curves", "x": 0, "entry": "alone", "metric": "messages that wait",
+		"samples": [1]},
+	{"group": "overload-curves", "x": 0, "entry": "alone",
+		"metric": "seconds after a first failure", "samples": [1]}
+]}`
+
+func TestOverloadHasOnePicture(t *testing.T) {
+	t.Parallel()
+	docs := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(docs, "performance"), 0o700))
+	page, file := filepath.Join(docs, "performance.md"), filepath.Join(docs, "run.json")
+	require.NoError(t, os.WriteFile(file, []byte(anOverload), 0o600))
+	require.NoError(t, os.WriteFile(page, []byte("<!-- table overload -->\n<!-- end -->\n"), 0o600))
+	require.NoError(t, run(docs, []string{file}))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Contains(t, string(text),
+		"|  | calls in all |\n|---|--:|\n| alone | 400 |\n| around | 100 |\n")
+	drawn, err := os.ReadFile(filepath.Join(docs, "performance", "overload.svg"))
+	require.NoError(t, err)
+	for _, want := range append(overloadPanels, "alone", "A service is overloaded") {
+		assert.Contains(t, string(drawn), want)
+	}
+}

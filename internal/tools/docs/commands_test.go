@@ -113,6 +113,7 @@ var notRun = []struct{ begins, reason string }{
 	{"make bench", "takes minutes, and measures nothing on a machine that does something else"},
 	{"make bench-scale", "takes a quarter of an hour, and some GiB of memory"},
 	{"make bench-outage", "takes ten minutes"},
+	{"make bench-overload", "TestOverloadIsDrawnAsSimulated runs the same simulation"},
 	{"make bench-docs", "writes the pictures of docs/performance.md"},
 	{"make bench-go", "measures"},
 	{"make random", "takes an hour or LENGTH; TestAFewRandomPrograms runs fewer programs"},

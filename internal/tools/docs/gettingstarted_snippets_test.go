@@ -12,7 +12,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	wmiddleware "github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/adaptive"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -37,4 +39,17 @@ func publishLater(
 	return err
 }
 
-var _ = []any{addMiddlewares, publishLater}
+func followTheService(client *topology.Client) (*middleware.DelayedRetry, error) {
+	health, err := adaptive.New(time.Minute) // counts the attempts of the last minute
+	if err != nil {
+		return nil, err
+	}
+	policy := backoff.Adaptive{
+		Policy: backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 8},
+		Health: health.Recent,
+	}
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithObserver(health))
+	return retry, err
+}
+
+var _ = []any{addMiddlewares, publishLater, followTheService}

@@ -101,6 +101,10 @@ var library = map[string][]string{
 		module + "/internal/observe",
 		watermill + "/…", cenkalti4, cenkalti5,
 	},
+	"middleware/adaptive": {
+		module + "/backoff", module + "/middleware", module + "/middleware/header",
+	},
+	"middleware/outcomelog": {module + "/middleware", watermill},
 	"middleware/delayed": {
 		module + "/middleware/header", module + "/middleware", watermill + "/…",
 	},
