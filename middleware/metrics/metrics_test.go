@@ -299,7 +299,7 @@ func labelsOf(t *testing.T) map[string]string {
 	m.Describe(descs)
 	c.Describe(descs)
 	close(descs)
-	form := regexp.MustCompile(`fqName: "([a-z_]+)".*variableLabels: \{([a-z,]*)\}`)
+	form := regexp.MustCompile(`fqName: "([a-z_]+)".*variableLabels: \{([a-z_,]*)\}`)
 	all := map[string]string{}
 	for desc := range descs {
 		found := form.FindStringSubmatch(desc.String())
