@@ -42,6 +42,11 @@ const (
 // The factor is Least, doubled until it is nearest to the result, and at most Most: ½ 1 2 4 8
 // without Least and Most. So no delay lies between two wait steps, and a Policy that doubles has
 // only four more wait queues than alone. A [Cap] around the Adaptive bounds the longest delay.
+//
+// A limit on the age of messages sees the longer delay: [MaxAge] and middleware.WithMaxAge give a
+// message up if its next attempt would come too late. Allow for Most times the longest delay. The
+// number of retries does not change, so while other messages succeed, one that fails is given up
+// sooner, unless Least is 1.
 type Adaptive struct {
 	// Policy gives the delay that is multiplied, and the end. It must not be nil.
 	Policy Policy
