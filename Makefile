@@ -102,7 +102,7 @@ bench-outage: ## measure a fleet of 16 services while its downstream is out; tak
 	@MILLPOND_BROKER='$(BROKER)' ./bin/bench outage -out bin/outage.json $(ARGS)
 
 bench-overload: ## simulate the retries of an overloaded service, with and without backoff.Adaptive; takes a second
-	@$(GO) run ./internal/bench overload -out bin/overload.json $(ARGS)
+	@mkdir -p bin && $(GO) run ./internal/bench overload -out bin/overload.json $(ARGS)
 
 bench-docs: ## draw the pictures of docs/performance.md and fill its tables from bench, bench-scale, bench-outage and bench-overload
 	@$(GO) run ./internal/bench/plot -docs docs $(wildcard bin/contests.json bin/scale.json bin/outage.json bin/overload.json)
