@@ -184,7 +184,7 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	t.Parallel()
 	const delay, far = 2500 * time.Millisecond, 40 * 24 * time.Hour
-	const least = delay - 50*time.Millisecond - rig.Grace
+	const least = delay - rig.Grace
 	arrivals := make(chan rig.Arrival, 10)
 	strategy := topology.PerQueue{WaitSteps: []time.Duration{time.Second}}
 	r := rig.Start(t, rig.Config{
