@@ -86,8 +86,8 @@ func TestCandidatesForDelaysBetweenSteps(t *testing.T) {
 	require.Equal(t, strings.TrimSpace(candidateFigures), strings.Join(got, "\n"))
 }
 
-// figures are the means and the worst of delays from a second to longest. Each part between two
-// powers has as many of them.
+// figures are queues, longest delay, writes, hops and lateness: the means and the worst of delays
+// from a second to longest. Each part between two powers has as many of them.
 func (c candidate) figures(longest time.Duration) string {
 	const n = 50_000
 	var sumWrites, sumHops, mostWrites, mostHops int
@@ -101,28 +101,28 @@ func (c candidate) figures(longest time.Duration) string {
 		late += float64(waits-asked) / float64(asked) / n
 		worst = max(worst, float64(waits-asked)/float64(ladder.Allowed(asked)))
 	}
-	return fmt.Sprintf("%s | %d | to %s | writes %.2f, %d | hops %.2f, %d | late %.0f %%, worst %.2f",
+	return fmt.Sprintf("%s | %d | %s | %.2f %d | %.2f %d | %.0f %% %.2f",
 		c.name, c.queues, delayName(longest), float64(sumWrites)/n, mostWrites,
 		float64(sumHops)/n, mostHops, 100*late, worst)
 }
 
 const candidateFigures = `
-next longer, default steps | 6 | to 1h | writes 1.00, 1 | hops 1.00, 1 | late 156 %, worst 20.00
-next longer, default steps | 6 | to 24h | writes 2.89, 24 | hops 2.89, 24 | late 116 %, worst 20.00
-next longer, a step every quarter to 1h | 37 | to 1h | writes 1.00, 1 | hops 1.00, 1 | late 15 %, worst 1.00
-next longer, a step every quarter to 1h | 37 | to 24h | writes 2.89, 24 | hops 2.89, 24 | late 11 %, worst 1.00
-next longer, a step every quarter to 24h | 51 | to 1h | writes 1.00, 1 | hops 1.00, 1 | late 15 %, worst 1.00
-next longer, a step every quarter to 24h | 51 | to 24h | writes 1.00, 1 | hops 1.00, 1 | late 14 %, worst 1.00
-rounds, default steps | 6 | to 1h | writes 2.80, 5 | hops 2.80, 5 | late 13 %, worst 1.00
-rounds, default steps | 6 | to 24h | writes 4.25, 24 | hops 4.25, 24 | late 11 %, worst 1.00
-rounds, default steps, each by its rest | 6 | to 1h | writes 4.30, 17 | hops 4.30, 17 | late 9 %, worst 1.00
-rounds, default steps, each by its rest | 6 | to 24h | writes 6.51, 38 | hops 6.51, 38 | late 6 %, worst 1.00
-rounds, steps that treble | 9 | to 1h | writes 2.05, 4 | hops 2.05, 4 | late 13 %, worst 1.00
-rounds, steps that treble | 9 | to 24h | writes 3.65, 24 | hops 3.65, 24 | late 11 %, worst 1.00
-rounds, steps that double | 13 | to 1h | writes 1.68, 3 | hops 1.68, 3 | late 12 %, worst 1.00
-rounds, steps that double | 13 | to 24h | writes 3.38, 24 | hops 3.38, 24 | late 10 %, worst 1.00
-levels | 32 | to 1h | writes 1.00, 1 | hops 3.71, 7 | late 1 %, worst 0.10
-levels | 32 | to 24h | writes 1.00, 1 | hops 3.77, 7 | late 1 %, worst 0.10
+next longer, default steps | 6 | 1h | 1.00 1 | 1.00 1 | 156 % 20.00
+next longer, default steps | 6 | 24h | 2.89 24 | 2.89 24 | 116 % 20.00
+next longer, a step every quarter to 1h | 37 | 1h | 1.00 1 | 1.00 1 | 15 % 1.00
+next longer, a step every quarter to 1h | 37 | 24h | 2.89 24 | 2.89 24 | 11 % 1.00
+next longer, a step every quarter to 24h | 51 | 1h | 1.00 1 | 1.00 1 | 15 % 1.00
+next longer, a step every quarter to 24h | 51 | 24h | 1.00 1 | 1.00 1 | 14 % 1.00
+rounds, default steps | 6 | 1h | 2.80 5 | 2.80 5 | 13 % 1.00
+rounds, default steps | 6 | 24h | 4.25 24 | 4.25 24 | 11 % 1.00
+rounds, default steps, each by its rest | 6 | 1h | 4.30 17 | 4.30 17 | 9 % 1.00
+rounds, default steps, each by its rest | 6 | 24h | 6.51 38 | 6.51 38 | 6 % 1.00
+rounds, steps that treble | 9 | 1h | 2.05 4 | 2.05 4 | 13 % 1.00
+rounds, steps that treble | 9 | 24h | 3.65 24 | 3.65 24 | 11 % 1.00
+rounds, steps that double | 13 | 1h | 1.68 3 | 1.68 3 | 12 % 1.00
+rounds, steps that double | 13 | 24h | 3.38 24 | 3.38 24 | 10 % 1.00
+levels | 32 | 1h | 1.00 1 | 3.71 7 | 1 % 0.10
+levels | 32 | 24h | 1.00 1 | 3.77 7 | 1 % 0.10
 `
 
 // The delays of RetryAfter in typical policies, before and now.

@@ -99,7 +99,9 @@ func ExampleWithDelays() {
 		fmt.Println(err)
 		return
 	}
-	for _, asked := range []time.Duration{20 * time.Minute, 5 * time.Hour, 20 * time.Hour, 72 * time.Hour} {
+	for _, asked := range []time.Duration{
+		20 * time.Minute, 5 * time.Hour, 20 * time.Hour, 72 * time.Hour,
+	} {
 		route, err := plan.Route(topology.Retry{Delay: asked})
 		if err != nil {
 			fmt.Println(err)

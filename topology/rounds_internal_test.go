@@ -66,7 +66,9 @@ func FuzzRoundsOfEveryStrategy(f *testing.F) {
 }
 
 // followRounds asks the plan as the Subscriber does, once for each round.
-func followRounds(t *testing.T, plan Plan, asked time.Duration) (waits time.Duration, rounds, hops int) {
+func followRounds(
+	t *testing.T, plan Plan, asked time.Duration,
+) (waits time.Duration, rounds, hops int) {
 	t.Helper()
 	for waits < asked {
 		route, err := plan.Route(Retry{Delay: asked - waits, Asked: asked, Attempt: 1})

@@ -79,6 +79,7 @@ var (
 		{"hops", (*bench).scaleHops},
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
+		{"between", (*bench).betweenSteps},
 	}
 )
 

@@ -43,6 +43,7 @@ func sum(all []time.Duration) (total time.Duration) {
 func TestRoundsOfADelay(t *testing.T) {
 	t.Parallel()
 	sparse, long := []time.Duration{s, h}, []time.Duration{5 * s, 30 * s, 2 * m}
+	tenSeconds := strings.TrimSpace(strings.Repeat("1s ", 10))
 	for name, c := range map[string]struct {
 		steps []time.Duration
 		asked time.Duration
@@ -63,7 +64,7 @@ func TestRoundsOfADelay(t *testing.T) {
 		"half an hour":                        {steps, 30 * m, "10m0s 10m0s 10m0s"},
 		"longer than all":                     {steps, 2*h + 5*m, "1h0m0s 1h0m0s 10m0s"},
 		"longer than all, and a quarter":      {steps, 2*h + 31*m, "1h0m0s 1h0m0s 1h0m0s"},
-		"a sparse policy, ten rounds":         {sparse, 10 * s, strings.TrimSpace(strings.Repeat("1s ", 10))},
+		"a sparse policy, ten rounds":         {sparse, 10 * s, tenSeconds},
 		"a sparse policy, eleven":             {sparse, 11 * s, "1h0m0s"},
 		"a sparse policy, half an hour":       {sparse, 30 * m, "1h0m0s"},
 		"a sparse policy, a quarter":          {sparse, 48 * m, "1h0m0s"},
@@ -105,9 +106,14 @@ func TestGaps(t *testing.T) {
 		"one step":                {[]time.Duration{s}, nil},
 		"the default":             {steps, nil},
 		"twelve and a half times": {[]time.Duration{s, 12500 * ms}, nil},
-		"a little more":           {[]time.Duration{10 * s, 126 * s}, []ladder.Gap{{100 * s, 100800 * ms, 126 * s}}},
-		"two":                     {[]time.Duration{s, m, 2 * m, 2 * h}, []ladder.Gap{{10 * s, 48 * s, m}, {20 * m, 96 * m, 2 * h}}},
-		"under a second":          {[]time.Duration{200 * ms, 5 * s}, nil},
+		"a little more": {
+			[]time.Duration{10 * s, 126 * s}, []ladder.Gap{{100 * s, 100800 * ms, 126 * s}},
+		},
+		"two": {
+			[]time.Duration{s, m, 2 * m, 2 * h},
+			[]ladder.Gap{{10 * s, 48 * s, m}, {20 * m, 96 * m, 2 * h}},
+		},
+		"under a second": {[]time.Duration{200 * ms, 5 * s}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -161,7 +167,7 @@ func allowed(steps []time.Duration, asked time.Duration) time.Duration {
 }
 
 // FuzzEveryDelay checks the promise for any steps and delays from a second to a week: never
-// early, no later than allowed, and in no more rounds than stated, whatever time each round takes.
+// early, no later than allowed, and in no more rounds than stated, also with a backlog.
 func FuzzEveryDelay(f *testing.F) {
 	for seed := range uint64(1000) {
 		f.Add(seed)

@@ -86,8 +86,8 @@ func TestPolicyWithAGapIsNamed(t *testing.T) {
 			return middleware.RetryAfter(rig.ErrFailed, 11*time.Second)
 		},
 	})
-	lines := r.Logs.EntriesOf(stepsFar + ", so a delay between them, of a RetryAfter for example, may " +
-		"come late: name one between them, as a backoff.List beside the policy in " +
+	lines := r.Logs.EntriesOf(stepsFar + ", so a delay between them, of a RetryAfter for example, " +
+		"may come late: name one between them, as a backoff.List beside the policy in " +
 		"topology.ForPolicy, or use topology.Levels")
 	require.Len(t, lines, 1)
 	require.Equal(t, []string{"10s to 24s wait 30s"}, lines[0].Fields["late"])
