@@ -64,10 +64,10 @@ func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {
 		"no WithDelays": {
 			topology.PerQueue{},
 			nil,
-			[]time.Duration{s, 3 * s, 3 * s, 20 * s},
+			[]time.Duration{s, 4 * s, 4 * s, 20 * s},
 			"give the Publisher the delay with topology.WithDelays",
 			watermill.LogFields{
-				"asked": 3 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 3 * s},
+				"asked": 4 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 4 * s},
 			},
 		},
 		"WithDelays": {

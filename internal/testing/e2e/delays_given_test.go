@@ -297,12 +297,13 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 	}
 }
 
-// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
+// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once. Eleven
+// rounds of a second are too many, so 11 s wait a minute.
 // Messages waited in spite of the limit, and were handled too old or refused afterwards.
 func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 	t.Parallel()
 	expiring := amqp.Publishing{Expiration: "30000"}
-	snoozed := middleware.Snooze(rig.ErrFailed, 2*time.Second)
+	snoozed := middleware.Snooze(rig.ErrFailed, 11*time.Second)
 	type testCase struct {
 		send    amqp.Publishing
 		options []middleware.Option
@@ -326,7 +327,7 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 		var calls rig.Timeline
 		r := rig.Start(t, rig.Config{
 			Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
-			Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
+			Policy:   backoff.List{11 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
 			Handle: func(*message.Message) error { calls.Add(); return c.err },
 		})
 		r.Publish(c.send)
