@@ -21,7 +21,7 @@ const (
 //	0…1s 0…2s 0…4s 0…8s
 //
 // and then stops. These four retries need ten wait queues on topology.PerQueue and topology.Shared,
-// because a drawn delay waits on the next longer wait step: see WaitSteps.
+// because a drawn delay needs a wait step near it: see WaitSteps.
 //
 // Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are equally likely. The
 // average is half the delay of Policy: of all jitters this one spreads best and waits least. It is
@@ -81,7 +81,7 @@ func (p FullJitter) jitter() jitter {
 //	500ms…1s 1s…2s 2s…4s 4s…8s
 //
 // and then stops. These four retries need 16 wait queues on topology.PerQueue and topology.Shared,
-// because a drawn delay waits on the next longer wait step: see WaitSteps.
+// because a drawn delay needs a wait step near it: see WaitSteps.
 //
 // Each delay is drawn anew, in whole milliseconds and never under 1 ms; all are equally likely. Use
 // it where a retry must not come at once, as it may with [FullJitter]. It is the "equal jitter" of
@@ -144,7 +144,7 @@ func (p EqualJitter) jitter() jitter {
 //	1s…1.2s 2s…2.4s 4s…4.8s 8s…9.6s
 //
 // and then stops. These four retries need 16 wait queues on topology.PerQueue and topology.Shared,
-// because a drawn delay waits on the next longer wait step: see WaitSteps.
+// because a drawn delay needs a wait step near it: see WaitSteps.
 //
 // Each delay is drawn anew, in whole milliseconds; all are equally likely. It does
 // not overflow: it stays at [MaxDelay]. Use it where the delay is a promise, such
@@ -229,7 +229,7 @@ func (p BoundedJitter) extended(d time.Duration) time.Duration {
 //
 // or less, if the delays before were shorter than possible, and then stops. These
 // four retries need 12 wait queues on topology.PerQueue and topology.Shared,
-// because a drawn delay waits on the next longer wait step: see WaitSteps.
+// because a drawn delay needs a wait step near it: see WaitSteps.
 //
 // All delays in the range are equally likely, in whole milliseconds. It grows like a series and
 // needs no other policy to draw around. It is the "decorrelated jitter" of

@@ -17,7 +17,7 @@ const maxListed = 1000
 // empty slice that is known means that p never retries. The caller owns the slice.
 //
 // A jitter may return any delay. It lists a few of them, its wait steps, and draws no delay above
-// the last one. Where each delay needs a queue, a drawn delay waits on the next longer wait step.
+// the last one. Where each delay needs a queue, a drawn delay waits on the wait steps beside it.
 //
 // A policy takes part with a method
 //

@@ -90,8 +90,8 @@ func ExamplePublisher_Publish() {
 	}
 }
 
-// The steps of a delayed publish: a delay takes the next longer step, and one beyond all of them
-// waits in rounds of the longest.
+// The steps of a delayed publish: a delay takes the next longer step if it is not much longer, else
+// it begins with a round of a shorter one.
 func ExampleWithDelays() {
 	steps := []time.Duration{time.Hour, 24 * time.Hour} // of WithDelays
 	plan, err := topology.PerQueue{}.Plan("reminders", steps)
@@ -99,7 +99,9 @@ func ExampleWithDelays() {
 		fmt.Println(err)
 		return
 	}
-	for _, asked := range []time.Duration{20 * time.Minute, time.Hour, 5 * time.Hour, 72 * time.Hour} {
+	for _, asked := range []time.Duration{
+		20 * time.Minute, 5 * time.Hour, 20 * time.Hour, 72 * time.Hour,
+	} {
 		route, err := plan.Route(topology.Retry{Delay: asked})
 		if err != nil {
 			fmt.Println(err)
@@ -109,8 +111,8 @@ func ExampleWithDelays() {
 	}
 	// Output:
 	// 20m0s waits in reminders.wait.1h
-	// 1h0m0s waits in reminders.wait.1h
-	// 5h0m0s waits in reminders.wait.24h
+	// 5h0m0s waits in reminders.wait.1h
+	// 20h0m0s waits in reminders.wait.24h
 	// 72h0m0s waits in reminders.wait.24h
 }
 

@@ -218,6 +218,17 @@ func (l LevelRoutes) route(asked time.Duration) Route {
 	}
 }
 
+// waits returns how long a message waits if it asks for a delay, in all rounds together.
+func (l LevelRoutes) waits(asked time.Duration) time.Duration {
+	round := func(d time.Duration) time.Duration { return time.Duration(l.steps(d)) * l.Resolution }
+	first := round(asked)
+	if first >= asked {
+		return first
+	}
+	rounds := (asked - 1) / first * first
+	return rounds + round(asked-rounds)
+}
+
 // steps returns a delay in steps of the resolution. If all levels together are too short, the
 // message takes the longest level alone: rounds of few hops.
 func (l LevelRoutes) steps(asked time.Duration) uint64 {

@@ -24,14 +24,14 @@ func ExamplePerAttempt() {
 		fmt.Println("attempt", attempt, "waits in", route.RoutingKey)
 	}
 	// An error asks for a delay between the steps.
-	route, _ := plan.Route(topology.Retry{Delay: 20 * time.Second, Attempt: 1})
-	fmt.Println("20s wait in", route.RoutingKey)
+	route, _ := plan.Route(topology.Retry{Delay: 50 * time.Second, Attempt: 1})
+	fmt.Println("50s wait in", route.RoutingKey)
 	// Output:
 	// attempt 1 waits in orders.retry.1.5s
 	// attempt 2 waits in orders.retry.2.5s
 	// attempt 3 waits in orders.retry.2.5s
 	// attempt 4 waits in orders.retry.2.5s
-	// 20s wait in orders.retry.3.1m
+	// 50s wait in orders.retry.3.1m
 }
 
 func TestPerAttemptPlan(t *testing.T) {
@@ -108,7 +108,11 @@ func TestPerAttemptRoutes(t *testing.T) {
 		"none before it":           {topology.Retry{Delay: 5 * s, Attempt: 1}, "q.retry.2.5s"},
 		"beyond the last":          {topology.Retry{Delay: 2 * s, Attempt: 1000}, "q.retry.3.2s"},
 		"snoozed":                  {topology.Retry{Delay: s}, "q.retry.1.2s"},
-		"longer than its own":      {topology.Retry{Delay: 3 * s, Attempt: 3}, "q.retry.2.5s"},
+		"longer than its own":      {topology.Retry{Delay: 4 * s, Attempt: 3}, "q.retry.2.5s"},
+		"a round of a shorter one": {topology.Retry{Delay: 3 * s, Attempt: 3}, "q.retry.3.2s"},
+		"the rest of the round": {
+			topology.Retry{Delay: s - 1, Asked: 3 * s, Attempt: 3}, "q.retry.3.2s",
+		},
 		"longer than all, a round": {topology.Retry{Delay: time.Hour, Attempt: 4}, "q.retry.4.5s"},
 		"garbage":                  {topology.Retry{Delay: -s, Attempt: -1}, "q.retry.1.2s"},
 	}, func(t *testing.T, c testCase) {

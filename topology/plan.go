@@ -1,7 +1,6 @@
 package topology
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/consumer"
+	"github.com/millpond-go/millpond/internal/ladder"
 )
 
 // Plan holds everything that one queue needs to wait and to give up. It is plain data that can
@@ -113,10 +113,15 @@ const (
 // isShort reports whether a message that is snoozed may wait for d.
 func isShort(d time.Duration) bool { return d >= minSnooze && d <= maxSnooze }
 
-// Route returns where a message waits: on the shortest wait step that is not shorter than the
-// delay asked for, else on the longest. With Levels the message waits as long as asked, within
-// its resolution and tolerance. Of several wait steps with the same delay, Route takes the step
-// of the attempt, else of the last attempt before it, else the first.
+// Route returns where a message waits next. That is the shortest wait step that is not shorter
+// than the delay, unless the message would come more than a quarter of the whole delay and more
+// than a second late. Then it is the longest step that is shorter: the message waits in rounds,
+// and the Subscriber asks again for the rest. A step takes at most ten rounds for a longer one. A
+// delay beyond all steps begins with the longest.
+//
+// With Levels the message waits as long as asked, within its resolution and tolerance. Of several
+// wait steps with the same delay, Route takes the step of the attempt, else of the last attempt
+// before it, else the first.
 //
 // If the plan has a Via, a delivery that came by its exchange keeps its routing key. Any other
 // delivery waits with the name of the queue as its key.
@@ -124,13 +129,12 @@ func (p Plan) Route(r Retry) (Route, error) {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.route(r.Delay), nil
 	}
-	if len(p.WaitSteps) == 0 {
+	steps := p.steps()
+	if len(steps) == 0 {
 		return Route{}, errors.New("plan has no wait queue")
 	}
-	delay := min(r.Delay, p.WaitSteps[len(p.WaitSteps)-1].Delay)
-	i, _ := slices.BinarySearchFunc(p.WaitSteps, delay, func(step Route, d time.Duration) int {
-		return cmp.Compare(step.Delay, d)
-	})
+	delay := ladder.Next(steps, r.Delay, r.Asked)
+	i := slices.IndexFunc(p.WaitSteps, func(step Route) bool { return step.Delay == delay })
 	for i+1 < len(p.WaitSteps) && p.WaitSteps[i+1].Delay == p.WaitSteps[i].Delay &&
 		p.WaitSteps[i+1].Attempt <= r.Attempt {
 		i++
@@ -144,33 +148,36 @@ func (p Plan) Route(r Retry) (Route, error) {
 
 // waits returns how long a message waits if it asks for a delay, in all rounds together.
 func (p Plan) waits(asked time.Duration) time.Duration {
-	round := p.round(asked)
-	if round <= 0 || round >= asked {
-		return max(round, asked)
-	}
-	waits, rest := asked.Truncate(round), asked%round
-	if rest > consumer.Negligible(asked) {
-		waits += p.round(rest)
-	}
-	return max(waits, asked)
-}
-
-// round returns the Delay of the Route for a delay; 0 if there is no route.
-func (p Plan) round(asked time.Duration) time.Duration {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
-		return time.Duration(l.steps(asked)) * l.Resolution // without the routing key
+		return l.waits(asked)
 	}
-	route, _ := p.Route(Retry{Delay: asked})
-	return route.Delay
+	return ladder.Total(p.steps(), asked)
 }
 
 // steps are the delays that have a wait queue, ascending, each once.
 func (p Plan) steps() []time.Duration {
 	steps := make([]time.Duration, 0, len(p.WaitSteps))
 	for _, step := range p.WaitSteps {
-		steps = append(steps, step.Delay)
+		if step.Delay > 0 {
+			steps = append(steps, step.Delay)
+		}
 	}
+	slices.Sort(steps) // ValidatePlan may not have seen the plan
 	return slices.Compact(steps)
+}
+
+// gaps names the delays that come later than promised, because they lie between two wait steps
+// that are too far apart. With Levels there are none.
+func (p Plan) gaps() []string {
+	if p.Levels != nil {
+		return nil
+	}
+	var texts []string
+	for _, gap := range ladder.Gaps(p.steps()) {
+		texts = append(texts, fmt.Sprintf("%s to %s wait %s", delayName(gap.From), delayName(gap.To),
+			delayName(gap.Wait)))
+	}
+	return texts
 }
 
 // sortsPriorities reports whether messages of the plan wait in quorum queues, which sort by
@@ -184,12 +191,12 @@ func (p Plan) sortsPriorities() bool {
 // toConsumer returns the part of the plan that a subscription needs.
 func (p Plan) toConsumer() consumer.Waits {
 	w := consumer.Waits{
-		Route: func(r consumer.Retry) (consumer.Route, error) {
-			route, err := p.Route(Retry(r))
-			return route.toConsumer(), err
-		},
 		Given: p.waits, Dead: p.Dead.toConsumer(),
 		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
+	}
+	w.Route = func(r consumer.Retry) (consumer.Route, error) {
+		route, err := p.Route(Retry(r))
+		return route.toConsumer(), err
 	}
 	if p.Via != nil {
 		w.Via = consumer.Via(*p.Via)

@@ -40,15 +40,22 @@ func ExamplePlan_Route() {
 	if err != nil {
 		fmt.Println(err)
 	}
-	for _, asked := range []time.Duration{0, time.Second, 3 * time.Second, time.Hour} {
+	for _, asked := range []time.Duration{
+		0, time.Second, 8 * time.Second, 12 * time.Second, time.Hour,
+	} {
 		route, _ := plan.Route(topology.Retry{Delay: asked})
 		fmt.Println(asked, "waits in", route.RoutingKey)
 	}
+	rest := topology.Retry{Delay: 2 * time.Second, Asked: 12 * time.Second}
+	route, _ := plan.Route(rest)
+	fmt.Println("the rest of 12s waits in", route.RoutingKey)
 	// Output:
 	// 0s waits in orders.wait.1s
 	// 1s waits in orders.wait.1s
-	// 3s waits in orders.wait.10s
+	// 8s waits in orders.wait.10s
+	// 12s waits in orders.wait.10s
 	// 1h0m0s waits in orders.wait.1m
+	// the rest of 12s waits in orders.wait.1s
 }
 
 // Each exchange of a plan has the argument, so that a broker policy cannot name another

@@ -29,9 +29,9 @@ import (
 // (delay.WithContext) or its metadata (delay.Message) waits in the wait queues of the queue that
 // its topic names, as a retry would. When the delay is over it is delivered to a Subscriber of
 // this package, as its first attempt: watermill-amqp's Subscriber cannot decode a message that
-// has waited. The message takes the shortest wait queue that is not shorter than the delay, so
-// choose WithDelays or a strategy that knows any delay. A delay longer than all of them waits in
-// rounds, which the Subscriber of the queue keeps going.
+// has waited. A delay of WithDelays waits exactly as long. A delay between two of them comes at
+// most a quarter or a second late, see Plan.Route. It may wait in rounds, as a delay longer than
+// all of them does: the Subscriber of the queue keeps them going.
 //
 // Many goroutines may call its methods.
 type Publisher struct {

@@ -68,8 +68,12 @@ func planFor(strategy Strategy, queue string, delays []time.Duration) (Plan, err
 
 // Retry has the facts that a Plan needs to route a message.
 type Retry struct {
-	// Delay that was asked for. A delay below the shortest wait step takes the shortest.
+	// Delay is how long the message must still wait. A delay below the shortest wait step takes
+	// the shortest.
 	Delay time.Duration
+	// Asked is the whole delay of a message that waits in rounds: Delay is the rest. It says
+	// how late the message may be. Zero means Delay.
+	Asked time.Duration
 	// Attempt that failed, 1-based; 0 for a message that is snoozed without a failure.
 	Attempt int
 	// Exchange and RoutingKey belong to the delivery as it arrived. They never come from a
@@ -80,8 +84,8 @@ type Retry struct {
 // Route is where a message is published to wait.
 type Route struct {
 	Exchange, RoutingKey string
-	// Delay is how long the message waits there. It is shorter than asked if the delay is
-	// longer than every wait step: then the message waits in rounds.
+	// Delay is how long the message waits there. It is shorter than asked if the message waits
+	// in rounds.
 	Delay time.Duration
 	// Hops is how many wait queues the message passes: one, with Levels one or more.
 	Hops int

@@ -265,6 +265,12 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 			"own Subscriber cannot decode",
 			watermill.LogFields{"exchange": r.Exchange})
 	}
+	if gaps := plan.gaps(); len(gaps) > 0 {
+		logger.Info("Two wait steps lie more than twelve times apart, so a delay between them, of a "+
+			"RetryAfter for example, may come late: name one between them, as a backoff.List beside the "+
+			"policy in topology.ForPolicy, or use topology.Levels",
+			watermill.LogFields{"late": gaps})
+	}
 }
 
 // Received returns the delivery behind the message that ctx belongs to, exactly as it arrived:

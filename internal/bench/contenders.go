@@ -65,8 +65,14 @@ func serveMillpond(ctx context.Context, b *broker, w work) (*service, error) {
 func serveWith(
 	ctx context.Context, b *broker, w work, strategy topology.Strategy, logger watermill.LoggerAdapter,
 ) (*service, error) {
+	return servePolicy(ctx, b, w, strategy, backoff.List{w.delay}, logger)
+}
+
+func servePolicy(
+	ctx context.Context, b *broker, w work, strategy topology.Strategy, policy backoff.Policy,
+	logger watermill.LoggerAdapter,
+) (*service, error) {
 	cfg := consumerConfig(b.node.URL(), w.ahead())
-	policy := backoff.List{w.delay}
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
 	if err != nil {
 		return nil, err

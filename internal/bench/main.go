@@ -89,6 +89,7 @@ var (
 		{"hops", (*bench).scaleHops},
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
+		{"between", (*bench).betweenSteps},
 	}
 )
 

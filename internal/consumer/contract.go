@@ -133,9 +133,10 @@ type Waits struct {
 
 // Retry says how long a message must wait, and how it arrived.
 type Retry struct {
-	Delay                time.Duration
-	Attempt              int    // that failed, 1-based; 0 for a message that is snoozed
-	Exchange, RoutingKey string // of the delivery
+	Delay                time.Duration // the rest of Asked
+	Asked                time.Duration // the whole delay
+	Attempt              int           // that failed, 1-based; 0 for a message that is snoozed
+	Exchange, RoutingKey string        // of the delivery
 }
 
 // Route is where a message is published.

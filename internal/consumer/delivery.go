@@ -159,23 +159,16 @@ func withoutLive(headers amqp.Table) amqp.Table {
 	return others
 }
 
-// remaining returns how long a message that waits in rounds must go on waiting. A rest that
-// is Negligible is not worth another round. A forged not-before is bounded by the delay that
-// the message names beside it.
+// remaining returns how long a message that waits in rounds must go on waiting; 0 if it is due.
+// The last round names no time: so a clock that is behind adds none. A forged not-before is
+// bounded by the delay that the message names beside it.
 func (d *delivery) remaining() time.Duration {
 	if d.State.NotBefore.IsZero() {
 		return 0
 	}
 	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
-	left := min(d.State.NotBefore.Sub(clock.Now()), asked)
-	if left <= Negligible(asked) {
-		return 0
-	}
-	return left
+	return max(0, min(d.State.NotBefore.Sub(clock.Now()), asked))
 }
-
-// Negligible is the part of a delay that is not worth another round: 50 ms or a hundredth.
-func Negligible(asked time.Duration) time.Duration { return max(50*time.Millisecond, asked/100) }
 
 // decode makes the message that the handler gets. It shares nothing with the delivery.
 func (d *delivery) decode() (msg *message.Message, err error) {

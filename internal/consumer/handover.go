@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func (d *delivery) waiting(
 ) (Route, *amqp.Publishing, error) {
 	waits := &d.sub.cfg.Waits
 	route, err := waits.Route(Retry{
-		Delay: delay, Attempt: state.Failures,
+		Delay: delay, Asked: cmp.Or(state.Snoozed, state.Delay), Attempt: state.Failures,
 		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
 	})
 	if err != nil {
@@ -117,7 +118,9 @@ func (d *delivery) waiting(
 	state.NotBefore = time.Time{}
 	if route.Delay < delay {
 		state.NotBefore = now.Add(delay)
-		d.sub.logRounds(delay, route.Delay)
+		if waits.beyond(delay) {
+			d.sub.logRounds(delay, route.Delay)
+		}
 	}
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
 	via := waits.Via.header(d, failed, lastRound)
@@ -146,6 +149,11 @@ func (d *delivery) waiting(
 		msg.Priority = NormalPriority
 	}
 	return route, msg, err
+}
+
+// beyond reports whether a delay that waits in rounds is longer than every wait queue.
+func (w *Waits) beyond(delay time.Duration) bool {
+	return w.Resolution > 0 || len(w.Steps) == 0 || delay > w.Steps[len(w.Steps)-1]
 }
 
 // straightBack reports whether messages come back through the default exchange. Then versions

@@ -182,8 +182,8 @@ func (r *Rounding) Note(
 			fields.Add(watermill.LogFields{"resolution": waits.Resolution}))
 		return
 	}
-	logger.Info("Warning: a delay is rounded up by more than a tenth to the next longer wait step; "+
-		way, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
+	logger.Info("Warning: a delay is rounded up by more than a tenth, because it has no wait "+
+		"step; "+way, fields.Add(watermill.LogFields{"wait_steps": waits.Steps}))
 }
 
 // noteRounding notes a delay that a DelayedRetry has asked for. The Subscriber may not know the

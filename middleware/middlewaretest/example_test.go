@@ -59,8 +59,8 @@ func ExampleBroker_Calls() {
 	// orders dead: true delay: 0s failures: 2
 }
 
-// A message waits on the next longer wait step, so that the real delays are longer
-// than the delays of the policy.
+// A delay without a wait step waits on the next longer one, or in rounds of a shorter
+// one. So the real delays are longer than the delays of the policy.
 func ExampleWaitSteps() {
 	broker := middlewaretest.NewBroker()
 	broker.Given = middlewaretest.WaitSteps(5*time.Second, time.Minute)
@@ -73,7 +73,7 @@ func ExampleWaitSteps() {
 	msg := middlewaretest.NewMessage(middleware.Delivery{Queue: "orders"}, nil)
 	result := broker.Run(handler, msg)
 	fmt.Println(result.Delays, result.Given, result.Elapsed())
-	// Output: [1s 7s 49s] [5s 1m0s 1m0s] 2m5s
+	// Output: [1s 7s 49s] [5s 10s 1m0s] 1m15s
 }
 
 // While the hand-over fails, the middleware neither acks nor dead-letters. It holds

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/internal/ladder"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -68,25 +69,14 @@ func NewBroker() *Broker { return &Broker{inFlight: map[*message.Message]*inFlig
 // which may be more than the policy has.
 //
 // A message waits on the shortest wait step that is not shorter than the delay asked
-// for. A longer delay than all of them takes several rounds on the longest and a
-// last one for the rest. Without wait steps every delay is given as asked.
+// for, unless it would come more than a quarter of the delay and more than a second
+// late. Then it waits in rounds on shorter steps, and a delay longer than all steps
+// begins with rounds on the longest. Without wait steps every delay is given as asked.
 func WaitSteps(delays ...time.Duration) func(asked time.Duration) time.Duration {
-	steps := slices.Sorted(slices.Values(delays))
-	return func(asked time.Duration) time.Duration {
-		if len(steps) == 0 || steps[len(steps)-1] <= 0 {
-			return asked
-		}
-		longest := steps[len(steps)-1]
-		rounds, rest := time.Duration(0), asked
-		if asked > longest {
-			rounds, rest = asked.Truncate(longest), asked%longest
-			if rest <= max(50*time.Millisecond, asked/100) { // topology adds no round for so little
-				return asked
-			}
-		}
-		at, _ := slices.BinarySearch(steps, rest)
-		return rounds + steps[at]
-	}
+	steps := slices.DeleteFunc(slices.Sorted(slices.Values(delays)),
+		func(d time.Duration) bool { return d <= 0 })
+	steps = slices.Compact(steps)
+	return func(asked time.Duration) time.Duration { return ladder.Total(steps, asked) }
 }
 
 // FailNext lets the next calls fail with err, or with [ErrRefused] if err is nil, as

@@ -270,7 +270,7 @@ func TestKeptMetadataStaysWithTheMessage(t *testing.T) {
 }
 
 // Given wait queues with some delays, when the middleware asks for others, then the
-// message waits on the next longer one, and grows older by that delay.
+// message waits on the next longer one or in rounds, and grows older by that delay.
 func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 	t.Parallel()
 	tenMinutes := middleware.WithMaxAge(10 * time.Minute)
@@ -284,7 +284,7 @@ func TestRunWaitsOnTheWaitSteps(t *testing.T) {
 	}{
 		"rounded up": {
 			oneAndTen, middlewaretest.WaitSteps(time.Minute, 5*time.Second), nil, order(),
-			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 1m0s", 65 * time.Second,
+			"dead-lettered (exhausted) after 3 attempts, delays 1s 10s, given 5s 10s", 15 * time.Second,
 		},
 		"exactly": {
 			oneAndTen, middlewaretest.WaitSteps(oneAndTen...), nil, order(),
@@ -329,12 +329,16 @@ func TestWaitSteps(t *testing.T) {
 	for asked, want := range map[time.Duration]time.Duration{
 		time.Millisecond:              5 * time.Second,
 		5 * time.Second:               5 * time.Second,
-		5*time.Second + 1:             time.Minute,
-		time.Minute + 1:               time.Hour,
+		5*time.Second + 1:             10 * time.Second, // two rounds
+		47 * time.Second:              50 * time.Second, // ten
+		48 * time.Second:              time.Minute,      // a quarter longer
+		time.Minute + 1:               65 * time.Second,
+		10*time.Minute + 1:            time.Hour, // more than ten rounds of a minute
 		time.Hour:                     time.Hour,
-		time.Hour + 30*time.Second:    time.Hour + 30*time.Second, // not worth another round
-		2*time.Hour + 2*time.Minute:   3 * time.Hour,
-		25*time.Hour + 50*time.Second: 25*time.Hour + 50*time.Second,
+		time.Hour + 30*time.Second:    time.Hour + time.Minute,
+		2*time.Hour + 2*time.Minute:   2*time.Hour + 2*time.Minute,
+		2*time.Hour + 12*time.Minute:  3 * time.Hour,
+		25*time.Hour + 50*time.Second: 25*time.Hour + time.Minute,
 	} {
 		assert.Equal(t, want, steps(asked))
 		assert.Equal(t, asked, none(asked))

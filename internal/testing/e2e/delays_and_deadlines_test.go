@@ -64,10 +64,10 @@ func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {
 		"no WithDelays": {
 			topology.PerQueue{},
 			nil,
-			[]time.Duration{s, 3 * s, 3 * s, 20 * s},
+			[]time.Duration{s, 4 * s, 4 * s, 20 * s},
 			"give the Publisher the delay with topology.WithDelays",
 			watermill.LogFields{
-				"asked": 3 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 3 * s},
+				"asked": 4 * s, "delay": 5 * s, "delays_asked": []time.Duration{s, 4 * s},
 			},
 		},
 		"WithDelays": {
@@ -184,7 +184,7 @@ func TestDelayOfFortyDaysIsVisibleOnLevels(t *testing.T) {
 func TestDelayedMessageWaitsInRounds(t *testing.T) {
 	t.Parallel()
 	const delay, far = 2500 * time.Millisecond, 40 * 24 * time.Hour
-	const least = delay - 50*time.Millisecond - rig.Grace
+	const least = delay - rig.Grace
 	arrivals := make(chan rig.Arrival, 10)
 	strategy := topology.PerQueue{WaitSteps: []time.Duration{time.Second}}
 	r := rig.Start(t, rig.Config{

@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	roundedUp = "Warning: a delay is rounded up by more than a tenth to the next longer wait step; " +
+	roundedUp = "Warning: a delay is rounded up by more than a tenth, because it has no wait step; " +
 		"give the Subscriber the policy with topology.For or topology.ForPolicy, and a delay that an " +
 		"error asks for as a backoff.List beside it"
 	willBeRetried = "Message will be retried"
 )
 
-// Given a delay between two wait steps, then it takes the longer one. A delay longer than every
-// wait step waits in rounds, which cost no attempt (P7).
+// Given a delay a little shorter than a wait step, then it takes that step. A delay longer than
+// every wait step waits in rounds, which cost no attempt (P7).
 func TestDelayWithoutAWaitStep(t *testing.T) {
 	t.Parallel()
-	const ms, negligible = time.Millisecond, 50 * time.Millisecond // of the last round
+	const ms = time.Millisecond
 	short := rig.Levels(t, topology.Quorum)
 	short.Max = 1500 * ms // 100 to 800 ms
 	type testCase struct {
@@ -47,7 +47,7 @@ func TestDelayWithoutAWaitStep(t *testing.T) {
 		"per queue": {
 			topology.PerQueue{WaitSteps: []time.Duration{200 * ms, time.Second}},
 			rig.UnlistedDelays(3500*ms, 300*ms),
-			[]time.Duration{3500*ms - negligible, time.Second},
+			[]time.Duration{4 * time.Second, time.Second}, // four rounds, and one
 		},
 	}, func(t *testing.T, c testCase) {
 		var calls rig.Timeline
@@ -87,12 +87,13 @@ func TestSnoozeSpendsNoAttempt(t *testing.T) {
 	})
 	r.Send("later")
 	require.Equal(t, "2", r.DeadLetter().Headers[header.DeadFailures])
-	calls.RequireGaps(t, 2500*time.Millisecond, time.Second, time.Second)
+	calls.RequireGaps(t, 3*time.Second, time.Second, time.Second) // a snooze of three rounds
 	rig.AwaitAttempts(t, attempts, 1, 1, 1, 2)
 }
 
 // Given a server that answers 429 with Retry-After: 7 and a policy with 1 s, then the message
-// comes back after the next longer wait step, 8 s, and with Levels after 7 s (C2).
+// comes back after the next longer wait step, 8 s, because that is not a quarter late. With Levels
+// it comes back after 7 s (C2).
 func TestRetryAfterOfAServer(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -158,7 +159,7 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	})
 	r.Send("order 1")
 	require.Equal(t, "5", r.DeadLetter().Headers[header.DeadFailures])
-	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 2450*ms) // The rest of a round may be left out.
+	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 3*time.Second) // three rounds
 	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)
 	require.Equal(t, -1, r.Depth(".retry.3.100ms"))
 }
@@ -296,12 +297,13 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 	}
 }
 
-// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
+// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once. Eleven
+// rounds of a second are too many, so 11 s wait a minute.
 // Messages waited in spite of the limit, and were handled too old or refused afterwards.
 func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 	t.Parallel()
 	expiring := amqp.Publishing{Expiration: "30000"}
-	snoozed := middleware.Snooze(rig.ErrFailed, 2*time.Second)
+	snoozed := middleware.Snooze(rig.ErrFailed, 11*time.Second)
 	type testCase struct {
 		send    amqp.Publishing
 		options []middleware.Option
@@ -325,7 +327,7 @@ func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 		var calls rig.Timeline
 		r := rig.Start(t, rig.Config{
 			Strategy: topology.PerQueue{WaitSteps: []time.Duration{time.Second, time.Minute}},
-			Policy:   backoff.List{2 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
+			Policy:   backoff.List{11 * time.Second}, UnknownPolicy: true, RetryOptions: c.options,
 			Handle: func(*message.Message) error { calls.Add(); return c.err },
 		})
 		r.Publish(c.send)

@@ -103,8 +103,7 @@ func TestDelaysAreTold(t *testing.T) {
 		require.Equal(t, want.asked, all[i].DelayAsked)
 		require.Equal(t, want.given, all[i].DelayGiven)
 		require.Equal(t, want.asked, all[i+1].LastDelay)
-		// A rest of a round under max(50 ms, 1 %) is left out.
-		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-50*ms-rig.Grace)
+		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-rig.Grace)
 		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
 	}
 }

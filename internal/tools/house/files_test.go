@@ -110,7 +110,8 @@ var library = map[string][]string{
 	},
 	"middleware/delayed/postgresql": nil, // tests alone
 	"middleware/middlewaretest": {
-		module + "/middleware/header", module + "/middleware", watermill + "/…",
+		module + "/middleware/header", module + "/middleware", module + "/internal/ladder",
+		watermill + "/…",
 	},
 	"middleware/metrics": {
 		module + "/middleware/header", module + "/middleware", module + "/topology",
@@ -122,8 +123,8 @@ var library = map[string][]string{
 	"topology": {
 		module + "/backoff", module + "/middleware", module + "/middleware/header",
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/brake",
-		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/link",
-		module + "/internal/management",
+		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/ladder",
+		module + "/internal/link", module + "/internal/management",
 		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
 		watermill + "/…", wamqp, amqp091,
 	},
@@ -171,6 +172,7 @@ var internals = map[string][]string{
 	"internal/clock":      nil,
 	"internal/hold":       {module + "/internal/clock"},
 	"internal/excerpt":    nil,
+	"internal/ladder":     nil,
 	"internal/observe":    nil,
 	"internal/management": nil,
 	"internal/wire":       {amqp091},
