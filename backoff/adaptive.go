@@ -76,7 +76,7 @@ func (p Adaptive) Delay(f Failure) (wait time.Duration, retry bool) {
 	if wait, retry = Next(p.Policy, f); !retry {
 		return 0, false
 	}
-	if isNil(p.Health) {
+	if isNil(p.Health) || wait == 0 { // a first retry without a delay stays so
 		return wait, true
 	}
 	exact := p.factor(p.Health(f.Now), wait, f.age())

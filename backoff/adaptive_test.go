@@ -178,11 +178,17 @@ func TestAdaptiveValidate(t *testing.T) {
 		wait, retry := policy.Delay(backoff.Failure{Count: 1})
 		assert.True(t, retry && wait >= s/10 && wait <= 100*s, "%s: invalid fields do no harm", name)
 	}
-	invalid := backoff.Adaptive{Policy: backoff.List{0}, Health: knows(backoff.Recent{})}
+	invalid := backoff.Adaptive{Policy: backoff.List{-1}, Health: knows(backoff.Recent{})}
 	require.ErrorContains(t, backoff.Validate(invalid), "backoff.List: entry [0]")
 	wait, retry := backoff.Adaptive{Policy: backoff.List{s}}.Delay(backoff.Failure{Count: 1})
 	require.True(t, retry)
 	require.Equal(t, s, wait, "without Health the policy inside decides")
+	wait, retry = backoff.Adaptive{
+		Policy: backoff.AtOnce{Policy: backoff.List{s}},
+		Health: knows(backoff.Recent{Attempts: 9, Failed: 9, UntilSuccess: s}),
+	}.Delay(backoff.Failure{Count: 1})
+	require.True(t, retry)
+	require.Zero(t, wait, "a first retry without a delay has nothing to multiply")
 }
 
 func TestAdaptiveEndsWithItsPolicy(t *testing.T) {

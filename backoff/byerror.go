@@ -118,7 +118,7 @@ func (p ByError) about() facts {
 	for _, c := range p.Cases {
 		one := factsOf(c.Policy)
 		known.retries, known.ends = max(known.retries, one.retries), known.ends && one.ends
-		known.drawn = known.drawn || one.drawn
+		known.drawn, known.atOnce = known.drawn || one.drawn, known.atOnce || one.atOnce
 	}
 	known.countOnly, known.matches = false, math.MaxInt
 	return known

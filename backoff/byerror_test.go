@@ -153,7 +153,7 @@ func TestByErrorValidate(t *testing.T) {
 	err := backoff.Validate(backoff.ByError{
 		Cases: []backoff.Case{
 			{},
-			{Match: always, Policy: backoff.List{0, s, -s}},
+			{Match: always, Policy: backoff.List{-s, s, 0}},
 			{Match: backoff.Is(nil), Policy: (*backoff.List)(nil)},
 			{Match: always, Policy: backoff.ByError{Cases: []backoff.Case{{Policy: constantly(0, -1)}}}},
 			{Match: always, Policy: talkative{}},
@@ -162,8 +162,8 @@ func TestByErrorValidate(t *testing.T) {
 	})
 	require.EqualError(t, err, "backoff.ByError: case [0]: "+noMatch+
 		"backoff.ByError: case [0]: policy is nil"+noRetry+
-		"backoff.ByError: case [1]: backoff.List: entry [0] 0s"+atLeast+
-		"backoff.ByError: case [1]: backoff.List: entry [2] -1s"+atLeast+
+		"backoff.ByError: case [1]: backoff.List: entry [0] -1s"+atLeast+
+		"backoff.ByError: case [1]: backoff.List: entry [2] 0s"+atLeast+
 		"backoff.ByError: case [2]: "+noMatch+
 		"backoff.ByError: case [2]: policy is a nil *backoff.List"+noRetry+
 		"backoff.ByError: case [3]: backoff.ByError: case [0]: "+noMatch+

@@ -13,8 +13,9 @@
 // [Exponential], [Fibonacci] and [None].
 //
 // Others wrap a policy: [Limit] bounds the retries, [Cap] the delays, [MaxAge] the age of the
-// message. [ByError] chooses by the error. [Unbounded] says that no end is wanted. [Adaptive] makes
-// the delays longer while a downstream service fails, and shorter while it works.
+// message. [ByError] chooses by the error. [AtOnce] adds a first retry without a delay.
+// [Unbounded] says that no end is wanted. [Adaptive] makes the delays longer while a downstream
+// service fails, and shorter while it works.
 //
 // Jitters draw at random: [FullJitter], [EqualJitter] and [BoundedJitter] around
 // the delays of another policy, [DecorrelatedJitter] between the first delay and
@@ -35,7 +36,7 @@
 //	wait, retry := backoff.Next(policy, backoff.Failure{Count: 3}) // 100s, true
 //
 // Retries counts retries, not attempts: a policy with five retries allows six
-// attempts in all. Every delay lies within 1 ms and [MaxDelay].
+// attempts in all. Every delay lies within 1 ms and [MaxDelay]; only the first may be 0.
 //
 // A policy of your own needs only Delay. Optional methods tell more about it:
 // [Validate], [CheckEnd], [Delays] and [Remarks] look for them.

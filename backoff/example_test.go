@@ -157,6 +157,20 @@ func ExampleLimit() {
 	// 0s false
 }
 
+func ExampleAtOnce() {
+	policy := backoff.AtOnce{Policy: backoff.Constant{Interval: 5 * time.Second, Retries: 2}}
+	for count := 1; count <= 4; count++ {
+		fmt.Println(policy.Delay(backoff.Failure{Count: count}))
+	}
+	fmt.Println(backoff.Delays(policy))
+	// Output:
+	// 0s true
+	// 5s true
+	// 5s true
+	// 0s false
+	// [5s] true
+}
+
 func ExampleCap() {
 	policy := backoff.Cap{
 		Policy: backoff.List{time.Second, time.Minute, time.Hour}, Max: 5 * time.Minute,

@@ -345,8 +345,8 @@ type jitter struct {
 }
 
 func (j jitter) delay(f Failure) (wait time.Duration, retry bool) {
-	if wait, retry = Next(j.policy, f); !retry {
-		return 0, false
+	if wait, retry = Next(j.policy, f); !retry || wait == 0 {
+		return 0, retry
 	}
 	low, high := j.around(wait)
 	return draw(j.seed, max(f.Count, 1), low, high), true

@@ -350,8 +350,8 @@ func TestJitterValidate(t *testing.T) {
 		{"full, everything", full(nil, -1), lines("backoff.FullJitter",
 			"WaitSteps -1 is negative: use 0 for 4", "Policy is nil: give it the policy to wrap")},
 		{
-			"equal, everything", equalJitter(backoff.List{0}, 1),
-			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] 0s" + positive,
+			"equal, everything", equalJitter(backoff.List{-s}, 1),
+			lines("backoff.EqualJitter", nothing) + "\nbackoff.List: entry [0] -1s" + positive,
 		},
 		{
 			"bounded, everything",

@@ -13,8 +13,11 @@ import (
 const maxListed = 1000
 
 // Delays returns every delay that p may return, in rising order, each once and within 1 ms and
-// [MaxDelay]. known is false, and delays nil, if p cannot tell or has more than 1000 delays. An
-// empty slice that is known means that p never retries. The caller owns the slice.
+// [MaxDelay]. known is false, and delays nil, if p cannot tell or has more than 1000 delays. The
+// caller owns the slice.
+//
+// The policies of this package leave out a first retry without a delay, because it needs no wait
+// queue. So an empty slice that is known means that p never retries, or once without a delay.
 //
 // A jitter may return any delay. It lists a few of them, its wait steps, and draws no delay above
 // the last one. Where each delay needs a queue, a drawn delay waits on the wait steps beside it.
@@ -24,8 +27,8 @@ const maxListed = 1000
 //	Delays() []time.Duration
 //
 // that returns nil if it cannot tell and an empty slice, not nil, if it never
-// retries. Order and duplicates do not matter. A type that embeds a policy and
-// changes its Delay must change its Delays, too.
+// retries. It leaves out a first delay of 0. Order and duplicates do not matter. A
+// type that embeds a policy and changes its Delay must change its Delays, too.
 func Delays(p Policy) (delays []time.Duration, known bool) {
 	if isNil(p) {
 		return nil, false
@@ -58,7 +61,7 @@ func listed(p Policy) []time.Duration {
 // neverRetries reports whether p lists that it has no delay at all.
 func neverRetries(p Policy) bool {
 	delays, known := Delays(p)
-	return known && len(delays) == 0
+	return known && len(delays) == 0 && !factsOf(p).atOnce
 }
 
 // Remarks returns facts about p that its user should know, one sentence an entry,
@@ -110,6 +113,7 @@ type facts struct {
 	matches   int  // the highest count for which Delay may call a Match
 	countOnly bool // the delays depend on Failure.Count alone
 	drawn     bool // Delay may return a delay that Delays does not list
+	atOnce    bool // the first retry may come without a delay
 }
 
 // factsOf returns the facts of the method about, and none without the method.

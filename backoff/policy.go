@@ -50,6 +50,9 @@ func (f Failure) age() time.Duration {
 // Next calls p.Delay and bounds the result, so that any policy is safe to use. The
 // wait lies within 1 ms and [MaxDelay], and is 0 without a retry. Next gives p a
 // Count below 1 as 1. A p that is nil, or a nil pointer or func, never retries.
+//
+// After the first failure a wait of exactly 0 stays 0: the message goes straight to the tail of
+// its queue. After a later failure 0 means 1 ms, so that no policy makes a message spin.
 func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
 	if isNil(p) {
 		return 0, false
@@ -58,7 +61,7 @@ func Next(p Policy, f Failure) (wait time.Duration, retry bool) {
 	if wait, retry = p.Delay(f); !retry {
 		return 0, false
 	}
-	return clamp(wait), true
+	return bounded(f.Count, wait), true
 }
 
 // PolicyFunc makes a function a [Policy]. Its delays cannot be listed and its end
@@ -74,7 +77,15 @@ func (p PolicyFunc) Delay(f Failure) (wait time.Duration, retry bool) {
 	if wait, retry = p(f); !retry {
 		return 0, false
 	}
-	return clamp(wait), true
+	return bounded(f.Count, wait), true
+}
+
+// bounded puts the wait after failure number count within its bounds: the first may be 0.
+func bounded(count int, wait time.Duration) time.Duration {
+	if count <= 1 && wait == 0 {
+		return 0
+	}
+	return clamp(wait)
 }
 
 // clamp puts d within minDelay and MaxDelay.

@@ -27,8 +27,9 @@ func (None) about() facts { return facts{ends: true, countOnly: true} }
 //	2s 5s 15s
 //
 // and then stops: as many retries as entries. An empty or nil List never retries.
-// An entry below 1 ms means 1 ms; an entry of 0 or less, or above [MaxDelay], is
-// invalid. Do not change the slice after handing it over: the List uses it itself.
+// The first entry may be 0: see [AtOnce]. An entry below 1 ms means 1 ms; another
+// entry of 0, a negative one, or one above [MaxDelay], is invalid. Do not change the
+// slice after handing it over: the List uses it itself.
 type List []time.Duration
 
 // Delay returns entry number Count, the first for a Count below 1, and no retry after the last.
@@ -37,14 +38,16 @@ func (p List) Delay(f Failure) (wait time.Duration, retry bool) {
 	if count > len(p) {
 		return 0, false
 	}
-	return clamp(p[count-1]), true
+	return bounded(count, p[count-1]), true
 }
 
 // Validate returns an error for every invalid entry, by its index from 0.
 func (p List) Validate() error {
 	found := problems{name: "backoff.List"}
 	for i, d := range p {
-		found.delay(fmt.Sprintf("entry [%d]", i), d)
+		if i > 0 || d != 0 {
+			found.delay(fmt.Sprintf("entry [%d]", i), d)
+		}
 	}
 	return found.join()
 }
@@ -52,10 +55,19 @@ func (p List) Validate() error {
 // CheckEnd returns nil: a List ends after its last entry.
 func (p List) CheckEnd() error { return nil }
 
-// Delays returns a copy of the entries.
-func (p List) Delays() []time.Duration { return append([]time.Duration{}, p...) }
+// Delays returns a copy of the entries, without a first entry of 0.
+func (p List) Delays() []time.Duration {
+	if len(p) > 0 && p[0] == 0 {
+		p = p[1:]
+	}
+	return append([]time.Duration{}, p...)
+}
 
-func (p List) about() facts { return facts{retries: len(p), ends: true, countOnly: true} }
+func (p List) about() facts {
+	return facts{
+		retries: len(p), ends: true, countOnly: true, atOnce: len(p) > 0 && p[0] == 0,
+	}
+}
 
 // Constant is a policy that always waits the same time: Constant{Interval:
 // 5 * time.Second, Retries: 3} waits

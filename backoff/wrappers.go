@@ -57,7 +57,9 @@ func (p Limit) Delays() []time.Duration {
 		if !retry {
 			break
 		}
-		delays = append(delays, wait)
+		if wait > 0 {
+			delays = append(delays, wait)
+		}
 	}
 	return delays
 }
@@ -75,6 +77,7 @@ func (p Limit) about() facts {
 	}
 	known.retries, known.ends = min(known.retries, p.Retries), true
 	known.matches = min(known.matches, p.Retries)
+	known.atOnce = known.atOnce && p.Retries > 0
 	return known
 }
 
@@ -107,7 +110,12 @@ func (p Cap) Delay(f Failure) (wait time.Duration, retry bool) {
 	return p.cut(wait), true
 }
 
-func (p Cap) cut(d time.Duration) time.Duration { return clamp(min(d, ceiling(p.Max))) }
+func (p Cap) cut(d time.Duration) time.Duration {
+	if d == 0 {
+		return 0
+	}
+	return clamp(min(d, ceiling(p.Max)))
+}
 
 // Validate returns an error for every invalid field, and the errors of Policy.
 func (p Cap) Validate() error {
@@ -164,7 +172,7 @@ type MaxAge struct {
 func (p MaxAge) Delay(f Failure) (wait time.Duration, retry bool) {
 	wait, retry = Next(p.Policy, f)
 	// Subtracted from Age, because the sum may overflow.
-	if !retry || wait > p.Age || f.age() > p.Age-wait {
+	if !retry || max(wait, minDelay) > p.Age || f.age() > p.Age-wait {
 		return 0, false
 	}
 	return wait, true

@@ -148,7 +148,7 @@ func TestWrappersValidate(t *testing.T) {
 	const (
 		toWrap   = "Policy is nil: give it the policy to wrap"
 		positive = " is not positive: a delay is at least 1ms"
-		entry    = "\nbackoff.List: entry [0] 0s" + positive
+		entry    = "\nbackoff.List: entry [0] -1s" + positive
 		noCap    = " is not positive: use Policy without backoff.Cap for no cap"
 		noAge    = " is not positive: use Policy without backoff.MaxAge for no limit, " +
 			"backoff.None to never retry"
@@ -165,17 +165,17 @@ func TestWrappersValidate(t *testing.T) {
 			"Policy is a nil *backoff.Linear: give it the policy to wrap")},
 		{"limit, nil func", limit(backoff.PolicyFunc(nil), 0), lines("backoff.Limit",
 			"Policy is a nil backoff.PolicyFunc: give it the policy to wrap")},
-		{"limit, and its policy", limit(backoff.List{0}, -2), lines("backoff.Limit",
+		{"limit, and its policy", limit(backoff.List{-s}, -2), lines("backoff.Limit",
 			"Retries -2 is negative: use 0 to never retry") + entry},
 		{"cap", capped(backoff.List{time.Hour}, time.Nanosecond), ""},
 		{"cap, the longest", capped(backoff.None{}, backoff.MaxDelay), ""},
 		{"cap, everything", capped(nil, 0), lines("backoff.Cap", "Max 0s"+noCap, toWrap)},
-		{"cap, and its policy", capped(backoff.List{0}, 87_601*time.Hour), lines("backoff.Cap",
+		{"cap, and its policy", capped(backoff.List{-s}, 87_601*time.Hour), lines("backoff.Cap",
 			"Max 87601h0m0s is above 87600h0m0s, the longest TTL of a RabbitMQ queue: "+
 				"use at most backoff.MaxDelay") + entry},
 		{"max age, the longest", aged(backoff.None{}, math.MaxInt64), ""},
 		{"max age, everything", aged(nil, 0), lines("backoff.MaxAge", "Age 0s"+noAge, toWrap)},
-		{"max age, and its policy", aged(backoff.List{0}, -s), lines("backoff.MaxAge",
+		{"max age, and its policy", aged(backoff.List{-s}, -s), lines("backoff.MaxAge",
 			"Age -1s"+noAge) + entry},
 		{"unbounded, nil", unbounded(nil), "backoff.Unbounded: " + toWrap},
 		{"unbounded, its policy", unbounded(backoff.Constant{}), lines("backoff.Constant",

@@ -32,7 +32,8 @@ import (
 // TellDeadLetter, so that the hooks are told of dead letters that no DelayedRetry has made.
 type Republisher interface {
 	// Republish puts a copy of msg into a wait queue, from which it comes back to its own
-	// queue after at least delay.
+	// queue after at least delay. A delay of 0 asks for a first retry at once: the copy joins the
+	// tail of its queue, or waits as shortly as possible. Only a first failure may ask so.
 	Republish(
 		ctx context.Context, msg *message.Message, delay time.Duration, state header.RetryState,
 	) (Republished, error)

@@ -127,6 +127,9 @@ func open(
 // returns nil when the broker has confirmed it. A delay that no wait step covers waits in
 // rounds that cost no attempt. A wait queue that has vanished is declared again.
 //
+// After the first failure a delay of 0 leads straight to the tail of the queue. If the queue
+// refuses the copy, and after any other failure, 0 takes the shortest wait step.
+//
 // The error is middleware.ErrNotDelivered if msg did not come from a Subscriber of this
 // client.
 func (c *Client) Republish(

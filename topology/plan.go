@@ -146,8 +146,12 @@ func (p Plan) Route(r Retry) (Route, error) {
 	return route, nil
 }
 
-// waits returns how long a message waits if it asks for a delay, in all rounds together.
+// waits returns how long a message waits if it asks for a delay, in all rounds together. The
+// first retry may ask for none, except with a Via.
 func (p Plan) waits(asked time.Duration) time.Duration {
+	if asked == 0 && p.Via == nil {
+		return 0
+	}
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.waits(asked)
 	}

@@ -41,11 +41,13 @@ func TestPlanWaits(t *testing.T) {
 	t.Parallel()
 	const s, ms = time.Second, time.Millisecond
 	steps := func(delays ...time.Duration) Strategy { return PerQueue{WaitSteps: delays} }
+	via := PerQueue{Via: "events", WaitSteps: []time.Duration{s}}
 	for name, c := range map[string]struct {
 		strategy    Strategy
 		asked, want time.Duration
 	}{
-		"nothing":                             {steps(s), 0, s},
+		"nothing":                             {steps(s), 0, 0},
+		"nothing, through an exchange":        {via, 0, s},
 		"negative":                            {steps(s), -s, s},
 		"exact":                               {steps(s, 5*s), 5 * s, 5 * s},
 		"the next longer":                     {steps(s, 5*s), 4 * s, 5 * s},

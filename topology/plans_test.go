@@ -354,3 +354,21 @@ func TestReturnNamesThatAreTooLong(t *testing.T) {
 	_, err := strategy.Plan("q", []time.Duration{time.Second})
 	rig.RequireTexts(t, err, "wait queue of 1s", "return exchange", "exchange to return from")
 }
+
+// A first retry without a delay needs no wait queue: only the wait of a snoozed message is there.
+func TestAPolicyThatRetriesAtOnceNeedsNoWaitQueue(t *testing.T) {
+	t.Parallel()
+	for name, strategy := range map[string]topology.Strategy{
+		"per queue": topology.PerQueue{}, "per attempt": topology.PerAttempt{},
+		"shared": topology.Shared{},
+	} {
+		for _, policy := range []backoff.Policy{
+			backoff.List{0}, backoff.AtOnce{Policy: backoff.None{}},
+		} {
+			plan, err := topology.PlanFor(strategy, "orders", policy)
+			require.NoError(t, err, name)
+			require.Len(t, plan.WaitSteps, 1, name)
+			require.Equal(t, time.Second, plan.WaitSteps[0].Delay, name)
+		}
+	}
+}

@@ -276,10 +276,14 @@ func delaysOf(flag, texts string) (backoff.List, error) {
 	var list backoff.List
 	for text := range strings.SplitSeq(texts, ",") {
 		d, err := time.ParseDuration(strings.TrimSpace(text))
-		if err != nil || d <= 0 {
+		switch {
+		case err != nil || d < 0 || d == 0 && list != nil:
 			return nil, usage("%s: %q is no delay: write 500ms, 10s, 2m, 1h30m", flag, text)
+		case d == 0: // a first retry at once needs no wait queue
+			list = backoff.List{}
+		default:
+			list = append(list, d)
 		}
-		list = append(list, d)
 	}
 	return list, nil
 }

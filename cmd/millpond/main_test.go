@@ -466,6 +466,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "import"}, exitUsage, "the name of one queue"},
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
+		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
 		{
 			[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to",

@@ -64,7 +64,8 @@ func (f *Facts) Hazards() []Hazard {
 	bounded("x-message-ttl", "messages that are not handled within so many milliseconds")
 	overflow, _ := f.Arguments["x-overflow"].(string)
 	if strings.HasPrefix(overflow, "reject-publish") {
-		add(true, "x-overflow", "%q refuses messages that return from waiting: remove it", overflow)
+		add(true, "x-overflow", "%q refuses messages that return from waiting, which stops quorum wait "+
+			"queues, with Shared and Levels for every queue: remove it", overflow)
 	} else {
 		bounded("x-max-length", "the oldest messages of a full queue")
 		bounded("x-max-length-bytes", "the oldest messages of a full queue")

@@ -213,7 +213,8 @@ const dropsOldest = "the oldest messages of a full queue %s"
 func fullMain(s *subject) (Severity, string) {
 	if s.overflow() != "drop-head" {
 		return critical("a full queue refuses messages that return from waiting, " +
-			"which stops quorum wait queues and loses the messages of classic wait queues")
+			"which stops quorum wait queues, with Shared and Levels for every queue, and loses the " +
+			"messages of classic wait queues")
 	}
 	return critical(dropsOldest, s.gone())
 }

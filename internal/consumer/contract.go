@@ -113,7 +113,8 @@ const (
 // read.
 type Waits struct {
 	Route func(Retry) (Route, error)
-	// Given returns how long a message waits if it asks for a delay, all rounds together.
+	// Given returns how long a message waits if it asks for a delay, all rounds together. A first
+	// retry that asks for none waits for 0 where it goes straight to its queue.
 	Given func(asked time.Duration) time.Duration
 	Dead  Route
 	// Via is the exchange that messages pass on their way back. Zero: they go straight to

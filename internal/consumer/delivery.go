@@ -36,6 +36,8 @@ type delivery struct {
 	pending publisher.Pending // the copy whose outcome is open
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
+
+	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,7 +80,11 @@ func (d *delivery) republish(
 	if route.Delay < delay {
 		d.republished.Delay = d.sub.cfg.Waits.Given(delay)
 	}
-	return d.sub.outage.note(d, d.publish(ctx, &route, msg, false))
+	err = d.publish(ctx, &route, msg, false)
+	if isAtOnce(&route) && isDeclined(err) {
+		return d.republish(ctx, delay, state)
+	}
+	return d.sub.outage.note(d, err)
 }
 
 // notRepublished dead-letters the message if err says that its copy is too large. It is a
@@ -105,10 +108,7 @@ func (d *delivery) waiting(
 	now time.Time, delay time.Duration, state *header.RetryState,
 ) (Route, *amqp.Publishing, error) {
 	waits := &d.sub.cfg.Waits
-	route, err := waits.Route(Retry{
-		Delay: delay, Asked: cmp.Or(state.Snoozed, state.Delay), Attempt: state.Failures,
-		Exchange: d.raw.Exchange, RoutingKey: d.raw.RoutingKey,
-	})
+	route, err := d.route(delay, state)
 	if err != nil {
 		return Route{}, nil, err
 	}
@@ -124,7 +124,7 @@ func (d *delivery) waiting(
 	}
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
 	via := waits.Via.header(d, failed, lastRound)
-	lowered := waits.SortsPriorities && d.raw.Priority > NormalPriority
+	lowered := !isAtOnce(&route) && waits.SortsPriorities && d.raw.Priority > NormalPriority
 	if lowered {
 		d.sub.logLowered(d.raw.Priority)
 	}
@@ -272,6 +272,9 @@ func (d *delivery) publish(
 	if err != nil {
 		if d.handlerEnded() {
 			d.sub.places.hold(&d.place)
+		}
+		if isDeclined(err) && d.isOwn(route) {
+			return err // the plan has no part that could be declared again
 		}
 		if err = d.sub.cfg.Waits.Redeclare(ctx, *route, err); err == nil {
 			err = d.send(ctx, route, msg, alone)

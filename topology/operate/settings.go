@@ -35,6 +35,13 @@ func (v *verifier) settings(q audit.Member, info management.Queue, compare bool)
 	}
 	v.known[q.Name] = audit.Known{Kind: info.Type, Arguments: info.Arguments}
 	v.replicas[q.Name] = info.Members
+	if q.Role == audit.RoleWait && info.Held != nil && *info.Held > 0 && !v.mainMissing {
+		v.warning(Exposed, "queue", q.Name, "holds %d messages whose wait is over, because a queue is "+
+			"full, out of reach or without a majority; 32 of them stop the wait queue for every queue "+
+			"whose messages wait there. If the number stays, find that queue with rabbitmqctl list_queues "+
+			"name messages policy state, and make room or bring its nodes back; the messages come within "+
+			"the dead-letter timer after that, three minutes unless set", *info.Held)
+	}
 }
 
 // differing returns the first argument in which a queue differs from the plan.

@@ -112,6 +112,8 @@ type verifier struct {
 	findings []Finding
 	known    map[string]audit.Known
 	replicas map[string][]string // the nodes of each queue
+
+	mainMissing bool // which explains the messages that wait queues hold
 }
 
 func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
@@ -248,6 +250,7 @@ func (v *verifier) queue(q audit.Member) error {
 	found, err := audit.Passive(v.ctx, v.run, q.Name)
 	switch {
 	case audit.IsCode(err, amqp.NotFound):
+		v.mainMissing = v.mainMissing || q.Role == audit.RoleMain
 		v.critical(Missing, "queue", q.Name, "does not exist or cannot be reached%s", v.whileMissing(q))
 		return nil
 	case audit.IsCode(err, amqp.ResourceLocked):

@@ -231,7 +231,10 @@ func (tr *trials) begin(
 		testbroker.Channel(t, tr.url),
 	}
 	var strategy topology.PerQueue
+	policy := backoff.List{200 * time.Millisecond}
 	switch {
+	case l.atOnce:
+		policy, c.target = backoff.List{0}, queue+".wait.1s"
 	case l.dead:
 		c.target = queue + ".dlq"
 	case l.classic:
@@ -247,7 +250,7 @@ func (tr *trials) begin(
 	c.watch(consuming, sub)
 	r := rig.Start(t, rig.Config{
 		URL: sub.URL(), PublisherURL: pub.URL(), Queue: queue, Keep: true, Strategy: strategy,
-		Policy:        backoff.List{200 * time.Millisecond},
+		Policy:        policy,
 		Configure:     func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
 		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
 		Handle:        c.handle,

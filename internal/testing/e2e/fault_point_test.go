@@ -17,6 +17,7 @@ type leg struct {
 	dead     bool // it goes to the DLQ, not to a wait queue
 	classic  bool // the declared queues are classic, not quorum
 	vanished bool // its queue was deleted: basic.return, declare, publish again
+	atOnce   bool // straight to the tail of its queue
 }
 
 var legs = []leg{
@@ -25,6 +26,7 @@ var legs = []leg{
 	{name: "republish to a vanished queue", side: publishing, vanished: true},
 	{name: "dead-letter to a vanished queue", side: publishing, dead: true, vanished: true},
 	{name: "republish, classic", side: publishing, classic: true},
+	{name: "republish at once", side: publishing, atOnce: true},
 	{name: "consume and republish", side: consuming},
 	{name: "consume and dead-letter", side: consuming, dead: true},
 }

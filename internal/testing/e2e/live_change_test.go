@@ -367,6 +367,10 @@ func startOld(t *testing.T, url, queue, kind string, all *rig.Ledger) (stop func
 func serveOld(url, kindAndQueue string) {
 	kind, queue, _ := strings.Cut(kindAndQueue, " ")
 	cfg := rig.QueueConfig(url)
+	if name, exchange, bound := strings.Cut(queue, "@"); bound {
+		queue = name
+		rig.OnTopic(exchange, orderKeys)(&cfg)
+	}
 	if kind == "quorum" {
 		rig.QuorumQueue(&cfg)
 	}

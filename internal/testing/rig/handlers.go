@@ -197,6 +197,9 @@ func (l *Ledger) Handle(body string) { l.mu.Lock(); defer l.mu.Unlock(); l.Handl
 // Count returns the number of messages that were handled.
 func (l *Ledger) Count() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.Handled) }
 
+// Times returns how often a message was handled.
+func (l *Ledger) Times(body string) int { l.mu.Lock(); defer l.mu.Unlock(); return l.Handled[body] }
+
 // Refuse records that a message could not be decoded.
 func (l *Ledger) Refuse() { l.mu.Lock(); defer l.mu.Unlock(); l.refused++ }
 

@@ -188,6 +188,7 @@ var shownPolicies = []backoff.Policy{
 	backoff.Exponential{Initial: time.Second, Factor: 2, Retries: 4},
 	backoff.Exponential{Initial: time.Second, Factor: 10, Max: 500 * time.Second, Retries: 5},
 	backoff.Fibonacci{Initial: time.Second, Retries: 5},
+	backoff.List{0, 5 * time.Second},
 }
 
 var policyRow = regexp.MustCompile(

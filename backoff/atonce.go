@@ -1,0 +1,89 @@
+package backoff
+
+import (
+	"math"
+	"time"
+)
+
+// AtOnce is a policy whose first retry comes without a delay. Then follow the delays of another
+// policy, from its first: AtOnce{Policy: Constant{Interval: 5 * time.Second, Retries: 2}} waits
+//
+//	0s 5s 5s
+//
+// and then stops. It adds one retry. For delays that are listed, a [List] that begins with 0 does
+// the same.
+//
+// Without a delay a message goes straight to the tail of its queue, past no wait queue. Other
+// messages that are ready there come first. With an empty queue it comes back within
+// milliseconds: use it for errors that a second try may solve, such as a lost lock. Only the
+// first failure of a message is followed by such a retry, so a message never spins.
+type AtOnce struct {
+	// Policy gives the delays after the first retry. It must not be nil and must not begin with
+	// a delay of 0 itself. Its Failure.Count is 1 lower than the count of all failures.
+	Policy Policy
+}
+
+// Delay returns no delay after the first failure, then the result of Policy.
+func (p AtOnce) Delay(f Failure) (wait time.Duration, retry bool) {
+	if f.Count <= 1 {
+		return 0, true
+	}
+	f.Count--
+	if wait, retry = Next(p.Policy, f); !retry {
+		return 0, false
+	}
+	return clamp(wait), true
+}
+
+// Validate returns an error for every invalid field, and the errors of Policy.
+func (p AtOnce) Validate() error {
+	found := problems{name: "backoff.AtOnce"}
+	if factsOf(p.Policy).atOnce {
+		found.add("Policy begins without a delay itself, and only the first retry may: use Policy " +
+			"without backoff.AtOnce")
+	}
+	found.inner(p.Policy)
+	return found.join()
+}
+
+// CheckEnd returns CheckEnd of Policy: AtOnce adds no end.
+func (p AtOnce) CheckEnd() error { return CheckEnd(p.Policy) }
+
+// Delays returns the delays of Policy, or nil if Policy lists none. The first retry needs no wait
+// queue.
+func (p AtOnce) Delays() []time.Duration { return listed(p.Policy) }
+
+// Remarks returns the remarks on Policy.
+func (p AtOnce) Remarks() []string { return Remarks(p.Policy) }
+
+func (p AtOnce) about() facts {
+	known := factsOf(p.Policy)
+	known.retries = oneMore(max(known.retries, 0))
+	if known.matches > 0 {
+		known.matches = oneMore(known.matches)
+	}
+	known.atOnce = true
+	return known
+}
+
+func (p AtOnce) lower(limit time.Duration) Policy {
+	p.Policy = lower(p.Policy, limit)
+	return p
+}
+
+func (p AtOnce) limited(retries int) (Policy, bool) {
+	within, is := limited(p.Policy, retries-1)
+	if !is {
+		return p, false
+	}
+	p.Policy = within
+	return p, true
+}
+
+// oneMore is n+1, but at most the greatest int.
+func oneMore(n int) int {
+	if n == math.MaxInt {
+		return n
+	}
+	return n + 1
+}
