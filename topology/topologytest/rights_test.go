@@ -45,7 +45,6 @@ func TestPermissionsOfThePlanAreTried(t *testing.T) {
 		found    bool
 	}{
 		"PerQueue": {topology.PerQueue{}, api, rig.Patience, false},
-		"Shared":   {rig.Shared(t, topology.Quorum), api, rig.Patience, false},
 		"too few":  {topology.PerQueue{}, less.String(), 3 * time.Second, true},
 	} {
 		t.Run(name, func(t *testing.T) {
