@@ -221,7 +221,8 @@ func differences(sent amqp.Publishing, got amqp.Delivery) (found []string) {
 			}
 		}
 		if !reflect.DeepEqual(got, want) {
-			found = append(found, fmt.Sprintf("%s %#v in place of %#v", what, got, want))
+			found = append(found, fmt.Sprintf("%s %v (%T) in place of %v (%T)", what, got, got,
+				want, want))
 		}
 	}
 	for key, want := range sent.Headers {
