@@ -43,13 +43,26 @@ type demo struct {
 	screen   screen
 }
 
+// strategies are made for one run: no other program shares what has the queue's name as its prefix,
+// so that it can be deleted.
+var strategies = map[string]func(kind topology.QueueType, queue string) topology.Strategy{
+	"perqueue": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.PerQueue{Type: kind}
+	},
+	"perattempt": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.PerAttempt{Type: kind}
+	},
+	"shared": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.Shared{Type: kind, Prefix: queue}
+	},
+	"levels": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.Levels{Type: kind, Prefix: queue, Max: time.Minute}
+	},
+}
+
 func (d *demo) run(ctx context.Context) (err error) {
 	queue := "millpond-webhooks-" + strings.ToLower(rand.Text()[:8])
-	var strategy topology.Strategy = topology.PerQueue{Type: d.kind}
-	if d.strategy == "shared" {
-		// shared by no other program, so that it can be deleted
-		strategy = topology.Shared{Type: d.kind, Prefix: queue}
-	}
+	strategy := strategies[d.strategy](d.kind, queue)
 	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy,
 		webhook.RetryAfters))
 	if err != nil {

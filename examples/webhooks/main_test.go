@@ -3,13 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/millpond-go/millpond/examples/internal/webhook"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
 )
 
 func TestMain(m *testing.M) {
@@ -19,7 +22,9 @@ func TestMain(m *testing.M) {
 // Given twenty deliveries, which have every story once, then none is lost and the queues are gone.
 func TestDemoLosesNothing(t *testing.T) {
 	t.Parallel()
-	for strategy, kind := range map[string]string{"perqueue": "quorum", "shared": "classic"} {
+	for strategy, kind := range map[string]string{
+		"perqueue": "quorum", "shared": "classic", "perattempt": "classic", "levels": "quorum",
+	} {
 		t.Run(strategy+" "+kind, func(t *testing.T) {
 			t.Parallel()
 			url := testbroker.URL(t)
@@ -34,13 +39,15 @@ func TestDemoLosesNothing(t *testing.T) {
 			require.NotContains(t, stdout.String(), "\x1b")
 
 			queue := strings.Fields(stdout.String())[1]
-			for _, deleted := range []string{
-				"", ".dlq", ".wait.250ms", ".wait.3s", ".wait.250ms.classic", ".wait.3s.classic", ".stranded",
-			} {
-				require.Equal(t, -1, testbroker.Depth(t, url, queue+deleted), deleted)
+			plan, err := strategies[strategy](topology.QueueType(kind), queue).Plan(queue,
+				slices.Concat(webhook.Policy, webhook.NetworkPolicy, webhook.RetryAfters))
+			require.NoError(t, err)
+			require.Greater(t, len(plan.Queues), 3)
+			for _, deleted := range append(plan.Queues, topology.Queue{Name: queue}) {
+				require.Equal(t, -1, testbroker.Depth(t, url, deleted.Name), deleted.Name)
 			}
-			for _, deleted := range []string{".return", ".stranded", ".wait.3s.classic"} {
-				err := testbroker.Channel(t, url).ExchangeDeclarePassive(queue+deleted, "direct", true, false,
+			for _, deleted := range plan.Exchanges {
+				err := testbroker.Channel(t, url).ExchangeDeclarePassive(deleted.Name, "direct", true, false,
 					false, false, nil)
 				require.ErrorContains(t, err, "NOT_FOUND")
 			}
@@ -84,7 +91,7 @@ func TestArguments(t *testing.T) {
 		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
 		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
 		"unknown strategy": {
-			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue or shared`,
+			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue, perattempt, shared or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},

@@ -188,24 +188,6 @@ func TestNoneIsLostAtTheLastAttempt(t *testing.T) {
 	require.Equal(t, -1, r.Depth("__retry.4"), "no queue for a fourth retry")
 }
 
-// Given three retries, when the last attempt fails, too, then the message is in the DLQ and is not
-// tried again.
-func TestExhaustedMessageIsDeadLettered(t *testing.T) {
-	t.Parallel()
-	delays := backoff.List{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}
-	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
-		var calls rig.Timeline
-		r := rig.Start(t, rig.Config{Strategy: strategy, Policy: delays, Handle: calls.Fail})
-		r.Send("order 1")
-		dead := r.DeadLetter()
-		require.Equal(t, "order 1", string(dead.Body))
-		rig.RequireDead(t, dead, "exhausted", "4")
-		calls.RequireGaps(t, delays...)
-		r.RequireNothingLeft(0)
-		require.Equal(t, 4, calls.Count(), "no fifth attempt")
-	})
-}
-
 // Given no retry or a permanent error, when the handler fails once, then the message goes straight
 // to the DLQ.
 func TestMessageWithoutRetriesIsDeadLetteredAtOnce(t *testing.T) {

@@ -23,32 +23,6 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// Given any strategy, when a delayed message is published, then it arrives when it is due, as a
-// first attempt. A message without a delay arrives before it.
-func TestDelayedMessageArrivesWhenItIsDue(t *testing.T) {
-	t.Parallel()
-	const delay = 3 * time.Second
-	rig.OnEachStrategy(t, func(t *testing.T, strategy topology.Strategy) {
-		arrivals := make(chan rig.Arrival, 10)
-		r := rig.Start(t, rig.Config{
-			Strategy: strategy, Policy: backoff.List{delay}, Handler: rig.Collect(arrivals),
-		})
-		pub := rig.NewPublisher(t, r.Client, r.URL, topology.WithDelays(delay))
-		late, soon := rig.DelayedBy(delay), message.NewMessage(watermill.NewUUID(), []byte("now"))
-		began := time.Now()
-		require.NoError(t, pub.Publish(r.Queue, late, soon))
-		require.Equal(t, soon.UUID, rig.Await(t, arrivals).Msg.UUID)
-		got := rig.Await(t, arrivals)
-		require.Equal(t, late.UUID, got.Msg.UUID)
-		require.Equal(t, "later", string(got.Msg.Payload))
-		require.Equal(t, "reminder", got.Msg.Metadata.Get("kind"))
-		require.Equal(t, 1, got.Attempt)
-		require.Equal(t, amqp.Persistent, got.Raw.DeliveryMode)
-		require.GreaterOrEqual(t, got.At.Sub(began), delay-rig.Grace)
-		require.LessOrEqual(t, got.At.Sub(began), delay+rig.Ceiling)
-	})
-}
-
 // Given a Publisher without WithDelays, when messages ask for three seconds, then they wait for
 // five, and the log says so once. A delay that has a wait queue is not named.
 func TestDelayedPublishThatIsRoundedUpIsNamed(t *testing.T) {

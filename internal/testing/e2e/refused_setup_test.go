@@ -348,19 +348,6 @@ func TestNoStrategyIsAskedAboutAnInventedQueue(t *testing.T) {
 	}
 }
 
-// A strategy made with WaitQueue retries and gives up like the strategies of the package.
-func TestStrategyOfAUsersOwn(t *testing.T) {
-	t.Parallel()
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Strategy: rig.PerQueueByHand{}, Policy: backoff.List{2 * time.Second}, Handle: calls.Fail,
-	})
-	r.Send("mine")
-	dead := rig.Take(t, r.URL, r.Queue+".failed")
-	require.Equal(t, "exhausted", dead.Headers[header.DeadReason])
-	calls.RequireGaps(t, 2*time.Second)
-}
-
 // Given a wrong URL, strategy or option, when a client is opened, then the error names each
 // problem, and no password.
 func TestOpenNamesEveryProblem(t *testing.T) {

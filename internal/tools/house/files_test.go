@@ -129,6 +129,10 @@ var library = map[string][]string{
 		watermill + "/…", wamqp, amqp091,
 	},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
+	"topology/topologytest": {
+		"testing", module + "/backoff", module + "/middleware", module + "/middleware/header",
+		module + "/topology", watermill + "/…", wamqp, amqp091,
+	},
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
@@ -339,7 +343,7 @@ func TestInnerModulesStayOutside(t *testing.T) {
 }
 
 // withoutOutput need a broker: their Example is compiled and not run.
-var withoutOutput = []string{"topology.Received", "amqpv3.Open"}
+var withoutOutput = []string{"topology.Received", "amqpv3.Open", "topologytest.Run"}
 
 // Every constructor, and every error that a caller must tell apart, is in the code of an Example
 // that runs.

@@ -1,0 +1,24 @@
+package topology_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology/topologytest"
+)
+
+// TestLater is the test that docs/extending.md shows, with a broker of this repository.
+func TestLater(t *testing.T) {
+	t.Parallel()
+	url := os.Getenv("AMQP_URL")
+	if url == "" {
+		url = testbroker.URL(t)
+	}
+	topologytest.Run(t, topologytest.Config{
+		Strategy: Later{},
+		URL:      url,
+		Patience: rig.Patience,
+	})
+}

@@ -1,0 +1,248 @@
+package topologytest
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// brokerChecks run on services of the suite.
+var brokerChecks = []check{
+	{"EachDelayIsKept", delaysAreKept},
+	{"DelaysThatThePolicyDoesNotListAreKept", unlistedDelaysAreKept},
+	{"SnoozedMessagesComeBackInSeconds", snoozesAreShort},
+	{"DelayedMessagesArriveWhenDue", delayedPublishing},
+	{"AttemptsAreCountedUntilTheDeadLetter", attemptsAreCounted},
+	{"MessagesArriveAsTheyWereSent", messagesAreKept},
+	{"MessagesReturnToTheirOwnQueue", ownQueueOnly},
+	{"AHundredAtOnceArriveOnce", hundredArriveOnce},
+	{"DeclaringTwiceIsNoConflict", declaringTwice},
+	{"AnotherPolicyForAQueueIsKept", anotherPolicy},
+	{"AMessageWhoseQueueIsDeletedIsKept", queueIsDeleted},
+	{"PermissionsOfThePlanSuffice", permissionsSuffice},
+}
+
+// endChecks run after them.
+var endChecks = []check{{"NothingIsLeft", nothingIsLeft}}
+
+func backoffList(delays []time.Duration) backoff.Policy { return backoff.List(delays) }
+
+const (
+	// early is how much too soon a message may come by the clock of the client.
+	early = 5 * time.Millisecond
+	// late is how much later than planned a message may come on a busy machine.
+	late = 10 * time.Second
+)
+
+// requireGap fails if a message came back too early, or much later than planned.
+func requireGap(tr *trial, first, second call, asked, planned time.Duration) {
+	gap := second.at.Sub(first.at)
+	if gap > planned+late {
+		tr.errorf("a message that has to wait for %v, and by the plan waits for %v, came back after %v: "+
+			"too late. Is the broker under load, or do messages of other queues stand before it?",
+			asked, planned, gap)
+	}
+	if gap < asked-early {
+		tr.errorf("a message that has to wait for %v came back after %v: too early. Its route must lead "+
+			"to wait queues whose x-message-ttl is as long, and to no others, also of earlier plans",
+			asked, gap)
+	}
+}
+
+func delaysAreKept(tr *trial, s *suite) {
+	msg, id := s.text(tr, "1")
+	due := time.Duration(0)
+	for i, d := range s.delays() {
+		due += planned(s.a.plan, d, i+1)
+	}
+	s.send(tr, s.a, msg, fails(len(s.delays()), errClosed))
+	calls := s.awaitCalls(tr, s.a, id, due)
+	for i, d := range s.delays() {
+		requireGap(tr, calls[i], calls[i+1], d, planned(s.a.plan, d, i+1))
+	}
+}
+
+func unlistedDelaysAreKept(tr *trial, s *suite) {
+	type sent struct {
+		id         string
+		asked, due time.Duration
+		rest       time.Duration // of the wait that need not be waited
+	}
+	var all []sent
+	for i, asked := range []time.Duration{700 * time.Millisecond, 2500 * time.Millisecond} {
+		due := planned(s.a.plan, asked, 1)
+		if due > s.Patience {
+			tr.logf("not tried: by the plan a message that has to wait for %v waits for %v", asked, due)
+			continue
+		}
+		msg, id := s.text(tr, fmt.Sprint(i))
+		s.send(tr, s.a, msg, fails(1, middleware.RetryAfter(errClosed, asked)))
+		m := sent{id, asked, due, 0}
+		if planned(s.a.plan, asked, 1) > firstRound(s.a.plan, asked) {
+			m.rest = max(50*time.Millisecond, asked/100) // decision 12: not worth another round
+		}
+		all = append(all, m)
+	}
+	for _, m := range all {
+		calls := s.awaitCalls(tr, s.a, m.id, m.due)
+		requireGap(tr, calls[0], calls[1], m.asked-m.rest, m.due)
+		if calls[1].attempt != 2 {
+			tr.errorf("a message that waited %v is at attempt %d in place of 2: waiting in rounds "+
+				"must not cost attempts", m.asked, calls[1].attempt)
+		}
+	}
+}
+
+func snoozesAreShort(tr *trial, s *suite) {
+	const asked = time.Second
+	msg, id := s.text(tr, "1")
+	s.send(tr, s.a, msg, fails(1, middleware.Snooze(errClosed, asked)))
+	const longest = 5 * time.Second
+	calls := s.awaitCalls(tr, s.a, id, longest)
+	requireGap(tr, calls[0], calls[1], asked, longest)
+	if calls[1].attempt != 1 {
+		tr.errorf("a snoozed message is at attempt %d in place of 1", calls[1].attempt)
+	}
+}
+
+func delayedPublishing(tr *trial, s *suite) {
+	const asked = 300 * time.Millisecond
+	pub, err := s.main.client.NewPublisher(wamqp.NewDurableQueueConfig(s.URL),
+		topology.WithDelays(s.delays()...))
+	tr.must(err, "make a Publisher")
+	tr.cleanup(pub.Close)
+	_, later := s.text(tr, "later")
+	_, soon := s.text(tr, "soon")
+	s.a.expect(later, fails(0, nil))
+	s.a.expect(soon, fails(0, nil))
+	began := time.Now()
+	tr.must(pub.Publish(s.a.queue, delayed(later, asked), message.NewMessage(soon, []byte(soon))),
+		"publish a message with a delay")
+	s.awaitCalls(tr, s.a, soon, 0)
+	due := planned(s.a.plan, asked, 0)
+	came := s.awaitCalls(tr, s.a, later, due)[0]
+	requireGap(tr, call{at: began}, came, asked, due)
+	if came.attempt != 1 {
+		tr.errorf("a message that was published with a delay is at attempt %d in place of 1",
+			came.attempt)
+	}
+	if came.raw.Headers["kind"] != "reminder" || came.raw.DeliveryMode != amqp.Persistent {
+		tr.errorf("a message that was published with a delay has the headers %v and the delivery mode "+
+			"%d: its metadata are lost, or it is not persistent", came.raw.Headers, came.raw.DeliveryMode)
+	}
+}
+
+// delayed returns a message whose body is its id.
+func delayed(id string, by time.Duration) *message.Message {
+	msg := message.NewMessage(id, []byte(id))
+	msg.Metadata.Set("kind", "reminder")
+	msg.SetContext(delay.WithContext(context.Background(), delay.For(by)))
+	return msg
+}
+
+func attemptsAreCounted(tr *trial, s *suite) {
+	msg, id := s.text(tr, "1")
+	attempts := len(s.delays()) + 1
+	due := time.Duration(0)
+	for i, d := range s.delays() {
+		due += planned(s.a.plan, d, i+1)
+	}
+	s.send(tr, s.a, msg, script{attempts, func(int) error { return errClosed }})
+	for i, c := range s.awaitCalls(tr, s.a, id, due) {
+		if c.attempt != i+1 || c.state.Failures != i || len(c.state.History) != i {
+			tr.errorf("call %d of the handler is for attempt %d, after %d failures and with a history of "+
+				"%d: the count is in the headers, which must come back", i+1, c.attempt, c.state.Failures,
+				len(c.state.History))
+		}
+	}
+	letter := s.awaitLetter(tr, id, "dead-letter queue")
+	for key, want := range map[string]string{
+		header.DeadReason: string(header.ReasonExhausted), header.DeadFailures: fmt.Sprint(attempts),
+		header.DeadQueue: s.a.queue, header.DeadError: errClosed.Error(),
+	} {
+		if got := fmt.Sprint(letter.Headers[key]); got != want {
+			tr.errorf("the dead letter has the header %s: %q in place of %q", key, got, want)
+		}
+	}
+	if string(letter.Body) != string(msg.Body) {
+		tr.errorf("the dead letter has the body %q in place of %q", letter.Body, msg.Body)
+	}
+}
+
+// typed returns a message with properties, and headers of many types.
+func typed(id string) amqp.Publishing {
+	at := time.Date(2026, 3, 1, 12, 30, 45, 0, time.UTC)
+	return amqp.Publishing{
+		Headers: amqp.Table{
+			"text": "plain", "bool": true, "int64": int64(1) << 40, "int32": int32(-5), "int16": int16(-3),
+			"float64": 0.25, "bytes": []byte{0, 1, 0xff}, "time": at, "nil": nil,
+			"table": amqp.Table{"deep": amqp.Table{"n": int64(7)}}, "array": []any{int64(1), "two"},
+			"decimal": amqp.Decimal{Scale: 2, Value: 1234},
+		},
+		ContentType: "application/json", ContentEncoding: "utf-8", CorrelationId: "corr-1",
+		MessageId: id, Priority: 3, Type: "order.created", AppId: "shop", ReplyTo: "answers",
+		Timestamp: at, DeliveryMode: amqp.Persistent, Body: []byte("{\"order\":1}\x00\xff"),
+	}
+}
+
+func messagesAreKept(tr *trial, s *suite) {
+	_, id := s.text(tr, "1")
+	sent := typed(id)
+	due := planned(s.a.plan, s.delays()[0], 1) + planned(s.a.plan, s.delays()[1], 2) +
+		planned(s.a.plan, s.delays()[2], 3)
+	s.send(tr, s.a, sent, script{len(s.delays()) + 1, func(int) error { return errClosed }})
+	for i, c := range s.awaitCalls(tr, s.a, id, due) {
+		for _, difference := range differences(sent, c.raw) {
+			tr.errorf("the message at attempt %d has %s", i+1, difference)
+		}
+	}
+	for _, difference := range differences(sent, s.awaitLetter(tr, id, "dead-letter queue")) {
+		tr.errorf("the dead letter has %s", difference)
+	}
+}
+
+// differences names all in which a delivery differs from a message. It may have more headers.
+func differences(sent amqp.Publishing, got amqp.Delivery) (found []string) {
+	differs := func(what string, got, want any) {
+		if at, isTime := want.(time.Time); isTime {
+			if other, same := got.(time.Time); same && other.Equal(at) {
+				return
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			found = append(found, fmt.Sprintf("%s %v (%T) in place of %v (%T)", what, got, got,
+				want, want))
+		}
+	}
+	for key, want := range sent.Headers {
+		value, there := got.Headers[key]
+		if !there {
+			found = append(found, "no header "+key)
+			continue
+		}
+		differs("the header "+key, value, want)
+	}
+	differs("the body", got.Body, sent.Body)
+	differs("the content type", got.ContentType, sent.ContentType)
+	differs("the content encoding", got.ContentEncoding, sent.ContentEncoding)
+	differs("the correlation id", got.CorrelationId, sent.CorrelationId)
+	differs("the message id", got.MessageId, sent.MessageId)
+	differs("the priority", got.Priority, sent.Priority)
+	differs("the type", got.Type, sent.Type)
+	differs("the app id", got.AppId, sent.AppId)
+	differs("the reply-to", got.ReplyTo, sent.ReplyTo)
+	differs("the timestamp", got.Timestamp, sent.Timestamp)
+	differs("the delivery mode", got.DeliveryMode, sent.DeliveryMode)
+	return found
+}

@@ -1,0 +1,45 @@
+package topologytest_test
+
+import (
+	"testing"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/topologytest"
+)
+
+// strategies are all strategies of topology. A new strategy is a line here. The parts that several
+// queues share have names of the test.
+func strategies(t testing.TB) map[string]topology.Strategy {
+	t.Helper()
+	topic := func() string { return rig.TopicExchange(t) }
+	prefix := func() string { return testbroker.Queue(t) }
+	return map[string]topology.Strategy{
+		"PerQueue":           topology.PerQueue{},
+		"PerQueue classic":   topology.PerQueue{Type: topology.Classic},
+		"PerQueue Via":       topology.PerQueue{Via: topic(), Prefix: prefix()},
+		"PerAttempt":         topology.PerAttempt{},
+		"PerAttempt classic": topology.PerAttempt{Type: topology.Classic},
+		"PerAttempt Via":     topology.PerAttempt{Via: topic(), Prefix: prefix()},
+		"Shared":             rig.Shared(t, topology.Quorum),
+		"Shared classic":     rig.Shared(t, topology.Classic),
+		"Shared Via":         rig.SharedVia(t, topic()),
+		"Levels":             rig.Levels(t, topology.Quorum),
+		"Levels classic":     rig.Levels(t, topology.Classic),
+	}
+}
+
+// Every strategy passes the suite that users run on theirs.
+func TestEveryStrategyKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	for name, strategy := range strategies(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			topologytest.Run(t, topologytest.Config{
+				Strategy: strategy, URL: url, DeleteShared: true, Patience: rig.Patience,
+			})
+		})
+	}
+}
