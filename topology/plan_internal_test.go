@@ -28,7 +28,7 @@ func TestWhereAPriorityIsLowered(t *testing.T) {
 		"shared, classic":     {Shared{Type: Classic}, false},
 		"levels":              {Levels{}, true},
 		"levels, classic":     {Levels{Type: Classic}, false},
-		"through an exchange": {PerQueue{Via: "events"}, true},
+		"through an exchange": {PerQueue{Via: []string{"events"}}, true},
 	} {
 		plan, err := c.strategy.Plan("orders", nil)
 		require.NoError(t, err, name)
@@ -88,7 +88,11 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"per queue":  {PerQueue{}, nil},
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
-		"with Via":   {Shared{Via: "events"}, []string{"millpond.return.events"}},
+		"with Via":   {Shared{Via: []string{"events"}}, []string{"millpond.via", "millpond.return.events"}},
+		"levels with Via": {Levels{Max: 500 * time.Millisecond, Via: []string{"events"}}, []string{
+			"millpond.via", "millpond.level.0.via", "millpond.level.1.via", "millpond.level.2.via",
+			"millpond.return.events",
+		}},
 		"levels": {Levels{Max: 500 * time.Millisecond}, []string{
 			"millpond.level.return",
 			"millpond.level.0", "millpond.level.1", "millpond.level.2",

@@ -327,6 +327,7 @@ func (p *Publisher) delayed(
 	headers := state.Headers(queue)
 	// Versions before v0.1.0 take the last exchange for the origin if no header names it.
 	headers[header.OriginRoutingKey] = queue
+	plan.eachLevel(route.Delay, func(key, value string) { headers[key] = value })
 	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
 		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = consumer.NormalPriority

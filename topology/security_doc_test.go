@@ -35,8 +35,8 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"PerQueue{}", topology.PerQueue{}, true},
 		{"PerQueue{}, WithPreProvisioned", topology.PerQueue{}, false},
 		{"PerQueue{Type: Classic}", topology.PerQueue{Type: topology.Classic}, true},
-		{`PerQueue{Via: "events"}`, topology.PerQueue{Via: "events"}, true},
-		{`PerQueue{Via: "events"}, WithPreProvisioned`, topology.PerQueue{Via: "events"}, false},
+		{`PerQueue{Via: []string{"events"}}`, topology.PerQueue{Via: []string{"events"}}, true},
+		{`PerQueue{Via: []string{"events"}}, WithPreProvisioned`, topology.PerQueue{Via: []string{"events"}}, false},
 		{"PerAttempt{}", topology.PerAttempt{}, true},
 		{"PerAttempt{}, WithPreProvisioned", topology.PerAttempt{}, false},
 		{

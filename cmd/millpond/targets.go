@@ -336,8 +336,10 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
 		return disagree(flagPrefix, "wait queues "+waitsOf(main))
 	}
-	if to := s.c.String(flagReturnTo); to != "" && !slices.Contains(main.Vias, to) {
-		return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
+	for _, to := range s.c.StringSlice(flagReturnTo) {
+		if !slices.Contains(main.Vias, to) {
+			return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
+		}
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
 		if *plan, err = s.vhost.WithDead(main, dlq); err != nil {

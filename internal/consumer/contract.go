@@ -116,9 +116,11 @@ type Waits struct {
 	// Given returns how long a message waits if it asks for a delay, all rounds together.
 	Given func(asked time.Duration) time.Duration
 	Dead  Route
-	// Via is the exchange that messages pass on their way back. Zero: they go straight to
+	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
+	// LevelHeaders says that levels of the Resolution route by headers: see EachLevel.
+	LevelHeaders bool
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.

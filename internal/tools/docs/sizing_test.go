@@ -42,13 +42,13 @@ func TestSizingCountsThePlans(t *testing.T) {
 			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
 		},
 		{
-			topology.Shared{Via: "events"},
+			topology.Shared{Via: []string{"events"}},
 			"`Shared` with `Via` | M + 1 + N | M + 2 + N | M + 1 + 3 × N",
 			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n, m + 1 + 3*n} },
 		},
 	}
 	for _, strategy := range []topology.Strategy{
-		topology.PerQueue{Via: "events"}, topology.PerAttempt{Via: "events"},
+		topology.PerQueue{Via: []string{"events"}}, topology.PerAttempt{Via: []string{"events"}},
 	} {
 		rows = append(rows, sizing{
 			strategy,

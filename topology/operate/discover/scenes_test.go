@@ -111,8 +111,8 @@ func sharing(p place) {
 // The wait queues of PerQueue and Shared differ only in their names where messages return through
 // an exchange.
 func sharingVia(p place) {
-	own := topology.PerQueue{Via: exchangeOfUser}
-	shared := topology.Shared{Via: exchangeOfUser, Prefix: "shared"}
+	own := topology.PerQueue{Via: []string{exchangeOfUser}}
+	shared := topology.Shared{Via: []string{exchangeOfUser}, Prefix: "shared"}
 	plans := map[string]topology.Plan{
 		"a": p.provision("a", own, time.Second), "b": p.provision("b", own, time.Second),
 		"c": p.provision("c", shared, time.Second), "d": p.provision("d", shared, time.Second),
@@ -122,7 +122,7 @@ func sharingVia(p place) {
 	for _, m := range v.Mains {
 		requirePlan(p.t, plans[m.Name], m.Plan)
 	}
-	custom := topology.PerQueue{Via: exchangeOfUser, Prefix: "custom", WaitName: waitName}
+	custom := topology.PerQueue{Via: []string{exchangeOfUser}, Prefix: "custom", WaitName: waitName}
 	p.provision("e", custom, time.Second)
 	alone := p.main("e")
 	require.Equal(p.t, []string{waitName("e", time.Second)}, names(alone.Waits))
@@ -176,7 +176,7 @@ func orphans(p place) {
 	p.provision("own", topology.PerQueue{}, time.Second, time.Minute)
 	p.provision("one", topology.Shared{}, time.Second)
 	p.provision("leveled", topology.Levels{Max: time.Second})
-	p.provision("via", topology.PerQueue{Via: exchangeOfUser, Prefix: "p"}, time.Second)
+	p.provision("via", topology.PerQueue{Via: []string{exchangeOfUser}, Prefix: "p"}, time.Second)
 	for _, queue := range []string{"own", "one", "leveled", "via"} {
 		rig.DeleteQueue(p.t, p.url, queue)
 	}

@@ -13,9 +13,9 @@ import (
 func severalWays(p place) {
 	const fanout = "amq.fanout"
 	for _, queue := range []string{"two", "both"} {
-		p.provision(queue, topology.PerQueue{Via: exchangeOfUser}, time.Second)
+		p.provision(queue, topology.PerQueue{Via: []string{exchangeOfUser}}, time.Second)
 	}
-	p.provision("two", topology.PerQueue{Via: fanout}, time.Minute)
+	p.provision("two", topology.PerQueue{Via: []string{fanout}}, time.Minute)
 	p.provision("both", topology.PerQueue{}, time.Minute)
 	p.provision("both", topology.Shared{}, time.Hour)
 	p.provision("none", topology.PerQueue{}, time.Minute)
