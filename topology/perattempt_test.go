@@ -39,7 +39,8 @@ func TestPerAttemptPlan(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	type delays = []time.Duration
 	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
-	classic, via := topology.PerAttempt{Type: topology.Classic}, topology.PerAttempt{Via: []string{"events"}}
+	classic := topology.PerAttempt{Type: topology.Classic}
+	via := topology.PerAttempt{Via: []string{"events"}}
 	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
 	type testCase struct {
 		strategy topology.PerAttempt

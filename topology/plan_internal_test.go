@@ -88,7 +88,9 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"per queue":  {PerQueue{}, nil},
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
-		"with Via":   {Shared{Via: []string{"events"}}, []string{"millpond.via", "millpond.return.events"}},
+		"with Via": {Shared{Via: []string{"events"}}, []string{
+			"millpond.via", "millpond.return.events",
+		}},
 		"levels with Via": {Levels{Max: 500 * time.Millisecond, Via: []string{"events"}}, []string{
 			"millpond.via", "millpond.level.0.via", "millpond.level.1.via", "millpond.level.2.via",
 			"millpond.return.events",

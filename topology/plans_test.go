@@ -318,8 +318,8 @@ func ExampleReturn() {
 	// published to orders.wait.5s.via with the key order.created.eu
 }
 
-// A message that came by an exchange of Via keeps its key, at first and on its way back, also from a
-// wait queue of an earlier version.
+// A message that came by an exchange of Via keeps its key, at first and on its way back, also from
+// a wait queue of an earlier version.
 func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range map[string]topology.Strategy{

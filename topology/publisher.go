@@ -33,6 +33,9 @@ import (
 // choose WithDelays or a strategy that knows any delay. A delay longer than all of them waits in
 // rounds, which the Subscriber of the queue keeps going.
 //
+// A delayed message for an exchange waits in a queue of yours, from which Watermill's
+// components/forwarder publishes it when it is due: see the Example with an exchange.
+//
 // Many goroutines may call its methods.
 type Publisher struct {
 	client    *Client
@@ -285,8 +288,9 @@ func (p *Publisher) delayed(
 	ctx := msg.Context()
 	if exchange := p.cfg.exchange(topic); exchange != "" {
 		return fmt.Errorf("a delayed message comes back to one queue, with every strategy, and the "+
-			"topic is the exchange %q: publish it with a queue configuration "+
-			"(amqp.NewDurableQueueConfig) to a queue", exchange)
+			"topic is the exchange %q, which may route it nowhere when it is due (F27): publish it with a "+
+			"queue configuration (amqp.NewDurableQueueConfig) to a queue, whose messages Watermill's "+
+			"components/forwarder publishes to the exchange; docs/strategies.md has the code", exchange)
 	}
 	if p.cfg.queue == nil {
 		return errors.New("Queue.GenerateName is nil, so the topic names no queue to come back to: " +

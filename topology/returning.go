@@ -27,8 +27,8 @@ import (
 // and the key: no header of a producer decides where a message goes. A message that came another
 // way comes back to its queue alone. All the exchanges have one set of wait queues.
 //
-// The exchange of a message is the one that it was published to. If that leads to the queue by
-// another exchange, name the first one.
+// A message came by the exchange that it was published to. If that exchange leads to the queue by
+// another exchange, name the first.
 //
 // Every queue that is bound to the exchange gets every retry: a sibling of the queue sees each
 // retry as a new message, as its first attempt. If the sibling fails it, the retry of that

@@ -77,7 +77,7 @@ func planned(t testing.TB) map[string]topology.Plan {
 			return fmt.Sprintf("%s__retry.%d", q, attempt)
 		},
 	}
-	more := amqp.Table{"x-max-length": 1000}
+	more, events := amqp.Table{"x-max-length": 1000}, []string{"events"}
 	strategies := map[string]topology.Strategy{
 		"of a user":          rig.PerQueueByHand{},
 		"per queue":          topology.PerQueue{},
@@ -92,10 +92,10 @@ func planned(t testing.TB) map[string]topology.Plan {
 		"per attempt":          topology.PerAttempt{},
 		"per attempt, named":   named,
 		"per attempt, classic": topology.PerAttempt{Type: topology.Classic},
-		"per attempt, return":  topology.PerAttempt{Via: []string{"events"}, WaitArguments: more, Dead: target},
+		"per attempt, return":  topology.PerAttempt{Via: events, WaitArguments: more, Dead: target},
 		"shared":               topology.Shared{},
 		"shared, classic":      topology.Shared{Type: topology.Classic, Prefix: "shop"},
-		"shared, return":       topology.Shared{Via: []string{"events"}, WaitArguments: more, Dead: bounded},
+		"shared, return":       topology.Shared{Via: events, WaitArguments: more, Dead: bounded},
 		"levels":               topology.Levels{},
 		"levels, classic":      topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
 		"levels, a minute":     topology.Levels{Max: time.Minute},

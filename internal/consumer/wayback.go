@@ -24,8 +24,8 @@ import (
 type Via struct {
 	// Exchanges are the exchanges of the user.
 	Exchanges []string
-	// Through are the exchanges of the plan that deliver the messages: those that its wait
-	// queues lead to.
+	// Through are the exchanges of the plan that its wait queues lead to. They deliver the
+	// messages.
 	Through []string
 	// Older are exchanges of an earlier version that deliver messages, each for one exchange
 	// of the user. Messages of wait queues of that version come by them.

@@ -124,7 +124,9 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 // A way back through an exchange has bindings that go by a header.
 func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: []string{"amq.topic"}, Prefix: "back"}
+	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{
+		Via: []string{"amq.topic"}, Prefix: "back",
+	}
 	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
 	rig.Provision(t, url, strategy, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, o, plan))

@@ -153,8 +153,8 @@ func (d *derivation) passes(p *parts, c chain, word string, shared bool) {
 		p.bind(b)
 	}
 	if c.enter == "" {
-		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for among the "+
-			"exchanges that name themselves as alternate exchange", c.waits[0].name)
+		d.tell(p.main.Name, "no exchange that leads into wait queue %q was found: it is looked for "+
+			"among the exchanges that name themselves as alternate exchange", c.waits[0].name)
 		for _, w := range c.waits {
 			p.wait(d, w, Levels, shared)
 		}

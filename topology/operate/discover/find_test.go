@@ -112,15 +112,25 @@ var strategies = map[string]topology.Strategy{
 	"perattempt exchange": topology.PerAttempt{
 		ExchangeName: func(queue string) string { return "again " + queue },
 	},
-	"shared":             topology.Shared{},
-	"shared classic":     topology.Shared{Type: topology.Classic},
-	"shared prefix":      topology.Shared{Prefix: "ours"},
-	"shared via":         topology.Shared{Via: []string{exchangeOfUser}},
-	"shared classic via": topology.Shared{Type: topology.Classic, Via: []string{exchangeOfUser}, Prefix: "c"},
-	"levels":             topology.Levels{Max: time.Hour},
-	"levels classic":     topology.Levels{Type: topology.Classic, Max: time.Hour, Prefix: "ours"},
-	"levels of seconds":  topology.Levels{Resolution: time.Second, Max: time.Minute},
-	"levels ten years":   topology.Levels{},
+	"shared":         topology.Shared{},
+	"shared classic": topology.Shared{Type: topology.Classic},
+	"shared prefix":  topology.Shared{Prefix: "ours"},
+	"shared via":     topology.Shared{Via: []string{exchangeOfUser}},
+	"shared classic via": topology.Shared{
+		Type: topology.Classic, Via: []string{exchangeOfUser}, Prefix: "c",
+	},
+	"perqueue two vias":   topology.PerQueue{Via: []string{"amq.fanout", exchangeOfUser}},
+	"perattempt two vias": topology.PerAttempt{Via: []string{"amq.fanout", exchangeOfUser}},
+	"shared two vias":     topology.Shared{Via: []string{"amq.fanout", exchangeOfUser}},
+	"levels via":          topology.Levels{Max: time.Hour, Via: []string{exchangeOfUser}},
+	"levels classic two vias": topology.Levels{
+		Type: topology.Classic, Max: time.Minute, Prefix: "ours", Resolution: time.Second,
+		Via: []string{"amq.fanout", exchangeOfUser},
+	},
+	"levels":            topology.Levels{Max: time.Hour},
+	"levels classic":    topology.Levels{Type: topology.Classic, Max: time.Hour, Prefix: "ours"},
+	"levels of seconds": topology.Levels{Resolution: time.Second, Max: time.Minute},
+	"levels ten years":  topology.Levels{},
 }
 
 // The plan that is derived is the plan that was declared, and every method of an Operator takes it.
