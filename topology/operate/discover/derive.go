@@ -245,18 +245,23 @@ func (d *derivation) via(
 			return // a level, which headersChain follows
 		}
 	}
-	if !d.bound(exchange, waits, len(own)) {
+	all := waits
+	waits = nil
+	var chains []chain
+	for _, w := range all {
+		if c := d.headersChain(exchange, w, through); c.enter != "" {
+			chains = append(chains, c)
+			all = slices.Concat(all, c.waits[1:])
+		} else {
+			waits = append(waits, w)
+		}
+	}
+	if !d.bound(exchange, all, len(own)) {
 		return
 	}
 	names := slices.Sorted(maps.Keys(own))
 	owners, byOwner := d.owners(exchange, waits, own), map[string][]*waitQueue{}
-	var chains []chain
 	for _, w := range waits {
-		if c := d.headersChain(exchange, w, through); c.enter != "" {
-			chains = append(chains, c)
-			d.bound(exchange, c.waits, len(own))
-			continue
-		}
 		name := owners[w.name].queue
 		byOwner[name] = append(byOwner[name], w)
 	}

@@ -112,8 +112,14 @@ func (p *parts) back(d *derivation, exchange string) {
 
 func (p *parts) returns(way string, args ...any) { p.ways[fmt.Sprintf(way, args...)] = true }
 
-// through adds an exchange of the user that messages return through.
+// through adds an exchange of the user that messages return through. The exchanges of an earlier
+// version, of which each belongs to one exchange of the user, make no Via.
 func (p *parts) through(exchange, through string) {
+	if !strings.HasSuffix(through, ".via") {
+		p.returns("through exchanges %q and %q, as in an earlier version", exchange, through)
+		p.main.Vias = append(p.main.Vias, exchange)
+		return
+	}
 	p.returns("through exchange %q and exchanges of yours", through)
 	if !slices.Contains(p.vias[through], exchange) {
 		p.vias[through] = append(p.vias[through], exchange)
