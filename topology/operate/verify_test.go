@@ -133,10 +133,10 @@ func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	ch := testbroker.Channel(t, url)
 	require.NoError(
 		t,
-		ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic",
+		ch.QueueUnbind("parcels", "parcels", "back.via",
 			amqp.Table{"x-match": "all", "millpond-queue": "parcels"}),
 	)
-	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"},
+	require.Equal(t, []string{"critical missing binding back.via → parcels"},
 		bindingsMissing(t, o, plan))
 }
 

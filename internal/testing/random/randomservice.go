@@ -118,8 +118,10 @@ func (r *run) startOnce(ctx context.Context) (*service, error) {
 	}
 	// Without a tap the proxy knows no frames, and cannot hold confirms back.
 	proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-	s := &service{proxy: proxy, ended: make(chan error, 1), unsettled: map[string]int{},
-		failing: map[string]bool{}}
+	s := &service{
+		proxy: proxy, ended: make(chan error, 1), unsettled: map[string]int{},
+		failing: map[string]bool{},
+	}
 	s.stop = sync.OnceValue(s.close)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()

@@ -44,7 +44,7 @@ func olderWay(p place) {
 		}
 	}
 	rig.DeclareQueue(p.t, p.url, "q", amqp.Table{
-		"x-queue-type": "quorum", "x-delivery-limit": int64(1<<30), // as Provision does
+		"x-queue-type": "quorum", "x-delivery-limit": int64(1 << 30), // as Provision does
 	})
 	ch := testbroker.Channel(p.t, p.url)
 	run := func(_ context.Context, use func(*amqp.Channel) error) error { return use(ch) }
