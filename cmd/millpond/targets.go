@@ -306,8 +306,9 @@ const maxNamed = 10
 // agree compares the flags that were given with the broker's queues. Only --dlq adds something.
 func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	disagree := func(flag, found string) error {
+		value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
 		return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
-			"--%s to go by the flags alone", flag, s.c.String(flag), main.Name, found, flagNoManagement)
+			"--%s to go by the flags alone", flag, value, main.Name, found, flagNoManagement)
 	}
 	list, err := delays(s.c)
 	if err != nil {
