@@ -226,7 +226,8 @@ func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returne
 	if !returned {
 		return fmt.Sprintf("exchange %q", route.Exchange)
 	}
-	to := newRouting(*r.plan).reach(route.Exchange, route.RoutingKey, nil)
+	routing := newRouting(*r.plan)
+	to := routing.reach(route.Exchange, route.RoutingKey, routing.headers(route.Delay, ""))
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
 		if _, err := audit.Passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
 			return fmt.Sprintf("queue %q", queue)

@@ -1,6 +1,7 @@
 package topology_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"time"
@@ -8,9 +9,11 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/components/delay"
+	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -86,6 +89,57 @@ func ExamplePublisher_Publish() {
 	msg := message.NewMessage(watermill.NewUUID(), []byte("remind of order 7"))
 	msg.SetContext(delay.WithContext(msg.Context(), delay.For(time.Hour)))
 	if err := pub.Publish("reminders", msg); err != nil {
+		log.Print(err)
+	}
+}
+
+// A new message that is published to an exchange in an hour, with its routing key. It waits in the
+// queue later. If the exchange routes it nowhere when it is due, the forwarder tries again, and at
+// last it is in later.dlq. (It has no "Output:" because it needs a broker.)
+func ExamplePublisher_Publish_exchange() {
+	var client *topology.Client // of Open
+	const uri = "amqp://shop:secret@rabbit-1/"
+	queue := wamqp.NewDurableQueueConfig(uri)
+	events := wamqp.NewDurablePubSubConfig(uri, nil) // the topic is the exchange
+	events.Exchange.Type = "topic"
+	events.Publish.GenerateRoutingKey = func(string) string { return "order.reminded.eu" }
+
+	toQueue, err := client.NewPublisher(queue, topology.WithDelays(time.Hour))
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	toExchange, err := client.NewPublisher(events)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	sub, err := client.NewSubscriber(queue)
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	retry, err := middleware.NewDelayedRetry(client, backoff.List{time.Second, time.Minute})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	logger := watermill.NewStdLogger(false, false)
+	forward, err := forwarder.NewForwarder(sub, toExchange, logger, forwarder.Config{
+		ForwarderTopic: "later", Middlewares: []message.HandlerMiddleware{retry.Middleware},
+	})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	ctx := context.Background()
+	go func() { log.Print(forward.Run(ctx)) }()
+	<-forward.Running()
+
+	later := forwarder.NewPublisher(toQueue, forwarder.PublisherConfig{ForwarderTopic: "later"})
+	msg := message.NewMessage(watermill.NewUUID(), []byte("remind of order 7"))
+	msg.SetContext(delay.WithContext(ctx, delay.For(time.Hour)))
+	if err = later.Publish("events", msg); err != nil {
 		log.Print(err)
 	}
 }

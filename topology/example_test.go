@@ -293,10 +293,10 @@ func ExampleWaitQueue_plan() {
 	// orders.in <nil>
 }
 
-// Plans are data: the exchange of Via, the levels, the permissions of two plans together.
+// Plans are data: the exchanges of Via, the levels, the permissions of two plans together.
 func ExamplePlan() {
 	policy := backoff.List{time.Second}
-	through, err := topology.PlanFor(topology.PerQueue{Via: "events"}, "orders", policy)
+	through, err := topology.PlanFor(topology.PerQueue{Via: []string{"events"}}, "orders", policy)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -310,11 +310,11 @@ func ExamplePlan() {
 	var routes *topology.LevelRoutes = levels.Levels
 	var both topology.Permissions = through.Permissions(false).Join(levels.Permissions(false))
 	kinds := []topology.QueueType{topology.Quorum, topology.Classic}
-	fmt.Println(via.Exchange, via.Through)
+	fmt.Println(via.Exchanges, via.Through)
 	fmt.Println(routes)
 	fmt.Println(both.Read, kinds)
 	// Output:
-	// events millpond.return.events
+	// [events] millpond.via
 	// any delay in steps of 100ms up to 1m42.3s, 1 % more for fewer levels
 	// ^(orders)$|^(mail)$ [quorum classic]
 }

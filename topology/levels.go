@@ -44,8 +44,10 @@ import (
 // an entry of x-death. As with Shared, a policy of the broker with dead-letter-routing-key must
 // not match the wait queues.
 //
-// A backoff.Policy that cannot list its delays needs no default wait steps here. Levels has no
-// Via, because it uses the routing key itself: a message comes back to its queue alone.
+// A backoff.Policy that cannot list its delays needs no default wait steps here.
+//
+// With Via the routing key belongs to the message, so the bits are in headers, and the wait queues
+// are a set of their own. See the type Via.
 //
 // The zero value is ready to use.
 type Levels struct {
@@ -70,6 +72,10 @@ type Levels struct {
 	// <prefix>.level.return, <prefix>.stranded. Services with the same prefix share the wait
 	// queues. Default: millpond.
 	Prefix string
+	// Via names exchanges of yours. A message that came by one of them passes it on its way back
+	// to the queue, with the routing key that it arrived with. Other queues may get it, too: see
+	// the type Via. Default: none, a message comes back to the one queue that failed it.
+	Via []string
 	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
@@ -100,6 +106,9 @@ func (s Levels) Plan(queue string, delays []time.Duration) (Plan, error) {
 	suffix := s.Type.suffix(s.WaitArguments)
 	if routes.Resolution != defaultResolution {
 		suffix = "." + delayName(routes.Resolution) + suffix
+	}
+	if len(s.Via) > 0 {
+		return s.headersPlan(p, routes, prefix, suffix)
 	}
 	back, stranded := prefix+".level.return", prefix+".stranded"
 	name := func(level int) string { return prefix + ".level." + strconv.Itoa(level) + suffix }
@@ -183,7 +192,8 @@ func levelsFor(resolution, longest time.Duration) int {
 type LevelRoutes struct {
 	// Exchange is where every message enters.
 	Exchange string
-	// Destination is the last word of every routing key: the escaped name of the queue.
+	// Destination is the last word of every routing key: the escaped name of the queue. It is
+	// empty if the plan has a Via: then the levels route by headers.
 	Destination string
 	// Resolution is how long level 0 waits. Each further level waits twice as long.
 	Resolution time.Duration
@@ -212,7 +222,7 @@ func (l LevelRoutes) route(asked time.Duration) Route {
 	steps := l.steps(asked)
 	return Route{
 		Exchange:   l.Exchange,
-		RoutingKey: levelKey(steps, l.Destination),
+		RoutingKey: l.key(steps),
 		Delay:      time.Duration(steps) * l.Resolution,
 		Hops:       bits.OnesCount64(steps),
 	}
@@ -227,6 +237,14 @@ func (l LevelRoutes) waits(asked time.Duration) time.Duration {
 	}
 	rounds := (asked - 1) / first * first
 	return rounds + round(asked-rounds)
+}
+
+// key is the routing key of a message that passes levels of topic exchanges, else empty.
+func (l LevelRoutes) key(steps uint64) string {
+	if l.Destination == "" {
+		return ""
+	}
+	return levelKey(steps, l.Destination)
 }
 
 // steps returns a delay in steps of the resolution. If all levels together are too short, the

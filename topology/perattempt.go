@@ -44,12 +44,12 @@ type PerAttempt struct {
 	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// Via is an exchange of yours that retries pass on their way back to the queue; see the
+	// Via names exchanges of yours that messages pass on their way back to the queue; see the
 	// type Via. Each wait queue then has its own exchange, in place of the retry exchange.
 	// Default: none.
-	Via string
-	// Prefix begins the names of everything that queues with the same Via share:
-	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
+	Via []string
+	// Prefix begins the names of everything that queues with a Via share: <prefix>.via and
+	// <prefix>.stranded. Default: millpond.
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
@@ -79,7 +79,7 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 	if s.ExchangeName != nil {
 		exchange = s.ExchangeName(queue)
 	}
-	if s.Via == "" {
+	if len(s.Via) == 0 {
 		p.exchange(Exchange{Name: exchange, Kind: "direct"}, "retry exchange")
 	}
 	back := p.wayBack(s.Via, s.Prefix, s.Type)
@@ -91,7 +91,7 @@ func (s PerAttempt) Plan(queue string, delays []time.Duration) (Plan, error) {
 		}
 		q := s.Type.waitQueue(name, r.delay, back.target())
 		route := Route{Exchange: exchange, RoutingKey: name, Attempt: r.attempt}
-		if s.Via != "" {
+		if back.Via != nil {
 			route = p.waitExchange(q)
 			route.Attempt = r.attempt
 		} else {

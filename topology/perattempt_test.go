@@ -39,7 +39,8 @@ func TestPerAttemptPlan(t *testing.T) {
 	const ms, s = time.Millisecond, time.Second
 	type delays = []time.Duration
 	series := func(of ...time.Duration) topology.PerAttempt { return topology.PerAttempt{Delays: of} }
-	classic, via := topology.PerAttempt{Type: topology.Classic}, topology.PerAttempt{Via: "events"}
+	classic := topology.PerAttempt{Type: topology.Classic}
+	via := topology.PerAttempt{Via: []string{"events"}}
 	steps := "q.retry.1.1s q.retry.2.5s q.retry.3.30s q.retry.4.2m q.retry.5.10m q.retry.6.1h"
 	type testCase struct {
 		strategy topology.PerAttempt
@@ -70,7 +71,7 @@ func TestPerAttemptPlan(t *testing.T) {
 		},
 		"rounded up":          {series(s + 1), delays{s + 2}, "q.retry.1.1.001s"},
 		"classic":             {classic, delays{s}, "q.retry.1.1s.classic"},
-		"through an exchange": {via, delays{s}, "q.retry.1.1s.to.events"},
+		"through an exchange": {via, delays{s}, "q.retry.1.1s.via"},
 	}, func(t *testing.T, c testCase) {
 		plan := rig.PlanOf(t, c.strategy, "q", c.delays...)
 		want := strings.Fields(c.want)

@@ -21,18 +21,18 @@ type PerQueue struct {
 	// WaitName returns the name of the wait queue of a delay. RabbitMQ cannot change a queue's
 	// arguments, so the name must tell apart everything that differs: the queue, the delay, and
 	// the type if it may change one day. Default: <queue>.wait.<delay>, with the suffix
-	// ".classic" for Classic, a hash of WaitArguments if there are any, and ".to.<exchange>"
+	// ".classic" for Classic, a hash of WaitArguments if there are any, and ".via"
 	// with Via.
 	WaitName func(queue string, delay time.Duration) string
 	// WaitArguments are added to the arguments of every wait queue. Those under which the queue
 	// would drop messages are refused, x-expires for example; see ValidatePlan. Default: none.
 	WaitArguments amqp.Table
-	// Via is an exchange of yours that retries pass on their way back to the queue, with the
-	// routing key that they arrived with. Other queues may get them, too: see the type Via.
-	// Default: none, a message comes back to the one queue that failed it.
-	Via string
-	// Prefix begins the names of everything that queues with the same Via share:
-	// <prefix>.return.<exchange> and <prefix>.stranded. Default: millpond.
+	// Via names exchanges of yours. A message that came by one of them passes it on its way back
+	// to the queue, with the routing key that it arrived with. Other queues may get it, too: see
+	// the type Via. Default: none, a message comes back to the one queue that failed it.
+	Via []string
+	// Prefix begins the names of everything that queues with a Via share: <prefix>.via and
+	// <prefix>.stranded. Default: millpond.
 	Prefix string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
@@ -58,7 +58,7 @@ func (s PerQueue) Plan(queue string, delays []time.Duration) (Plan, error) {
 		}
 		q := s.Type.waitQueue(name, delay, back.target())
 		route := Route{RoutingKey: name}
-		if s.Via != "" {
+		if back.Via != nil {
 			route = p.waitExchange(q)
 		}
 		p.step(q, route, s.WaitArguments)

@@ -36,7 +36,7 @@ type Plan struct {
 	// WaitSteps are the delays that have a wait queue, ascending, with their routes. Of
 	// several with the same delay, the earlier attempt is first.
 	WaitSteps []Route
-	// Via is the exchange that messages pass on their way back, if the strategy names one.
+	// Via has the exchanges that messages pass on their way back, if the strategy names any.
 	// Nil means that they go straight to the queue.
 	Via *Via
 	// Levels makes the routes of all delays, also of those between the wait steps. Nil means
@@ -123,9 +123,22 @@ func isShort(d time.Duration) bool { return d >= minSnooze && d <= maxSnooze }
 // wait steps with the same delay, Route takes the step of the attempt, else of the last attempt
 // before it, else the first.
 //
-// If the plan has a Via, a delivery that came by its exchange keeps its routing key. Any other
-// delivery waits with the name of the queue as its key.
+// If the plan has a Via, a delivery that came by one of its exchanges keeps its routing key. Any
+// other delivery waits with the name of the queue as its key.
 func (p Plan) Route(r Retry) (Route, error) {
+	route, err := p.wayIn(r)
+	switch {
+	case err != nil:
+	case p.keepsKey(r.Exchange):
+		route.RoutingKey = r.RoutingKey
+	case p.levelHeaders():
+		route.RoutingKey = p.Queue
+	}
+	return route, err
+}
+
+// wayIn is the route without the message's own key.
+func (p Plan) wayIn(r Retry) (Route, error) {
 	if l := p.Levels; l != nil && l.Levels > 0 && l.Resolution > 0 {
 		return l.route(r.Delay), nil
 	}
@@ -139,11 +152,7 @@ func (p Plan) Route(r Retry) (Route, error) {
 		p.WaitSteps[i+1].Attempt <= r.Attempt {
 		i++
 	}
-	route := p.WaitSteps[i]
-	if p.Via.brought(r) {
-		route.RoutingKey = r.RoutingKey
-	}
-	return route, nil
+	return p.WaitSteps[i], nil
 }
 
 // waits returns how long a message waits if it asks for a delay, in all rounds together. The
@@ -202,11 +211,8 @@ func (p Plan) toConsumer() consumer.Waits {
 		route, err := p.Route(Retry(r))
 		return route.toConsumer(), err
 	}
-	if p.Via != nil {
-		w.Via = consumer.Via(*p.Via)
-	}
 	if p.Levels != nil {
-		w.Resolution = p.Levels.Resolution
+		w.Resolution, w.LevelHeaders = p.Levels.Resolution, p.levelHeaders()
 	}
 	for _, q := range p.Queues {
 		_, fixed := q.Arguments["x-dead-letter-routing-key"]
@@ -214,6 +220,12 @@ func (p Plan) toConsumer() consumer.Waits {
 		if q.Delay > 0 && !fixed && to != "" && !slices.Contains(w.KeyKept, to) {
 			w.KeyKept = append(w.KeyKept, to)
 		}
+	}
+	if p.Via != nil {
+		w.Via = consumer.Via{
+			Exchanges: p.Via.Exchanges, Through: w.KeyKept, Older: p.Via.older(),
+		}
+		w.KeyKept = append(slices.Clone(w.KeyKept), slices.Sorted(maps.Keys(w.Via.Older))...)
 	}
 	return w
 }

@@ -28,7 +28,7 @@ func TestWhereAPriorityIsLowered(t *testing.T) {
 		"shared, classic":     {Shared{Type: Classic}, false},
 		"levels":              {Levels{}, true},
 		"levels, classic":     {Levels{Type: Classic}, false},
-		"through an exchange": {PerQueue{Via: "events"}, true},
+		"through an exchange": {PerQueue{Via: []string{"events"}}, true},
 	} {
 		plan, err := c.strategy.Plan("orders", nil)
 		require.NoError(t, err, name)
@@ -41,7 +41,7 @@ func TestPlanWaits(t *testing.T) {
 	t.Parallel()
 	const s, ms = time.Second, time.Millisecond
 	steps := func(delays ...time.Duration) Strategy { return PerQueue{WaitSteps: delays} }
-	via := PerQueue{Via: "events", WaitSteps: []time.Duration{s}}
+	via := PerQueue{Via: []string{"events"}, WaitSteps: []time.Duration{s}}
 	for name, c := range map[string]struct {
 		strategy    Strategy
 		asked, want time.Duration
@@ -90,7 +90,13 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"per queue":  {PerQueue{}, nil},
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
-		"with Via":   {Shared{Via: "events"}, []string{"millpond.return.events"}},
+		"with Via": {Shared{Via: []string{"events"}}, []string{
+			"millpond.via", "millpond.return.events",
+		}},
+		"levels with Via": {Levels{Max: 500 * time.Millisecond, Via: []string{"events"}}, []string{
+			"millpond.via", "millpond.level.0.via", "millpond.level.1.via", "millpond.level.2.via",
+			"millpond.return.events",
+		}},
 		"levels": {Levels{Max: 500 * time.Millisecond}, []string{
 			"millpond.level.return",
 			"millpond.level.0", "millpond.level.1", "millpond.level.2",

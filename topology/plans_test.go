@@ -196,7 +196,7 @@ func FuzzPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, queue, vhost string, first, second int64, kind uint8) {
 		delays := []time.Duration{time.Duration(first), time.Duration(second)}
 		types := []topology.QueueType{"", topology.Quorum, topology.Classic, "stream"}
-		of, via := types[kind>>1&3], []string{"", "events"}[kind>>4&1]
+		of, via := types[kind>>1&3], [][]string{nil, {"events", "v"}}[kind>>4&1]
 		var strategy topology.Strategy
 		switch kind&1 | kind>>2&2 {
 		case 0:
@@ -220,7 +220,7 @@ func FuzzPlan(f *testing.F) {
 			}
 			names[q.Name] = true
 			suffix := q.Name[strings.LastIndexByte(q.Name, '.')+1:]
-			if of == topology.Classic || via != "" || q.Delay%time.Second != 0 || q.Delay == 0 {
+			if of == topology.Classic || via != nil || q.Delay%time.Second != 0 || q.Delay == 0 {
 				continue // The name has a suffix or another dot.
 			}
 			if d, err := time.ParseDuration(suffix); err != nil || d != q.Delay {
@@ -229,7 +229,7 @@ func FuzzPlan(f *testing.F) {
 		}
 		for _, delay := range append(delays, -1, 0, 1<<63-1) {
 			route, err := plan.Route(topology.Retry{Delay: delay, Exchange: vhost, RoutingKey: vhost})
-			if plan.Via != nil && vhost == plan.Via.Exchange {
+			if plan.Via != nil && slices.Contains(plan.Via.Exchanges, vhost) {
 				route.RoutingKey = queue
 			}
 			if err != nil || !slices.Contains(plan.WaitSteps, route) {
@@ -306,7 +306,7 @@ func checkDefinitions(t *testing.T, plan topology.Plan, vhost string) {
 
 func ExampleReturn() {
 	delays := []time.Duration{5 * time.Second}
-	plan, err := topology.PerQueue{Via: "events"}.Plan("orders", delays)
+	plan, err := topology.PerQueue{Via: []string{"events"}}.Plan("orders", delays)
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -317,27 +317,33 @@ func ExampleReturn() {
 	route, _ := plan.Route(retry)
 	fmt.Println("published to", route.Exchange, "with the key", route.RoutingKey)
 	// Output:
-	// orders.wait.5s.to.events → orders.wait.5s.to.events
+	// orders.wait.5s.via → orders.wait.5s.via
 	// millpond.stranded → millpond.stranded
+	// millpond.via → orders
 	// orders.return.events → orders
-	// millpond.return.events → orders
-	// millpond.return.events → orders.return.events
-	// published to orders.wait.5s.to.events with the key order.created.eu
+	// millpond.via → orders.return.events
+	// published to orders.wait.5s.via with the key order.created.eu
 }
 
-// A message that came by the exchange keeps its key, at first and on its way back.
+// A message that came by an exchange of Via keeps its key, at first and on its way back, also from
+// a wait queue of an earlier version.
 func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 	t.Parallel()
 	for name, strategy := range map[string]topology.Strategy{
-		"per queue":   topology.PerQueue{Via: "events"},
-		"per attempt": topology.PerAttempt{Via: "events"},
-		"shared":      topology.Shared{Via: "events"},
+		"per queue":   topology.PerQueue{Via: []string{"logs", "events"}},
+		"per attempt": topology.PerAttempt{Via: []string{"logs", "events"}},
+		"shared":      topology.Shared{Via: []string{"logs", "events"}},
+		"levels":      topology.Levels{Via: []string{"logs", "events"}},
 		"without Via": topology.Shared{},
 	} {
 		plan := rig.PlanOf(t, strategy, "q", time.Second)
 		keys := map[string]string{"": "q", "others": "q", "millpond.return.others": "q", "events": "q"}
 		if plan.Via != nil {
-			keys["events"], keys[plan.Via.Through] = "a.b", "a.b"
+			keys["events"], keys["logs"], keys[plan.Via.Through] = "a.b", "a.b", "a.b"
+			keys["millpond.return.events"] = "a.b"
+		}
+		if plan.Levels != nil {
+			keys["millpond.level.3.via"] = "a.b"
 		}
 		for from, want := range keys {
 			retry := topology.Retry{Delay: time.Second, Exchange: from, RoutingKey: "a.b"}
@@ -350,9 +356,11 @@ func TestReturnKeepsTheKeyOfItsExchange(t *testing.T) {
 
 func TestReturnNamesThatAreTooLong(t *testing.T) {
 	t.Parallel()
-	strategy := topology.PerQueue{Via: strings.Repeat("e", 250)}
+	strategy := topology.PerQueue{
+		Via: []string{strings.Repeat("e", 250)}, Prefix: strings.Repeat("p", 252),
+	}
 	_, err := strategy.Plan("q", []time.Duration{time.Second})
-	rig.RequireTexts(t, err, "wait queue of 1s", "return exchange", "exchange to return from")
+	rig.RequireTexts(t, err, "return exchange", "exchange to return from")
 }
 
 // A first retry without a delay needs no wait queue: only the wait of a snoozed message is there.

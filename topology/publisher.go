@@ -33,6 +33,9 @@ import (
 // most a quarter or a second late, see Plan.Route. It may wait in rounds, as a delay longer than
 // all of them does: the Subscriber of the queue keeps them going.
 //
+// A delayed message for an exchange waits in a queue of yours, from which Watermill's
+// components/forwarder publishes it when it is due: see the Example with an exchange.
+//
 // Many goroutines may call its methods.
 type Publisher struct {
 	client    *Client
@@ -285,8 +288,9 @@ func (p *Publisher) delayed(
 	ctx := msg.Context()
 	if exchange := p.cfg.exchange(topic); exchange != "" {
 		return fmt.Errorf("a delayed message comes back to one queue, with every strategy, and the "+
-			"topic is the exchange %q: publish it with a queue configuration "+
-			"(amqp.NewDurableQueueConfig) to a queue", exchange)
+			"topic is the exchange %q, which may route it nowhere when it is due (F27): publish it with a "+
+			"queue configuration (amqp.NewDurableQueueConfig) to a queue, whose messages Watermill's "+
+			"components/forwarder publishes to the exchange; docs/strategies.md has the code", exchange)
 	}
 	if p.cfg.queue == nil {
 		return errors.New("Queue.GenerateName is nil, so the topic names no queue to come back to: " +
@@ -327,6 +331,7 @@ func (p *Publisher) delayed(
 	headers := state.Headers(queue)
 	// Versions before v0.1.0 take the last exchange for the origin if no header names it.
 	headers[header.OriginRoutingKey] = queue
+	plan.eachLevel(route.Delay, func(key, value string) { headers[key] = value })
 	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
 		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = consumer.NormalPriority

@@ -2,27 +2,33 @@ package topology
 
 import (
 	"cmp"
-
-	amqp "github.com/rabbitmq/amqp091-go"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Via is the way of a message back to its queue through an exchange of the user, which the field
-// Via of PerQueue, Shared and PerAttempt names:
+// Via is the way of a message back to its queue through the exchange that it came by. The field
+// Via of each strategy names the exchanges of the user for which that is so:
 //
-//	orders.wait.5s.to.events ── TTL, with its own routing key ──► exchange millpond.return.events
-//	                                                                    │ for orders
-//	            ┌───────────────────────────────────────────────────────┤
-//	            ▼                                                       ▼
-//	          orders ◄── anchor ── exchange orders.return.events        │ no queue bound
-//	                                        │ alternate                 ▼
-//	                                     events ──► orders, mail    millpond.stranded
+//	orders.wait.5s.via ── TTL, with its own routing key ──► exchange millpond.via
+//	                                                              │ for orders, by events
+//	            ┌─────────────────────────────────────────────────┤
+//	            ▼                                                 ▼
+//	          orders ◄── anchor ── exchange orders.return.events  │ no queue bound
+//	                                        │ alternate           ▼
+//	                                     events ──► orders, mail  millpond.stranded
 //
-// A message that came by that exchange comes back with the routing key that it arrived with. The
-// strategy names the exchange, and the delivery has the key: no header of a message decides
-// where it goes. A message that came another way comes back to its queue alone.
+// A message that came by one of these exchanges comes back through the same one, with the routing
+// key that it arrived with. The strategy names the exchanges, and the delivery has the exchange
+// and the key: no header of a producer decides where a message goes. A message that came another
+// way comes back to its queue alone. All the exchanges have one set of wait queues.
+//
+// A message came by the exchange that it was published to. If that exchange leads to the queue by
+// another exchange, name the first.
 //
 // Every queue that is bound to the exchange gets every retry: a sibling of the queue sees each
 // retry as a new message, as its first attempt. If the sibling fails it, the retry of that
@@ -40,46 +46,93 @@ import (
 //
 // A policy with dead-letter-routing-key must not match the wait queues. Under such a policy the
 // queue still gets its retry, with the key that it arrived with, but siblings get none (F36).
-//
-// Levels has no Via: it keeps the delay in the routing key.
 type Via struct {
-	// Exchange is the exchange of the user.
-	Exchange string
-	// Through is the exchange of the plan that delivers the messages that come back.
+	// Exchanges are the exchanges of the user.
+	Exchanges []string
+	// Through is the exchange of the plan that delivers the messages that come back, the last
+	// one with Levels.
 	Through string
 }
 
-// brought reports whether a delivery came by the exchange, at first or on its way back.
-func (r *Via) brought(retry Retry) bool {
-	return r != nil && (retry.Exchange == r.Exchange || retry.Exchange == r.Through)
+const viaSuffix = ".via"
+
+// older returns the exchanges of the plan that delivered messages before one plan could have
+// several exchanges, each with the exchange of the user that its messages came by.
+func (r *Via) older() map[string]string {
+	prefix, named := strings.CutSuffix(r.Through, viaSuffix)
+	if !named {
+		return nil
+	}
+	older := map[string]string{}
+	for _, exchange := range r.Exchanges {
+		older[prefix+".return."+exchange] = exchange
+	}
+	return older
+}
+
+// keepsKey reports whether a message that arrived by an exchange waits with its own routing key: it
+// came by an exchange of the user, at first or on its way back.
+func (p Plan) keepsKey(exchange string) bool {
+	if p.Via == nil || exchange == "" {
+		return false
+	}
+	_, older := p.Via.older()[exchange]
+	return older || slices.Contains(p.Via.Exchanges, exchange) ||
+		slices.ContainsFunc(p.Queues, func(q Queue) bool {
+			return q.Delay > 0 && q.Arguments["x-dead-letter-exchange"] == exchange
+		})
 }
 
 // wayBack is how messages leave the wait queues of one queue.
 type wayBack struct {
 	*Via
-	queue, anchor, stranded string
-	kind                    QueueType
+	queue, stranded string
+	kind            QueueType
 }
 
-// wayBack adds the exchanges of a way back through the user's exchange to. If to is empty,
-// messages go straight to the queue.
-func (p *planner) wayBack(to, prefix string, kind QueueType) wayBack {
+// wayBack adds the exchanges of a way back through exchanges of the user. Without any, messages go
+// straight to the queue.
+func (p *planner) wayBack(exchanges []string, prefix string, kind QueueType) wayBack {
 	w := wayBack{queue: p.plan.Queue, kind: kind}
-	if to == "" {
+	if len(exchanges) == 0 {
 		return w
 	}
 	prefix = cmp.Or(prefix, defaultPrefix)
-	w.Via = &Via{Exchange: to, Through: prefix + ".return." + to}
-	w.anchor, w.stranded = w.queue+".return."+to, prefix+".stranded"
+	w.Via = &Via{Exchanges: slices.Sorted(slices.Values(exchanges)), Through: prefix + viaSuffix}
+	w.stranded = prefix + ".stranded"
 	p.plan.Via = w.Via
-	alternate := func(exchange string) amqp.Table { return amqp.Table{"alternate-exchange": exchange} }
+	p.problem(checkVia(exchanges, w.Through, w.stranded))
 	p.exchange(Exchange{Name: w.stranded, Kind: "fanout"}, "stranded exchange")
-	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: alternate(w.stranded)},
+	p.exchange(Exchange{Name: w.Through, Kind: "headers", Arguments: alternateTo(w.stranded)},
 		"return exchange")
-	p.exchange(Exchange{Name: w.anchor, Kind: "direct", AutoDelete: true, Arguments: alternate(to)},
-		"exchange to return from")
+	for _, to := range w.Exchanges {
+		p.exchange(Exchange{
+			Name: w.anchor(to), Kind: "direct", AutoDelete: true, Arguments: alternateTo(to),
+		}, "exchange to return from")
+	}
 	return w
 }
+
+// checkVia returns an error about names that are no exchanges of the user.
+func checkVia(exchanges []string, own ...string) error {
+	var problems []error
+	for i, name := range exchanges {
+		switch {
+		case name == "":
+			problems = append(problems, errors.New("Via names the default exchange, whose messages come "+
+				"back to their queue alone: leave it out"))
+		case slices.Contains(exchanges[:i], name):
+			problems = append(problems, fmt.Errorf("Via names exchange %q twice: name it once", name))
+		case slices.Contains(own, name):
+			problems = append(problems, fmt.Errorf("Via names exchange %q, which the plan declares: name "+
+				"exchanges of yours", name))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// anchor is the exchange of the queue that leads to an exchange of the user.
+func (w wayBack) anchor(to string) string { return w.queue + ".return." + to }
 
 // bindBack adds the stranded queue and the bindings that lead back.
 func (p *planner) bindBack(w wayBack) {
@@ -87,18 +140,19 @@ func (p *planner) bindBack(w wayBack) {
 		return
 	}
 	p.strandedQueue(w.stranded, w.kind)
-	// The anchor binding exists as long as the queue, and its exchange as long as the binding
-	// (F27). No message has its key, so all messages go to the alternate exchange.
-	p.bind(w.anchor, w.anchor, w.queue)
-	toQueue := Binding{
+	p.plan.Bindings = append(p.plan.Bindings, Binding{
 		Exchange: w.Through, RoutingKey: w.queue, Header: header.Queue, Value: w.queue,
 		Queue: w.queue,
+	})
+	for _, to := range w.Exchanges {
+		// The anchor binding exists as long as the queue, and its exchange as long as the binding
+		// (F27). No message has its key, so all messages go to the alternate exchange.
+		p.bind(w.anchor(to), w.anchor(to), w.queue)
+		p.plan.Bindings = append(p.plan.Bindings, Binding{
+			Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
+			Value: consumer.ViaHeader(w.queue, to), ToExchange: w.anchor(to),
+		})
 	}
-	toAnchor := Binding{
-		Exchange: w.Through, RoutingKey: w.queue, Header: header.Via,
-		Value: consumer.ViaHeader(w.queue), ToExchange: w.anchor,
-	}
-	p.plan.Bindings = append(p.plan.Bindings, toQueue, toAnchor)
 }
 
 // suffix is the part of a wait queue's name that tells the way back apart.
@@ -106,7 +160,7 @@ func (w wayBack) suffix() string {
 	if w.Via == nil {
 		return ""
 	}
-	return ".to." + w.Exchange
+	return viaSuffix
 }
 
 // target is where the wait queues lead.

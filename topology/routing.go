@@ -3,6 +3,7 @@ package topology
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -13,6 +14,7 @@ type routing struct {
 	plan      Plan
 	exchanges map[string]Exchange
 	bindings  map[string][]Binding // by the exchange they lead from
+	gone      string               // a queue that has vanished, with its bindings
 }
 
 func newRouting(p Plan) routing {
@@ -70,7 +72,7 @@ func (r routing) follow(
 	}
 	matched := false
 	for _, b := range r.bindings[exchange] {
-		if !b.matches(e.Kind, key, words, headers) {
+		if !b.matches(e.Kind, key, words, headers) || b.Queue != "" && b.Queue == r.gone {
 			continue
 		}
 		matched = true
@@ -128,12 +130,13 @@ func topicMatches(pattern, words []string) bool {
 	return false
 }
 
-// headers are the headers by which exchanges of the plan route a message that waits. viaUser
-// says that the message passes the exchange of the user.
-func (r routing) headers(viaUser bool) map[string]string {
+// headers are the headers by which exchanges of the plan route a message that waits for a delay.
+// via is the exchange of the user that the message passes, or empty.
+func (r routing) headers(delay time.Duration, via string) map[string]string {
 	headers := map[string]string{header.Queue: r.plan.Queue}
-	if viaUser {
-		headers[header.Via] = consumer.ViaHeader(r.plan.Queue)
+	r.plan.eachLevel(delay, func(key, value string) { headers[key] = value })
+	if via != "" {
+		headers[header.Via] = consumer.ViaHeader(r.plan.Queue, via)
 	}
 	return headers
 }

@@ -27,6 +27,7 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 	target := topology.DeadLetters{
 		Target: func(string) topology.Route { return topology.Route{Exchange: "graves"} },
 	}
+	via := topology.PerQueue{Via: []string{"events"}}
 	for _, row := range []struct {
 		name     string
 		strategy topology.Strategy
@@ -35,8 +36,8 @@ func TestSecurityDocumentIsTrue(t *testing.T) {
 		{"PerQueue{}", topology.PerQueue{}, true},
 		{"PerQueue{}, WithPreProvisioned", topology.PerQueue{}, false},
 		{"PerQueue{Type: Classic}", topology.PerQueue{Type: topology.Classic}, true},
-		{`PerQueue{Via: "events"}`, topology.PerQueue{Via: "events"}, true},
-		{`PerQueue{Via: "events"}, WithPreProvisioned`, topology.PerQueue{Via: "events"}, false},
+		{`PerQueue{Via: []string{"events"}}`, via, true},
+		{`PerQueue{Via: []string{"events"}}, WithPreProvisioned`, via, false},
 		{"PerAttempt{}", topology.PerAttempt{}, true},
 		{"PerAttempt{}, WithPreProvisioned", topology.PerAttempt{}, false},
 		{

@@ -39,11 +39,11 @@ type Shared struct {
 	// WaitArguments are added to the arguments of every wait queue; see PerQueue.
 	// Default: none.
 	WaitArguments amqp.Table
-	// Via is an exchange of yours that retries pass on their way back to the queue, with the
-	// routing key that they arrived with. Other queues may get them, too: see the type Via.
-	// Queues that name the same exchange share the wait queues, whose names then end in
-	// ".to.<exchange>". Default: none, a message comes back to the one queue that failed it.
-	Via string
+	// Via names exchanges of yours. A message that came by one of them passes it on its way back
+	// to the queue, with the routing key that it arrived with. Other queues may get it, too: see
+	// the type Via. Queues with a Via share wait queues, whose names end in ".via".
+	// Default: none, a message comes back to the one queue that failed it.
+	Via []string
 	// Dead says where dead letters go. Default: <queue>.dlq.
 	Dead DeadLetters
 	// WaitSteps are the delays planned for a policy that cannot list its delays.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -263,7 +264,7 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 		logger.Info("Warning: retries come back through an exchange: every other queue that is bound "+
 			"there for the routing key gets each retry, too, as a new message, which watermill-amqp's "+
 			"own Subscriber cannot decode",
-			watermill.LogFields{"exchange": r.Exchange})
+			watermill.LogFields{"exchange": strings.Join(r.Exchanges, ", ")})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {
 		logger.Info("Two wait steps lie more than twelve times apart, so a delay between them, of a "+

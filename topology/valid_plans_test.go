@@ -77,27 +77,32 @@ func planned(t testing.TB) map[string]topology.Plan {
 			return fmt.Sprintf("%s__retry.%d", q, attempt)
 		},
 	}
-	more := amqp.Table{"x-max-length": 1000}
+	more, events := amqp.Table{"x-max-length": 1000}, []string{"events"}
 	strategies := map[string]topology.Strategy{
 		"of a user":          rig.PerQueueByHand{},
 		"per queue":          topology.PerQueue{},
 		"per queue, classic": topology.PerQueue{Type: topology.Classic},
 		"per queue, target":  topology.PerQueue{Dead: target},
 		"per queue, bounded": topology.PerQueue{WaitArguments: more, Dead: bounded},
-		"per queue, return":  topology.PerQueue{Via: "amq.topic"},
+		"per queue, return":  topology.PerQueue{Via: []string{"amq.topic"}},
+		"per queue, returns": topology.PerQueue{Via: []string{"events", "logs"}},
 		"per queue, classic return": topology.PerQueue{
-			Via: "events", Type: topology.Classic, Prefix: "shop",
+			Via: []string{"events"}, Type: topology.Classic, Prefix: "shop",
 		},
 		"per attempt":          topology.PerAttempt{},
 		"per attempt, named":   named,
 		"per attempt, classic": topology.PerAttempt{Type: topology.Classic},
-		"per attempt, return":  topology.PerAttempt{Via: "events", WaitArguments: more, Dead: target},
+		"per attempt, return":  topology.PerAttempt{Via: events, WaitArguments: more, Dead: target},
 		"shared":               topology.Shared{},
 		"shared, classic":      topology.Shared{Type: topology.Classic, Prefix: "shop"},
-		"shared, return":       topology.Shared{Via: "events", WaitArguments: more, Dead: bounded},
+		"shared, return":       topology.Shared{Via: events, WaitArguments: more, Dead: bounded},
 		"levels":               topology.Levels{},
 		"levels, classic":      topology.Levels{Type: topology.Classic, Max: time.Minute, Dead: target},
 		"levels, a minute":     topology.Levels{Max: time.Minute},
+		"levels, return":       topology.Levels{Max: time.Minute, Via: []string{"events", "logs"}},
+		"levels, classic return": topology.Levels{
+			Type: topology.Classic, Max: s, Resolution: s, Via: []string{"events"}, Prefix: "shop",
+		},
 		"levels, five seconds": topology.Levels{Resolution: 5 * s, Max: 5 * s},
 		"levels, fine":         topology.Levels{Resolution: ms, Tolerance: -1},
 		"levels, coarse": topology.Levels{
@@ -159,6 +164,7 @@ func clonePlan(p topology.Plan) topology.Plan {
 	}
 	if p.Via != nil {
 		via := *p.Via
+		via.Exchanges = slices.Clone(via.Exchanges)
 		p.Via = &via
 	}
 	return p
@@ -270,7 +276,7 @@ func breakWaitSteps(all map[string]breakage, p topology.Plan) {
 		all[at+"too long"] = func(p *topology.Plan) { p.WaitSteps[i].Delay += time.Millisecond }
 		all[at+"by another exchange"] = func(p *topology.Plan) { p.WaitSteps[i].Exchange = "another" }
 		all[at+"of more hops"] = func(p *topology.Plan) { p.WaitSteps[i].Hops++ }
-		if p.WaitSteps[i].Exchange == "" || p.Levels != nil {
+		if p.WaitSteps[i].Exchange == "" || p.Levels != nil && p.Via == nil {
 			all[at+"of another key"] = func(p *topology.Plan) { p.WaitSteps[i].RoutingKey += "x" }
 		}
 	}
@@ -284,7 +290,7 @@ func breakWaitSteps(all map[string]breakage, p topology.Plan) {
 		all["a tolerance of two"] = func(p *topology.Plan) { p.Levels.Tolerance = 2 }
 	}
 	if p.Via != nil {
-		all["another exchange to return to"] = func(p *topology.Plan) { p.Via.Exchange += "x" }
+		all["another exchange to return to"] = func(p *topology.Plan) { p.Via.Exchanges[0] += "x" }
 		all["another way to return"] = func(p *topology.Plan) { p.Via.Through += "x" }
 	}
 }

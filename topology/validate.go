@@ -248,7 +248,7 @@ func (v *validation) levels() {
 	for n := range l.Levels {
 		steps := uint64(1)<<(n+1) - 1
 		v.step(Route{
-			Exchange: l.Exchange, RoutingKey: levelKey(steps, l.Destination),
+			Exchange: l.Exchange, RoutingKey: cmp.Or(l.key(steps), v.plan.Queue),
 			Delay: time.Duration(steps) * l.Resolution, Hops: n + 1,
 		})
 	}
@@ -265,7 +265,7 @@ func (v *validation) step(r Route) {
 	var waited time.Duration
 	exchange, key, hops := r.Exchange, r.RoutingKey, 0
 	for {
-		to := v.reach(exchange, key, v.headers(false))
+		to := v.reach(exchange, key, v.headers(r.Delay, ""))
 		waits := v.waitQueuesOf(to)
 		switch {
 		case len(waits) > 1:
@@ -281,11 +281,14 @@ func (v *validation) step(r Route) {
 				"wait step", name, to.missingText())
 			return
 		case len(waits) == 0:
-			v.back(name, exchange, key)
+			v.back(name, exchange, key, r.Delay)
 			v.adds(name, r, waited, hops)
 			return
 		}
 		q := waits[0]
+		if hops > 0 {
+			v.vanishes(name, q, exchange, key, v.headers(r.Delay, ""))
+		}
 		v.passed[q.Name] = true
 		waited += q.Delay
 		if hops++; hops > maxHops {
@@ -304,6 +307,31 @@ func (v *validation) step(r Route) {
 	}
 }
 
+// vanishes checks that a message that comes to a wait queue by an exchange is kept where the wait
+// queue has vanished, and does not go on without its wait.
+func (v *validation) vanishes(
+	name string, q Queue, exchange, key string, headers map[string]string,
+) {
+	if exchange == "" {
+		return // the wait queue before holds the message (F5)
+	}
+	without := v.routing
+	without.gone = q.Name
+	to := without.reach(exchange, key, headers)
+	if to.queues[v.plan.Queue] || len(v.waitQueuesOf(to)) > 0 || !v.keeps(to) {
+		v.find("%s: if wait queue %q vanishes, a message that comes to it by exchange %q is lost, or "+
+			"skips its wait: name an alternate exchange with a queue that keeps messages", name, q.Name,
+			exchange)
+	}
+}
+
+// keeps reports whether one of the queues is a queue of the plan that keeps messages.
+func (v *validation) keeps(to reached) bool {
+	return slices.ContainsFunc(v.plan.Queues, func(q Queue) bool {
+		return q.Delay <= 0 && to.queues[q.Name]
+	})
+}
+
 // maxHops is more than any plan has levels.
 const maxHops = 64
 
@@ -320,8 +348,8 @@ func (v *validation) adds(name string, r Route, waited time.Duration, hops int) 
 
 // back checks that a message whose wait is over reaches the queue, also if it must pass the
 // exchange of a Via.
-func (v *validation) back(name, exchange, key string) {
-	to := v.reach(exchange, key, v.headers(false))
+func (v *validation) back(name, exchange, key string, delay time.Duration) {
+	to := v.reach(exchange, key, v.headers(delay, ""))
 	if !to.queues[v.plan.Queue] {
 		v.find("%s: a message whose wait is over does not reach queue %q from exchange %q with "+
 			"routing key %q%s: bind the queue, or let the wait queue dead-letter to the default exchange "+
@@ -332,11 +360,19 @@ func (v *validation) back(name, exchange, key string) {
 	if r == nil {
 		return
 	}
-	to = v.reach(exchange, key, v.headers(true))
-	if !to.exchanges[r.Exchange] || !to.exchanges[r.Through] || !to.queues[v.plan.Queue] {
-		v.find("%s: a message that returns through exchange %q does not reach it and queue %q by "+
-			"exchange %q: correct the bindings, or leave Plan.Via out",
-			name, r.Exchange, v.plan.Queue, r.Through)
+	for _, via := range r.Exchanges {
+		to = v.reach(exchange, key, v.headers(delay, via))
+		if !to.exchanges[via] || !to.exchanges[r.Through] || !to.queues[v.plan.Queue] {
+			v.find("%s: a message that returns through exchange %q does not reach it and queue %q by "+
+				"exchange %q: correct the bindings, or leave the exchange out of Plan.Via",
+				name, via, v.plan.Queue, r.Through)
+		}
+		for _, other := range r.Exchanges {
+			if other != via && to.exchanges[other] {
+				v.find("%s: a message that returns through exchange %q reaches exchange %q, too, which it "+
+					"did not come by: correct the bindings", name, via, other)
+			}
+		}
 	}
 }
 
@@ -349,11 +385,7 @@ func (v *validation) catches(exchange string) {
 	alternate, _ := e.Arguments["alternate-exchange"].(string)
 	for _, key := range []string{v.plan.Queue, "any.other"} {
 		to := v.reach(alternate, key, nil)
-		kept := slices.ContainsFunc(v.plan.Queues, func(q Queue) bool {
-			return q.Delay <= 0 &&
-				to.queues[q.Name]
-		})
-		if alternate == "" || !kept {
+		if alternate == "" || !v.keeps(to) {
 			v.find("exchange %q, which wait queues dead-letter to, has no alternate exchange with a "+
 				"queue of the plan behind it, so that a message whose queue is gone is lost or stops the "+
 				"wait queue (F5, F19): declare a fanout exchange with a queue that keeps messages, and name "+

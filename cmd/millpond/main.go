@@ -172,10 +172,11 @@ const defaultURL = "amqp://guest:guest@localhost:5672/"
 
 // waits are the values of the flags that say how messages wait.
 type waits struct {
-	kind             topology.QueueType
-	prefix, returnTo string
-	delays           backoff.List // of the policy, in its order
-	dead             topology.DeadLetters
+	kind     topology.QueueType
+	prefix   string
+	returnTo []string
+	delays   backoff.List // of the policy, in its order
+	dead     topology.DeadLetters
 }
 
 // strategies makes a strategy from the flags for each value of --strategy.
@@ -189,11 +190,7 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		}, nil
 	},
 	"levels": func(w waits) (topology.Strategy, error) {
-		if w.returnTo != "" {
-			return nil, usage("--return-to: " +
-				"with levels, messages return to their queue through no exchange of yours")
-		}
-		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
+		return topology.Levels{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},
 	"shared": func(w waits) (topology.Strategy, error) {
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
@@ -231,9 +228,9 @@ func (a app) globalFlags() []cli.Flag {
 		&cli.StringFlag{
 			Name: flagPrefix, Usage: "`PREFIX` of shared queues, where the service has set one",
 		},
-		&cli.StringFlag{
+		&cli.StringSliceFlag{
 			Name: flagReturnTo, Usage: "`EXCHANGE` that retries pass on their way back, " +
-				"where the service has named one",
+				"where the service has named one; may be repeated",
 		},
 		&cli.StringFlag{
 			Name: flagDLQ, Usage: "`NAME` of the dead-letter queue, where it is not <queue>.dlq",
@@ -252,7 +249,7 @@ func (a app) strategy(c *cli.Command, delays backoff.List) (topology.Strategy, e
 	}
 	w := waits{
 		kind: topology.QueueType(c.String(flagType)), prefix: c.String(flagPrefix),
-		returnTo: c.String(flagReturnTo), delays: delays,
+		returnTo: c.StringSlice(flagReturnTo), delays: delays,
 	}
 	if dlq := c.String(flagDLQ); dlq != "" {
 		if dlq == strandedQueue(c) {

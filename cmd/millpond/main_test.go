@@ -184,8 +184,12 @@ func TestPlanIsPrinted(t *testing.T) {
 			"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy",
 			"1s",
 		},
-		"plan-perattempt":  {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
-		"plan-return-to":   {"--return-to", "events", "plan", "orders", "--policy", "1s"},
+		"plan-perattempt": {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
+		"plan-return-to":  {"--return-to", "events", "plan", "orders", "--policy", "1s"},
+		"plan-return-to-two": {
+			"--return-to", "events", "--return-to", "logs", "--strategy", "shared", "plan", "orders",
+			"--policy", "1s",
+		},
 		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},
 		"plan-permissions": {"plan", "--permissions", "orders", "--policy", "1s"},
 		"plan-permissions-long": {
@@ -468,9 +472,6 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
 		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
-		{
-			[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to",
-		},
 		{
 			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
 			exitUsage,

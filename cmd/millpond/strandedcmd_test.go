@@ -34,7 +34,7 @@ var strandings = map[string]struct {
 		[]string{"--strategy", "shared"},
 	},
 	"via": {
-		func(p string) topology.Strategy { return topology.PerQueue{Prefix: p, Via: "events"} },
+		func(p string) topology.Strategy { return topology.PerQueue{Prefix: p, Via: []string{"events"}} },
 		[]string{"--return-to", "events"},
 	},
 	"levels": {

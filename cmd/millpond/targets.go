@@ -306,8 +306,9 @@ const maxNamed = 10
 // agree compares the flags that were given with the broker's queues. Only --dlq adds something.
 func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	disagree := func(flag, found string) error {
+		value := cmp.Or(s.c.String(flag), strings.Join(s.c.StringSlice(flag), " "))
 		return usage("--%s %s: the broker has another for queue %q: %s; leave the flag out, or use "+
-			"--%s to go by the flags alone", flag, s.c.String(flag), main.Name, found, flagNoManagement)
+			"--%s to go by the flags alone", flag, value, main.Name, found, flagNoManagement)
 	}
 	list, err := delays(s.c)
 	if err != nil {
@@ -336,8 +337,10 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {
 		return disagree(flagPrefix, "wait queues "+waitsOf(main))
 	}
-	if to := s.c.String(flagReturnTo); to != "" && !slices.Contains(main.Vias, to) {
-		return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
+	for _, to := range s.c.StringSlice(flagReturnTo) {
+		if !slices.Contains(main.Vias, to) {
+			return disagree(flagReturnTo, cmp.Or(harmless(strings.Join(main.Vias, ", ")), "none"))
+		}
 	}
 	if dlq := s.c.String(flagDLQ); dlq != "" && plan.Dead.RoutingKey != dlq {
 		if *plan, err = s.vhost.WithDead(main, dlq); err != nil {

@@ -95,7 +95,7 @@ func newHouse(t *testing.T) *house {
 	for queue, c := range map[string]rig.Config{
 		"orders": {Strategy: topology.PerQueue{}, Configure: unlimited},
 		"invoices": {
-			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: "events"},
+			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: []string{"events"}},
 			Configure: rig.OnTopic("events", "invoice.*"),
 		},
 		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: unlimited},

@@ -117,9 +117,11 @@ type Waits struct {
 	// retry that asks for none waits for 0 where it goes straight to its queue.
 	Given func(asked time.Duration) time.Duration
 	Dead  Route
-	// Via is the exchange that messages pass on their way back. Zero: they go straight to
+	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
+	// LevelHeaders says that levels of the Resolution route by headers: see EachLevel.
+	LevelHeaders bool
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.

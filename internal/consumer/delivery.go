@@ -119,7 +119,7 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	}
 	via := &s.cfg.Waits.Via
 	owner, known := get(header.Queue)
-	if known && (owner == d.Queue || via.passedBy(&raw)) {
+	if known && (owner == d.Queue || via.passedBy(raw.Exchange)) {
 		d.raw.Priority = wire.Priority(&raw, header.Priority)
 	}
 	if known {
@@ -132,7 +132,8 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	}
 	d.State = header.Parse(d.Queue, get)
 	if d.State.OriginExchange == "" && d.State.OriginRoutingKey == "" {
-		d.State.OriginExchange, d.State.OriginRoutingKey = via.origin(raw.Exchange), raw.RoutingKey
+		d.State.OriginExchange = via.origin(raw.Exchange, raw.Headers)
+		d.State.OriginRoutingKey = raw.RoutingKey
 	}
 	if d.State.Deadline.IsZero() {
 		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)

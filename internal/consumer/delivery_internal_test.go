@@ -106,9 +106,9 @@ func TestNoteOfAPriority(t *testing.T) {
 		"none":                      {"orders", "", nil, property},
 		"of another queue":          {"mail", "", "9", property},
 		"of no queue":               {"", "", "9", property},
-		"of a sibling, returned":    {"mail", "millpond.return.events", "9", 9},
+		"of a sibling, returned":    {"mail", "millpond.via", "9", 9},
 		"of a sibling, not by us":   {"mail", "events", "9", property},
-		"of no queue, but returned": {"", "millpond.return.events", "9", property},
+		"of no queue, but returned": {"", "millpond.via", "9", property},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -116,7 +116,8 @@ func TestNoteOfAPriority(t *testing.T) {
 			if c.queue != "" {
 				headers[header.Queue] = c.queue
 			}
-			d := fuzzedDelivery(t, testWaits(Via{"events", "millpond.return.events"}),
+			via := Via{Exchanges: []string{"events"}, Through: []string{"millpond.via"}}
+			d := fuzzedDelivery(t, testWaits(via),
 				amqp.Delivery{Headers: headers, Exchange: c.exchange, Priority: property})
 			require.Equal(t, c.want, d.raw.Priority)
 			if c.queue != "orders" {

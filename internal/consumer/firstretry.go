@@ -20,7 +20,7 @@ import (
 // would not pass the exchange of the user.
 func (d *delivery) comesAtOnce(delay time.Duration, state *header.RetryState) bool {
 	return delay == 0 && state.Failures == 1 && d.State.Failures == 0 && !d.triedAtOnce &&
-		d.sub.cfg.Waits.Via.Through == "" && !d.sub.outage.active.Load()
+		len(d.sub.cfg.Waits.Via.Through) == 0 && !d.sub.outage.active.Load()
 }
 
 // route returns the route of a copy that waits or comes at once.

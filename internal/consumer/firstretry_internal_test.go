@@ -24,7 +24,7 @@ func TestWhichCopyComesAtOnce(t *testing.T) {
 	}
 	tried := func(d *delivery) { d.triedAtOnce = true }
 	outage := func(d *delivery) { d.sub.outage.active.Store(true) }
-	via := func(d *delivery) { d.sub.cfg.Waits.Via.Through = "back" }
+	via := func(d *delivery) { d.sub.cfg.Waits.Via.Through = []string{"back"} }
 	for name, c := range map[string]testCase{
 		"the first failure":          {failed: 1, want: true},
 		"the first, with a delay":    {delay: time.Millisecond, failed: 1},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -134,12 +135,16 @@ func (d *delivery) waiting(
 			if !whole { // other headers take the place of the history
 				told.History = nil
 			}
-			told.EachHeader(d.Queue, func(key, value string) { headers[key] = value })
+			write := func(key, value string) { headers[key] = value }
+			told.EachHeader(d.Queue, write)
 			if !waits.straightBack() {
 				headers[header.OriginRoutingKey] = state.OriginRoutingKey
 			}
 			if via != "" {
 				headers[header.Via] = via
+			}
+			if waits.LevelHeaders {
+				EachLevel(route.Delay, waits.Resolution, write)
 			}
 			if lowered {
 				headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
@@ -158,7 +163,7 @@ func (w *Waits) beyond(delay time.Duration) bool {
 
 // straightBack reports whether messages come back through the default exchange. Then versions
 // before v0.1.0 find the origin of a message without its headers, too.
-func (w *Waits) straightBack() bool { return len(w.KeyKept) == 0 && w.Via.Through == "" }
+func (w *Waits) straightBack() bool { return len(w.KeyKept) == 0 && len(w.Via.Through) == 0 }
 
 // deadLetter publishes a copy of the delivery to the dead-letter queue and waits for the
 // confirm.
@@ -401,6 +406,8 @@ var essential = map[string]bool{
 	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
 }
 
+func isEssential(key string) bool { return essential[key] || strings.HasPrefix(key, header.Level) }
+
 // FitWaiting leaves headers of a retry out of a message that waits until the message fits
 // into a frame.
 func FitWaiting(msg *amqp.Publishing, frame, hops int) error {
@@ -420,7 +427,7 @@ func (k *kind) fit(msg *amqp.Publishing, r room) error {
 		}
 	}
 	for key := range msg.Headers {
-		if k.own(key) && !essential[key] || slices.Contains(k.rest, key) {
+		if k.own(key) && !isEssential(key) || slices.Contains(k.rest, key) {
 			delete(msg.Headers, key)
 		}
 	}

@@ -3,7 +3,12 @@ package consumer
 import (
 	"context"
 	"errors"
+	"math/bits"
+	"net/url"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -14,13 +19,17 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// Via is the way of messages back to their queue through an exchange of the user. The zero
-// value means that they go straight to their queue.
+// Via is the way of messages back to their queue through the exchange of the user that each
+// came by. The zero value means that they go straight to their queue.
 type Via struct {
-	// Exchange is the exchange of the user.
-	Exchange string
-	// Through is the exchange of the plan that delivers the messages.
-	Through string
+	// Exchanges are the exchanges of the user.
+	Exchanges []string
+	// Through are the exchanges of the plan that its wait queues lead to. They deliver the
+	// messages.
+	Through []string
+	// Older are exchanges of an earlier version that deliver messages, each for one exchange
+	// of the user. Messages of wait queues of that version come by them.
+	Older map[string]string
 }
 
 const (
@@ -31,47 +40,81 @@ const (
 	viaKept = "kept"
 )
 
-// ViaHeader is the header of a message of the queue that passes the exchange.
-func ViaHeader(queue string) string { return "through " + queue }
-
-// header returns the header that tells the broker and the next delivery whether the message
-// passes the exchange when its wait is over; "" if it may not pass. A message that Through
-// has delivered may pass if it did so before. The copy of a sibling did not: it arrives
-// without the header.
-func (v *Via) header(d *delivery, failed, lastRound bool) string {
-	if v.Exchange == "" {
-		return ""
-	}
-	before, _ := d.raw.Headers[header.Via].(string)
-	switch {
-	case d.raw.Exchange == v.Exchange:
-	case d.raw.Exchange != v.Through || before == "":
-		return ""
-	case before == viaOwed:
-		failed = true
-	}
-	switch {
-	case !failed:
-		return viaKept
-	case !lastRound:
-		return viaOwed
-	}
-	return ViaHeader(d.Queue)
+// ViaHeader is the header of a message of the queue that passes the exchange. No other queue and
+// exchange have the same, because the escaped name of the exchange has no space.
+func ViaHeader(queue, exchange string) string {
+	return "through " + url.PathEscape(exchange) + " " + queue
 }
 
-// passedBy reports whether the delivery came through the exchange of the plan, so from a wait
-// queue.
-func (v *Via) passedBy(raw *amqp.Delivery) bool {
-	return v.Through != "" && raw.Exchange == v.Through
+// brought returns the exchange of the user that a delivery came by at first, and the first word
+// of its header if it comes from a wait queue; "" if it came another way. The header counts only
+// on a delivery of a wait queue, and names only exchanges of the plan: a producer that forges it
+// changes nothing.
+func (v *Via) brought(exchange string, headers amqp.Table) (by, before string) {
+	if slices.Contains(v.Exchanges, exchange) {
+		return exchange, ""
+	}
+	if !v.passedBy(exchange) {
+		return "", ""
+	}
+	text, _ := headers[header.Via].(string)
+	before, rest, _ := strings.Cut(text, " ")
+	if before == "" {
+		return "", ""
+	}
+	if by, older := v.Older[exchange]; older {
+		return by, before
+	}
+	word, _, _ := strings.Cut(rest, " ")
+	by, err := url.PathUnescape(word)
+	if err != nil || !slices.Contains(v.Exchanges, by) {
+		return "", ""
+	}
+	return by, before
+}
+
+// header returns the header that tells the broker and the next delivery whether the message
+// passes the exchange that it came by when its wait is over; "" if it may not pass. A message
+// from a wait queue may pass if it did so before. The copy of a sibling did not: it arrives
+// without the header.
+func (v *Via) header(d *delivery, failed, lastRound bool) string {
+	by, before := v.brought(d.raw.Exchange, d.raw.Headers)
+	switch {
+	case by == "":
+		return ""
+	case !failed && before != viaOwed:
+		return viaKept + " " + url.PathEscape(by)
+	case !lastRound:
+		return viaOwed + " " + url.PathEscape(by)
+	}
+	return ViaHeader(d.Queue, by)
+}
+
+// passedBy reports whether an exchange delivers messages of wait queues.
+func (v *Via) passedBy(exchange string) bool {
+	_, older := v.Older[exchange]
+	return older || slices.Contains(v.Through, exchange)
 }
 
 // origin returns the exchange that a message without retry state came from. A copy of a
-// sibling's retry came from the exchange of the user.
-func (v *Via) origin(exchange string) string {
-	if v.Through != "" && exchange == v.Through {
-		return v.Exchange
+// sibling's retry came from the exchange of the user, which its header names.
+func (v *Via) origin(exchange string, headers amqp.Table) string {
+	if by, _ := v.brought(exchange, headers); by != "" {
+		return by
 	}
 	return exchange
+}
+
+// EachLevel calls write with the header of each level that a message passes: the bits of the
+// delay, in steps of the resolution. Levels that return messages through exchanges route by
+// these headers, because the routing key belongs to the message.
+func EachLevel(delay, resolution time.Duration, write func(key, value string)) {
+	value := header.LevelFirst
+	for steps := uint64(delay / resolution); steps > 0; value = header.LevelNext {
+		level := bits.Len64(steps) - 1
+		write(header.Level+strconv.Itoa(level), value)
+		steps &^= 1 << level
+	}
 }
 
 // changedKey returns the routing key that a message had while it waited, and whether it came
@@ -100,13 +143,13 @@ func (s *Subscription) changedKey(raw *amqp.Delivery) (before string, changed bo
 // key alone leads to the queue: a delivery of another queue is the only copy and goes on with
 // the key that it had.
 func (d *delivery) misled(owner, before string) {
-	through, own := d.sub.cfg.Waits.Via.passedBy(&d.raw), owner == d.Queue
+	through, own := d.sub.cfg.Waits.Via.passedBy(d.raw.Exchange), owner == d.Queue
 	switch {
 	case through && own:
-		d.sub.logChangedReturn(d.raw.RoutingKey, before)
+		d.sub.logChangedReturn(&d.raw, before)
 		d.raw.RoutingKey = before
 	case through:
-		d.sub.logChangedReturn(d.raw.RoutingKey, before)
+		d.sub.logChangedReturn(&d.raw, before)
 		d.Queue, d.astray = owner, &Route{}
 	case !own:
 		d.sub.logAstray(owner, &d.raw, before)
@@ -190,14 +233,15 @@ func (s *Subscription) logAstray(owner string, raw *amqp.Delivery, before string
 }
 
 // logChangedReturn logs once that retries pass the user's exchange with a wrong key.
-func (s *Subscription) logChangedReturn(key, before string) {
+func (s *Subscription) logChangedReturn(raw *amqp.Delivery, before string) {
 	s.misled.Do(func() {
+		exchange := s.cfg.Waits.Via.origin(raw.Exchange, raw.Headers)
 		s.logger.Error("A retry came back through the exchange with another routing key than it had: "+
 			"its queue handles it with the key that it had, and queues with the same Via drop their "+
 			"copies of it; the likely cause is a policy with dead-letter-routing-key: find it with "+
 			"rabbitmqctl list_policies and let its pattern match no wait queue",
 			errChangedKey, watermill.LogFields{
-				"exchange": s.cfg.Waits.Via.Exchange, "routing_key": key, "routing_key_before": before,
+				"exchange": exchange, "routing_key": raw.RoutingKey, "routing_key_before": before,
 			})
 	})
 }

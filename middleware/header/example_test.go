@@ -60,11 +60,12 @@ func Example_live() {
 		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
 		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
 		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
-		header.Priority, header.Publish,
+		header.Priority, header.Publish, header.Level + "0",
 	} {
 		fmt.Println(key)
 	}
 	fmt.Println(header.FromTimestamp, header.FromArrival, header.FromPublish)
+	fmt.Println(header.LevelFirst, header.LevelNext)
 	// Output:
 	// millpond-queue
 	// millpond-failures
@@ -87,7 +88,9 @@ func Example_live() {
 	// millpond-traceparent
 	// millpond-priority
 	// millpond-publish
+	// millpond-level-0
 	// timestamp arrival publish
+	// first next
 }
 
 // The headers of a dead letter.

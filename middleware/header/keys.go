@@ -1,5 +1,7 @@
 package header
 
+import "strings"
+
 // Keys of the live headers, of a message that waits or returns. All values are
 // strings: times are RFC 3339 with nanoseconds in UTC, durations as Go prints them,
 // numbers decimal. No key begins with "x-", because headers exchanges ignore such
@@ -19,9 +21,12 @@ const (
 	// Snoozed is the delay of the last snooze. It is absent if the last attempt
 	// failed.
 	Snoozed = "millpond-set-aside"
-	// Via says whether the message passes the user's exchange on its way back, where
-	// a topology.Strategy lets it. The broker reads it.
+	// Via says whether the message passes an exchange of the user on its way back, and
+	// which, where a topology.Strategy lets it. The broker reads it.
 	Via = "millpond-return"
+	// Level and the number of a level are a header of each level that the message passes,
+	// where topology.Levels returns through exchanges. The broker reads it.
+	Level = "millpond-level-"
 	// Inner is "true" if a DelayedRetry inside another one decided on the last
 	// failure.
 	Inner = "millpond-inner"
@@ -117,6 +122,12 @@ const (
 	FromPublish = "publish"
 )
 
+// Values of the header of a [Level]. A message enters at its highest level, which is the first.
+const (
+	LevelFirst = "first"
+	LevelNext  = "next"
+)
+
 var liveKeys = map[string]bool{
 	Queue: true, Failures: true, FirstSeen: true, FirstFailure: true, Delay: true, Snoozed: true,
 	Inner: true, NotBefore: true, Error: true, ErrorClass: true, OriginExchange: true,
@@ -132,7 +143,7 @@ var deadKeys = map[string]bool{
 
 // IsLive reports whether key is a live header, which counts only on the queue that
 // wrote it. A dead letter carries none, except the origin.
-func IsLive(key string) bool { return liveKeys[key] }
+func IsLive(key string) bool { return liveKeys[key] || strings.HasPrefix(key, Level) }
 
 // IsState reports whether key is a live header or a header of a dead letter.
-func IsState(key string) bool { return liveKeys[key] || deadKeys[key] }
+func IsState(key string) bool { return IsLive(key) || deadKeys[key] }

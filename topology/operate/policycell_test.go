@@ -153,11 +153,11 @@ func governedStrategies() map[string]topology.Strategy {
 	return map[string]topology.Strategy{
 		"quorum":           topology.PerQueue{},
 		"classic":          topology.PerQueue{Type: topology.Classic},
-		"returning":        topology.PerQueue{Via: domain, Prefix: "returning"},
+		"returning":        topology.PerQueue{Via: []string{domain}, Prefix: "returning"},
 		"attempt":          topology.PerAttempt{},
 		"shared":           topology.Shared{Prefix: "shared"},
 		"shared classic":   topology.Shared{Prefix: "old-shared", Type: topology.Classic},
-		"shared returning": topology.Shared{Prefix: "shared-returning", Via: domain},
+		"shared returning": topology.Shared{Prefix: "shared-returning", Via: []string{domain}},
 		"levels":           topology.Levels{Prefix: "levels", Max: 2 * time.Second},
 		"levels classic": topology.Levels{
 			Prefix: "old-levels", Type: topology.Classic, Max: 2 * time.Second,
@@ -299,7 +299,7 @@ func (s *governedService) fill(t *testing.T, url string) {
 	require.NoError(t, ch.Confirm(false))
 	exchange := ""
 	if s.plan.Via != nil {
-		exchange = s.plan.Via.Exchange
+		exchange = s.plan.Via.Exchanges[0]
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
 	defer cancel()

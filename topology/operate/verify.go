@@ -180,8 +180,15 @@ func (v *verifier) exchanges() error {
 		"so that failed messages are held unacked: create it"); err != nil || v.plan.Via == nil {
 		return err
 	}
-	return v.ownExchange(v.plan.Via.Exchange, Warning, "the exchange that retries return through "+
-		"does not exist, so that they reach the queue that failed and no other: create it, or set no Via")
+	for _, exchange := range v.plan.Via.Exchanges {
+		err := v.ownExchange(exchange, Warning, "the exchange that retries return through does not "+
+			"exist, so that they reach the queue that failed and no other: create it, or leave it out of "+
+			"Via")
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ownExchange looks for an exchange of the user.

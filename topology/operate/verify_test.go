@@ -124,17 +124,19 @@ func verifyNamesABindingBetweenExchanges(t *testing.T, url, api string) {
 // A way back through an exchange has bindings that go by a header.
 func verifyNamesABindingOfTheWayBack(t *testing.T, url, api string) {
 	t.Helper()
-	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{Via: "amq.topic", Prefix: "back"}
+	policy, strategy := backoff.List{time.Minute}, topology.PerQueue{
+		Via: []string{"amq.topic"}, Prefix: "back",
+	}
 	o, plan := opened(t, url, "parcels", strategy, policy, operate.WithManagement(api))
 	rig.Provision(t, url, strategy, "parcels", policy)
 	require.Empty(t, bindingsMissing(t, o, plan))
 	ch := testbroker.Channel(t, url)
 	require.NoError(
 		t,
-		ch.QueueUnbind("parcels", "parcels", "back.return.amq.topic",
+		ch.QueueUnbind("parcels", "parcels", "back.via",
 			amqp.Table{"x-match": "all", "millpond-queue": "parcels"}),
 	)
-	require.Equal(t, []string{"critical missing binding back.return.amq.topic → parcels"},
+	require.Equal(t, []string{"critical missing binding back.via → parcels"},
 		bindingsMissing(t, o, plan))
 }
 

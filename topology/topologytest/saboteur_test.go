@@ -154,7 +154,9 @@ func TestChangesOfAMessageAreFound(t *testing.T) {
 	for want, change := range map[string]func(*amqp.Delivery){
 		"":              func(d *amqp.Delivery) { d.Headers["x-death"] = "more" },
 		"no header nil": func(d *amqp.Delivery) { delete(d.Headers, "nil") },
-		"the header int16 -3 (int64) in place of -3 (int16)": func(d *amqp.Delivery) { d.Headers["int16"] = int64(-3) },
+		"the header int16 -3 (int64) in place of -3 (int16)": func(d *amqp.Delivery) {
+			d.Headers["int16"] = int64(-3)
+		},
 		"the header text":      func(d *amqp.Delivery) { d.Headers["text"] = "" },
 		"the header time":      func(d *amqp.Delivery) { d.Headers["time"] = time.Now() },
 		"the body":             func(d *amqp.Delivery) { d.Body = []byte("x") },

@@ -13,7 +13,7 @@ import (
 // queues share have names of the test.
 func strategies(t testing.TB) map[string]topology.Strategy {
 	t.Helper()
-	topic := func() string { return rig.TopicExchange(t) }
+	topic := func() []string { return []string{rig.TopicExchange(t)} }
 	prefix := func() string { return testbroker.Queue(t) }
 	return map[string]topology.Strategy{
 		"PerQueue":           topology.PerQueue{},
@@ -24,9 +24,10 @@ func strategies(t testing.TB) map[string]topology.Strategy {
 		"PerAttempt Via":     topology.PerAttempt{Via: topic(), Prefix: prefix()},
 		"Shared":             rig.Shared(t, topology.Quorum),
 		"Shared classic":     rig.Shared(t, topology.Classic),
-		"Shared Via":         rig.SharedVia(t, topic()),
+		"Shared Via":         rig.SharedVia(t, rig.TopicExchange(t)),
 		"Levels":             rig.Levels(t, topology.Quorum),
 		"Levels classic":     rig.Levels(t, topology.Classic),
+		"Levels Via":         topology.Levels{Via: topic(), Prefix: prefix()},
 	}
 }
 

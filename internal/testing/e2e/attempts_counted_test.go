@@ -121,7 +121,7 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 		for _, q := range r.Plan.Queues {
 			require.True(t, q.Delay == 0 || strings.HasPrefix(q.Name, queue+"__retry."), q.Name)
 		}
-		if perAttempt.Via == "" {
+		if len(perAttempt.Via) == 0 {
 			require.Equal(t, queue+"__retry_exchange", r.Plan.WaitSteps[0].Exchange)
 		}
 	}

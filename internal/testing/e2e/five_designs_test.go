@@ -28,15 +28,17 @@ import (
 var ways = []string{
 	"PerQueue quorum", "PerQueue classic", "PerAttempt quorum", "PerAttempt classic",
 	"Shared quorum", "Shared classic", "Levels quorum", "Levels classic",
-	"PerQueue Via quorum", "PerAttempt Via quorum", "Shared Via quorum", "Shared Via classic",
+	"PerQueue Via quorum", "PerQueue Via classic", "PerAttempt Via quorum", "PerAttempt Via classic",
+	"Shared Via quorum", "Shared Via classic", "Levels Via quorum", "Levels Via classic",
 }
 
 func strategyOf(t testing.TB, way string) topology.Strategy {
 	t.Helper()
 	words := strings.Fields(way)
-	kind, via, prefix := topology.QueueType(words[len(words)-1]), "", ""
+	kind, prefix := topology.QueueType(words[len(words)-1]), ""
+	var via []string
 	if words[1] == "Via" {
-		via, prefix = rig.TopicExchange(t), testbroker.Queue(t)
+		via, prefix = []string{rig.TopicExchange(t)}, testbroker.Queue(t)
 	}
 	switch words[0] {
 	case "PerQueue":
@@ -48,7 +50,9 @@ func strategyOf(t testing.TB, way string) topology.Strategy {
 		s.Via = via
 		return s
 	}
-	return rig.Levels(t, kind)
+	s := rig.Levels(t, kind)
+	s.Via = via
+	return s
 }
 
 // designs are five retry designs of real services. cannot says why a strategy cannot express one.
@@ -72,10 +76,7 @@ var designs = []struct {
 	}},
 	{"adr", adrRow, func(string) string { return "" }},
 	{"block", blockRow, func(way string) string {
-		switch {
-		case strings.HasPrefix(way, "Levels"):
-			return "the routing key carries the delay"
-		case !strings.Contains(way, "Via"):
+		if !strings.Contains(way, "Via") {
 			return "only the queue that failed gets the retry"
 		}
 		return ""
@@ -330,7 +331,7 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	url := testbroker.URL(t)
 	plan, err := topology.PlanFor(strategy, "any", policy)
 	require.NoError(t, err)
-	exchange := plan.Via.Exchange
+	exchange := plan.Via.Exchanges[0]
 	sibling := rig.BesideOn(t, url, exchange, "order.#")
 
 	type call struct {
@@ -380,12 +381,15 @@ func blockRow(t *testing.T, strategy topology.Strategy) {
 	send("order 1")
 	rig.WaitFor(t, "the sixth attempt", func() bool { return times.Count() == 6 })
 	times.RequireGaps(t, delays...)
-	for i, c := range calls {
-		through := exchange
-		if i > 0 {
-			through = r.Plan.Via.Through
+	back := map[string]bool{} // the exchanges behind wait queues
+	for _, q := range r.Plan.Queues {
+		if to, ok := q.Arguments["x-dead-letter-exchange"].(string); ok {
+			back[to] = true
 		}
-		require.Equal(t, call{through, key, exchange, key, i + 1}, c)
+	}
+	for i, c := range calls {
+		require.True(t, i == 0 && c.exchange == exchange || i > 0 && back[c.exchange], c.exchange)
+		require.Equal(t, call{c.exchange, key, exchange, key, i + 1}, c)
 	}
 	for range 6 { // the fan-out that the option warns of
 		copied := rig.Take(t, url, sibling)

@@ -49,7 +49,7 @@ func TestDefinitionsAndPermissionsSuffice(t *testing.T) {
 		"target": topology.Shared{Dead: topology.DeadLetters{Target: func(string) topology.Route {
 			return topology.Route{Exchange: "graves", RoutingKey: "orders"}
 		}}},
-		"return": topology.Shared{Via: "amq.topic"},
+		"return": topology.Shared{Via: []string{"amq.topic"}},
 	}
 	var grants []testbroker.Grant
 	definitions := map[string][]byte{}

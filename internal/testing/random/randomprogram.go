@@ -139,17 +139,21 @@ func (p Program) policy() backoff.Policy {
 // topology returns the strategy that the program describes. All names on the broker begin with the
 // name of the queue.
 func (p Program) topology(queue, via string) topology.Strategy {
+	var vias []string
+	if via != "" {
+		vias = []string{via}
+	}
 	switch p.Strategy {
 	case "shared":
-		return topology.Shared{Prefix: queue + ".of", Via: via}
+		return topology.Shared{Prefix: queue + ".of", Via: vias}
 	case "perattempt":
-		return topology.PerAttempt{Prefix: queue + ".of", Via: via}
+		return topology.PerAttempt{Prefix: queue + ".of", Via: vias}
 	case "levels":
 		return topology.Levels{
 			Prefix: queue + ".of", Resolution: 50 * time.Millisecond, Max: 5 * time.Second,
 		}
 	}
-	return topology.PerQueue{Prefix: queue + ".of", Via: via}
+	return topology.PerQueue{Prefix: queue + ".of", Via: vias}
 }
 
 // has reports whether the program has a step with one of the actions.

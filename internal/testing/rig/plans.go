@@ -44,7 +44,7 @@ func Shared(t testing.TB, kind topology.QueueType) topology.Shared {
 func SharedVia(t testing.TB, exchange string) topology.Shared {
 	t.Helper()
 	s := Shared(t, topology.Quorum)
-	s.Via = exchange
+	s.Via = []string{exchange}
 	return s
 }
 
@@ -186,7 +186,7 @@ func routed(t testing.TB, plan topology.Plan, exchange, key string) []string {
 	if exchange == "" {
 		return []string{key}
 	}
-	if plan.Via != nil && exchange == plan.Via.Exchange {
+	if plan.Via != nil && slices.Contains(plan.Via.Exchanges, exchange) {
 		return nil // the exchange belongs to the user
 	}
 	i := slices.IndexFunc(plan.Exchanges, func(e topology.Exchange) bool { return e.Name == exchange })

@@ -25,6 +25,8 @@ type sizing struct {
 func TestSizingCountsThePlans(t *testing.T) {
 	t.Parallel()
 	page := read(t, "docs/sizing.md")
+	via := []string{"events", "invoices", "logs"}
+	e := len(via)
 	rows := []sizing{
 		{
 			topology.PerQueue{},
@@ -42,18 +44,25 @@ func TestSizingCountsThePlans(t *testing.T) {
 			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
 		},
 		{
-			topology.Shared{Via: "events"},
-			"`Shared` with `Via` | M + 1 + N | M + 2 + N | M + 1 + 3 × N",
-			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n, m + 1 + 3*n} },
+			topology.Shared{Via: via},
+			"`Shared` with `Via` of E exchanges | M + 1 + N | M + 2 + N × E | M + 1 + N × (1 + 2 × E)",
+			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n*e, m + 1 + n*(1+2*e)} },
+		},
+		{
+			topology.Levels{Max: time.Hour, Via: via},
+			"`Levels` with `Via` of E exchanges, L levels | L + 1 + N | 2 × L + 1 + N × E | " +
+				"3 × L - 1 + N × (1 + 2 × E)",
+			func(n, _ int) parts { return parts{16 + 1 + n, 2*16 + 1 + n*e, 3*16 - 1 + n*(1+2*e)} },
 		},
 	}
 	for _, strategy := range []topology.Strategy{
-		topology.PerQueue{Via: "events"}, topology.PerAttempt{Via: "events"},
+		topology.PerQueue{Via: via}, topology.PerAttempt{Via: via},
 	} {
 		rows = append(rows, sizing{
 			strategy,
-			"`PerQueue`, `PerAttempt` with `Via` | N × (M + 1) + 1 | N × (M + 1) + 2 | N × (M + 3) + 1",
-			func(n, m int) parts { return parts{n*(m+1) + 1, n*(m+1) + 2, n*(m+3) + 1} },
+			"`PerQueue`, `PerAttempt` with `Via` of E exchanges | N × (M + 1) + 1 | N × (M + E) + 2 | " +
+				"N × (M + 1 + 2 × E) + 1",
+			func(n, m int) parts { return parts{n*(m+1) + 1, n*(m+e) + 2, n*(m+1+2*e) + 1} },
 		})
 	}
 	for longest, l := range map[time.Duration]int{

@@ -18,7 +18,7 @@ func hostile(p place) {
 		"a/b?c#d%2F&e=f", "\x1b[31mred\u202e", "quo\"te'", "dots.*.#.wait.1s", "…é",
 	} {
 		for name, strategy := range map[string]topology.Strategy{
-			"q ": topology.PerQueue{}, "v ": topology.PerQueue{Via: exchangeOfUser},
+			"q ": topology.PerQueue{}, "v ": topology.PerQueue{Via: []string{exchangeOfUser}},
 			"s ": topology.Shared{}, "l ": topology.Levels{Max: time.Second},
 		} {
 			plan := p.provision(name+queue, strategy, time.Second)

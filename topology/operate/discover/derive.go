@@ -59,7 +59,7 @@ func (s *seen) derive() *derivation {
 		case "direct":
 			d.shared(exchange, through[exchange])
 		case "headers":
-			d.via(exchange, through[exchange])
+			d.via(exchange, through[exchange], through)
 		case "topic":
 			d.levels(exchange, through[exchange], through)
 		}
@@ -227,25 +227,40 @@ func (d *derivation) bound(exchange string, waits []*waitQueue, queues int) bool
 	return queues > 0
 }
 
-// via reads a headers exchange by which messages return to their queue, or through an exchange of
-// the user.
-func (d *derivation) via(exchange string, waits []*waitQueue) {
-	own, anchors := map[string]topology.Binding{}, map[string]topology.Binding{}
+// via reads a headers exchange by which messages return to their queue, or through exchanges of
+// the user. through has all wait queues by the exchange that they lead to.
+func (d *derivation) via(
+	exchange string, waits []*waitQueue, through map[string][]*waitQueue,
+) {
+	own, anchors := map[string]topology.Binding{}, map[string][]topology.Binding{}
 	for _, b := range d.from[exchange] {
 		switch {
 		case b.Queue != "" && b.Header == header.Queue && b.Value == b.Queue:
 			own[b.Queue] = b
 		case b.ToExchange != "" && b.Header == header.Via:
 			for _, behind := range d.from[b.ToExchange] {
-				anchors[behind.Queue] = b
+				anchors[behind.Queue] = append(anchors[behind.Queue], b)
 			}
+		case strings.HasPrefix(b.Header, header.Level):
+			return // a level, which headersChain follows
 		}
 	}
-	if !d.bound(exchange, waits, len(own)) {
+	all := waits
+	waits = nil
+	var chains []chain
+	for _, w := range all {
+		if c := d.headersChain(exchange, w, through); c.enter != "" {
+			chains = append(chains, c)
+			all = slices.Concat(all, c.waits[1:])
+		} else {
+			waits = append(waits, w)
+		}
+	}
+	if !d.bound(exchange, all, len(own)) {
 		return
 	}
 	names := slices.Sorted(maps.Keys(own))
-	owners, byOwner := d.owners(exchange, waits, own, anchors), map[string][]*waitQueue{}
+	owners, byOwner := d.owners(exchange, waits, own), map[string][]*waitQueue{}
 	for _, w := range waits {
 		name := owners[w.name].queue
 		byOwner[name] = append(byOwner[name], w)
@@ -254,8 +269,7 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 		m, p := d.main(name)
 		p.back(d, exchange)
 		p.bind(own[name])
-		anchor, anchored := anchors[name]
-		if anchored {
+		for _, anchor := range anchors[name] {
 			p.bind(anchor)
 			p.exchange(d, anchor.ToExchange)
 			for _, b := range d.from[anchor.ToExchange] {
@@ -263,11 +277,15 @@ func (d *derivation) via(exchange string, waits []*waitQueue) {
 					p.bind(b)
 				}
 			}
-			p.through(topology.Via{Exchange: d.alternate(anchor.ToExchange), Through: exchange})
-		} else {
+			p.through(d.alternate(anchor.ToExchange), exchange)
+		}
+		if len(anchors[name]) == 0 {
 			p.returns("through exchange %q", exchange)
 			d.tell(name, "no exchange leads retries of queue %q, which return through %q, to another "+
 				"exchange: its plan has no Via", name, exchange)
+		}
+		for _, c := range chains {
+			d.passes(p, c, "", len(own) > 1)
 		}
 		for _, w := range byOwner[name] {
 			d.enter(p, w, name, owners[w.name].strategy, false)
@@ -293,14 +311,11 @@ type owner struct {
 // PerAttempt and Shared differ in the names alone there, so a name must be of one strategy and of
 // no other.
 func (d *derivation) owners(
-	exchange string, waits []*waitQueue, own, anchors map[string]topology.Binding,
+	exchange string, waits []*waitQueue, own map[string]topology.Binding,
 ) map[string]owner {
-	prefix := ""
-	for _, anchor := range anchors {
-		before, ok := strings.CutSuffix(exchange, ".return."+d.alternate(anchor.ToExchange))
-		if ok {
-			prefix = before
-		}
+	prefix, named := strings.CutSuffix(exchange, ".via")
+	if !named { // of an earlier version: <prefix>.return.<exchange of the user>
+		prefix, _ = strings.CutSuffix(d.alternate(exchange), ".stranded")
 	}
 	found := map[string]owner{}
 	for _, w := range waits {

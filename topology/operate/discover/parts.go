@@ -17,8 +17,8 @@ type parts struct {
 	main     *Main
 	has      map[any]bool
 	keeps    []topology.Queue
-	vias     map[topology.Via]bool
-	attempts map[string]int // by wait queue
+	vias     map[string][]string // the exchanges of the user, by the exchange of the plan
+	attempts map[string]int      // by wait queue
 	levels   []topology.LevelRoutes
 	ways     map[string]bool // how messages return, in words
 }
@@ -29,7 +29,7 @@ func (d *derivation) main(name string) (*Main, *parts) {
 	if p == nil {
 		m := &Main{Queue: d.counts(name), Plan: topology.Plan{Queue: name}}
 		p = &parts{
-			main: m, has: map[any]bool{}, vias: map[topology.Via]bool{},
+			main: m, has: map[any]bool{}, vias: map[string][]string{},
 			attempts: map[string]int{}, ways: map[string]bool{},
 		}
 		d.mains[name], d.parts[name] = m, p
@@ -112,9 +112,18 @@ func (p *parts) back(d *derivation, exchange string) {
 
 func (p *parts) returns(way string, args ...any) { p.ways[fmt.Sprintf(way, args...)] = true }
 
-func (p *parts) through(via topology.Via) {
-	p.returns("through exchanges %q and %q", via.Exchange, via.Through)
-	p.vias[via] = true
+// through adds an exchange of the user that messages return through. The exchanges of an earlier
+// version, of which each belongs to one exchange of the user, make no Via.
+func (p *parts) through(exchange, through string) {
+	if !strings.HasSuffix(through, ".via") {
+		p.returns("through exchanges %q and %q, as in an earlier version", exchange, through)
+		p.main.Vias = append(p.main.Vias, exchange)
+		return
+	}
+	p.returns("through exchange %q and exchanges of yours", through)
+	if !slices.Contains(p.vias[through], exchange) {
+		p.vias[through] = append(p.vias[through], exchange)
+	}
 }
 
 // finish orders the plan as a strategy does.
@@ -131,11 +140,12 @@ func (p *parts) finish(d *derivation) {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(p.attempts[a.Name], p.attempts[b.Name]))
 	})
 	m.Plan.Queues = append(m.Plan.Queues, p.keeps...)
-	for via := range p.vias {
+	for through, exchanges := range p.vias {
+		slices.Sort(exchanges)
 		if len(p.ways) == 1 {
-			m.Plan.Via = &via
+			m.Plan.Via = &topology.Via{Exchanges: exchanges, Through: through}
 		}
-		m.Vias = append(m.Vias, via.Exchange)
+		m.Vias = append(m.Vias, exchanges...)
 	}
 	slices.Sort(m.Vias)
 	m.Vias = slices.Compact(m.Vias)

@@ -24,6 +24,7 @@ func TestFind(t *testing.T) {
 	run(t, map[string]func(place){
 		"nothing": nothing, "queues of one exchange": sharing, "queues via one exchange": sharingVia,
 		"several ways back":        severalWays,
+		"way of an older version":  olderWay,
 		"steps of an older policy": olderSteps, "another strategy": otherStrategies,
 		"main queue gone": orphans, "names of the user": namesOfTheUser, "letters": letters,
 		"stranded": strandedMessages, "stranded by name": strandedByName,
@@ -111,8 +112,8 @@ func sharing(p place) {
 // The wait queues of PerQueue and Shared differ only in their names where messages return through
 // an exchange.
 func sharingVia(p place) {
-	own := topology.PerQueue{Via: exchangeOfUser}
-	shared := topology.Shared{Via: exchangeOfUser, Prefix: "shared"}
+	own := topology.PerQueue{Via: []string{exchangeOfUser}}
+	shared := topology.Shared{Via: []string{exchangeOfUser}, Prefix: "shared"}
 	plans := map[string]topology.Plan{
 		"a": p.provision("a", own, time.Second), "b": p.provision("b", own, time.Second),
 		"c": p.provision("c", shared, time.Second), "d": p.provision("d", shared, time.Second),
@@ -122,7 +123,7 @@ func sharingVia(p place) {
 	for _, m := range v.Mains {
 		requirePlan(p.t, plans[m.Name], m.Plan)
 	}
-	custom := topology.PerQueue{Via: exchangeOfUser, Prefix: "custom", WaitName: waitName}
+	custom := topology.PerQueue{Via: []string{exchangeOfUser}, Prefix: "custom", WaitName: waitName}
 	p.provision("e", custom, time.Second)
 	alone := p.main("e")
 	require.Equal(p.t, []string{waitName("e", time.Second)}, names(alone.Waits))
@@ -176,8 +177,11 @@ func orphans(p place) {
 	p.provision("own", topology.PerQueue{}, time.Second, time.Minute)
 	p.provision("one", topology.Shared{}, time.Second)
 	p.provision("leveled", topology.Levels{Max: time.Second})
-	p.provision("via", topology.PerQueue{Via: exchangeOfUser, Prefix: "p"}, time.Second)
-	for _, queue := range []string{"own", "one", "leveled", "via"} {
+	p.provision("via", topology.PerQueue{Via: []string{exchangeOfUser}, Prefix: "p"}, time.Second)
+	p.provision("headed", topology.Levels{
+		Max: time.Second, Via: []string{exchangeOfUser}, Prefix: "p",
+	})
+	for _, queue := range []string{"own", "one", "leveled", "via", "headed"} {
 		rig.DeleteQueue(p.t, p.url, queue)
 	}
 	v := p.find()
@@ -192,16 +196,17 @@ func orphans(p place) {
 	require.Equal(p.t, gone, found["own.wait.1s"])
 	require.Equal(p.t, gone, found["own.wait.1m"])
 	require.Contains(p.t, found["millpond.wait.1s"], `exchange "millpond.return"`)
-	require.Contains(p.t, found["via.wait.1s.to."+exchangeOfUser], "p.return."+exchangeOfUser)
+	require.Contains(p.t, found["via.wait.1s.via"], `"p.via"`)
 	for level := range 4 {
 		require.Contains(p.t, found[fmt.Sprint("millpond.level.", level)], "millpond.level.return")
+		require.Contains(p.t, found[fmt.Sprint("p.level.", level, ".via")], `"p.via"`)
 	}
-	require.Len(p.t, found, 8)
+	require.Len(p.t, found, 12)
 	var left []string
 	for _, q := range v.Unclaimed {
 		left = append(left, q.Name)
 	}
-	require.Equal(p.t, []string{"leveled.dlq", "one.dlq", "own.dlq", "via.dlq"}, left)
+	require.Equal(p.t, []string{"headed.dlq", "leveled.dlq", "one.dlq", "own.dlq", "via.dlq"}, left)
 	require.Len(p.t, v.Stranded, 2)
 
 	// The stranded queue is found without any wait queue.

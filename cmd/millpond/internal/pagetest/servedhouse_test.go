@@ -128,7 +128,7 @@ func (h *house) furnish() {
 	for queue, c := range map[string]rig.Config{
 		"orders": {Strategy: topology.PerQueue{}, Configure: rig.QuorumQueue},
 		"invoices": {
-			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: "events"},
+			Strategy:  topology.Shared{Type: topology.Classic, Prefix: "shop", Via: []string{"events"}},
 			Configure: rig.OnTopic("events", "invoice.*"),
 		},
 		"mail": {Strategy: topology.Levels{Max: 2 * time.Hour}, Configure: rig.QuorumQueue},
