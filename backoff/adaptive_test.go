@@ -202,7 +202,7 @@ func TestAdaptiveEndsWithItsPolicy(t *testing.T) {
 		"5 wait queues instead of 1; a smaller Most needs fewer"}, backoff.Remarks(ends))
 }
 
-// A limit on the age sees the longer delay. That is what the comment of Adaptive says.
+// A limit on the age sees the longer delay, as the comment of Adaptive says.
 func TestAdaptiveUnderAnAgeLimit(t *testing.T) {
 	t.Parallel()
 	first := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
