@@ -45,8 +45,8 @@ const (
 //
 // A limit on the age of messages sees the longer delay: [MaxAge] and middleware.WithMaxAge give a
 // message up if its next attempt would come too late. Allow for Most times the longest delay. The
-// number of retries does not change, so while other messages succeed, a failing message is given up
-// sooner, unless Least is 1.
+// number of retries does not change, so while other messages succeed, a message that fails is
+// given up sooner, unless Least is 1.
 type Adaptive struct {
 	// Policy gives the delay that is multiplied, and the end. It must not be nil.
 	Policy Policy

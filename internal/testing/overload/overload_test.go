@@ -61,7 +61,7 @@ func TestAdaptiveDelaysEndAnOverloadThatRetriesKeepUp(t *testing.T) {
 	require.NoError(t, err)
 	alone := overload.Run(config, policy)
 	after, end := alone[int(config.Until.Seconds())].Waiting, alone[len(alone)-1].Waiting
-	t.Logf("the policy alone: %d wait at the end of the overload, %d 14 minutes later", after, end)
+	t.Logf("alone: %d wait at the end of the overload, %d fourteen minutes later", after, end)
 	require.Greater(t, end, 2*after, "it never recovers")
 
 	adapts := simulate(t, config, overload.Adapts)
