@@ -28,10 +28,15 @@ func FuzzRoundsOfEveryStrategy(f *testing.F) {
 		}
 		asked := anyDelay(r, 7*24*time.Hour)
 		for _, strategy := range []Strategy{
-			PerQueue{}, PerQueue{Type: Classic}, PerQueue{Via: "events"},
-			PerAttempt{}, PerAttempt{Delays: []time.Duration{time.Second, time.Second}},
-			Shared{}, Shared{Via: "events"},
-			Levels{}, Levels{Max: time.Hour},
+			PerQueue{},
+			PerQueue{Type: Classic},
+			PerQueue{Via: "events"},
+			PerAttempt{},
+			PerAttempt{Delays: []time.Duration{time.Second, time.Second}},
+			Shared{},
+			Shared{Via: "events"},
+			Levels{},
+			Levels{Max: time.Hour},
 		} {
 			plan, err := strategy.Plan("orders", delays)
 			require.NoError(t, err)

@@ -297,8 +297,8 @@ func TestForgedCountsAreGuarded(t *testing.T) {
 	}
 }
 
-// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once. Eleven
-// rounds of a second are too many, so 11 s wait a minute.
+// Given a delay that is rounded up beyond a limit, then the message is dead-lettered at once.
+// Eleven rounds of a second are too many, so 11 s wait a minute.
 // Messages waited in spite of the limit, and were handled too old or refused afterwards.
 func TestLimitsGoByTheDelayThatIsGiven(t *testing.T) {
 	t.Parallel()
