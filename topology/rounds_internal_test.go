@@ -15,7 +15,7 @@ import (
 // shortest step of a second or more. The exceptions are the delays that Subscribe logs. A delay
 // of the policy takes one round, and is exact.
 func FuzzRoundsOfEveryStrategy(f *testing.F) {
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
