@@ -235,7 +235,7 @@ func (l LevelRoutes) waits(asked time.Duration) time.Duration {
 	if first >= asked {
 		return first
 	}
-	rounds := (asked - 1) / first * first
+	rounds := (asked - 1).Truncate(first)
 	return rounds + round(asked-rounds)
 }
 

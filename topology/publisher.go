@@ -31,7 +31,7 @@ import (
 // this package, as its first attempt: watermill-amqp's Subscriber cannot decode a message that
 // has waited. A delay of WithDelays waits exactly as long. A delay between two of them comes at
 // most a quarter or a second late, see Plan.Route. It may wait in rounds, as a delay longer than
-// all of them does: the Subscriber of the queue keeps them going.
+// all of them does: the Subscriber of the queue keeps them going, on its own wait steps.
 //
 // A delayed message for an exchange waits in a queue of yours, from which Watermill's
 // components/forwarder publishes it when it is due: see the Example with an exchange.

@@ -15,7 +15,7 @@ import (
 // shortest step of a second or more. The exceptions are the delays that Subscribe logs. A delay
 // of the policy takes one round, and is exact.
 func FuzzRoundsOfEveryStrategy(f *testing.F) {
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -37,6 +37,7 @@ func FuzzRoundsOfEveryStrategy(f *testing.F) {
 			Shared{Via: []string{"events"}},
 			Levels{},
 			Levels{Max: time.Hour},
+			Levels{Via: []string{"events"}},
 		} {
 			plan, err := strategy.Plan("orders", delays)
 			require.NoError(t, err)

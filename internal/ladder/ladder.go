@@ -46,7 +46,7 @@ func Total(steps []time.Duration, asked time.Duration) time.Duration {
 	rest := max(asked, 0)
 	var rounds time.Duration
 	if longest := steps[len(steps)-1]; rest > longest {
-		rounds = (rest - 1) / longest * longest
+		rounds = (rest - 1).Truncate(longest)
 	}
 	_, last := divide(steps, rest-rounds, Allowed(rest))
 	return rounds + last

@@ -190,15 +190,9 @@ func FuzzEveryDelay(f *testing.F) {
 		backlog := between(r, ms, h)
 		var waited time.Duration
 		n := 0
-		for next := time.Duration(0); waited < asked; n++ {
-			if n > 0 {
-				waited += time.Duration(r.Int64N(int64(backlog)))
-			}
-			if waited >= asked {
-				break
-			}
-			next = ladder.Next(steps, asked-waited, asked)
-			waited += next
+		for waited < asked {
+			waited += ladder.Next(steps, asked-waited, asked) + time.Duration(r.Int64N(int64(backlog)))
+			n++
 		}
 		require.LessOrEqual(t, waited-asked, late+backlog, "%v on %v, backlog %v", asked, steps, backlog)
 		require.LessOrEqual(t, n, most, "%v on %v, backlog %v", asked, steps, backlog)
