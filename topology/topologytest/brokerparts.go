@@ -141,7 +141,7 @@ func (s *suite) onChannel(f func(*amqp.Channel) error) error {
 	if err != nil {
 		return err
 	}
-	defer ch.Close()
+	defer func() { _ = ch.Close() }() // An error of the broker has closed it.
 	return f(ch)
 }
 

@@ -152,24 +152,22 @@ func TestMessagesThatReturnWrongAreFound(t *testing.T) {
 func TestChangesOfAMessageAreFound(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*amqp.Delivery){
-		"":              func(d *amqp.Delivery) { d.Headers["x-death"] = "more" },
-		"no header nil": func(d *amqp.Delivery) { delete(d.Headers, "nil") },
-		"the header int16 -3 (int64) in place of -3 (int16)": func(d *amqp.Delivery) {
-			d.Headers["int16"] = int64(-3)
-		},
-		"the header text":      func(d *amqp.Delivery) { d.Headers["text"] = "" },
-		"the header time":      func(d *amqp.Delivery) { d.Headers["time"] = time.Now() },
-		"the body":             func(d *amqp.Delivery) { d.Body = []byte("x") },
-		"the content type":     func(d *amqp.Delivery) { d.ContentType = "" },
-		"the content encoding": func(d *amqp.Delivery) { d.ContentEncoding = "" },
-		"the correlation id":   func(d *amqp.Delivery) { d.CorrelationId = "" },
-		"the message id":       func(d *amqp.Delivery) { d.MessageId = "" },
-		"the priority":         func(d *amqp.Delivery) { d.Priority = 0 },
-		"the type":             func(d *amqp.Delivery) { d.Type = "" },
-		"the app id":           func(d *amqp.Delivery) { d.AppId = "" },
-		"the reply-to":         func(d *amqp.Delivery) { d.ReplyTo = "" },
-		"the timestamp":        func(d *amqp.Delivery) { d.Timestamp = time.Time{} },
-		"the delivery mode":    func(d *amqp.Delivery) { d.DeliveryMode = amqp.Transient },
+		"":                                  func(d *amqp.Delivery) { d.Headers["x-death"] = "more" },
+		"no header nil":                     func(d *amqp.Delivery) { delete(d.Headers, "nil") },
+		"-3 (int64) in place of -3 (int16)": func(d *amqp.Delivery) { d.Headers["int16"] = int64(-3) },
+		"the header text":                   func(d *amqp.Delivery) { d.Headers["text"] = "" },
+		"the header time":                   func(d *amqp.Delivery) { d.Headers["time"] = time.Now() },
+		"the body":                          func(d *amqp.Delivery) { d.Body = []byte("x") },
+		"the content type":                  func(d *amqp.Delivery) { d.ContentType = "" },
+		"the content encoding":              func(d *amqp.Delivery) { d.ContentEncoding = "" },
+		"the correlation id":                func(d *amqp.Delivery) { d.CorrelationId = "" },
+		"the message id":                    func(d *amqp.Delivery) { d.MessageId = "" },
+		"the priority":                      func(d *amqp.Delivery) { d.Priority = 0 },
+		"the type":                          func(d *amqp.Delivery) { d.Type = "" },
+		"the app id":                        func(d *amqp.Delivery) { d.AppId = "" },
+		"the reply-to":                      func(d *amqp.Delivery) { d.ReplyTo = "" },
+		"the timestamp":                     func(d *amqp.Delivery) { d.Timestamp = time.Time{} },
+		"the delivery mode":                 func(d *amqp.Delivery) { d.DeliveryMode = amqp.Transient },
 	} {
 		sent := typed("1")
 		got := amqp.Delivery{

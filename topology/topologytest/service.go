@@ -108,7 +108,7 @@ func (s *suite) send(tr *trial, b *inbox, msg amqp.Publishing, then script) {
 	b.expect(msg.MessageId, then)
 	ch, err := s.conn.Channel()
 	tr.must(err, "open a channel")
-	defer ch.Close()
+	defer func() { _ = ch.Close() }() // The confirm says all.
 	tr.must(ch.Confirm(false), "select confirms")
 	confirm, err := ch.PublishWithDeferredConfirm("", b.queue, true, false, msg)
 	tr.must(err, "publish to queue %q", b.queue)
@@ -192,9 +192,8 @@ func (s *suite) serve(tr *trial, url string, policy backoff.Policy, boxes ...*in
 
 // journal keeps the last errors and warnings of the library.
 type journal struct {
-	mu     sync.Mutex
-	lines  []string
-	fields watermill.LogFields
+	mu    sync.Mutex
+	lines []string
 }
 
 func (j *journal) keep(text string, err error, fields watermill.LogFields) {
