@@ -84,3 +84,39 @@ func TestChangedKey(t *testing.T) {
 		})
 	}
 }
+
+// Which exchange of the user brought a delivery. A header counts only on a delivery of a wait
+// queue, and only where it names an exchange of the plan.
+func TestTheExchangeThatBroughtAMessage(t *testing.T) {
+	t.Parallel()
+	via := Via{
+		Exchanges: []string{"events", "a b", "50%"}, Through: []string{"millpond.via", "level.0"},
+		Older: map[string]string{"millpond.return.events": "events"},
+	}
+	for name, c := range map[string]struct {
+		exchange   string
+		header     any
+		by, before string
+	}{
+		"at first":               {"events", nil, "events", ""},
+		"at first, forged":       {"events", "through a%20b orders", "events", ""},
+		"another exchange":       {"logs", "through events orders", "", ""},
+		"the default exchange":   {"", "through events orders", "", ""},
+		"back":                   {"millpond.via", ViaHeader("orders", "events"), "events", "through"},
+		"back by a level":        {"level.0", "kept events", "events", "kept"},
+		"names with spaces":      {"millpond.via", ViaHeader("my orders", "a b"), "a b", "through"},
+		"a percent sign":         {"millpond.via", ViaHeader("orders", "50%"), "50%", "through"},
+		"an exchange of no plan": {"millpond.via", "through logs orders", "", ""},
+		"a bad escape":           {"millpond.via", "through %zz orders", "", ""},
+		"an older header":        {"millpond.via", "through orders", "", ""},
+		"older":                  {"millpond.return.events", "through orders", "events", "through"},
+		"older, owed":            {"millpond.return.events", "owed", "events", "owed"},
+		"no header":              {"millpond.via", nil, "", ""},
+		"no text":                {"millpond.via", int32(1), "", ""},
+	} {
+		by, before := via.brought(c.exchange, amqp.Table{"millpond-return": c.header})
+		require.Equal(t, c.by+", "+c.before, by+", "+before, name)
+	}
+	require.NotEqual(t, ViaHeader("a b", "c"), ViaHeader("b", "c a"))
+	require.NotEqual(t, ViaHeader("b c", "a"), ViaHeader("c", "a b"))
+}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -304,4 +305,29 @@ func TestAMessageOfAVanishedLevelIsStranded(t *testing.T) {
 	require.Equal(t, "order.created.eu", stranded.RoutingKey)
 	require.Equal(t, r.Queue, stranded.Headers[header.Queue])
 	require.Equal(t, 1, calls.Count())
+}
+
+// Given levels that route by headers, when a new message is published with a delay, then it takes
+// them, and comes to its queue alone.
+func TestADelayedMessageTakesLevelsByHeaders(t *testing.T) {
+	t.Parallel()
+	f := newFed(t)
+	strategy := withVia(t, "Levels", topology.Quorum, f.names())
+	handled := make(chan string, 10)
+	r := rig.Start(t, rig.Config{
+		URL: f.url, Strategy: strategy, Configure: f.onTopic(topology.Quorum), Policy: rig.Quickly(1),
+		Handle: func(msg *message.Message) error {
+			raw, _ := topology.Received(msg.Context())
+			handled <- string(msg.Payload) + " by " + raw.RoutingKey
+			return nil
+		},
+	})
+	pub := rig.NewPublisher(t, rig.OpenClient(t, f.url, strategy), f.url)
+	msg := message.NewMessage("id", []byte("later"))
+	msg.SetContext(delay.WithContext(msg.Context(), delay.For(700*time.Millisecond))) // three levels
+	begun := time.Now()
+	require.NoError(t, pub.Publish(r.Queue, msg))
+	require.Equal(t, "later by "+r.Queue, rig.Await(t, handled))
+	require.GreaterOrEqual(t, time.Since(begun), 700*time.Millisecond)
+	require.Equal(t, 0, testbroker.Depth(t, f.url, f.siblings["topic"]))
 }
