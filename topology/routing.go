@@ -70,7 +70,7 @@ func (r routing) follow(
 	}
 	matched := false
 	for _, b := range r.bindings[exchange] {
-		if !b.matches(e.Kind, key, words, headers) {
+		if !b.matches(e.routesAs(), key, words, headers) {
 			continue
 		}
 		matched = true

@@ -29,6 +29,9 @@ import (
 //     plan behind it, which takes messages whose queue is gone (F5, F19);
 //   - an auto-delete exchange has a binding to the Queue, so that it exists as long;
 //   - one wait step is from one second to five, for messages that are snoozed;
+//   - a wait step to an exchange of the type x-delayed-message has a header x-delay that is its
+//     Delay, and Hops 0. The exchange names itself as alternate exchange, and leads to the Queue
+//     by an exchange that has an alternate exchange with a queue of the plan behind it (F48);
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
 //     declare.
 //
@@ -191,6 +194,8 @@ func (v *validation) waitQueue(q Queue) {
 func (v *validation) exchange(e Exchange) {
 	switch e.Kind {
 	case "direct", "fanout", "topic", "headers":
+	case delayedKind:
+		v.delayedExchange(e)
 	default:
 		v.find("exchange %q is of the type %q, which ValidatePlan cannot follow: use direct, fanout, "+
 			"topic or headers", e.Name, e.Kind)
@@ -262,6 +267,11 @@ func (v *validation) step(r Route) {
 		v.find("%s: its delay is not positive: set it", name)
 		return
 	}
+	v.routeHeaders(name, r)
+	if e := v.exchanges[r.Exchange]; e.delaysMessages() {
+		v.delayedStep(name, e, r)
+		return
+	}
 	var waited time.Duration
 	exchange, key, hops := r.Exchange, r.RoutingKey, 0
 	for {
@@ -301,6 +311,11 @@ func (v *validation) step(r Route) {
 			key = k
 		}
 		v.catches(exchange)
+		if v.exchanges[exchange].delaysMessages() {
+			v.find("%s: wait queue %q dead-letters to exchange %q, which may delay the message again: "+
+				"use another exchange", name, q.Name, exchange)
+			return
+		}
 	}
 }
 
@@ -376,7 +391,7 @@ func (v *validation) deadLetters() {
 	const way = "declare a queue for them in Plan.Queues, with Adopt to use an existing queue, or " +
 		"name an exchange of yours in Plan.Dead"
 	dead := v.plan.Dead
-	if dead == (Route{}) {
+	if dead.Exchange == "" && dead.RoutingKey == "" {
 		v.find("dead letters have no target: " + way)
 		return
 	}
