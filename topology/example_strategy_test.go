@@ -96,7 +96,7 @@ func (s Careless) Plan(queue string, delays []time.Duration) (topology.Plan, err
 	return plan, err
 }
 
-// The contract of a strategy, for two of a user and for the four of this package.
+// The contract of a strategy, for three of a user and for the five of this package.
 func ExampleStrategy_contract() {
 	for _, strategy := range []topology.Strategy{
 		Later{},
@@ -104,6 +104,8 @@ func ExampleStrategy_contract() {
 		topology.PerAttempt{},
 		topology.Shared{},
 		topology.Levels{},
+		topology.DelayedExchange{},
+		InExchange{},
 		Careless{},
 	} {
 		fmt.Printf("%T keeps the contract: %t\n", strategy, checkStrategy(strategy) == nil)
@@ -114,5 +116,7 @@ func ExampleStrategy_contract() {
 	// topology.PerAttempt keeps the contract: true
 	// topology.Shared keeps the contract: true
 	// topology.Levels keeps the contract: true
+	// topology.DelayedExchange keeps the contract: true
+	// topology_test.InExchange keeps the contract: true
 	// topology_test.Careless keeps the contract: false
 }
