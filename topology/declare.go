@@ -99,7 +99,8 @@ func withoutPlugin(delaying []string, err error) error {
 	}
 	return fmt.Errorf("exchange %q is of the type %s, which the broker does not know: run "+
 		"rabbitmq-plugins enable rabbitmq_delayed_message_exchange on every node (the plugin ends with "+
-		"RabbitMQ 4.2), or use another strategy, such as topology.Levels: %w", delaying, delayedKind, err)
+		"RabbitMQ 4.2), or use another strategy, such as topology.Levels: %w",
+		strings.Join(delaying, ", "), delayedKind, err)
 }
 
 // declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its

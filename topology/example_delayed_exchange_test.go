@@ -83,5 +83,5 @@ func ExampleRoute_delayedExchange() {
 	// later                           exchange later.due
 	// later.due    orders             queue orders
 	// later.lost                      queue later.lost
-	// 4 delays from 1s to 1h without a queue, in exchange ["later"]
+	// 4 delays from 1s to 1h without a queue, in exchange later
 }

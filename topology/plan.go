@@ -262,8 +262,9 @@ func (p Plan) String() string {
 		fmt.Fprintln(&b, p.Levels)
 	}
 	if names, n := p.delayingExchanges(), len(p.WaitSteps); len(names) > 0 && n > 0 {
-		fmt.Fprintf(&b, "%d delays from %s to %s without a queue, in exchange %q\n", n,
-			delayName(p.WaitSteps[0].Delay), delayName(p.WaitSteps[n-1].Delay), names)
+		fmt.Fprintf(&b, "%d delays from %s to %s without a queue, in exchange %s\n", n,
+			delayName(p.WaitSteps[0].Delay), delayName(p.WaitSteps[n-1].Delay),
+			printable(strings.Join(names, ", ")))
 	}
 	return b.String()
 }

@@ -43,13 +43,29 @@ type demo struct {
 	screen   screen
 }
 
+// strategies are made for one run: no other program shares what has the queue's name as its prefix,
+// so that it can be deleted.
+var strategies = map[string]func(kind topology.QueueType, queue string) topology.Strategy{
+	"perqueue": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.PerQueue{Type: kind}
+	},
+	"perattempt": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.PerAttempt{Type: kind}
+	},
+	"shared": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.Shared{Type: kind, Prefix: queue}
+	},
+	"levels": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.Levels{Type: kind, Prefix: queue, Max: time.Minute}
+	},
+	"delayed": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.DelayedExchange{Type: kind, Prefix: queue}
+	},
+}
+
 func (d *demo) run(ctx context.Context) (err error) {
 	queue := "millpond-webhooks-" + strings.ToLower(rand.Text()[:8])
-	var strategy topology.Strategy = topology.PerQueue{Type: d.kind}
-	if d.strategy == "shared" {
-		// shared by no other program, so that it can be deleted
-		strategy = topology.Shared{Type: d.kind, Prefix: queue}
-	}
+	strategy := strategies[d.strategy](d.kind, queue)
 	plan, err := strategy.Plan(queue, slices.Concat(webhook.Policy, webhook.NetworkPolicy,
 		webhook.RetryAfters))
 	if err != nil {
@@ -73,7 +89,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	defer p.conn.Close()
 	d.screen.print("queue %s on %s\n", queue, p.server())
-	d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	if d.strategy == "delayed" {
+		d.screen.print("strategy delayed, no wait queues\n")
+	} else {
+		d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	}
 	d.screen.print("policy %v, for the network %v\n", webhook.Policy, webhook.NetworkPolicy)
 	d.screen.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
 

@@ -27,18 +27,20 @@ import (
 
 const maxDeliveries = 1000
 
-const usage = `Usage: webhooks [--url URL] [--strategy perqueue|shared] [--type quorum|classic]
-                [--deliveries N] [--seed N] [--quiet] [--log]
+const usage = `Usage: webhooks [--url URL] [--strategy perqueue|perattempt|shared|levels|delayed]
+                [--type quorum|classic] [--deliveries N] [--seed N] [--quiet] [--log]
 
 Delivers webhooks to a receiver that fails in many ways, and counts at the end
 where each of them is: delivered, or in the dead-letter queue. Takes about 25
 seconds. Its queues have names of their own and are deleted at the end, unless
-something is wrong.
+something is wrong. The strategy delayed needs RabbitMQ's delayed-message plugin.
 
 Exit status: 0 if nothing was lost, left undecided or early, 1 if something was,
 2 for a wrong argument.
 
 `
+
+const named = "perqueue, perattempt, shared, levels or delayed"
 
 func main() { program.Exit(run) }
 
@@ -68,7 +70,7 @@ func parse(args []string, stdout, stderr io.Writer) (*demo, error) {
 	// The default is not shown, because AMQP_URL may hold a password.
 	url := flags.String("url", "",
 		"`URL` of the broker (default AMQP_URL, else "+program.DefaultURL+")")
-	strategy := flags.String("strategy", "perqueue", "`where` messages wait: perqueue or shared")
+	strategy := flags.String("strategy", "perqueue", "`where` messages wait: "+named)
 	kind := flags.String("type", "quorum", "`type` of the wait queues: quorum or classic")
 	deliveries := flags.Int("deliveries", 200, "`number` of deliveries")
 	seed := flags.Uint64("seed", 1, "`seed` of the receiver's plan")
@@ -92,8 +94,8 @@ func parse(args []string, stdout, stderr io.Writer) (*demo, error) {
 	switch {
 	case flags.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case *strategy != "perqueue" && *strategy != "shared":
-		err = fmt.Errorf("unknown strategy %q: perqueue or shared", *strategy)
+	case strategies[*strategy] == nil:
+		err = fmt.Errorf("unknown strategy %q: %s", *strategy, named)
 	case d.kind != topology.Quorum && d.kind != topology.Classic:
 		err = fmt.Errorf("unknown type %q: quorum or classic", *kind)
 	case *deliveries < 1 || *deliveries > maxDeliveries:
