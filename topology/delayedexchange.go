@@ -13,7 +13,7 @@ import (
 
 // DelayedExchange lets the messages of all queues wait in an exchange of RabbitMQ's
 // delayed-message plugin. It is for those who run the plugin already. The plugin ends with RabbitMQ
-// 4.2, and its promises are weaker than those of every other strategy:
+// 4.2, and its promises are the weakest of all strategies:
 //
 //	orders ── fails ──► exchange millpond.delayed, header x-delay
 //	                         │ a table of one node, in no queue
@@ -26,7 +26,7 @@ import (
 // a node that is killed loses the messages of the last seconds, and a lost node loses all. Messages
 // whose wait ends while the broker restarts are lost before a quorum queue (F48).
 //
-// A delay costs no queue, so the plan has some three hundred wait steps beside those of the
+// A delay costs no queue, so the plan has some three hundred wait steps beside the delays of the
 // policies: no delay grows by more than a twentieth or 100 ms. A delay over 49 days waits in
 // rounds.
 //
@@ -50,7 +50,7 @@ const maxDelayed = math.MaxUint32 * time.Millisecond
 // Validate returns an error that lists every invalid field. Open calls it.
 func (s DelayedExchange) Validate() error { return checkFields(s.Type, nil, nil, s.Dead) }
 
-// Plan implements Strategy. The wait steps are those of the delays and a ladder.
+// Plan implements Strategy. The wait steps are the delays and a ladder.
 func (s DelayedExchange) Plan(queue string, delays []time.Duration) (Plan, error) {
 	p, steps := newPlanner(queue, append(delayedLadder(), delays...), nil, s.Type)
 	prefix := cmp.Or(s.Prefix, defaultPrefix)

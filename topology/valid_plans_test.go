@@ -103,9 +103,11 @@ func planned(t testing.TB) map[string]topology.Plan {
 		"levels, coarse": topology.Levels{
 			Resolution: 700 * ms, Tolerance: 1, WaitArguments: more, Prefix: "shop",
 		},
-		"delayed":          topology.DelayedExchange{},
-		"delayed, classic": topology.DelayedExchange{Type: topology.Classic, Prefix: "shop", Dead: target},
-		"delayed by hand":  InExchange{},
+		"delayed": topology.DelayedExchange{},
+		"delayed, classic": topology.DelayedExchange{
+			Type: topology.Classic, Prefix: "shop", Dead: target,
+		},
+		"delayed by hand": InExchange{},
 	}
 	all := map[string]topology.Plan{}
 	for name, strategy := range strategies {

@@ -18,8 +18,8 @@ func (v *validation) delayedExchange(e Exchange) {
 			"fanout, topic or headers", e.Name, e.Kind, e.Arguments["x-delayed-type"])
 	}
 	if alternate := e.Arguments["alternate-exchange"]; alternate != e.Name {
-		v.find("exchange %q is of the type %s, and its alternate-exchange is %v, so that it or a policy's "+
-			"gets a second copy of every message at once (F48): set alternate-exchange to %q itself",
+		v.find("exchange %q is of the type %s, and its alternate-exchange is %v, so that it or a "+
+			"policy's gets a second copy of every message at once (F48): set alternate-exchange to %q",
 			e.Name, e.Kind, alternate, e.Name)
 	}
 }
@@ -44,8 +44,8 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 	}
 	to := v.reach(r.Exchange, r.RoutingKey, v.headers(false))
 	if waits := v.waitQueuesOf(to); len(waits) > 0 {
-		v.find("%s: it leads to wait queue %q, in which messages would wait again: let it lead to queue %q",
-			name, waits[0].Name, v.plan.Queue)
+		v.find("%s: it leads to wait queue %q, in which messages would wait again: let it lead to queue "+
+			"%q", name, waits[0].Name, v.plan.Queue)
 		return
 	}
 	for other := range to.exchanges {

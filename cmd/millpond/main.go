@@ -195,6 +195,13 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		}
 		return topology.Levels{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
+	"delayed": func(w waits) (topology.Strategy, error) {
+		if w.returnTo != "" {
+			return nil, usage("--return-to: " +
+				"with delayed, messages return to their queue through no exchange of yours")
+		}
+		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
+	},
 	"shared": func(w waits) (topology.Strategy, error) {
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},

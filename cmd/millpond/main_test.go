@@ -466,7 +466,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "import"}, exitUsage, "the name of one queue"},
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
-		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
+		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, levels, perattempt"},
 		{
 			[]string{"plan", "q", "--strategy", "levels", "--return-to", "events"}, exitUsage, "--return-to",
 		},

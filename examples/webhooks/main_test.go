@@ -98,7 +98,9 @@ func TestArguments(t *testing.T) {
 		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
 		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
 		"unknown strategy": {
-			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue, perattempt, shared, levels or`,
+			[]string{"--strategy", "own"},
+			2,
+			`unknown strategy "own": perqueue, perattempt, shared, levels or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},

@@ -18,7 +18,7 @@ func TestWithoutThePlugin(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)
 	st := topology.DelayedExchange{Prefix: queue}
-	t.Cleanup(func() { // what the plan declared before its delayed exchange
+	t.Cleanup(func() { // 4.0 has declared these before it refuses the delayed exchange
 		ch := testbroker.Channel(t, url)
 		for _, exchange := range []string{".stranded", ".delayed.return"} {
 			require.NoError(t, ch.ExchangeDelete(queue+exchange, false, false))

@@ -24,7 +24,7 @@ type layout struct {
 	cookie  string
 	seeds   []string // the cluster's nodes that started before this one
 	scripts string   // of the installation, see slim
-	plugins bool     // there is a plugin beside those of the installation
+	plugins bool     // there is a plugin beside the installation's
 }
 
 func newLayout(in installation, s settings) (layout, error) {

@@ -42,6 +42,11 @@ func TestSizingCountsThePlans(t *testing.T) {
 			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
 		},
 		{
+			topology.DelayedExchange{},
+			"`DelayedExchange` | 1 + N | 3 | 2 + N",
+			func(n, _ int) parts { return parts{1 + n, 3, 2 + n} },
+		},
+		{
 			topology.Shared{Via: "events"},
 			"`Shared` with `Via` | M + 1 + N | M + 2 + N | M + 1 + 3 × N",
 			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n, m + 1 + 3*n} },

@@ -40,7 +40,8 @@ func main() {
 	delayed := flag.Bool("delayed", false,
 		"load the delayed-message plugin from the folder that MILLPOND_DELAYED_PLUGIN names")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] [-memory] [-delayed] -- command [argument …]")
+		fmt.Fprintln(os.Stderr,
+			"usage: withbroker [-parent pid] [-memory] [-delayed] -- command [argument …]")
 	}
 	flag.Parse()
 	if flag.NArg() == 0 {
