@@ -155,6 +155,33 @@ func TestUnsafeDelayedExchangesAreRefused(t *testing.T) {
 	}
 }
 
+// The headers of a route may choose the wait queue, by a headers exchange.
+func TestRouteHeadersChooseTheWaitQueue(t *testing.T) {
+	t.Parallel()
+	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.List{time.Second, time.Minute})
+	require.NoError(t, err)
+	plan.Exchanges = []topology.Exchange{{
+		Name: "in", Kind: "headers", Arguments: amqp.Table{"alternate-exchange": "in"},
+	}}
+	for i, step := range plan.WaitSteps {
+		wait := step.Delay.String()
+		plan.Bindings = append(plan.Bindings, topology.Binding{
+			Exchange: "in", Header: "wait", Value: wait, Queue: step.RoutingKey,
+		})
+		plan.WaitSteps[i].Exchange, plan.WaitSteps[i].RoutingKey = "in", "orders"
+		plan.WaitSteps[i].Headers = amqp.Table{"wait": wait}
+	}
+	require.NoError(t, topology.ValidatePlan(plan))
+	route, err := plan.Route(topology.Retry{Delay: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, amqp.Table{"wait": "1m0s"}, route.Headers)
+
+	plan.WaitSteps[0].Headers = nil
+	require.ErrorContains(t, topology.ValidatePlan(plan), "leads to no wait queue")
+	plan.WaitSteps[0].Headers = amqp.Table{"wait": "1m0s"}
+	require.ErrorContains(t, topology.ValidatePlan(plan), "its wait queues wait 1m0s")
+}
+
 // A change of one plan changes no other.
 func TestDelayedPlansShareNothing(t *testing.T) {
 	t.Parallel()

@@ -128,10 +128,15 @@ func topicMatches(pattern, words []string) bool {
 	return false
 }
 
-// headers are the headers by which exchanges of the plan route a message that waits. viaUser
-// says that the message passes the exchange of the user.
-func (r routing) headers(viaUser bool) map[string]string {
+// headers are the headers by which exchanges of the plan route a message that waits on a route.
+// viaUser says that the message passes the exchange of the user.
+func (r routing) headers(route Route, viaUser bool) map[string]string {
 	headers := map[string]string{header.Queue: r.plan.Queue}
+	for key, value := range route.Headers {
+		if text, ok := value.(string); ok {
+			headers[key] = text
+		}
+	}
 	if viaUser {
 		headers[header.Via] = consumer.ViaHeader(r.plan.Queue)
 	}

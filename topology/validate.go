@@ -275,7 +275,7 @@ func (v *validation) step(r Route) {
 	var waited time.Duration
 	exchange, key, hops := r.Exchange, r.RoutingKey, 0
 	for {
-		to := v.reach(exchange, key, v.headers(false))
+		to := v.reach(exchange, key, v.headers(r, false))
 		waits := v.waitQueuesOf(to)
 		switch {
 		case len(waits) > 1:
@@ -291,7 +291,7 @@ func (v *validation) step(r Route) {
 				"wait step", name, to.missingText())
 			return
 		case len(waits) == 0:
-			v.back(name, exchange, key)
+			v.back(name, r, exchange, key)
 			v.adds(name, r, waited, hops)
 			return
 		}
@@ -335,8 +335,8 @@ func (v *validation) adds(name string, r Route, waited time.Duration, hops int) 
 
 // back checks that a message whose wait is over reaches the queue, also if it must pass the
 // exchange of a Via.
-func (v *validation) back(name, exchange, key string) {
-	to := v.reach(exchange, key, v.headers(false))
+func (v *validation) back(name string, step Route, exchange, key string) {
+	to := v.reach(exchange, key, v.headers(step, false))
 	if !to.queues[v.plan.Queue] {
 		v.find("%s: a message whose wait is over does not reach queue %q from exchange %q with "+
 			"routing key %q%s: bind the queue, or let the wait queue dead-letter to the default exchange "+
@@ -347,7 +347,7 @@ func (v *validation) back(name, exchange, key string) {
 	if r == nil {
 		return
 	}
-	to = v.reach(exchange, key, v.headers(true))
+	to = v.reach(exchange, key, v.headers(step, true))
 	if !to.exchanges[r.Exchange] || !to.exchanges[r.Through] || !to.queues[v.plan.Queue] {
 		v.find("%s: a message that returns through exchange %q does not reach it and queue %q by "+
 			"exchange %q: correct the bindings, or leave Plan.Via out",

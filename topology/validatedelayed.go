@@ -42,7 +42,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 	if r.Hops != 0 {
 		v.find("%s: it passes no wait queue, Hops is %d: set it to 0", name, r.Hops)
 	}
-	to := v.reach(r.Exchange, r.RoutingKey, v.headers(false))
+	to := v.reach(r.Exchange, r.RoutingKey, v.headers(r, false))
 	if waits := v.waitQueuesOf(to); len(waits) > 0 {
 		v.find("%s: it leads to wait queue %q, in which messages would wait again: let it lead to queue "+
 			"%q", name, waits[0].Name, v.plan.Queue)
@@ -62,7 +62,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 		v.find("exchange %q leads straight to queue %q, so that a message whose queue is gone is lost "+
 			"(F48): bind another exchange with an alternate-exchange between them", e.Name, b.Queue)
 	}
-	v.back(name, r.Exchange, r.RoutingKey)
+	v.back(name, r, r.Exchange, r.RoutingKey)
 }
 
 // routeHeaders checks the headers that a route writes to its messages.

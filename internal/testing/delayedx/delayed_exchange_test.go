@@ -88,6 +88,8 @@ func attemptsComeOnTime(t *testing.T, node *testbroker.Node) {
 	dead := s.DeadLetter()
 	rig.RequireDead(t, dead, "exhausted", "4")
 	require.NotContains(t, dead.Headers, "x-delay")
+	require.Equal(t, s.Queue, dead.Headers[header.OriginRoutingKey])
+	require.NotContains(t, dead.Headers[header.OriginExchange], ".delayed", "the first exchange")
 	calls.RequireGaps(t, 300*time.Millisecond, time.Second, 2*time.Second)
 	for _, want := range []string{"1", "2", "3", "4"} {
 		require.Equal(t, [2]string{want, ""}, <-attempts)
