@@ -158,7 +158,8 @@ func TestUnsafeDelayedExchangesAreRefused(t *testing.T) {
 // The headers of a route may choose the wait queue, by a headers exchange.
 func TestRouteHeadersChooseTheWaitQueue(t *testing.T) {
 	t.Parallel()
-	plan, err := topology.PlanFor(topology.PerQueue{}, "orders", backoff.List{time.Second, time.Minute})
+	plan, err := topology.PlanFor(topology.PerQueue{}, "orders",
+		backoff.List{time.Second, time.Minute})
 	require.NoError(t, err)
 	plan.Exchanges = []topology.Exchange{{
 		Name: "in", Kind: "headers", Arguments: amqp.Table{"alternate-exchange": "in"},

@@ -50,9 +50,12 @@ func (in installation) version() (string, error) {
 	}
 	plugins := filepath.Join(home, "plugins", "rabbit-[0-9]*")
 	found, err := filepath.Glob(plugins)
-	if err != nil || len(found) != 1 {
-		return "", fmt.Errorf("cannot tell the version of RabbitMQ in %s: %s matches %q, want one (%v)",
-			home, plugins, found, err)
+	if err != nil {
+		return "", err
+	}
+	if len(found) != 1 {
+		return "", fmt.Errorf("cannot tell the version of RabbitMQ in %s: %s matches %q, want one",
+			home, plugins, found)
 	}
 	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-"), nil
 }
