@@ -42,7 +42,7 @@ func declare(
 	switch err := declareAtOnce(ctx, run, plan); {
 	case err == nil:
 		return nil
-	case isCode(err, amqp.CommandInvalid): // ends the connection, so no part can be declared (F48)
+	case isCode(err, amqp.CommandInvalid): // ends the connection, so no part can be declared (F49)
 		return withoutPlugin(plan.delayingExchanges(), err)
 	}
 	// The broker refuses a part. Declare one part at a time to find out which.

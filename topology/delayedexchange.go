@@ -24,7 +24,7 @@ import (
 //
 // Waiting messages are on one node and on no other. The confirm comes before they are on its disk:
 // a node that is killed loses the messages of the last seconds, and a lost node loses all. Messages
-// whose wait ends while the broker restarts are lost before a quorum queue (F48).
+// whose wait ends while the broker restarts are lost before a quorum queue (F49).
 //
 // A delay costs no queue, so the plan has some three hundred wait steps beside the delays of the
 // policies: no delay grows by more than a twentieth or 100 ms. A delay over 49 days waits in
@@ -44,7 +44,7 @@ type DelayedExchange struct {
 // delayedKind is the type of the plugin's exchanges.
 const delayedKind = audit.DelayedKind
 
-// maxDelayed is the longest x-delay. The plugin delivers a message with a longer one at once (F48).
+// maxDelayed is the longest x-delay. The plugin delivers a message with a longer one at once (F49).
 const maxDelayed = math.MaxUint32 * time.Millisecond
 
 // Validate returns an error that lists every invalid field. Open calls it.

@@ -31,7 +31,7 @@ import (
 //   - one wait step is from one second to five, for messages that are snoozed;
 //   - a wait step to an exchange of the type x-delayed-message has a header x-delay that is its
 //     Delay, and Hops 0. The exchange names itself as alternate exchange, and leads to the Queue
-//     by an exchange that has an alternate exchange with a queue of the plan behind it (F48);
+//     by an exchange that has an alternate exchange with a queue of the plan behind it (F49);
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
 //     declare.
 //

@@ -19,7 +19,7 @@ func (v *validation) delayedExchange(e Exchange) {
 	}
 	if alternate := e.Arguments["alternate-exchange"]; alternate != e.Name {
 		v.find("exchange %q is of the type %s, and its alternate-exchange is %v, so that it or a "+
-			"policy's gets a second copy of every message at once (F48): set alternate-exchange to %q",
+			"policy's gets a second copy of every message at once (F49): set alternate-exchange to %q",
 			e.Name, e.Kind, alternate, e.Name)
 	}
 }
@@ -33,7 +33,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 			"milliseconds", name, r.Headers["x-delay"])
 	case delay > maxDelayed.Milliseconds():
 		v.find("%s: its header x-delay is %d, and the plugin delivers a message at once if that is over "+
-			"%d (F48): leave the wait step out, and the message waits in rounds", name, delay,
+			"%d (F49): leave the wait step out, and the message waits in rounds", name, delay,
 			maxDelayed.Milliseconds())
 	case time.Duration(delay)*time.Millisecond != r.Delay:
 		v.find("%s: its header x-delay is %d: set it to the Delay in milliseconds, %d", name, delay,
@@ -60,7 +60,7 @@ func (v *validation) delayedStep(name string, e Exchange, r Route) {
 			continue
 		}
 		v.find("exchange %q leads straight to queue %q, so that a message whose queue is gone is lost "+
-			"(F48): bind another exchange with an alternate-exchange between them", e.Name, b.Queue)
+			"(F49): bind another exchange with an alternate-exchange between them", e.Name, b.Queue)
 	}
 	v.back(name, r, r.Exchange, r.RoutingKey)
 }

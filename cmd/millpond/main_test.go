@@ -184,6 +184,7 @@ func TestPlanIsPrinted(t *testing.T) {
 			"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy",
 			"1s",
 		},
+		"plan-delayed":     {"--strategy", "delayed", "plan", "orders", "--policy", "5s"},
 		"plan-perattempt":  {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
 		"plan-return-to":   {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-definitions": {"plan", "--definitions", "--vhost", "shop", "--policy", "1s,10s", "orders"},

@@ -105,7 +105,7 @@ func (p *Publisher) PublishFor(
 }
 
 // PublishKept publishes as PublishFor does, to an exchange that keeps the message until a later
-// time and reports it as unroutable meanwhile (F48). The message is not mandatory: its confirm
+// time and reports it as unroutable meanwhile (F49). The message is not mandatory: its confirm
 // says that the exchange has it.
 func (p *Publisher) PublishKept(
 	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,

@@ -140,7 +140,7 @@ func (v *verifier) delayed() {
 	if name := v.audited.DelayedExchange(); name != "" {
 		v.warning(Exposed, "exchange", name, "keeps the waiting messages on one node, in no queue and "+
 			"without a copy: a lost node takes its waiting messages along, a killed node the messages of "+
-			"its last seconds, and only the management page of the exchange counts them (F48); if that "+
+			"its last seconds, and only the management page of the exchange counts them (F49); if that "+
 			"is too weak, use another strategy")
 	}
 }

@@ -152,7 +152,7 @@ func vanishedQueue(t *testing.T, node *testbroker.Node) {
 }
 
 // Given a delayed exchange that is deleted while messages wait, when the next message fails, then
-// the exchange is declared again. The message that waited is still delivered (F48).
+// the exchange is declared again. The message that waited is still delivered (F49).
 func vanishedExchange(t *testing.T, node *testbroker.Node) {
 	handled := make(chan string, 10)
 	st := strategy(t)

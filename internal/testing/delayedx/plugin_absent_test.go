@@ -13,7 +13,7 @@ import (
 )
 
 // Given a broker without the plugin, then Subscribe fails and names the plugin, how to enable it
-// and another strategy. The client works on: 3.10 closes the connection (F48), which comes back.
+// and another strategy. The client works on: 3.10 closes the connection (F49), which comes back.
 func TestWithoutThePlugin(t *testing.T) {
 	t.Parallel()
 	url, queue := testbroker.URL(t), testbroker.Queue(t)

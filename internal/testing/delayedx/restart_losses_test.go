@@ -15,7 +15,7 @@ import (
 )
 
 // Given messages that wait for a quorum and for a classic queue, when their waits end while the
-// node is stopped, then all come to the classic queue and the others are lost (F48). Those whose
+// node is stopped, then all come to the classic queue and the others are lost (F49). Those whose
 // wait ends later come to both.
 func TestADelayedMessageIsLostBeforeAQuorumQueue(t *testing.T) {
 	t.Parallel()
@@ -58,6 +58,6 @@ func TestADelayedMessageIsLostBeforeAQuorumQueue(t *testing.T) {
 	})
 	got := testbroker.Depth(t, node.URL(), "quorum")
 	t.Logf("RabbitMQ %s: the quorum queue has %d of %d", node.Version(), got, 2*messages)
-	require.Equal(t, messages, got, "F48 says that these are lost")
+	require.Equal(t, messages, got, "F49 says that these are lost")
 	require.Equal(t, 0, testbroker.Depth(t, node.URL(), "millpond.stranded"))
 }
