@@ -38,6 +38,7 @@ RACE     := -race -vet=off -ldflags=-w
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
+demo: DATA := $(if $(MILLPOND_DELAYED_PLUGIN),$(if $(findstring delayed,$(ARGS)),-delayed))
 demo: ## run the example on a RabbitMQ that it starts; installs what is missing
 	@test -n "$$AMQP_URL" || $(INSTALL) broker
 	@$(WITHBROKER) $(GO) run ./examples/webhooks $(ARGS)

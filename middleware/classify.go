@@ -34,26 +34,17 @@ func PermanentErrors(errs ...error) Classifier { return PermanentIf(isOneOf(errs
 func RetryableErrors(errs ...error) Classifier { return RetryableIf(isOneOf(errs)) }
 
 // PermanentIf takes an error for permanent if match returns true, and has no opinion on other
-// errors. For a type of error, match is IsType. The constructor that gets the classifier
-// refuses a nil match.
+// errors. For a type of error, match is backoff.As[*json.SyntaxError](). The constructor that gets
+// the classifier refuses a nil match.
 func PermanentIf(match func(err error) bool) Classifier {
 	return classIf(header.ClassPermanent, match)
 }
 
 // RetryableIf takes an error for retryable if match returns true, and has no opinion on other
-// errors. For a type of error, match is IsType. The constructor that gets the classifier
-// refuses a nil match.
+// errors. For a type of error, match is backoff.As[*json.SyntaxError](). The constructor that gets
+// the classifier refuses a nil match.
 func RetryableIf(match func(err error) bool) Classifier {
 	return classIf(header.ClassRetryable, match)
-}
-
-// IsType reports whether errors.As finds a T in err. T may be an interface: IsType[error]
-// matches every error.
-//
-//	middleware.PermanentIf(middleware.IsType[*json.SyntaxError])
-func IsType[T error](err error) bool {
-	var target T
-	return errors.As(err, &target)
 }
 
 // Timeouts takes an error for retryable if it, or an error that it wraps, has a method

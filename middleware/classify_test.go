@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/stretchr/testify/assert"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -133,20 +134,20 @@ func TestMatchers(t *testing.T) {
 		"none retryable":          {retryableErrors(), errBoom, ""},
 		"permanent by value":      {permanentErrors(errOther, errBoom), errBoom, permanent},
 		"none permanent":          {permanentErrors(nil), errBoom, ""},
-		"permanent by type":       {permanentIf(middleware.IsType[*json.SyntaxError]), syntax, permanent},
+		"permanent by type":       {permanentIf(backoff.As[*json.SyntaxError]()), syntax, permanent},
 		"permanent by type, in %w": {
-			permanentIf(middleware.IsType[*json.SyntaxError]), fmt.Errorf("a: %w", syntax), permanent,
+			permanentIf(backoff.As[*json.SyntaxError]()), fmt.Errorf("a: %w", syntax), permanent,
 		},
-		"not of the permanent type": {permanentIf(middleware.IsType[*json.SyntaxError]), errBoom, ""},
+		"not of the permanent type": {permanentIf(backoff.As[*json.SyntaxError]()), errBoom, ""},
 		"retryable by type": {
-			retryableIf(middleware.IsType[*fs.PathError]), &fs.PathError{Err: errBoom}, retryable,
+			retryableIf(backoff.As[*fs.PathError]()), &fs.PathError{Err: errBoom}, retryable,
 		},
-		"not of the retryable type": {retryableIf(middleware.IsType[*fs.PathError]), errBoom, ""},
-		"by an interface": {retryableIf(middleware.IsType[interface {
+		"not of the retryable type": {retryableIf(backoff.As[*fs.PathError]()), errBoom, ""},
+		"by an interface": {retryableIf(backoff.As[interface {
 			Timeout() bool
 			error
-		}]), &fs.PathError{Err: errBoom}, retryable},
-		"by the interface of all errors": {permanentIf(middleware.IsType[error]), errBoom, permanent},
+		}]()), &fs.PathError{Err: errBoom}, retryable},
+		"by the interface of all errors": {permanentIf(backoff.As[error]()), errBoom, permanent},
 		"permanent by predicate":         {permanentIf(isBoom), errBoom, permanent},
 		"not by predicate":               {permanentIf(isBoom), errOther, ""},
 		"retryable by predicate":         {retryableIf(isBoom), errBoom, retryable},
@@ -184,7 +185,7 @@ func TestANilPredicateIsRefused(t *testing.T) {
 func TestTheFirstMatchWins(t *testing.T) {
 	t.Parallel()
 	n := handle(t, failsWith(fmt.Errorf("a: %w", errBoom)), withClassifier(
-		retryableIf(middleware.IsType[*fs.PathError]), // no opinion
+		retryableIf(backoff.As[*fs.PathError]()), // no opinion
 		permanentErrors(errBoom),
 		retryableIf(func(error) bool { return true }),
 	)).State

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -70,12 +71,12 @@ func ExampleContextDeadline() {
 }
 
 // A payload that cannot be read does not get better.
-func ExampleIsType() {
+func ExamplePermanentIf_type() {
 	run(func(*message.Message) error {
 		var order struct{ Number int }
 		return json.Unmarshal([]byte(`{"Number": "seven"}`), &order)
-	}, middleware.WithClassifier(middleware.PermanentIf(middleware.IsType[*json.SyntaxError]),
-		middleware.PermanentIf(middleware.IsType[*json.UnmarshalTypeError])))
+	}, middleware.WithClassifier(middleware.PermanentIf(backoff.As[*json.SyntaxError]()),
+		middleware.PermanentIf(backoff.As[*json.UnmarshalTypeError]())))
 	// Output: dead-lettered (permanent) after 1 attempt
 }
 

@@ -39,8 +39,11 @@ func (p Plan) Declare(
 func declare(
 	ctx context.Context, run channelRunner, plan Plan, logger watermill.LoggerAdapter,
 ) error {
-	if declareAtOnce(ctx, run, plan) == nil {
+	switch err := declareAtOnce(ctx, run, plan); {
+	case err == nil:
 		return nil
+	case isCode(err, amqp.CommandInvalid): // ends the connection, so no part can be declared (F49)
+		return withoutPlugin(plan.delayingExchanges(), err)
 	}
 	// The broker refuses a part. Declare one part at a time to find out which.
 	for _, e := range plan.Exchanges {
@@ -48,7 +51,12 @@ func declare(
 			return e.declare(ch, false)
 		})
 		if err != nil {
-			return declareError("exchange", e.Name, e.Arguments, err)
+			err = declareError("exchange", e.Name, e.Arguments, err)
+			var conflict *ConflictError
+			if e.delaysMessages() && isCode(err, amqp.PreconditionFailed) && !errors.As(err, &conflict) {
+				return withoutPlugin([]string{e.Name}, err)
+			}
+			return err
 		}
 	}
 	for _, q := range plan.Queues {
@@ -81,6 +89,18 @@ func declare(
 		}
 	}
 	return nil
+}
+
+// withoutPlugin adds the way out to the broker's error about an exchange of an unknown type. A plan
+// that needs no plugin has no such exchange.
+func withoutPlugin(delaying []string, err error) error {
+	if len(delaying) == 0 {
+		return err
+	}
+	return fmt.Errorf("exchange %q is of the type %s, which the broker does not know: run "+
+		"rabbitmq-plugins enable rabbitmq_delayed_message_exchange on every node (the plugin ends with "+
+		"RabbitMQ 4.2), or use another strategy, such as topology.Levels: %w",
+		strings.Join(delaying, ", "), delayedKind, err)
 }
 
 // declareAtOnce declares a plan without waiting for each answer: Levels has some 160 parts. Its
@@ -227,7 +247,7 @@ func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returne
 		return fmt.Sprintf("exchange %q", route.Exchange)
 	}
 	routing := newRouting(*r.plan)
-	to := routing.reach(route.Exchange, route.RoutingKey, routing.headers(route.Delay, ""))
+	to := routing.reach(route.Exchange, route.RoutingKey, routing.headers(Route{Delay: route.Delay, Headers: route.Headers}, ""))
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
 		if _, err := audit.Passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
 			return fmt.Sprintf("queue %q", queue)

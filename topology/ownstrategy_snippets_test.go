@@ -22,3 +22,12 @@ func TestLater(t *testing.T) {
 		Patience: rig.Patience,
 	})
 }
+
+// InExchange passes the suite on a node that has the plugin.
+func TestInExchange(t *testing.T) {
+	t.Parallel()
+	topologytest.Run(t, topologytest.Config{
+		Strategy: InExchange{}, URL: testbroker.Private(t, testbroker.DelayedPlugin(t)).URL(),
+		DeleteShared: true, Patience: rig.Patience,
+	})
+}

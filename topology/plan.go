@@ -58,7 +58,8 @@ type Queue struct {
 // Exchange is an exchange to declare, durable.
 type Exchange struct {
 	Name string
-	// Kind is AMQP's type: "direct", "fanout", "topic", "headers".
+	// Kind is AMQP's type: "direct", "fanout", "topic", "headers". With "x-delayed-message", the
+	// type of RabbitMQ's delayed-message plugin, a wait step needs no queue: see DelayedExchange.
 	Kind string
 	// AutoDelete deletes the exchange with the last binding from it.
 	AutoDelete bool
@@ -206,10 +207,11 @@ func (p Plan) toConsumer() consumer.Waits {
 	w := consumer.Waits{
 		Given: p.waits, Dead: p.Dead.toConsumer(),
 		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
+		KeyKept: p.delayingExchanges(), RouteHeaders: p.routeHeaders(),
 	}
 	w.Route = func(r consumer.Retry) (consumer.Route, error) {
 		route, err := p.Route(Retry(r))
-		return route.toConsumer(), err
+		return p.toConsumerRoute(route), err
 	}
 	if p.Levels != nil {
 		w.Resolution, w.LevelHeaders = p.Levels.Resolution, p.levelHeaders()
@@ -230,8 +232,18 @@ func (p Plan) toConsumer() consumer.Waits {
 	return w
 }
 
+// toConsumerRoute adds whether the exchange keeps the message.
+func (p Plan) toConsumerRoute(r Route) consumer.Route {
+	route := r.toConsumer()
+	route.Keeps = len(r.Headers) > 0 && slices.Contains(p.delayingExchanges(), r.Exchange)
+	return route
+}
+
 func (r Route) toConsumer() consumer.Route {
-	return consumer.Route{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Delay: r.Delay, Hops: r.Hops}
+	return consumer.Route{
+		Exchange: r.Exchange, RoutingKey: r.RoutingKey, Delay: r.Delay, Hops: r.Hops,
+		Headers: r.Headers,
+	}
 }
 
 // String returns the plan as a table. Text that cannot be printed is quoted.
@@ -271,6 +283,11 @@ func (p Plan) String() string {
 	_ = w.Flush() // a strings.Builder does not fail
 	if p.Levels != nil {
 		fmt.Fprintln(&b, p.Levels)
+	}
+	if names, n := p.delayingExchanges(), len(p.WaitSteps); len(names) > 0 && n > 0 {
+		fmt.Fprintf(&b, "%d delays from %s to %s without a queue, in exchange %s\n", n,
+			delayName(p.WaitSteps[0].Delay), delayName(p.WaitSteps[n-1].Delay),
+			printable(strings.Join(names, ", ")))
 	}
 	return b.String()
 }

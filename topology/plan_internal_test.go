@@ -29,6 +29,7 @@ func TestWhereAPriorityIsLowered(t *testing.T) {
 		"levels":              {Levels{}, true},
 		"levels, classic":     {Levels{Type: Classic}, false},
 		"through an exchange": {PerQueue{Via: []string{"events"}}, true},
+		"delayed exchange":    {DelayedExchange{}, false},
 	} {
 		plan, err := c.strategy.Plan("orders", nil)
 		require.NoError(t, err, name)
@@ -62,6 +63,8 @@ func TestPlanWaits(t *testing.T) {
 		"levels, up to a hundredth longer":    {Levels{}, 7 * time.Minute, 422400 * ms},
 		"levels, a round and the rest":        {Levels{Max: 3 * s}, 3101 * ms, 3200 * ms},
 		"levels, rounds of the longest alone": {Levels{Max: 3 * s}, 3200 * ms, 3200 * ms},
+		"delayed exchange":                    {DelayedExchange{}, 2510 * ms, 2600 * ms},
+		"delayed exchange, a round and more":  {DelayedExchange{}, 2 * maxDelayed, 2 * maxDelayed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -90,6 +93,7 @@ func TestExchangesThatKeepTheRoutingKey(t *testing.T) {
 		"per queue":  {PerQueue{}, nil},
 		"perattempt": {PerAttempt{}, nil},
 		"shared":     {Shared{}, []string{"millpond.return"}},
+		"delayed":    {DelayedExchange{}, []string{"millpond.delayed"}},
 		"with Via": {Shared{Via: []string{"events"}}, []string{
 			"millpond.via", "millpond.return.events",
 		}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"sync"
@@ -337,19 +338,23 @@ func (p *Publisher) delayed(
 		arrived.Priority = consumer.NormalPriority
 	}
 	composed := wire.Publishing(&arrived, header.IsState, headers)
+	to := plan.toConsumerRoute(route)
+	maps.Copy(composed.Headers, to.Headers)
 	if err := consumer.FitWaiting(&composed, p.frame, route.Hops); err != nil {
 		return err
 	}
 	publish := func() error {
-		return p.publisher.PublishFor(ctx, nil, route.Exchange, route.RoutingKey,
-			&composed)
+		if to.Keeps {
+			return p.publisher.PublishKept(ctx, nil, to.Exchange, to.RoutingKey, &composed)
+		}
+		return p.publisher.PublishFor(ctx, nil, to.Exchange, to.RoutingKey, &composed)
 	}
 	if err = publish(); err != nil {
 		again := &redeclarer{
 			plan: &plan, publisher: p.publisher, provisioned: p.client.opts.provisioned,
 			logger: p.logger(queue),
 		}
-		if err = again.redeclare(ctx, route.toConsumer(), err); err == nil {
+		if err = again.redeclare(ctx, to, err); err == nil {
 			err = publish()
 		}
 	}

@@ -3,7 +3,6 @@ package topology
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -72,7 +71,7 @@ func (r routing) follow(
 	}
 	matched := false
 	for _, b := range r.bindings[exchange] {
-		if !b.matches(e.Kind, key, words, headers) || b.Queue != "" && b.Queue == r.gone {
+		if !b.matches(e.routesAs(), key, words, headers) || b.Queue != "" && b.Queue == r.gone {
 			continue
 		}
 		matched = true
@@ -130,11 +129,16 @@ func topicMatches(pattern, words []string) bool {
 	return false
 }
 
-// headers are the headers by which exchanges of the plan route a message that waits for a delay.
+// headers are the headers by which exchanges of the plan route a message that waits on a route.
 // via is the exchange of the user that the message passes, or empty.
-func (r routing) headers(delay time.Duration, via string) map[string]string {
+func (r routing) headers(route Route, via string) map[string]string {
 	headers := map[string]string{header.Queue: r.plan.Queue}
-	r.plan.eachLevel(delay, func(key, value string) { headers[key] = value })
+	for key, value := range route.Headers {
+		if text, ok := value.(string); ok {
+			headers[key] = text
+		}
+	}
+	r.plan.eachLevel(route.Delay, func(key, value string) { headers[key] = value })
 	if via != "" {
 		headers[header.Via] = consumer.ViaHeader(r.plan.Queue, via)
 	}

@@ -148,6 +148,11 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 		s.logger.Info("Warning: messages that wait in a classic queue are lost if their wait ends "+
 			"while the broker restarts, because their quorum queue is not up yet; use topology.Quorum", nil)
 	}
+	if f.LosesDelayed(s.plan.audited()) {
+		s.logger.Info("Warning: messages that wait in a delayed-message exchange are lost if their wait "+
+			"ends while the broker restarts, because their quorum queue is not up yet; use another "+
+			"strategy, or a classic queue", nil)
+	}
 	if d != nil {
 		s.logger.Info("Warning: the broker drops a message of the queue silently when the message was "+
 			"given back more often than the delivery limit allows, because the queue has no dead-letter "+

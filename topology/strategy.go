@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/millpond-go/millpond/backoff"
 )
 
@@ -87,11 +89,15 @@ type Route struct {
 	// Delay is how long the message waits there. It is shorter than asked if the message waits
 	// in rounds.
 	Delay time.Duration
-	// Hops is how many wait queues the message passes: one, with Levels one or more.
+	// Hops is how many wait queues the message passes: one, with Levels one or more, with
+	// DelayedExchange none.
 	Hops int
 	// Attempt is the attempt whose failures wait there before the failures of other
 	// attempts, if several wait queues have the same delay (PerAttempt); 0 for any attempt.
 	Attempt int
+	// Headers are written to the message while it waits, such as x-delay. They belong to the
+	// wait: no handler, no later copy and no dead letter gets a header of these names.
+	Headers amqp.Table
 }
 
 // QueueType is the type of the queues that a strategy declares.

@@ -29,6 +29,9 @@ import (
 //     plan behind it, which takes messages whose queue is gone (F5, F19);
 //   - an auto-delete exchange has a binding to the Queue, so that it exists as long;
 //   - one wait step is from one second to five, for messages that are snoozed;
+//   - a wait step to an exchange of the type x-delayed-message has a header x-delay that is its
+//     Delay, and Hops 0. The exchange names itself as alternate exchange, and leads to the Queue
+//     by an exchange that has an alternate exchange with a queue of the plan behind it (F49);
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
 //     declare.
 //
@@ -191,6 +194,8 @@ func (v *validation) waitQueue(q Queue) {
 func (v *validation) exchange(e Exchange) {
 	switch e.Kind {
 	case "direct", "fanout", "topic", "headers":
+	case delayedKind:
+		v.delayedExchange(e)
 	default:
 		v.find("exchange %q is of the type %q, which ValidatePlan cannot follow: use direct, fanout, "+
 			"topic or headers", e.Name, e.Kind)
@@ -262,10 +267,15 @@ func (v *validation) step(r Route) {
 		v.find("%s: its delay is not positive: set it", name)
 		return
 	}
+	v.routeHeaders(name, r)
+	if e := v.exchanges[r.Exchange]; e.delaysMessages() {
+		v.delayedStep(name, e, r)
+		return
+	}
 	var waited time.Duration
 	exchange, key, hops := r.Exchange, r.RoutingKey, 0
 	for {
-		to := v.reach(exchange, key, v.headers(r.Delay, ""))
+		to := v.reach(exchange, key, v.headers(r, ""))
 		waits := v.waitQueuesOf(to)
 		switch {
 		case len(waits) > 1:
@@ -281,13 +291,13 @@ func (v *validation) step(r Route) {
 				"wait step", name, to.missingText())
 			return
 		case len(waits) == 0:
-			v.back(name, exchange, key, r.Delay)
+			v.back(name, r, exchange, key)
 			v.adds(name, r, waited, hops)
 			return
 		}
 		q := waits[0]
 		if hops > 0 {
-			v.vanishes(name, q, exchange, key, v.headers(r.Delay, ""))
+			v.vanishes(name, q, exchange, key, v.headers(r, ""))
 		}
 		v.passed[q.Name] = true
 		waited += q.Delay
@@ -304,6 +314,11 @@ func (v *validation) step(r Route) {
 			key = k
 		}
 		v.catches(exchange)
+		if v.exchanges[exchange].delaysMessages() {
+			v.find("%s: wait queue %q dead-letters to exchange %q, which may delay the message again: "+
+				"use another exchange", name, q.Name, exchange)
+			return
+		}
 	}
 }
 
@@ -348,8 +363,8 @@ func (v *validation) adds(name string, r Route, waited time.Duration, hops int) 
 
 // back checks that a message whose wait is over reaches the queue, also if it must pass the
 // exchange of a Via.
-func (v *validation) back(name, exchange, key string, delay time.Duration) {
-	to := v.reach(exchange, key, v.headers(delay, ""))
+func (v *validation) back(name string, step Route, exchange, key string) {
+	to := v.reach(exchange, key, v.headers(step, ""))
 	if !to.queues[v.plan.Queue] {
 		v.find("%s: a message whose wait is over does not reach queue %q from exchange %q with "+
 			"routing key %q%s: bind the queue, or let the wait queue dead-letter to the default exchange "+
@@ -361,7 +376,7 @@ func (v *validation) back(name, exchange, key string, delay time.Duration) {
 		return
 	}
 	for _, via := range r.Exchanges {
-		to = v.reach(exchange, key, v.headers(delay, via))
+		to = v.reach(exchange, key, v.headers(step, via))
 		if !to.exchanges[via] || !to.exchanges[r.Through] || !to.queues[v.plan.Queue] {
 			v.find("%s: a message that returns through exchange %q does not reach it and queue %q by "+
 				"exchange %q: correct the bindings, or leave the exchange out of Plan.Via",
@@ -408,7 +423,7 @@ func (v *validation) deadLetters() {
 	const way = "declare a queue for them in Plan.Queues, with Adopt to use an existing queue, or " +
 		"name an exchange of yours in Plan.Dead"
 	dead := v.plan.Dead
-	if dead == (Route{}) {
+	if dead.Exchange == "" && dead.RoutingKey == "" {
 		v.find("dead letters have no target: " + way)
 		return
 	}

@@ -43,7 +43,7 @@ func (a app) onLetters(
 		}
 		done := map[string]bool{}
 		return a.each(ctx, c, c.Args().Slice(), func(s *session, plan topology.Plan) error {
-			if s.vhost != nil && plan.Dead == (topology.Route{}) {
+			if s.vhost != nil && plan.Dead.Exchange+plan.Dead.RoutingKey == "" {
 				return usage("the dead-letter queue of %q is not known: name it with --dlq%s", plan.Queue,
 					s.candidates())
 			}

@@ -192,6 +192,13 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 	"levels": func(w waits) (topology.Strategy, error) {
 		return topology.Levels{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},
+	"delayed": func(w waits) (topology.Strategy, error) {
+		if len(w.returnTo) > 0 {
+			return nil, usage("--return-to: " +
+				"with delayed, messages return to their queue through no exchange of yours")
+		}
+		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
+	},
 	"shared": func(w waits) (topology.Strategy, error) {
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},

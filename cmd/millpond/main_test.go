@@ -184,6 +184,7 @@ func TestPlanIsPrinted(t *testing.T) {
 			"--strategy", "shared", "--type", "classic", "--prefix", "mill", "plan", "orders", "--policy",
 			"1s",
 		},
+		"plan-delayed":    {"--strategy", "delayed", "plan", "orders", "--policy", "5s"},
 		"plan-perattempt": {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
 		"plan-return-to":  {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-return-to-two": {
@@ -471,7 +472,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
-		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "levels, perattempt, perqueue, shared"},
+		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, levels, perattempt"},
 		{
 			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
 			exitUsage,

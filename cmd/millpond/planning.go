@@ -158,7 +158,9 @@ func (a app) eachPlan(
 
 // verify verifies a plan. If its wait queues are a guess, a missing one is not critical.
 func (s *session) verify(ctx context.Context, plan topology.Plan) ([]operate.Finding, error) {
-	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil && plan.Dead == main.Plan.Dead {
+	if main, ok := s.found(plan.Queue); ok && main.PlanErr != nil &&
+		plan.Dead.Exchange == main.Plan.Dead.Exchange &&
+		plan.Dead.RoutingKey == main.Plan.Dead.RoutingKey {
 		f := operate.Finding{
 			Severity: operate.Critical, Problem: operate.Unchecked, Kind: "queue", Name: plan.Queue,
 			Text: "nothing else was checked: " + main.PlanErr.Error(),

@@ -245,7 +245,9 @@ func namesOf(plan topology.Plan) []string {
 // guesses reports whether the wait queues of a plan are a guess: nothing but the flags says which
 // there are, and --policy is missing.
 func (s *session) guesses() bool {
-	return s.vhost == nil && s.c.String(flagPolicy) == "" && s.c.String(flagStrategy) != "levels"
+	strategy := s.c.String(flagStrategy)
+	return s.vhost == nil && s.c.String(flagPolicy) == "" && strategy != "levels" &&
+		strategy != "delayed"
 }
 
 // found returns a queue with its wait queues. It is false if no such queue was found.

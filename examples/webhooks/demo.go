@@ -58,6 +58,9 @@ var strategies = map[string]func(kind topology.QueueType, queue string) topology
 	"levels": func(kind topology.QueueType, queue string) topology.Strategy {
 		return topology.Levels{Type: kind, Prefix: queue, Max: time.Minute}
 	},
+	"delayed": func(kind topology.QueueType, queue string) topology.Strategy {
+		return topology.DelayedExchange{Type: kind, Prefix: queue}
+	},
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -86,7 +89,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	defer p.conn.Close()
 	d.screen.print("queue %s on %s\n", queue, p.server())
-	d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	if d.strategy == "delayed" {
+		d.screen.print("strategy delayed, no wait queues\n")
+	} else {
+		d.screen.print("strategy %s, %s wait queues\n", d.strategy, d.kind)
+	}
 	d.screen.print("policy %v, for the network %v\n", webhook.Policy, webhook.NetworkPolicy)
 	d.screen.print("%d deliveries, seed %d, %d in progress at once\n\n", len(d.plan), d.seed, lanes)
 

@@ -55,6 +55,18 @@ func TestDemoLosesNothing(t *testing.T) {
 	}
 }
 
+// Given a broker with the delayed-message plugin, then the demo ends as with every strategy.
+func TestDemoOnTheDelayedExchange(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t, testbroker.DelayedPlugin(t))
+	var out bytes.Buffer
+	code := run(t.Context(), []string{
+		"--url", node.URL(), "--strategy", "delayed", "--deliveries", "20", "--seed", "3",
+	}, &out, &out)
+	require.Contains(t, out.String(), "published 20  delivered 17  dead-lettered 3  lost 0")
+	require.Zero(t, code)
+}
+
 // cutter calls cut when a text is written.
 type cutter struct {
 	bytes.Buffer
@@ -91,7 +103,9 @@ func TestArguments(t *testing.T) {
 		"help":         {[]string{"--help"}, 0, "Usage: webhooks"},
 		"unknown flag": {[]string{"--urls", "x"}, 2, "flag provided but not defined"},
 		"unknown strategy": {
-			[]string{"--strategy", "own"}, 2, `unknown strategy "own": perqueue, perattempt, shared or`,
+			[]string{"--strategy", "own"},
+			2,
+			`unknown strategy "own": perqueue, perattempt, shared, levels or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},

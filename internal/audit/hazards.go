@@ -105,6 +105,9 @@ func RefuseArguments(args amqp.Table, policies bool) error {
 // ends while the broker restarts, because their quorum queue is up later (F23).
 func (f *Facts) LosesInRestarts(p Plan) bool { return f.Kind == Quorum && p.WaitsInClassic() }
 
+// LosesDelayed reports the same for messages that wait in a delayed-message exchange (F49).
+func (f *Facts) LosesDelayed(p Plan) bool { return f.Kind == Quorum && p.DelayedExchange() != "" }
+
 // Drop is a delivery limit at which the broker drops a message silently.
 type Drop struct {
 	Limit int

@@ -44,9 +44,12 @@ type Queue struct {
 
 // Exchange is an exchange of a plan.
 type Exchange struct {
-	Name      string
-	Arguments amqp.Table
+	Name, Kind string
+	Arguments  amqp.Table
 }
+
+// DelayedKind is the type of the exchanges of RabbitMQ's delayed-message plugin.
+const DelayedKind = "x-delayed-message"
 
 // Plan is the part of a topology.Plan that arguments and policies can spoil.
 type Plan struct {
@@ -91,6 +94,16 @@ func (p Plan) WaitsInClassic() bool {
 	return slices.ContainsFunc(p.Queues, func(q Queue) bool {
 		return q.Delay > 0 && q.Arguments["x-queue-type"] == Classic
 	})
+}
+
+// DelayedExchange returns the exchange in which messages of the plan wait; "" if there is none.
+func (p Plan) DelayedExchange() string {
+	for _, e := range p.Exchanges {
+		if e.Kind == DelayedKind {
+			return e.Name
+		}
+	}
+	return ""
 }
 
 // Known is the type and the arguments of a queue that exists.

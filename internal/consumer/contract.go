@@ -124,6 +124,9 @@ type Waits struct {
 	LevelHeaders bool
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
+	// RouteHeaders are the keys of Route.Headers of all routes. They belong to the wait that is
+	// over: no copy and no handler gets them.
+	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
 	Steps           []time.Duration // the delays that have a wait queue, ascending
@@ -147,6 +150,8 @@ type Route struct {
 	Exchange, RoutingKey string
 	Delay                time.Duration // shorter than asked if the message must wait in rounds
 	Hops                 int           // how many wait queues the message passes
+	Headers              amqp.Table    // of the copy that waits
+	Keeps                bool          // the exchange keeps the message until its wait is over
 }
 
 // Limits are the limits that the broker sets on the deliveries of the queue.

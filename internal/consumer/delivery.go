@@ -181,6 +181,9 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 	seen := d.raw
 	seen.Acknowledger = nil
 	seen.Headers = wire.TextHeaders(d.raw.Headers)
+	for _, key := range d.sub.cfg.Waits.RouteHeaders {
+		delete(seen.Headers, key)
+	}
 	seen.Body = bytes.Clone(d.raw.Body)
 	defer func() {
 		if r := recover(); r != nil {

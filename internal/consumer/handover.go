@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,6 +147,7 @@ func (d *delivery) waiting(
 			if waits.LevelHeaders {
 				EachLevel(route.Delay, waits.Resolution, write)
 			}
+			maps.Copy(headers, route.Headers)
 			if lowered {
 				headers[header.Priority] = strconv.Itoa(int(d.raw.Priority))
 			}
@@ -159,6 +161,14 @@ func (d *delivery) waiting(
 // beyond reports whether a delay that waits in rounds is longer than every wait queue.
 func (w *Waits) beyond(delay time.Duration) bool {
 	return w.Resolution > 0 || len(w.Steps) == 0 || delay > w.Steps[len(w.Steps)-1]
+}
+
+// leavesOut returns drop for a copy, which also leaves out the headers of the wait that is over.
+func (w *Waits) leavesOut(drop func(key string) bool) func(key string) bool {
+	if len(w.RouteHeaders) == 0 {
+		return drop
+	}
+	return func(key string) bool { return drop(key) || slices.Contains(w.RouteHeaders, key) }
 }
 
 // straightBack reports whether messages come back through the default exchange. Then versions
@@ -219,8 +229,8 @@ func (d *delivery) dead(
 // any of them is better than no dead letter.
 func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool) {
 	room := deadRoom(d.sub.cfg.Frame)
-	bare := wire.Publishing(&d.raw, header.IsState,
-		map[string]string{header.DeadReason: string(reason)})
+	drop := d.sub.cfg.Waits.leavesOut(header.IsState)
+	bare := wire.Publishing(&d.raw, drop, map[string]string{header.DeadReason: string(reason)})
 	msg = &bare
 	if room.check(msg) == nil {
 		return msg, false
@@ -230,7 +240,7 @@ func (d *delivery) bare(reason header.Reason) (msg *amqp.Publishing, alone bool)
 	if room.check(msg) != nil {
 		d.sub.logger.Info("Dead letter leaves no room for its reason and may be readable only once "+
 			"(broker fact F25)", d.LogFields())
-		bare = wire.Publishing(&d.raw, header.IsState, nil)
+		bare = wire.Publishing(&d.raw, drop, nil)
 	}
 	return msg, true
 }
@@ -242,7 +252,7 @@ func (d *delivery) compose(
 	k *kind, metadata map[string]string, r room, write func(headers amqp.Table, whole bool),
 ) (*amqp.Publishing, error) {
 	for whole := true; ; whole = false {
-		composed := wire.Publishing(&d.raw, k.own, nil)
+		composed := wire.Publishing(&d.raw, d.sub.cfg.Waits.leavesOut(k.own), nil)
 		msg := &composed
 		write(msg.Headers, whole)
 		for key, value := range metadata {
@@ -308,6 +318,9 @@ func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing,
 	p := d.sub.cfg.Group.Publisher
 	if alone {
 		return p.PublishAlone(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
+	}
+	if route.Keeps {
+		return p.PublishKept(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
 	}
 	return p.PublishFor(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
 }

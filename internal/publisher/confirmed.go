@@ -101,13 +101,28 @@ func withHeaders(msg amqp.Publishing) *amqp.Publishing {
 func (p *Publisher) PublishFor(
 	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
 ) error {
+	return p.publish(ctx, pending, target{exchange: exchange, routingKey: routingKey}, msg)
+}
+
+// PublishKept publishes as PublishFor does, to an exchange that keeps the message until a later
+// time and reports it as unroutable meanwhile (F49). The message is not mandatory: its confirm
+// says that the exchange has it.
+func (p *Publisher) PublishKept(
+	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
+) error {
+	return p.publish(ctx, pending, target{exchange, routingKey, true}, msg)
+}
+
+func (p *Publisher) publish(
+	ctx context.Context, pending *Pending, to target, msg *amqp.Publishing,
+) error {
 	ctx, cancel, err := p.begun(ctx)
 	if err != nil {
 		return err
 	}
 	defer p.wg.Done()
 	defer cancel()
-	s, err := p.start(ctx, pending, target{exchange, routingKey}, msg)
+	s, err := p.start(ctx, pending, to, msg)
 	if err != nil {
 		return err
 	}
@@ -138,7 +153,10 @@ func (p *Publisher) enter() bool {
 }
 
 // target is the address of a message.
-type target struct{ exchange, routingKey string }
+type target struct {
+	exchange, routingKey string
+	kept                 bool // the exchange keeps the message: it is not mandatory
+}
 
 // sent is a publish that was written.
 type sent struct {
@@ -209,7 +227,7 @@ func (p *Publisher) send(
 
 	var confirm *amqp.DeferredConfirmation
 	c.conn.Together(func() {
-		confirm, err = c.ch.PublishWithDeferredConfirm(to.exchange, to.routingKey, true, false, *msg)
+		confirm, err = c.ch.PublishWithDeferredConfirm(to.exchange, to.routingKey, !to.kept, false, *msg)
 		<-c.turn
 	})
 	if err != nil {

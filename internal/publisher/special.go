@@ -28,7 +28,7 @@ func (p *Publisher) Start(
 		cancel()
 		p.wg.Done()
 	}
-	s, err := p.start(ctx, nil, target{exchange, routingKey}, withHeaders(msg))
+	s, err := p.start(ctx, nil, target{exchange: exchange, routingKey: routingKey}, withHeaders(msg))
 	if err != nil {
 		end()
 		return nil, err
@@ -63,7 +63,7 @@ func (p *Publisher) PublishAlone(
 	if err != nil {
 		return err
 	}
-	to := target{exchange, routingKey}
+	to := target{exchange: exchange, routingKey: routingKey}
 	confirm, err := p.send(ctx, own, to, msg)
 	if err != nil {
 		p.leave(own, to, false)

@@ -70,6 +70,18 @@ func TestAloneWithoutANonce(t *testing.T) {
 	require.ErrorIs(t, err, publisher.ErrNotSent)
 }
 
+// A message that an exchange keeps is not mandatory, so no return says that it failed.
+func TestKeptMessageIsNotReturned(t *testing.T) {
+	t.Parallel()
+	p := onBroker(t, nil)
+	missing := testbroker.Queue(t)
+	msg := func() *amqp.Publishing { return &amqp.Publishing{Headers: amqp.Table{}} }
+	require.NoError(t, p.PublishKept(t.Context(), nil, "", missing, msg()))
+	isReturned(t, p.PublishFor(t.Context(), nil, "", missing, msg()))
+	require.NoError(t, p.PublishKept(t.Context(), nil, "", p.queue, msg()))
+	require.NotEmpty(t, p.get().Headers[nonce], "it has a nonce as any other")
+}
+
 func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 	t.Parallel()
 	p := behindProxy(t, 500*time.Millisecond)

@@ -35,6 +35,9 @@ var neverRepublished = map[string]bool{
 	"BCC":                    true,
 }
 
+// IsBrokers reports whether a header belongs to the broker or steers it, so that no copy has it.
+func IsBrokers(key string) bool { return neverRepublished[key] }
+
 // usualNotes is the number of headers for which Publishing leaves room at least. A retry has six.
 const usualNotes = 6
 

@@ -155,7 +155,8 @@ func audited(p topology.Plan) audit.Plan {
 		a.Queues = append(a.Queues, audit.Queue(q))
 	}
 	for _, e := range p.Exchanges {
-		a.Exchanges = append(a.Exchanges, audit.Exchange{Name: e.Name, Arguments: e.Arguments})
+		a.Exchanges = append(a.Exchanges,
+			audit.Exchange{Name: e.Name, Kind: e.Kind, Arguments: e.Arguments})
 	}
 	return a
 }

@@ -352,7 +352,8 @@ func onlyKeeps(p topology.Plan) bool {
 			return false
 		}
 	}
-	return p.Queue != "" && len(p.Queues) > 0 && p.Dead == (topology.Route{}) && p.Via == nil &&
+	return p.Queue != "" && len(p.Queues) > 0 && p.Via == nil &&
+		p.Dead.Exchange == "" && p.Dead.RoutingKey == "" &&
 		p.Levels == nil && len(p.Exchanges)+len(p.Bindings)+len(p.WaitSteps) == 0
 }
 

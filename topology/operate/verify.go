@@ -127,6 +127,7 @@ func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
 			return err
 		}
 	}
+	v.delayed()
 	v.policies()
 	v.bindings()
 	v.featureFlags()
@@ -134,6 +135,16 @@ func (v *verifier) verify(ctx context.Context, conn *link.Conn) error {
 	v.unchecked()
 	slices.SortStableFunc(v.findings, func(a, b Finding) int { return rank(a) - rank(b) })
 	return nil
+}
+
+// delayed names the limits of a delayed-message exchange.
+func (v *verifier) delayed() {
+	if name := v.audited.DelayedExchange(); name != "" {
+		v.warning(Exposed, "exchange", name, "keeps the waiting messages on one node, in no queue and "+
+			"without a copy: a lost node takes its waiting messages along, a killed node the messages of "+
+			"its last seconds, and only the management page of the exchange counts them (F49); if that "+
+			"is too weak, use another strategy")
+	}
 }
 
 func rank(f Finding) int {
@@ -354,6 +365,11 @@ func (v *verifier) main(name string) error {
 		v.critical(Dropping, "queue", name, "is a quorum queue, and messages that wait in a classic "+
 			"queue before it are lost if their wait ends while the broker restarts: "+
 			"use quorum wait queues")
+	}
+	if f.LosesDelayed(v.audited) {
+		v.critical(Dropping, "queue", name, "is a quorum queue, and messages that wait in a "+
+			"delayed-message exchange before it are lost if their wait ends while the broker restarts: "+
+			"use another strategy, or a classic queue")
 	}
 	if f.Kind != "" {
 		v.known[name] = audit.Known{Kind: f.Kind, Arguments: f.Arguments}

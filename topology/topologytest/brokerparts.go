@@ -37,19 +37,13 @@ func (s *suite) delays() []time.Duration {
 func planned(p topology.Plan, asked time.Duration, attempt int) time.Duration {
 	var total time.Duration
 	for total < asked {
-		route, err := p.Route(topology.Retry{Delay: asked - total, Attempt: attempt})
+		route, err := p.Route(topology.Retry{Delay: asked - total, Asked: asked, Attempt: attempt})
 		if err != nil || route.Delay <= 0 {
 			return asked
 		}
 		total += route.Delay
 	}
 	return total
-}
-
-// firstRound returns how long a message waits in its first round.
-func firstRound(p topology.Plan, asked time.Duration) time.Duration {
-	route, _ := p.Route(topology.Retry{Delay: asked, Attempt: 1}) // an error is a delay of 0
-	return route.Delay
 }
 
 // footprint is all that the suite has had declared.

@@ -77,7 +77,6 @@ func unlistedDelaysAreKept(tr *trial, s *suite) {
 	type sent struct {
 		id         string
 		asked, due time.Duration
-		rest       time.Duration // of the wait that need not be waited
 	}
 	var all []sent
 	for i, asked := range []time.Duration{700 * time.Millisecond, 2500 * time.Millisecond} {
@@ -88,15 +87,11 @@ func unlistedDelaysAreKept(tr *trial, s *suite) {
 		}
 		msg, id := s.text(tr, fmt.Sprint(i))
 		s.send(tr, s.a, msg, fails(1, middleware.RetryAfter(errClosed, asked)))
-		m := sent{id, asked, due, 0}
-		if planned(s.a.plan, asked, 1) > firstRound(s.a.plan, asked) {
-			m.rest = max(50*time.Millisecond, asked/100) // decision 12: not worth another round
-		}
-		all = append(all, m)
+		all = append(all, sent{id, asked, due})
 	}
 	for _, m := range all {
 		calls := s.awaitCalls(tr, s.a, m.id, m.due)
-		requireGap(tr, calls[0], calls[1], m.asked-m.rest, m.due)
+		requireGap(tr, calls[0], calls[1], m.asked, m.due)
 		if calls[1].attempt != 2 {
 			tr.errorf("a message that waited %v is at attempt %d in place of 2: waiting in rounds "+
 				"must not cost attempts", m.asked, calls[1].attempt)

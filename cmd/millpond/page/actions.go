@@ -131,7 +131,7 @@ func (h *Handler) planOf(ctx context.Context, queue string) (topology.Plan, erro
 			queue)
 	}
 	plan := main.Plan
-	if plan.Dead == (topology.Route{}) && len(main.Dead) == 1 {
+	if plan.Dead.Exchange+plan.Dead.RoutingKey == "" && len(main.Dead) == 1 {
 		plan.Dead = topology.Route{RoutingKey: main.Dead[0].Name}
 	}
 	if plan.Dead.RoutingKey == "" {

@@ -133,7 +133,10 @@ func goqueueRow(t *testing.T, strategy topology.Strategy) {
 	if r.Plan.Levels == nil {
 		route, err := r.Plan.Route(topology.Retry{Delay: limit, Attempt: 1})
 		require.NoError(t, err)
-		i := slices.Index(r.Plan.WaitSteps, route)
+		i := slices.IndexFunc(r.Plan.WaitSteps,
+			func(step topology.Route) bool {
+				return step.RoutingKey == route.RoutingKey && step.Exchange == route.Exchange
+			})
 		waiting := testbroker.Depth(t, url, r.Plan.Queues[i].Name)
 		require.Equal(t, limited, waiting, "in the queue of the rate limit")
 	}

@@ -210,7 +210,7 @@ func TestCommandIsRetried(t *testing.T) {
 func TestCommandThatCannotBeReadIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, rig.Quickly(2))
-	a.retryAll(middleware.WithClassifier(middleware.PermanentIf(middleware.IsType[*json.SyntaxError])))
+	a.retryAll(middleware.WithClassifier(middleware.PermanentIf(backoff.As[*json.SyntaxError]())))
 	place := func(context.Context, *placeOrder) error {
 		t.Error("the handler was called")
 		return nil

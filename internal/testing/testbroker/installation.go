@@ -32,15 +32,45 @@ func Installed() error {
 func InstalledVersion(tb testing.TB) string {
 	tb.Helper()
 	in := requireInstallation(tb)
-	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
+	version, err := in.version()
 	must(tb, "find the installed RabbitMQ", err)
-	plugins := filepath.Join(filepath.Dir(filepath.Dir(real)), "plugins", "rabbit-[0-9]*")
-	found, err := filepath.Glob(plugins)
-	if err != nil || len(found) != 1 {
-		tb.Fatalf("cannot tell the version of %s: %s matches %q, want one (%v)",
-			real, plugins, found, err)
+	return version
+}
+
+// home returns the folder of RabbitMQ on this machine.
+func (in installation) home() (string, error) {
+	real, err := filepath.EvalSymlinks(filepath.Join(in.root, in.server))
+	return filepath.Dir(filepath.Dir(real)), err
+}
+
+func (in installation) version() (string, error) {
+	home, err := in.home()
+	if err != nil {
+		return "", err
 	}
-	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-")
+	plugins := filepath.Join(home, "plugins", "rabbit-[0-9]*")
+	found, err := filepath.Glob(plugins)
+	if err != nil {
+		return "", err
+	}
+	if len(found) != 1 {
+		return "", fmt.Errorf("cannot tell the version of RabbitMQ in %s: %s matches %q, want one",
+			home, plugins, found)
+	}
+	return strings.TrimPrefix(filepath.Base(found[0]), "rabbit-"), nil
+}
+
+// pluginsDir returns the folder of the plugins that a node starts with, as the node sees it.
+// scripts is the folder of its scripts, or "" for the installation's.
+func (in installation) pluginsDir(scripts string) string {
+	if scripts != "" {
+		return filepath.Join(filepath.Dir(scripts), "plugins")
+	}
+	home, err := in.home()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home[len(in.root):], "plugins")
 }
 
 // packagedBin has the scripts of Debian's and RabbitMQ's packages. Unlike the wrappers in /usr/sbin

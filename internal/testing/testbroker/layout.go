@@ -24,6 +24,7 @@ type layout struct {
 	cookie  string
 	seeds   []string // the cluster's nodes that started before this one
 	scripts string   // of the installation, see slim
+	plugins bool     // there is a plugin beside the installation's
 }
 
 func newLayout(in installation, s settings) (layout, error) {
@@ -44,7 +45,7 @@ func newLayout(in installation, s settings) (layout, error) {
 	}
 	l := layout{
 		in: in, folder: folder, inside: folder[len(in.root):], name: nodeName(), ports: picked,
-		tls: s.tls != nil, cookie: randomHex(16),
+		tls: s.tls != nil, cookie: randomHex(16), plugins: s.plugins != "",
 	}
 	if err := l.write(s); err != nil {
 		_ = os.RemoveAll(folder)
@@ -100,6 +101,13 @@ func (l layout) write(s settings) error {
 		"enabled_plugins": "[].\n",
 		".erlang.cookie":  l.cookie,
 	}
+	if s.plugins != "" {
+		files["enabled_plugins"] = "[" + delayedPlugin + "].\n"
+		err := os.CopyFS(filepath.Join(l.folder, "plugins"), os.DirFS(s.plugins))
+		if err != nil {
+			return err
+		}
+	}
 	if s.advanced != "" {
 		files["advanced.config"] = s.advanced + "\n"
 	}
@@ -128,7 +136,7 @@ ssl_options.fail_if_no_peer_cert = true
 // RABBITMQ_ and ERL_ variables of the caller.
 func (l layout) env() []string {
 	in := func(name string) string { return filepath.Join(l.inside, name) }
-	return []string{
+	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH"),
 		"LANG=C.UTF-8",
 		"HOME=" + l.inside,
@@ -156,6 +164,10 @@ func (l layout) env() []string {
 		// The script then becomes the Erlang process instead of waiting for it.
 		"RABBITMQ_ALLOW_INPUT=true",
 	}
+	if l.plugins {
+		env = append(env, "RABBITMQ_PLUGINS_DIR="+l.in.pluginsDir(l.scripts)+":"+in("plugins"))
+	}
+	return env
 }
 
 // An Erlang crash report is long, and its reason stands at its beginning.

@@ -342,6 +342,7 @@ type settings struct {
 	advanced string
 	tls      *tlsFiles
 	memory   bool
+	plugins  string // a folder with a plugin beside the installation's, or ""
 	pick     func() (ports, error)
 }
 

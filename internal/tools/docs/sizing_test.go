@@ -44,6 +44,11 @@ func TestSizingCountsThePlans(t *testing.T) {
 			func(n, m int) parts { return parts{m + 1 + n, m + 2, m + 1 + n} },
 		},
 		{
+			topology.DelayedExchange{},
+			"`DelayedExchange` | 1 + N | 3 | 2 + N",
+			func(n, _ int) parts { return parts{1 + n, 3, 2 + n} },
+		},
+		{
 			topology.Shared{Via: via},
 			"`Shared` with `Via` of E exchanges | M + 1 + N | M + 2 + N × E | M + 1 + N × (1 + 2 × E)",
 			func(n, m int) parts { return parts{m + 1 + n, m + 2 + n*e, m + 1 + n*(1+2*e)} },

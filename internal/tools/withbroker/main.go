@@ -11,6 +11,7 @@
 // SIGINT and SIGTERM go on to the command and every process that it has started. So does the end
 // of the parent process, because a signal to `make` or `go run` does not come this far. -parent
 // names another process than the parent. With -memory the broker's data is in memory, for tests.
+// With -delayed it has the delayed-message plugin of the folder MILLPOND_DELAYED_PLUGIN.
 package main
 
 import (
@@ -36,8 +37,11 @@ import (
 func main() {
 	parent := flag.Int("parent", os.Getppid(), "process to end with")
 	memory := flag.Bool("memory", false, "keep the broker's data in memory, if there is enough")
+	delayed := flag.Bool("delayed", false,
+		"load the delayed-message plugin from the folder that MILLPOND_DELAYED_PLUGIN names")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: withbroker [-parent pid] [-memory] -- command [argument …]")
+		fmt.Fprintln(os.Stderr,
+			"usage: withbroker [-parent pid] [-memory] [-delayed] -- command [argument …]")
 	}
 	flag.Parse()
 	if flag.NArg() == 0 {
@@ -47,6 +51,14 @@ func main() {
 	var options []testbroker.NodeOption
 	if *memory {
 		options = append(options, testbroker.InMemory())
+	}
+	if *delayed {
+		plugin, err := testbroker.WithDelayedPlugin()
+		if err != nil {
+			say("%v", err)
+			os.Exit(1)
+		}
+		options = append(options, plugin)
 	}
 	code, err := run(flag.Args(), *parent, options)
 	if err != nil {

@@ -170,7 +170,7 @@ func (d *derivation) proven(name, queue string, byName *Main) {
 		d.tell(byName.Name, "the oldest message of queue %q is a dead letter of queue %q and not of "+
 			"queue %q", name, queue, byName.Name)
 	case !d.unclaimed[name] && !d.strandedByName[name] || p == nil:
-	case p.main.Plan.Dead == (topology.Route{}):
+	case isNowhere(p.main.Plan.Dead):
 		d.claim(name)
 		p.deadQueue(d, name, ByLetter)
 	default:

@@ -20,7 +20,7 @@ func (d *derivation) result() Vhost {
 		for i := range m.Dead {
 			m.Dead[i].Oldest = d.oldest[m.Dead[i].Name]
 		}
-		if m.Plan.Dead == (topology.Route{}) {
+		if isNowhere(m.Plan.Dead) {
 			d.tell(name, "the queue that keeps the dead letters of queue %q is unknown: there is no "+
 				"queue %q, and nothing shows another", name, name+".dlq")
 		}
@@ -117,3 +117,6 @@ func (d *derivation) underPolicies() {
 			"Go's regexp", source, unreadable[source])
 	}
 }
+
+// isNowhere reports whether a route names neither an exchange nor a queue.
+func isNowhere(r topology.Route) bool { return r.Exchange == "" && r.RoutingKey == "" }

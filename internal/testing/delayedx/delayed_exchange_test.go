@@ -1,0 +1,322 @@
+package delayedx_test
+
+import (
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/topologytest"
+)
+
+func TestMain(m *testing.M) {
+	testbroker.Main(m, func() error { return goleak.Find() })
+}
+
+// classicQueue makes the main queue a classic one, before which a restart loses nothing.
+func classicQueue(cfg *wamqp.Config) { cfg.Queue.Arguments = amqp.Table{"x-queue-type": "classic"} }
+
+// The scenarios share one node, because a start takes seconds of processor time. The last one
+// restarts it.
+func TestDelayedExchange(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t, testbroker.DelayedPlugin(t))
+	t.Log("RabbitMQ", node.Version())
+	t.Run("together", func(t *testing.T) {
+		for name, scenario := range map[string]func(*testing.T, *testbroker.Node){
+			"every attempt comes on time":           attemptsComeOnTime,
+			"every message ends":                    everyMessageEnds,
+			"a delay between two steps":             betweenSteps,
+			"a vanished queue":                      vanishedQueue,
+			"a vanished exchange":                   vanishedExchange,
+			"a delayed publish":                     delayedPublish,
+			"a message that came with x-delay":      ownDelay,
+			"the least permissions suffice":         leastPermissions,
+			"definitions":                           definitions,
+			"verify names what the plugin promises": verifyNamesIt,
+			"the suite of all strategies":           suite,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				scenario(t, node)
+			})
+		}
+	})
+	t.Run("a restart", func(t *testing.T) { restart(t, node) })
+}
+
+// suite runs the tests that every strategy passes.
+func suite(t *testing.T, node *testbroker.Node) {
+	t.Helper()
+	topologytest.Run(t, topologytest.Config{
+		Strategy: topology.DelayedExchange{Prefix: testbroker.Queue(t)}, URL: node.URL(),
+		DeleteShared: true, Patience: rig.Patience,
+	})
+}
+
+var names atomic.Int32
+
+// own returns a name for a queue, an exchange prefix or a user of one scenario.
+func own(t *testing.T) string {
+	t.Helper()
+	return "orders-" + strconv.Itoa(int(names.Add(1)))
+}
+
+// strategy has its own prefix, so that scenarios do not share an exchange.
+func strategy(t *testing.T) topology.DelayedExchange {
+	t.Helper()
+	return topology.DelayedExchange{Prefix: own(t)}
+}
+
+// Given a handler that always fails, then each attempt comes no earlier than its delay and once,
+// and the dead letter has the attempts and nothing of the plugin.
+func attemptsComeOnTime(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	attempts := make(chan [2]string, 10)
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		Policy: backoff.List{300 * time.Millisecond, time.Second, 2 * time.Second},
+		Handle: func(msg *message.Message) error {
+			n := middleware.Attempt(msg.Context())
+			attempts <- [2]string{strconv.Itoa(n), msg.Metadata.Get("x-delay")}
+			return calls.Fail(msg)
+		},
+	})
+	s.Send("again")
+	dead := s.DeadLetter()
+	rig.RequireDead(t, dead, "exhausted", "4")
+	require.NotContains(t, dead.Headers, "x-delay")
+	require.Equal(t, s.Queue, dead.Headers[header.OriginRoutingKey])
+	require.NotContains(t, dead.Headers[header.OriginExchange], ".delayed", "the first exchange")
+	calls.RequireGaps(t, 300*time.Millisecond, time.Second, 2*time.Second)
+	for _, want := range []string{"1", "2", "3", "4"} {
+		require.Equal(t, [2]string{want, ""}, <-attempts)
+	}
+	s.RequireOneConnection() // no message was taken for a failed publish
+	s.RequireNothingLeft(0)
+	require.Zero(t, depth(t, node, s.Plan, "stranded"), "a second copy")
+	require.Len(t, s.Logs.Saying("had vanished"), 0)
+}
+
+// depth counts the messages in the queue of a plan whose name ends so.
+func depth(t *testing.T, node *testbroker.Node, plan topology.Plan, suffix string) int {
+	t.Helper()
+	for _, q := range plan.Queues {
+		if len(q.Name) > len(suffix) && q.Name[len(q.Name)-len(suffix):] == suffix {
+			return testbroker.Depth(t, node.URL(), q.Name)
+		}
+	}
+	t.Fatalf("no queue of the plan ends in %q", suffix)
+	return 0
+}
+
+// Given a message for each way in which a message can end, then each ends as with every strategy.
+func everyMessageEnds(t *testing.T, node *testbroker.Node) {
+	cfg, handled := rig.EveryWay(rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t), Policy: backoff.List{time.Second},
+	})
+	rig.RequireEveryWay(t, rig.Start(t, cfg), handled, node.URL(), false)
+}
+
+// Given a policy that cannot list its delays, then a delay grows by no more than a twentieth.
+func betweenSteps(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t), UnknownPolicy: true,
+		Policy: rig.UnlistedDelays(1230*time.Millisecond, 2510*time.Millisecond), Handle: calls.Fail,
+	})
+	s.Send("again")
+	_ = s.DeadLetter()
+	calls.RequireGaps(t, 1300*time.Millisecond, 2600*time.Millisecond)
+}
+
+// Given a queue that is deleted while its message waits, then the message is stranded when it is
+// due, with the name of its queue.
+func vanishedQueue(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		Policy: backoff.List{2 * time.Second}, Handle: calls.Fail,
+	})
+	s.Send("lonely")
+	s.AwaitLine("Message will be retried")
+	s.Stop()
+	rig.DeleteQueue(t, node.URL(), s.Queue)
+	rig.WaitFor(t, "the message to be stranded",
+		func() bool { return depth(t, node, s.Plan, "stranded") == 1 })
+	stranded := rig.Take(t, node.URL(), s.Plan.Queues[0].Name)
+	require.Equal(t, s.Queue, stranded.Headers[header.Queue])
+	require.Equal(t, "lonely", string(stranded.Body))
+}
+
+// Given a delayed exchange that is deleted while messages wait, when the next message fails, then
+// the exchange is declared again. The message that waited is still delivered (F49).
+func vanishedExchange(t *testing.T, node *testbroker.Node) {
+	handled := make(chan string, 10)
+	st := strategy(t)
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: st,
+		Policy: backoff.List{3 * time.Second},
+		Handle: func(msg *message.Message) error {
+			if middleware.Attempt(msg.Context()) > 1 {
+				handled <- string(msg.Payload)
+				return nil
+			}
+			return rig.ErrFailed
+		},
+	})
+	s.Send("before")
+	s.AwaitLine("Message will be retried")
+	ch := testbroker.Channel(t, node.URL())
+	require.NoError(t, ch.ExchangeDelete(st.Prefix+".delayed", false, false))
+	s.Send("after")
+	s.AwaitLine("was declared again", st.Prefix+".delayed")
+	got := []string{rig.Await(t, handled), rig.Await(t, handled)}
+	require.ElementsMatch(t, []string{"before", "after"}, got)
+}
+
+// Given a message that is published with a delay, then it arrives when it is due, once.
+func delayedPublish(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		Policy: backoff.List{time.Second}, Handle: calls.Succeed,
+	})
+	p := rig.NewPublisher(t, s.Client, node.URL())
+	asked := time.Now()
+	require.NoError(t, p.Publish(s.Queue, rig.DelayedBy(1200*time.Millisecond)))
+	rig.WaitFor(t, "the message", func() bool { return calls.Count() == 1 })
+	require.GreaterOrEqual(t, time.Since(asked), 1200*time.Millisecond-rig.Grace)
+	s.RequireNothingLeft(0)
+	require.Equal(t, 1, calls.Count())
+}
+
+// Given a message that comes by an exchange of the plugin with its own x-delay, when it fails,
+// then it waits for its delay and no longer.
+func ownDelay(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t),
+		Policy: backoff.List{time.Second}, Handle: calls.Fail,
+	})
+	s.Publish(amqp.Publishing{
+		DeliveryMode: amqp.Persistent, Headers: amqp.Table{"x-delay": int64(60_000), "tenant": "t1"},
+	})
+	dead := s.DeadLetter()
+	calls.RequireGaps(t, time.Second)
+	require.NotContains(t, dead.Headers, "x-delay")
+	require.Equal(t, "t1", dead.Headers["tenant"])
+}
+
+// Given a user with the permissions of the plan, then it retries and dead-letters.
+func leastPermissions(t *testing.T, node *testbroker.Node) {
+	name := own(t)
+	st := topology.DelayedExchange{Prefix: name}
+	plan, err := topology.PlanFor(st, name, backoff.List{time.Second})
+	require.NoError(t, err)
+	p := plan.Permissions(true)
+	node.Grant(t, testbroker.Grant{
+		VHost: "/", User: name, Configure: p.Configure, Write: p.Write, Read: p.Read,
+	})
+	s := rig.Start(t, rig.Config{
+		URL: node.URLOf(name), AdminURL: node.URL(), Queue: name, Strategy: st,
+		Policy: backoff.List{time.Second}, Handle: rig.Fail,
+	})
+	rig.Publish(t, node.URL(), "", name, rig.Message("again"))
+	rig.RequireDead(t, rig.Take(t, node.URL(), name+".dlq"), "exhausted", "2")
+	s.Stop()
+}
+
+// Given a plan that was imported as definitions, then a client that declares nothing uses it.
+func definitions(t *testing.T, node *testbroker.Node) {
+	name := own(t)
+	st := topology.DelayedExchange{Prefix: name}
+	plan, err := topology.PlanFor(st, name, backoff.List{time.Second})
+	require.NoError(t, err)
+	file, err := plan.Definitions("/", topology.Queue{
+		Name: name, Arguments: amqp.Table{"x-queue-type": "classic"},
+	})
+	require.NoError(t, err)
+	node.Import(t, file)
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: name, Strategy: st, Configure: classicQueue,
+		ClientOptions: []topology.Option{topology.WithPreProvisioned()},
+		Policy:        backoff.List{time.Second}, Handle: rig.Fail,
+	})
+	s.Send("again")
+	rig.RequireDead(t, s.DeadLetter(), "exhausted", "2")
+}
+
+// Given the plan on the broker, then Verify names the promises of the plugin, and for a quorum
+// queue that messages are lost in a restart.
+func verifyNamesIt(t *testing.T, node *testbroker.Node) {
+	for kind, want := range map[string][]string{
+		"classic": {"warning exposed exchange NAME.delayed"},
+		"quorum":  {"critical dropping queue NAME", "warning exposed exchange NAME.delayed"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			name := own(t)
+			st := topology.DelayedExchange{Prefix: name}
+			s := rig.Start(t, rig.Config{
+				URL: node.URL(), Queue: name, Strategy: st, Handle: rig.Succeed,
+				Policy: backoff.List{time.Second},
+				Configure: func(cfg *wamqp.Config) {
+					cfg.Queue.Arguments = amqp.Table{"x-queue-type": kind}
+					if kind == "quorum" {
+						cfg.Queue.Arguments["x-delivery-limit"] = int64(1000)
+						cfg.Queue.Arguments["x-dead-letter-exchange"] = ""
+						cfg.Queue.Arguments["x-dead-letter-routing-key"] = name + ".dlq"
+					}
+				},
+			})
+			logs := s.Logs.Saying("wait in a delayed-message exchange are lost")
+			require.Len(t, logs, map[string]int{"classic": 0, "quorum": 1}[kind])
+			found := rig.BlindFindings(t, rig.OpenOperator(t, node.URL()), s.Plan)
+			require.Equal(t, strings.ReplaceAll(strings.Join(want, "\n"), "NAME", name),
+				strings.Join(found, "\n"))
+		})
+	}
+}
+
+// Given messages that wait before a classic queue, when the node restarts in order, then all come,
+// those whose wait ended meanwhile at once, and none early.
+func restart(t *testing.T, node *testbroker.Node) {
+	var calls rig.Timeline
+	first := make(chan string, 4)
+	s := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: own(t), Strategy: strategy(t), Configure: classicQueue,
+		Policy: backoff.List{2 * time.Second, 20 * time.Second},
+		Handle: func(msg *message.Message) error {
+			if middleware.Attempt(msg.Context()) == 1 {
+				first <- string(msg.Payload)
+			}
+			return calls.Fail(msg)
+		},
+	})
+	s.Send("patient")
+	require.Equal(t, "patient", rig.Await(t, first))
+	s.AwaitLine("Message will be retried")
+	node.Stop(t)
+	time.Sleep(3 * time.Second) // the first wait is over
+	node.Start(t)
+	rig.WaitFor(t, "the second attempt", func() bool { return calls.Count() == 2 })
+	node.Stop(t)
+	node.Start(t)
+	rig.RequireDead(t, s.DeadLetter(), "exhausted", "3")
+	all := calls.All()
+	require.GreaterOrEqual(t, all[2]-all[1], 20*time.Second-rig.Grace)
+}
