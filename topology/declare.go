@@ -247,7 +247,8 @@ func (r *redeclarer) vanished(ctx context.Context, route consumer.Route, returne
 		return fmt.Sprintf("exchange %q", route.Exchange)
 	}
 	routing := newRouting(*r.plan)
-	to := routing.reach(route.Exchange, route.RoutingKey, routing.headers(Route{Delay: route.Delay, Headers: route.Headers}, ""))
+	headers := routing.headers(Route{Delay: route.Delay, Headers: route.Headers}, "")
+	to := routing.reach(route.Exchange, route.RoutingKey, headers)
 	for _, queue := range slices.Sorted(maps.Keys(to.queues)) {
 		if _, err := audit.Passive(ctx, r.publisher.Do, queue); isCode(err, amqp.NotFound) {
 			return fmt.Sprintf("queue %q", queue)

@@ -144,6 +144,22 @@ func ExamplePublisher_Publish_exchange() {
 	}
 }
 
+// Messages that wait in the delayed-message plugin have no wait queue: a header says how long.
+func ExampleDelayedExchange() {
+	plan, err := topology.PlanFor(topology.DelayedExchange{}, "orders", backoff.List{5 * time.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	route, err := plan.Route(topology.Retry{Delay: 5 * time.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(route.Exchange, route.RoutingKey, "x-delay", route.Headers["x-delay"])
+	// Output: millpond.delayed orders x-delay 5000
+}
+
 // The steps of a delayed publish: a delay takes the next longer step if it is not much longer, else
 // it begins with a round of a shorter one.
 func ExampleWithDelays() {
