@@ -36,7 +36,9 @@ const (
 
 // soak returns the problems that it finds. An error means that the run could not be done.
 func soak(ctx context.Context, c config) (problems []string, err error) {
-	node, err := testbroker.Start(ctx)
+	// Entries of quorum queues stay in memory until their log is rolled over. By default that is
+	// after 512 MiB, so ten minutes would not show whether the memory grows.
+	node, err := testbroker.Start(ctx, testbroker.WithConfig("raft.wal_max_size_bytes = 33554432"))
 	if err != nil {
 		return nil, err
 	}
