@@ -43,8 +43,8 @@ type demo struct {
 	screen   screen
 }
 
-// strategies are made for one run: no other program shares what has the queue's name as its prefix,
-// so that it can be deleted.
+// strategies are made for one run. Shared queues and exchanges have the name of the queue as their
+// prefix. No other program uses them, so the run may delete them.
 var strategies = map[string]func(kind topology.QueueType, queue string) topology.Strategy{
 	"perqueue": func(kind topology.QueueType, _ string) topology.Strategy {
 		return topology.PerQueue{Type: kind}
