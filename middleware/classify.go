@@ -55,10 +55,6 @@ func RetryableIf(match func(err error) bool) Classifier {
 // interrupted, and no classifier is asked.
 func Timeouts() Classifier { return RetryableIf(anyIn(isTimeout)) }
 
-// ContextDeadline takes context.DeadlineExceeded for retryable: a Timeout middleware or a
-// context of the handler. [Timeouts] includes it.
-func ContextDeadline() Classifier { return RetryableErrors(context.DeadlineExceeded) }
-
 // RefusedConnections takes a refused connection for retryable: no process listens at that
 // address. NetworkErrors includes it.
 func RefusedConnections() Classifier { return RetryableErrors(refusedErrors...) }

@@ -61,9 +61,10 @@ func ExampleRefusedConnections() {
 	// Output: retryable true
 }
 
-func ExampleContextDeadline() {
+// The end of a Timeout middleware, or of a context of the handler.
+func ExampleRetryableErrors_deadline() {
 	run(func(*message.Message) error { return fmt.Errorf("charge: %w", context.DeadlineExceeded) },
-		middleware.WithClassifier(middleware.ContextDeadline()),
+		middleware.WithClassifier(middleware.RetryableErrors(context.DeadlineExceeded)),
 		middleware.WithDefaultClass(header.ClassPermanent),
 		middleware.WithMaxAttempts(2),
 	)
