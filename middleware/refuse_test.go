@@ -65,7 +65,7 @@ func TestAMessagePastItsLimitIsNotHandled(t *testing.T) {
 		!reflect.DeepEqual(line.Fields, fields) ||
 		!strings.HasPrefix(
 			line.Err.Error(),
-			"message arrived past its limit: its count is forged, or another consumer has a longer policy",
+			"message arrived past its limit: its count is forged, another consumer has a longer policy",
 		) {
 		t.Errorf("logged %q, %v with\n%v, want\n%v", line.Msg, line.Err, line.Fields, fields)
 	}

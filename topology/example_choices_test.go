@@ -207,3 +207,30 @@ func ExampleShared_tenants() {
 	// globex.stranded
 	// globex.orders.dlq
 }
+
+// A queue of RabbitMQ 4.3 that holds rejected messages: a failure takes no wait queue, unless it
+// asks for another delay. The queue needs x-delayed-retry-type, -min and -max.
+func ExampleNative() {
+	strategy := topology.Native{Min: 5 * time.Second, Max: time.Minute}
+	policy := backoff.Linear{
+		Initial: 5 * time.Second, Step: 5 * time.Second, Max: time.Minute, Retries: 20,
+	}
+	plan, err := topology.PlanFor(strategy, "orders", policy)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("the queue holds messages from", plan.RejectMin, "to", plan.RejectMax)
+	for _, q := range plan.Queues {
+		fmt.Println(q.Name)
+	}
+	// Output:
+	// the queue holds messages from 5s to 1m0s
+	// orders.wait.1s
+	// orders.wait.5s
+	// orders.wait.30s
+	// orders.wait.2m
+	// orders.wait.10m
+	// orders.wait.1h
+	// orders.dlq
+}

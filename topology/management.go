@@ -50,7 +50,10 @@ func (c *Client) checkArguments(args amqp.Table) error {
 
 // audited is the part of the plan that arguments and policies can spoil.
 func (p Plan) audited() audit.Plan {
-	a := audit.Plan{Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey}
+	a := audit.Plan{
+		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
+		RejectMin: p.RejectMin, RejectMax: p.RejectMax,
+	}
 	for _, q := range p.Queues {
 		a.Queues = append(a.Queues, audit.Queue(q))
 	}

@@ -42,6 +42,10 @@ type Plan struct {
 	// Levels makes the routes of all delays, also of those between the wait steps. Nil means
 	// that messages wait for the wait steps alone.
 	Levels *LevelRoutes
+	// RejectMin and RejectMax say that the queue itself holds a message that is rejected: for
+	// RejectMin times its delivery count, at most for RejectMax. See Native. Zero means that it
+	// holds none.
+	RejectMin, RejectMax time.Duration
 }
 
 // Queue is a queue to declare: durable, not exclusive and not auto-delete.
@@ -213,6 +217,9 @@ func (p Plan) toConsumer() consumer.Waits {
 		route, err := p.Route(Retry(r))
 		return p.toConsumerRoute(route), err
 	}
+	if p.rejects() {
+		w.Rejected = p.heldFor
+	}
 	if p.Levels != nil {
 		w.Resolution, w.LevelHeaders = p.Levels.Resolution, p.levelHeaders()
 	}
@@ -283,6 +290,11 @@ func (p Plan) String() string {
 	_ = w.Flush() // a strings.Builder does not fail
 	if p.Levels != nil {
 		fmt.Fprintln(&b, p.Levels)
+	}
+	if p.rejects() {
+		fmt.Fprintf(&b, "queue %s itself holds rejected messages: x-delayed-retry-type=failed "+
+			"x-delayed-retry-min=%d x-delayed-retry-max=%d\n", printable(p.Queue),
+			p.RejectMin.Milliseconds(), p.RejectMax.Milliseconds())
 	}
 	if names, n := p.delayingExchanges(), len(p.WaitSteps); len(names) > 0 && n > 0 {
 		fmt.Fprintf(&b, "%d delays from %s to %s without a queue, in exchange %s\n", n,

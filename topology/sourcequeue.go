@@ -2,6 +2,7 @@ package topology
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -72,7 +73,8 @@ func (s *source) learn(
 	f, err := audit.Learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs,
 		audit.VersionOf(conn.Properties), m)
 	if err == nil {
-		err = f.Refuse(fmt.Sprintf("queue %q:", s.plan.Queue))
+		what := fmt.Sprintf("queue %q:", s.plan.Queue)
+		err = errors.Join(f.Refuse(what), f.RefuseRejects(what, s.plan.audited()))
 	}
 	if err != nil {
 		return consumer.Limits{}, err

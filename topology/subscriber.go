@@ -210,6 +210,9 @@ func (s *Subscriber) newSubscription(
 	}
 	waits.Redeclare = again.redeclare
 	prefetch, by := o.prefetchOr(s.cfg.prefetch)
+	if plan.rejects() && by == consumer.ByLibrary {
+		prefetch = o.concurrency // each message that a process has when it ends spends an attempt
+	}
 	return consumer.New(ctx, s.stop, consumer.Config{
 		Group: &c.group, Topic: topic, Queue: queue, Link: s.link, Frame: s.frame, Logger: logger,
 		Decode: s.cfg.unmarshal,
@@ -265,6 +268,12 @@ func (s *Subscriber) warnings(topic string, plan Plan, logger watermill.LoggerAd
 			"there for the routing key gets each retry, too, as a new message, which watermill-amqp's "+
 			"own Subscriber cannot decode",
 			watermill.LogFields{"exchange": strings.Join(r.Exchanges, ", ")})
+	}
+	if plan.rejects() && !slices.ContainsFunc(s.opts.delays, plan.holds) {
+		logger.Info("Warning: no delay of the policy is known that the queue itself can hold a message "+
+			"for, so that every failed message takes a wait queue: use backoff.Linear with the Min of "+
+			"topology.Native as Initial and Step, or another strategy",
+			watermill.LogFields{"min": plan.RejectMin, "max": plan.RejectMax, "delays": s.opts.delays})
 	}
 	if gaps := plan.gaps(); len(gaps) > 0 {
 		logger.Info("Two wait steps lie more than twelve times apart, so a delay between them, of a "+

@@ -32,6 +32,7 @@ import (
 //   - a wait step to an exchange of the type x-delayed-message has a header x-delay that is its
 //     Delay, and Hops 0. The exchange names itself as alternate exchange, and leads to the Queue
 //     by an exchange that has an alternate exchange with a queue of the plan behind it (F49);
+//   - RejectMin and RejectMax are zero, or delays that a queue can have;
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
 //     declare.
 //
@@ -87,6 +88,7 @@ func (v *validation) check() {
 	}
 	v.steps()
 	v.levels()
+	v.rejects()
 	for _, q := range v.plan.Queues {
 		if q.Delay > 0 && !v.passed[q.Name] {
 			v.find("wait queue %q: no wait step leads to it: add one to Plan.WaitSteps, or leave the "+
@@ -347,8 +349,7 @@ func (v *validation) keeps(to reached) bool {
 	})
 }
 
-// maxHops is more than any plan has levels.
-const maxHops = 64
+const maxHops = 64 // more than any plan has levels
 
 // adds checks that the wait is as long as the Delay of the route.
 func (v *validation) adds(name string, r Route, waited time.Duration, hops int) {

@@ -199,6 +199,7 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		}
 		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
+	nativeStrategy: nativeOf,
 	"shared": func(w waits) (topology.Strategy, error) {
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},

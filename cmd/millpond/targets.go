@@ -319,13 +319,18 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 	if _, err := s.strategy(s.c, list); err != nil {
 		return err
 	}
+	native, err := s.agreeNative(list, plan)
+	if err != nil {
+		return err
+	}
 	for _, d := range list {
-		if main.Plan.Levels == nil && !hasDelay(main, d) {
+		if !native && main.Plan.Levels == nil && !hasDelay(main, d) {
 			return disagree(flagPolicy, "wait queues "+waitsOf(main))
 		}
 	}
 	strategies := main.Strategies()
-	if s.c.IsSet(flagStrategy) && !slices.ContainsFunc(strategies, func(name discover.Strategy) bool {
+	named := s.c.IsSet(flagStrategy) && !native
+	if named && !slices.ContainsFunc(strategies, func(name discover.Strategy) bool {
 		return strings.EqualFold(string(name), s.c.String(flagStrategy)) || name == discover.Unknown
 	}) {
 		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",

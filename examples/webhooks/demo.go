@@ -61,6 +61,30 @@ var strategies = map[string]func(kind topology.QueueType, queue string) topology
 	"delayed": func(kind topology.QueueType, queue string) topology.Strategy {
 		return topology.DelayedExchange{Type: kind, Prefix: queue}
 	},
+	"native": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.Native{
+			Min: nativeMin, Max: nativeMax, Else: topology.PerQueue{Type: kind},
+		}
+	},
+}
+
+// The delays of a queue that holds rejected messages itself: the first two of the policy.
+const (
+	nativeMin = 500 * time.Millisecond
+	nativeMax = time.Second
+)
+
+// config is the configuration of the queue.
+func (d *demo) config() wamqp.Config {
+	cfg := wamqp.NewDurableQueueConfig(d.url)
+	if d.strategy == "native" {
+		cfg.Queue.Arguments = amqp.Table{
+			"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
+			"x-delayed-retry-min": nativeMin.Milliseconds(),
+			"x-delayed-retry-max": nativeMax.Milliseconds(),
+		}
+	}
+	return cfg
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -208,7 +232,7 @@ const lanes = 8
 func (d *demo) serve(
 	ctx context.Context, queue string, strategy topology.Strategy, sender *webhook.Sender,
 ) (*program.Service, error) {
-	cfg := wamqp.NewDurableQueueConfig(d.url)
+	cfg := d.config()
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(d.logger))
 	if err != nil {
 		return nil, err

@@ -27,20 +27,22 @@ import (
 
 const maxDeliveries = 1000
 
-const usage = `Usage: webhooks [--url URL] [--strategy perqueue|perattempt|shared|levels|delayed]
+const usage = `Usage: webhooks [--url URL]
+                [--strategy perqueue|perattempt|shared|levels|delayed|native]
                 [--type quorum|classic] [--deliveries N] [--seed N] [--quiet] [--log]
 
 Delivers webhooks to a receiver that fails in many ways, and counts at the end
 where each of them is: delivered, or in the dead-letter queue. Takes about 25
 seconds. Its queues have names of their own and are deleted at the end, unless
-something is wrong. The strategy delayed needs RabbitMQ's delayed-message plugin.
+something is wrong. The strategy delayed needs RabbitMQ's delayed-message plugin,
+and the strategy native needs RabbitMQ 4.3.
 
 Exit status: 0 if nothing was lost, left undecided or early, 1 if something was,
 2 for a wrong argument.
 
 `
 
-const named = "perqueue, perattempt, shared, levels or delayed"
+const named = "perqueue, perattempt, shared, levels, delayed or native"
 
 func main() { program.Exit(run) }
 

@@ -105,7 +105,7 @@ func TestArguments(t *testing.T) {
 		"unknown strategy": {
 			[]string{"--strategy", "own"},
 			2,
-			`unknown strategy "own": perqueue, perattempt, shared, levels or`,
+			`unknown strategy "own": perqueue, perattempt, shared, levels, delayed or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},

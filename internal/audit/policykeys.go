@@ -373,7 +373,8 @@ func delayed(text string, ends ...string) judgement {
 			}
 		}
 		delay := cmp.Or(strings.Join(slices.Compact(bounds), " to "), "the broker's delay")
-		return found(s.queueType != Classic && slices.Contains(ends, how), Warning, text, delay)
+		holds := s.queueType != Classic && slices.Contains(ends, how)
+		return found(holds && !s.rejects, Warning, text, delay)
 	}
 }
 

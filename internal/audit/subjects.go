@@ -59,6 +59,9 @@ type Plan struct {
 	Exchanges []Exchange
 	// DeadExchange and DeadKey are the route of dead letters.
 	DeadExchange, DeadKey string
+	// RejectMin and RejectMax say how long the queue itself holds a message that is rejected. Zero:
+	// it holds none.
+	RejectMin, RejectMax time.Duration
 }
 
 // Member is a queue that the plan uses, with its role.
@@ -123,6 +126,7 @@ type subject struct {
 	version    Version
 	applied    Applied
 	policy     map[string]any // all that applies together
+	rejects    bool           // the queue holds rejected messages, as the plan wants it
 }
 
 // subjects returns the queues and exchanges of the plan that policies may change, also before
@@ -134,6 +138,7 @@ func (p Plan) subjects(known map[string]Known, version Version) []*subject {
 		s := &subject{
 			kind: "queue", name: q.Name, role: q.Role, delay: q.Delay,
 			queueType: kind, arguments: q.Arguments, missing: true, version: version,
+			rejects: q.Role == RoleMain && p.RejectMin > 0,
 		}
 		if k, ok := known[q.Name]; ok {
 			s.queueType, s.arguments, s.missing = k.Kind, k.Arguments, false

@@ -72,7 +72,16 @@ func servePolicy(
 	ctx context.Context, b *broker, w work, strategy topology.Strategy, policy backoff.Policy,
 	logger watermill.LoggerAdapter,
 ) (*service, error) {
+	return serveQueue(ctx, b, w, quorum, strategy, policy, logger)
+}
+
+// serveQueue is servePolicy for a queue with these arguments.
+func serveQueue(
+	ctx context.Context, b *broker, w work, args amqp.Table, strategy topology.Strategy,
+	policy backoff.Policy, logger watermill.LoggerAdapter,
+) (*service, error) {
 	cfg := consumerConfig(b.node.URL(), w.ahead())
+	cfg.Queue.Arguments = args
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(logger))
 	if err != nil {
 		return nil, err

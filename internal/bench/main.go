@@ -90,6 +90,7 @@ var (
 		{"waiting", (*bench).scaleWaiting},
 		{"handlers", (*bench).scaleHandlers},
 		{"between", (*bench).betweenSteps},
+		{"native", (*bench).natively},
 	}
 )
 

@@ -129,8 +129,11 @@ type Waits struct {
 	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
-	Steps           []time.Duration // the delays that have a wait queue, ascending
-	Resolution      time.Duration   // the step between delays, if any delay is possible; else 0
+	// Rejected returns how long the queue itself holds a message with this delivery count that is
+	// rejected. Default: the queue holds none.
+	Rejected   func(count int) time.Duration
+	Steps      []time.Duration // the delays that have a wait queue, ascending
+	Resolution time.Duration   // the step between delays, if any delay is possible; else 0
 	// Redeclare declares the part of a route again that is missing, if err says that a part
 	// is. It returns nil when the message can be published once more, else the error that
 	// keeps the message from the route.

@@ -71,6 +71,9 @@ func (s *Subscription) judge(c *consumer, raw *amqp.Delivery) verdict {
 		s.cfg.RequeueOnNack {
 		return innocent
 	}
+	if _, marked := raw.Headers[header.Interruptions]; !marked && s.cfg.Waits.rejects() {
+		return judgeRejected(raw, c.Deliveries)
+	}
 	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
 		text, ok := raw.Headers[key].(string)
 		return text, ok

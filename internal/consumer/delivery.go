@@ -37,6 +37,7 @@ type delivery struct {
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
 
+	rejected    bool // the message waits in its queue: the delivery is rejected, not acked
 	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
 
@@ -135,6 +136,7 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 		d.State.OriginExchange = via.origin(raw.Exchange, raw.Headers)
 		d.State.OriginRoutingKey = raw.RoutingKey
 	}
+	d.countRejects()
 	if d.State.Deadline.IsZero() {
 		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)
 	}
@@ -205,8 +207,12 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
-	if err := d.on.ack(d.raw.DeliveryTag); err != nil {
-		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
+	end, verb := d.on.ack, "ack"
+	if d.rejected {
+		end, verb = d.on.reject, "reject"
+	}
+	if err := end(d.raw.DeliveryTag); err != nil {
+		d.sub.logger.Debug("Cannot "+verb+", the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 

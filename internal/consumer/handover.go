@@ -63,8 +63,8 @@ func (g *Group) delivery(ctx context.Context, msg *message.Message) (*delivery, 
 }
 
 // republish publishes a copy of the delivery to a wait queue and waits for the confirm. It
-// modifies state. A message whose own headers leave no room for the headers of a retry
-// cannot come back: it is dead-lettered.
+// modifies state. A message whose headers leave no room for the headers of a retry is
+// dead-lettered. A message that can wait in its own queue needs no copy.
 func (d *delivery) republish(
 	ctx context.Context, delay time.Duration, state *header.RetryState,
 ) error {
@@ -72,6 +72,9 @@ func (d *delivery) republish(
 		if settled, err := d.earlier(ctx); settled {
 			return err
 		}
+	}
+	if d.reject(delay, state) {
+		return nil
 	}
 	now := clock.Now()
 	route, msg, err := d.waiting(now, delay, state)
@@ -89,8 +92,8 @@ func (d *delivery) republish(
 	return d.sub.outage.note(d, err)
 }
 
-// notRepublished dead-letters the message if err says that its copy is too large. It is a
-// separate function, so that its locals do not enlarge the stack frame of republish.
+// notRepublished dead-letters the message if err says that its copy is too large. As a separate
+// function it does not enlarge the stack frame of republish.
 func (d *delivery) notRepublished(
 	ctx context.Context, now time.Time, state header.RetryState, err error,
 ) error {
@@ -109,8 +112,8 @@ func (d *delivery) notRepublished(
 func (d *delivery) waiting(
 	now time.Time, delay time.Duration, state *header.RetryState,
 ) (Route, *amqp.Publishing, error) {
-	waits := &d.sub.cfg.Waits
 	route, err := d.route(delay, state)
+	waits := &d.sub.cfg.Waits
 	if err != nil {
 		return Route{}, nil, err
 	}
@@ -183,7 +186,7 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 			return err
 		}
 	}
-	d.died = &state
+	d.died, d.rejected = &state, false
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
 	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
 }
@@ -256,9 +259,7 @@ func (d *delivery) compose(
 		msg := &composed
 		write(msg.Headers, whole)
 		for key, value := range metadata {
-			// A header that a handler only read keeps its type.
-			arrived, ok := d.raw.Headers[key]
-			if ok && wire.Text(arrived) != value || !ok && value != "" {
+			if d.changes(key, value) {
 				msg.Headers[key] = value
 			}
 		}
@@ -381,7 +382,7 @@ func (r room) check(msg *amqp.Publishing) error {
 	return nil
 }
 
-// tooLargeError is the ErrTooLarge of one message: too many bytes or too many headers.
+// tooLargeError is the ErrTooLarge of one message.
 type tooLargeError struct {
 	got, limit int
 	unit       string
@@ -412,7 +413,7 @@ var (
 	}
 )
 
-// essential are the headers without which a message cannot be retried.
+// essential are the headers of a retry that are never left out.
 var essential = map[string]bool{
 	header.Queue: true, header.Failures: true, header.Inner: true, header.Via: true,
 	header.NotBefore: true, header.Delay: true, header.Snoozed: true, header.Priority: true,

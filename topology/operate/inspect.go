@@ -150,7 +150,10 @@ func managementCount(n *int) Count {
 
 // audited is the part of a plan that arguments and policies can spoil.
 func audited(p topology.Plan) audit.Plan {
-	a := audit.Plan{Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey}
+	a := audit.Plan{
+		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
+		RejectMin: p.RejectMin, RejectMax: p.RejectMax,
+	}
 	for _, q := range p.Queues {
 		a.Queues = append(a.Queues, audit.Queue(q))
 	}

@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -113,7 +112,7 @@ func snoozesAreShort(tr *trial, s *suite) {
 
 func delayedPublishing(tr *trial, s *suite) {
 	const asked = 300 * time.Millisecond
-	pub, err := s.main.client.NewPublisher(wamqp.NewDurableQueueConfig(s.URL),
+	pub, err := s.main.client.NewPublisher(s.queueConfig(s.URL),
 		topology.WithDelays(s.delays()...))
 	tr.must(err, "make a Publisher")
 	tr.cleanup(pub.Close)
@@ -155,7 +154,9 @@ func attemptsAreCounted(tr *trial, s *suite) {
 	}
 	s.send(tr, s.a, msg, script{attempts, func(int) error { return errClosed }})
 	for i, c := range s.awaitCalls(tr, s.a, id, due) {
-		if c.attempt != i+1 || c.state.Failures != i || len(c.state.History) != i {
+		// A queue that holds rejected messages itself writes no history.
+		told := len(c.state.History) == i || s.a.plan.RejectMin > 0
+		if c.attempt != i+1 || c.state.Failures != i || !told {
 			tr.errorf("call %d of the handler is for attempt %d, after %d failures and with a history of "+
 				"%d: the count is in the headers, which must come back", i+1, c.attempt, c.state.Failures,
 				len(c.state.History))

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/topology"
@@ -66,7 +65,7 @@ func hundredArriveOnce(tr *trial, s *suite) {
 func (s *suite) declares(
 	tr *trial, client *topology.Client, delays []time.Duration,
 ) *topology.Subscriber {
-	sub, err := client.NewSubscriber(wamqp.NewDurableQueueConfig(s.URL),
+	sub, err := client.NewSubscriber(s.queueConfig(s.URL),
 		topology.ForPolicy(backoffList(delays)))
 	tr.must(err, "make a Subscriber")
 	tr.cleanup(sub.Close)
@@ -132,7 +131,7 @@ func queueIsDeleted(tr *trial, s *suite) {
 			"queue loses them")
 	}
 	sub := s.declares(tr, s.main.client, delays)
-	pub, err := s.main.client.NewPublisher(wamqp.NewDurableQueueConfig(s.URL),
+	pub, err := s.main.client.NewPublisher(s.queueConfig(s.URL),
 		topology.WithDelays(wait))
 	tr.must(err, "make a Publisher")
 	tr.cleanup(pub.Close)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -153,7 +152,7 @@ type service struct {
 func (s *suite) openClient(tr *trial, url string, log *journal) *topology.Client {
 	ctx, cancel := context.WithTimeout(context.Background(), s.Patience)
 	defer cancel()
-	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg := s.queueConfig(url)
 	client, err := topology.Open(ctx, cfg.Connection, s.Strategy, topology.WithLogger(log))
 	tr.must(err, "topology.Open with the strategy")
 	tr.cleanup(client.Close)
@@ -166,7 +165,7 @@ func (s *suite) serve(tr *trial, url string, policy backoff.Policy, boxes ...*in
 	client := s.openClient(tr, url, log)
 	retry, err := middleware.NewDelayedRetry(client, policy)
 	tr.must(err, "make DelayedRetry")
-	sub, err := client.NewSubscriber(wamqp.NewDurableQueueConfig(url), topology.For(retry),
+	sub, err := client.NewSubscriber(s.queueConfig(url), topology.For(retry),
 		topology.WithConcurrency(8))
 	tr.must(err, "make a Subscriber")
 	// A router that cannot subscribe would leave a goroutine behind.

@@ -2,6 +2,7 @@ package topologytest_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
@@ -29,6 +30,17 @@ func strategies(t testing.TB) map[string]topology.Strategy {
 		"Levels classic":     rig.Levels(t, topology.Classic),
 		"Levels Via":         topology.Levels{Via: topic(), Prefix: prefix()},
 	}
+}
+
+// Native passes it, on a queue that holds rejected messages. The first delay of the suite is the
+// queue's.
+func TestNativeKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
+	topologytest.Run(t, topologytest.Config{
+		Strategy: strategy, URL: url, QueueArguments: args, Patience: rig.Patience,
+	})
 }
 
 // Every strategy passes the suite that users run on theirs.

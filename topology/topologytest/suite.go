@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/topology"
@@ -28,6 +29,9 @@ type Config struct {
 	// http://admin:secret@localhost:15672. Run then adds a user with the rights of
 	// Plan.Permissions for a moment. Default: none, and the check of permissions is skipped.
 	ManagementURL string
+	// QueueArguments are the arguments of the queues that are consumed, if the strategy needs some,
+	// as topology.Native does. Default: none, a classic queue.
+	QueueArguments amqp.Table
 	// DeleteShared says that no other program uses the queues and exchanges that the plans of
 	// several queues have in common, because their names belong to this test, as with
 	// topology.Shared{Prefix: "test-17"}. Run then deletes them at the end, with their messages.
@@ -169,6 +173,13 @@ func (s *suite) try(checks ...check) []*trial {
 	}
 	wg.Wait()
 	return all
+}
+
+// queueConfig is watermill-amqp's configuration of the queues of the suite.
+func (s *suite) queueConfig(url string) wamqp.Config {
+	cfg := wamqp.NewDurableQueueConfig(url)
+	cfg.Queue.Arguments = s.QueueArguments
+	return cfg
 }
 
 // queue returns the name of a new queue of the suite.

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"slices"
+	"time"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/topology"
+)
+
+const nativeStrategy = "native"
+
+// nativeOf makes the strategy of a queue that holds rejected messages as long as the policy says.
+func nativeOf(w waits) (topology.Strategy, error) {
+	if len(w.delays) == 0 {
+		return nil, usage("--%s native: name the delays of the queue in --%s, as in 5s,10s,15s",
+			flagStrategy, flagPolicy)
+	}
+	s := topology.Native{
+		Min: w.delays[0], Max: slices.Max(w.delays),
+		Else: topology.PerQueue{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead},
+	}
+	for i, delay := range w.delays {
+		if held := min(s.Min*time.Duration(i+1), s.Max); delay != held {
+			return nil, usage("--%s: delay %d is %v, but a queue that holds messages for %v to %v holds "+
+				"them for %v then: only policies like %v fit, or others with wait queues", flagPolicy, i+1,
+				delay, s.Min, s.Max, held, backoff.List{s.Min, 2 * s.Min, 3 * s.Min})
+		}
+	}
+	return s, nil
+}
+
+// agreeNative compares a policy with the queue that the broker shows. Its delays have no wait
+// queues, so the broker's plan learns from it how long the queue must hold messages.
+func (s *session) agreeNative(list backoff.List, plan *topology.Plan) (done bool, err error) {
+	if s.c.String(flagStrategy) != nativeStrategy {
+		return false, nil
+	}
+	strategy, err := s.strategy(s.c, list)
+	if err != nil {
+		return true, err
+	}
+	native := strategy.(topology.Native)
+	plan.RejectMin, plan.RejectMax = native.Min, native.Max
+	return true, nil
+}

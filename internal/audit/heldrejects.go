@@ -1,0 +1,76 @@
+package audit
+
+import (
+	"fmt"
+	"time"
+)
+
+// delayedRetry is the delayed retry of a quorum queue, as argument and policy set it together. The
+// policy's type goes before the argument's, and of two numbers the broker takes the less (F14).
+type delayedRetry struct {
+	kind string
+	// A rejected message waits least times its delivery count, at most most.
+	least, most time.Duration
+}
+
+func (f *Facts) delayedRetry() delayedRetry {
+	number := func(key string) (ms int64) {
+		argument, set := WholeNumber(f.Arguments["x-"+key])
+		policy, ruled := WholeNumber(f.Policy[key])
+		switch {
+		case set && ruled:
+			return min(argument, policy)
+		case ruled:
+			return policy
+		}
+		return argument
+	}
+	kind, ruled := f.Policy["delayed-retry-type"].(string)
+	if !ruled {
+		kind, _ = f.Arguments["x-delayed-retry-type"].(string)
+	}
+	least, most := number("delayed-retry-min"), number("delayed-retry-max")
+	if most == 0 {
+		most = least
+	}
+	return delayedRetry{
+		kind, time.Duration(min(least, most)) * time.Millisecond, time.Duration(most) * time.Millisecond,
+	}
+}
+
+// RefuseRejects returns an error behind what if the queue does not hold rejected messages as the
+// plan says. Without that, a rejected message comes back at once.
+func (f *Facts) RefuseRejects(what string, p Plan) error {
+	if p.RejectMin == 0 {
+		return nil
+	}
+	want := fmt.Sprintf("x-delayed-retry-type failed, x-delayed-retry-min %d and "+
+		"x-delayed-retry-max %d", p.RejectMin.Milliseconds(), p.RejectMax.Milliseconds())
+	has := f.delayedRetry()
+	switch {
+	case !f.Version.AtLeast(4, 3):
+		return fmt.Errorf("%s RabbitMQ %d.%d ignores the delayed retry of a queue, so that rejected "+
+			"messages would come back at once (F14): use another strategy, or RabbitMQ 4.3",
+			what, f.Version.Major, f.Version.Minor)
+	case f.Kind != "" && f.Kind != Quorum:
+		return fmt.Errorf("%s it is a %s queue, and only a quorum queue holds rejected messages: "+
+			"declare a new quorum queue with %s", what, f.Kind, want)
+	case !has.counts() || has.least != p.RejectMin || has.most != p.RejectMax:
+		return fmt.Errorf("%s it must hold rejected messages for %v to %v, and as far as its arguments "+
+			"and policies can be seen, it %s: declare it with Queue.Arguments %s; or set a policy and use "+
+			"WithManagement, without which policies cannot be seen",
+			what, p.RejectMin, p.RejectMax, has, want)
+	}
+	return nil
+}
+
+// counts reports whether the queue holds messages that are rejected.
+func (r delayedRetry) counts() bool { return r.kind == "failed" || r.kind == "all" }
+
+// String completes a sentence about a queue.
+func (r delayedRetry) String() string {
+	if !r.counts() || r.least == 0 {
+		return "holds none"
+	}
+	return fmt.Sprintf("holds them for %v to %v", r.least, r.most)
+}

@@ -1,0 +1,274 @@
+package e2e_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// seen records the deliveries that a handler gets, and their attempts.
+type seen struct {
+	rig.Timeline
+	mu         sync.Mutex
+	deliveries []amqp.Delivery
+	attempts   []int
+	ages       []time.Duration // since the first failure
+}
+
+// note returns the number of the call, 1-based.
+func (s *seen) note(msg *message.Message) int {
+	raw, _ := topology.Received(msg.Context())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deliveries = append(s.deliveries, raw)
+	s.attempts = append(s.attempts, middleware.Attempt(msg.Context()))
+	if first := middleware.StateOf(msg.Context()).FirstFailure; !first.IsZero() {
+		s.ages = append(s.ages, time.Since(first))
+	}
+	return s.Add()
+}
+
+// waited reports for each delivery whether it has passed a wait queue.
+func (s *seen) waited() (passed []bool) {
+	for _, raw := range s.deliveries {
+		_, dead := raw.Headers["x-death"]
+		passed = append(passed, dead)
+	}
+	return passed
+}
+
+// Given a queue that holds rejected messages for 400 ms, 800 ms and then 1 s, when its handler
+// always fails, then the message waits in its queue alone: nothing is published but the dead
+// letter, which has all its failures.
+func TestNativeWaitsInItsQueue(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 400*time.Millisecond, time.Second)
+	var s seen
+	r := rig.Start(t, rig.Config{
+		Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Linear{
+			Initial: 400 * time.Millisecond, Step: 400 * time.Millisecond, Max: time.Second, Retries: 4,
+		},
+		Handle: func(msg *message.Message) error {
+			return fmt.Errorf("call %d", s.note(msg))
+		},
+	})
+	r.Publish(amqp.Publishing{Body: []byte("fails"), Headers: amqp.Table{"colour": "red"}})
+	dead := r.DeadLetter()
+	s.RequireGaps(t, 400*time.Millisecond, 800*time.Millisecond, time.Second, time.Second)
+	require.Equal(t, []int{1, 2, 3, 4, 5}, s.attempts)
+	require.Equal(t, make([]bool, 5), s.waited())
+	oldest := []time.Duration{
+		400 * time.Millisecond, 1200 * time.Millisecond, 2200 * time.Millisecond, 3200 * time.Millisecond,
+	}
+	for i, age := range s.ages {
+		require.Greater(t, age, oldest[i]-rig.Grace)
+	}
+	rig.RequireDead(t, dead, "exhausted", "5")
+	require.Equal(t, "fails", string(dead.Body))
+	require.Equal(t, "red", dead.Headers["colour"])
+	require.Equal(t, "call 5", dead.Headers[header.DeadError])
+	require.NotContains(t, dead.Headers[header.DeadHistory], "call 4", "the queue has kept no history")
+	r.RequireNothingLeft(0)
+}
+
+// Given such a queue, when a failure asks for a delay that the queue cannot express, then a copy
+// waits for that. The copy begins a new delivery count, and keeps the number of the attempt.
+func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, time.Second, time.Second)
+	for name, c := range map[string]struct {
+		msg    amqp.Publishing
+		handle func(call int, msg *message.Message) error
+		waited []bool
+	}{
+		"RetryAfter": {
+			handle: func(call int, _ *message.Message) error {
+				if call == 2 {
+					return middleware.RetryAfter(rig.ErrFailed, 1500*time.Millisecond)
+				}
+				return rig.ErrFailed
+			},
+			waited: []bool{false, false, true, true},
+		},
+		"Snooze": {
+			handle: func(call int, _ *message.Message) error {
+				if call == 2 {
+					return middleware.Snooze(rig.ErrFailed, time.Second)
+				}
+				return rig.ErrFailed
+			},
+			waited: []bool{false, false, true, true, true},
+		},
+		"an expiration": {
+			msg:    amqp.Publishing{Expiration: "3600000"},
+			handle: func(int, *message.Message) error { return rig.ErrFailed },
+			waited: []bool{false, true, true, true},
+		},
+		"metadata that the handler has changed": {
+			handle: func(call int, msg *message.Message) error {
+				if call == 2 {
+					msg.Metadata.Set("cursor", "17")
+				}
+				return rig.ErrFailed
+			},
+			waited: []bool{false, false, true, true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var s seen
+			r := rig.Start(t, rig.Config{
+				Strategy: strategy, Configure: rig.WithQueue(args),
+				Policy:       backoff.Constant{Interval: time.Second, Retries: 3},
+				RetryOptions: []middleware.Option{middleware.WithKeptMetadata("cursor")},
+				Handle:       func(msg *message.Message) error { return c.handle(s.note(msg), msg) },
+			})
+			c.msg.Body = []byte("fails")
+			r.Publish(c.msg)
+			rig.RequireDead(t, r.DeadLetter(), "exhausted", "4")
+			require.Equal(t, c.waited, s.waited())
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			require.Equal(t, []int{1, 2, 3, 4}, slices.Compact(s.attempts), "a snooze is no attempt")
+			for i, gap := range slices.Collect(gapsOf(s.All())) {
+				require.Greater(t, gap, time.Second-rig.Grace, "gap %d", i+1)
+			}
+			r.RequireNothingLeft(0)
+		})
+	}
+}
+
+// gapsOf yields the times between calls.
+func gapsOf(calls []time.Duration) func(yield func(time.Duration) bool) {
+	return func(yield func(time.Duration) bool) {
+		for i := range calls[1:] {
+			if !yield(calls[i+1] - calls[i]) {
+				return
+			}
+		}
+	}
+}
+
+// Given a queue with RabbitMQ's default delivery limit of 20, when a message fails 25 times, then
+// it is a dead letter after 26 attempts, and the broker has dropped nothing.
+func TestNativePassesTheDeliveryLimit(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 20*time.Millisecond, 20*time.Millisecond)
+	var s seen
+	r := rig.Start(t, rig.Config{
+		Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Constant{Interval: 20 * time.Millisecond, Retries: 25},
+		Handle: func(msg *message.Message) error { s.note(msg); return rig.ErrFailed },
+	})
+	r.Send("fails")
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "26")
+	for i, attempt := range s.attempts {
+		require.Equal(t, i+1, attempt)
+	}
+	r.RequireNothingLeft(0)
+}
+
+// Given a message that ends the connection each time, when that has happened as often as its policy
+// grants attempts, then it is a dead letter and the handler is not called again: the broker's
+// count is all there is. No message that waited behind it has spent an attempt.
+func TestNativeCountsConnectionsThatEnd(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 200*time.Millisecond, 200*time.Millisecond)
+	proxy := testbroker.NewProxy(t, url)
+	var poison, innocent seen
+	r := rig.Start(t, rig.Config{
+		URL: proxy.URL(), AdminURL: url, PublisherURL: url, Strategy: strategy,
+		Configure: func(cfg *wamqp.Config) {
+			rig.QuickReconnect(cfg)
+			rig.WithQueue(args)(cfg)
+		},
+		Policy: backoff.Constant{Interval: 200 * time.Millisecond, Retries: 2},
+		Handle: func(msg *message.Message) error {
+			if string(msg.Payload) != "poison" {
+				innocent.note(msg)
+				return nil
+			}
+			poison.note(msg)
+			proxy.Cut()
+			<-msg.Context().Done()
+			return nil
+		},
+	})
+	r.URL = url
+	for _, body := range []string{"poison", "innocent 1", "innocent 2"} {
+		rig.Publish(t, url, "", r.Queue, rig.Message(body))
+	}
+	dead := r.DeadLetter()
+	require.Equal(t, "poison", string(dead.Body))
+	rig.RequireDead(t, dead, "exhausted", "3")
+	require.Equal(t, []int{1, 2, 3}, poison.attempts)
+	rig.WaitFor(t, "the other messages to be handled", func() bool { return innocent.Count() == 2 })
+	require.Equal(t, []int{1, 1}, innocent.attempts)
+	r.RequireNothingLeft(0)
+}
+
+// Given queues that do not hold rejected messages as the strategy says, and brokers that ignore the
+// arguments, when a service subscribes, then it is refused and the error says the way out.
+func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	holds, _ := rig.HoldsRejected(t, url)
+	strategy := topology.Native{Min: time.Second, Max: time.Minute}
+	with := func(key string, value any) amqp.Table {
+		args := rig.RejectArguments(time.Second, time.Minute)
+		if args[key] = value; value == nil {
+			delete(args, key)
+		}
+		return args
+	}
+	for name, c := range map[string]struct {
+		args amqp.Table
+		want string
+	}{
+		"no arguments":    {amqp.Table{"x-queue-type": "quorum"}, "it holds none"},
+		"no minimum":      {with("x-delayed-retry-min", nil), "it holds none"},
+		"another minimum": {with("x-delayed-retry-min", 500), "it holds them for 500ms to 1m0s"},
+		"no maximum":      {with("x-delayed-retry-max", nil), "it holds them for 1s to 1s"},
+		"of nacks alone":  {with("x-delayed-retry-type", "returned"), "it holds none"},
+		"a classic queue": {amqp.Table{"x-queue-type": "classic"}, "only a quorum queue holds"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			queue := testbroker.Queue(t)
+			rig.DeclareQueue(t, url, queue, c.args)
+			cfg := rig.QueueConfig(url)
+			cfg.Queue.Arguments = c.args
+			err := rig.SubscribeError(t, rig.OpenClient(t, url, strategy), cfg, queue,
+				backoff.Linear{Initial: time.Second, Step: time.Second, Max: time.Minute, Retries: 3})
+			if !holds {
+				rig.RequireTexts(t, err, "ignores the delayed retry of a queue", "use another strategy")
+				return
+			}
+			rig.RequireTexts(t, err, queue, c.want)
+			if !strings.Contains(c.want, "quorum") {
+				rig.RequireTexts(t, err, "x-delayed-retry-type failed, x-delayed-retry-min 1000 and "+
+					"x-delayed-retry-max 60000")
+			}
+		})
+	}
+}

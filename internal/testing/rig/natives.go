@@ -1,0 +1,44 @@
+package rig
+
+import (
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/audit"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// HoldsRejected reports whether a quorum queue of the broker can hold rejected messages, and
+// returns the broker's version.
+func HoldsRejected(t testing.TB, url string) (holds bool, version any) {
+	t.Helper()
+	properties := testbroker.Dial(t, url).Properties
+	return audit.VersionOf(properties).AtLeast(4, 3), properties["version"]
+}
+
+// Native returns the strategy for queues that hold rejected messages from least to most, and the
+// arguments of such a queue. It skips the test where the broker ignores them.
+func Native(t testing.TB, url string, least, most time.Duration) (topology.Native, amqp.Table) {
+	t.Helper()
+	if holds, version := HoldsRejected(t, url); !holds {
+		t.Skipf("RabbitMQ %v ignores the delayed retry of a queue: 4.3 is the first to have it", version)
+	}
+	return topology.Native{Min: least, Max: most}, RejectArguments(least, most)
+}
+
+// RejectArguments are the arguments of a queue that holds rejected messages.
+func RejectArguments(least, most time.Duration) amqp.Table {
+	return amqp.Table{
+		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
+		"x-delayed-retry-min": least.Milliseconds(), "x-delayed-retry-max": most.Milliseconds(),
+	}
+}
+
+// WithQueue sets the arguments of the consumed queue.
+func WithQueue(args amqp.Table) func(*wamqp.Config) {
+	return func(cfg *wamqp.Config) { cfg.Queue.Arguments = args }
+}

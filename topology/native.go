@@ -1,0 +1,105 @@
+package topology
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Native lets a failed message wait in its own queue, by the delayed retry of RabbitMQ 4.3:
+//
+//	orders ── fails: basic.reject ──► orders, not delivered for Min, 2 Min, 3 Min … Max
+//	       ── any other delay ──► orders.wait.5s ── TTL ──► orders
+//	       ── gives up ──► orders.dlq
+//
+// A failure costs no publish and no wait queue. The queue must be a quorum queue with these
+// arguments, or a policy with the same keys without x-:
+//
+//	x-delayed-retry-type: failed
+//	x-delayed-retry-min:  Min in milliseconds
+//	x-delayed-retry-max:  Max in milliseconds
+//
+// Subscribe refuses any other queue, and any broker before 4.3, which accepts these arguments and
+// ignores them: there a rejected message comes back at once (F14). Prefer the arguments: under a
+// policy that is removed, or replaced by another one, rejected messages come back at once, and are
+// soon dead letters.
+//
+// The queue holds a message for Min times its delivery count, at most for Max. A message waits so
+// if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
+// Constant if Min is Max. A message with any other delay (RetryAfter, Snooze, a jitter), with an
+// expiration, or with kept metadata that its handler has changed, waits in a queue of Else.
+//
+// The broker counts the attempts, and nothing is written to the message. So there are limits:
+//
+//   - A process that ends counts as a failed attempt of each message that it had. So a Subscriber
+//     whose prefetch is not set takes no messages ahead.
+//   - The history of a dead letter has its last attempt, and the attempts that were followed by a
+//     copy. The first failure is taken to be as long ago as the delays that followed.
+//   - A message that waits cannot be seen, released or cancelled, and no count of the broker has it
+//     as ready.
+type Native struct {
+	// Min and Max are x-delayed-retry-min and -max of the queue, whole milliseconds. Required, and
+	// Max is not less than Min.
+	Min, Max time.Duration
+	// Else keeps the messages that the queue cannot hold for their delay. It has a wait queue for
+	// each delay of the policies that the queue cannot express. If there is none, it has its own
+	// wait steps. Default: PerQueue{}.
+	Else PerQueue
+}
+
+// Validate returns an error that lists every invalid field. Open calls it.
+func (s Native) Validate() error {
+	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate())
+}
+
+// checkRejects refuses delays that no queue can have.
+func checkRejects(least, most time.Duration) error {
+	if least < time.Millisecond || most < least || least%time.Millisecond+most%time.Millisecond > 0 {
+		return fmt.Errorf("a queue cannot hold rejected messages for %v to %v: set both to whole "+
+			"milliseconds, at least one, and the longer delay not below the shorter", least, most)
+	}
+	return nil
+}
+
+// rejects checks how long the queue holds rejected messages.
+func (v *validation) rejects() {
+	if v.plan.RejectMin == 0 && v.plan.RejectMax == 0 {
+		return
+	}
+	if err := checkRejects(v.plan.RejectMin, v.plan.RejectMax); err != nil {
+		v.find("Plan.RejectMin and RejectMax: %w", err)
+	}
+}
+
+// Plan implements Strategy.
+func (s Native) Plan(queue string, delays []time.Duration) (Plan, error) {
+	if err := checkRejects(s.Min, s.Max); err != nil {
+		return Plan{}, err
+	}
+	own := Plan{RejectMin: s.Min, RejectMax: s.Max}
+	var others []time.Duration
+	for _, delay := range delays {
+		if !own.holds(delay) {
+			others = append(others, delay)
+		}
+	}
+	plan, err := s.Else.Plan(queue, others)
+	plan.RejectMin, plan.RejectMax = s.Min, s.Max
+	return plan, err
+}
+
+// rejects reports whether failed messages wait in the queue itself.
+func (p *Plan) rejects() bool { return p.RejectMin > 0 }
+
+// holds reports whether the queue holds a rejected message for the delay at some delivery count.
+func (p *Plan) holds(delay time.Duration) bool {
+	return delay == p.RejectMax || delay > 0 && delay < p.RejectMax && delay%p.RejectMin == 0
+}
+
+// heldFor returns how long the queue holds a rejected message with the delivery count.
+func (p *Plan) heldFor(count int) time.Duration {
+	if count > int(p.RejectMax/p.RejectMin) {
+		return p.RejectMax
+	}
+	return time.Duration(count) * p.RejectMin
+}
