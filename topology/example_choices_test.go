@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/components/delay"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/middleware"
@@ -211,6 +212,11 @@ func ExampleShared_tenants() {
 // A queue of RabbitMQ 4.3 that holds rejected messages: a failure takes no wait queue, unless it
 // asks for another delay. The queue needs x-delayed-retry-type, -min and -max.
 func ExampleNative() {
+	cfg := wamqp.NewDurableQueueConfig("amqp://localhost")
+	cfg.Queue.Arguments = amqp.Table{
+		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
+		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 60_000,
+	}
 	strategy := topology.Native{Min: 5 * time.Second, Max: time.Minute}
 	policy := backoff.Linear{
 		Initial: 5 * time.Second, Step: 5 * time.Second, Max: time.Minute, Retries: 20,

@@ -96,6 +96,15 @@ func (p *Plan) holds(delay time.Duration) bool {
 	return delay == p.RejectMax || delay > 0 && delay < p.RejectMax && delay%p.RejectMin == 0
 }
 
+// given returns how long a failed message waits that asks for a delay. It takes a message for held
+// by the queue if the queue can hold it for the delay.
+func (p Plan) given(asked time.Duration) time.Duration {
+	if p.rejects() && p.holds(asked) {
+		return asked
+	}
+	return p.waits(asked)
+}
+
 // heldFor returns how long the queue holds a rejected message with the delivery count.
 func (p *Plan) heldFor(count int) time.Duration {
 	if count > int(p.RejectMax/p.RejectMin) {

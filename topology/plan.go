@@ -209,7 +209,7 @@ func (p Plan) sortsPriorities() bool {
 // toConsumer returns the part of the plan that a subscription needs.
 func (p Plan) toConsumer() consumer.Waits {
 	w := consumer.Waits{
-		Given: p.waits, Dead: p.Dead.toConsumer(),
+		Given: p.given, Dead: p.Dead.toConsumer(),
 		SortsPriorities: p.sortsPriorities(), Steps: p.steps(),
 		KeyKept: p.delayingExchanges(), RouteHeaders: p.routeHeaders(),
 	}

@@ -185,6 +185,7 @@ func TestPlanIsPrinted(t *testing.T) {
 			"1s",
 		},
 		"plan-delayed":    {"--strategy", "delayed", "plan", "orders", "--policy", "5s"},
+		"plan-native":     {"--strategy", "native", "plan", "orders", "--policy", "5s,10s,12s,12s"},
 		"plan-perattempt": {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
 		"plan-return-to":  {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-return-to-two": {
@@ -472,7 +473,13 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
-		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, levels, perattempt"},
+		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, levels, native, perattempt"},
+		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
+		{
+			[]string{"plan", "q", "--strategy", "native", "--policy", "5s,30s,1m"},
+			exitUsage,
+			"delay 2 is 30s, but a queue that holds messages for 5s to 1m0s holds them for 10s then",
+		},
 		{
 			[]string{"prune", "q", "--policy", "1s", "--old-policy", "9999999h"},
 			exitUsage,

@@ -207,12 +207,14 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
-	end, verb := d.on.ack, "ack"
 	if d.rejected {
-		end, verb = d.on.reject, "reject"
+		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
+			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
+		}
+		return
 	}
-	if err := end(d.raw.DeliveryTag); err != nil {
-		d.sub.logger.Debug("Cannot "+verb+", the message comes again: "+err.Error(), d.LogFields())
+	if err := d.on.ack(d.raw.DeliveryTag); err != nil {
+		d.sub.logger.Debug("Cannot ack, the message comes again: "+err.Error(), d.LogFields())
 	}
 }
 

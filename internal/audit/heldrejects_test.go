@@ -1,0 +1,77 @@
+package audit_test
+
+import (
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/audit"
+)
+
+// A queue that must hold rejected messages for 1 s to 1 min. The facts about argument and policy
+// are F14.
+func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
+	t.Parallel()
+	plan := audit.Plan{Queue: "orders", RejectMin: time.Second, RejectMax: time.Minute}
+	type set map[string]any // of a policy, and with x- of arguments
+	retry := func(kind string, least, most int) set {
+		return set{
+			"delayed-retry-type": kind, "delayed-retry-min": least, "delayed-retry-max": most,
+		}
+	}
+	good, off := retry("failed", 1000, 60000), retry("disabled", 0, 0)
+	for name, c := range map[string]struct {
+		args, policy set
+		kind         string
+		version      audit.Version
+		want         string // "" for a queue that is as it must be
+	}{
+		"arguments":     {args: good},
+		"of nacks, too": {args: retry("all", 1000, 60000)},
+		"a policy":      {policy: good},
+		"both": {
+			args: retry("failed", 1000, 90000), policy: retry("all", 2000, 60000),
+		},
+		"a policy takes it away": {args: good, policy: off, want: "it holds none"},
+		"a policy makes it less": {
+			args: good, policy: retry("failed", 500, 60000), want: "holds them for 500ms to 1m0s",
+		},
+		"of nacks alone": {args: retry("returned", 1000, 60000), want: "it holds none"},
+		"neither":        {want: "it holds none"},
+		"the longer delay alone": {
+			args: set{"delayed-retry-type": "failed", "delayed-retry-max": 60000},
+			want: "it holds none",
+		},
+		"the shorter delay alone": {
+			args: set{"delayed-retry-type": "failed", "delayed-retry-min": 1000},
+			want: "holds them for 1s to 1s",
+		},
+		"a classic queue":     {args: good, kind: audit.Classic, want: "it is a classic queue"},
+		"a broker before 4.3": {args: good, version: four, want: "RabbitMQ 4.0 ignores"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &audit.Facts{
+				Kind: audit.Quorum, Arguments: amqp.Table{}, Policy: c.policy, Version: latest,
+			}
+			for key, value := range c.args {
+				f.Arguments["x-"+key] = value
+			}
+			if c.kind != "" {
+				f.Kind = c.kind
+			}
+			if c.version != (audit.Version{}) {
+				f.Version = c.version
+			}
+			require.NoError(t, f.RefuseRejects("orders", audit.Plan{}), "a plan without rejects")
+			err := f.RefuseRejects("orders", plan)
+			if c.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
