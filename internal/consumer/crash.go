@@ -195,7 +195,7 @@ func (d *delivery) counted() bool {
 // count. If that is not confirmed in time, or if the headers of the message leave no room,
 // the delivery is given back.
 func (d *delivery) putBack() (snoozed bool) {
-	if !d.counted() {
+	if d.on.inOrder != nil || !d.counted() {
 		d.giveBack()
 		return false
 	}
