@@ -64,13 +64,16 @@ type inOrder struct {
 
 	main    *consumer // of the main queue; nil before the line is known
 	opening bool
-	opened  chan newMain    // the outcome of opening it
-	came    bool            // a message of the main queue has come
-	mark    string          // the name of the token that must come back; "" for none
-	marked  bool            // the token counts for the main queue
-	tokens  []amqp.Delivery // that are in hand
-	since   time.Time       // this process leads
-	ahead   int             // the highest prefetch of the main queue that any process has had
+	opened  chan newMain // the outcome of opening it
+	came    bool         // a message of the main queue has come
+
+	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
+	gate   string               // the token before whose return nothing begins; "" for none
+	whole  bool                 // a message of the main queue had come before the gate
+	tokens []amqp.Delivery      // that are in hand
+	ahead  int                  // the highest prefetch of the main queue that any process has had
+	leased time.Time            // the process leads until then
+	since  time.Time            // the process leads
 }
 
 type newMain struct {
@@ -82,12 +85,12 @@ type newMain struct {
 func (s *Subscription) consumeLine(
 	conn *link.Conn, limits Limits, use intent,
 ) (*consumer, error) {
-	c, err := s.open(conn, limits, use, s.cfg.Order.Line, 0)
+	c, err := s.open(conn, limits, use, s.cfg.Order.Line, maxPrefetch)
 	if err != nil {
 		return nil, err
 	}
 	o := &inOrder{
-		lines: c, line: order.New[arrival](s.cfg.Order.Limits),
+		lines: c, line: order.New[arrival](s.cfg.Order.Limits), mine: map[string]time.Time{},
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
@@ -102,12 +105,12 @@ func (s *Subscription) consumeLine(
 // everything that was given back there before.
 func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err error) {
 	name = watermill.NewShortUUID()
+	o.mine[name] = time.Now()
+	note := order.Note{Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead}
 	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
 		amqp.Publishing{
 			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-			Headers: amqp.Table{header.Line: order.Note{
-				Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead,
-			}.String()},
+			Headers: amqp.Table{header.Line: note.String()},
 		})
 	if err != nil {
 		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
@@ -122,8 +125,14 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	var next *step
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	renew := time.NewTicker(max(c.hold/2, time.Second))
-	defer renew.Stop()
+	beat := time.NewTicker(leaseBeat)
+	defer beat.Stop()
+	var renew <-chan time.Time
+	if c.NackCounts { // else the consumers have no timeout
+		ticker := time.NewTicker(max(c.hold/2, time.Second))
+		defer ticker.Stop()
+		renew = ticker.C
+	}
 	limit := s.probeLimit(c)
 	for {
 		if next == nil {
@@ -131,7 +140,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		}
 		var start, freed <-chan struct{}
 		switch {
-		case next == nil:
+		case next == nil || !o.leads():
 		case s.mayBegin(c):
 			start = always
 		default:
@@ -169,7 +178,11 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		case <-freed:
 		case <-o.changed:
 		case <-timer.C:
-		case <-renew.C:
+		case <-beat.C:
+			if !s.beat(o) {
+				return false
+			}
+		case <-renew:
 			if !s.renew(o) {
 				return false
 			}
@@ -236,7 +249,7 @@ func (s *Subscription) fromLine(c *consumer, raw amqp.Delivery) bool {
 	a := arrival{raw: raw, at: time.Now(), on: c}
 	text, _ := raw.Headers[header.Line].(string)
 	note := order.ParseNote(text)
-	if o.mark == "" && len(o.tokens) == 0 && !s.remark(o, 0) {
+	if o.gate == "" && len(o.tokens) == 0 && !s.shut(o, 0) {
 		return false
 	}
 	switch note.Kind {
@@ -266,49 +279,89 @@ func (o *inOrder) waits(a arrival, note order.Note) {
 	})
 }
 
-// token takes a token.
+// token takes a token. It reports whether this process may go on to lead.
 func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
-	epoch := note.Epoch
+	published, mine := o.mine[note.Name]
+	delete(o.mine, note.Name)
+	o.ahead = max(o.ahead, note.Ahead)
 	o.mu.Lock()
 	before := o.line.Epoch()
-	o.line.Seen(epoch)
+	o.line.Seen(note.Epoch)
 	o.mu.Unlock()
-	o.ahead = max(o.ahead, note.Ahead)
-	if o.mark == "" && epoch <= before { // of a process that has just begun
+	switch own := o.epoch.Load(); {
+	case own > 0 && note.Epoch >= own && !mine:
+		return false // another process has led meanwhile
+	case o.gate == "" && !mine || note.Epoch == 0 && own > 0: // of a process that has just begun
 		_ = o.lines.ack(raw.DeliveryTag)
 		return true
 	}
 	o.tokens = append(o.tokens, raw)
-	if note.Name != o.mark {
+	switch {
+	case !mine || o.gate != "" && note.Name != o.gate:
 		return true
-	}
-	if epoch <= before || note.Ahead < o.ahead { // of another process, which was before
-		return s.remark(o, max(before, epoch))
+	case o.gate != "" && (note.Epoch <= before || note.Ahead < o.ahead):
+		return s.shut(o, max(before, note.Epoch)) // another process has led before
 	}
 	for _, old := range o.tokens[:len(o.tokens)-1] {
 		_ = o.lines.ack(old.DeliveryTag)
 	}
-	o.tokens, o.mark = []amqp.Delivery{raw}, ""
-	o.epoch.Store(epoch)
-	if o.since.IsZero() {
-		o.since = time.Now().UTC()
+	o.tokens, o.leased = []amqp.Delivery{raw}, published.Add(lease)
+	if o.gate == "" {
+		return true
 	}
+	o.gate = ""
+	o.epoch.Store(note.Epoch)
 	o.mu.Lock()
-	o.line.Know(epoch, o.marked)
+	o.line.Know(note.Epoch, o.whole)
 	o.mu.Unlock()
 	switch {
-	case o.main == nil:
+	case o.main == nil && !o.opening:
+		o.since = time.Now().UTC()
 		s.openMain(o)
-	case o.came && !o.marked:
-		return s.remark(o, epoch)
+	case o.came && !o.whole:
+		return s.shut(o, note.Epoch)
 	}
 	return true
 }
 
-// remark publishes a token, before whose return nothing begins.
-func (s *Subscription) remark(o *inOrder, epoch uint64) bool {
+// shut publishes a token before whose return nothing begins.
+func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
 	name, err := s.publishToken(o, epoch+1)
-	o.mark, o.marked = name, o.came
+	o.gate, o.whole = name, o.came
+	return err == nil
+}
+
+const (
+	// lease is how long a process leads after it has published a token that comes back. A process
+	// that was frozen, or whose broker node was cut off, begins nothing when that is over. It must be
+	// shorter than any time after which the broker lets another process lead: two heartbeats, or the
+	// tick of the cluster.
+	lease     = 3 * time.Second
+	leaseBeat = time.Second
+	// lateToken is how long a token may take to come back.
+	lateToken = 10 * time.Second
+)
+
+// leads reports whether the process may begin a message.
+func (o *inOrder) leads() bool { return time.Now().Before(o.leased) }
+
+// beat publishes a token that keeps the lead, unless one is on its way.
+func (s *Subscription) beat(o *inOrder) bool {
+	if len(o.tokens) == 0 {
+		return true // another process leads
+	}
+	for _, at := range o.mine {
+		if time.Since(at) < lateToken {
+			return true
+		}
+	}
+	if o.gate != "" {
+		o.mu.Lock()
+		epoch := o.line.Epoch()
+		o.mu.Unlock()
+		return s.shut(o, epoch)
+	}
+	_, err := s.publishToken(o, o.epoch.Load())
 	return err == nil
 }
 
@@ -340,7 +393,7 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 		return true
 	}
 	o.came = true
-	return o.mark != "" || s.remark(o, epoch)
+	return o.gate != "" || s.shut(o, epoch)
 }
 
 // keyOf returns the key of a message; "" if it cannot be read. Such a message is dead-lettered
@@ -366,7 +419,7 @@ func (s *Subscription) keyOf(raw *amqp.Delivery) (key string) {
 // renew gives everything in the line back before the broker's consumer timeout, and reads it
 // again.
 func (s *Subscription) renew(o *inOrder) bool {
-	if o.mark != "" || len(o.tokens) == 0 {
+	if o.gate != "" || len(o.tokens) == 0 {
 		return true
 	}
 	o.mu.Lock()
@@ -383,7 +436,7 @@ func (s *Subscription) renew(o *inOrder) bool {
 			return false
 		}
 	}
-	return s.remark(o, epoch)
+	return s.shut(o, epoch)
 }
 
 // unblock takes the mark of a dead letter away.
@@ -541,6 +594,9 @@ func (t *step) writeDead(headers amqp.Table) {
 	}
 	headers[header.DeadLine] = order.Note{Kind: order.Block, Seq: t.Seq, ID: t.ID}.String()
 }
+
+// maxPrefetch is AMQP's limit. Without a prefetch a quorum queue delivers 2000 messages (F50).
+const maxPrefetch = 65535
 
 // besideBody is what a message in the line takes in memory beside its body.
 const besideBody = 2 << 10
