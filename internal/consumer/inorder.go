@@ -123,6 +123,7 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
 	var next *step
+	var pace *time.Timer
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	beat := time.NewTicker(leaseBeat)
@@ -139,10 +140,13 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			next = o.next(timer)
 		}
 		var start, freed <-chan struct{}
+		var paced <-chan time.Time
 		switch {
 		case next == nil || !o.leads():
 		case s.mayBegin(c):
-			start = always
+			if pace, paced = s.paced(pace); paced == nil {
+				start = always
+			}
 		default:
 			freed = s.places.freed
 		}
@@ -170,12 +174,18 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				return false
 			}
 		case <-start:
+			if !next.Follows {
+				if look := s.seat.Start(next.Item.at); look != nil {
+					s.wg.Go(func() { s.look(c.conn, look) })
+				}
+			}
 			s.begun(next.Item.on, next.Item.with(next))
 			if c.single && !next.Follows {
 				return true
 			}
 			next = nil
 		case <-freed:
+		case <-paced:
 		case <-o.changed:
 		case <-timer.C:
 		case <-beat.C:
@@ -305,7 +315,10 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	for _, old := range o.tokens[:len(o.tokens)-1] {
 		_ = o.lines.ack(old.DeliveryTag)
 	}
-	o.tokens, o.leased = []amqp.Delivery{raw}, published.Add(lease)
+	o.tokens = []amqp.Delivery{raw}
+	if until := published.Add(lease); until.After(o.leased) {
+		o.leased = until
+	}
 	if o.gate == "" {
 		return true
 	}

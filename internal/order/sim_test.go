@@ -108,23 +108,40 @@ func (w *world) store(s *stored) *stored {
 	return s
 }
 
-// lead begins a new leader. What the earlier one had comes again, in the order of its delivery.
+// lead begins a new leader. The earlier one may go on until the main queue is taken from it, and what
+// it had comes again, in the order of its delivery.
 func (w *world) lead() {
-	w.line = append(slices.Clone(w.lineOut), w.line...)
-	left := w.mainOut
+	old := w.leader
+	w.line = append(slices.Clone(old.lineOut), w.line...)
 	w.leader = leader{memory: order.New[*stored](order.Limits{Messages: 20, Bytes: 1 << 20})}
-	if w.bug == noSecondToken { // the broker takes these back later
-		w.shut()
+	w.came = w.bug == noSecondToken
+	w.shut()
+	if w.rand.IntN(2) == 0 {
 		w.readLine()
-		defer func() { w.came, w.whole = true, true }()
 	}
-	w.main = append(slices.Clone(left), w.main...)
+	for _, r := range old.running {
+		copies := r.step.Follows || r.step.Item.fails > 0
+		if copies && !r.copied && slices.Contains(old.mainOut, r.step.Item) && w.rand.IntN(2) == 0 {
+			w.copy(r.step)
+			old.mainOut = without(old.mainOut, r.step.Item)
+		}
+	}
+	w.main = append(slices.Clone(old.mainOut), w.main...)
 	if w.bug == unread {
 		w.memory.Know(uint64(w.ids), true)
-		w.reading, w.came, w.whole = true, true, true
-		return
+		w.gate, w.reading, w.came, w.whole = "", true, true, true
 	}
-	w.shut()
+}
+
+// copy puts the copy of a step into the line.
+func (w *world) copy(step *order.Step[*stored]) {
+	again := *step.Item
+	again.note = order.Note{Kind: order.Wait, Seq: step.Seq, ID: step.ID}
+	if !step.Follows {
+		again.fails--
+		again.due = w.now.Add(time.Duration(w.rand.IntN(5000)) * time.Millisecond)
+	}
+	w.line = append(w.line, w.store(&again))
 }
 
 // shut puts a token behind everything in the line.
@@ -226,16 +243,11 @@ func (w *world) proceed() {
 	case !r.ended && !r.copied:
 		if w.bug == ackBeforeCopy && w.rand.IntN(4) == 0 {
 			w.settle(s)
+			w.running = nil
 			w.lead()
 			return
 		}
-		again := *s
-		again.note = order.Note{Kind: order.Wait, Seq: r.step.Seq, ID: r.step.ID}
-		if !r.step.Follows {
-			again.fails--
-			again.due = w.now.Add(time.Duration(w.rand.IntN(5000)) * time.Millisecond)
-		}
-		w.line = append(w.line, w.store(&again))
+		w.copy(r.step)
 		r.copied, r.ended = true, true
 	default:
 		w.settle(s)
@@ -245,9 +257,11 @@ func (w *world) proceed() {
 }
 
 func (w *world) settle(s *stored) {
-	same := func(o *stored) bool { return o.id == s.id }
-	w.mainOut = slices.DeleteFunc(w.mainOut, same)
-	w.lineOut = slices.DeleteFunc(w.lineOut, same)
+	w.mainOut, w.lineOut = without(w.mainOut, s), without(w.lineOut, s)
+}
+
+func without(all []*stored, s *stored) []*stored {
+	return slices.DeleteFunc(slices.Clone(all), func(o *stored) bool { return o == s })
 }
 
 // forget gives everything in the line back, as before the broker's consumer timeout.
@@ -332,7 +346,7 @@ func TestEachMistakeIsFound(t *testing.T) {
 	for _, b := range []bug{ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(300) {
+			for seed := range uint64(3000) {
 				if wrong := newWorld(t, seed, b).run(); len(wrong) > 0 {
 					t.Logf("seed %d: %s", seed, wrong[0])
 					return
