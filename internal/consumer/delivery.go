@@ -57,6 +57,10 @@ func (s *Subscription) process(d *delivery) {
 		d.follow()
 		return
 	}
+	if d.step != nil && d.step.blamed {
+		d.blame()
+		return
+	}
 	if d.alone && d.isolated() {
 		return
 	}

@@ -49,7 +49,11 @@ type Order struct {
 }
 
 // step is a message that may begin.
-type step struct{ *order.Step[arrival] }
+type step struct {
+	*order.Step[arrival]
+	tried  string // the token that says that the message is tried alone
+	blamed bool   // the last process has ended while it tried the message
+}
 
 // inOrder is the part of a consumer that keeps the order.
 type inOrder struct {
@@ -58,6 +62,8 @@ type inOrder struct {
 	mu   sync.Mutex
 	line *order.Line[arrival]
 	over bool // a delivery comes again: nothing begins
+	// careful says that each message is tried alone.
+	careful bool
 
 	changed chan struct{} // has a value when a step has ended
 	epoch   atomic.Uint64 // of the last token that came back
@@ -74,6 +80,10 @@ type inOrder struct {
 	ahead  int                  // the highest prefetch of the main queue that any process has had
 	leased time.Time            // the process leads until then
 	since  time.Time            // the process leads
+
+	last    order.Note // the token of the process that has led before
+	crashes int        // processes in a row that have ended while they led
+	trying  order.ID   // the message that is tried alone; guarded by mu
 }
 
 type newMain struct {
@@ -106,7 +116,12 @@ func (s *Subscription) consumeLine(
 func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err error) {
 	name = watermill.NewShortUUID()
 	o.mine[name] = time.Now()
-	note := order.Note{Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead}
+	note := order.Note{
+		Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead, Crashes: o.crashes,
+	}
+	o.mu.Lock()
+	note.Trying = o.trying
+	o.mu.Unlock()
 	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
 		amqp.Publishing{
 			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
@@ -143,6 +158,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		var paced <-chan time.Time
 		switch {
 		case next == nil || !o.leads():
+		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
 		case s.mayBegin(c):
 			if pace, paced = s.paced(pace); paced == nil {
 				start = always
@@ -244,7 +260,11 @@ func (o *inOrder) next(timer *time.Timer) *step {
 	}
 	now := clock.Now()
 	if found, ok := o.line.Next(now); ok {
-		return &step{found}
+		next := &step{Step: found}
+		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
+			next.blamed, o.last.Trying = true, order.ID{}
+		}
+		return next
 	}
 	if at, ok := o.line.Wake(); ok {
 		timer.Reset(max(clock.Wait(at.Sub(now)), time.Millisecond))
@@ -306,10 +326,13 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 		return true
 	}
 	o.tokens = append(o.tokens, raw)
+	if !mine && note.Epoch >= o.last.Epoch && note.Epoch > 0 {
+		o.last, o.crashes = note, note.Crashes+1
+	}
 	switch {
 	case !mine || o.gate != "" && note.Name != o.gate:
 		return true
-	case o.gate != "" && (note.Epoch <= before || note.Ahead < o.ahead):
+	case o.gate != "" && (note.Epoch <= before || note.Ahead < o.ahead || note.Crashes < o.crashes):
 		return s.shut(o, max(before, note.Epoch)) // another process has led before
 	}
 	for _, old := range o.tokens[:len(o.tokens)-1] {
@@ -330,6 +353,7 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	switch {
 	case o.main == nil && !o.opening:
 		o.since = time.Now().UTC()
+		s.beCareful(o, o.crashes >= mostCrashes)
 		s.openMain(o)
 	case o.came && !o.whole:
 		return s.shut(o, note.Epoch)
@@ -363,6 +387,10 @@ func (s *Subscription) beat(o *inOrder) bool {
 	if len(o.tokens) == 0 {
 		return true // another process leads
 	}
+	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
+		o.crashes = 0
+		s.beCareful(o, false)
+	}
 	for _, at := range o.mine {
 		if time.Since(at) < lateToken {
 			return true
@@ -376,6 +404,46 @@ func (s *Subscription) beat(o *inOrder) bool {
 	}
 	_, err := s.publishToken(o, o.epoch.Load())
 	return err == nil
+}
+
+const (
+	// mostCrashes is how many processes in a row may end while they lead, before messages are
+	// tried alone.
+	mostCrashes = 3
+	// calm is how long a process must lead until it counts as not ended.
+	calm = time.Minute
+)
+
+// beCareful begins or ends to try each message alone. A message that ends the process is found so:
+// the token names it, and the next process reads the token.
+func (s *Subscription) beCareful(o *inOrder, careful bool) {
+	if o.careful == careful {
+		return
+	}
+	o.careful = careful
+	o.mu.Lock()
+	o.line.BeCareful(careful)
+	o.mu.Unlock()
+	if careful {
+		s.logger.Info("Processes or connections have ended repeatedly while they handled the queue: its "+
+			"messages are tried one at a time for a while", watermill.LogFields{"ended": o.crashes})
+	}
+}
+
+// try reports whether a token says that the message is tried alone.
+func (s *Subscription) try(o *inOrder, next *step) bool {
+	if next.tried == "" {
+		o.mu.Lock()
+		o.trying = next.From
+		o.mu.Unlock()
+		var err error
+		if next.tried, err = s.publishToken(o, o.epoch.Load()); err != nil {
+			o.lines.enoughNow()
+			return false
+		}
+	}
+	_, away := o.mine[next.tried]
+	return !away
 }
 
 // openMain consumes the main queue. Every leader takes as many messages ahead as any leader
@@ -507,6 +575,9 @@ func (o *inOrder) ended(d *delivery) {
 		o.over = true
 	}
 	o.line.Ended(d.step.Step, copied)
+	if o.trying == d.step.From {
+		o.trying = order.ID{}
+	}
 	o.mu.Unlock()
 	select {
 	case o.changed <- struct{}{}:
@@ -520,6 +591,12 @@ func (o *inOrder) giveAllBack() {
 	o.over = true
 	o.mu.Unlock()
 	o.lines.enoughNow()
+}
+
+func (o *inOrder) isOver() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.over
 }
 
 // probeInOrder is the rest of probe for a queue that is handled in order.
@@ -553,6 +630,10 @@ func (s *Subscription) releaseInOrder(c *consumer) (settled <-chan struct{}) {
 		for _, c := range both {
 			c.inFlight.Wait()
 			c.flushAcks()
+		}
+		if o.gate == "" && o.epoch.Load() > 0 && !o.isOver() {
+			o.crashes = order.Clean
+			_, _ = s.publishToken(o, o.epoch.Load())
 		}
 		for _, c := range both {
 			close(c.cancelled)
