@@ -41,8 +41,9 @@ type InOrder struct {
 	// messages that come behind stay in the user's queue, which pauses when the prefetch is used
 	// up. At most 60000. Default: 10000, of together at most 64 MiB.
 	MaxWaiting int
-	// Else has the wait queues of delayed publishing, and says where dead letters go. Its Via has
-	// no effect: messages of the line go straight to their handler. Default: PerQueue{}.
+	// Else has the wait queues of delayed publishing, and of messages that were waiting before the
+	// queue was handled in order. It says where dead letters go. It cannot have a Via, because
+	// messages of the line go straight to their handler. Default: PerQueue{}.
 	Else PerQueue
 }
 

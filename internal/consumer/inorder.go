@@ -483,8 +483,10 @@ func (s *Subscription) keyOf(raw *amqp.Delivery) (key string) {
 	defer func() {
 		if r := recover(); r != nil {
 			key = ""
-			s.logger.Error("The function of topology.InOrder has panicked: the message has no key and no "+
-				"order", fmt.Errorf("panic: %v", r), watermill.LogFields{"message_id": raw.MessageId})
+			s.keyless.Do(func() {
+				s.logger.Error("KeyBy of topology.InOrder has panicked: the message has no key and no order",
+					fmt.Errorf("panic: %v", r), watermill.LogFields{"message_id": raw.MessageId})
+			})
 		}
 	}()
 	seen := *raw

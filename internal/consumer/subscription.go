@@ -55,6 +55,7 @@ type Subscription struct {
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait
+	keyless  sync.Once // logged that a message has no key, because the user's function panics
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.

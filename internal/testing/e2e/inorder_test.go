@@ -17,9 +17,6 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// oneActive are the arguments of a queue that is handled in order.
-var oneActive = amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true}
-
 // keyOf is the key of a message in these tests: the body up to the colon.
 func keyOf(msg *message.Message) string {
 	key, _, _ := strings.Cut(string(msg.Payload), ":")
@@ -63,7 +60,7 @@ func TestAFailedMessageIsNotOvertakenByItsKey(t *testing.T) {
 	var handled bodies
 	r := rig.Start(t, rig.Config{
 		Strategy:          topology.InOrder{KeyBy: keyOf},
-		Configure:         rig.WithQueue(oneActive),
+		Configure:         rig.WithQueue(rig.OneActive()),
 		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(8)},
 		Policy:            backoff.Constant{Interval: 300 * time.Millisecond, Retries: 50},
 		Handle: func(msg *message.Message) error {
