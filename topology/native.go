@@ -18,11 +18,13 @@ import (
 //	x-delayed-retry-type: failed
 //	x-delayed-retry-min:  Min in milliseconds
 //	x-delayed-retry-max:  Max in milliseconds
+//	x-dead-letter-exchange and x-dead-letter-routing-key: "" and orders.dlq, or another target
 //
 // Subscribe refuses any other queue, and any broker before 4.3, which accepts these arguments and
-// ignores them: there a rejected message comes back at once (F14). Prefer the arguments: under a
-// policy that is removed, or replaced by another one, rejected messages come back at once, and are
-// soon dead letters.
+// ignores them: there a rejected message comes back at once (F14). It refuses a queue without a
+// dead-letter target, because the delivery limit counts failures, and a queue with a message TTL.
+// Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
+// messages come back at once. A process that notices it uses the wait queues of Else.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
 // if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
@@ -49,7 +51,11 @@ type Native struct {
 
 // Validate returns an error that lists every invalid field. Open calls it.
 func (s Native) Validate() error {
-	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate())
+	var via error
+	if len(s.Else.Via) > 0 {
+		via = errRejectsPassNothing
+	}
+	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate(), via)
 }
 
 // checkRejects refuses delays that no queue can have.
@@ -61,6 +67,9 @@ func checkRejects(least, most time.Duration) error {
 	return nil
 }
 
+var errRejectsPassNothing = errors.New("a rejected message stays in its queue, so it passes no " +
+	"exchange on its way back: leave Via out, or use another strategy")
+
 // rejects checks how long the queue holds rejected messages.
 func (v *validation) rejects() {
 	if v.plan.RejectMin == 0 && v.plan.RejectMax == 0 {
@@ -68,6 +77,9 @@ func (v *validation) rejects() {
 	}
 	if err := checkRejects(v.plan.RejectMin, v.plan.RejectMax); err != nil {
 		v.find("Plan.RejectMin and RejectMax: %w", err)
+	}
+	if v.plan.Via != nil {
+		v.find("Plan.RejectMin and Via: %w", errRejectsPassNothing)
 	}
 }
 

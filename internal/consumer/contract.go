@@ -177,6 +177,8 @@ var (
 	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
 		"many or have a type that amqp091-go does not know; their bytes are in the header " +
 		header.Unreadable)
+	// errNotHeld is why a Subscription rejects no more messages.
+	errNotHeld = errors.New("a rejected message has come back before its delay was over")
 	// errChangedKey is why a message came to another queue than its own.
 	errChangedKey = errors.New("the routing key was changed when the wait was over")
 )

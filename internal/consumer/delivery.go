@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,8 +38,9 @@ type delivery struct {
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
 
-	rejected    bool // the message waits in its queue: the delivery is rejected, not acked
-	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
+	uuid        string // of the message that the handler gets, or its message id
+	rejected    bool   // the message waits in its queue: the delivery is rejected, not acked
+	triedAtOnce bool   // the copy was published straight to its queue; see comesAtOnce
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
@@ -69,6 +71,8 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 
+	d.uuid = cmp.Or(msg.UUID, d.MessageID)
+	d.noteEarly()
 	s.inHand.add(d, msg.UUID)
 	defer s.inHand.remove(d)
 	select {
