@@ -120,12 +120,10 @@ type Waits struct {
 	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
-	// LevelHeaders says that levels of the Resolution route by headers: see EachLevel.
-	LevelHeaders bool
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
-	// RouteHeaders are the keys of Route.Headers of all routes. They belong to the wait that is
-	// over: no copy and no handler gets them.
+	// RouteHeaders are the keys of Route.Headers of all routes that are no headers of a retry. They
+	// belong to the wait that is over: no copy and no handler gets them.
 	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
@@ -155,6 +153,11 @@ type Route struct {
 	Hops                 int           // how many wait queues the message passes
 	Headers              amqp.Table    // of the copy that waits
 	Keeps                bool          // the exchange keeps the message until its wait is over
+}
+
+// Target is the address of the route.
+func (r *Route) Target() publisher.Target {
+	return publisher.Target{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Kept: r.Keeps}
 }
 
 // Limits are the limits that the broker sets on the deliveries of the queue.

@@ -158,7 +158,7 @@ func TestPriorityOfAMessageThatWaits(t *testing.T) {
 func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	theirs := strings.Repeat("x", waitingRoom(131072, 1).bytes-1000)
+	theirs := strings.Repeat("x", waitingRoom(131072, &Route{Hops: 1}).bytes-1000)
 	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{
 		RoutingKey: "orders", Headers: amqp.Table{"theirs": theirs},
 	})
