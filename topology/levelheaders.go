@@ -66,7 +66,7 @@ func alternateTo(exchange string) amqp.Table { return amqp.Table{"alternate-exch
 
 // bindLevel binds to for messages whose header of a level has the value.
 func (p *planner) bindLevel(exchange string, level int, value string, to Binding) {
-	to.Exchange, to.Header, to.Value = exchange, header.Level+strconv.Itoa(level), value
+	to.Exchange, to.Header, to.Value = exchange, levelKeys[level], value
 	p.plan.Bindings = append(p.plan.Bindings, to)
 }
 
@@ -77,10 +77,19 @@ func (l LevelRoutes) byHeaders() bool { return l.Destination == "" }
 // message enters at its highest level. The routing key belongs to the message.
 func levelHeaders(steps uint64) amqp.Table {
 	headers := make(amqp.Table, bits.OnesCount64(steps))
-	for value := header.LevelFirst; steps > 0; value = header.LevelNext {
+	var value any = header.LevelFirst
+	for ; steps > 0; value = header.LevelNext {
 		level := bits.Len64(steps) - 1
-		headers[header.Level+strconv.Itoa(level)] = value
+		headers[levelKeys[level]] = value
 		steps &^= 1 << level
 	}
 	return headers
 }
+
+// levelKeys are the keys of the headers, made once.
+var levelKeys = func() (keys [64]string) {
+	for level := range keys {
+		keys[level] = header.Level + strconv.Itoa(level)
+	}
+	return keys
+}()

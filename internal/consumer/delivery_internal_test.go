@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -183,4 +184,23 @@ func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	state.History = nil
 	require.Equal(t, state, got)
 	require.Equal(t, theirs, msg.Headers["theirs"])
+}
+
+// Given a message whose own headers leave little room, when it waits, then the headers by which it
+// is routed stay, and others of a retry make room for them.
+func TestTheHeadersOfARouteAreNeverLeftOut(t *testing.T) {
+	t.Parallel()
+	route := Route{Hops: 2, Headers: amqp.Table{
+		header.Level + "2": "first", header.Level + "0": "next",
+	}}
+	msg := amqp.Publishing{Headers: amqp.Table{
+		header.Queue: "orders", header.Error: strings.Repeat("e", 400),
+		header.OriginRoutingKey: "orders",
+	}}
+	maps.Copy(msg.Headers, route.Headers)
+	msg.Headers["theirs"] = strings.Repeat("x", waitingRoom(131072, &route).bytes-130)
+	require.NoError(t, FitWaiting(&msg, 131072, &route))
+	require.Equal(t, "first", msg.Headers[header.Level+"2"])
+	require.Equal(t, "next", msg.Headers[header.Level+"0"])
+	require.NotContains(t, msg.Headers, header.OriginRoutingKey)
 }
