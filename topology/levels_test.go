@@ -370,8 +370,8 @@ func FuzzLevels(f *testing.F) {
 	})
 }
 
-// Given Levels with a Via, when a delay is routed, then its route has the headers of the levels that
-// the message passes, and a route with other headers is refused.
+// Given Levels with a Via, when a delay is routed, then its route has the headers of the levels
+// that the message passes, and a route with other headers is refused.
 func TestLevelsRouteByTheHeadersOfTheirRoute(t *testing.T) {
 	t.Parallel()
 	plan := rig.PlanOf(t, topology.Levels{Max: time.Minute, Via: []string{"events"}}, "orders")
@@ -389,18 +389,4 @@ func TestLevelsRouteByTheHeadersOfTheirRoute(t *testing.T) {
 
 	plan = rig.PlanOf(t, topology.Levels{}, "orders")
 	require.Nil(t, plan.WaitSteps[1].Headers, "topic exchanges route by the key")
-}
-
-// A rejected message stays in its queue, so it cannot pass an exchange of the user.
-func TestRejectsAndViaAreRefused(t *testing.T) {
-	t.Parallel()
-	via := topology.PerQueue{Via: []string{"events"}}
-	strategy := topology.Native{Min: time.Second, Max: time.Minute, Else: via}
-	const want = "passes no exchange on its way back: leave Via out"
-	require.ErrorContains(t, strategy.Validate(), want)
-	plan := rig.PlanOf(t, via, "orders")
-	plan.RejectMin, plan.RejectMax = time.Second, time.Minute
-	require.ErrorContains(t, topology.ValidatePlan(plan), want)
-	plan.Via = nil
-	require.NotContains(t, fmt.Sprint(topology.ValidatePlan(plan)), want)
 }

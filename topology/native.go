@@ -3,7 +3,10 @@ package topology
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/ladder"
 )
 
 // Native lets a failed message wait in its own queue, by the delayed retry of RabbitMQ 4.3:
@@ -45,7 +48,8 @@ type Native struct {
 	Min, Max time.Duration
 	// Else keeps the messages that the queue cannot hold for their delay. It has a wait queue for
 	// each delay of the policies that the queue cannot express. If there is none, it has its own
-	// wait steps. Default: PerQueue{}.
+	// wait steps. A delay that the queue can express waits there in rounds where the delivery count
+	// is another one. It has its own wait queue if the rounds would be too late. Default: PerQueue{}.
 	Else PerQueue
 }
 
@@ -89,15 +93,32 @@ func (s Native) Plan(queue string, delays []time.Duration) (Plan, error) {
 		return Plan{}, err
 	}
 	own := Plan{RejectMin: s.Min, RejectMax: s.Max}
-	var others []time.Duration
+	var held, others []time.Duration
 	for _, delay := range delays {
-		if !own.holds(delay) {
+		if own.holds(delay) {
+			held = append(held, delay)
+		} else {
 			others = append(others, delay)
 		}
 	}
 	plan, err := s.Else.Plan(queue, others)
+	if steps := stepsFor(held, plan.steps()); err == nil && len(steps) > len(plan.steps()) {
+		plan, err = s.Else.Plan(queue, steps)
+	}
 	plan.RejectMin, plan.RejectMax = s.Min, s.Max
 	return plan, err
+}
+
+// stepsFor adds to the wait steps of a plan the delays that would come later on them than is
+// allowed. The queue can hold a message for these delays, but not one with another delivery count.
+func stepsFor(delays, steps []time.Duration) []time.Duration {
+	for _, delay := range slices.Sorted(slices.Values(delays)) {
+		if ladder.Total(steps, delay)-delay > ladder.Allowed(delay) {
+			at, _ := slices.BinarySearch(steps, delay)
+			steps = slices.Insert(steps, at, delay)
+		}
+	}
+	return steps
 }
 
 // rejects reports whether failed messages wait in the queue itself.
