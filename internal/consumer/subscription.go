@@ -45,6 +45,8 @@ type Subscription struct {
 	seat    *brake.Seat // nil without brakes
 	limits  Limits      // of the last consumer
 
+	lastRejects pastRejects
+
 	outage  outage
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
@@ -72,6 +74,7 @@ type consumer struct {
 	inOrder   *inOrder      // nil without an order
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
+	holdsNone atomic.Bool   // the queue has not held a rejected message
 	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
