@@ -27,7 +27,7 @@ import (
 // Subscribe refuses a queue without it. More than one process handles messages if they are spread
 // over several queues by a hash of the key.
 //
-// What is promised, what cannot be, and the fencing token are in docs/ordering.md.
+// docs/ordering.md has the promises, their limits and the fencing token.
 type InOrder struct {
 	// KeyBy returns the key of a message, such as the number of its order. Messages with the
 	// key "" have no order. It is called once for each delivery, by one goroutine at a time for

@@ -386,14 +386,16 @@ func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 		want      string
 	}{
 		"several active consumers": {
-			topology.InOrder{KeyBy: keyOf}, rig.QuorumQueue, topology.WithConcurrency(1),
+			topology.InOrder{KeyBy: keyOf},
+			rig.QuorumQueue, topology.WithConcurrency(1),
 			"x-single-active-consumer true",
 		},
 		"no function": {
 			topology.InOrder{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
 		},
 		"requeued": {
-			topology.InOrder{KeyBy: keyOf}, oneActive, topology.WithRequeueOnNack(),
+			topology.InOrder{KeyBy: keyOf},
+			oneActive, topology.WithRequeueOnNack(),
 			"gives messages back out of their order",
 		},
 	} {
