@@ -56,6 +56,8 @@ type fates struct {
 	Dead    int // of a thousand messages fail until they are dead letters
 	// Healthy keys, those with the lowest numbers, never fail.
 	Healthy int
+	// Slow of a thousand handlings take so long that a fault strikes in the middle of some.
+	Slow int
 }
 
 // mostFailures is the largest number of failures before a success.
@@ -77,9 +79,12 @@ func (f fates) failures(m id) int {
 	return 0
 }
 
-// work returns how long a handling of a message takes: 1 to 8 ms.
+// work returns how long a handling of a message takes: 1 to 8 ms, or 200 to 700 ms if it is slow.
 func (f fates) work(m id, attempt int) time.Duration {
 	r := f.draw(id{m.key, m.n + attempt<<32})
+	if r.IntN(1000) < f.Slow {
+		return time.Duration(200+r.IntN(500)) * time.Millisecond
+	}
 	return time.Millisecond + time.Duration(r.IntN(7000))*time.Microsecond
 }
 

@@ -34,7 +34,7 @@ func main() {
 func run(args []string, out io.Writer) int {
 	flags := flag.NewFlagSet("inorder", flag.ContinueOnError)
 	c := config{Out: out}
-	flags.DurationVar(&c.Length, "length", time.Minute, "of the faults, or of all trials of -waits together")
+	flags.DurationVar(&c.Length, "length", time.Minute, "of the faults, or of all trials of -waits")
 	flags.Uint64Var(&c.Seed, "seed", 1, "decides the faults and the fates of messages")
 	flags.IntVar(&c.Keys, "keys", 1000, "number of keys")
 	flags.IntVar(&c.Rate, "rate", 300, "messages a second")
@@ -49,7 +49,8 @@ func run(args []string, out io.Writer) int {
 	flags.BoolVar(&c.Unordered, "unordered", false, "leave the option out: there must be inversions")
 	flags.BoolVar(&c.Memory, "memory", false, "keep the broker's data in memory")
 	flags.BoolVar(&c.Verbose, "verbose", false, "print the library's log")
-	bug := flags.String("bug", "", "a mistake planted in the library: "+bugNames())
+	all := flags.Bool("bugs", false, "plant each mistake in turn: the judge must find it")
+	name := flags.String("bug", "", "a mistake planted in the library: "+bugNames())
 	speed := flags.Bool("speed", false, "measure the throughput without failures instead")
 	waits := flags.Bool("waits", false, "measure the wait of keys without failures instead")
 	catchup := flags.Bool("catchup", false, "measure how soon a busy key has caught up instead")
@@ -75,8 +76,13 @@ func run(args []string, out io.Writer) int {
 		err = measureWaits(ctx, c, *rounds)
 	case *catchup:
 		err = measureCatchUp(ctx, c)
+	case *all:
+		var found bool
+		if found, err = findBugs(ctx, c); err == nil && !found {
+			return 1
+		}
 	default:
-		return judged(ctx, c, *bug)
+		return judged(ctx, c, *name)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "inorder:", err)
@@ -86,11 +92,14 @@ func run(args []string, out io.Writer) int {
 }
 
 // judged does a run, prints its table, and returns the exit code.
-func judged(ctx context.Context, c config, bug string) int {
+func judged(ctx context.Context, c config, name string) int {
 	remove := func() error { return nil }
 	var err error
-	if bug != "" {
-		c.Program, remove, err = plant(ctx, bug)
+	if name != "" {
+		var planted bug
+		if planted, err = bugNamed(name); err == nil {
+			c.Program, remove, err = planted.plant(ctx)
+		}
 	}
 	var r result
 	if err == nil {

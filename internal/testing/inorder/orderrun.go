@@ -36,6 +36,9 @@ type config struct {
 	Out         io.Writer
 }
 
+// slowHandlings of a thousand handlings are slow.
+const slowHandlings = 10
+
 // queue is the queue of a run.
 const queue = "orders"
 
@@ -151,7 +154,7 @@ func (r *runner) faultsAndQuiet(ctx context.Context, done *result) (err error) {
 	}
 	defer r.nemesis.producer.Close()
 	r.making = newProducer(r.nemesis.producer.URL(), queue, r.Seed, r.Keys, r.Rate)
-	fates := fates{Seed: r.Seed, Percent: r.Percent, Dead: r.Dead}
+	fates := fates{Seed: r.Seed, Percent: r.Percent, Dead: r.Dead, Slow: slowHandlings}
 	r.judge = newJudge(fates, r.Delays, r.Patience, r.making.confirmedAt)
 
 	if err := declare(url, queue); err != nil {

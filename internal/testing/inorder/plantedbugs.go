@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,30 +16,97 @@ import (
 // planting replaces a passage of one file of the library. The passage must be there once.
 type planting struct{ file, old, new string }
 
-// bugs are mistakes in the library that the judge must find. The instances run a program that is
-// built with them by `go build -overlay`, so that the checkout stays as it is.
-var bugs = map[string][]planting{}
+// bug is a mistake in the library that the judge must find. The instances run a program that is
+// built with it by `go build -overlay`, so that the checkout stays as it is.
+type bug struct {
+	name      string
+	plantings []planting
+	found     string // is in a problem of the run
+}
+
+var bugs = []bug{
+	{
+		// The copy of a failed message is published a moment after its ack.
+		name: "ack-early", found: "lost",
+		plantings: []planting{{
+			file: "internal/consumer/handover.go",
+			old:  "\terr := d.send(ctx, route, msg, alone)\n",
+			new:  "\td.ack()\n\ttime.Sleep(200 * time.Millisecond)\n\terr := d.send(ctx, route, msg, alone)\n",
+		}},
+	},
+}
 
 func bugNames() string {
 	var all []string
-	for name := range bugs {
-		all = append(all, name)
+	for _, b := range bugs {
+		all = append(all, b.name)
 	}
 	return strings.Join(all, ", ")
 }
 
-// plant builds this program with a bug, and returns its file.
-func plant(ctx context.Context, bug string) (program string, remove func() error, err error) {
-	plantings, ok := bugs[bug]
-	if !ok {
-		return "", nil, fmt.Errorf("bug %q is unknown: use one of %s", bug, bugNames())
+func bugNamed(name string) (bug, error) {
+	for _, b := range bugs {
+		if b.name == name {
+			return b, nil
+		}
 	}
+	return bug{}, fmt.Errorf("bug %q is unknown: use one of %s", name, bugNames())
+}
+
+// mostSeeds is the number of runs in which a bug must be found.
+const mostSeeds = 3
+
+// findBugs does runs with each bug, each with another seed, until the judge finds it. It reports
+// whether all were found.
+func findBugs(ctx context.Context, c config) (all bool, err error) {
+	all = true
+	for _, b := range bugs {
+		found, err := b.find(ctx, c)
+		if err != nil {
+			return false, fmt.Errorf("bug %s: %w", b.name, err)
+		}
+		all = all && found
+	}
+	return all, nil
+}
+
+func (b bug) find(ctx context.Context, c config) (found bool, err error) {
+	out, remove := c.Out, func() error { return nil }
+	if c.Program, remove, err = b.plant(ctx); err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if !c.Verbose {
+		c.Out = io.Discard
+	}
+	for range mostSeeds {
+		r, err := do(ctx, c)
+		if r.Kept != "" {
+			err = errors.Join(err, os.RemoveAll(r.Kept))
+		}
+		if err != nil {
+			return false, err
+		}
+		for _, problem := range r.problems() {
+			if strings.Contains(problem, b.found) {
+				fmt.Fprintf(out, "%-18s found with seed %d: %.100s\n", b.name, c.Seed, problem)
+				return true, nil
+			}
+		}
+		c.Seed++
+	}
+	fmt.Fprintf(out, "%-18s NOT FOUND in %d runs\n", b.name, mostSeeds)
+	return false, nil
+}
+
+// plant builds this program with the bug, and returns its file.
+func (b bug) plant(ctx context.Context) (program string, remove func() error, err error) {
 	dir, err := os.MkdirTemp("", "millpond-order-bug-")
 	if err != nil {
 		return "", nil, err
 	}
 	remove = func() error { return os.RemoveAll(dir) }
-	if program, err = build(ctx, dir, plantings); err != nil {
+	if program, err = build(ctx, dir, b.plantings); err != nil {
 		return "", nil, errors.Join(err, remove())
 	}
 	return program, remove, nil
