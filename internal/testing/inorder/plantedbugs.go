@@ -31,7 +31,8 @@ var bugs = []bug{
 		plantings: []planting{{
 			file: "internal/consumer/handover.go",
 			old:  "\terr := d.send(ctx, route, msg, alone)\n",
-			new:  "\td.ack()\n\ttime.Sleep(200 * time.Millisecond)\n\terr := d.send(ctx, route, msg, alone)\n",
+			new: "\td.ack()\n\ttime.Sleep(200 * time.Millisecond)\n" +
+				"\terr := d.send(ctx, route, msg, alone)\n",
 		}},
 	},
 }
