@@ -52,7 +52,7 @@ func (c *Client) checkArguments(args amqp.Table) error {
 func (p Plan) audited() audit.Plan {
 	a := audit.Plan{
 		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
-		RejectMin: p.RejectMin, RejectMax: p.RejectMax,
+		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,
 	}
 	for _, q := range p.Queues {
 		a.Queues = append(a.Queues, audit.Queue(q))

@@ -46,6 +46,9 @@ type Plan struct {
 	// RejectMin times its delivery count, at most for RejectMax. See Native. Zero means that it
 	// holds none.
 	RejectMin, RejectMax time.Duration
+	// Line is the queue of the plan in which messages wait that are handled in order. See InOrder.
+	// Empty means that there is no order.
+	Line string
 }
 
 // Queue is a queue to declare: durable, not exclusive and not auto-delete.
@@ -295,6 +298,10 @@ func (p Plan) String() string {
 		fmt.Fprintf(&b, "queue %s itself holds rejected messages: x-delayed-retry-type=failed "+
 			"x-delayed-retry-min=%d x-delayed-retry-max=%d\n", printable(p.Queue),
 			p.RejectMin.Milliseconds(), p.RejectMax.Milliseconds())
+	}
+	if p.Line != "" {
+		fmt.Fprintf(&b, "queue %s is handled in order, with x-single-active-consumer=true: its messages "+
+			"wait in %s\n", printable(p.Queue), printable(p.Line))
 	}
 	if names, n := p.delayingExchanges(), len(p.WaitSteps); len(names) > 0 && n > 0 {
 		fmt.Fprintf(&b, "%d delays from %s to %s without a queue, in exchange %s\n", n,

@@ -74,7 +74,8 @@ func (s *source) learn(
 		audit.VersionOf(conn.Properties), m)
 	if err == nil {
 		what := fmt.Sprintf("queue %q:", s.plan.Queue)
-		err = errors.Join(f.Refuse(what), f.RefuseRejects(what, s.plan.audited()))
+		err = errors.Join(f.Refuse(what), f.RefuseRejects(what, s.plan.audited()),
+			f.RefuseOrder(what, s.plan.audited()))
 	}
 	if err != nil {
 		return consumer.Limits{}, err

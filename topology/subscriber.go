@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -193,7 +194,11 @@ func (s *Subscriber) newSubscription(
 	ctx context.Context, topic string,
 ) (*consumer.Subscription, Plan, error) {
 	queue, c, o := s.cfg.queueName(topic), s.client, &s.opts
-	plan, err := planWith(c.strategy, queue, s.opts)
+	opts := s.opts
+	if _, ok := c.strategy.(InOrder); ok { // its wait queues are for delayed publishing
+		opts.delays, opts.unlisted = []time.Duration{}, false
+	}
+	plan, err := planWith(c.strategy, queue, opts)
 	if err == nil {
 		err = checkFrame(s.frame, plan)
 	}
@@ -210,6 +215,13 @@ func (s *Subscriber) newSubscription(
 	}
 	waits.Redeclare = again.redeclare
 	prefetch, by := o.prefetchOr(s.cfg.prefetch)
+	order, err := s.order(plan, &waits)
+	if err != nil {
+		return nil, Plan{}, err
+	}
+	if order != nil && by == consumer.ByLibrary {
+		prefetch = max(prefetch, orderedPrefetch)
+	}
 	if plan.rejects() && by == consumer.ByLibrary {
 		prefetch = o.concurrency // each message that a process has when it ends spends an attempt
 	}
@@ -220,7 +232,7 @@ func (s *Subscriber) newSubscription(
 			Concurrency: o.concurrency, Prefetch: prefetch, PrefetchBy: by, Tag: s.cfg.consumer,
 			Exclusive: s.cfg.exclusive, NoLocal: s.cfg.noLocal, Arguments: s.cfg.arguments,
 		},
-		Waits: waits, Brakes: o.brakes, Hooks: s.hooks,
+		Waits: waits, Brakes: o.brakes, Hooks: s.hooks, Order: order,
 		Prepare: source.prepare, CanStore: source.canStore,
 		DrainTimeout: o.drainTimeout, HandlerWarning: o.handlerWarning,
 		Timestamps: o.timestamps, RequeueOnNack: o.requeue,

@@ -33,6 +33,8 @@ import (
 //     Delay, and Hops 0. The exchange names itself as alternate exchange, and leads to the Queue
 //     by an exchange that has an alternate exchange with a queue of the plan behind it (F49);
 //   - RejectMin and RejectMax are zero, or delays that a queue can have;
+//   - Line is empty, or a quorum queue of the plan with x-single-active-consumer that no wait step
+//     leads to;
 //   - dead letters go to a queue of the plan, or to an exchange of yours that the plan does not
 //     declare.
 //
@@ -89,6 +91,7 @@ func (v *validation) check() {
 	v.steps()
 	v.levels()
 	v.rejects()
+	v.line()
 	for _, q := range v.plan.Queues {
 		if q.Delay > 0 && !v.passed[q.Name] {
 			v.find("wait queue %q: no wait step leads to it: add one to Plan.WaitSteps, or leave the "+

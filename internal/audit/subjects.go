@@ -62,6 +62,8 @@ type Plan struct {
 	// RejectMin and RejectMax say how long the queue itself holds a message that is rejected. Zero:
 	// it holds none.
 	RejectMin, RejectMax time.Duration
+	// Line is the queue of messages that are handled in order. Empty: there is no order.
+	Line string
 }
 
 // Member is a queue that the plan uses, with its role.

@@ -51,6 +51,9 @@ func (s *Subscription) probe() (none bool) {
 	if c == nil {
 		return true
 	}
+	if c.inOrder != nil {
+		return s.probeInOrder(c)
+	}
 	var raw amqp.Delivery
 	select {
 	case raw, c.ended = <-c.deliveries:
@@ -98,11 +101,14 @@ func (s *Subscription) consumeOne() *consumer {
 		return nil
 	}
 	ready, err := s.ready(ctx, conn)
-	// A user who may not look is refused (F24).
-	if err == nil && ready == 0 || err != nil && !isCode(err, amqp.AccessRefused) {
+	// A user who may not look is refused (F24). With an order, a message may wait in the line.
+	if err == nil && ready == 0 && s.cfg.Order == nil || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
 	}
 	c, err := s.consumeWithin(ctx, func() (*consumer, error) {
+		if s.cfg.Order != nil {
+			return s.consumeLine(conn, s.limits, toGetOne)
+		}
 		return s.consume(conn, s.limits, toGetOne)
 	})
 	if err != nil {

@@ -76,6 +76,8 @@ type Config struct {
 	Prepare func(context.Context, *link.Conn, func(time.Duration) time.Duration) (Limits, error)
 	// Brakes stop the Subscription. Default: none
 	Brakes []*brake.Brake
+	// Order keeps the messages of each key in their order. Default: no order
+	Order *Order
 	// CanStore reports what keeps messages from being stored, as far as that can be told
 	// without a message. It ends an outage.
 	CanStore func(context.Context) error

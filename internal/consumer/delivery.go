@@ -37,6 +37,11 @@ type delivery struct {
 	during  uint32            // outages that had begun when the last copy was published
 	astray  *Route            // where a message of another queue goes on; see misled
 
+	step   *step // nil without an order
+	acked  bool
+	stored bool // the last hand-over was confirmed
+	blocks bool // the mark of the dead letter is in the line
+
 	rejected    bool // the message waits in its queue: the delivery is rejected, not acked
 	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
@@ -46,6 +51,14 @@ type delivery struct {
 func (s *Subscription) process(d *delivery) {
 	if d.astray != nil {
 		d.sendOn()
+		return
+	}
+	if d.step != nil && d.step.Follows {
+		d.follow()
+		return
+	}
+	if d.step != nil && d.step.blamed {
+		d.blame()
 		return
 	}
 	if d.alone && d.isolated() {
@@ -103,7 +116,7 @@ func (s *Subscription) process(d *delivery) {
 func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end context.CancelFunc) {
 	raw := a.raw
 	ctx, end := context.WithCancel(c.ctx)
-	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx}
+	d = &delivery{sub: s, on: c, raw: raw, ctx: ctx, step: a.step}
 	d.Queue = s.cfg.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
@@ -137,6 +150,9 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 		d.State.OriginRoutingKey = raw.RoutingKey
 	}
 	d.countRejects()
+	if c.inOrder != nil {
+		d.State.Epoch = c.inOrder.epoch.Load()
+	}
 	if d.State.Deadline.IsZero() {
 		d.State.Deadline, d.State.DeadlineFrom = s.cfg.Timestamps.deadline(&raw, d.Arrived)
 	}
@@ -207,6 +223,7 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // ack and giveBack fail only if the channel is gone. The broker has taken the message back
 // then.
 func (d *delivery) ack() {
+	d.acked = true
 	if d.rejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
 			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
@@ -219,6 +236,10 @@ func (d *delivery) ack() {
 }
 
 func (d *delivery) giveBack() {
+	if d.on.inOrder != nil {
+		d.on.inOrder.giveAllBack()
+		return
+	}
 	if d.sub.stop.Err() != nil {
 		d.awaitCancel()
 	}
@@ -230,6 +251,9 @@ func (d *delivery) giveBack() {
 // awaitCancel returns when the broker delivers nothing more, so that a delivery that is given back
 // does not come again at once: that would count as another delivery.
 func (d *delivery) awaitCancel() {
+	if d.on.inOrder != nil {
+		return // nothing is given back before the channel ends
+	}
 	select {
 	case <-d.on.cancelled:
 	case <-d.ctx.Done():

@@ -73,7 +73,7 @@ func (d *delivery) republish(
 			return err
 		}
 	}
-	if d.reject(delay, state) {
+	if d.step == nil && d.reject(delay, state) {
 		return nil
 	}
 	now := clock.Now()
@@ -127,6 +127,9 @@ func (d *delivery) waiting(
 			d.sub.logRounds(delay, route.Delay)
 		}
 	}
+	if d.step != nil && delay > 0 {
+		state.NotBefore = now.Add(delay)
+	}
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
 	via := waits.Via.header(d, failed, lastRound)
 	lowered := !isAtOnce(&route) && waits.SortsPriorities && d.raw.Priority > NormalPriority
@@ -144,7 +147,9 @@ func (d *delivery) waiting(
 			if !waits.straightBack() {
 				headers[header.OriginRoutingKey] = state.OriginRoutingKey
 			}
-			if via != "" {
+			if d.step != nil {
+				d.step.write(headers)
+			} else if via != "" {
 				headers[header.Via] = via
 			}
 			if waits.LevelHeaders {
@@ -186,6 +191,11 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 			return err
 		}
 	}
+	if d.step != nil && d.sub.cfg.Order.Block {
+		if err := d.block(ctx); err != nil {
+			return d.sub.outage.note(d, err)
+		}
+	}
 	d.died, d.rejected = &state, false
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
 	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
@@ -221,6 +231,9 @@ func (d *delivery) dead(
 			headers[wmiddleware.PoisonedTopicKey] = d.sub.cfg.Topic
 			headers[wmiddleware.PoisonedHandlerKey] = state.Handler
 			headers[wmiddleware.PoisonedSubscriberKey] = subscriber
+			if d.step != nil {
+				d.step.writeDead(headers)
+			}
 		})
 	if err != nil {
 		return d.bare(state.Reason)
@@ -417,6 +430,7 @@ var (
 var essential = map[string]bool{
 	header.Queue: true, header.Failures: true, header.Inner: true, header.Via: true,
 	header.NotBefore: true, header.Delay: true, header.Snoozed: true, header.Priority: true,
+	header.Line: true, header.Key: true, header.DeadKey: true, header.DeadLine: true,
 	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
 }
 

@@ -17,12 +17,18 @@ type arrival struct {
 	raw  amqp.Delivery
 	at   time.Time // the broker's consumer timeout counts from about here (F16)
 	turn *turn     // its place in the line of suspects; nil for other deliveries
+	step *step     // of a delivery that is handled in order; nil without an order
+	on   *consumer // the same
 }
 
 // receive takes deliveries until the consumer ends or the subscription stops, and returns
 // the deliveries that have not begun. It takes each delivery when it arrives, also while all slots
 // are taken: the broker's consumer timeout and its delivery limit do not wait for a slot.
 func (s *Subscription) receive(c *consumer) []arrival {
+	if c.inOrder != nil {
+		s.receiveInOrder(c)
+		return nil
+	}
 	var in intake
 	var quiet, slow <-chan time.Time
 	var pace *time.Timer
@@ -159,6 +165,9 @@ func (s *Subscription) take(t task, idle func()) {
 		s.wg.Done()
 	}()
 	s.process(d)
+	if d.step != nil && s.base.Err() == nil { // else its handler may run
+		t.from.inOrder.ended(d)
+	}
 	returned = true
 }
 
@@ -172,6 +181,10 @@ var always = func() <-chan struct{} {
 // release ends a consumer. Deliveries that have not begun go back at once. The channel is
 // closed when the messages in progress are settled.
 func (s *Subscription) release(c *consumer, unbegun []arrival) {
+	if c.inOrder != nil {
+		s.releaseInOrder(c)
+		return
+	}
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()

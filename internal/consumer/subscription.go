@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,6 +68,7 @@ type consumer struct {
 	inFlight   sync.WaitGroup
 	acks       acks
 
+	inOrder   *inOrder      // nil without an order
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
 	single    bool          // gets one message, while a brake is stopped
@@ -151,7 +153,12 @@ func (s *Subscription) begin(use intent) (*consumer, error) {
 		return nil, err
 	}
 
-	return s.consumeWithin(ctx, func() (*consumer, error) { return s.consume(conn, limits, use) })
+	return s.consumeWithin(ctx, func() (*consumer, error) {
+		if s.cfg.Order != nil {
+			return s.consumeLine(conn, limits, use)
+		}
+		return s.consume(conn, limits, use)
+	})
 }
 
 // consumeWithin returns the consumer that consume makes, until the end of ctx.
@@ -182,17 +189,28 @@ func (s *Subscription) consumeWithin(
 }
 
 func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*consumer, error) {
-	cfg := &s.cfg.Consume
-	prefetch := cfg.Prefetch
+	prefetch := s.cfg.Consume.Prefetch
 	switch {
 	case use != toConsume:
 		prefetch = 1
 	case s.slow:
-		prefetch = cfg.Concurrency
+		prefetch = s.cfg.Consume.Concurrency
 	}
+	c, err := s.open(conn, limits, use, s.cfg.Queue, prefetch)
+	if err == nil && use != toGetOne {
+		s.logger.Info("Consuming", nil)
+	}
+	return c, err
+}
+
+// open consumes a queue on a new channel.
+func (s *Subscription) open(
+	conn *link.Conn, limits Limits, use intent, queue string, prefetch int,
+) (*consumer, error) {
+	cfg := &s.cfg.Consume
 	ch, err := conn.Channel()
 	if err != nil {
-		return nil, fmt.Errorf("consume queue %q: open channel: %w", s.cfg.Queue, err)
+		return nil, fmt.Errorf("consume queue %q: open channel: %w", queue, err)
 	}
 	closed := ch.NotifyClose(make(chan *amqp.Error, 1))
 	// With one consumer a channel, a prefetch of the consumer acts like a global one, which
@@ -204,8 +222,8 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*con
 	}
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
-		deliveries, err = ch.Consume(s.cfg.Queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
-			cfg.Arguments)
+		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
+			s.consumeArguments())
 	}
 	if err != nil {
 		_ = ch.Close()
@@ -213,7 +231,7 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*con
 			err = fmt.Errorf("the user may not: grant it the permissions that Plan.Permissions lists: %w",
 				err)
 		}
-		return nil, fmt.Errorf("consume queue %q: %w", s.cfg.Queue, err)
+		return nil, fmt.Errorf("consume queue %q: %w", queue, err)
 	}
 	ctx, cancel := context.WithCancel(s.base)
 	enough := make(chan struct{})
@@ -231,11 +249,27 @@ func (s *Subscription) consume(conn *link.Conn, limits Limits, use intent) (*con
 		s.endedBy(c, <-closed)
 		cancel()
 	}()
-	if use != toGetOne {
-		s.logger.Info("Consuming", nil)
-	}
 	return c, nil
 }
+
+// consumeArguments are the user's, and with an order no consumer timeout: RabbitMQ 4.3 would give
+// the deliveries that are over it to another consumer, and keep the others for this one (F51).
+// Earlier versions ignore the argument.
+func (s *Subscription) consumeArguments() amqp.Table {
+	args := s.cfg.Consume.Arguments
+	if s.cfg.Order == nil {
+		return args
+	}
+	args = maps.Clone(args)
+	if args == nil {
+		args = amqp.Table{}
+	}
+	args["x-consumer-timeout"] = noTimeout
+	return args
+}
+
+// noTimeout is ten years in milliseconds. A queue of RabbitMQ 4.3 breaks at much more.
+const noTimeout = int64(315360000000)
 
 // run consumes until the subscription is stopped, and drains it.
 func (s *Subscription) run(c *consumer) {

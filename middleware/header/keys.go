@@ -62,6 +62,12 @@ const (
 	Priority = "millpond-priority"
 	// Publish is the nonce of the last publish.
 	Publish = "millpond-publish"
+	// Key is the key of a message in the line of a queue that is handled in order. It is
+	// absent on a message without a key.
+	Key = "millpond-key"
+	// Line says what a message in the line is: "wait", "block", "token" or "release", with
+	// its number. See docs/ordering.md.
+	Line = "millpond-line"
 	// Unreadable replaces all headers of a message that the client library cannot
 	// read. The value holds their bytes, as AMQP writes a table. Such a message is
 	// dead-lettered.
@@ -90,6 +96,11 @@ const (
 	// that was dead-lettered for [ReasonDeadline].
 	DeadDeadline     = "millpond-dead-deadline"
 	DeadDeadlineFrom = "millpond-dead-deadline-from"
+	// DeadKey is [Key] of a message that was handled in order.
+	DeadKey = "millpond-dead-key"
+	// DeadLine is the number that the message had among those of its key. A mark of it
+	// in the line keeps the key waiting.
+	DeadLine = "millpond-dead-line"
 )
 
 // Replays is the key that counts how often package operate moved a dead letter
@@ -133,12 +144,14 @@ var liveKeys = map[string]bool{
 	Inner: true, NotBefore: true, Error: true, ErrorClass: true, OriginExchange: true,
 	OriginRoutingKey: true, Deadline: true, DeadlineFrom: true, History: true, Interruptions: true,
 	Via: true, WaitingSince: true, Traceparent: true, Priority: true, Publish: true,
+	Key: true, Line: true,
 }
 
 // deadKeys are the headers that DeadHeaders writes, except the origin.
 var deadKeys = map[string]bool{
 	DeadReason: true, DeadAt: true, DeadQueue: true, DeadHandler: true, DeadFailures: true,
 	DeadError: true, DeadClass: true, DeadHistory: true, DeadDeadline: true, DeadDeadlineFrom: true,
+	DeadKey: true, DeadLine: true,
 }
 
 // IsLive reports whether key is a live header, which counts only on the queue that

@@ -59,6 +59,11 @@ type RetryState struct {
 	// was moved back it begins with the attempts of the earlier rounds.
 	History []AttemptError
 
+	// Epoch is the fencing token of a queue that is handled in order: it rises with each
+	// change of the process that handles the queue. A store that remembers the highest
+	// epoch can refuse a process that was frozen and wakes up. It is zero without an order.
+	Epoch uint64
+
 	// Reason, Handler and DeadAt are set when the message is dead-lettered.
 	Reason  Reason
 	Handler string

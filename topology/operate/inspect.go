@@ -152,7 +152,7 @@ func managementCount(n *int) Count {
 func audited(p topology.Plan) audit.Plan {
 	a := audit.Plan{
 		Queue: p.Queue, DeadExchange: p.Dead.Exchange, DeadKey: p.Dead.RoutingKey,
-		RejectMin: p.RejectMin, RejectMax: p.RejectMax,
+		RejectMin: p.RejectMin, RejectMax: p.RejectMax, Line: p.Line,
 	}
 	for _, q := range p.Queues {
 		a.Queues = append(a.Queues, audit.Queue(q))

@@ -364,6 +364,9 @@ func (v *verifier) main(name string) error {
 	if err := f.RefuseRejects("", v.audited); err != nil {
 		v.critical(Conflicting, "queue", name, "%s", strings.TrimSpace(err.Error()))
 	}
+	if err := f.RefuseOrder("", v.audited); err != nil {
+		v.critical(Conflicting, "queue", name, "%s", strings.TrimSpace(err.Error()))
+	}
 	if f.LosesInRestarts(v.audited) {
 		v.critical(Dropping, "queue", name, "is a quorum queue, and messages that wait in a classic "+
 			"queue before it are lost if their wait ends while the broker restarts: "+

@@ -1,0 +1,468 @@
+// Package order decides which message of a queue may begin, so that the messages of each key are
+// handled in their order, also while one of them waits for its retry.
+//
+// Messages come from two queues. The main queue is the user's. The line is a queue beside it: a
+// failed message waits there, and the messages of its key that come after it wait there, too,
+// each with the next number. One process consumes both queues and knows everything that is in the
+// line. A Line is the memory of that process. It knows no broker.
+//
+//	main queue ── no message of the key is in the line ──► Handle
+//	           ── else, one at a time for each key ──────► Follow: a copy to the line
+//	line ─────── the first of its key, and due ──────────► Handle
+//
+// A copy must be confirmed before its message is acked. So at any time the messages of a key that
+// have left the main queue come before those that are still in it, and a process that ends leaves
+// nothing behind but copies beside their messages.
+package order
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+	"time"
+)
+
+// ID names one copy in the line.
+type ID struct{ Epoch, N uint64 }
+
+// Waiting is a message in the line.
+type Waiting[T any] struct {
+	Key string // "" for a message that has no order
+	// Seq is the number of the message in its key.
+	Seq  uint64
+	ID   ID
+	Due  time.Time // zero: as soon as it is the first
+	Size int       // in memory
+	// Block says that this is the mark of a dead letter whose key waits for a person.
+	Block bool
+	Item  T
+}
+
+// Step is a message that may begin.
+type Step[T any] struct {
+	Item T
+	// Follows says that the message must not be handled: a copy goes to the line, behind the
+	// messages of its key.
+	Follows bool
+	// Key, Seq and ID are those of a copy that goes to the line, for whatever reason.
+	Key string
+	Seq uint64
+	ID  ID
+
+	// From is the ID of the message in the line. It is zero if the message has come from the main
+	// queue.
+	From ID
+
+	lane   *lane[T]
+	inLine bool // the message has come from the line
+	size   int
+}
+
+// Limits bound what is in the line, because all of it is in memory. Beyond them nothing follows:
+// the messages stay in the main queue.
+type Limits struct{ Messages, Bytes int }
+
+// Line is the memory of the process that consumes. Only one goroutine at a time may use it.
+type Line[T any] struct {
+	limits Limits
+	epoch  uint64
+	writes uint64 // copies so far
+
+	careful  bool
+	handling int // messages
+
+	lineKnown bool // everything that is in the line has been returned
+	mainKnown bool // and it was everything when the first message of the main queue came
+
+	lanes    map[string]*lane[T]
+	alone    map[*lane[T]]struct{} // of messages that have no order
+	expected map[ID]*lane[T]       // of copies that may be in the line and have not been returned
+	ready    []*lane[T]            // that may have a step
+	timers   timers[T]             // lanes whose first message is not due
+	full     []*lane[T]            // that wait for room in the line, or for another message to end
+	messages int                   // in the line
+	bytes    int
+}
+
+// lane has the messages of one key.
+type lane[T any] struct {
+	key       string
+	waiting   []entry[T] // in the line, by number
+	fresh     []fresh[T] // of the main queue, in their order
+	handling  *Step[T]
+	following *Step[T]
+	last      uint64 // the highest number
+	ready     bool
+	full      bool
+	wake      time.Time // of its timer
+}
+
+// entry is a message in the line.
+type entry[T any] struct {
+	Waiting[T]
+	here bool // it was returned
+}
+
+type fresh[T any] struct {
+	item T
+	must bool
+}
+
+// New returns a Line of which nothing is known yet.
+func New[T any](limits Limits) *Line[T] {
+	return &Line[T]{
+		limits: limits, lanes: map[string]*lane[T]{}, alone: map[*lane[T]]struct{}{},
+		expected: map[ID]*lane[T]{},
+	}
+}
+
+// Arrived takes a message of the main queue. One that must follow goes to the line also if no
+// message of its key is there, and beyond the limits.
+func (l *Line[T]) Arrived(key string, item T, must bool) {
+	a := l.lane(key)
+	a.fresh = append(a.fresh, fresh[T]{item, must})
+	l.touch(a)
+}
+
+// Returned takes a message of the line.
+func (l *Line[T]) Returned(w Waiting[T]) {
+	a, ok := l.expected[w.ID]
+	if !ok {
+		a = l.lane(w.Key)
+	}
+	delete(l.expected, w.ID)
+	l.epoch = max(l.epoch, w.ID.Epoch)
+	a.last = max(a.last, w.Seq)
+	l.bytes += w.Size
+	i := slices.IndexFunc(a.waiting, func(e entry[T]) bool { return !e.here && e.ID == w.ID })
+	if i >= 0 {
+		a.waiting[i] = entry[T]{w, true}
+	} else {
+		l.messages++
+		a.insert(entry[T]{w, true})
+	}
+	l.touch(a)
+}
+
+// Know says that everything in the line has been returned. With main it was so when the first
+// message of the main queue had come.
+func (l *Line[T]) Know(epoch uint64, main bool) {
+	l.epoch, l.lineKnown, l.mainKnown = max(l.epoch, epoch), true, l.mainKnown || main
+	for a := range l.all {
+		l.touch(a)
+	}
+}
+
+// all calls yield with each lane.
+func (l *Line[T]) all(yield func(*lane[T]) bool) {
+	for _, a := range l.lanes {
+		if !yield(a) {
+			return
+		}
+	}
+	for a := range l.alone {
+		if !yield(a) {
+			return
+		}
+	}
+}
+
+// Forget returns the messages of the line that have not begun, in no order. They are to be given
+// back to the broker and will be returned. Nothing begins until Know is called.
+func (l *Line[T]) Forget() (items []T) {
+	l.lineKnown = false
+	for a := range l.all {
+		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
+			if e.here {
+				items = append(items, e.Item)
+				l.out(e.Size)
+			}
+			return e.here
+		})
+	}
+	return items
+}
+
+// BeCareful says whether every message goes through the line, and is handled alone.
+func (l *Line[T]) BeCareful(careful bool) {
+	l.careful = careful
+	l.retry()
+}
+
+// Epoch is the highest epoch that was seen.
+func (l *Line[T]) Epoch() uint64 { return l.epoch }
+
+// Seen notes an epoch.
+func (l *Line[T]) Seen(epoch uint64) { l.epoch = max(l.epoch, epoch) }
+
+// Len returns how many messages are in the line, and their bytes in memory.
+func (l *Line[T]) Len() (messages, bytes int) { return l.messages, l.bytes }
+
+// Next returns a message that may begin.
+func (l *Line[T]) Next(now time.Time) (*Step[T], bool) {
+	for len(l.timers) > 0 && !l.timers[0].at.After(now) {
+		t := heap.Pop(&l.timers).(timer[T])
+		t.lane.wake = time.Time{}
+		l.touch(t.lane)
+	}
+	for len(l.ready) > 0 {
+		a := l.ready[0]
+		l.ready = l.ready[1:]
+		a.ready = false
+		if step := l.step(a, now); step != nil {
+			l.touch(a)
+			return step, true
+		}
+	}
+	l.ready = nil
+	return nil, false
+}
+
+// Wake returns when Next may return a message that is not due now.
+func (l *Line[T]) Wake() (at time.Time, any bool) {
+	if len(l.timers) == 0 {
+		return time.Time{}, false
+	}
+	return l.timers[0].at, true
+}
+
+// Ended takes the end of a step. The delivery is settled. copied says that a copy with the Seq
+// and the ID of the step is in the line.
+func (l *Line[T]) Ended(s *Step[T], copied bool) {
+	a := s.lane
+	if s.Follows {
+		a.following = nil
+	} else {
+		a.handling = nil
+		if l.handling--; l.careful {
+			l.retry()
+		}
+	}
+	if s.inLine {
+		l.out(s.size)
+	}
+	_, expected := l.expected[s.ID]
+	switch {
+	case !copied:
+		delete(l.expected, s.ID)
+	case expected: // else it was returned before
+		a.last = max(a.last, s.Seq)
+		l.messages++
+		a.insert(entry[T]{Waiting: Waiting[T]{Key: a.key, Seq: s.Seq, ID: s.ID}})
+	}
+	l.touch(a)
+}
+
+// Release takes the marks of dead letters from the front of a key and returns them. It has no
+// effect on a mark with another ID.
+func (l *Line[T]) Release(key string, id ID) (items []T) {
+	a, ok := l.lanes[key]
+	if !ok {
+		return nil
+	}
+	a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
+		if !e.Block || e.ID != id || !e.here {
+			return false
+		}
+		items = append(items, e.Item)
+		l.out(e.Size)
+		return true
+	})
+	l.touch(a)
+	return items
+}
+
+// Key is what a Line knows about a key with messages in the line.
+type Key[T any] struct {
+	Key     string
+	Waiting int       // messages in the line
+	Due     time.Time // of the first
+	Mark    *T        // of a dead letter that blocks the key
+	MarkID  ID
+}
+
+// Keys calls yield for each key with messages in the line.
+func (l *Line[T]) Keys(yield func(Key[T]) bool) {
+	for a := range l.all {
+		if len(a.waiting) == 0 {
+			continue
+		}
+		first := &a.waiting[0]
+		k := Key[T]{Key: a.key, Waiting: len(a.waiting), Due: first.Due}
+		if first.Block && first.here {
+			k.Mark, k.MarkID = &first.Item, first.ID
+		}
+		if !yield(k) {
+			return
+		}
+	}
+}
+
+// lane returns the lane of a key. A message without an order has its own.
+func (l *Line[T]) lane(key string) *lane[T] {
+	if key == "" {
+		a := &lane[T]{}
+		l.alone[a] = struct{}{}
+		return a
+	}
+	a, ok := l.lanes[key]
+	if !ok {
+		a = &lane[T]{key: key}
+		l.lanes[key] = a
+	}
+	return a
+}
+
+// touch notes that a lane may have a step.
+func (l *Line[T]) touch(a *lane[T]) {
+	if a.isEmpty() {
+		if l.lanes[a.key] == a {
+			delete(l.lanes, a.key)
+		}
+		delete(l.alone, a)
+		return
+	}
+	if !a.ready {
+		a.ready = true
+		l.ready = append(l.ready, a)
+	}
+}
+
+func (a *lane[T]) isEmpty() bool {
+	return len(a.waiting) == 0 && len(a.fresh) == 0 && a.handling == nil && a.following == nil
+}
+
+// step begins the next message of the lane, if it may begin now.
+func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
+	if !l.lineKnown {
+		return nil // Know comes back to all
+	}
+	if len(a.waiting) > 0 && a.handling == nil {
+		first := &a.waiting[0]
+		if first.here && !first.Block {
+			switch {
+			case first.Due.After(now):
+				l.sleep(a, first.Due)
+			case l.careful && l.handling > 0:
+				l.wait(a)
+			default:
+				return l.handleFirst(a)
+			}
+		}
+	}
+	if len(a.fresh) == 0 || a.following != nil || !l.mainKnown {
+		return nil
+	}
+	inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine
+	if !inLine && a.handling != nil {
+		return nil // what it becomes decides
+	}
+	must := a.fresh[0].must || l.careful
+	if inLine && !must && !l.hasRoom() {
+		l.wait(a)
+		return nil
+	}
+	return l.begin(a, inLine || must)
+}
+
+func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
+	e := a.waiting[0]
+	a.waiting[0] = entry[T]{}
+	a.waiting = a.waiting[1:]
+	l.handling++
+	a.handling = &Step[T]{
+		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), lane: a, inLine: true, size: e.Size,
+	}
+	return a.handling
+}
+
+func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
+	s := &Step[T]{
+		Item: a.fresh[0].item, Follows: follows, Key: a.key, Seq: a.last + 1, ID: l.newID(a), lane: a,
+	}
+	a.fresh[0] = fresh[T]{}
+	a.fresh = a.fresh[1:]
+	if follows {
+		a.following, a.last = s, s.Seq
+	} else {
+		l.handling++
+		a.handling = s
+	}
+	return s
+}
+
+func (l *Line[T]) newID(a *lane[T]) ID {
+	l.writes++
+	id := ID{l.epoch, l.writes}
+	l.expected[id] = a
+	return id
+}
+
+func (l *Line[T]) hasRoom() bool {
+	return l.messages < l.limits.Messages && l.bytes < l.limits.Bytes
+}
+
+// out counts a message that has left the line.
+func (l *Line[T]) out(size int) {
+	l.messages--
+	l.bytes -= size
+	l.retry()
+}
+
+// wait keeps a lane until retry.
+func (l *Line[T]) wait(a *lane[T]) {
+	if !a.full {
+		a.full = true
+		l.full = append(l.full, a)
+	}
+}
+
+// retry looks at the lanes that wait again.
+func (l *Line[T]) retry() {
+	for _, a := range l.full {
+		a.full = false
+		l.touch(a)
+	}
+	l.full = l.full[:0]
+}
+
+func (l *Line[T]) sleep(a *lane[T], until time.Time) {
+	if a.wake.IsZero() || until.Before(a.wake) {
+		a.wake = until
+		heap.Push(&l.timers, timer[T]{until, a})
+	}
+}
+
+// insert puts an entry in its place: behind those with the same number.
+func (a *lane[T]) insert(e entry[T]) {
+	i := len(a.waiting)
+	for i > 0 && compare(a.waiting[i-1].Waiting, e.Waiting) > 0 {
+		i--
+	}
+	a.waiting = slices.Insert(a.waiting, i, e)
+}
+
+func compare[T any](a, b Waiting[T]) int {
+	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.ID.Epoch, b.ID.Epoch),
+		cmp.Compare(a.ID.N, b.ID.N))
+}
+
+// timer wakes a lane.
+type timer[T any] struct {
+	at   time.Time
+	lane *lane[T]
+}
+
+// timers is a heap.
+type timers[T any] []timer[T]
+
+func (t timers[T]) Len() int           { return len(t) }
+func (t timers[T]) Less(i, j int) bool { return t[i].at.Before(t[j].at) }
+func (t timers[T]) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
+func (t *timers[T]) Push(x any)        { *t = append(*t, x.(timer[T])) }
+func (t *timers[T]) Pop() any {
+	last := len(*t) - 1
+	x := (*t)[last]
+	*t = (*t)[:last]
+	return x
+}

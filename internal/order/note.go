@@ -1,0 +1,141 @@
+package order
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Kind says what a message in the line is. It is the first word of its header header.Line.
+type Kind string
+
+// The kinds. The other words are named here.
+const (
+	Wait    Kind = "wait"    // SEQ ID: a message that waits
+	Block   Kind = "block"   // SEQ ID: the mark of a dead letter that keeps its key waiting
+	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
+	Release Kind = "release" // ID: takes the mark with this ID away
+	Ask     Kind = "ask"     // asks the process that leads for a State
+)
+
+// Note is the header of a message in the line.
+type Note struct {
+	Kind Kind
+	Seq  uint64
+	ID   ID
+
+	// Of a Token:
+	Epoch uint64
+	Name  string
+	Ahead int // the prefetch of the main queue
+	// Crashes is how many processes in a row have ended while they led; Clean for a process that
+	// stops leading in peace.
+	Crashes int
+	// Trying is the message that the process handles alone.
+	Trying ID
+}
+
+// Clean is one less than no crash: the next process counts one more.
+const Clean = -1
+
+// String is the text of the header.
+func (n Note) String() string {
+	switch n.Kind {
+	case Wait, Block:
+		return fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
+	case Token:
+		return fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
+	case Release:
+		return fmt.Sprintf("%s %s", n.Kind, n.ID)
+	}
+	return string(n.Kind)
+}
+
+// maxAhead bounds a forged prefetch.
+const maxAhead = 65535
+
+// ParseNote reads a header. A message without one, or with one that cannot be read, waits with the
+// number 0: it is the first of its key.
+func ParseNote(text string) (n Note) {
+	words := append(strings.Fields(text), make([]string, 6)...)
+	number := func(s string) uint64 {
+		v, _ := strconv.ParseUint(s, 10, 64)
+		return v
+	}
+	switch n.Kind = Kind(words[0]); n.Kind {
+	case Block:
+		n.Seq, n.ID = number(words[1]), ParseID(words[2])
+	case Token:
+		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
+		n.Crashes, _ = strconv.Atoi(words[4])
+		n.Trying = ParseID(words[5])
+	case Release:
+		n.ID = ParseID(words[1])
+	case Ask:
+	default:
+		n.Kind, n.Seq, n.ID = Wait, number(words[1]), ParseID(words[2])
+	}
+	return n
+}
+
+func (id ID) String() string { return fmt.Sprintf("%d-%d", id.Epoch, id.N) }
+
+// ParseID reads an ID. It is zero if the text is no ID.
+func ParseID(text string) (id ID) {
+	epoch, n, _ := strings.Cut(text, "-")
+	id.Epoch, _ = strconv.ParseUint(epoch, 10, 64)
+	id.N, _ = strconv.ParseUint(n, 10, 64)
+	return id
+}
+
+// State is the answer of the process that leads.
+type State struct {
+	Instance string    `json:"instance"`
+	Epoch    uint64    `json:"epoch"`
+	Since    time.Time `json:"since"`
+	// Messages and Bytes are in the line, MaxMessages and MaxBytes its bounds.
+	Messages    int `json:"messages"`
+	Bytes       int `json:"bytes"`
+	MaxMessages int `json:"max_messages"`
+	MaxBytes    int `json:"max_bytes"`
+	// Keys are those with messages in the line: the blocked ones first, then by what waits. At
+	// most MaxKeys.
+	Keys []KeyState `json:"keys"`
+	// Others is how many keys are left out.
+	Others int `json:"others,omitempty"`
+}
+
+// MaxKeys bounds State.Keys.
+const MaxKeys = 1000
+
+// KeyState is a key with messages in the line. Messages without a key have an empty one each.
+type KeyState struct {
+	Key     string    `json:"key"`
+	Waiting int       `json:"waiting"`      // without a mark
+	Due     time.Time `json:"due,omitzero"` // of the first, if it waits for its retry
+	// Mark is set while a dead letter blocks the key. A Release names it.
+	Mark      string    `json:"mark,omitempty"`
+	Blocked   time.Time `json:"blocked,omitzero"` // since
+	MessageID string    `json:"message_id,omitempty"`
+}
+
+// Sort puts the blocked keys first, then those with the most messages, and leaves out what is too
+// much.
+func (s *State) Sort() {
+	slices.SortFunc(s.Keys, func(a, b KeyState) int {
+		blocked := func(k KeyState) int {
+			if k.Mark != "" {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(blocked(a), blocked(b)), cmp.Compare(b.Waiting, a.Waiting),
+			cmp.Compare(a.Key, b.Key))
+	})
+	if s.Others = max(0, len(s.Keys)-MaxKeys); s.Others > 0 {
+		s.Keys = s.Keys[:MaxKeys]
+	}
+}
