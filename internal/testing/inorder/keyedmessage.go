@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -45,9 +44,6 @@ func parseBody(body []byte) (m id, published time.Time, err error) {
 	}
 	return id{int(numbers[0]), int(numbers[1])}, time.Unix(0, numbers[2]), nil
 }
-
-// keyBy returns the key of a message, as the user of the option would.
-func keyBy(msg *message.Message) string { return msg.Metadata.Get(keyHeader) }
 
 // fates decides by a seed which messages fail. Every process gets the same answers.
 type fates struct {

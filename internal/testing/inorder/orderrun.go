@@ -323,7 +323,7 @@ func (r *runner) look(ctx context.Context) {
 func (r *runner) inspect(ctx context.Context, done *result) (
 	letters []id, left map[string][]id, err error,
 ) {
-	plan, err := topology.PlanFor(topology.PerQueue{}, queue, backoff.List(r.Delays))
+	plan, err := topology.PlanFor(strategy(!r.Unordered), queue, backoff.List(r.Delays))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -58,7 +58,7 @@ func (s service) run(
 	if s.Heartbeat > 0 {
 		config.Connection.AmqpConfig = &amqp.Config{Heartbeat: s.Heartbeat}
 	}
-	client, err := topology.Open(ctx, config.Connection, topology.PerQueue{},
+	client, err := topology.Open(ctx, config.Connection, strategy(s.Ordered),
 		topology.WithLogger(logger), topology.WithName(s.Name),
 		topology.WithConfirmTimeout(5*time.Second))
 	if err != nil {
@@ -73,9 +73,6 @@ func (s service) run(
 	options := []topology.SubscriberOption{
 		topology.For(retry), topology.WithConcurrency(s.Concurrency),
 		topology.WithDrainTimeout(5 * time.Second),
-	}
-	if s.Ordered {
-		options = append(options, ordered(keyBy)...)
 	}
 	sub, err := client.NewSubscriber(config, options...)
 	if err != nil {

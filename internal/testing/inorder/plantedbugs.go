@@ -72,10 +72,12 @@ func findBugs(ctx context.Context, c config) (all bool, err error) {
 }
 
 func (b bug) find(ctx context.Context, c config) (found bool, err error) {
-	out, remove := c.Out, func() error { return nil }
-	if c.Program, remove, err = b.plant(ctx); err != nil {
+	out := c.Out
+	program, remove, err := b.plant(ctx)
+	if err != nil {
 		return false, err
 	}
+	c.Program = program
 	defer func() { err = errors.Join(err, remove()) }()
 	if !c.Verbose {
 		c.Out = io.Discard
