@@ -31,6 +31,7 @@ type config struct {
 	Unordered   bool          // leaves the option out
 	Program     string        // of the instances; empty for this program
 	Schedule    []planned     // replaces the schedule of the seed
+	Once        bool          // ends the run at its first inversion
 	Memory      bool          // keeps the broker's data in memory
 	Verbose     bool
 	Out         io.Writer
@@ -74,7 +75,8 @@ type runner struct {
 	mu     sync.Mutex // guards what follows, and the judge
 	last   event      // the last begin
 	moved  time.Time
-	broken error // of reading the log
+	broken error  // of reading the log
+	enough func() // ends the run at its first inversion
 
 	out sync.Mutex
 }
@@ -110,6 +112,10 @@ func do(ctx context.Context, c config) (done result, err error) {
 	r.say("RabbitMQ %s, seed %d: %d keys, %d messages a second, %d instances, faults for %s",
 		done.Version, c.Seed, c.Keys, c.Rate, c.Instances, c.Length)
 	if err := r.faultsAndQuiet(ctx, &done); err != nil {
+		if r.judge != nil && c.Once && len(r.judge.report.Inversions) > 0 && ctx.Err() == nil {
+			done.report = r.judge.report
+			return done, nil
+		}
 		return done, err
 	}
 	letters, left, err := r.inspect(ctx, &done)
@@ -171,6 +177,7 @@ func (r *runner) faultsAndQuiet(ctx context.Context, done *result) (err error) {
 	defer closing()
 
 	ctx, cancel := context.WithCancel(ctx)
+	r.enough = cancel
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -255,6 +262,9 @@ func (r *runner) take(reading *reader) error {
 		if e.kind == begun {
 			r.last = e
 		}
+	}
+	if r.Once && len(r.judge.report.Inversions) > 0 {
+		r.enough()
 	}
 	if len(events) > 0 {
 		r.moved = time.Now()

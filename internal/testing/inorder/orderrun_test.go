@@ -42,6 +42,22 @@ func short(t *testing.T) config {
 	}
 }
 
+// Given the option, then no message overtakes another one of its key, and none is lost.
+func TestMessagesOfAKeyStayInOrderWhileEverythingBreaks(t *testing.T) {
+	t.Parallel()
+	c := short(t)
+	r, err := do(t.Context(), c)
+	require.NoError(t, err)
+	r.print(c)
+	assert.Empty(t, r.problems())
+	for _, p := range c.Schedule {
+		assert.Equal(t, 1, r.Faults[p.fault], p.fault)
+	}
+	assert.Empty(t, r.Failed)
+	assert.Greater(t, r.report.Tokens, 1, "other instances took over")
+	assert.Empty(t, r.Kept)
+}
+
 // Given no option, then failed messages are overtaken, and nothing else is wrong.
 func TestInversionsAreFoundWithoutTheOption(t *testing.T) {
 	t.Parallel()

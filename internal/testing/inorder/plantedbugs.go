@@ -21,17 +21,66 @@ type planting struct{ file, old, new string }
 type bug struct {
 	name      string
 	plantings []planting
-	found     string // is in a problem of the run
+	found     string // is in a problem of the run; any problem will do if it is empty
 }
+
+// inversions is the problem of a run that most bugs cause.
+const inversions = "inversions"
+
+const (
+	handOverFile = "internal/consumer/handover.go"
+	inOrderFile  = "internal/consumer/inorder.go"
+	lineFile     = "internal/order/line.go"
+)
 
 var bugs = []bug{
 	{
-		// The copy of a failed message is published a moment after its ack.
-		name: "ack-early", found: "lost",
+		// A new message of a key is handled while messages of the key are in the line.
+		name: "overtake", found: inversions,
 		plantings: []planting{{
-			file: "internal/consumer/handover.go",
+			file: lineFile,
+			old:  "inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine\n",
+			new:  "inLine := false\n",
+		}},
+	},
+	{
+		// A process that takes over begins before it has read the line.
+		name: "blind-takeover", found: inversions,
+		plantings: []planting{{
+			file: inOrderFile,
+			old:  "\tkey, _ := a.raw.Headers[header.Key].(string)\n\tdue, _ :=",
+			new: "\tif note.ID.Epoch != o.epoch.Load() && time.Since(a.at) < time.Second {\n" +
+				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\to.waits(a, note)\n" +
+				"\t\t\tselect {\n\t\t\tcase o.changed <- struct{}{}:\n\t\t\tdefault:\n\t\t\t}\n" +
+				"\t\t})\n\t\treturn\n\t}\n" +
+				"\tkey, _ := a.raw.Headers[header.Key].(string)\n\tdue, _ :=",
+		}},
+	},
+	{
+		// A copy does not keep the number of its message.
+		name: "number-lost", found: inversions,
+		plantings: []planting{{
+			file: inOrderFile,
+			old:  "headers[header.Line] = order.Note{Kind: kind, Seq: t.Seq, ID: t.ID}.String()",
+			new:  "headers[header.Line] = order.Note{Kind: kind, ID: t.ID}.String()",
+		}},
+	},
+	{
+		// A key goes on while a copy of its message is on its way to the line and back.
+		name: "empty-too-early", found: inversions,
+		plantings: []planting{{
+			file: lineFile,
+			old:  "\t\ta.insert(entry[T]{Waiting: Waiting[T]{Key: a.key, Seq: s.Seq, ID: s.ID}})\n",
+			new:  "",
+		}},
+	},
+	{
+		// A copy is published a moment after the ack of its message.
+		name: "ack-early", // messages are lost, and overtaken
+		plantings: []planting{{
+			file: handOverFile,
 			old:  "\terr := d.send(ctx, route, msg, alone)\n",
-			new: "\td.ack()\n\ttime.Sleep(200 * time.Millisecond)\n" +
+			new: "\td.ack()\n\ttime.Sleep(50 * time.Millisecond)\n" +
 				"\terr := d.send(ctx, route, msg, alone)\n",
 		}},
 	},
@@ -77,7 +126,7 @@ func (b bug) find(ctx context.Context, c config) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	c.Program = program
+	c.Program, c.Once = program, true
 	defer func() { err = errors.Join(err, remove()) }()
 	if !c.Verbose {
 		c.Out = io.Discard
