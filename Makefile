@@ -3,9 +3,9 @@
 #     PKG       packages of test, unit and bench-go (default: those of all modules)
 #     TESTARGS  more arguments for go test: TESTARGS='-run Outbox -v'
 #     PARALLEL  how many tests of a package run at once (default 10: they mostly wait)
-#     BROKER    the RabbitMQ of test, demo, bench and chaos: 4.0, 4.3, or nothing for the installed one
-#     LENGTH    how long make random runs: 10m (default: 1h); SEED is its first seed (default: 1)
-#     ARGS      arguments of demo, bench, chaos, model and soak
+#     BROKER    the RabbitMQ of test, demo, bench, chaos and order: 4.0, 4.3, or nothing for the installed one
+#     LENGTH    how long make random and make order run: 10m (default: 1h); SEED is the first seed (default: 1)
+#     ARGS      arguments of demo, bench, chaos, order, model and soak
 
 GO       ?= go
 BROKER   ?= $(MILLPOND_BROKER)
@@ -128,6 +128,11 @@ chaos-bugs: ## the same with three planted mistakes, which the checker must find
 	@BROKER=4.0 sh internal/testing/testbroker/install.sh broker
 	@$(GO) build -o bin/storm ./internal/testing/chaos/storm
 	@sh internal/testing/chaos/bugs.sh ./bin/storm $(ARGS)
+
+order: ## let everything break around messages of a thousand keys for LENGTH, and look for one out of order; ARGS=-speed, -waits, -catchup measure
+	@$(INSTALL) broker
+	@$(GO) build -o bin/inorder ./internal/testing/inorder
+	@MILLPOND_BROKER='$(BROKER)' ./bin/inorder -length '$(LENGTH)' -seed '$(SEED)' $(ARGS)
 
 random: ## run random programs for an hour, or for LENGTH, each judged; a failure is shrunk to a test to paste
 	@$(INSTALL) compiler broker

@@ -28,7 +28,7 @@ func (c crowd) declare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return publishOne(ch, nil, queue, queue, 0)
+		return PublishOne(ch, nil, queue, amqp.Publishing{Body: []byte(queue)})
 	})
 }
 
@@ -56,7 +56,7 @@ func (c crowd) each(ctx context.Context, do func(*amqp.Channel, string) error) e
 	var wg sync.WaitGroup
 	for worker := range min(crowding, c.size) {
 		wg.Go(func() {
-			ch, hangUp, err := dial(c.urls[worker%len(c.urls)])
+			ch, hangUp, err := Dial(c.urls[worker%len(c.urls)])
 			if err != nil {
 				errs[worker] = err
 				return

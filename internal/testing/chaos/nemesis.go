@@ -255,7 +255,8 @@ func (n *nemesis) fill(ctx context.Context, hold time.Duration, of *letters) (st
 	err := n.admin(func(ch *amqp.Channel) error {
 		returned := ch.NotifyReturn(make(chan amqp.Return, 1))
 		for range 3 * dlqLimit {
-			if err := publishOne(ch, returned, of.queue, filler, 0); err != nil {
+			err := PublishOne(ch, returned, of.queue, amqp.Publishing{Body: []byte(filler)})
+			if err != nil {
 				return nil // refused
 			}
 		}
@@ -313,7 +314,7 @@ func (n *nemesis) messages(ctx context.Context, queue string) (int, error) {
 func (n *nemesis) admin(f func(*amqp.Channel) error) error {
 	var errs []error
 	for _, url := range n.cluster.URLs() {
-		ch, hangUp, err := dial(url)
+		ch, hangUp, err := Dial(url)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -66,7 +66,7 @@ func (p *producers) produce(ctx context.Context, i int) {
 
 // connected publishes on one connection, until something is wrong with it.
 func (p *producers) connected(ctx context.Context, url string, due <-chan time.Time) error {
-	ch, hangUp, err := dial(url)
+	ch, hangUp, err := Dial(url)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,8 @@ func (p *producers) connected(ctx context.Context, url string, due <-chan time.T
 		}
 		n := int(p.next.Add(1))
 		queue, priority := p.to(n)
-		if err := publishOne(ch, returned, queue, strconv.Itoa(n), priority); err != nil {
+		if err := PublishOne(ch, returned, queue,
+			amqp.Publishing{Body: []byte(strconv.Itoa(n)), Priority: priority}); err != nil {
 			p.unknown.Add(1)
 			return err
 		}
@@ -90,14 +91,15 @@ func (p *producers) connected(ctx context.Context, url string, due <-chan time.T
 	}
 }
 
-// publishOne returns nil once a queue has the message.
-func publishOne(
-	ch *amqp.Channel, returned <-chan amqp.Return, key, body string, priority uint8,
+// PublishOne publishes to the queue key on a channel of Dial, and returns nil once the queue has
+// the message. returned is the channel's NotifyReturn, or nil.
+func PublishOne(
+	ch *amqp.Channel, returned <-chan amqp.Return, key string, msg amqp.Publishing,
 ) error {
 	ctx, cancel := context.WithTimeout(context.Background(), confirmTimeout)
 	defer cancel()
-	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", key, true, false,
-		amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent, Priority: priority})
+	msg.DeliveryMode = amqp.Persistent
+	confirm, err := ch.PublishWithDeferredConfirmWithContext(ctx, "", key, true, false, msg)
 	if err != nil {
 		return err
 	}
@@ -116,9 +118,9 @@ func publishOne(
 	return nil
 }
 
-// dial opens a channel in confirm mode on a new connection. Every step that a frozen node could
+// Dial opens a channel in confirm mode on a new connection. Every step that a frozen node could
 // hold up is bounded.
-func dial(url string) (ch *amqp.Channel, hangUp func(), err error) {
+func Dial(url string) (ch *amqp.Channel, hangUp func(), err error) {
 	conn, err := amqp.DialConfig(url, amqp.Config{
 		Dial: amqp.DefaultDial(3 * time.Second), Heartbeat: 5 * time.Second,
 	})
@@ -173,7 +175,7 @@ func (l *letters) run(ctx context.Context) {
 }
 
 func (l *letters) connected(ctx context.Context, url string) error {
-	ch, hangUp, err := dial(url)
+	ch, hangUp, err := Dial(url)
 	if err != nil {
 		return err
 	}

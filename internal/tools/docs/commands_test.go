@@ -119,6 +119,7 @@ var notRun = []struct{ begins, reason string }{
 	{"make random", "takes an hour or LENGTH; TestAFewRandomPrograms runs fewer programs"},
 	{"make chaos", "takes minutes; TestChaos… runs the same storm for less long"},
 	{"make chaos-bugs", "takes minutes"},
+	{"make order", "takes an hour or LENGTH; the tests of inorder run the same for less long"},
 	{"make model", "is another step of .ci/run"},
 	{"make soak", "takes ten minutes"},
 	{"make fuzz", "takes a minute for each target"},
