@@ -82,9 +82,10 @@ type inOrder struct {
 	leased time.Time            // the process leads until then
 	since  time.Time            // the process leads
 
-	last    order.Note // the token of the process that has led before
-	crashes int        // processes in a row that have ended while they led
-	trying  order.ID   // the message that is tried alone; guarded by mu
+	last    order.Note      // the token of the process that has led before
+	alive   map[uint64]bool // epochs whose processes have only lost their connections
+	crashes int             // processes in a row that have ended while they led
+	trying  order.ID        // the message that is tried alone; guarded by mu
 }
 
 type newMain struct {
@@ -101,11 +102,14 @@ func (s *Subscription) consumeLine(
 		return nil, err
 	}
 	o := &inOrder{
-		lines: c, line: order.New[arrival](s.cfg.Order.Limits), mine: map[string]time.Time{},
+		lines: c, line: order.New[arrival](s.cfg.Order.Limits), mine: map[string]time.Time{}, alive: map[uint64]bool{},
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
-	if _, err = s.publishToken(o, 0); err != nil {
+	o.trying.Epoch = s.led.Load() // this process has survived that it led
+	_, err = s.publishToken(o, 0)
+	o.trying = order.ID{}
+	if err != nil {
 		_ = c.ch.Close()
 		return nil, err
 	}
@@ -123,6 +127,9 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 	o.mu.Lock()
 	note.Trying = o.trying
 	o.mu.Unlock()
+	if epoch > 0 {
+		s.led.Store(epoch)
+	}
 	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
 		amqp.Publishing{
 			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
@@ -328,6 +335,10 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	before := o.line.Epoch()
 	o.line.Seen(note.Epoch)
 	o.mu.Unlock()
+	if note.Epoch == 0 && note.Trying.Epoch > 0 {
+		o.alive[note.Trying.Epoch] = true
+		s.recount(o)
+	}
 	switch own := o.epoch.Load(); {
 	case own > 0 && note.Epoch >= own && !mine:
 		return false // another process has led meanwhile
@@ -337,7 +348,8 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	}
 	o.tokens = append(o.tokens, raw)
 	if !mine && note.Epoch >= o.last.Epoch && note.Epoch > 0 {
-		o.last, o.crashes = note, note.Crashes+1
+		o.last = note
+		s.recount(o)
 	}
 	switch {
 	case !mine || o.gate != "" && note.Name != o.gate:
@@ -398,7 +410,7 @@ func (s *Subscription) beat(o *inOrder) bool {
 		return true // another process leads
 	}
 	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
-		o.crashes = 0
+		o.last, o.crashes = order.Note{}, 0
 		s.beCareful(o, false)
 	}
 	for _, at := range o.mine {
@@ -423,6 +435,22 @@ const (
 	// calm is how long a process must lead until it counts as not ended.
 	calm = time.Minute
 )
+
+// recount counts the processes that have ended while they led. A process that has lost its
+// connection alone tells so when it is back.
+func (s *Subscription) recount(o *inOrder) {
+	switch {
+	case o.last.Epoch == 0:
+		return
+	case o.alive[o.last.Epoch]:
+		o.crashes, o.last.Trying = max(0, o.last.Crashes), order.ID{}
+	default:
+		o.crashes = o.last.Crashes + 1
+	}
+	if o.epoch.Load() > 0 {
+		s.beCareful(o, o.crashes >= mostCrashes)
+	}
+}
 
 // beCareful begins or ends to try each message alone. A message that ends the process is found so:
 // the token names it, and the next process reads the token.
@@ -664,6 +692,7 @@ func (s *Subscription) releaseInOrder(c *consumer) {
 		}
 		if o.gate == "" && o.epoch.Load() > 0 && !o.isOver() {
 			o.crashes = order.Clean
+			s.led.CompareAndSwap(o.epoch.Load(), 0)
 			_, _ = s.publishToken(o, o.epoch.Load())
 		}
 		for _, c := range both {

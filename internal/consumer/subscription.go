@@ -51,8 +51,9 @@ type Subscription struct {
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
 
-	slow     bool      // handlers are: the prefetch is as low as it can be
-	narrow   sync.Once // logged that the prefetch leaves no room for hand-overs
+	led      atomic.Uint64 // the last epoch in which this process has led, without an end in peace
+	slow     bool          // handlers are: the prefetch is as low as it can be
+	narrow   sync.Once     // logged that the prefetch leaves no room for hand-overs
 	rounding Rounding
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority

@@ -34,7 +34,8 @@ type Note struct {
 	// Crashes is how many processes in a row have ended while they led; Clean for a process that
 	// stops leading in peace.
 	Crashes int
-	// Trying is the message that the process handles alone.
+	// Trying is the message that the process handles alone. In a token without an Epoch it has the
+	// Epoch in which the process has led: the process has lost its connection and is back.
 	Trying ID
 }
 

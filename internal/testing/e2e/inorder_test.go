@@ -241,35 +241,87 @@ func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
 	r.RequireNothingLeft(0)
 }
 
-// Given a message whose handler ends the connection each time, then it becomes a dead letter, and
-// the later messages of its key are handled in their order.
+// Given a message whose handler ends the process each time, then it becomes a dead letter, and the
+// later messages of its key are handled in their order.
 func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
+	t.Parallel()
+	url, queue := testbroker.URL(t), testbroker.Queue(t)
+	strategy := topology.InOrder{KeyBy: keyOf}
+	rig.RemovePlan(t, url, strategy, queue, []time.Duration{time.Second})
+	rig.DeclareQueue(t, url, queue, rig.OneActive())
+	for _, body := range append(ofKey("a", 10), ofKey("b", 10)...) {
+		rig.Publish(t, url, "", queue, rig.Message(body))
+	}
+	var handled bodies
+	cfg := rig.QueueConfig(url)
+	cfg.Queue.Arguments = rig.OneActive()
+	over := make(chan struct{})
+	deaths := 0
+	for running := true; running; {
+		m := rig.StartMortalWith(t, cfg, strategy, queue, 8,
+			func(m *rig.Mortal, msg *message.Message) error {
+				body := string(msg.Payload)
+				if body == "a:1" {
+					m.Die()
+				}
+				if !m.Alive(func() { handled.add(body) }) {
+					return rig.ErrDead
+				}
+				if len(first(handled.of("a")))+len(first(handled.of("b"))) == 19 {
+					close(over)
+				}
+				return nil
+			})
+		select {
+		case <-m.Dead:
+			deaths++
+			require.Less(t, deaths, 15, "the process ends without end")
+		case <-over:
+			running = false
+		case <-time.After(rig.Patience):
+			t.Fatalf("stands still after %d deaths: %v", deaths, handled.done)
+		}
+	}
+	t.Logf("%d deaths", deaths)
+	dead := rig.Take(t, url, queue+".dlq")
+	require.Equal(t, "a:1", string(dead.Body))
+	require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
+	require.Equal(t, append([]string{"a:0"}, ofKey("a", 10)[2:]...), first(handled.of("a")))
+	require.Equal(t, ofKey("b", 10), first(handled.of("b")))
+}
+
+// Given connections that are cut again and again, then messages are still handled side by side:
+// the process has not ended.
+func TestCutConnectionsAreNoCrashes(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	var handled bodies
+	together := make(chan struct{})
 	proxy := testbroker.NewProxy(t, url)
 	c := orderedBy(topology.InOrder{}, often(10*time.Millisecond), func(msg *message.Message) error {
-		if string(msg.Payload) == "a:1" {
-			proxy.Cut()
-			<-msg.Context().Done()
-			return msg.Context().Err()
+		if strings.HasPrefix(string(msg.Payload), "last") {
+			select { // the other key's handler meets this one
+			case together <- struct{}{}:
+			case <-together:
+			case <-msg.Context().Done():
+			}
 		}
 		handled.add(string(msg.Payload))
 		return nil
 	})
 	c.URL, c.AdminURL = proxy.URL(), url
 	r := rig.Start(t, c)
-	for _, body := range append(ofKey("a", 10), ofKey("b", 10)...) {
-		rig.Publish(t, url, "", r.Queue, rig.Message(body))
+	for i := range 6 {
+		key := strconv.Itoa(i)
+		rig.Publish(t, url, "", r.Queue, rig.Message(key+":0"))
+		rig.WaitFor(t, "the message is handled", func() bool { return len(handled.of(key)) > 0 })
+		proxy.Cut()
 	}
-	dead := rig.Take(t, url, r.Queue+".dlq")
-	require.Equal(t, "a:1", string(dead.Body))
-	require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
-	rig.WaitFor(t, "all others are handled", func() bool {
-		return len(first(handled.of("a"))) == 9 && len(first(handled.of("b"))) == 10
+	rig.Publish(t, url, "", r.Queue, rig.Message("last1:0"))
+	rig.Publish(t, url, "", r.Queue, rig.Message("last2:0"))
+	rig.WaitFor(t, "two messages are handled side by side", func() bool {
+		return len(handled.of("last1")) > 0 && len(handled.of("last2")) > 0
 	})
-	require.Equal(t, append([]string{"a:0"}, ofKey("a", 10)[2:]...), first(handled.of("a")))
-	require.Equal(t, ofKey("b", 10), first(handled.of("b")))
 }
 
 // first returns each body where it stands first. A message whose ack was lost is handled again.

@@ -42,6 +42,15 @@ func StartMortal(
 	handle func(*Mortal, *message.Message) error,
 ) *Mortal {
 	t.Helper()
+	return StartMortalWith(t, cfg, topology.PerQueue{}, queue, concurrency, handle)
+}
+
+// StartMortalWith is StartMortal with a strategy.
+func StartMortalWith(
+	t *testing.T, cfg wamqp.Config, strategy topology.Strategy, queue string, concurrency int,
+	handle func(*Mortal, *message.Message) error,
+) *Mortal {
+	t.Helper()
 	m := &Mortal{Deliveries: NewDeliveries(), Dead: make(chan struct{})}
 	publishing := cfg.Connection
 	publishing.AmqpConfig = &amqp.Config{Dial: m.dial}
@@ -54,7 +63,7 @@ func StartMortal(
 	}}
 	policy := backoff.List{time.Second}
 	client := Connect(t, func() (*topology.Client, error) {
-		return topology.Open(context.Background(), publishing, topology.PerQueue{})
+		return topology.Open(context.Background(), publishing, strategy)
 	})
 	sub := Connect(t, func() (*topology.Subscriber, error) {
 		return client.NewSubscriber(cfg, topology.ForPolicy(policy),
