@@ -39,7 +39,7 @@ type InOrder struct {
 	Block bool
 	// MaxWaiting bounds the messages of the line, because they are in memory. Beyond it the
 	// messages that come behind stay in the user's queue, which pauses when the prefetch is used
-	// up. Default: 10000, of together at most 64 MiB.
+	// up. At most 60000. Default: 10000, of together at most 64 MiB.
 	MaxWaiting int
 	// Else has the wait queues of delayed publishing, and says where dead letters go. Its Via has
 	// no effect: messages of the line go straight to their handler. Default: PerQueue{}.
@@ -51,13 +51,16 @@ const (
 	lineSuffix = ".line"
 
 	defaultMaxWaiting = 10_000
-	maxWaitingBytes   = 64 << 20
+	// mostWaiting leaves room below AMQP's largest prefetch for copies that replace others.
+	mostWaiting     = 60_000
+	maxWaitingBytes = 64 << 20
 )
 
 // Validate returns an error that lists every invalid field. Open calls it.
 func (s InOrder) Validate() error {
 	return errors.Join(s.Else.Validate(),
-		refuse(s.MaxWaiting < 0, "InOrder.MaxWaiting: %d is negative", s.MaxWaiting),
+		refuse(s.MaxWaiting < 0 || s.MaxWaiting > mostWaiting,
+			"InOrder.MaxWaiting: %d is not within 0 and %d", s.MaxWaiting, mostWaiting),
 		refuse(len(s.Else.Via) > 0, "InOrder.Else.Via: messages of the line pass no exchange: leave "+
 			"Via out"))
 }

@@ -174,6 +174,16 @@ func (d *delivery) giveUp() {
 		}, func() { d.observeSettled(middleware.EventDeadLettered, state, err) })
 }
 
+// blame settles a message of a queue that is handled in order, during whose handling the last
+// process has ended.
+func (d *delivery) blame() {
+	if d.State.Interruptions >= maxInterruptions {
+		d.giveUp()
+		return
+	}
+	d.isolate(d.State.Interruptions + 1)
+}
+
 func (d *delivery) guardFields() watermill.LogFields {
 	return d.LogFields().Add(watermill.LogFields{
 		"delivery_count": deliveryCount(&d.raw), "interruptions": d.State.Interruptions,

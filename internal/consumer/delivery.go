@@ -57,6 +57,10 @@ func (s *Subscription) process(d *delivery) {
 		d.follow()
 		return
 	}
+	if d.step != nil && d.step.blamed {
+		d.blame()
+		return
+	}
 	if d.alone && d.isolated() {
 		return
 	}
@@ -247,6 +251,9 @@ func (d *delivery) giveBack() {
 // awaitCancel returns when the broker delivers nothing more, so that a delivery that is given back
 // does not come again at once: that would count as another delivery.
 func (d *delivery) awaitCancel() {
+	if d.on.inOrder != nil {
+		return // nothing is given back before the channel ends
+	}
 	select {
 	case <-d.on.cancelled:
 	case <-d.ctx.Done():

@@ -49,7 +49,11 @@ type Order struct {
 }
 
 // step is a message that may begin.
-type step struct{ *order.Step[arrival] }
+type step struct {
+	*order.Step[arrival]
+	tried  string // the token that says that the message is tried alone
+	blamed bool   // the last process has ended while it tried the message
+}
 
 // inOrder is the part of a consumer that keeps the order.
 type inOrder struct {
@@ -58,19 +62,28 @@ type inOrder struct {
 	mu   sync.Mutex
 	line *order.Line[arrival]
 	over bool // a delivery comes again: nothing begins
+	// careful says that each message is tried alone.
+	careful bool
 
 	changed chan struct{} // has a value when a step has ended
 	epoch   atomic.Uint64 // of the last token that came back
 
 	main    *consumer // of the main queue; nil before the line is known
 	opening bool
-	opened  chan newMain    // the outcome of opening it
-	came    bool            // a message of the main queue has come
-	mark    string          // the name of the token that must come back; "" for none
-	marked  bool            // the token counts for the main queue
-	tokens  []amqp.Delivery // that are in hand
-	since   time.Time       // this process leads
-	ahead   int             // the highest prefetch of the main queue that any process has had
+	opened  chan newMain // the outcome of opening it
+	came    bool         // a message of the main queue has come
+
+	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
+	gate   string               // the token before whose return nothing begins; "" for none
+	whole  bool                 // a message of the main queue had come before the gate
+	tokens []amqp.Delivery      // that are in hand
+	ahead  int                  // the highest prefetch of the main queue that any process has had
+	leased time.Time            // the process leads until then
+	since  time.Time            // the process leads
+
+	last    order.Note // the token of the process that has led before
+	crashes int        // processes in a row that have ended while they led
+	trying  order.ID   // the message that is tried alone; guarded by mu
 }
 
 type newMain struct {
@@ -82,12 +95,12 @@ type newMain struct {
 func (s *Subscription) consumeLine(
 	conn *link.Conn, limits Limits, use intent,
 ) (*consumer, error) {
-	c, err := s.open(conn, limits, use, s.cfg.Order.Line, 0)
+	c, err := s.open(conn, limits, use, s.cfg.Order.Line, maxPrefetch)
 	if err != nil {
 		return nil, err
 	}
 	o := &inOrder{
-		lines: c, line: order.New[arrival](s.cfg.Order.Limits),
+		lines: c, line: order.New[arrival](s.cfg.Order.Limits), mine: map[string]time.Time{},
 		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
 	}
 	c.inOrder = o
@@ -102,12 +115,17 @@ func (s *Subscription) consumeLine(
 // everything that was given back there before.
 func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err error) {
 	name = watermill.NewShortUUID()
+	o.mine[name] = time.Now()
+	note := order.Note{
+		Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead, Crashes: o.crashes,
+	}
+	o.mu.Lock()
+	note.Trying = o.trying
+	o.mu.Unlock()
 	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
 		amqp.Publishing{
 			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
-			Headers: amqp.Table{header.Line: order.Note{
-				Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead,
-			}.String()},
+			Headers: amqp.Table{header.Line: note.String()},
 		})
 	if err != nil {
 		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
@@ -120,20 +138,31 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
 	var next *step
+	var pace *time.Timer
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	renew := time.NewTicker(max(c.hold/2, time.Second))
-	defer renew.Stop()
+	beat := time.NewTicker(leaseBeat)
+	defer beat.Stop()
+	var renew <-chan time.Time
+	if c.NackCounts { // else the consumers have no timeout
+		ticker := time.NewTicker(max(c.hold/2, time.Second))
+		defer ticker.Stop()
+		renew = ticker.C
+	}
 	limit := s.probeLimit(c)
 	for {
 		if next == nil {
 			next = o.next(timer)
 		}
 		var start, freed <-chan struct{}
+		var paced <-chan time.Time
 		switch {
-		case next == nil:
+		case next == nil || !o.leads():
+		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
 		case s.mayBegin(c):
-			start = always
+			if pace, paced = s.paced(pace); paced == nil {
+				start = always
+			}
 		default:
 			freed = s.places.freed
 		}
@@ -161,15 +190,25 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				return false
 			}
 		case <-start:
+			if !next.Follows {
+				if look := s.seat.Start(next.Item.at); look != nil {
+					s.wg.Go(func() { s.look(c.conn, look) })
+				}
+			}
 			s.begun(next.Item.on, next.Item.with(next))
 			if c.single && !next.Follows {
 				return true
 			}
 			next = nil
 		case <-freed:
+		case <-paced:
 		case <-o.changed:
 		case <-timer.C:
-		case <-renew.C:
+		case <-beat.C:
+			if !s.beat(o) {
+				return false
+			}
+		case <-renew:
 			if !s.renew(o) {
 				return false
 			}
@@ -221,7 +260,11 @@ func (o *inOrder) next(timer *time.Timer) *step {
 	}
 	now := clock.Now()
 	if found, ok := o.line.Next(now); ok {
-		return &step{found}
+		next := &step{Step: found}
+		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
+			next.blamed, o.last.Trying = true, order.ID{}
+		}
+		return next
 	}
 	if at, ok := o.line.Wake(); ok {
 		timer.Reset(max(clock.Wait(at.Sub(now)), time.Millisecond))
@@ -236,7 +279,7 @@ func (s *Subscription) fromLine(c *consumer, raw amqp.Delivery) bool {
 	a := arrival{raw: raw, at: time.Now(), on: c}
 	text, _ := raw.Headers[header.Line].(string)
 	note := order.ParseNote(text)
-	if o.mark == "" && len(o.tokens) == 0 && !s.remark(o, 0) {
+	if o.gate == "" && len(o.tokens) == 0 && !s.shut(o, 0) {
 		return false
 	}
 	switch note.Kind {
@@ -266,50 +309,141 @@ func (o *inOrder) waits(a arrival, note order.Note) {
 	})
 }
 
-// token takes a token.
+// token takes a token. It reports whether this process may go on to lead.
 func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
-	epoch := note.Epoch
+	published, mine := o.mine[note.Name]
+	delete(o.mine, note.Name)
+	o.ahead = max(o.ahead, note.Ahead)
 	o.mu.Lock()
 	before := o.line.Epoch()
-	o.line.Seen(epoch)
+	o.line.Seen(note.Epoch)
 	o.mu.Unlock()
-	o.ahead = max(o.ahead, note.Ahead)
-	if o.mark == "" && epoch <= before { // of a process that has just begun
+	switch own := o.epoch.Load(); {
+	case own > 0 && note.Epoch >= own && !mine:
+		return false // another process has led meanwhile
+	case o.gate == "" && !mine || note.Epoch == 0 && own > 0: // of a process that has just begun
 		_ = o.lines.ack(raw.DeliveryTag)
 		return true
 	}
 	o.tokens = append(o.tokens, raw)
-	if note.Name != o.mark {
-		return true
+	if !mine && note.Epoch >= o.last.Epoch && note.Epoch > 0 {
+		o.last, o.crashes = note, note.Crashes+1
 	}
-	if epoch <= before || note.Ahead < o.ahead { // of another process, which was before
-		return s.remark(o, max(before, epoch))
+	switch {
+	case !mine || o.gate != "" && note.Name != o.gate:
+		return true
+	case o.gate != "" && (note.Epoch <= before || note.Ahead < o.ahead || note.Crashes < o.crashes):
+		return s.shut(o, max(before, note.Epoch)) // another process has led before
 	}
 	for _, old := range o.tokens[:len(o.tokens)-1] {
 		_ = o.lines.ack(old.DeliveryTag)
 	}
-	o.tokens, o.mark = []amqp.Delivery{raw}, ""
-	o.epoch.Store(epoch)
-	if o.since.IsZero() {
-		o.since = time.Now().UTC()
+	o.tokens = []amqp.Delivery{raw}
+	if until := published.Add(lease); until.After(o.leased) {
+		o.leased = until
 	}
+	if o.gate == "" {
+		return true
+	}
+	o.gate = ""
+	o.epoch.Store(note.Epoch)
 	o.mu.Lock()
-	o.line.Know(epoch, o.marked)
+	o.line.Know(note.Epoch, o.whole)
 	o.mu.Unlock()
 	switch {
-	case o.main == nil:
+	case o.main == nil && !o.opening:
+		o.since = time.Now().UTC()
+		s.beCareful(o, o.crashes >= mostCrashes)
 		s.openMain(o)
-	case o.came && !o.marked:
-		return s.remark(o, epoch)
+	case o.came && !o.whole:
+		return s.shut(o, note.Epoch)
 	}
 	return true
 }
 
-// remark publishes a token, before whose return nothing begins.
-func (s *Subscription) remark(o *inOrder, epoch uint64) bool {
+// shut publishes a token before whose return nothing begins.
+func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
 	name, err := s.publishToken(o, epoch+1)
-	o.mark, o.marked = name, o.came
+	o.gate, o.whole = name, o.came
 	return err == nil
+}
+
+const (
+	// lease is how long a process leads after it has published a token that comes back. A process
+	// that was frozen, or whose broker node was cut off, begins nothing when that is over. It must be
+	// shorter than any time after which the broker lets another process lead: two heartbeats, or the
+	// tick of the cluster.
+	lease     = 3 * time.Second
+	leaseBeat = time.Second
+	// lateToken is how long a token may take to come back.
+	lateToken = 10 * time.Second
+)
+
+// leads reports whether the process may begin a message.
+func (o *inOrder) leads() bool { return time.Now().Before(o.leased) }
+
+// beat publishes a token that keeps the lead, unless one is on its way.
+func (s *Subscription) beat(o *inOrder) bool {
+	if len(o.tokens) == 0 {
+		return true // another process leads
+	}
+	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
+		o.crashes = 0
+		s.beCareful(o, false)
+	}
+	for _, at := range o.mine {
+		if time.Since(at) < lateToken {
+			return true
+		}
+	}
+	if o.gate != "" {
+		o.mu.Lock()
+		epoch := o.line.Epoch()
+		o.mu.Unlock()
+		return s.shut(o, epoch)
+	}
+	_, err := s.publishToken(o, o.epoch.Load())
+	return err == nil
+}
+
+const (
+	// mostCrashes is how many processes in a row may end while they lead, before messages are
+	// tried alone.
+	mostCrashes = 3
+	// calm is how long a process must lead until it counts as not ended.
+	calm = time.Minute
+)
+
+// beCareful begins or ends to try each message alone. A message that ends the process is found so:
+// the token names it, and the next process reads the token.
+func (s *Subscription) beCareful(o *inOrder, careful bool) {
+	if o.careful == careful {
+		return
+	}
+	o.careful = careful
+	o.mu.Lock()
+	o.line.BeCareful(careful)
+	o.mu.Unlock()
+	if careful {
+		s.logger.Info("Processes or connections have ended repeatedly while they handled the queue: its "+
+			"messages are tried one at a time for a while", watermill.LogFields{"ended": o.crashes})
+	}
+}
+
+// try reports whether a token says that the message is tried alone.
+func (s *Subscription) try(o *inOrder, next *step) bool {
+	if next.tried == "" {
+		o.mu.Lock()
+		o.trying = next.From
+		o.mu.Unlock()
+		var err error
+		if next.tried, err = s.publishToken(o, o.epoch.Load()); err != nil {
+			o.lines.enoughNow()
+			return false
+		}
+	}
+	_, away := o.mine[next.tried]
+	return !away
 }
 
 // openMain consumes the main queue. Every leader takes as many messages ahead as any leader
@@ -340,7 +474,7 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 		return true
 	}
 	o.came = true
-	return o.mark != "" || s.remark(o, epoch)
+	return o.gate != "" || s.shut(o, epoch)
 }
 
 // keyOf returns the key of a message; "" if it cannot be read. Such a message is dead-lettered
@@ -366,7 +500,7 @@ func (s *Subscription) keyOf(raw *amqp.Delivery) (key string) {
 // renew gives everything in the line back before the broker's consumer timeout, and reads it
 // again.
 func (s *Subscription) renew(o *inOrder) bool {
-	if o.mark != "" || len(o.tokens) == 0 {
+	if o.gate != "" || len(o.tokens) == 0 {
 		return true
 	}
 	o.mu.Lock()
@@ -383,7 +517,7 @@ func (s *Subscription) renew(o *inOrder) bool {
 			return false
 		}
 	}
-	return s.remark(o, epoch)
+	return s.shut(o, epoch)
 }
 
 // unblock takes the mark of a dead letter away.
@@ -441,6 +575,9 @@ func (o *inOrder) ended(d *delivery) {
 		o.over = true
 	}
 	o.line.Ended(d.step.Step, copied)
+	if o.trying == d.step.From {
+		o.trying = order.ID{}
+	}
 	o.mu.Unlock()
 	select {
 	case o.changed <- struct{}{}:
@@ -454,6 +591,12 @@ func (o *inOrder) giveAllBack() {
 	o.over = true
 	o.mu.Unlock()
 	o.lines.enoughNow()
+}
+
+func (o *inOrder) isOver() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.over
 }
 
 // probeInOrder is the rest of probe for a queue that is handled in order.
@@ -487,6 +630,10 @@ func (s *Subscription) releaseInOrder(c *consumer) (settled <-chan struct{}) {
 		for _, c := range both {
 			c.inFlight.Wait()
 			c.flushAcks()
+		}
+		if o.gate == "" && o.epoch.Load() > 0 && !o.isOver() {
+			o.crashes = order.Clean
+			_, _ = s.publishToken(o, o.epoch.Load())
 		}
 		for _, c := range both {
 			close(c.cancelled)
@@ -541,6 +688,9 @@ func (t *step) writeDead(headers amqp.Table) {
 	}
 	headers[header.DeadLine] = order.Note{Kind: order.Block, Seq: t.Seq, ID: t.ID}.String()
 }
+
+// maxPrefetch is AMQP's limit. Without a prefetch a quorum queue delivers 2000 messages (F50).
+const maxPrefetch = 65535
 
 // besideBody is what a message in the line takes in memory beside its body.
 const besideBody = 2 << 10

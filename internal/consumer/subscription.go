@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -222,7 +223,7 @@ func (s *Subscription) open(
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
 		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
-			cfg.Arguments)
+			s.consumeArguments())
 	}
 	if err != nil {
 		_ = ch.Close()
@@ -250,6 +251,25 @@ func (s *Subscription) open(
 	}()
 	return c, nil
 }
+
+// consumeArguments are the user's, and with an order no consumer timeout: RabbitMQ 4.3 would give
+// the deliveries that are over it to another consumer, and keep the others for this one (F51).
+// Earlier versions ignore the argument.
+func (s *Subscription) consumeArguments() amqp.Table {
+	args := s.cfg.Consume.Arguments
+	if s.cfg.Order == nil {
+		return args
+	}
+	args = maps.Clone(args)
+	if args == nil {
+		args = amqp.Table{}
+	}
+	args["x-consumer-timeout"] = noTimeout
+	return args
+}
+
+// noTimeout is ten years in milliseconds. A queue of RabbitMQ 4.3 breaks at much more.
+const noTimeout = int64(315360000000)
 
 // run consumes until the subscription is stopped, and drains it.
 func (s *Subscription) run(c *consumer) {

@@ -49,6 +49,10 @@ type Step[T any] struct {
 	Seq uint64
 	ID  ID
 
+	// From is the ID of the message in the line. It is zero if the message has come from the main
+	// queue.
+	From ID
+
 	lane   *lane[T]
 	inLine bool // the message has come from the line
 	size   int
@@ -64,6 +68,9 @@ type Line[T any] struct {
 	epoch  uint64
 	writes uint64 // copies so far
 
+	careful  bool
+	handling int // messages
+
 	lineKnown bool // everything that is in the line has been returned
 	mainKnown bool // and it was everything when the first message of the main queue came
 
@@ -72,7 +79,7 @@ type Line[T any] struct {
 	expected map[ID]*lane[T]       // of copies that may be in the line and have not been returned
 	ready    []*lane[T]            // that may have a step
 	timers   timers[T]             // lanes whose first message is not due
-	full     []*lane[T]            // that wait for room in the line
+	full     []*lane[T]            // that wait for room in the line, or for another message to end
 	messages int                   // in the line
 	bytes    int
 }
@@ -176,6 +183,12 @@ func (l *Line[T]) Forget() (items []T) {
 	return items
 }
 
+// BeCareful says whether every message goes through the line, and is handled alone.
+func (l *Line[T]) BeCareful(careful bool) {
+	l.careful = careful
+	l.retry()
+}
+
 // Epoch is the highest epoch that was seen.
 func (l *Line[T]) Epoch() uint64 { return l.epoch }
 
@@ -221,6 +234,9 @@ func (l *Line[T]) Ended(s *Step[T], copied bool) {
 		a.following = nil
 	} else {
 		a.handling = nil
+		if l.handling--; l.careful {
+			l.retry()
+		}
 	}
 	if s.inLine {
 		l.out(s.size)
@@ -324,10 +340,14 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 	if len(a.waiting) > 0 && a.handling == nil {
 		first := &a.waiting[0]
 		if first.here && !first.Block {
-			if !first.Due.After(now) {
+			switch {
+			case first.Due.After(now):
+				l.sleep(a, first.Due)
+			case l.careful && l.handling > 0:
+				l.wait(a)
+			default:
 				return l.handleFirst(a)
 			}
-			l.sleep(a, first.Due)
 		}
 	}
 	if len(a.fresh) == 0 || a.following != nil || !l.mainKnown {
@@ -337,12 +357,9 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 	if !inLine && a.handling != nil {
 		return nil // what it becomes decides
 	}
-	must := a.fresh[0].must
+	must := a.fresh[0].must || l.careful
 	if inLine && !must && !l.hasRoom() {
-		if !a.full {
-			a.full = true
-			l.full = append(l.full, a)
-		}
+		l.wait(a)
 		return nil
 	}
 	return l.begin(a, inLine || must)
@@ -352,8 +369,9 @@ func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
 	e := a.waiting[0]
 	a.waiting[0] = entry[T]{}
 	a.waiting = a.waiting[1:]
+	l.handling++
 	a.handling = &Step[T]{
-		Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), lane: a, inLine: true, size: e.Size,
+		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), lane: a, inLine: true, size: e.Size,
 	}
 	return a.handling
 }
@@ -367,6 +385,7 @@ func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
 	if follows {
 		a.following, a.last = s, s.Seq
 	} else {
+		l.handling++
 		a.handling = s
 	}
 	return s
@@ -387,11 +406,24 @@ func (l *Line[T]) hasRoom() bool {
 func (l *Line[T]) out(size int) {
 	l.messages--
 	l.bytes -= size
+	l.retry()
+}
+
+// wait keeps a lane until retry.
+func (l *Line[T]) wait(a *lane[T]) {
+	if !a.full {
+		a.full = true
+		l.full = append(l.full, a)
+	}
+}
+
+// retry looks at the lanes that wait again.
+func (l *Line[T]) retry() {
 	for _, a := range l.full {
 		a.full = false
 		l.touch(a)
 	}
-	l.full = nil
+	l.full = l.full[:0]
 }
 
 func (l *Line[T]) sleep(a *lane[T], until time.Time) {

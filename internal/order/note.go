@@ -16,20 +16,30 @@ type Kind string
 const (
 	Wait    Kind = "wait"    // SEQ ID: a message that waits
 	Block   Kind = "block"   // SEQ ID: the mark of a dead letter that keeps its key waiting
-	Token   Kind = "token"   // EPOCH NAME AHEAD: of a process that leads, or may lead
+	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
 	Release Kind = "release" // ID: takes the mark with this ID away
 	Ask     Kind = "ask"     // asks the process that leads for a State
 )
 
 // Note is the header of a message in the line.
 type Note struct {
-	Kind  Kind
-	Seq   uint64
-	ID    ID
+	Kind Kind
+	Seq  uint64
+	ID   ID
+
+	// Of a Token:
 	Epoch uint64
 	Name  string
-	Ahead int
+	Ahead int // the prefetch of the main queue
+	// Crashes is how many processes in a row have ended while they led; Clean for a process that
+	// stops leading in peace.
+	Crashes int
+	// Trying is the message that the process handles alone.
+	Trying ID
 }
+
+// Clean is one less than no crash: the next process counts one more.
+const Clean = -1
 
 // String is the text of the header.
 func (n Note) String() string {
@@ -37,7 +47,7 @@ func (n Note) String() string {
 	case Wait, Block:
 		return fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
 	case Token:
-		return fmt.Sprintf("%s %d %s %d", n.Kind, n.Epoch, n.Name, n.Ahead)
+		return fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
 	case Release:
 		return fmt.Sprintf("%s %s", n.Kind, n.ID)
 	}
@@ -50,7 +60,7 @@ const maxAhead = 65535
 // ParseNote reads a header. A message without one, or with one that cannot be read, waits with the
 // number 0: it is the first of its key.
 func ParseNote(text string) (n Note) {
-	words := append(strings.Fields(text), make([]string, 4)...)
+	words := append(strings.Fields(text), make([]string, 6)...)
 	number := func(s string) uint64 {
 		v, _ := strconv.ParseUint(s, 10, 64)
 		return v
@@ -60,6 +70,8 @@ func ParseNote(text string) (n Note) {
 		n.Seq, n.ID = number(words[1]), ParseID(words[2])
 	case Token:
 		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
+		n.Crashes, _ = strconv.Atoi(words[4])
+		n.Trying = ParseID(words[5])
 	case Release:
 		n.ID = ParseID(words[1])
 	case Ask:

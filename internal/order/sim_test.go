@@ -1,0 +1,358 @@
+package order_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/millpond-go/millpond/internal/order"
+)
+
+// bug is a mistake that the judge must find.
+type bug string
+
+const (
+	noBug           bug = ""
+	ackBeforeCopy   bug = "a message is acked before its copy is in the line"
+	takenForHandled bug = "a key is taken for free although a copy of its message is in the line"
+	unread          bug = "a new leader does not read the line"
+	noSecondToken   bug = "a new leader reads the line before the earlier one has left the queue"
+	numberLost      bug = "a message loses its number in the line"
+)
+
+// world is a broker with both queues, and the process that leads, in steps of simulated time.
+type world struct {
+	t    *testing.T
+	rand *rand.Rand
+	bug  bug
+	now  time.Time
+
+	main, line []*stored // not delivered
+	ids        int
+
+	leader
+	judge
+}
+
+// stored is a message in a queue.
+type stored struct {
+	key   string
+	n     int // of the key
+	fails int // so often
+	note  order.Note
+	due   time.Time
+	id    int
+}
+
+// leader is the process that leads.
+type leader struct {
+	memory  *order.Line[*stored]
+	mainOut []*stored // delivered and not settled
+	lineOut []*stored
+	running []*running
+	gate    string
+	whole   bool
+	came    bool
+	reading bool // the main queue
+	gates   int
+}
+
+// running is a step in progress.
+type running struct {
+	step   *order.Step[*stored]
+	copied bool
+	ended  bool
+}
+
+// judge knows what was begun and what has succeeded.
+type judge struct {
+	succeeded map[string]map[int]bool
+	begun     map[string]int // the highest number
+	wrong     []string
+}
+
+const (
+	keys     = 4
+	perKey   = 12
+	prefetch = 8
+)
+
+func newWorld(t *testing.T, seed uint64, b bug) *world {
+	w := &world{
+		t: t, rand: rand.New(rand.NewPCG(seed, 1)), bug: b, now: time.Unix(1_000_000, 0),
+		judge: judge{succeeded: map[string]map[int]bool{}, begun: map[string]int{}},
+	}
+	for n := range perKey {
+		for k := range keys {
+			key := string(rune('a' + k))
+			fails := 0
+			if w.rand.IntN(4) == 0 {
+				fails = 1 + w.rand.IntN(3)
+			}
+			w.main = append(w.main, w.store(&stored{key: key, n: n, fails: fails}))
+			w.succeeded[key] = map[int]bool{}
+		}
+	}
+	for key := range w.succeeded {
+		w.begun[key] = -1
+	}
+	w.lead()
+	return w
+}
+
+func (w *world) store(s *stored) *stored {
+	w.ids++
+	s.id = w.ids
+	return s
+}
+
+// lead begins a new leader. The earlier one may go on until the main queue is taken from it, and what
+// it had comes again, in the order of its delivery.
+func (w *world) lead() {
+	old := w.leader
+	w.line = append(slices.Clone(old.lineOut), w.line...)
+	w.leader = leader{memory: order.New[*stored](order.Limits{Messages: 20, Bytes: 1 << 20})}
+	w.came = w.bug == noSecondToken
+	w.shut()
+	if w.rand.IntN(2) == 0 {
+		w.readLine()
+	}
+	for _, r := range old.running {
+		copies := r.step.Follows || r.step.Item.fails > 0
+		if copies && !r.copied && slices.Contains(old.mainOut, r.step.Item) && w.rand.IntN(2) == 0 {
+			w.copy(r.step)
+			old.mainOut = without(old.mainOut, r.step.Item)
+		}
+	}
+	w.main = append(slices.Clone(old.mainOut), w.main...)
+	if w.bug == unread {
+		w.memory.Know(uint64(w.ids), true)
+		w.gate, w.reading, w.came, w.whole = "", true, true, true
+	}
+}
+
+// copy puts the copy of a step into the line.
+func (w *world) copy(step *order.Step[*stored]) {
+	again := *step.Item
+	again.note = order.Note{Kind: order.Wait, Seq: step.Seq, ID: step.ID}
+	if !step.Follows {
+		again.fails--
+		again.due = w.now.Add(time.Duration(w.rand.IntN(5000)) * time.Millisecond)
+	}
+	w.line = append(w.line, w.store(&again))
+}
+
+// shut puts a token behind everything in the line.
+func (w *world) shut() {
+	w.gates++
+	w.gate, w.whole = fmt.Sprint(w.ids, "-", w.gates), w.came
+	w.line = append(w.line, w.store(&stored{note: order.Note{
+		Kind: order.Token, Epoch: w.memory.Epoch() + 1, Name: w.gate,
+	}}))
+}
+
+func (w *world) readLine() {
+	for len(w.line) > 0 {
+		w.deliverLine()
+	}
+}
+
+func (w *world) deliverLine() {
+	if len(w.line) == 0 {
+		return
+	}
+	s := w.line[0]
+	w.line = w.line[1:]
+	if s.note.Kind == order.Token {
+		before := w.memory.Epoch()
+		w.memory.Seen(s.note.Epoch)
+		if s.note.Name != w.gate {
+			w.lineOut = append(w.lineOut, s)
+			return
+		}
+		if s.note.Epoch <= before {
+			w.shut()
+			return
+		}
+		w.lineOut = append(slices.DeleteFunc(w.lineOut, isToken), s)
+		w.gate, w.reading = "", true
+		w.memory.Know(s.note.Epoch, w.whole)
+		if w.came && !w.whole {
+			w.shut()
+		}
+		return
+	}
+	w.lineOut = append(w.lineOut, s)
+	note := s.note
+	if w.bug == numberLost && w.rand.IntN(3) == 0 {
+		note.Seq = 0
+	}
+	w.memory.Returned(order.Waiting[*stored]{
+		Key: s.key, Seq: note.Seq, ID: note.ID, Due: s.due, Size: 100, Item: s,
+	})
+}
+
+func (w *world) deliverMain() {
+	if len(w.main) == 0 || !w.reading || len(w.mainOut) >= prefetch {
+		return
+	}
+	s := w.main[0]
+	w.main = w.main[1:]
+	w.mainOut = append(w.mainOut, s)
+	w.memory.Arrived(s.key, s, w.rand.IntN(50) == 0)
+	if !w.came {
+		w.came = true
+		if w.gate == "" {
+			w.shut()
+		}
+	}
+}
+
+func (w *world) begin() {
+	if len(w.running) >= 4 {
+		return
+	}
+	step, ok := w.memory.Next(w.now)
+	if !ok {
+		return
+	}
+	w.running = append(w.running, &running{step: step})
+	if s := step.Item; !step.Follows {
+		for n := range s.n {
+			if !w.succeeded[s.key][n] {
+				w.wrong = append(w.wrong, fmt.Sprintf("%s%d was begun before %s%d", s.key, s.n, s.key, n))
+			}
+		}
+	}
+}
+
+// proceed takes a random step in progress one step further: its copy, its ack, its end.
+func (w *world) proceed() {
+	if len(w.running) == 0 {
+		return
+	}
+	i := w.rand.IntN(len(w.running))
+	r := w.running[i]
+	s := r.step.Item
+	switch {
+	case !r.ended && !r.copied && !r.step.Follows && s.fails == 0:
+		w.succeeded[s.key][s.n] = true
+		r.ended = true
+	case !r.ended && !r.copied:
+		if w.bug == ackBeforeCopy && w.rand.IntN(4) == 0 {
+			w.settle(s)
+			w.running = nil
+			w.lead()
+			return
+		}
+		w.copy(r.step)
+		r.copied, r.ended = true, true
+	default:
+		w.settle(s)
+		w.running = slices.Delete(w.running, i, i+1)
+		w.memory.Ended(r.step, r.copied && w.bug != takenForHandled)
+	}
+}
+
+func (w *world) settle(s *stored) {
+	w.mainOut, w.lineOut = without(w.mainOut, s), without(w.lineOut, s)
+}
+
+func without(all []*stored, s *stored) []*stored {
+	return slices.DeleteFunc(slices.Clone(all), func(o *stored) bool { return o == s })
+}
+
+// forget gives everything in the line back, as before the broker's consumer timeout.
+func (w *world) forget() {
+	if w.gate != "" || !w.reading {
+		return
+	}
+	items := w.memory.Forget()
+	w.rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+	for _, s := range items {
+		w.settle(s)
+	}
+	w.line = append(items, w.line...)
+	w.shut()
+}
+
+func (w *world) isDone() bool {
+	isMessage := func(s *stored) bool { return !isToken(s) }
+	return len(w.main)+len(w.mainOut)+len(w.running) == 0 &&
+		!slices.ContainsFunc(w.line, isMessage) && !slices.ContainsFunc(w.lineOut, isMessage)
+}
+
+func isToken(s *stored) bool { return s.note.Kind == order.Token }
+
+// run lets the world go on until everything is handled. It reports what is wrong.
+func (w *world) run() (wrong []string) {
+	for range 20_000 {
+		if w.isDone() {
+			break
+		}
+		switch w.rand.IntN(40) {
+		case 0:
+			if w.rand.IntN(10) == 0 {
+				w.lead()
+			}
+		case 1:
+			if w.rand.IntN(10) == 0 {
+				w.forget()
+			}
+		case 2, 3, 4:
+			w.now = w.now.Add(time.Duration(w.rand.IntN(500)) * time.Millisecond)
+		default:
+			switch w.rand.IntN(4) {
+			case 0:
+				w.deliverMain()
+			case 1:
+				w.deliverLine()
+			case 2:
+				w.begin()
+			default:
+				w.proceed()
+			}
+		}
+	}
+	if !w.isDone() {
+		w.wrong = append(w.wrong, fmt.Sprintf("stands still: %d and %d in the queues, %d and %d delivered, "+
+			"%d in progress, gate %q", len(w.main), len(w.line), len(w.mainOut), len(w.lineOut),
+			len(w.running), w.gate))
+	}
+	for key, done := range w.succeeded {
+		if len(done) != perKey {
+			w.wrong = append(w.wrong, fmt.Sprintf("%s: %d of %d handled", key, len(done), perKey))
+		}
+	}
+	return w.wrong
+}
+
+// Given a broker whose leaders end at any step, then the messages of each key are handled in their
+// order, and none is lost or stands still.
+func TestKeysKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(3000) {
+		if wrong := newWorld(t, seed, noBug).run(); len(wrong) > 0 {
+			t.Fatalf("seed %d: %v", seed, wrong)
+		}
+	}
+}
+
+// The judge of the test above finds each of these mistakes.
+func TestEachMistakeIsFound(t *testing.T) {
+	t.Parallel()
+	for _, b := range []bug{ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost} {
+		t.Run(string(b), func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(3000) {
+				if wrong := newWorld(t, seed, b).run(); len(wrong) > 0 {
+					t.Logf("seed %d: %s", seed, wrong[0])
+					return
+				}
+			}
+			t.Error("not found")
+		})
+	}
+}

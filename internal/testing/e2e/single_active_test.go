@@ -1,0 +1,276 @@
+package e2e_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+)
+
+// A line is a quorum queue with a single active consumer, and its consumers in their order.
+type line struct {
+	t          *testing.T
+	url, queue string
+}
+
+// member is a consumer of a line on its own connection.
+type member struct {
+	t    *testing.T
+	ch   *amqp.Channel
+	in   <-chan amqp.Delivery
+	held []amqp.Delivery
+}
+
+// newLine declares a line and fills it with messages 1 to n.
+func newLine(t *testing.T, url string, n int) *line {
+	t.Helper()
+	l := &line{t: t, url: url, queue: testbroker.Queue(t)}
+	args := amqp.Table{
+		"x-queue-type": "quorum", "x-single-active-consumer": true,
+		"x-delivery-limit": int64(1000000), // F34: else a nack puts the message at the tail
+	}
+	_, err := testbroker.Channel(t, url).QueueDeclare(l.queue, true, false, false, false, args)
+	require.NoError(t, err)
+	l.publish(1, n)
+	return l
+}
+
+func (l *line) publish(from, to int) {
+	l.t.Helper()
+	ch := testbroker.Channel(l.t, l.url)
+	require.NoError(l.t, ch.Confirm(false))
+	var last *amqp.DeferredConfirmation
+	for i := from; i <= to; i++ {
+		var err error
+		last, err = ch.PublishWithDeferredConfirm("", l.queue, true, false,
+			rig.Message(strconv.Itoa(i)))
+		require.NoError(l.t, err)
+	}
+	require.True(l.t, last.Wait())
+}
+
+func (l *line) join(prefetch int) *member { return l.joinAt(l.url, prefetch) }
+
+func (l *line) joinAt(url string, prefetch int) *member {
+	l.t.Helper()
+	m := &member{t: l.t, ch: testbroker.Channel(l.t, url)}
+	require.NoError(l.t, m.ch.Qos(prefetch, 0, false))
+	var err error
+	m.in, err = m.ch.Consume(l.queue, "", false, false, false, false, nil)
+	require.NoError(l.t, err)
+	return m
+}
+
+// take holds the next n deliveries and returns their numbers, as in 1-3 5.
+func (m *member) take(n int) string {
+	m.t.Helper()
+	var runs []string
+	first, last := 0, 0
+	end := func() {
+		switch {
+		case first == 0:
+		case first == last:
+			runs = append(runs, strconv.Itoa(first))
+		default:
+			runs = append(runs, strconv.Itoa(first)+"-"+strconv.Itoa(last))
+		}
+	}
+	for range n {
+		d := rig.Await(m.t, m.in)
+		m.held = append(m.held, d)
+		number, err := strconv.Atoi(string(d.Body))
+		require.NoError(m.t, err)
+		if number != last+1 || first == 0 {
+			end()
+			first = number
+		}
+		last = number
+	}
+	end()
+	return strings.Join(runs, " ")
+}
+
+// requireNoMore requires that a passive declare sees ready messages, and that none comes.
+func (m *member) requireNoMore(l *line, ready int) {
+	m.t.Helper()
+	rig.AwaitDepth(m.t, l.url, l.queue, ready)
+	require.Empty(m.t, m.in)
+}
+
+// Given a consumer that holds messages, when its channel is closed, then the next consumer gets
+// them first and in their order. When the next consumer took fewer, a third consumer gets the rest
+// before them: messages that come back join the end of the messages that came back before (F50).
+func TestOrderAfterTakeovers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		second int // its prefetch
+		holds  string
+		third  string
+	}{
+		"as many":   {50, "1-50", "1-50 51-200"},
+		"fewer":     {10, "1-10", "11-50 1-10 51-200"},
+		"many more": {150, "1-150", "1-150 151-200"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLine(t, testbroker.URL(t), 200)
+			first := l.join(50)
+			require.Equal(t, "1-50", first.take(50))
+			second := l.join(c.second)
+			require.NoError(t, first.ch.Close())
+			require.Equal(t, c.holds, second.take(c.second))
+			third := l.join(50)
+			require.NoError(t, second.ch.Close())
+			var got string
+			for range 200 { // a prefetch of 50, so ack one by one
+				got += third.take(1) + " "
+				require.NoError(t, third.held[len(third.held)-1].Ack(false))
+			}
+			require.Equal(t, numbers(t, c.third), strings.TrimSpace(got))
+		})
+	}
+}
+
+// numbers writes runs in full: 1-3 5 becomes 1 2 3 5.
+func numbers(t *testing.T, runs string) string {
+	t.Helper()
+	var all []string
+	for _, run := range strings.Fields(runs) {
+		first, last, ok := strings.Cut(run, "-")
+		if !ok {
+			last = first
+		}
+		from, err := strconv.Atoi(first)
+		require.NoError(t, err)
+		to, err := strconv.Atoi(last)
+		require.NoError(t, err)
+		for i := from; i <= to; i++ {
+			all = append(all, strconv.Itoa(i))
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+// Given a consumer that holds messages, when it gives one back and gets it again, then the next
+// consumer gets that message after the others: the order of deliveries counts (F50).
+func TestAMessageGivenBackLosesItsPlace(t *testing.T) {
+	t.Parallel()
+	l := newLine(t, testbroker.URL(t), 60)
+	first := l.join(50)
+	require.Equal(t, "1-50", first.take(50))
+	second := l.join(50)
+	require.NoError(t, first.held[24].Nack(false, true))
+	require.Equal(t, "25", first.take(1), "it comes again before 51")
+	require.NoError(t, first.ch.Close())
+	require.Equal(t, "1-24 26-50 25", second.take(50))
+}
+
+// Given a consumer that holds messages, when it cancels, then the next consumer gets the messages
+// behind them at once (F50).
+func TestACancelLetsTheNextConsumerOvertake(t *testing.T) {
+	t.Parallel()
+	l := newLine(t, testbroker.URL(t), 60)
+	first := l.join(50)
+	require.Equal(t, "1-50", first.take(50))
+	second := l.join(50)
+	require.NoError(t, first.ch.Cancel(first.held[0].ConsumerTag, false))
+	require.Equal(t, "51-60", second.take(10))
+	require.NoError(t, first.ch.Close())
+	require.Equal(t, "1-40", second.take(40))
+}
+
+// Given a consumer without a prefetch, then a quorum queue sends it 2000 messages; with a prefetch
+// of 65535 it sends as many (F51).
+func TestPrefetchZeroIsTwoThousand(t *testing.T) {
+	t.Parallel()
+	l := newLine(t, testbroker.URL(t), 2500)
+	unlimited := l.join(0)
+	require.Equal(t, "1-2000", unlimited.take(2000))
+	unlimited.requireNoMore(l, 500)
+	most := l.join(65535)
+	require.NoError(t, unlimited.ch.Close())
+	require.Equal(t, "1-2500", most.take(2500))
+}
+
+// Given two held messages, when one of them is given back and comes again, then the consumer
+// timeout of the other ends the consumer all the same (F52).
+func TestEachHeldMessageHasItsOwnTimeout(t *testing.T) {
+	t.Parallel()
+	const timeout = 4 * time.Second
+	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, timeout/16))
+	held := func(messages int) time.Duration {
+		l := newLine(t, node.URL(), messages)
+		first := l.join(10)
+		first.take(messages)
+		begun := time.Now()
+		next := l.join(10)
+		rest(t, timeout*5/8)
+		require.NoError(t, first.held[0].Nack(false, true))
+		require.Equal(t, "1", first.take(1), "its clock begins anew")
+		next.take(1)
+		return time.Since(begun)
+	}
+	require.Greater(t, held(1), timeout*3/2, "alone")
+	require.Less(t, held(2), timeout*3/2, "beside a message that is held")
+}
+
+// Given messages that are held for longer than the consumer timeout, and younger ones, then the
+// next consumer gets them in order. From 4.3 on it gets only the old ones, then the messages that
+// were never delivered, and the young ones after their own timeout (F52).
+func TestAConsumerTimeoutCanBreakTheOrder(t *testing.T) {
+	t.Parallel()
+	const timeout = 4 * time.Second
+	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, timeout/16))
+	l := newLine(t, node.URL(), 5)
+	first := l.join(10)
+	require.Equal(t, "1-5", first.take(5))
+	rest(t, timeout/2)
+	l.publish(6, 20)
+	require.Equal(t, "6-10", first.take(5))
+	want := "1-20"
+	if strings.HasPrefix(node.Version(), "4.3") {
+		want = "1-5 11-20 6-10"
+	}
+	require.Equal(t, want, l.join(50).take(20))
+}
+
+// Given a cluster and a consumer that holds messages, when its node loses the links to the other
+// nodes for a moment, then the next consumer gets the messages. The first is not told, its acks
+// remove nothing, and it gets them again, when the next consumer ends. From 4.3 on the first one
+// stays active, because the broker waits for its node (F53).
+func TestAConsumerIsNotToldThatItLostItsQueue(t *testing.T) {
+	t.Parallel()
+	c := testbroker.PrivateCluster(t, 3)
+	l := newLine(t, c.Node(2).URL(), 60)
+	first := l.joinAt(c.Node(1).URL(), 50)
+	require.Equal(t, "1-50", first.take(50))
+	next := l.joinAt(c.Node(0).URL(), 50)
+	c.Node(1).Ctl(t, "eval", "[erlang:disconnect_node(N) || N <- nodes()].")
+	if strings.HasPrefix(c.Node(0).Version(), "4.3") {
+		require.NoError(t, first.held[0].Ack(false))
+		require.Equal(t, "51", first.take(1))
+		require.Empty(t, next.in)
+		return
+	}
+	require.Equal(t, "1-50", next.take(50))
+	for _, d := range first.held {
+		require.NoError(t, d.Ack(false))
+	}
+	require.NoError(t, next.ch.Close())
+	require.Equal(t, "1-50", first.take(50))
+	require.False(t, first.ch.IsClosed())
+}
+
+// rest waits, because the broker's clock counts the time.
+func rest(t *testing.T, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
