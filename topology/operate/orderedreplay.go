@@ -113,6 +113,45 @@ func (o *Operator) ReplayKey(
 	return k.now(), err
 }
 
+// errBlocks is the refusal of a letter that must go to the line.
+var errBlocks = errors.New("it blocks the later messages of its key and would lose its place: replay " +
+	"the key, with millpond order replay, Operator.ReplayKey, or on the page of waiting messages")
+
+// marks are the IDs of the dead letters that block their keys.
+type marks map[string]bool
+
+// learnMarks asks which letters block their keys, before the first letter of a key is replayed to
+// the queue. A letter that the round has found was dead before, so its mark was there before.
+func (r *replay) learnMarks(ctx context.Context, l Letter) error {
+	toQueue := r.To == "" || r.To == r.plan.Queue
+	if r.plan.Line == "" || !toQueue || r.marks != nil || l.Delivery.Headers[header.DeadLine] == nil {
+		return nil
+	}
+	state, err := r.operator.Order(ctx, r.plan)
+	if err != nil {
+		return err
+	}
+	found := marks{}
+	for _, k := range state.BlockedKeys() {
+		found[k.Mark] = true
+	}
+	if state.Others > 0 && len(found) == len(state.Keys) {
+		return fmt.Errorf("%w: more than %d keys are blocked, and the others are not told: replay or "+
+			"release these first", ErrUnsafe, len(found))
+	}
+	r.marks = found
+	return nil
+}
+
+// refuse returns an error for a letter that blocks its key.
+func (m marks) refuse(l Letter) error {
+	text, _ := l.Delivery.Headers[header.DeadLine].(string)
+	if m[order.ParseNote(text).ID.String()] {
+		return errBlocks
+	}
+	return nil
+}
+
 // keyReplay replays the letters of one key. It looks at the dead-letter queue once, or again for
 // each letter that blocks the key: the place of a letter is known only while the key is blocked.
 type keyReplay struct {

@@ -66,8 +66,8 @@ func (k *OrderKey) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*order.KeyState)(k))
 }
 
-// Blocked returns the keys that a dead letter blocks.
-func (s OrderState) Blocked() (keys []OrderKey) {
+// BlockedKeys returns the keys that a dead letter blocks.
+func (s OrderState) BlockedKeys() (keys []OrderKey) {
 	for _, k := range s.Keys {
 		if k.Mark != "" {
 			keys = append(keys, k)

@@ -153,7 +153,7 @@ func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
 	require.NotZero(t, s.Epoch)
 	require.Equal(t, 10000, s.MaxMessages)
 	require.Equal(t, 3, s.Messages)
-	require.Equal(t, []operate.OrderKey{found}, s.Blocked())
+	require.Equal(t, []operate.OrderKey{found}, s.BlockedKeys())
 	require.Equal(t, []string{"placed"}, k.handled())
 
 	p, err := k.ReplayKey(t.Context(), k.plan, "order 17", operate.ReplayOptions{DryRun: true})
@@ -256,7 +256,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 		require.Empty(t, s.Instance)
 		require.NotZero(t, s.Epoch)
 		require.Equal(t, 6, s.Messages)
-		require.Len(t, s.Blocked(), 2)
+		require.Len(t, s.BlockedKeys(), 2)
 		got, _ := s.Find("a")
 		require.Equal(t, want.Blocked.Unix(), got.Blocked.Unix())
 		got.Blocked = want.Blocked
@@ -269,7 +269,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark), operate.ErrNotBlocked)
 	s, err := k.Order(t.Context(), k.plan)
 	require.NoError(t, err)
-	require.Empty(t, s.Blocked())
+	require.Empty(t, s.BlockedKeys())
 	require.Empty(t, k.handled())
 	k.mended.Store(true)
 	service = k.serve(true)
@@ -356,6 +356,27 @@ func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
 	require.Equal(t, operate.Progress{Total: 3, Seen: 3, Chosen: 2, Done: 2}, p)
 	k.ends("3", "bad 1", "bad 2")
 	require.Equal(t, 1, testbroker.Depth(t, k.url, k.queue+".dlq"))
+}
+
+// A letter that blocks its key would lose its place in the queue, so only ReplayKey moves it.
+func TestAReplayRefusesALetterThatBlocks(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	for _, dry := range []bool{true, false} {
+		p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{DryRun: dry})
+		require.ErrorContains(t, err, "millpond order replay")
+		require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Refused: 1}, p)
+	}
+	k.blockedStill("a")
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 1).Mark))
+	k.mended.Store(true)
+	p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Done)
+	k.ends("2", "bad 1")
 }
 
 // Given a letter that was discarded, then a replay says that the key is blocked by nothing that

@@ -118,6 +118,10 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		if r.To != "" && r.To != r.Queue { // nothing is watched there
 			r.Canary, r.Steps, r.StopAt = 0, nil, 0
 		}
+	case job.ReleaseKey, job.ReplayKey:
+		r.Mark = f.text("mark")
+		r.Key, err = h.keyOf(r.Queue, f.text("key"))
+		r.KeyText = h.shownKey(r.Key)
 	case job.Release, job.Cancel:
 		r.Filter.Delay = f.duration("delay")
 	case job.Edit:
