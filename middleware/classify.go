@@ -55,10 +55,6 @@ func RetryableIf(match func(err error) bool) Classifier {
 // interrupted, and no classifier is asked.
 func Timeouts() Classifier { return RetryableIf(anyIn(isTimeout)) }
 
-// RefusedConnections takes a refused connection for retryable: no process listens at that
-// address. NetworkErrors includes it.
-func RefusedConnections() Classifier { return RetryableErrors(refusedErrors...) }
-
 // NetworkErrors takes temporary trouble of the network for retryable, also if the handler's
 // error only wraps it:
 //
@@ -121,7 +117,7 @@ func isNetworkError(err error) bool {
 	if err == io.EOF || err == io.ErrUnexpectedEOF || err == net.ErrClosed {
 		return true
 	}
-	if slices.Contains(refusedErrors, err) || slices.Contains(lostErrors, err) {
+	if slices.Contains(systemErrors, err) {
 		return true
 	}
 	if lookup, ok := as[*net.DNSError](err); ok && lookup.IsTemporary {

@@ -19,12 +19,9 @@ const (
 	wsaHostUnreach  = syscall.Errno(10065)
 )
 
-// refusedErrors belong to RefusedConnections.
-var refusedErrors = []error{syscall.ECONNREFUSED, wsaConnRefused}
-
-// lostErrors are the other errors of the system that NetworkErrors knows.
-var lostErrors = []error{
-	syscall.ECONNRESET, wsaConnReset, syscall.ECONNABORTED, wsaConnAborted, syscall.EPIPE,
+// systemErrors are the errors of the system that NetworkErrors knows.
+var systemErrors = []error{
+	syscall.ECONNREFUSED, wsaConnRefused, syscall.ECONNRESET, wsaConnReset, syscall.ECONNABORTED, wsaConnAborted, syscall.EPIPE,
 	syscall.ENETDOWN, wsaNetDown, syscall.ENETUNREACH, wsaNetUnreach, syscall.ENETRESET, wsaNetReset,
 	syscall.EHOSTDOWN, wsaHostDown, syscall.EHOSTUNREACH, wsaHostUnreach,
 	syscall.ETIMEDOUT, wsaTimedOut, syscall.EADDRNOTAVAIL, wsaAddrNotAvail,

@@ -3,4 +3,4 @@
 package middleware
 
 // The errors of the network have no numbers on these systems.
-var refusedErrors, lostErrors []error
+var systemErrors []error

@@ -52,11 +52,12 @@ func ExampleTimeouts() {
 	//  false
 }
 
-func ExampleRefusedConnections() {
+// A refused connection alone: no process listens at that address.
+func ExampleRetryableErrors_refused() {
 	err := &net.OpError{
 		Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED),
 	}
-	class, ok := middleware.RefusedConnections().Classify(err)
+	class, ok := middleware.RetryableErrors(syscall.ECONNREFUSED).Classify(err)
 	fmt.Println(class, ok)
 	// Output: retryable true
 }

@@ -36,7 +36,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 	classifiers := map[string]middleware.Classifier{
 		timeout:  middleware.Timeouts(),
 		deadline: middleware.RetryableErrors(context.DeadlineExceeded),
-		refused:  middleware.RefusedConnections(),
+		refused:  middleware.RetryableErrors(syscall.ECONNREFUSED),
 		network:  middleware.NetworkErrors(),
 	}
 	for name, test := range map[string]struct {
@@ -121,7 +121,6 @@ func TestARealConnectionThatIsRefused(t *testing.T) {
 	address := listener.Addr().String()
 	require.NoError(t, listener.Close())
 	_, err = net.Dial("tcp", address)
-	assert.Equal(t, retryable, classOf(t, middleware.RefusedConnections(), err))
 	assert.Equal(t, retryable, classOf(t, middleware.NetworkErrors(), err))
 }
 

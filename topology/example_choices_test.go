@@ -210,12 +210,13 @@ func ExampleShared_tenants() {
 }
 
 // A queue of RabbitMQ 4.3 that holds rejected messages: a failure takes no wait queue, unless it
-// asks for another delay. The queue needs x-delayed-retry-type, -min and -max.
+// asks for another delay. The queue needs these arguments.
 func ExampleNative() {
 	cfg := wamqp.NewDurableQueueConfig("amqp://localhost")
 	cfg.Queue.Arguments = amqp.Table{
 		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
 		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 60_000,
+		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dlq",
 	}
 	strategy := topology.Native{Min: 5 * time.Second, Max: time.Minute}
 	policy := backoff.Linear{

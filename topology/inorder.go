@@ -27,7 +27,7 @@ import (
 // Subscribe refuses a queue without it. More than one process handles messages if they are spread
 // over several queues by a hash of the key.
 //
-// What is promised, what cannot be, and the fencing token are in docs/ordering.md.
+// docs/ordering.md has the promises, their limits and the fencing token.
 type InOrder struct {
 	// KeyBy returns the key of a message, such as the number of its order. Messages with the
 	// key "" have no order. It is called once for each delivery, by one goroutine at a time for
@@ -41,8 +41,9 @@ type InOrder struct {
 	// messages that come behind stay in the user's queue, which pauses when the prefetch is used
 	// up. At most 60000. Default: 10000, of together at most 64 MiB.
 	MaxWaiting int
-	// Else has the wait queues of delayed publishing, and says where dead letters go. Its Via has
-	// no effect: messages of the line go straight to their handler. Default: PerQueue{}.
+	// Else has the wait queues of delayed publishing, and of messages that were waiting before the
+	// queue was handled in order. It says where dead letters go. It cannot have a Via, because
+	// messages of the line go straight to their handler. Default: PerQueue{}.
 	Else PerQueue
 }
 

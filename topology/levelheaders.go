@@ -1,12 +1,11 @@
 package topology
 
 import (
+	"math/bits"
 	"strconv"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/consumer"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -67,16 +66,30 @@ func alternateTo(exchange string) amqp.Table { return amqp.Table{"alternate-exch
 
 // bindLevel binds to for messages whose header of a level has the value.
 func (p *planner) bindLevel(exchange string, level int, value string, to Binding) {
-	to.Exchange, to.Header, to.Value = exchange, header.Level+strconv.Itoa(level), value
+	to.Exchange, to.Header, to.Value = exchange, levelKeys[level], value
 	p.plan.Bindings = append(p.plan.Bindings, to)
 }
 
-// levelHeaders reports whether the levels of the plan route by headers.
-func (p Plan) levelHeaders() bool { return p.Levels != nil && p.Levels.Destination == "" }
+// byHeaders reports whether the levels route by headers.
+func (l LevelRoutes) byHeaders() bool { return l.Destination == "" }
 
-// eachLevel calls write with the headers by which levels of the plan route a message.
-func (p Plan) eachLevel(delay time.Duration, write func(key, value string)) {
-	if p.levelHeaders() && p.Levels.Resolution > 0 {
-		consumer.EachLevel(delay, p.Levels.Resolution, write)
+// levelHeaders returns the headers of a message that passes the levels of the bits of steps. A
+// message enters at its highest level. The routing key belongs to the message.
+func levelHeaders(steps uint64) amqp.Table {
+	headers := make(amqp.Table, bits.OnesCount64(steps))
+	var value any = header.LevelFirst
+	for ; steps > 0; value = header.LevelNext {
+		level := bits.Len64(steps) - 1
+		headers[levelKeys[level]] = value
+		steps &^= 1 << level
 	}
+	return headers
 }
+
+// levelKeys are the keys of the headers, made once.
+var levelKeys = func() (keys [64]string) {
+	for level := range keys {
+		keys[level] = header.Level + strconv.Itoa(level)
+	}
+	return keys
+}()

@@ -219,13 +219,22 @@ func (l LevelRoutes) check() error {
 
 // route returns the route of a delay.
 func (l LevelRoutes) route(asked time.Duration) Route {
-	steps := l.steps(asked)
-	return Route{
-		Exchange:   l.Exchange,
-		RoutingKey: l.key(steps),
-		Delay:      time.Duration(steps) * l.Resolution,
-		Hops:       bits.OnesCount64(steps),
+	return l.passing(l.steps(asked))
+}
+
+// passing returns the route by the levels of the bits of steps.
+func (l LevelRoutes) passing(steps uint64) Route {
+	r := Route{
+		Exchange: l.Exchange,
+		Delay:    time.Duration(steps) * l.Resolution,
+		Hops:     bits.OnesCount64(steps),
 	}
+	if l.byHeaders() {
+		r.Headers = levelHeaders(steps)
+	} else {
+		r.RoutingKey = levelKey(steps, l.Destination)
+	}
+	return r
 }
 
 // waits returns how long a message waits if it asks for a delay, in all rounds together.
@@ -237,14 +246,6 @@ func (l LevelRoutes) waits(asked time.Duration) time.Duration {
 	}
 	rounds := (asked - 1).Truncate(first)
 	return rounds + round(asked-rounds)
-}
-
-// key is the routing key of a message that passes levels of topic exchanges, else empty.
-func (l LevelRoutes) key(steps uint64) string {
-	if l.Destination == "" {
-		return ""
-	}
-	return levelKey(steps, l.Destination)
 }
 
 // steps returns a delay in steps of the resolution. If all levels together are too short, the

@@ -3,7 +3,10 @@ package topology
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/ladder"
 )
 
 // Native lets a failed message wait in its own queue, by the delayed retry of RabbitMQ 4.3:
@@ -18,11 +21,13 @@ import (
 //	x-delayed-retry-type: failed
 //	x-delayed-retry-min:  Min in milliseconds
 //	x-delayed-retry-max:  Max in milliseconds
+//	x-dead-letter-exchange and x-dead-letter-routing-key: "" and orders.dlq, or another target
 //
 // Subscribe refuses any other queue, and any broker before 4.3, which accepts these arguments and
-// ignores them: there a rejected message comes back at once (F14). Prefer the arguments: under a
-// policy that is removed, or replaced by another one, rejected messages come back at once, and are
-// soon dead letters.
+// ignores them: there a rejected message comes back at once (F14). It refuses a queue without a
+// dead-letter target, because the delivery limit counts failures, and a queue with a message TTL.
+// Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
+// messages come back at once. A process that notices it uses the wait queues of Else.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
 // if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
@@ -43,13 +48,18 @@ type Native struct {
 	Min, Max time.Duration
 	// Else keeps the messages that the queue cannot hold for their delay. It has a wait queue for
 	// each delay of the policies that the queue cannot express. If there is none, it has its own
-	// wait steps. Default: PerQueue{}.
+	// wait steps. A delay that the queue can express waits there in rounds where the delivery count
+	// is another one. It has its own wait queue if the rounds would be too late. Default: PerQueue{}.
 	Else PerQueue
 }
 
 // Validate returns an error that lists every invalid field. Open calls it.
 func (s Native) Validate() error {
-	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate())
+	var via error
+	if len(s.Else.Via) > 0 {
+		via = errRejectsPassNothing
+	}
+	return errors.Join(checkRejects(s.Min, s.Max), s.Else.Validate(), via)
 }
 
 // checkRejects refuses delays that no queue can have.
@@ -61,6 +71,9 @@ func checkRejects(least, most time.Duration) error {
 	return nil
 }
 
+var errRejectsPassNothing = errors.New("a rejected message stays in its queue, so it passes no " +
+	"exchange on its way back: leave Via out, or use another strategy")
+
 // rejects checks how long the queue holds rejected messages.
 func (v *validation) rejects() {
 	if v.plan.RejectMin == 0 && v.plan.RejectMax == 0 {
@@ -68,6 +81,9 @@ func (v *validation) rejects() {
 	}
 	if err := checkRejects(v.plan.RejectMin, v.plan.RejectMax); err != nil {
 		v.find("Plan.RejectMin and RejectMax: %w", err)
+	}
+	if v.plan.Via != nil {
+		v.find("Plan.RejectMin and Via: %w", errRejectsPassNothing)
 	}
 }
 
@@ -77,15 +93,32 @@ func (s Native) Plan(queue string, delays []time.Duration) (Plan, error) {
 		return Plan{}, err
 	}
 	own := Plan{RejectMin: s.Min, RejectMax: s.Max}
-	var others []time.Duration
+	var held, others []time.Duration
 	for _, delay := range delays {
-		if !own.holds(delay) {
+		if own.holds(delay) {
+			held = append(held, delay)
+		} else {
 			others = append(others, delay)
 		}
 	}
 	plan, err := s.Else.Plan(queue, others)
+	if steps := stepsFor(held, plan.steps()); err == nil && len(steps) > len(plan.steps()) {
+		plan, err = s.Else.Plan(queue, steps)
+	}
 	plan.RejectMin, plan.RejectMax = s.Min, s.Max
 	return plan, err
+}
+
+// stepsFor adds to the wait steps of a plan the delays that would come later on them than is
+// allowed. The queue can hold a message for these delays, but not one with another delivery count.
+func stepsFor(delays, steps []time.Duration) []time.Duration {
+	for _, delay := range slices.Sorted(slices.Values(delays)) {
+		if ladder.Total(steps, delay)-delay > ladder.Allowed(delay) {
+			at, _ := slices.BinarySearch(steps, delay)
+			steps = slices.Insert(steps, at, delay)
+		}
+	}
+	return steps
 }
 
 // rejects reports whether failed messages wait in the queue itself.

@@ -139,7 +139,7 @@ func (p Plan) Route(r Retry) (Route, error) {
 	case err != nil:
 	case p.keepsKey(r.Exchange):
 		route.RoutingKey = r.RoutingKey
-	case p.levelHeaders():
+	case p.Levels != nil && p.Levels.byHeaders():
 		route.RoutingKey = p.Queue
 	}
 	return route, err
@@ -224,7 +224,7 @@ func (p Plan) toConsumer() consumer.Waits {
 		w.Rejected = p.heldFor
 	}
 	if p.Levels != nil {
-		w.Resolution, w.LevelHeaders = p.Levels.Resolution, p.levelHeaders()
+		w.Resolution = p.Levels.Resolution
 	}
 	for _, q := range p.Queues {
 		_, fixed := q.Arguments["x-dead-letter-routing-key"]

@@ -332,7 +332,6 @@ func (p *Publisher) delayed(
 	headers := state.Headers(queue)
 	// Versions before v0.1.0 take the last exchange for the origin if no header names it.
 	headers[header.OriginRoutingKey] = queue
-	plan.eachLevel(route.Delay, func(key, value string) { headers[key] = value })
 	if plan.sortsPriorities() && raw.Priority > consumer.NormalPriority {
 		headers[header.Priority] = strconv.Itoa(int(raw.Priority))
 		arrived.Priority = consumer.NormalPriority
@@ -340,14 +339,11 @@ func (p *Publisher) delayed(
 	composed := wire.Publishing(&arrived, header.IsState, headers)
 	to := plan.toConsumerRoute(route)
 	maps.Copy(composed.Headers, to.Headers)
-	if err := consumer.FitWaiting(&composed, p.frame, route.Hops); err != nil {
+	if err := consumer.FitWaiting(&composed, p.frame, &to); err != nil {
 		return err
 	}
 	publish := func() error {
-		if to.Keeps {
-			return p.publisher.PublishKept(ctx, nil, to.Exchange, to.RoutingKey, &composed)
-		}
-		return p.publisher.PublishFor(ctx, nil, to.Exchange, to.RoutingKey, &composed)
+		return p.publisher.PublishFor(ctx, nil, to.Target(), &composed)
 	}
 	if err = publish(); err != nil {
 		again := &redeclarer{

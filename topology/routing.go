@@ -138,7 +138,6 @@ func (r routing) headers(route Route, via string) map[string]string {
 			headers[key] = text
 		}
 	}
-	r.plan.eachLevel(route.Delay, func(key, value string) { headers[key] = value })
 	if via != "" {
 		headers[header.Via] = consumer.ViaHeader(r.plan.Queue, via)
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -194,11 +193,7 @@ func (s *Subscriber) newSubscription(
 	ctx context.Context, topic string,
 ) (*consumer.Subscription, Plan, error) {
 	queue, c, o := s.cfg.queueName(topic), s.client, &s.opts
-	opts := s.opts
-	if _, ok := c.strategy.(InOrder); ok { // its wait queues are for delayed publishing
-		opts.delays, opts.unlisted = []time.Duration{}, false
-	}
-	plan, err := planWith(c.strategy, queue, opts)
+	plan, err := planWith(c.strategy, queue, s.opts)
 	if err == nil {
 		err = checkFrame(s.frame, plan)
 	}

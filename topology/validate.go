@@ -256,11 +256,9 @@ func (v *validation) levels() {
 	// The wait steps pass each level alone. These routes also pass all levels below it. Together
 	// they take every binding of an exchange that has two bindings for each level.
 	for n := range l.Levels {
-		steps := uint64(1)<<(n+1) - 1
-		v.step(Route{
-			Exchange: l.Exchange, RoutingKey: cmp.Or(l.key(steps), v.plan.Queue),
-			Delay: time.Duration(steps) * l.Resolution, Hops: n + 1,
-		})
+		route := l.passing(uint64(1)<<(n+1) - 1)
+		route.RoutingKey = cmp.Or(route.RoutingKey, v.plan.Queue)
+		v.step(route)
 	}
 }
 

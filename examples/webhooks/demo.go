@@ -75,13 +75,14 @@ const (
 )
 
 // config is the configuration of the queue.
-func (d *demo) config() wamqp.Config {
+func (d *demo) config(queue string) wamqp.Config {
 	cfg := wamqp.NewDurableQueueConfig(d.url)
 	if d.strategy == "native" {
 		cfg.Queue.Arguments = amqp.Table{
 			"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
-			"x-delayed-retry-min": nativeMin.Milliseconds(),
-			"x-delayed-retry-max": nativeMax.Milliseconds(),
+			"x-delayed-retry-min":    nativeMin.Milliseconds(),
+			"x-delayed-retry-max":    nativeMax.Milliseconds(),
+			"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue + ".dlq",
 		}
 	}
 	return cfg
@@ -232,7 +233,7 @@ const lanes = 8
 func (d *demo) serve(
 	ctx context.Context, queue string, strategy topology.Strategy, sender *webhook.Sender,
 ) (*program.Service, error) {
-	cfg := d.config()
+	cfg := d.config(queue)
 	client, err := topology.Open(ctx, cfg.Connection, strategy, topology.WithLogger(d.logger))
 	if err != nil {
 		return nil, err

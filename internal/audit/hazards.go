@@ -126,7 +126,7 @@ type Drop struct {
 // message to the plan's dead letters. A delivery is held for hold before it is given back.
 func (f *Facts) Drops(p Plan, vhost string, hold time.Duration) *Drop {
 	limit, certain := f.DeliveryLimit()
-	if f.Kind != Quorum || limit >= HarmlessLimit || f.DeadLetters {
+	if f.Kind != Quorum || limit >= HarmlessLimit || f.DeadLetters || f.deadLettersWith(p) {
 		return nil
 	}
 	d := &Drop{Limit: limit, Missing: f.Missing}

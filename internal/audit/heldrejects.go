@@ -47,6 +47,10 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 	want := fmt.Sprintf("x-delayed-retry-type failed, x-delayed-retry-min %d and "+
 		"x-delayed-retry-max %d", p.RejectMin.Milliseconds(), p.RejectMax.Milliseconds())
 	has := f.delayedRetry()
+	ttl := f.Arguments["x-message-ttl"]
+	if ruled, set := f.Policy["message-ttl"]; set {
+		ttl = ruled
+	}
 	switch {
 	case !f.Version.AtLeast(4, 3):
 		return fmt.Errorf("%s RabbitMQ %d.%d ignores the delayed retry of a queue, so that rejected "+
@@ -60,8 +64,23 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 			"and policies can be seen, it %s: declare it with Queue.Arguments %s; or set a policy and use "+
 			"WithManagement, without which policies cannot be seen",
 			what, p.RejectMin, p.RejectMax, has, want)
+	case ttl != nil:
+		return fmt.Errorf("%s its message-ttl of %v ms takes rejected messages out of it, because they "+
+			"stay in it from their first attempt to their last: remove the argument or the key of the "+
+			"policy", what, ttl)
+	case !f.DeadLetters && !f.deadLettersWith(p):
+		return fmt.Errorf("%s a delivery limit counts its failures, and a policy may lower the limit at "+
+			"any time: the broker would drop messages, because the queue has no dead-letter target: "+
+			"declare it with Queue.Arguments x-dead-letter-exchange %q and x-dead-letter-routing-key %q, "+
+			"or set them by a policy and use WithManagement", what, p.DeadExchange, p.DeadKey)
 	}
 	return nil
+}
+
+// deadLettersWith reports whether the target of dropped messages is the dead-letter queue of the
+// plan, which Subscribe declares after its look at the queue.
+func (f *Facts) deadLettersWith(p Plan) bool {
+	return p.DeadExchange == "" && p.DeadKey != "" && f.Missing == fmt.Sprintf("queue %q", p.DeadKey)
 }
 
 // counts reports whether the queue holds messages that are rejected.

@@ -14,7 +14,9 @@ import (
 // are F14.
 func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 	t.Parallel()
-	plan := audit.Plan{Queue: "orders", RejectMin: time.Second, RejectMax: time.Minute}
+	plan := audit.Plan{
+		Queue: "orders", DeadKey: "orders.dlq", RejectMin: time.Second, RejectMax: time.Minute,
+	}
 	type set map[string]any // of a policy, and with x- of arguments
 	retry := func(kind string, least, most int) set {
 		return set{
@@ -26,6 +28,7 @@ func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 		args, policy set
 		kind         string
 		version      audit.Version
+		missing      string // of the dead-letter target
 		want         string // "" for a queue that is as it must be
 	}{
 		"arguments":     {args: good},
@@ -48,6 +51,20 @@ func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 			args: set{"delayed-retry-type": "failed", "delayed-retry-min": 1000},
 			want: "holds them for 1s to 1s",
 		},
+		"the plan's dead-letter queue, not declared yet": {args: good, missing: `queue "orders.dlq"`},
+		"no dead-letter target": {
+			args: good, missing: `queue "orders.dead"`, want: "may lower the limit at any time",
+		},
+		"a ttl": {
+			args: set{
+				"delayed-retry-type": "failed", "delayed-retry-min": 1000, "delayed-retry-max": 60000,
+				"message-ttl": 600000,
+			},
+			want: "its message-ttl of 600000 ms takes rejected messages out of it",
+		},
+		"a ttl of a policy": {
+			args: good, policy: set{"message-ttl": 5000}, want: "message-ttl of 5000 ms",
+		},
 		"a classic queue":     {args: good, kind: audit.Classic, want: "it is a classic queue"},
 		"a broker before 4.3": {args: good, version: four, want: "RabbitMQ 4.0 ignores"},
 	} {
@@ -55,6 +72,7 @@ func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 			t.Parallel()
 			f := &audit.Facts{
 				Kind: audit.Quorum, Arguments: amqp.Table{}, Policy: c.policy, Version: latest,
+				DeadLetters: c.missing == "", Missing: c.missing,
 			}
 			for key, value := range c.args {
 				f.Arguments["x-"+key] = value

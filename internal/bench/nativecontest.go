@@ -86,6 +86,7 @@ func serveNative(ctx context.Context, b *broker, w work) (*service, error) {
 	args := amqp.Table{
 		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
 		"x-delayed-retry-min": w.delay.Milliseconds(), "x-delayed-retry-max": w.delay.Milliseconds(),
+		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": w.queue + ".dlq",
 	}
 	if err := b.declare(w.queue, args); err != nil {
 		return nil, err

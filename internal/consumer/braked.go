@@ -20,12 +20,31 @@ const (
 // awaitBrakes waits while a brake is stopped, and handles one message for each ticket. It reports
 // whether it has waited.
 func (s *Subscription) awaitBrakes() (waited bool) {
+	var held *consumer // of a queue that is handled in order, between two probes
+	defer func() {
+		if held != nil {
+			s.releaseInOrder(held)
+		}
+	}()
 	for s.seat.IsStopped() {
 		waited = true
+		var unused <-chan time.Time
+		if held != nil {
+			unused = time.After(probeHold)
+		}
 		select {
 		case <-s.seat.Started():
 		case ticket := <-s.seat.Tickets():
-			ticket.End(s.probe())
+			if s.cfg.Order == nil {
+				ticket.End(s.probe())
+				continue
+			}
+			var none bool
+			held, none = s.probeInOrder(held)
+			ticket.End(none)
+		case <-unused: // another process may probe
+			s.releaseInOrder(held)
+			held = nil
 		case <-s.stop.Done():
 			return true
 		}
@@ -50,9 +69,6 @@ func (s *Subscription) probe() (none bool) {
 	c := s.consumeOne()
 	if c == nil {
 		return true
-	}
-	if c.inOrder != nil {
-		return s.probeInOrder(c)
 	}
 	var raw amqp.Delivery
 	select {

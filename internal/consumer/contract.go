@@ -122,12 +122,10 @@ type Waits struct {
 	// Via has the exchanges that messages pass on their way back. Zero: they go straight to
 	// their queue.
 	Via Via
-	// LevelHeaders says that levels of the Resolution route by headers: see EachLevel.
-	LevelHeaders bool
 	// KeyKept are the exchanges behind wait queues that leave the routing key to the message.
 	KeyKept []string
-	// RouteHeaders are the keys of Route.Headers of all routes. They belong to the wait that is
-	// over: no copy and no handler gets them.
+	// RouteHeaders are the keys of Route.Headers of all routes that are no headers of a retry. They
+	// belong to the wait that is over: no copy and no handler gets them.
 	RouteHeaders []string
 	// SortsPriorities says that messages wait in quorum queues, which sort by priority.
 	SortsPriorities bool
@@ -159,6 +157,11 @@ type Route struct {
 	Keeps                bool          // the exchange keeps the message until its wait is over
 }
 
+// Target is the address of the route.
+func (r *Route) Target() publisher.Target {
+	return publisher.Target{Exchange: r.Exchange, RoutingKey: r.RoutingKey, Kept: r.Keeps}
+}
+
 // Limits are the limits that the broker sets on the deliveries of the queue.
 type Limits struct {
 	Deliveries int // the delivery limit, NoLimit for none
@@ -179,6 +182,8 @@ var (
 	errUnreadable  = errors.New("its headers cannot be read: they are nested too deep, are too " +
 		"many or have a type that amqp091-go does not know; their bytes are in the header " +
 		header.Unreadable)
+	// errNotHeld is why a Subscription rejects no more messages.
+	errNotHeld = errors.New("a rejected message has come back before its delay was over")
 	// errChangedKey is why a message came to another queue than its own.
 	errChangedKey = errors.New("the routing key was changed when the wait was over")
 )

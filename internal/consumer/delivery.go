@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +43,9 @@ type delivery struct {
 	stored bool // the last hand-over was confirmed
 	blocks bool // the mark of the dead letter is in the line
 
-	rejected    bool // the message waits in its queue: the delivery is rejected, not acked
-	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
+	uuid        string // of the message that the handler gets, or its message id
+	rejected    bool   // the message waits in its queue: the delivery is rejected, not acked
+	triedAtOnce bool   // the copy was published straight to its queue; see comesAtOnce
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
@@ -82,6 +84,8 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 
+	d.uuid = cmp.Or(msg.UUID, d.MessageID)
+	d.noteEarly()
 	s.inHand.add(d, msg.UUID)
 	defer s.inHand.remove(d)
 	select {

@@ -158,7 +158,7 @@ func FuzzDelivery(f *testing.F) {
 				route.RoutingKey != "orders" {
 				t.Errorf("waits at %+v", route)
 			}
-			checkCopy(t, d, *msg, waitingRoom(131072, route.Hops), header.IsLive)
+			checkCopy(t, d, *msg, waitingRoom(131072, &route), header.IsLive)
 			noted := amqp.Delivery{Headers: msg.Headers, Priority: msg.Priority}
 			if got := wire.Priority(&noted, header.Priority); msg.Priority > NormalPriority ||
 				got != d.raw.Priority {
@@ -168,7 +168,7 @@ func FuzzDelivery(f *testing.F) {
 		dead := d.State
 		dead.Reason, dead.DeadAt, dead.Error = header.ReasonPermanent, time.Now(), key
 		letter, _ := d.dead("subscriber", dead)
-		checkCopy(t, d, *letter, room{1 << 30, 1 << 30}, header.IsState)
+		checkCopy(t, d, *letter, room{bytes: 1 << 30, headers: 1 << 30}, header.IsState)
 		if after := wiretest.Dump(headers); after != before {
 			t.Errorf("the delivery was changed from %s to %s", before, after)
 		}

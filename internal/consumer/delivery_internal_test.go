@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -158,7 +159,7 @@ func TestPriorityOfAMessageThatWaits(t *testing.T) {
 func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	theirs := strings.Repeat("x", waitingRoom(131072, 1).bytes-1000)
+	theirs := strings.Repeat("x", waitingRoom(131072, &Route{Hops: 1}).bytes-1000)
 	d := fuzzedDelivery(t, testWaits(Via{}), amqp.Delivery{
 		RoutingKey: "orders", Headers: amqp.Table{"theirs": theirs},
 	})
@@ -183,4 +184,23 @@ func TestWithoutRoomForTheHistoryItsValuesAreWritten(t *testing.T) {
 	state.History = nil
 	require.Equal(t, state, got)
 	require.Equal(t, theirs, msg.Headers["theirs"])
+}
+
+// Given a message whose own headers leave little room, when it waits, then the headers by which it
+// is routed stay, and others of a retry make room for them.
+func TestTheHeadersOfARouteAreNeverLeftOut(t *testing.T) {
+	t.Parallel()
+	route := Route{Hops: 2, Headers: amqp.Table{
+		header.Level + "2": "first", header.Level + "0": "next",
+	}}
+	msg := amqp.Publishing{Headers: amqp.Table{
+		header.Queue: "orders", header.Error: strings.Repeat("e", 400),
+		header.OriginRoutingKey: "orders",
+	}}
+	maps.Copy(msg.Headers, route.Headers)
+	msg.Headers["theirs"] = strings.Repeat("x", waitingRoom(131072, &route).bytes-130)
+	require.NoError(t, FitWaiting(&msg, 131072, &route))
+	require.Equal(t, "first", msg.Headers[header.Level+"2"])
+	require.Equal(t, "next", msg.Headers[header.Level+"0"])
+	require.NotContains(t, msg.Headers, header.OriginRoutingKey)
 }

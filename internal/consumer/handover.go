@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -136,14 +135,13 @@ func (d *delivery) waiting(
 	if lowered {
 		d.sub.logLowered(d.raw.Priority)
 	}
-	msg, err := d.compose(live, state.Metadata, waitingRoom(d.sub.cfg.Frame, route.Hops),
+	msg, err := d.compose(live, state.Metadata, waitingRoom(d.sub.cfg.Frame, &route),
 		func(headers amqp.Table, whole bool) {
 			told := *state
 			if !whole { // other headers take the place of the history
 				told.History = nil
 			}
-			write := func(key, value string) { headers[key] = value }
-			told.EachHeader(d.Queue, write)
+			told.EachHeader(d.Queue, func(key, value string) { headers[key] = value })
 			if !waits.straightBack() {
 				headers[header.OriginRoutingKey] = state.OriginRoutingKey
 			}
@@ -151,9 +149,6 @@ func (d *delivery) waiting(
 				d.step.write(headers)
 			} else if via != "" {
 				headers[header.Via] = via
-			}
-			if waits.LevelHeaders {
-				EachLevel(route.Delay, waits.Resolution, write)
 			}
 			maps.Copy(headers, route.Headers)
 			if lowered {
@@ -331,12 +326,9 @@ func (d *delivery) handlerEnded() bool { return d.decided || d.IsHandedOver() }
 func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
 	p := d.sub.cfg.Group.Publisher
 	if alone {
-		return p.PublishAlone(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
+		return p.PublishAlone(ctx, &d.pending, route.Target(), msg)
 	}
-	if route.Keeps {
-		return p.PublishKept(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
-	}
-	return p.PublishFor(ctx, &d.pending, route.Exchange, route.RoutingKey, msg)
+	return p.PublishFor(ctx, &d.pending, route.Target(), msg)
 }
 
 const (
@@ -364,25 +356,32 @@ const (
 )
 
 // room is the limit of the properties and headers of a message.
-type room struct{ bytes, headers int }
+type room struct {
+	bytes, headers int
+	needed         amqp.Table // headers by which the message is routed, which are never left out
+}
 
-// waitingRoom is the room of a message that passes the wait queues and comes back.
-func waitingRoom(frame, hops int) room {
-	further := max(0, hops-1) * hopReserve
+// waitingRoom is the room of a message that passes the wait queues of a route and comes back.
+func waitingRoom(frame int, route *Route) room {
+	further := max(0, route.Hops-1) * hopReserve
 	return room{
-		frame - frameOverhead - nonceReserve - brokerReserve - further,
-		maxHeaders - brokerHeaders - 1,
+		bytes:   frame - frameOverhead - nonceReserve - brokerReserve - further,
+		headers: maxHeaders - brokerHeaders - 1,
+		needed:  route.Headers,
 	}
 }
 
 // deadRoom is the room of a dead letter.
 func deadRoom(frame int) room {
-	return room{frame - frameOverhead - nonceReserve - countReserve, maxHeaders - brokerHeaders - 1}
+	return room{
+		bytes:   frame - frameOverhead - nonceReserve - countReserve,
+		headers: maxHeaders - brokerHeaders - 1,
+	}
 }
 
 // WaitingRoom returns how many bytes the properties and headers of a message may take that
 // passes the wait queues and comes back.
-func WaitingRoom(frame, hops int) int { return waitingRoom(frame, hops).bytes }
+func WaitingRoom(frame, hops int) int { return waitingRoom(frame, &Route{Hops: hops}).bytes }
 
 // check returns an error that names the excess; nil if everything fits.
 func (r room) check(msg *amqp.Publishing) error {
@@ -434,16 +433,14 @@ var essential = map[string]bool{
 	header.DeadQueue: true, header.DeadReason: true, header.DeadFailures: true,
 }
 
-func isEssential(key string) bool { return essential[key] || strings.HasPrefix(key, header.Level) }
-
-// FitWaiting leaves headers of a retry out of a message that waits until the message fits
-// into a frame.
-func FitWaiting(msg *amqp.Publishing, frame, hops int) error {
-	return live.fit(msg, waitingRoom(frame, hops))
+// FitWaiting leaves headers of a retry out of a message that waits on a route until the message
+// fits into a frame.
+func FitWaiting(msg *amqp.Publishing, frame int, route *Route) error {
+	return live.fit(msg, waitingRoom(frame, route))
 }
 
 // fit leaves out headers of a retry until properties and headers fit into r: the first ones in
-// their order, and then all but the essential ones. It never cuts other headers.
+// their order, and then all but the essential and needed ones. It never cuts other headers.
 func (k *kind) fit(msg *amqp.Publishing, r room) error {
 	if r.check(msg) == nil {
 		return nil
@@ -455,7 +452,8 @@ func (k *kind) fit(msg *amqp.Publishing, r room) error {
 		}
 	}
 	for key := range msg.Headers {
-		if k.own(key) && !isEssential(key) || slices.Contains(k.rest, key) {
+		_, needed := r.needed[key]
+		if k.own(key) && !essential[key] && !needed || slices.Contains(k.rest, key) {
 			delete(msg.Headers, key)
 		}
 	}

@@ -72,6 +72,7 @@ type inOrder struct {
 	opening bool
 	opened  chan newMain // the outcome of opening it
 	came    bool         // a message of the main queue has come
+	next    *step        // may begin
 
 	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
 	gate   string               // the token before whose return nothing begins; "" for none
@@ -137,7 +138,6 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 // begun to handle its message.
 func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
-	var next *step
 	var pace *time.Timer
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -150,18 +150,26 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		renew = ticker.C
 	}
 	limit := s.probeLimit(c)
+	if c.single && !o.leads() && !s.beat(o) {
+		return false
+	}
+	stopped := s.seat.Stopped()
+	if c.single { // a probe is for a stopped brake
+		stopped = nil
+	}
 	for {
-		if next == nil {
-			next = o.next(timer)
+		if o.next == nil {
+			o.next = o.take(timer)
 		}
+		next := o.next
 		var start, freed <-chan struct{}
 		var paced <-chan time.Time
 		switch {
 		case next == nil || !o.leads():
 		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
-		case s.mayBegin(c):
-			if pace, paced = s.paced(pace); paced == nil {
-				start = always
+		case s.mayBegin(o, next):
+			if pace, paced = s.paced(pace); paced == nil || c.single {
+				start, paced = always, nil
 			}
 		default:
 			freed = s.places.freed
@@ -196,10 +204,9 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 				}
 			}
 			s.begun(next.Item.on, next.Item.with(next))
-			if c.single && !next.Follows {
+			if o.next = nil; c.single && !next.Follows {
 				return true
 			}
-			next = nil
 		case <-freed:
 		case <-paced:
 		case <-o.changed:
@@ -218,7 +225,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			return false
 		case <-s.outage.over(c.probing):
 			return false
-		case <-s.seat.Stopped():
+		case <-stopped:
 			return false
 		case <-s.stop.Done():
 			return false
@@ -234,12 +241,15 @@ func (a arrival) with(next *step) arrival {
 	return a
 }
 
-// mayBegin reports whether a place is free.
-func (s *Subscription) mayBegin(c *consumer) bool {
-	if c.probing || c.single {
-		return s.places.areEmpty()
+// mayBegin reports whether a place is free. A probe first lets messages go to the line that must:
+// the end of a probe counts against the delivery limit.
+func (s *Subscription) mayBegin(o *inOrder, next *step) bool {
+	if next.Follows || !o.lines.probing && !o.lines.single {
+		return s.places.areFree()
 	}
-	return s.places.areFree()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return s.places.areEmpty() && o.line.Musts() == 0
 }
 
 // probeLimit returns a channel that has a value when a probe has waited for its message long
@@ -251,8 +261,8 @@ func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
 	return time.After(probeWait)
 }
 
-// next returns a step that may begin, and sets the timer for the next one that is not due.
-func (o *inOrder) next(timer *time.Timer) *step {
+// take returns a step that may begin, and sets the timer for the next one that is not due.
+func (o *inOrder) take(timer *time.Timer) *step {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.over {
@@ -483,8 +493,10 @@ func (s *Subscription) keyOf(raw *amqp.Delivery) (key string) {
 	defer func() {
 		if r := recover(); r != nil {
 			key = ""
-			s.logger.Error("The function of topology.InOrder has panicked: the message has no key and no "+
-				"order", fmt.Errorf("panic: %v", r), watermill.LogFields{"message_id": raw.MessageId})
+			s.keyless.Do(func() {
+				s.logger.Error("KeyBy of topology.InOrder has panicked: the message has no key and no order",
+					fmt.Errorf("panic: %v", r), watermill.LogFields{"message_id": raw.MessageId})
+			})
 		}
 	}()
 	seen := *raw
@@ -599,25 +611,44 @@ func (o *inOrder) isOver() bool {
 	return o.over
 }
 
-// probeInOrder is the rest of probe for a queue that is handled in order.
-func (s *Subscription) probeInOrder(c *consumer) (none bool) {
+// probeHold is how long a process keeps the lead for another probe. Each end of a consumer counts
+// against the delivery limit of all messages that it had.
+const probeHold = time.Minute
+
+// probeInOrder takes one message to its end while a brake is stopped, and reports whether there
+// was none to take. It returns the consumer for the next probe, nil if that needs another.
+func (s *Subscription) probeInOrder(c *consumer) (next *consumer, none bool) {
+	if c == nil {
+		if c = s.consumeOne(); c == nil {
+			return nil, true
+		}
+	}
 	begun := s.receiveInOrder(c)
-	settled := s.releaseInOrder(c)
+	settled := make(chan struct{})
+	go func() {
+		c.inFlight.Wait()
+		if main := c.inOrder.main; main != nil {
+			main.inFlight.Wait()
+		}
+		close(settled)
+	}()
 	select {
 	case <-settled:
 	case <-s.stop.Done():
 	}
-	return !begun
+	if c.ctx.Err() != nil || c.ended || c.inOrder.isOver() {
+		s.releaseInOrder(c)
+		return nil, !begun
+	}
+	return c, !begun
 }
 
 // releaseInOrder ends a consumer in order: its channels are closed when the messages in progress
 // are settled. A cancel would let another process begin before.
-func (s *Subscription) releaseInOrder(c *consumer) (settled <-chan struct{}) {
-	done := make(chan struct{})
+func (s *Subscription) releaseInOrder(c *consumer) {
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
-		defer close(done)
 		o := c.inOrder
 		main := o.main
 		if o.opening {
@@ -640,7 +671,6 @@ func (s *Subscription) releaseInOrder(c *consumer) (settled <-chan struct{}) {
 			within(goodbyeTimeout, func() { _ = c.ch.Close() })
 		}
 	}()
-	return done
 }
 
 // follow sends a message to the line, behind the messages of its key.

@@ -1,10 +1,13 @@
 package consumer
 
 import (
+	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/audit"
 	"github.com/millpond-go/millpond/internal/wire"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -17,8 +20,9 @@ import (
 // and waits like a written one.
 
 // mostRejects bounds the delivery count that rejects may reach. Beyond it a copy begins a new
-// count, so that a message whose count rises further is a suspect of the crash guard.
-const mostRejects = 50
+// count. It is half of the broker's default delivery limit, which is the limit again at once when a
+// policy that raised it is removed: then the broker must drop no message that was only rejected.
+const mostRejects = audit.DefaultDeliveryLimit / 2
 
 // rejects reports whether rejects hold messages in their queue.
 func (w *Waits) rejects() bool { return w.Rejected != nil }
@@ -27,14 +31,27 @@ func (w *Waits) rejects() bool { return w.Rejected != nil }
 // half of the limit the crash guard takes a message for endangered.
 func mostRejected(limit int) int64 { return int64(min(mostRejects, limit/2)) }
 
+// rejectCount is the delivery count of a message, as RabbitMQ 4.3 counts. A producer or a shovel
+// may have left the count of another queue in the headers. The broker replaces it only by a count
+// above zero, but it always writes how often the message was acquired, which is never less (F14).
+func rejectCount(raw *amqp.Delivery) int64 {
+	count := deliveryCount(raw)
+	acquired, known := audit.WholeNumber(raw.Headers["x-acquired-count"])
+	if !raw.Redelivered || known && count > acquired {
+		return 0
+	}
+	return count
+}
+
 // countRejects adds the broker's delivery count to the state: the headers do not have it. The
-// broker knows no times, so the ages are the sums of the delays.
+// broker knows no times, so the ages are the sums of the delays. A message between two rounds of
+// its wait has not failed: its count tells of processes that ended before the next round began.
 func (d *delivery) countRejects() {
 	w := &d.sub.cfg.Waits
-	if !w.rejects() || !interrupted(&d.raw) {
+	if !w.rejects() || rejectCount(&d.raw) == 0 || d.remaining() > 0 {
 		return
 	}
-	count := int(min(deliveryCount(&d.raw), header.MaxFailures))
+	count := int(min(rejectCount(&d.raw), header.MaxFailures))
 	waited := time.Duration(0)
 	for n := range min(count, mostRejects) {
 		waited += w.Rejected(n + 1)
@@ -56,14 +73,12 @@ func (d *delivery) countRejects() {
 func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 	w := &d.sub.cfg.Waits
 	d.rejected = false
-	if !w.rejects() || state.Failures <= d.State.Failures || state.Inner != d.State.Inner ||
+	if !w.rejects() || d.on.holdsNone.Load() ||
+		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
 		d.State.Interruptions > 0 || d.raw.Expiration != "" {
 		return false
 	}
-	next := int64(1)
-	if d.raw.Redelivered {
-		next += deliveryCount(&d.raw)
-	}
+	next := rejectCount(&d.raw) + 1
 	if next >= mostRejected(d.on.Deliveries) || w.Rejected(int(next)) != delay {
 		return false
 	}
@@ -73,6 +88,7 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 		}
 	}
 	d.rejected = true
+	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()})
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
@@ -91,9 +107,70 @@ func (c *consumer) reject(tag uint64) (err error) {
 	return err
 }
 
+// pastReject is a message that a Subscription has rejected.
+type pastReject struct {
+	uuid  string
+	count int64 // the delivery count with which it comes back
+	at    time.Time
+}
+
+// pastRejects are the last rejects of a Subscription, the oldest replaced first. They show that a
+// queue holds messages no longer: a policy was changed after the Subscription began, or a cluster
+// that is being upgraded has older nodes.
+type pastRejects struct {
+	mu   sync.Mutex
+	list []pastReject
+	next int // to be replaced
+}
+
+// mostPastRejects bounds the memory. A message that is not held comes back at once.
+const mostPastRejects = 256
+
+func (p *pastRejects) add(r pastReject) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.list) < mostPastRejects {
+		p.list = append(p.list, r)
+		return
+	}
+	p.list[p.next] = r
+	p.next = (p.next + 1) % mostPastRejects
+}
+
+// since returns how long ago a message was rejected that has come back with a delivery count.
+func (p *pastRejects) since(uuid string, count int64, now time.Time) (ago time.Duration, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.list {
+		if r := &p.list[i]; r.count == count && r.uuid == uuid {
+			return now.Sub(r.at), true
+		}
+	}
+	return 0, false
+}
+
+// noteEarly ends the rejects of its consumer if the message has come back in less than half of the
+// time that the queue must hold it. From then on copies wait. The next consumer asks the broker
+// again how long the queue holds messages.
+func (d *delivery) noteEarly() {
+	w, count := &d.sub.cfg.Waits, rejectCount(&d.raw)
+	if !w.rejects() || count == 0 || d.uuid == "" || d.on.holdsNone.Load() {
+		return
+	}
+	ago, ok := d.sub.lastRejects.since(d.uuid, count, d.Arrived)
+	held := w.Rejected(int(min(count, header.MaxFailures)))
+	if !ok || ago >= held/2 || d.on.holdsNone.Swap(true) {
+		return
+	}
+	d.sub.logger.Error("The queue does not hold rejected messages any more: from now on failed "+
+		"messages wait in wait queues, until this process connects again; set x-delayed-retry-type, "+
+		"-min and -max, or the policy, as topology.Native needs it", errNotHeld,
+		d.LogFields().Add(watermill.LogFields{"held": ago, "expected": held}))
+}
+
 // judgeRejected is judge for a queue whose delivery count is mostly failures.
 func judgeRejected(raw *amqp.Delivery, limit int) verdict {
-	if deliveryCount(raw) >= mostRejected(limit) {
+	if count := rejectCount(raw); count > 0 && count >= mostRejected(limit) {
 		return endangered
 	}
 	return innocent

@@ -45,6 +45,8 @@ type Subscription struct {
 	seat    *brake.Seat // nil without brakes
 	limits  Limits      // of the last consumer
 
+	lastRejects pastRejects
+
 	outage  outage
 	timeout atomic.Int64 // the broker's consumer timeout, once it has ended a channel
 	inHand  inHand
@@ -55,6 +57,7 @@ type Subscription struct {
 	rounds   sync.Once // logged that a delay is longer than all wait queues
 	lowered  sync.Once // logged that a message waits with a lower priority
 	misled   sync.Once // logged that a routing key was changed during the wait
+	keyless  sync.Once // logged that a message has no key, because the user's function panics
 }
 
 // consumer is one channel that consumes, until it is cancelled or lost.
@@ -71,6 +74,7 @@ type consumer struct {
 	inOrder   *inOrder      // nil without an order
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
+	holdsNone atomic.Bool   // the queue has not held a rejected message
 	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough

@@ -3,12 +3,9 @@ package consumer
 import (
 	"context"
 	"errors"
-	"math/bits"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -103,18 +100,6 @@ func (v *Via) origin(exchange string, headers amqp.Table) string {
 		return by
 	}
 	return exchange
-}
-
-// EachLevel calls write with the header of each level that a message passes: the bits of the
-// delay, in steps of the resolution. Levels that return messages through exchanges route by
-// these headers, because the routing key belongs to the message.
-func EachLevel(delay, resolution time.Duration, write func(key, value string)) {
-	value := header.LevelFirst
-	for steps := uint64(delay / resolution); steps > 0; value = header.LevelNext {
-		level := bits.Len64(steps) - 1
-		write(header.Level+strconv.Itoa(level), value)
-		steps &^= 1 << level
-	}
 }
 
 // changedKey returns the routing key that a message had while it waited, and whether it came

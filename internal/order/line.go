@@ -70,6 +70,7 @@ type Line[T any] struct {
 
 	careful  bool
 	handling int // messages
+	musts    int // messages of the main queue that must follow
 
 	lineKnown bool // everything that is in the line has been returned
 	mainKnown bool // and it was everything when the first message of the main queue came
@@ -120,9 +121,16 @@ func New[T any](limits Limits) *Line[T] {
 // message of its key is there, and beyond the limits.
 func (l *Line[T]) Arrived(key string, item T, must bool) {
 	a := l.lane(key)
-	a.fresh = append(a.fresh, fresh[T]{item, must})
+	a.fresh = append(a.fresh, fresh[T]{item, false})
+	for i := len(a.fresh) - 1; must && i >= 0 && !a.fresh[i].must; i-- {
+		a.fresh[i].must = true // what stands before it goes first
+		l.musts++
+	}
 	l.touch(a)
 }
+
+// Musts returns how many messages must follow and have not begun to.
+func (l *Line[T]) Musts() int { return l.musts }
 
 // Returned takes a message of the line.
 func (l *Line[T]) Returned(w Waiting[T]) {
@@ -379,6 +387,9 @@ func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
 func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
 	s := &Step[T]{
 		Item: a.fresh[0].item, Follows: follows, Key: a.key, Seq: a.last + 1, ID: l.newID(a), lane: a,
+	}
+	if a.fresh[0].must {
+		l.musts--
 	}
 	a.fresh[0] = fresh[T]{}
 	a.fresh = a.fresh[1:]

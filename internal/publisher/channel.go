@@ -55,7 +55,7 @@ type opening struct {
 
 // join takes a place on the channel of a target, and counts the caller among the channel's
 // users. It opens the channel if there is none.
-func (p *Publisher) join(ctx context.Context, to target) (*channel, error) {
+func (p *Publisher) join(ctx context.Context, to Target) (*channel, error) {
 	for {
 		c, o, err := p.current(to)
 		if err != nil {
@@ -86,7 +86,7 @@ func (p *Publisher) join(ctx context.Context, to target) (*channel, error) {
 
 // current returns the channel of a target with the caller counted among its users, or the
 // attempt that will open one.
-func (p *Publisher) current(to target) (*channel, *opening, error) {
+func (p *Publisher) current(to Target) (*channel, *opening, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -216,7 +216,7 @@ func (c *channel) cause() error {
 
 // leave gives back the place that join took. worked says that the broker has taken a message to
 // the target.
-func (p *Publisher) leave(c *channel, to target, worked bool) {
+func (p *Publisher) leave(c *channel, to Target, worked bool) {
 	<-c.slots
 	p.mu.Lock()
 	defer p.mu.Unlock()

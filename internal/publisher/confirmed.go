@@ -52,7 +52,7 @@ type Publisher struct {
 	mu      sync.Mutex
 	closed  bool
 	common  lane
-	apart   map[target]*lane
+	apart   map[Target]*lane
 	known   map[string]bool // exchanges that have worked, other than the default one
 	retired int             // channels that take no new publish and are still in use
 	probed  struct {
@@ -69,7 +69,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 	_, _ = rand.Read(seed) // never fails
 	return &Publisher{
 		cfg: cfg, link: l, prefix: hex.EncodeToString(seed) + "-",
-		apart: make(map[target]*lane), known: make(map[string]bool),
+		apart: make(map[Target]*lane), known: make(map[string]bool),
 		tooLate: fmt.Errorf("no answer from the broker within %v: %w",
 			cfg.Timeout, context.DeadlineExceeded),
 	}
@@ -83,7 +83,7 @@ func New(l *link.Link, cfg Config) *Publisher {
 func (p *Publisher) Publish(
 	ctx context.Context, exchange, routingKey string, msg amqp.Publishing,
 ) error {
-	return p.PublishFor(ctx, nil, exchange, routingKey, withHeaders(msg))
+	return p.PublishFor(ctx, nil, Target{Exchange: exchange, RoutingKey: routingKey}, withHeaders(msg))
 }
 
 // withHeaders gives msg its own headers, with room for one more.
@@ -99,22 +99,7 @@ func withHeaders(msg amqp.Publishing) *amqp.Publishing {
 // pending. Then the caller must call Await before it publishes the message again. A nil pending
 // gives the publish up.
 func (p *Publisher) PublishFor(
-	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
-) error {
-	return p.publish(ctx, pending, target{exchange: exchange, routingKey: routingKey}, msg)
-}
-
-// PublishKept publishes as PublishFor does, to an exchange that keeps the message until a later
-// time and reports it as unroutable meanwhile (F49). The message is not mandatory: its confirm
-// says that the exchange has it.
-func (p *Publisher) PublishKept(
-	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
-) error {
-	return p.publish(ctx, pending, target{exchange, routingKey, true}, msg)
-}
-
-func (p *Publisher) publish(
-	ctx context.Context, pending *Pending, to target, msg *amqp.Publishing,
+	ctx context.Context, pending *Pending, to Target, msg *amqp.Publishing,
 ) error {
 	ctx, cancel, err := p.begun(ctx)
 	if err != nil {
@@ -152,10 +137,12 @@ func (p *Publisher) enter() bool {
 	return true
 }
 
-// target is the address of a message.
-type target struct {
-	exchange, routingKey string
-	kept                 bool // the exchange keeps the message: it is not mandatory
+// Target is the address of a message.
+type Target struct {
+	Exchange, RoutingKey string
+	// Kept says that the exchange keeps the message until a later time and reports it as unroutable
+	// meanwhile (F49). The message is not mandatory: its confirm says that the exchange has it.
+	Kept bool
 }
 
 // sent is a publish that was written.
@@ -164,7 +151,7 @@ type sent struct {
 	channel   *channel
 	confirm   *amqp.DeferredConfirmation
 	nonce     string
-	to        target
+	to        Target
 	lane      *lane // the lane of the target since the publish was overdue
 	lost      bool  // the confirm is lost; guarded by Publisher.mu
 }
@@ -172,11 +159,11 @@ type sent struct {
 // start writes msg on the channel of its target. It takes the next channel if that one ends
 // before the message is written.
 func (p *Publisher) start(
-	ctx context.Context, pending *Pending, to target, msg *amqp.Publishing,
+	ctx context.Context, pending *Pending, to Target, msg *amqp.Publishing,
 ) (sent, error) {
 	nonce := p.prefix + strconv.FormatUint(p.count.Add(1), 36)
 	msg.Headers[p.cfg.NonceHeader] = nonce
-	if err := check(to.exchange, to.routingKey, msg); err != nil {
+	if err := check(to.Exchange, to.RoutingKey, msg); err != nil {
 		return sent{}, fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	if pending != nil && pending.refused {
@@ -201,7 +188,7 @@ func (p *Publisher) start(
 // send writes msg when it is its turn and the broker takes publishes. It does not wait until the
 // broker has read the message.
 func (p *Publisher) send(
-	ctx context.Context, c *channel, to target, msg *amqp.Publishing,
+	ctx context.Context, c *channel, to Target, msg *amqp.Publishing,
 ) (*amqp.DeferredConfirmation, error) {
 	if err := checkFrame(c.conn.Config.FrameSize, msg); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotSent, err)
@@ -227,7 +214,7 @@ func (p *Publisher) send(
 
 	var confirm *amqp.DeferredConfirmation
 	c.conn.Together(func() {
-		confirm, err = c.ch.PublishWithDeferredConfirm(to.exchange, to.routingKey, !to.kept, false, *msg)
+		confirm, err = c.ch.PublishWithDeferredConfirm(to.Exchange, to.RoutingKey, !to.Kept, false, *msg)
 		<-c.turn
 	})
 	if err != nil {
@@ -297,7 +284,7 @@ func (p *Publisher) answer(s *sent) (worked bool, err error) {
 	switch {
 	case wasReturned:
 		return worked, &ReturnedError{
-			Exchange: s.to.exchange, RoutingKey: s.to.routingKey,
+			Exchange: s.to.Exchange, RoutingKey: s.to.RoutingKey,
 			Code: returned.ReplyCode, Text: returned.ReplyText,
 		}
 	case worked:

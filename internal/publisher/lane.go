@@ -34,13 +34,13 @@ func (l *lane) slots() int {
 
 // laneOf returns the lane of a target. A target at a named exchange begins on its own lane,
 // because the exchange may be missing or forbidden. p.mu is held.
-func (p *Publisher) laneOf(to target) *lane {
+func (p *Publisher) laneOf(to Target) *lane {
 	if len(p.apart) > 0 {
 		if l := p.apart[to]; l != nil {
 			return l
 		}
 	}
-	if to.exchange != "" && !p.known[to.exchange] {
+	if to.Exchange != "" && !p.known[to.Exchange] {
 		if l := p.ownLane(to); l != nil {
 			l.single = true
 			return l
@@ -50,7 +50,7 @@ func (p *Publisher) laneOf(to target) *lane {
 }
 
 // ownLane returns the target's own lane, or nil if too many targets have one. p.mu is held.
-func (p *Publisher) ownLane(to target) *lane {
+func (p *Publisher) ownLane(to Target) *lane {
 	l := p.apart[to]
 	if l == nil && (len(p.apart) < maxApart || p.forgetIdle()) {
 		l = new(lane)
@@ -62,11 +62,11 @@ func (p *Publisher) ownLane(to target) *lane {
 // separate gives a target its own lane until a message has gone through there. refused says that
 // the broker has closed a channel on which the target was in use. The result is nil if too many
 // targets have their own lane.
-func (p *Publisher) separate(to target, refused bool) *lane {
+func (p *Publisher) separate(to Target, refused bool) *lane {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if refused {
-		delete(p.known, to.exchange)
+		delete(p.known, to.Exchange)
 	}
 	l := p.ownLane(to)
 	if l != nil && refused && !l.single {
@@ -89,24 +89,24 @@ func (p *Publisher) forgetIdle() bool {
 
 // rejoin takes a target back to the common lane after a publish on c has worked. If an error was
 // to be expected, c must have been for one publish at a time. p.mu is held.
-func (p *Publisher) rejoin(to target, c *channel) {
+func (p *Publisher) rejoin(to Target, c *channel) {
 	l := p.apart[to]
 	if l == nil || l.single && cap(c.slots) > 1 {
 		return
 	}
 	l.worked = time.Now()
 	p.dissolve(to, l)
-	if to.exchange != "" {
+	if to.Exchange != "" {
 		if len(p.known) >= maxKnown {
 			clear(p.known)
 		}
-		p.known[to.exchange] = true
+		p.known[to.Exchange] = true
 	}
 }
 
 // dissolve ends a lane. Callers that wait for a place there go on to the common lane. p.mu is
 // held.
-func (p *Publisher) dissolve(to target, l *lane) {
+func (p *Publisher) dissolve(to Target, l *lane) {
 	delete(p.apart, to)
 	l.dissolved = true
 	p.endLane(l)

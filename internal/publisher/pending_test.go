@@ -36,7 +36,9 @@ func (l *letter) try() bool {
 	if l.pending.IsOpen() {
 		l.outcome = l.pending.Await(ctx)
 	} else {
-		l.outcome = l.rig.PublishFor(ctx, &l.pending, l.exchange, l.key, &amqp.Publishing{
+		l.outcome = l.rig.PublishFor(ctx, &l.pending, publisher.Target{
+			Exchange: l.exchange, RoutingKey: l.key,
+		}, &amqp.Publishing{
 			Headers: amqp.Table{}, DeliveryMode: amqp.Persistent, UserId: l.user, Body: []byte(l.body),
 		})
 	}

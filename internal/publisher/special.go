@@ -28,7 +28,7 @@ func (p *Publisher) Start(
 		cancel()
 		p.wg.Done()
 	}
-	s, err := p.start(ctx, nil, target{exchange: exchange, routingKey: routingKey}, withHeaders(msg))
+	s, err := p.start(ctx, nil, Target{Exchange: exchange, RoutingKey: routingKey}, withHeaders(msg))
 	if err != nil {
 		end()
 		return nil, err
@@ -48,7 +48,7 @@ func (p *Publisher) Start(
 // the message leave no room for it. It opens a new channel, so that a return there belongs to this
 // publish.
 func (p *Publisher) PublishAlone(
-	ctx context.Context, pending *Pending, exchange, routingKey string, msg *amqp.Publishing,
+	ctx context.Context, pending *Pending, to Target, msg *amqp.Publishing,
 ) error {
 	ctx, cancel, err := p.begun(ctx)
 	if err != nil {
@@ -56,14 +56,13 @@ func (p *Publisher) PublishAlone(
 	}
 	defer p.wg.Done()
 	defer cancel()
-	if err := check(exchange, routingKey, msg); err != nil {
+	if err := check(to.Exchange, to.RoutingKey, msg); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotSent, err)
 	}
 	own, err := p.openAlone(ctx)
 	if err != nil {
 		return err
 	}
-	to := target{exchange: exchange, routingKey: routingKey}
 	confirm, err := p.send(ctx, own, to, msg)
 	if err != nil {
 		p.leave(own, to, false)
@@ -92,7 +91,7 @@ func (p *Publisher) openAlone(ctx context.Context) (*channel, error) {
 		case opened <- result{c, err}:
 		case <-ctx.Done():
 			if err == nil {
-				p.leave(c, target{}, false)
+				p.leave(c, Target{}, false)
 			}
 		}
 	})

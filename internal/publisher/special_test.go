@@ -57,8 +57,8 @@ func TestAloneWithoutANonce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 { // side by side, each gets its own outcome
 		wg.Go(func() {
-			assert.NoError(t, p.PublishAlone(t.Context(), nil, "", p.queue, &full))
-			isReturned(t, p.PublishAlone(t.Context(), nil, "", missing, &full))
+			assert.NoError(t, p.PublishAlone(t.Context(), nil, to(p.queue), &full))
+			isReturned(t, p.PublishAlone(t.Context(), nil, to(missing), &full))
 		})
 	}
 	wg.Wait()
@@ -66,8 +66,16 @@ func TestAloneWithoutANonce(t *testing.T) {
 		require.Equal(t, full.Headers, p.get().Headers)
 	}
 	full.MessageId = "x"
-	err := p.PublishAlone(t.Context(), nil, "", p.queue, &full)
+	err := p.PublishAlone(t.Context(), nil, to(p.queue), &full)
 	require.ErrorIs(t, err, publisher.ErrNotSent)
+}
+
+// to is the target of a queue.
+func to(queue string) publisher.Target { return publisher.Target{RoutingKey: queue} }
+
+// kept is the same at an exchange that keeps messages.
+func kept(queue string) publisher.Target {
+	return publisher.Target{RoutingKey: queue, Kept: true}
 }
 
 // A message that an exchange keeps is not mandatory, so no return says that it failed.
@@ -76,9 +84,9 @@ func TestKeptMessageIsNotReturned(t *testing.T) {
 	p := onBroker(t, nil)
 	missing := testbroker.Queue(t)
 	msg := func() *amqp.Publishing { return &amqp.Publishing{Headers: amqp.Table{}} }
-	require.NoError(t, p.PublishKept(t.Context(), nil, "", missing, msg()))
-	isReturned(t, p.PublishFor(t.Context(), nil, "", missing, msg()))
-	require.NoError(t, p.PublishKept(t.Context(), nil, "", p.queue, msg()))
+	require.NoError(t, p.PublishFor(t.Context(), nil, kept(missing), msg()))
+	isReturned(t, p.PublishFor(t.Context(), nil, to(missing), msg()))
+	require.NoError(t, p.PublishFor(t.Context(), nil, kept(p.queue), msg()))
 	require.NotEmpty(t, p.get().Headers[nonce], "it has a nonce as any other")
 }
 
@@ -86,7 +94,7 @@ func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 	t.Parallel()
 	p := behindProxy(t, 500*time.Millisecond)
 	publish := func() error {
-		return p.PublishAlone(t.Context(), nil, "", p.queue, &amqp.Publishing{})
+		return p.PublishAlone(t.Context(), nil, to(p.queue), &amqp.Publishing{})
 	}
 	p.proxy.Blackhole(true)
 	for range 3 {

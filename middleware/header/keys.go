@@ -65,8 +65,8 @@ const (
 	// Key is the key of a message in the line of a queue that is handled in order. It is
 	// absent on a message without a key.
 	Key = "millpond-key"
-	// Line says what a message in the line is: "wait", "block", "token" or "release", with
-	// its number. See docs/ordering.md.
+	// Line is the kind of a message in the line, such as "wait" or "block", and its number.
+	// See docs/ordering.md.
 	Line = "millpond-line"
 	// Unreadable replaces all headers of a message that the client library cannot
 	// read. The value holds their bytes, as AMQP writes a table. Such a message is
@@ -98,8 +98,8 @@ const (
 	DeadDeadlineFrom = "millpond-dead-deadline-from"
 	// DeadKey is [Key] of a message that was handled in order.
 	DeadKey = "millpond-dead-key"
-	// DeadLine is the number that the message had among those of its key. A mark of it
-	// in the line keeps the key waiting.
+	// DeadLine names the mark that keeps the key waiting behind the message, if there is
+	// one, with the number of the message in its key.
 	DeadLine = "millpond-dead-line"
 )
 

@@ -1,23 +1,27 @@
 package operate_test
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
-// Given a queue without arguments, when a policy lets it hold rejected messages, then a service
-// with the management API consumes it, and its messages wait as the policy says. When the policy is
-// gone, or is another one, then Verify finds that critical and the next Subscribe is refused.
+// Given a queue without arguments for its retries, when a policy lets it hold rejected messages,
+// then a service with the management API consumes it, and its messages wait as the policy says.
+// When the policy is gone, or is another one, then Verify finds that critical and the next
+// Subscribe is refused.
 func TestNativeUnderAPolicy(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
@@ -34,7 +38,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 	var calls rig.Timeline
 	r := rig.Start(t, rig.Config{
 		URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy, Policy: policy,
-		Configure:     rig.QuorumQueue,
+		Configure:     rig.WithQueue(deadLettersOf(queue)),
 		ClientOptions: []topology.Option{topology.WithManagement(api)},
 		Handle:        calls.Fail,
 	})
@@ -67,7 +71,103 @@ func TestNativeUnderAPolicy(t *testing.T) {
 		return strings.Contains(strings.Join(verify(), "\n"), "it holds none")
 	})
 	cfg := rig.QueueConfig(node.URL())
-	cfg.Queue.Arguments = amqp.Table{"x-queue-type": "quorum"}
+	cfg.Queue.Arguments = deadLettersOf(queue)
 	client := rig.OpenClient(t, node.URL(), strategy, topology.WithManagement(api))
 	require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, policy), "it holds none")
+}
+
+// deadLettersOf are the arguments of a quorum queue whose drops go to its dead-letter queue.
+func deadLettersOf(queue string) amqp.Table {
+	return amqp.Table{
+		"x-queue-type": "quorum", "x-dead-letter-exchange": "",
+		"x-dead-letter-routing-key": queue + ".dlq",
+	}
+}
+
+// Given a message that fails, when the policy that lets its queue hold it is removed, then the
+// message comes back at once only one time: the service says so, and the other attempts wait in a
+// wait queue.
+func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	strategy, _ := rig.Native(t, node.URL(), time.Second, time.Second)
+	const queue = "orders"
+	testbroker.SetPolicy(t, api, "policies", "/", "retry", "^orders$", map[string]any{
+		"delayed-retry-type": "failed", "delayed-retry-min": 1000, "delayed-retry-max": 1000,
+	})
+	var calls rig.Timeline
+	r := rig.Start(t, rig.Config{
+		URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
+		Policy:        backoff.Constant{Interval: time.Second, Retries: 5},
+		Configure:     rig.WithQueue(deadLettersOf(queue)),
+		ClientOptions: []topology.Option{topology.WithManagement(api)},
+		Handle: func(*message.Message) error {
+			if calls.Add() == 2 {
+				testbroker.Remove(t, api, "policies", "/", "retry")
+			}
+			return rig.ErrFailed
+		},
+	})
+	msg := rig.Message("fails")
+	msg.MessageId = "17"
+	r.Publish(msg)
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "6")
+	all, short := calls.All(), 0
+	for i := range all[1:] {
+		if all[i+1]-all[i] < time.Second-rig.Grace {
+			short++
+		}
+	}
+	require.Equal(t, 1, short, "calls at %v", all)
+	require.Equal(t, 1, r.Logs.Said("The queue does not hold rejected messages any more"))
+}
+
+// Given a message that fails, when a policy lowers the delivery limit of its queue, or a policy
+// that has raised it is removed, then the message is not gone.
+func TestNativeUnderAnotherDeliveryLimit(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	strategy, args := rig.Native(t, node.URL(), 100*time.Millisecond, 100*time.Millisecond)
+	for name, c := range map[string]struct {
+		before, after, failures int
+		reason                  any
+	}{
+		// Messages are not rejected more often than the default limit allows.
+		"raised": {before: 1 << 20, after: 20, failures: 61, reason: "exhausted"},
+		// The broker has dead-lettered it, so that it has no reason.
+		"lowered": {before: 1 << 20, after: 3, failures: 0, reason: nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			queue := testbroker.Queue(t)
+			limit := func(n int) {
+				testbroker.SetPolicy(t, api, "policies", "/", queue, "^"+queue+"$",
+					map[string]any{"delivery-limit": n})
+			}
+			limit(c.before)
+			var calls rig.Timeline
+			own := maps.Clone(args)
+			maps.Copy(own, deadLettersOf(queue))
+			r := rig.Start(t, rig.Config{
+				URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
+				Policy:        backoff.Constant{Interval: 100 * time.Millisecond, Retries: 60},
+				Configure:     rig.WithQueue(own),
+				ClientOptions: []topology.Option{topology.WithManagement(api)},
+				Handle: func(*message.Message) error {
+					if calls.Add() == 8 {
+						limit(c.after)
+					}
+					return rig.ErrFailed
+				},
+			})
+			r.Send("fails")
+			dead := r.DeadLetter()
+			require.Equal(t, "fails", string(dead.Body))
+			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
+			if c.failures > 0 {
+				require.Equal(t, c.failures, calls.Count())
+			}
+			r.RequireNothingLeft(0)
+		})
+	}
 }

@@ -123,7 +123,8 @@ func queueIsDeleted(tr *trial, s *suite) {
 	delays := []time.Duration{wait}
 	b := s.inbox(tr, "deleted", delays)
 	kept := slices.DeleteFunc(keepers(b.plan), func(queue string) bool {
-		return b.plan.Dead.Exchange == "" && queue == b.plan.Dead.RoutingKey
+		letters := b.plan.Dead.Exchange == "" && queue == b.plan.Dead.RoutingKey
+		return letters || queue == b.plan.Line
 	})
 	if len(kept) == 0 {
 		tr.skipf("not tried, because the plan has no queue for such messages: a quorum wait queue " +

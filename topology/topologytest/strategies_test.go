@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
@@ -40,6 +42,15 @@ func TestNativeKeepsItsPromises(t *testing.T) {
 	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
 	topologytest.Run(t, topologytest.Config{
 		Strategy: strategy, URL: url, QueueArguments: args, Patience: rig.Patience,
+	})
+}
+
+// InOrder passes it, on queues with a single active consumer.
+func TestInOrderKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	topologytest.Run(t, topologytest.Config{
+		Strategy: topology.InOrder{KeyBy: func(msg *message.Message) string { return msg.UUID }},
+		URL:      testbroker.URL(t), QueueArguments: rig.OneActive(), Patience: rig.Patience,
 	})
 }
 

@@ -2,23 +2,28 @@ package e2e_test
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
-
-// oneActive are the arguments of a queue that is handled in order.
-var oneActive = amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true}
 
 // keyOf is the key of a message in these tests: the body up to the colon.
 func keyOf(msg *message.Message) string {
@@ -56,33 +61,355 @@ func (j *bodies) len() int {
 	return len(j.done)
 }
 
+// ofKey returns the bodies of n messages of a key.
+func ofKey(key string, n int) (of []string) {
+	for i := range n {
+		of = append(of, key+":"+strconv.Itoa(i))
+	}
+	return of
+}
+
+var errNotYet = errors.New("not yet")
+
+// orderedBy is a service that handles its queue in order.
+func orderedBy(
+	in topology.InOrder, policy backoff.Policy, handle func(*message.Message) error,
+) rig.Config {
+	if in.KeyBy == nil {
+		in.KeyBy = keyOf
+	}
+	return rig.Config{
+		Strategy: in, Policy: policy, Handle: handle,
+		Configure: func(cfg *wamqp.Config) {
+			rig.QuickReconnect(cfg)
+			cfg.Queue.Arguments = rig.OneActive()
+		},
+		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(8)},
+	}
+}
+
+// often is a policy that does not give up within a test.
+func often(interval time.Duration) backoff.Policy {
+	return backoff.Constant{Interval: interval, Retries: 500}
+}
+
 // Given messages of two keys, when the first message of one fails until the messages of the other
 // are handled, then those are handled, and its own later messages wait behind it.
 func TestAFailedMessageIsNotOvertakenByItsKey(t *testing.T) {
 	t.Parallel()
 	var handled bodies
-	r := rig.Start(t, rig.Config{
-		Strategy:          topology.InOrder{KeyBy: keyOf},
-		Configure:         rig.WithQueue(oneActive),
-		SubscriberOptions: []topology.SubscriberOption{topology.WithConcurrency(8)},
-		Policy:            backoff.Constant{Interval: 300 * time.Millisecond, Retries: 50},
-		Handle: func(msg *message.Message) error {
+	r := rig.Start(t, orderedBy(topology.InOrder{}, often(100*time.Millisecond),
+		func(msg *message.Message) error {
 			body := string(msg.Payload)
 			if body == "a:0" && len(handled.of("b")) < 20 {
-				return errors.New("not yet")
+				return errNotYet
 			}
 			handled.add(body)
 			return nil
-		},
-	})
-	var want []string
+		}))
 	for i := range 20 {
-		for _, key := range []string{"a", "b"} {
-			r.Publish(amqp.Publishing{Body: []byte(key + ":" + strconv.Itoa(i))})
-		}
-		want = append(want, "a:"+strconv.Itoa(i))
+		r.Send("a:"+strconv.Itoa(i), "b:"+strconv.Itoa(i))
 	}
 	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 40 })
-	require.Equal(t, want, handled.of("a"))
+	require.Equal(t, ofKey("a", 20), handled.of("a"))
 	r.RequireNothingLeft(0)
+}
+
+// Given messages that wait in the line, when their process stops, loses its connection, or another
+// begins, then the next one hands them out in their order, with a higher fencing token.
+func TestTheNextProcessKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	for name, end := range map[string]func(first *rig.Service, proxy *testbroker.Proxy){
+		"stops":      func(first *rig.Service, _ *testbroker.Proxy) { first.Stop() },
+		"is cut off": func(_ *rig.Service, proxy *testbroker.Proxy) { proxy.Cut() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var handled, tried bodies
+			var open atomic.Bool
+			var epochs sync.Map
+			c := orderedBy(topology.InOrder{}, often(200*time.Millisecond),
+				func(msg *message.Message) error {
+					tried.add(string(msg.Payload))
+					epochs.Store(middleware.StateOf(msg.Context()).Epoch, true)
+					if string(msg.Payload) == "a:0" && !open.Load() {
+						return errNotYet
+					}
+					handled.add(string(msg.Payload))
+					return nil
+				})
+			proxy := testbroker.NewProxy(t, url)
+			c.URL, c.AdminURL, c.Queue = proxy.URL(), url, testbroker.Queue(t)
+			first := rig.Start(t, c)
+			c.URL = url
+			second := rig.Start(t, c)
+			second.Send(ofKey("a", 30)...)
+			rig.WaitFor(t, "the first message fails", func() bool { return tried.len() > 1 })
+			end(first, proxy)
+			second.Send("a:30", "b:0")
+			rig.WaitFor(t, "the next process leads", func() bool { return len(handled.of("b")) == 1 })
+			require.Empty(t, handled.of("a"))
+			open.Store(true)
+			rig.WaitFor(t, "all messages are handled", func() bool { return len(handled.of("a")) >= 31 })
+			require.Equal(t, ofKey("a", 31), slices.Compact(handled.of("a")))
+			n := 0
+			epochs.Range(func(any, any) bool { n++; return true })
+			require.Greater(t, n, 1, "the fencing token has not changed")
+			first.Stop()
+			second.RequireNothingLeft(0)
+		})
+	}
+}
+
+// Given Block, when a message becomes a dead letter, then its key waits until the mark is released,
+// and other keys go on.
+func TestABlockedKeyWaitsForItsRelease(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	r := rig.Start(t, orderedBy(topology.InOrder{Block: true}, backoff.List{10 * time.Millisecond},
+		func(msg *message.Message) error {
+			if string(msg.Payload) == "a:0" {
+				return errNotYet
+			}
+			handled.add(string(msg.Payload))
+			return nil
+		}))
+	r.Send(ofKey("a", 5)...)
+	dead := r.DeadLetter()
+	rig.RequireDead(t, dead, "exhausted", "2")
+	require.Equal(t, "a", dead.Headers[header.DeadKey])
+	r.Send("b:0")
+	rig.WaitFor(t, "the other key is handled", func() bool { return handled.len() == 1 })
+	require.Empty(t, handled.of("a"))
+	note := order.ParseNote(dead.Headers[header.DeadLine].(string))
+	for _, id := range []order.ID{{Epoch: 1, N: 999999}, note.ID} { // another mark has no effect
+		require.Empty(t, handled.of("a"))
+		rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
+			header.Key: "a", header.Line: order.Note{Kind: order.Release, ID: id}.String(),
+		}})
+	}
+	rig.WaitFor(t, "the key goes on", func() bool { return len(handled.of("a")) == 4 })
+	require.Equal(t, ofKey("a", 5)[1:], handled.of("a"))
+	r.RequireNothingLeft(0)
+}
+
+// Given a line with room for three messages, when a key with many more waits, then the rest stays
+// in the queue, and everything is handled in its order.
+func TestAFullLinePausesTheQueue(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	var open atomic.Bool
+	r := rig.Start(t, orderedBy(topology.InOrder{MaxWaiting: 3}, often(100*time.Millisecond),
+		func(msg *message.Message) error {
+			if string(msg.Payload) == "a:0" && !open.Load() {
+				return errNotYet
+			}
+			handled.add(string(msg.Payload))
+			return nil
+		}))
+	r.Send("a:0", "a:1", "a:2", "b:0")
+	r.Send(ofKey("a", 400)[3:]...)
+	rig.WaitFor(t, "the queue is paused", func() bool { return r.Depth("") > 100 })
+	require.Equal(t, []string{"b:0"}, handled.of("b"))
+	require.Empty(t, handled.of("a"))
+	open.Store(true)
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 401 })
+	require.Equal(t, ofKey("a", 400), handled.of("a"))
+	r.RequireNothingLeft(0)
+}
+
+// Given a consumer timeout that is shorter than the wait, then the messages of the line are given
+// back in time and come again: nothing is handled twice or out of its order.
+func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
+	t.Parallel()
+	var handled, tried bodies
+	c := orderedBy(topology.InOrder{}, backoff.List{5 * time.Second}, func(msg *message.Message) error {
+		tried.add(string(msg.Payload))
+		if len(tried.of("a")) == 1 {
+			return errNotYet
+		}
+		handled.add(string(msg.Payload))
+		return nil
+	})
+	c.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	c.SubscriberOptions = append(c.SubscriberOptions, topology.WithConsumerTimeout(5*time.Second))
+	r := rig.Start(t, c)
+	r.Send(ofKey("a", 10)...)
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 10 })
+	require.Equal(t, append([]string{"a:0"}, ofKey("a", 10)...), tried.of("a"))
+	r.RequireNothingLeft(0)
+}
+
+// Given a message whose handler ends the connection each time, then it becomes a dead letter, and
+// the later messages of its key are handled in their order.
+func TestAMessageThatEndsTheProcessIsFoundInOrder(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	var handled bodies
+	proxy := testbroker.NewProxy(t, url)
+	c := orderedBy(topology.InOrder{}, often(10*time.Millisecond), func(msg *message.Message) error {
+		if string(msg.Payload) == "a:1" {
+			proxy.Cut()
+			<-msg.Context().Done()
+			return msg.Context().Err()
+		}
+		handled.add(string(msg.Payload))
+		return nil
+	})
+	c.URL, c.AdminURL = proxy.URL(), url
+	r := rig.Start(t, c)
+	for _, body := range append(ofKey("a", 10), ofKey("b", 10)...) {
+		rig.Publish(t, url, "", r.Queue, rig.Message(body))
+	}
+	dead := rig.Take(t, url, r.Queue+".dlq")
+	require.Equal(t, "a:1", string(dead.Body))
+	require.Equal(t, "crash_loop", dead.Headers[header.DeadReason])
+	rig.WaitFor(t, "all others are handled", func() bool {
+		return len(first(handled.of("a"))) == 9 && len(first(handled.of("b"))) == 10
+	})
+	require.Equal(t, append([]string{"a:0"}, ofKey("a", 10)[2:]...), first(handled.of("a")))
+	require.Equal(t, ofKey("b", 10), first(handled.of("b")))
+}
+
+// first returns each body where it stands first. A message whose ack was lost is handled again.
+func first(all []string) (of []string) {
+	for _, body := range all {
+		if !slices.Contains(of, body) {
+			of = append(of, body)
+		}
+	}
+	return of
+}
+
+// Messages without a key have no order. A function that panics, and a message that cannot be
+// decoded, hold up nothing.
+func TestMessagesWithoutAKey(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	c := orderedBy(topology.InOrder{KeyBy: func(msg *message.Message) string {
+		if strings.HasPrefix(string(msg.Payload), "panic") {
+			panic("no key")
+		}
+		return ""
+	}}, often(50*time.Millisecond), func(msg *message.Message) error {
+		if string(msg.Payload) == "x:0" && len(handled.of("x")) < 9 {
+			return errNotYet
+		}
+		handled.add(string(msg.Payload))
+		return nil
+	})
+	configure := c.Configure
+	c.Configure = func(cfg *wamqp.Config) {
+		configure(cfg)
+		rig.Picky(cfg)
+	}
+	r := rig.Start(t, c)
+	r.Send("panic:0", "refuse", "panic:1")
+	r.Send(ofKey("x", 10)...)
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 12 })
+	require.Equal(t, "x:0", handled.of("x")[9], "without a key the failed message holds up no other")
+	rig.RequireDead(t, r.DeadLetter(), "undecodable", "0")
+	require.Equal(t, 1, r.Logs.Said("KeyBy of topology.InOrder has panicked"))
+	r.RequireNothingLeft(0)
+}
+
+// Given a brake, when the downstream of all messages fails, then consuming stops, probes go
+// through the line, and afterwards everything is handled in its order.
+func TestABrakeKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	var up atomic.Bool
+	budget, err := middleware.NewBudget(middleware.BudgetConfig{
+		Share: 0.5, Minimum: 4, Delay: time.Second, Brake: true, Ramp: 500 * time.Millisecond,
+	})
+	require.NoError(t, err)
+	queue, url := testbroker.Queue(t), testbroker.URL(t)
+	strategy := topology.InOrder{KeyBy: keyOf}
+	policy := often(time.Second)
+	rig.RemovePlan(t, url, strategy, queue, nil)
+	testbroker.Delete(t, queue)
+	logs := &rig.Logs{}
+	cfg := rig.QueueConfig(url)
+	cfg.Queue.Arguments = rig.OneActive()
+	client := rig.OpenWith(t, cfg.Connection, strategy, topology.WithLogger(logs))
+	retry, err := middleware.NewDelayedRetry(client, policy, middleware.WithBudget(budget))
+	require.NoError(t, err)
+	sub, err := client.NewSubscriber(cfg, topology.For(retry), topology.WithConcurrency(4))
+	require.NoError(t, err)
+	router, err := message.NewRouter(message.RouterConfig{}, logs)
+	require.NoError(t, err)
+	router.AddMiddleware(retry.Middleware)
+	router.AddConsumerHandler("handler", queue, sub, func(msg *message.Message) error {
+		if !up.Load() {
+			return errNotYet
+		}
+		handled.add(string(msg.Payload))
+		return nil
+	})
+	ended := rig.Run(t, router)
+	t.Cleanup(func() {
+		require.NoError(t, router.Close())
+		require.NoError(t, client.Close())
+		require.NoError(t, <-ended)
+		if t.Failed() {
+			logs.Dump(t)
+		}
+	})
+	var all []string
+	for i := range 5 {
+		for k := range 8 {
+			all = append(all, fmt.Sprintf("%c:%d", 'a'+k, i))
+		}
+	}
+	for _, body := range all {
+		rig.Publish(t, url, "", queue, rig.Message(body))
+	}
+	rig.WaitFor(t, "the brake stops", func() bool { return budget.State().Stopped })
+	up.Store(true)
+	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() >= len(all) })
+	for k := range 8 {
+		key := string(rune('a' + k))
+		require.Equal(t, ofKey(key, 5), first(handled.of(key)))
+	}
+}
+
+// Subscribe refuses what cannot be handled in order, and says the way out.
+func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	oneActive := func(cfg *wamqp.Config) { cfg.Queue.Arguments = rig.OneActive() }
+	for name, c := range map[string]struct {
+		strategy  topology.Strategy
+		configure func(*wamqp.Config)
+		option    topology.SubscriberOption
+		want      string
+	}{
+		"several active consumers": {
+			topology.InOrder{KeyBy: keyOf},
+			rig.QuorumQueue, topology.WithConcurrency(1),
+			"x-single-active-consumer true",
+		},
+		"no function": {
+			topology.InOrder{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
+		},
+		"requeued": {
+			topology.InOrder{KeyBy: keyOf},
+			oneActive, topology.WithRequeueOnNack(),
+			"gives messages back out of their order",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := rig.QueueConfig(url)
+			c.configure(&cfg)
+			client := rig.OpenWith(t, cfg.Connection, c.strategy)
+			sub, err := client.NewSubscriber(cfg, c.option)
+			require.NoError(t, err)
+			queue := testbroker.Queue(t)
+			rig.RemovePlan(t, url, c.strategy, queue, nil)
+			_, err = sub.Subscribe(t.Context(), queue)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
 }

@@ -227,6 +227,120 @@ func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 	r.RequireNothingLeft(0)
 }
 
+// leave publishes a message, lets a consumer take it and leave, and returns when it is in the queue
+// again.
+func leave(
+	t *testing.T, url, queue string, msg amqp.Publishing, how func(*amqp.Channel, amqp.Delivery) error,
+) {
+	t.Helper()
+	rig.Publish(t, url, "", queue, msg)
+	ch, err := testbroker.Dial(t, url).Channel()
+	require.NoError(t, err)
+	rig.WaitFor(t, "the message to be taken", func() bool {
+		d, ok, err := ch.Get(queue, false)
+		require.NoError(t, err)
+		if ok {
+			require.NoError(t, how(ch, d))
+		}
+		return ok
+	})
+	rig.WaitFor(t, "the message to be back", func() bool {
+		return testbroker.Depth(t, url, queue) == 1
+	})
+}
+
+// Given a message that waits in rounds, when a process ends between two of them, then the message
+// still waits until it is due, and it has not failed once more.
+func TestNativeKeepsARoundWhoseProcessEnds(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
+	queue := testbroker.Queue(t)
+	rig.DeclareQueue(t, url, queue, args)
+	due := time.Now().Add(5 * time.Second)
+	state := header.RetryState{
+		Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: 5 * time.Second,
+	}
+	msg := rig.Message("fails")
+	msg.Headers = amqp.Table{}
+	for key, value := range state.Headers(queue) {
+		msg.Headers[key] = value
+	}
+	leave(t, url, queue, msg, func(ch *amqp.Channel, _ amqp.Delivery) error {
+		return ch.Close()
+	})
+	require.Less(t, time.Now(), due, "the machine is too slow for this test")
+	var s seen
+	var called time.Time
+	r := rig.Start(t, rig.Config{
+		Queue: queue, Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
+		Handle: func(msg *message.Message) error { called = time.Now(); s.note(msg); return nil },
+	})
+	rig.WaitFor(t, "the message to be handled", func() bool { return s.Count() == 1 })
+	r.RequireNothingLeft(0)
+	require.Greater(t, called, due.Add(-rig.Grace))
+	require.Equal(t, []int{2}, s.attempts)
+}
+
+// Given a message with the delivery count of another queue, which a shovel has brought, when a
+// consumer has given it back, then it has not failed.
+func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 500*time.Millisecond, time.Minute)
+	queue := testbroker.Queue(t)
+	rig.DeclareQueue(t, url, queue, args)
+	msg := rig.Message("fails")
+	msg.Headers = amqp.Table{"x-delivery-count": int64(30), "x-acquired-count": int64(40)}
+	leave(t, url, queue, msg, func(_ *amqp.Channel, d amqp.Delivery) error {
+		return d.Nack(false, true)
+	})
+	var s seen
+	r := rig.Start(t, rig.Config{
+		Queue: queue, Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Linear{
+			Initial: 500 * time.Millisecond, Step: 500 * time.Millisecond, Max: time.Minute, Retries: 2,
+		},
+		Handle: func(msg *message.Message) error { s.note(msg); return rig.ErrFailed },
+	})
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
+	require.Equal(t, []int{1, 2, 3}, s.attempts)
+	s.RequireGaps(t, 500*time.Millisecond, time.Second)
+	require.Equal(t, make([]bool, 3), s.waited(), "it was rejected")
+	r.RequireNothingLeft(0)
+}
+
+// Given a middleware of the user that counts an attempt twice, when it hands the message over, then
+// a copy waits: a reject would count once.
+func TestNativeWritesACountThatTheBrokerCannotKeep(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
+	var s seen
+	var r *rig.Service
+	started := make(chan struct{})
+	r = rig.Start(t, rig.Config{
+		Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
+		Handle: func(msg *message.Message) error {
+			<-started
+			if s.note(msg) > 1 {
+				return nil
+			}
+			state := middleware.StateOf(msg.Context())
+			state.Failures += 2
+			_, err := r.Client.Republish(msg.Context(), msg, 300*time.Millisecond, state)
+			return err
+		},
+	})
+	close(started)
+	r.Send("counts twice")
+	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
+	r.RequireNothingLeft(0)
+	require.Equal(t, []int{1, 3}, s.attempts)
+}
+
 // Given queues that do not hold rejected messages as the strategy says, and brokers that ignore the
 // arguments, when a service subscribes, then it is refused and the error says the way out.
 func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {

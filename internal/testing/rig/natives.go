@@ -30,11 +30,13 @@ func Native(t testing.TB, url string, least, most time.Duration) (topology.Nativ
 	return topology.Native{Min: least, Max: most}, RejectArguments(least, most)
 }
 
-// RejectArguments are the arguments of a queue that holds rejected messages.
+// RejectArguments are the arguments of a queue that holds rejected messages. Its dead-letter
+// exchange leads to no queue: a message that the broker drops is missed by the test.
 func RejectArguments(least, most time.Duration) amqp.Table {
 	return amqp.Table{
 		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
 		"x-delayed-retry-min": least.Milliseconds(), "x-delayed-retry-max": most.Milliseconds(),
+		"x-dead-letter-exchange": "amq.fanout",
 	}
 }
 
