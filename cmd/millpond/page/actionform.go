@@ -94,6 +94,9 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	if err != nil {
 		return job.Request{}, err
 	}
+	if err := h.refuseKeys(o); err != nil {
+		return job.Request{}, err
+	}
 	r := job.Request{
 		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: jobFilter(o),
 		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),

@@ -6,11 +6,15 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology/operate"
 	"github.com/millpond-go/millpond/topology/operate/discover"
 )
@@ -122,4 +126,25 @@ func (h *Handler) shownKey(key string) string {
 		return "(masked " + h.keyID(key)[:6] + ")"
 	}
 	return strconv.Quote(oneLine(maxKeyText, key))
+}
+
+// shownHeaders are the headers of a letter as they may be shown.
+func (h *Handler) shownHeaders(headers amqp.Table) amqp.Table {
+	key, ok := headers[header.DeadKey].(string)
+	if !ok || len(h.masks) == 0 {
+		return headers
+	}
+	headers = maps.Clone(headers)
+	headers[header.DeadKey] = h.shownKey(key)
+	return headers
+}
+
+// refuseKeys refuses a filter that tells a masked key.
+func (h *Handler) refuseKeys(o operate.Filter) error {
+	_, exact := o.Headers[header.DeadKey]
+	_, pattern := o.HeaderPatterns[header.DeadKey]
+	if len(h.masks) > 0 && (exact || pattern) {
+		return badRequest("keys are masked here: nothing can be chosen by the header %s", header.DeadKey)
+	}
+	return nil
 }
