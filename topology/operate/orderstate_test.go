@@ -444,8 +444,10 @@ func TestAReplayOfAKeyIsKilled(t *testing.T) {
 		return
 	}
 	t.Parallel()
-	for _, at := range []string{"a copy is confirmed", "a letter is acked"} {
-		for _, running := range []bool{true, false} {
+	for at, services := range map[string][]bool{
+		"a copy is confirmed": {true, false}, "a letter is acked": {false},
+	} {
+		for _, running := range services {
 			t.Run(fmt.Sprintf("%s, running %t", at, running), func(t *testing.T) {
 				t.Parallel()
 				k := newKeyed(t)
