@@ -52,11 +52,11 @@ type orderJSON struct {
 
 func (a app) orderList() *cli.Command {
 	return &cli.Command{
-		Name: "list", Usage: "list the keys with messages that wait, blocked ones first: since when, by " +
-			"which dead letter",
+		Name: "list", Usage: "list the keys with messages that wait, blocked ones first: since when, " +
+			"by which dead letter",
 		ArgsUsage: "[QUEUE…]", ShellComplete: a.completeQueues,
-		Description: "The process that leads answers. Without one the line is read, and its messages go " +
-			"back in their order.",
+		Description: "The process that leads answers. Without one the line is read, and its messages " +
+			"go back in\ntheir order.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "blocked", Usage: "only keys that a dead letter blocks"},
 			&cli.IntFlag{Name: "limit", Usage: "print at most `N` keys of each queue", Value: 20},
@@ -128,8 +128,8 @@ func (a app) printOrder(c *cli.Command, plan topology.Plan, state operate.OrderS
 	fmt.Fprintf(a.out, "%s: %s; %d%s in the line, %d kB\n", harmless(plan.Queue), harmless(led),
 		state.Messages, most, (state.Bytes+1023)>>10)
 	if near(state.Messages, state.MaxMessages) || near(state.Bytes, state.MaxBytes) {
-		fmt.Fprintln(a.out, a.colour(yellow, "the line is near its bound: beyond it the queue pauses, and "+
-			"messages without order and of other keys wait, too"))
+		fmt.Fprintln(a.out, a.colour(yellow, "the line is near its bound: beyond it the queue pauses, "+
+			"and messages without order and of other keys wait, too"))
 	}
 	if len(state.Keys) == 0 {
 		none := "no key waits"
@@ -220,8 +220,8 @@ func (a app) orderRelease() *cli.Command {
 	return &cli.Command{
 		Name: "release", Usage: "let a blocked key go on without its dead letter; asks first",
 		ArgsUsage: "QUEUE KEY", ShellComplete: a.completeQueues,
-		Description: "The dead letter stays in the dead-letter queue, and the later messages of the key " +
-			"are handled\nwithout it. To have it handled before them: order replay.",
+		Description: "The dead letter stays in the dead-letter queue, and the later messages of the " +
+			"key are handled\nwithout it. To have it handled before them: order replay.",
 		Flags: append(keyFlags(), &cli.BoolFlag{Name: "yes", Usage: "do not ask"}),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return a.onKey(ctx, c, func(

@@ -78,8 +78,9 @@ func (o *ordered) send(key string, bodies ...string) {
 }
 
 var (
-	atTime   = regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`)
-	leader   = regexp.MustCompile(`\S+ leads since <time>, epoch \d+; (\d+) of at most 10000 in the line, \d+ kB`)
+	atTime = regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`)
+	leader = regexp.MustCompile(`\S+ leads since <time>, epoch \d+; (\d+) of at most 10000 in ` +
+		`the line, \d+ kB`)
 	markText = regexp.MustCompile(`\b\d+-\d+\b`)
 )
 
@@ -151,8 +152,8 @@ func TestOrderByHand(t *testing.T) {
 	require.Equal(t, outcome{out: "would have released key order 17: 2 messages wait; dead letter " +
 		"id-bad-1 stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--dry-run"))
 	require.Empty(t, o.done())
-	require.Equal(t, outcome{out: "released key order 17: 2 messages wait; dead letter id-bad-1 stays " +
-		"in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--yes"))
+	require.Equal(t, outcome{out: "released key order 17: 2 messages wait; dead letter id-bad-1 " +
+		"stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--yes"))
 	for _, again := range [][]string{{"order 17"}, {"no such key"}} {
 		out = o.ask(append([]string{"order", "release", "orders", "--yes"}, again...)...)
 		require.Equal(t, exitFound, out.code)
@@ -182,13 +183,14 @@ func TestOrderByHand(t *testing.T) {
 	// Without a service the line is read.
 	o.mended.Store(false)
 	o.send("order 19", "bad 6", "7")
-	o.shows("orders: <leader>, 2\n"+table[strings.Index(table, "key  "):strings.Index(table, "order 17")]+
+	o.shows("orders: <leader>, 2\nkey  state  waiting  dead letter  mark\n"+
 		"order 19  blocked since <time>  1  id-bad-6  <mark>\n", "order", "list")
 	service.Stop()
 	testbroker.WaitFor(t, "the line to be read", patience, func() bool {
 		return strings.HasPrefix(o.ask("order", "list").out, "orders: no process leads; 2 in the line")
 	})
-	out = tool(t, o.url, "", "--url", o.url, "--json", "order", "release", "orders", "order 19", "--yes")
+	out = tool(t, o.url, "", "--url", o.url, "--json", "order", "release", "orders", "order 19",
+		"--yes")
 	var released struct {
 		Released bool
 		Was      operate.OrderKey
@@ -207,7 +209,9 @@ func TestOrderRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
 		"takes a queue and a key, or a queue and --mark, not 0": {"release"},
 		"takes a queue and a key, or a queue and --mark, not 1": {"replay", s.queue},
-		"takes a queue and a key, or a queue and --mark, not 2": {"replay", s.queue, "a", "--mark", "1-1"},
+		"takes a queue and a key, or a queue and --mark, not 2": {
+			"replay", s.queue, "a", "--mark", "1-1",
+		},
 		"the key is empty":                {"release", s.queue, ""},
 		"pass --strategy inorder":         {"release", s.queue, "a"},
 		"the flags say how messages wait": {"list", s.queue},

@@ -336,9 +336,8 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
 			strings.ToLower(joined(strategies)), waitsOf(main)))
 	}
-	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, func(w discover.Wait) bool {
-		return string(w.Type) == s.c.String(flagType)
-	}) {
+	isType := func(w discover.Wait) bool { return string(w.Type) == s.c.String(flagType) }
+	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
 		return disagree(flagType, "wait queues "+waitsOf(main))
 	}
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {

@@ -7,7 +7,7 @@
 //	           ─► Export ─► a file ─► Import
 //	           ─► Discard
 //	           ─► ReplayKey              the letters of a key, in their order
-//	orders.line ─► Order, ReleaseKey     keys that wait, and those that a letter blocks
+//	orders.line ─► Order, ReleaseKey     keys that wait, and blocked keys
 //	millpond.stranded ─► Stranded, ReturnStranded, ExportStranded, DiscardStranded
 //
 // An Operator needs the broker's URL. It works on the Plan of one queue:

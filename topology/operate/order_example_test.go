@@ -29,11 +29,13 @@ func ExampleKeyOf() {
 // Another person was faster: the key goes on.
 func ExampleOperator_ReleaseKey() {
 	release := func(ctx context.Context, operator *operate.Operator, plan topology.Plan) error {
+		var state operate.OrderState
 		state, err := operator.Order(ctx, plan)
 		if err != nil {
 			return err
 		}
-		for _, key := range state.BlockedKeys() {
+		for _, found := range state.BlockedKeys() {
+			var key operate.OrderKey = found
 			err := operator.ReleaseKey(ctx, plan, key.Key, key.Mark)
 			if err != nil && !errors.Is(err, operate.ErrNotBlocked) {
 				return err

@@ -85,7 +85,7 @@ func KeyOf(l Letter) string {
 }
 
 // ReplayKey moves the dead letters of a key back in the order of the dead-letter queue, one after
-// the other. Options are those of Replay, without To and Named.
+// the other. The options are for Replay; To and Named must be empty.
 //
 // A letter that blocks its key has kept its place: its copy goes to the line, before all messages
 // of the key that wait, and then the key is released. A letter whose key went on has lost its
@@ -114,8 +114,9 @@ func (o *Operator) ReplayKey(
 }
 
 // errBlocks is the refusal of a letter that must go to the line.
-var errBlocks = errors.New("it blocks the later messages of its key and would lose its place: replay " +
-	"the key, with millpond order replay, Operator.ReplayKey, or on the page of waiting messages")
+var errBlocks = errors.New("it blocks the later messages of its key and would lose its place: " +
+	"replay the key, with millpond order replay, Operator.ReplayKey, or on the page of waiting " +
+	"messages")
 
 // marks are the IDs of the dead letters that block their keys.
 type marks map[string]bool
@@ -208,8 +209,8 @@ func (k *keyReplay) free(ctx context.Context) error {
 	case k.state.Mark == "", !k.blocked && (k.found || !k.first):
 		return nil // it goes on, or its letter was not chosen
 	case !k.blocked && !k.state.Replayed: // else an earlier replay was interrupted
-		return fmt.Errorf("%w: the dead letter %q blocks the key since %s, and it is neither in queue %q "+
-			"nor in the line: it was discarded, moved, or is on its way; release the key if it is to go "+
+		return fmt.Errorf("%w: the dead letter %q blocks the key since %s, and it is neither in queue "+
+			"%q nor in the line: it was discarded, moved, or is on its way; release the key if it is to go "+
 			"on without it", ErrUnsafe, k.state.MessageID, k.state.Blocked.UTC().Format(time.RFC3339),
 			k.dead)
 	}

@@ -273,7 +273,7 @@ func (o *Operator) readLine(
 			}
 		case <-ctx.Done():
 			return OrderState{}, fmt.Errorf("%w: the line %q could not be read in %v, with %d messages "+
-				"read: start its service, which tells what is there", ErrTooSlow, plan.Line, lineLimit, l.n)
+				"read: start its service, which tells its state", ErrTooSlow, plan.Line, lineLimit, l.n)
 		}
 	}
 }
@@ -330,7 +330,7 @@ func (l *lineRead) take(d *amqp.Delivery) order.Note {
 	return note
 }
 
-// state returns what the process that leads would tell.
+// state returns the state that the process that leads would tell.
 func (l *lineRead) state() order.State {
 	s := order.State{Epoch: l.epoch, Messages: l.n, Bytes: l.bytes}
 	for key, list := range l.keys {

@@ -238,8 +238,8 @@ func TestALetterThatFailsAgainBlocksAgain(t *testing.T) {
 	k.ends("bad 1", "2")
 }
 
-// Given no process, when a person asks, then the tool reads the line and changes nothing. What a
-// person decides counts when a process starts.
+// Given no process, when a person asks, then the tool reads the line and changes nothing. The
+// decisions of the person count when a process starts.
 func TestTheLineIsReadWithoutAService(t *testing.T) {
 	t.Parallel()
 	k := newKeyed(t)
@@ -285,7 +285,7 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 	service.RequireNothingLeft(1)
 }
 
-// Given hostile keys, then each is shown as it is, and released or replayed.
+// Given hostile keys, then each is shown whole, and released or replayed.
 func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
 	t.Parallel()
 	for name, key := range map[string]string{

@@ -288,12 +288,12 @@ func (v *verifier) queue(q audit.Member) error {
 			"which queue and why", found.Messages)
 	}
 	if q.Role == audit.RoleLine && found.Consumers == 0 && found.Messages > lineTokens {
-		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a process "+
-			"of the service is up", found.Messages)
+		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a "+
+			"process of the service is up", found.Messages)
 	}
 	if q.Role == audit.RoleLine && found.Messages+v.unacked(q.Name) >= nearBound {
-		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (InOrder.MaxWaiting, 10000 by "+
-			"default) the queue pauses; millpond order list says which keys wait and which are blocked",
+		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (InOrder.MaxWaiting, 10000 "+
+			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
 			found.Messages+v.unacked(q.Name))
 	}
 	if q.Role == audit.RoleMain {

@@ -96,7 +96,8 @@ func (h *Handler) lookOrder(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// keyID names a key in forms. It is a secret of the process, so that a masked key cannot be guessed.
+// keyID names a key in forms. It depends on a secret of the process, so that a masked key cannot be
+// guessed.
 func (h *Handler) keyID(key string) string {
 	sum := hmac.New(sha256.New, h.key)
 	sum.Write([]byte("key " + key)) // never fails
@@ -113,7 +114,7 @@ func (h *Handler) keyOf(queue, id string) (string, error) {
 			}
 		}
 	}
-	return "", failure{http.StatusConflict, errors.New("the key is not among those of the last look: " +
+	return "", failure{http.StatusConflict, errors.New("the last look has not seen the key: " +
 		"look at the keys again")}
 }
 

@@ -131,7 +131,9 @@ func TestKeysByForms(t *testing.T) {
 	h.mended.Store(false)
 	h.sends("order 18", "bad 4", "5")
 	form = keyForm(t, v.looksAtKeys("order 18").body, "release-key")
-	stale := url.Values{"kind": {"release-key"}, "queue": {"orders"}, "key": form["key"], "mark": {"1-1"}}
+	stale := url.Values{
+		"kind": {"release-key"}, "queue": {"orders"}, "key": form["key"], "mark": {"1-1"},
+	}
 	require.Equal(t, http.StatusConflict, v.post("/action/rehearse", stale).StatusCode)
 	stale.Set("key", "forged")
 	require.Equal(t, http.StatusConflict, v.post("/action/rehearse", stale).StatusCode)

@@ -293,6 +293,9 @@ func (d *desk) furnish(c command) {
 	if words[0] == "brake" && slices.Contains(words, "start") {
 		d.must("brake", "stop", words[len(words)-1])
 	}
+	if words[0] == "order" {
+		d.must("declare", "orders", "--strategy", "inorder")
+	}
 	if words[0] == "stranded" {
 		d.must("declare", "orders", "--strategy", "shared")
 		for _, id := range append(ids, "order-0") {

@@ -169,6 +169,7 @@ var internals = map[string][]string{
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
 	"internal/brake": {module + "/middleware/header"},
+	"internal/order": {},
 	"internal/fleet": {
 		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
 		watermill + "/…", amqp091,

@@ -35,8 +35,8 @@ func (a *action) lookKey(
 	a.Count, found.Found = p.Chosen-p.Refused, progressOf(p)
 	if a.Count == 0 && k.Replayed {
 		a.Count = 1
-		found.Notes = append(found.Notes, "an earlier replay was interrupted: its letter is in the line, "+
-			"and the key is released")
+		found.Notes = append(found.Notes, "an earlier replay was interrupted: its letter is in the "+
+			"line, and the key is released")
 	}
 	return found, err
 }
