@@ -20,8 +20,10 @@ GOVULNCHECK ?= golang.org/x/vuln/cmd/govulncheck@v1.8.0
 MODULES  := $(shell sed -n 's/^\t\(\..*\)/\1/p' go.work)
 POSTGRES := ./examples/outbox ./middleware/delayed/postgresql
 PAGETEST := ./cmd/millpond/internal/pagetest
-# The package that takes longest begins first.
-PKG      ?= ./internal/testing/e2e $(patsubst %,%/...,$(filter-out $(POSTGRES) $(PAGETEST),$(MODULES)))
+# The packages that take longest begin first.
+LONGEST  := ./internal/testing/e2e ./internal/testing/random ./topology/operate ./cmd/millpond \
+	./internal/testing/month ./topology/operate/doctor
+PKG      ?= $(LONGEST) $(patsubst %,%/...,$(filter-out $(POSTGRES) $(PAGETEST),$(MODULES)))
 
 INSTALL  := BROKER='$(BROKER)' sh internal/testing/testbroker/install.sh
 # Starts a broker, sets AMQP_URL for the command behind it, and stops the broker when this make ends.
@@ -29,6 +31,10 @@ WITHBROKER = MILLPOND_NO_BROKER= MILLPOND_REQUIRE_BROKER=1 MILLPOND_BROKER='$(BR
 	$(GO) run ./internal/tools/withbroker -parent $$PPID $(DATA) --
 # Tests keep their brokers' data in memory. A benchmark measures the disk, too.
 test test-postgres: DATA := -memory
+# Most packages wait more than they compute: with three at once no core is idle.
+test: TOGETHER := -p 3
+# The heaps of tests are small, and the race detector makes each collection dear.
+test: export GOGC ?= 300
 GOTEST   := $(GO) run ./internal/tools/gotest -count 1 -timeout 20m -parallel $(PARALLEL)
 RACE     := -race -vet=off -ldflags=-w
 
@@ -45,7 +51,7 @@ demo: ## run the example on a RabbitMQ that it starts; installs what is missing
 
 test: ## run all tests with -race on a real RabbitMQ; installs what is missing
 	@$(INSTALL) compiler broker
-	@$(WITHBROKER) $(GOTEST) $(RACE) $(TESTARGS) $(PKG)
+	@$(WITHBROKER) $(GOTEST) $(TOGETHER) $(RACE) $(TESTARGS) $(PKG)
 
 test-matrix: ## run all tests on RabbitMQ 3.10 (the installed one), 4.0 and 4.3; ends with a table
 	@sh internal/tools/matrix.sh $(MAKE) --no-print-directory test

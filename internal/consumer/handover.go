@@ -191,7 +191,8 @@ func (d *delivery) deadLetter(ctx context.Context, state header.RetryState) erro
 			return d.sub.outage.note(d, err)
 		}
 	}
-	d.died, d.rejected = &state, false
+	d.died = &state
+	d.toAck()
 	msg, alone := d.dead(message.SubscriberNameFromCtx(ctx), state)
 	return d.sub.outage.note(d, d.publish(ctx, &d.sub.cfg.Waits.Dead, msg, alone))
 }

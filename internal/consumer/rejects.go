@@ -72,7 +72,7 @@ func (d *delivery) countRejects() {
 // message for exactly the delay of this failure, and no header of the message must change.
 func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 	w := &d.sub.cfg.Waits
-	d.rejected = false
+	d.toAck()
 	if !w.rejects() || d.on.holdsNone.Load() ||
 		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
 		d.State.Interruptions > 0 || d.raw.Expiration != "" {
@@ -91,6 +91,14 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()})
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
+}
+
+// toAck decides that the delivery is acked. It writes nothing for a delivery that was never to be
+// rejected, because a middleware of the user may have acked the message meanwhile.
+func (d *delivery) toAck() {
+	if d.rejected {
+		d.rejected = false
+	}
 }
 
 // changes reports whether kept metadata differ from the header that arrived. A header that a

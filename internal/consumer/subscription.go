@@ -257,7 +257,7 @@ func (s *Subscription) open(
 }
 
 // consumeArguments are the user's, and with an order no consumer timeout: RabbitMQ 4.3 would give
-// the deliveries that are over it to another consumer, and keep the others for this one (F51).
+// the deliveries that are over it to another consumer, and keep the others for this one (F52).
 // Earlier versions ignore the argument.
 func (s *Subscription) consumeArguments() amqp.Table {
 	args := s.cfg.Consume.Arguments

@@ -60,7 +60,7 @@ func Example_live() {
 		header.Snoozed, header.NotBefore, header.Error, header.ErrorClass, header.History,
 		header.OriginExchange, header.OriginRoutingKey, header.Deadline, header.DeadlineFrom,
 		header.Inner, header.Via, header.Interruptions, header.WaitingSince, header.Traceparent,
-		header.Priority, header.Publish, header.Level + "0",
+		header.Priority, header.Publish, header.Level + "0", header.Key, header.Line,
 	} {
 		fmt.Println(key)
 	}
@@ -89,6 +89,8 @@ func Example_live() {
 	// millpond-priority
 	// millpond-publish
 	// millpond-level-0
+	// millpond-key
+	// millpond-line
 	// timestamp arrival publish
 	// first next
 }
@@ -98,8 +100,8 @@ func Example_dead() {
 	for _, key := range []string{
 		header.DeadReason, header.DeadAt, header.DeadQueue, header.DeadHandler, header.DeadFailures,
 		header.DeadError, header.DeadClass, header.DeadHistory, header.DeadDeadline,
-		header.DeadDeadlineFrom, header.Unreadable, header.Replays, header.Replay, header.EditedAt,
-		header.EditedBy,
+		header.DeadDeadlineFrom, header.DeadKey, header.DeadLine, header.Unreadable, header.Replays,
+		header.Replay, header.EditedAt, header.EditedBy,
 	} {
 		fmt.Println(key)
 	}
@@ -114,6 +116,8 @@ func Example_dead() {
 	// millpond-dead-history
 	// millpond-dead-deadline
 	// millpond-dead-deadline-from
+	// millpond-dead-key
+	// millpond-dead-line
 	// millpond-unreadable
 	// millpond-replays
 	// millpond-replay

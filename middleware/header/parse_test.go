@@ -174,9 +174,11 @@ func TestHeadersOfAnOlderVersionAreRead(t *testing.T) {
 func TestKeysOnTheWire(t *testing.T) {
 	t.Parallel()
 	live := slices.Collect(maps.Keys(recorded()))
-	live = append(live, Via, Priority, Publish)
+	live = append(live, Via, Priority, Publish, Key, Line)
 	for key, want := range map[string]string{
 		Via: "millpond-return", Priority: "millpond-priority", Publish: "millpond-publish",
+		Key: "millpond-key", Line: "millpond-line",
+		DeadKey: "millpond-dead-key", DeadLine: "millpond-dead-line",
 		Unreadable: "millpond-unreadable", Replays: "millpond-replays",
 		FromTimestamp: "timestamp", FromArrival: "arrival", FromPublish: "publish",
 	} {
@@ -195,7 +197,7 @@ func TestKeysOnTheWire(t *testing.T) {
 	if len(live) != len(liveKeys) {
 		t.Errorf("%d live headers, want %d: record the new one", len(liveKeys), len(live))
 	}
-	for key := range recordedDead() {
+	for _, key := range append(slices.Collect(maps.Keys(recordedDead())), DeadKey, DeadLine) {
 		origin := key == OriginExchange || key == OriginRoutingKey
 		if IsLive(key) != origin || !IsState(key) {
 			t.Errorf("%s is not known as a header of a dead letter", key)

@@ -103,7 +103,8 @@ func TestDelaysAreTold(t *testing.T) {
 		require.Equal(t, want.asked, all[i].DelayAsked)
 		require.Equal(t, want.given, all[i].DelayGiven)
 		require.Equal(t, want.asked, all[i+1].LastDelay)
-		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.given-rig.Grace)
+		// A round that is late makes the rest shorter.
+		require.GreaterOrEqual(t, all[i+1].DelayMeasured, want.asked-rig.Grace)
 		require.Less(t, all[i+1].DelayMeasured, want.given+rig.Ceiling)
 	}
 }

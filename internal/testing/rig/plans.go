@@ -120,13 +120,12 @@ func RemovePlan(
 // moving between two queues is in neither.
 func Waiting(t testing.TB, url string, plan topology.Plan) int {
 	t.Helper()
-	ch, closed, err := dial(url)
-	require.NoError(t, err)
-	defer closed()
 	n := 0
 	for _, q := range plan.Queues {
 		if q.Delay > 0 {
-			n += Ready(t, ch, q.Name)
+			ready := testbroker.Depth(t, url, q.Name)
+			require.NotEqual(t, -1, ready, "there is no queue "+q.Name)
+			n += ready
 		}
 	}
 	return n

@@ -86,21 +86,26 @@ func Fill(t testing.TB, url, queue string, n int) {
 func Take(t testing.TB, url, queue string) amqp.Delivery {
 	t.Helper()
 	var got amqp.Delivery
+	ch, closed, err := dial(url)
+	require.NoError(t, err)
+	defer func() { closed() }()
 	WaitFor(t, "a message in "+queue, func() bool {
-		// A connection for each look: a missing queue closes the channel, and a
-		// queue that is just being deleted may close the connection on 3.10.
-		ch, closed, err := dial(url)
-		require.NoError(t, err)
-		defer closed()
 		d, ok, err := ch.Get(queue, true)
 		got = d
-		return ok && err == nil
+		if err == nil {
+			return ok
+		}
+		// A missing queue closes the channel, and a queue that is just being deleted may close the
+		// connection on 3.10.
+		closed()
+		ch, closed, err = dial(url)
+		require.NoError(t, err)
+		return false
 	})
 	return got
 }
 
 // Ready counts the ready messages of a queue on a channel that is open already.
-// testbroker.Depth makes a connection for each look.
 func Ready(t testing.TB, ch *amqp.Channel, queue string) int {
 	t.Helper()
 	found, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)

@@ -141,17 +141,35 @@ func term(text string) string { return fmt.Sprintf("<<%q/utf8>>", text) }
 func Managed(tb testing.TB, rabbit string) (*Node, string) {
 	tb.Helper()
 	in := requireInstallation(tb)
+	var api string
+	node, err := onFreePorts(tb.Context(), 2*startLimit, func(ctx context.Context) (*Node, error) {
+		var n *Node
+		var err error
+		n, api, err = startManaged(ctx, in, rabbit)
+		return n, err
+	})
+	must(tb, "start a node with the management API", err)
+	endsWith(tb, "node", node.Close)
+	return node, api
+}
+
+func startManaged(ctx context.Context, in installation, rabbit string) (*Node, string, error) {
 	port, err := freePort(nil)
-	must(tb, "find a port for the management API", err)
+	if err != nil {
+		return nil, "", err
+	}
 	config := fmt.Sprintf(
 		`[{rabbit, [%s]}, {rabbitmq_management, [{tcp_config, [{port, %d}, {ip, "127.0.0.1"}]}]}].`,
 		rabbit, port)
-	node, err := startNode(tb.Context(), in, []NodeOption{WithAdvancedConfig(config)})
-	must(tb, "start a node with the management API", err)
-	endsWith(tb, "node", node.Close)
+	node, err := startNode(ctx, in, []NodeOption{WithAdvancedConfig(config)})
+	if err != nil {
+		return nil, "", err
+	}
 	api := fmt.Sprintf("http://guest:guest@127.0.0.1:%d", port)
-	must(tb, "enable the management API", node.manage(tb.Context(), api))
-	return node, api
+	if err := node.launched(node.manage(ctx, api)); err != nil {
+		return nil, "", errors.Join(err, node.Close())
+	}
+	return node, api, nil
 }
 
 // manage enables the management plugin and returns once the API answers.

@@ -25,6 +25,8 @@ type layout struct {
 	seeds   []string // the cluster's nodes that started before this one
 	scripts string   // of the installation, see slim
 	plugins bool     // there is a plugin beside the installation's
+
+	schedulers int // threads that run Erlang code
 }
 
 func newLayout(in installation, s settings) (layout, error) {
@@ -32,11 +34,17 @@ func newLayout(in installation, s settings) (layout, error) {
 	if err != nil {
 		return layout{}, err
 	}
-	parent := ""
+	parent, schedulers := "", 2
+	forTests := s.memory || testing.Testing()
+	if forTests {
+		// Two schedulers wake each other for each message. With one of them a connection takes a third
+		// less processor time, a message a quarter.
+		schedulers = 1
+	}
 	switch {
 	case in.root != "":
 		parent = filepath.Join(in.root, "tmp")
-	case s.memory || testing.Testing():
+	case forTests:
 		parent = memory()
 	}
 	folder, err := os.MkdirTemp(parent, "millpond-node-")
@@ -46,6 +54,7 @@ func newLayout(in installation, s settings) (layout, error) {
 	l := layout{
 		in: in, folder: folder, inside: folder[len(in.root):], name: nodeName(), ports: picked,
 		tls: s.tls != nil, cookie: randomHex(16), plugins: s.plugins != "",
+		schedulers: schedulers,
 	}
 	if err := l.write(s); err != nil {
 		_ = os.RemoveAll(folder)
@@ -132,16 +141,53 @@ ssl_options.verify = verify_peer
 ssl_options.fail_if_no_peer_cert = true
 `
 
-// env returns the whole environment of the node, its epmd and its rabbitmqctl, without the
-// RABBITMQ_ and ERL_ variables of the caller.
+// everyErlang returns the flags of each Erlang beside a node, also of a short-lived one. It listens
+// on loopback only, and starts no epmd.
+func (l layout) everyErlang() string {
+	const flags = "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false +S %[1]d:%[1]d"
+	return fmt.Sprintf(flags, l.schedulers)
+}
+
+// quickStart is evaluated by RabbitMQ 3.10 before it begins. It saves an eighth of the start's
+// processor time.
+//
+//   - RabbitMQ starts another Erlang, only so that epmd runs, which it does. With +V that Erlang
+//     prints its version and ends. RabbitMQ 4 needs another Erlang to join a cluster.
+//   - RabbitMQ loads all modules of its applications, one by one, and Erlang copies its table of
+//     functions for each. Loaded together they cost one copy. RabbitMQ 4 loads fewer.
+const quickStart = `
+	os:putenv("ERL_ZFLAGS", "+V"),
+	Modules = fun(Again, Name, Known) ->
+		File = code:where_is_file(atom_to_list(Name) ++ ".app"),
+		case lists:keymember(Name, 1, Known) orelse file:consult(File) of
+			{ok, [{application, _, Keys}]} -> lists:foldl(
+				fun(Needed, More) -> Again(Again, Needed, More) end,
+				[{Name, proplists:get_value(modules, Keys, [])} | Known],
+				proplists:get_value(applications, Keys, []));
+			_ -> Known
+		end
+	end,
+	code:ensure_modules_loaded(lists:append([M || {_, M} <- Modules(Modules, rabbit, [])])).`
+
+// serverEnv returns the environment of the node's server.
+func (l layout) serverEnv() []string {
+	env := l.env()
+	if version, err := l.in.version(); err == nil && strings.HasPrefix(version, "3.10.") {
+		code := strings.Join(strings.Fields(quickStart), " ")
+		env = append(env, fmt.Sprintf("ERL_AFLAGS=%s -eval '%s'", l.everyErlang(), code))
+	}
+	return env
+}
+
+// env returns the whole environment of the node's epmd and its rabbitmqctl, without the RABBITMQ_
+// and ERL_ variables of the caller.
 func (l layout) env() []string {
 	in := func(name string) string { return filepath.Join(l.inside, name) }
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH"),
 		"LANG=C.UTF-8",
 		"HOME=" + l.inside,
-		// Every Erlang listens on loopback only, also a short-lived one, and starts no epmd.
-		"ERL_AFLAGS=-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false +S 2:2",
+		"ERL_AFLAGS=" + l.everyErlang(),
 		"ERL_EPMD_ADDRESS=127.0.0.1",
 		fmt.Sprintf("ERL_EPMD_PORT=%d", l.ports.epmd),
 		"ERL_CRASH_DUMP_SECONDS=0",

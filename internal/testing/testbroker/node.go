@@ -156,7 +156,7 @@ func (n *Node) run(ctx context.Context) error {
 	if err := await(ctx, n.group.leader, "epmd", epmd); err != nil {
 		return n.orEpmd(err)
 	}
-	script, env := n.layout.in.server, n.layout.env()
+	script, env := n.layout.in.server, n.layout.serverEnv()
 	if slim := n.layout.scripts; slim != "" {
 		script, env = filepath.Join(slim, "rabbitmq-server"), append(env, "RABBITMQ_SCRIPTS_DIR="+slim)
 	}
@@ -358,8 +358,9 @@ func WithAdvancedConfig(term string) NodeOption {
 	return func(s *settings) { s.advanced = term }
 }
 
-// InMemory keeps the node's data in memory if there is enough on this machine, see [memory]. Nodes
-// that tests start always do so. Default: on the disk.
+// InMemory is for the broker of tests: its data is in memory if there is enough on this machine,
+// see [memory], and one thread runs its Erlang code. Nodes that tests start are always so. Default:
+// on the disk, and two threads.
 func InMemory() NodeOption { return func(s *settings) { s.memory = true } }
 
 type tlsFiles struct{ ca, certificate, key []byte }
