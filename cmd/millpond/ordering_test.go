@@ -33,7 +33,9 @@ type ordered struct {
 	handled []string
 }
 
-var oneActive = amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true}
+var oneActive = amqp.Table{
+	"x-queue-type": "quorum", "x-single-active-consumer": true, "x-delivery-limit": int64(1 << 30),
+}
 
 func newOrdered(t *testing.T) (*ordered, *rig.Service) {
 	t.Helper()
