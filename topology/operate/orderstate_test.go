@@ -285,6 +285,45 @@ func TestTheLineIsReadWithoutAService(t *testing.T) {
 	service.RequireNothingLeft(1)
 }
 
+// Given looks that follow each other without a pause, when a process starts, then it takes the lead
+// all the same, and no message changes its place.
+func TestLooksAtALineLetAServiceStart(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	service := k.serve(true)
+	k.send("a", "bad 1", "2", "3")
+	k.blocked("a", 2)
+	service.Stop()
+	k.mended.Store(true)
+	over, looks := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for ctx := t.Context(); ; n++ {
+			select {
+			case <-over:
+				looks <- n
+				return
+			default:
+				_, _ = k.Order(ctx, k.plan) // an error while the leader changes is none of the test
+			}
+		}
+	}()
+	began := time.Now()
+	service = k.serve(true)
+	rig.WaitFor(t, "the process to lead", func() bool {
+		return service.Logs.Said("Consuming in order") > 0
+	})
+	t.Logf("it leads after %v", time.Since(began))
+	require.Less(t, time.Since(began), 30*time.Second)
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 3 })
+	close(over)
+	require.Positive(t, <-looks)
+	k.ends("bad 1", "2", "3")
+	service.RequireNothingLeft(0)
+}
+
 // Given hostile keys, then each is shown whole, and released or replayed.
 func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
 	t.Parallel()
