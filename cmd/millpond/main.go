@@ -57,9 +57,9 @@ func usage(format string, args ...any) error {
 
 const exitCodes = `Exit codes: 0 done; 1 verify found something critical, with --strict also
 something that it could not look at, or a dry run of dead replay found something critical, or
-there is no such letter or brake, or no queue to return a stranded message to; 2 wrong use; 3 the
-broker could not be reached or refused; 4 not safe, nothing done, or a ramp has stopped; 130
-interrupted, all that had begun is finished.`
+there is no such letter, brake or blocked key, or no queue to return a stranded message to; 2
+wrong use; 3 the broker could not be reached or refused; 4 not safe, nothing done, or a ramp has
+stopped; 130 interrupted, all that had begun is finished.`
 
 // run is the program. It returns the exit code.
 func run(ctx context.Context, args []string, io stdio) int {
@@ -118,7 +118,7 @@ func newApp(io stdio) *cli.Command {
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {}, // run does
 		Commands: []*cli.Command{
 			a.status(), a.plan(), a.declare(), a.verify(), a.dead(), a.waiting(), a.stranded(), a.prune(),
-			a.brake(), a.doctor(), a.serve(),
+			a.order(), a.brake(), a.doctor(), a.serve(),
 		},
 	}
 	var prepare func(c *cli.Command)
@@ -199,7 +199,8 @@ var strategies = map[string]func(w waits) (topology.Strategy, error){
 		}
 		return topology.DelayedExchange{Type: w.kind, Prefix: w.prefix, Dead: w.dead}, nil
 	},
-	nativeStrategy: nativeOf,
+	nativeStrategy:  nativeOf,
+	inOrderStrategy: inOrderOf,
 	"shared": func(w waits) (topology.Strategy, error) {
 		return topology.Shared{Type: w.kind, Prefix: w.prefix, Via: w.returnTo, Dead: w.dead}, nil
 	},
@@ -309,6 +310,9 @@ func (a app) planFor(
 	strategy, err := a.strategy(c, list)
 	if err != nil {
 		return topology.Plan{}, err
+	}
+	if name := c.String(flagStrategy); name == inOrderStrategy {
+		list = backoff.List{} // messages wait in the line, for any delay
 	}
 	plan, err := strategy.Plan(queue, list)
 	if err != nil {

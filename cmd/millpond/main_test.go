@@ -186,6 +186,7 @@ func TestPlanIsPrinted(t *testing.T) {
 		},
 		"plan-delayed":    {"--strategy", "delayed", "plan", "orders", "--policy", "5s"},
 		"plan-native":     {"--strategy", "native", "plan", "orders", "--policy", "5s,10s,12s,12s"},
+		"plan-inorder":    {"--strategy", "inorder", "plan", "orders", "--policy", "5s,1m"},
 		"plan-perattempt": {"--strategy", "perattempt", "plan", "orders", "--policy", "5s,5s,1m"},
 		"plan-return-to":  {"--return-to", "events", "plan", "orders", "--policy", "1s"},
 		"plan-return-to-two": {
@@ -201,6 +202,7 @@ func TestPlanIsPrinted(t *testing.T) {
 		"help":        {"dead", "replay", "--help"},
 		"help-verify": {"verify", "--help"},
 		"help-brake":  {"brake", "stop", "--help"},
+		"help-order":  {"order", "replay", "--help"},
 	} {
 		o := tool(t, "", "", args...)
 		require.Zero(t, o.code, o.err)
@@ -473,7 +475,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"dead", "list", "q", "--nonsense"}, exitUsage, "nonsense"},
 		{[]string{"plan", "q", "--policy", "soon"}, exitUsage, `"soon" is no delay`},
 		{[]string{"plan", "q", "--policy", "2s,0s"}, exitUsage, `"0s" is no delay`},
-		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, levels, native, perattempt"},
+		{[]string{"plan", "q", "--strategy", "magic"}, exitUsage, "delayed, inorder, levels, native"},
 		{[]string{"plan", "q", "--strategy", "native"}, exitUsage, "name the delays of the queue"},
 		{
 			[]string{"plan", "q", "--strategy", "native", "--policy", "5s,30s,1m"},

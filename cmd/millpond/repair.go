@@ -246,7 +246,15 @@ func (a app) editAndReplay(
 	if err != nil {
 		return false, err
 	}
-	p, err := l.operator.Replay(ctx, l.plan, operate.ReplayOptions{
+	replay := l.operator.Replay
+	if key := operate.KeyOf(letter); key != "" && l.plan.Line != "" && c.String("to") == "" {
+		replay = func(
+			ctx context.Context, plan topology.Plan, options operate.ReplayOptions,
+		) (operate.Progress, error) {
+			return l.operator.ReplayKey(ctx, plan, key, options) // the letter keeps its place
+		}
+	}
+	p, err := replay(ctx, l.plan, operate.ReplayOptions{
 		Filter: operate.Filter{Match: func(other operate.Letter) bool {
 			if len(other.Delivery.Body) != len(letter.Delivery.Body) {
 				return false

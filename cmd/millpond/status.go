@@ -271,6 +271,9 @@ func (s *session) ready(ctx context.Context) (readyCounts, error) {
 		for _, d := range main.Dead {
 			add(d.Name)
 		}
+		if main.Line != nil {
+			add(main.Line.Name)
+		}
 	}
 	for _, q := range s.vhost.Stranded {
 		add(q.Name)
@@ -325,6 +328,14 @@ func lineOf(main discover.Main, ready readyCounts) overviewLine {
 		l.Waiting = plus(l.Waiting, ready.total(w.Queue))
 		l.WaitingShared = l.WaitingShared || w.Shared
 		held += max(w.Held.N, 0)
+	}
+	if main.Line != nil {
+		inLine := ready.total(*main.Line)
+		l.Waiting = plus(l.Waiting, waitInLine(inLine))
+		if inLine.N >= nearBound {
+			l.Trouble = append(l.Trouble, plural(inLine.N, "message")+" in the line, which is near its "+
+				"bound: see millpond order list")
+		}
 	}
 	for _, d := range main.Dead {
 		l.Dead = plus(l.Dead, ready.total(d.Queue))

@@ -247,7 +247,7 @@ func namesOf(plan topology.Plan) []string {
 func (s *session) guesses() bool {
 	strategy := s.c.String(flagStrategy)
 	return s.vhost == nil && s.c.String(flagPolicy) == "" && strategy != "levels" &&
-		strategy != "delayed"
+		strategy != "delayed" && strategy != inOrderStrategy
 }
 
 // found returns a queue with its wait queues. It is false if no such queue was found.
@@ -324,7 +324,7 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 		return err
 	}
 	for _, d := range list {
-		if !native && main.Plan.Levels == nil && !hasDelay(main, d) {
+		if !native && main.Line == nil && main.Plan.Levels == nil && !hasDelay(main, d) {
 			return disagree(flagPolicy, "wait queues "+waitsOf(main))
 		}
 	}
@@ -336,9 +336,8 @@ func (s *session) agree(main discover.Main, plan *topology.Plan) error {
 		return disagree(flagStrategy, fmt.Sprintf("strategy %s, wait queues %s",
 			strings.ToLower(joined(strategies)), waitsOf(main)))
 	}
-	if s.c.IsSet(flagType) && !slices.ContainsFunc(main.Waits, func(w discover.Wait) bool {
-		return string(w.Type) == s.c.String(flagType)
-	}) {
+	isType := func(w discover.Wait) bool { return string(w.Type) == s.c.String(flagType) }
+	if s.c.IsSet(flagType) && len(main.Waits) > 0 && !slices.ContainsFunc(main.Waits, isType) {
 		return disagree(flagType, "wait queues "+waitsOf(main))
 	}
 	if prefix := s.c.String(flagPrefix); prefix != "" && !hasPrefix(main.Plan, prefix+".") {

@@ -238,6 +238,9 @@ func fullKeep(s *subject) (Severity, string) {
 	case s.role == RoleStranded:
 		return critical("a full queue refuses stranded messages, " +
 			"which stops quorum wait queues for all and loses the messages of classic wait queues")
+	case s.role == RoleLine:
+		return warning("a full queue refuses failed messages, which are held unacked until there is " +
+			"room: the later messages of their keys wait, too")
 	}
 	return warning("a full queue refuses dead letters, " +
 		"and failed messages are held unacked until there is room")

@@ -25,13 +25,14 @@ const (
 // Role is the purpose of a queue in a plan.
 type Role string
 
-// The roles of queues: the consumed queue, a wait queue, and the queues that keep dead letters and
-// messages whose own queue has vanished.
+// The roles of queues: the consumed queue, a wait queue, the queues that keep dead letters and
+// messages whose own queue has vanished, and the line of messages that are handled in order.
 const (
 	RoleMain     Role = "main"
 	RoleWait     Role = "wait"
 	RoleDead     Role = "dead"
 	RoleStranded Role = "stranded"
+	RoleLine     Role = "line"
 )
 
 // Queue is a queue of a plan. Its fields are the fields of topology.Queue.
@@ -82,6 +83,8 @@ func (p Plan) Members() []Member {
 		switch {
 		case q.Delay > 0:
 			role = RoleWait
+		case p.Line != "" && p.Line == q.Name:
+			role = RoleLine
 		case p.DeadExchange == "" && p.DeadKey == q.Name:
 			role = RoleDead
 		}

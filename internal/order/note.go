@@ -121,6 +121,8 @@ type KeyState struct {
 	Mark      string    `json:"mark,omitempty"`
 	Blocked   time.Time `json:"blocked,omitzero"` // since
 	MessageID string    `json:"message_id,omitempty"`
+	// Replayed says that a copy of the dead letter, with the ID of the mark, waits behind the mark.
+	Replayed bool `json:"replayed,omitempty"`
 }
 
 // Sort puts the blocked keys first, then those with the most messages, and leaves out what is too

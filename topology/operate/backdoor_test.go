@@ -23,3 +23,10 @@ func ExplainMissing(ctx context.Context, o *Operator, queue string, missing int)
 		return r.explainMissing(missing)
 	})
 }
+
+// OnReplayStep lets f be called at each step of the replay of a key, until restore is called.
+func OnReplayStep(f func(name string)) (restore func()) {
+	before := step
+	step = f
+	return func() { step = before }
+}

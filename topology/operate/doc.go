@@ -6,6 +6,8 @@
 //	           ─► Replay ─► orders       each confirmed there before it leaves
 //	           ─► Export ─► a file ─► Import
 //	           ─► Discard
+//	           ─► ReplayKey              the letters of a key, in their order
+//	orders.line ─► Order, ReleaseKey     keys that wait, and blocked keys
 //	millpond.stranded ─► Stranded, ReturnStranded, ExportStranded, DiscardStranded
 //
 // An Operator needs the broker's URL. It works on the Plan of one queue:

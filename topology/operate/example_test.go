@@ -245,7 +245,7 @@ func ExampleReport() {
 	unknown := operate.Count{N: -1}
 	var queues []operate.QueueReport
 	for _, role := range []operate.Role{
-		operate.RoleMain, operate.RoleWait, operate.RoleDead, operate.RoleStranded,
+		operate.RoleMain, operate.RoleWait, operate.RoleDead, operate.RoleLine, operate.RoleStranded,
 	} {
 		queues = append(queues, operate.QueueReport{
 			Name: "orders." + string(role), Role: role, Ready: count(2, operate.SourceAMQP),
@@ -262,6 +262,7 @@ func ExampleReport() {
 	// orders.main      main      -      2 (amqp)  0 (amqp)   3 (management)  -
 	// orders.wait      wait      -      2 (amqp)  0 (amqp)   3 (management)  -
 	// orders.dead      dead      -      2 (amqp)  0 (amqp)   3 (management)  -
+	// orders.line      line      -      2 (amqp)  0 (amqp)   3 (management)  -
 	// orders.stranded  stranded  -      2 (amqp)  0 (amqp)   3 (management)  -
 }
 

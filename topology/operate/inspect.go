@@ -58,6 +58,8 @@ const (
 	RoleDead Role = "dead"
 	// RoleStranded keeps messages whose queue has vanished while they waited.
 	RoleStranded Role = "stranded"
+	// RoleLine keeps the messages that wait in the order of their keys; see topology.InOrder.
+	RoleLine Role = "line"
 )
 
 // Source says where a count came from.

@@ -72,6 +72,9 @@ type ReplayOptions struct {
 // Replay moves only messages that were in the queue at the beginning: it ends, even where every
 // message fails again and comes back.
 //
+// A letter that blocks its key (topology.InOrder with Block) is refused, because behind the waiting
+// messages of the key it would have lost its place: see ReplayKey.
+//
 // After the first message that cannot be published Replay stops and says why;
 // topology.ErrUnroutable means that the queue does not exist. When ctx is done, publishes under way
 // are finished. Progress is right with every error.
@@ -114,6 +117,7 @@ type replay struct {
 	// unroutable is the hook of the mover.
 	unroutable func(d amqp.Delivery)
 
+	marks   marks // of letters that block their keys; of one round
 	left    int   // of the messages there at the beginning; -1 before
 	moved   int   // begun to move
 	refusal error // of the first letter that was refused
@@ -196,6 +200,7 @@ func (r *replay) round(ctx context.Context) (again bool, err error) {
 	}
 	// They are counted again.
 	r.count(func(p *Progress) { p.Chosen, p.Foreign, p.Refused = p.Done, 0, 0 })
+	r.marks = nil
 	before := r.now().Done
 	m := newMover(ctx, r.operator, t, func() { r.count(func(p *Progress) { p.Done++ }) })
 	m.unroutable = r.unroutable
@@ -261,7 +266,13 @@ func (r *replay) one(
 		return false, nil
 	}
 	r.count(func(p *Progress) { p.Chosen++ })
+	if err := r.learnMarks(ctx, l); err != nil {
+		return false, err
+	}
 	msg, edited, err := r.compose(l, t.frame)
+	if err == nil {
+		err = r.marks.refuse(l)
+	}
 	if err != nil {
 		r.refuse(l, err)
 		return false, nil

@@ -287,6 +287,15 @@ func (v *verifier) queue(q audit.Member) error {
 			"whose wait is over and that found no way to their queue; millpond stranded list says for "+
 			"which queue and why", found.Messages)
 	}
+	if q.Role == audit.RoleLine && found.Consumers == 0 && found.Messages > lineTokens {
+		v.warning(Unconsumed, "queue", q.Name, "has %d messages and no consumer: they wait until a "+
+			"process of the service is up", found.Messages)
+	}
+	if q.Role == audit.RoleLine && found.Messages+v.unacked(q.Name) >= nearBound {
+		v.warning(Exposed, "queue", q.Name, "has %d messages: at the bound (InOrder.MaxWaiting, 10000 "+
+			"by default) the queue pauses; millpond order list says which keys wait and which are blocked",
+			found.Messages+v.unacked(q.Name))
+	}
 	if q.Role == audit.RoleMain {
 		if err := v.main(q.Name); err != nil {
 			return err
@@ -312,6 +321,21 @@ func (v *verifier) queue(q audit.Member) error {
 	return nil
 }
 
+const (
+	// lineTokens is how many messages of a line without a consumer may be tokens of its processes.
+	lineTokens = 8
+	// nearBound is the number of messages of a line from which it is near its default bound.
+	nearBound = 8000
+)
+
+// unacked counts the messages that a consumer of a queue holds, if the management API tells.
+func (v *verifier) unacked(name string) int {
+	if info, ok := v.manager.Queue(name); ok && info.Unacked != nil {
+		return *info.Unacked
+	}
+	return 0
+}
+
 // whileMissing says what happens to messages while a queue is missing, and what to do.
 func (v *verifier) whileMissing(q audit.Member) string {
 	switch q.Role {
@@ -319,6 +343,8 @@ func (v *verifier) whileMissing(q audit.Member) string {
 		return "; messages that waited in it when it was deleted are lost: " + v.wayToDeclare()
 	case audit.RoleMain:
 		return v.whileMainMissing() + "; declare the queue, or let its consumer do it"
+	case audit.RoleLine:
+		return "; messages that waited in it when it was deleted are lost: " + v.wayToDeclare()
 	case audit.RoleDead:
 		return ", so that failed messages are held unacked: " + v.wayToDeclare()
 	}

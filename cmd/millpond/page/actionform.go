@@ -94,6 +94,9 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 	if err != nil {
 		return job.Request{}, err
 	}
+	if err := h.refuseKeys(o); err != nil {
+		return job.Request{}, err
+	}
 	r := job.Request{
 		Kind: job.Kind(f.text("kind")), Queue: f.text("queue"), Filter: jobFilter(o),
 		All: f.Get("all") != "", To: f.text("to"), Rate: f.decimal("rate", "/s"),
@@ -118,6 +121,10 @@ func (h *Handler) requestOf(values url.Values) (job.Request, error) {
 		if r.To != "" && r.To != r.Queue { // nothing is watched there
 			r.Canary, r.Steps, r.StopAt = 0, nil, 0
 		}
+	case job.ReleaseKey, job.ReplayKey:
+		r.Mark = f.text("mark")
+		r.Key, err = h.keyOf(r.Queue, f.text("key"))
+		r.KeyText = h.shownKey(r.Key)
 	case job.Release, job.Cancel:
 		r.Filter.Delay = f.duration("delay")
 	case job.Edit:

@@ -151,7 +151,7 @@ func actFailure(err error) error {
 		http.StatusNotFound: {job.ErrNoAction},
 		http.StatusConflict: {
 			job.ErrNothing, job.ErrBusy, job.ErrDigest, job.ErrState, job.ErrChanged, job.ErrLocked,
-			operate.ErrUnsafe, operate.ErrUnsafePeek,
+			operate.ErrUnsafe, operate.ErrUnsafePeek, operate.ErrNotBlocked,
 		},
 	} {
 		for _, known := range list {

@@ -387,6 +387,9 @@ func emptyPile(queue, key string) *pile { return &pile{queue: queue, key: key, a
 // withMasks is the filter of a look. Its conditions on the payload see nothing that a mask hides.
 func (h *Handler) withMasks(f filter, now time.Time) (operate.Filter, error) {
 	o, err := f.operate(now)
+	if err == nil {
+		err = h.refuseKeys(o)
+	}
 	if err != nil || len(h.masks) == 0 || o.Payload == "" && o.PayloadPattern == nil {
 		return o, err
 	}

@@ -106,7 +106,7 @@ func (h *Handler) fillLetter(v *letterView, k kept) {
 	l := k.letter
 	v.Found, v.Letter, v.Looked = true, l, k.at
 	v.Payload = h.payloadOf(l.Delivery.Body, k.size, v.Hex)
-	v.Headers = headerRows(l.Delivery.Headers)
+	v.Headers = headerRows(h.shownHeaders(l.Delivery.Headers))
 	d := l.Delivery
 	for _, f := range []fact{
 		{"message id", d.MessageId},

@@ -148,6 +148,17 @@ func rowOf(main discover.Main) row {
 			r.Steps = append(r.Steps, w)
 		}
 	}
+	if main.Line != nil {
+		inLine := main.Line.Total
+		if inLine.N > 0 {
+			inLine.N-- // the process that leads keeps a message there
+		}
+		r.Waiting = plus(r.Waiting, inLine)
+		if inLine.N >= nearBound {
+			r.Trouble = append(r.Trouble, plural(inLine.N, "message")+" in its line, which is near its "+
+				"bound: see Waiting")
+		}
+	}
 	for _, d := range main.Dead {
 		r.Dead = plus(r.Dead, d.Total)
 		held += max(d.Held.N, 0)

@@ -62,6 +62,7 @@ func (h *Handler) readRoutes() []route {
 		{pattern: "POST /letter/download", role: RoleRead, serve: h.download},
 		{pattern: "GET /waiting", role: RoleRead, serve: h.waiting},
 		{pattern: "POST /waiting/look", role: RoleRead, serve: h.lookWaiting},
+		{pattern: "POST /order/look", role: RoleRead, serve: h.lookOrder},
 		{pattern: "GET /stranded", role: RoleRead, serve: h.stranded},
 		{pattern: "POST /stranded/look", role: RoleRead, serve: h.lookStranded},
 		{pattern: "GET /verify", role: RoleRead, serve: h.verify},

@@ -157,6 +157,7 @@ func functions(base string) template.FuncMap {
 		"entry":   entryOf,
 		"add":     func(a, b int) int { return a + b },
 		"section": sectionOf,
+		"keyform": keyFormOf,
 	}
 }
 
@@ -180,6 +181,15 @@ type entry struct {
 }
 
 func entryOf(v view, nav, path, name string) entry { return entry{path, name, v.Nav == nav} }
+
+// keyForm is a button for a key.
+type keyForm struct {
+	View       view
+	Row        keyRow
+	Kind, Verb string
+}
+
+func keyFormOf(v view, row keyRow, kind, verb string) keyForm { return keyForm{v, row, kind, verb} }
 
 // section is a list of findings.
 type section struct {

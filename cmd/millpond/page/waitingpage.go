@@ -29,6 +29,8 @@ type waitingView struct {
 	Foreign  int // that wait for another queue
 	Page     int
 	Pages    int
+	// Order are the keys of a queue that is handled in order; nil for another queue.
+	Order *orderView
 }
 
 // maxWaiters is how many waiting messages of a look are kept.
@@ -51,6 +53,10 @@ func (h *Handler) waiting(w http.ResponseWriter, r *http.Request) error {
 		}
 		v.Main = &main
 		v.read(h.tasks.last("waiting\x00"+name), pageOf(r))
+		if main.Line != nil {
+			v.Order = h.orderOf(&main)
+			v.Running = append(v.Running, v.Order.Running...)
+		}
 	}
 	h.render(w, r, http.StatusOK, "waiting", view{
 		Title: "Waiting", Nav: "waiting", Data: v, Running: v.Running,

@@ -293,6 +293,10 @@ func (d *desk) furnish(c command) {
 	if words[0] == "brake" && slices.Contains(words, "start") {
 		d.must("brake", "stop", words[len(words)-1])
 	}
+	if words[0] == "order" {
+		d.must("declare", "orders", "--strategy", "inorder")
+		d.block(ch, words[len(words)-1])
+	}
 	if words[0] == "stranded" {
 		d.must("declare", "orders", "--strategy", "shared")
 		for _, id := range append(ids, "order-0") {
@@ -306,7 +310,8 @@ func (d *desk) furnish(c command) {
 			"order 17: cannot parse total", "dial tcp 10.0.0.7:443: connection refused",
 		}[n%2])
 	}
-	if slices.Contains(words, "release") || slices.Contains(words, "cancel") {
+	waits := slices.Contains(words, "release") || slices.Contains(words, "cancel")
+	if waits && words[0] != "order" {
 		d.wait(ch, words, append(ids, "order-0"))
 	}
 	if slices.Contains(words, "replay") { // the service runs
@@ -322,6 +327,21 @@ func (d *desk) furnish(c command) {
 			d.must("dead", "export", "orders", "--all", "--file", words[i+1])
 		}
 	}
+}
+
+// block publishes a dead letter that blocks a key.
+func (d *desk) block(ch *amqp.Channel, key string) {
+	d.t.Helper()
+	publish(d.t, ch, "orders.line", amqp.Publishing{
+		MessageId: "order-17", DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
+		Headers: amqp.Table{header.Key: key, header.Line: "block 1 1-1"},
+	})
+	publish(d.t, ch, "orders.dlq", amqp.Publishing{
+		MessageId: "order-17", DeliveryMode: amqp.Persistent, Body: []byte(`{"order":17}`),
+		Headers: amqp.Table{
+			header.DeadQueue: "orders", header.DeadKey: key, header.DeadLine: "block 1 1-1",
+		},
+	})
 }
 
 // wait publishes messages to the longest wait queue of the command's policy.

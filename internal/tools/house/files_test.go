@@ -136,8 +136,8 @@ var library = map[string][]string{
 	"topology/operate": {
 		module + "/middleware", module + "/middleware/header", module + "/topology",
 		module + "/internal/audit", module + "/internal/excerpt", module + "/internal/fleet",
-		module + "/internal/link", module + "/internal/management", module + "/internal/publisher",
-		module + "/internal/scan", module + "/internal/wire", watermill,
+		module + "/internal/link", module + "/internal/management", module + "/internal/order",
+		module + "/internal/publisher", module + "/internal/scan", module + "/internal/wire", watermill,
 		watermill + "/message/router/middleware", amqp091,
 	},
 	"cmd/millpond/page": {
@@ -169,6 +169,7 @@ var internals = map[string][]string{
 		module + "/internal/publisher", module + "/internal/wire", watermill + "/…", amqp091,
 	},
 	"internal/brake": {module + "/middleware/header"},
+	"internal/order": {},
 	"internal/fleet": {
 		module + "/middleware/header", module + "/internal/brake", module + "/internal/link",
 		watermill + "/…", amqp091,

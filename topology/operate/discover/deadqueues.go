@@ -31,7 +31,7 @@ func (d *derivation) dead(ctx context.Context, api *management.API) error {
 	}
 	d.unclaimed = map[string]bool{}
 	for name, q := range d.queues {
-		if onlyKeeps(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] {
+		if onlyKeeps(q) && q.consumers <= 0 && d.mains[name] == nil && !d.stranded[name] && !isLine(q) {
 			d.unclaimed[name] = true
 		}
 	}

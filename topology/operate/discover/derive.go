@@ -70,6 +70,7 @@ func (s *seen) derive() *derivation {
 		}
 	}
 	d.strandedAlone()
+	d.lines()
 	return d
 }
 

@@ -18,7 +18,7 @@ import (
 // Vhost is what millpond has in a virtual host. It is plain data.
 type Vhost struct {
 	Name string
-	// Mains are the queues that wait queues lead to, by name.
+	// Mains are the queues that wait queues lead to, and those with a line, by name.
 	Mains []Main
 	// Stranded are the queues that keep messages whose own queue has vanished, by name. Where the
 	// exchange before one is gone, its name and its arguments tell; Unclear says so.
@@ -83,6 +83,9 @@ type Main struct {
 	// Vias are the exchanges of the user that messages return through, by name, also where Plan.Via is
 	// nil because there are several ways back.
 	Vias []string
+	// Line is the queue in which its messages wait in the order of their keys, as with
+	// topology.InOrder; nil if they are handled in no order.
+	Line *Queue `json:",omitempty"`
 	// Clients are its consumers.
 	Clients []Client
 	// Plan has all of Waits, with the arguments that the broker has. Its Levels have the default
@@ -93,9 +96,13 @@ type Main struct {
 	PlanErr error
 }
 
-// Strategies returns the distinct strategies of the wait queues.
+// Strategies returns InOrder if the queue has a line, and the distinct strategies of its wait
+// queues.
 func (m Main) Strategies() []Strategy {
 	var found []Strategy
+	if m.Line != nil {
+		found = append(found, InOrder)
+	}
 	for _, w := range m.Waits {
 		if !slices.Contains(found, w.Strategy) {
 			found = append(found, w.Strategy)
@@ -116,6 +123,8 @@ const (
 	Shared Strategy = "Shared"
 	// Levels is topology.Levels.
 	Levels Strategy = "Levels"
+	// InOrder is topology.InOrder.
+	InOrder Strategy = "InOrder"
 	// Unknown is a strategy of your own, or one of several that look the same on the broker.
 	Unknown Strategy = "unknown"
 )

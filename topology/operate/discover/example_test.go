@@ -113,13 +113,13 @@ func ExampleStrategy() {
 	var evidence discover.Evidence = discover.ByName
 	fmt.Println(strategy, evidence)
 	fmt.Println(discover.PerQueue, discover.PerAttempt, discover.Shared, discover.Levels,
-		discover.Unknown)
+		discover.InOrder, discover.Unknown)
 	fmt.Println(discover.ByName, discover.ByLetter, discover.ByArgument, discover.ByPolicy)
 	var option discover.Option = discover.WithTLS(nil)
 	fmt.Println(option != nil)
 	// Output:
 	// PerQueue name
-	// PerQueue PerAttempt Shared Levels unknown
+	// PerQueue PerAttempt Shared Levels InOrder unknown
 	// name letter argument policy
 	// true
 }

@@ -140,6 +140,11 @@ func (p *parts) finish(d *derivation) {
 		return cmp.Or(cmp.Compare(a.Delay, b.Delay), cmp.Compare(p.attempts[a.Name], p.attempts[b.Name]))
 	})
 	m.Plan.Queues = append(m.Plan.Queues, p.keeps...)
+	if m.Line != nil {
+		m.Plan.Queues = append(m.Plan.Queues, topology.Queue{
+			Name: m.Line.Name, Arguments: d.tableOf(m.Line.Name),
+		})
+	}
 	for through, exchanges := range p.vias {
 		slices.Sort(exchanges)
 		if len(p.ways) == 1 {

@@ -31,7 +31,7 @@ func TestFind(t *testing.T) {
 		"dead named by the user": withDead, "policies": policies, "users": users, "hostile": hostile,
 		"consumers": consumers, "dead by the broker": deadByBroker, "missing wait queue": missing,
 		"a chain by hand": byHand, "several pages": pages,
-		"brake": brakes,
+		"brake": brakes, "in order": inOrder,
 	})
 }
 
@@ -45,6 +45,46 @@ func brakes(p place) {
 	require.Empty(p.t, v.Unclaimed)
 	require.Empty(p.t, v.Unclear)
 	require.Equal(p.t, []string{"payments"}, v.Brakes)
+}
+
+// A queue with a line is found, also where it has no wait queue. A line is neither stranded nor
+// unclaimed, and a line without its queue is told.
+func inOrder(p place) {
+	args := amqp.Table{
+		"x-queue-type": "quorum", "x-single-active-consumer": true, "x-delivery-limit": int64(1 << 30),
+	}
+	o := rig.OpenOperator(p.t, p.url, operate.WithoutPolicyCheck())
+	for _, queue := range []string{"orders", "gone", "delayed"} {
+		delays := []time.Duration{}
+		if queue == "delayed" {
+			delays = []time.Duration{time.Second}
+		}
+		plan, err := topology.InOrder{}.Plan(queue, delays)
+		require.NoError(p.t, err)
+		require.NoError(p.t, o.Declare(p.t.Context(), plan))
+		if queue == "gone" {
+			continue
+		}
+		rig.DeclareQueue(p.t, p.url, queue, args)
+		m := p.main(queue)
+		plan.Queues[slices.IndexFunc(plan.Queues, func(q topology.Queue) bool {
+			return q.Name == queue+".dlq"
+		})].Adopt = true
+		requirePlan(p.t, plan, m.Plan)
+		require.NoError(p.t, m.PlanErr)
+		require.Equal(p.t, queue+".line", m.Line.Name)
+		require.Equal(p.t, discover.InOrder, m.Strategies()[0])
+		works(p.t, o, m.Plan)
+	}
+	// A queue that is a line by its name alone, or by its arguments alone, is none.
+	rig.DeclareQueue(p.t, p.url, "orders.line.line", amqp.Table{"x-queue-type": "quorum"})
+	rig.DeclareQueue(p.t, p.url, "other", args)
+	rig.Publish(p.t, p.url, "", "orders.line", rig.Message("one"))
+	v := p.find()
+	require.Len(p.t, v.Mains, 2)
+	require.Empty(p.t, v.Stranded)
+	require.NotContains(p.t, fmt.Sprint(v.Unclaimed), ".line")
+	told(p.t, v, "", "gone.line", "does not exist")
 }
 
 func names(waits []discover.Wait) (list []string) {

@@ -36,6 +36,7 @@ func TestPage(t *testing.T) {
 		{"roles", roles},
 		{"masked", masked},
 		{"many letters", manyLetters},
+		{"keys in order", keysInOrder},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			t.Parallel()

@@ -132,6 +132,12 @@ func (m *Manager) rehearse(
 		}
 		a.keys = []string{dead}
 		a.Source = dead
+		switch r.Kind {
+		case ReleaseKey:
+			a.keys, a.Source = []string{plan.Line}, plan.Line
+		case ReplayKey:
+			a.keys = append(a.keys, plan.Line)
+		}
 		if r.Kind == Release || r.Kind == Cancel || r.Kind == Undo {
 			a.Source = r.Queue
 		}
@@ -196,6 +202,8 @@ func (m *Manager) look(ctx context.Context, a *action) (found Rehearsal, err err
 		return a.lookReplay(ctx, o, filter)
 	case Edit:
 		return a.lookEdit(ctx, o, filter)
+	case ReleaseKey, ReplayKey:
+		return a.lookKey(ctx, o)
 	case Discard:
 		p, err := o.Discard(ctx, a.plan, operate.DiscardOptions{Filter: a.own(filter), DryRun: true})
 		a.Count, found.Found = p.Chosen, progressOf(p)
@@ -281,7 +289,19 @@ func (a *action) lookEdit(
 		letter = &l
 		return true
 	}
-	found, err = a.lookReplay(ctx, o, filter)
+	if a.Request.Key, err = a.keyOf(ctx, o, filter); err != nil {
+		return found, err
+	}
+	letter = nil
+	if a.Request.Key != "" { // it keeps its place
+		var p operate.Progress
+		p, err = o.ReplayKey(ctx, a.plan, a.Request.Key, operate.ReplayOptions{
+			Filter: filter, DryRun: true,
+		})
+		a.Count, found.Found, found.Target = p.Chosen-p.Refused, progressOf(p), a.plan.Queue
+	} else {
+		found, err = a.lookReplay(ctx, o, filter)
+	}
 	if err == nil && (letter == nil || a.Count == 0) {
 		err = ErrChanged
 	}

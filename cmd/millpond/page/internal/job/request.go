@@ -34,6 +34,11 @@ const (
 	Release Kind = "release"
 	// Cancel ends the wait of messages, which become dead letters.
 	Cancel Kind = "cancel"
+	// ReleaseKey lets a key of a queue that is handled in order go on without the dead letter that
+	// blocks it.
+	ReleaseKey Kind = "release-key"
+	// ReplayKey moves the dead letters of a key back in their order.
+	ReplayKey Kind = "replay-key"
 	// Undo takes letters back that were replayed and have not been consumed. Manager.Undo makes it.
 	Undo Kind = "undo"
 )
@@ -41,6 +46,7 @@ const (
 var verbs = map[Kind]string{
 	Replay: "Replay", Edit: "Edit and replay", Discard: "Discard", Return: "Return",
 	Release: "Release", Cancel: "Cancel", Undo: "Take back",
+	ReleaseKey: "Release a key", ReplayKey: "Replay a key",
 }
 
 // Request is an action as a person asks for it.
@@ -66,6 +72,13 @@ type Request struct {
 	Settle     time.Duration `json:"settle,omitempty"`
 	Watch      time.Duration `json:"watch,omitempty"`
 	MaxReplays int           `json:"max_replays,omitempty"`
+
+	// Key belongs to ReleaseKey and ReplayKey; Rehearse sets it for an Edit of a letter with a key. It
+	// is never written to a file, because it may be masked. KeyText is the key as it may be shown,
+	// and Mark the mark of the dead letter that the person has seen.
+	Key     string `json:"-"`
+	KeyText string `json:"key_text,omitempty"`
+	Mark    string `json:"mark,omitempty"`
 
 	// Change belongs to Edit. It is never written to a file.
 	Change *Change `json:"-"`
@@ -202,7 +215,11 @@ func (r *Request) check() error {
 	}
 	refuse(verbs[r.Kind] == "", fmt.Sprintf("there is no action %q", r.Kind))
 	refuse(r.Queue == "", "name the queue")
-	if r.Kind != Undo {
+	keyed := r.Kind == ReleaseKey || r.Kind == ReplayKey
+	refuse(keyed && r.Key == "", "the key is not known any more: look at the keys of the queue again")
+	refuse(keyed && (r.All || !r.Filter.Empty()), "an action on a key takes no filter")
+	refuse(r.Kind == ReleaseKey && r.Mark == "", "the key is not blocked")
+	if r.Kind != Undo && !keyed {
 		if r.Filter.Empty() && !r.All {
 			problems = append(problems, ErrNoFilter)
 		}
@@ -269,6 +286,17 @@ func (r *Request) ramp(options operate.ReplayOptions) operate.RampOptions {
 
 // words describes an action, with its count and its filter.
 func (r *Request) words(n int, dead string) string {
+	switch r.Kind {
+	case ReleaseKey:
+		return fmt.Sprintf("Release key %s of queue %q, which goes on without its dead letter; the "+
+			"letter stays in queue %q", r.KeyText, r.Queue, dead)
+	case ReplayKey:
+		if n == 1 {
+			return fmt.Sprintf("Replay 1 dead letter of key %s of queue %q", r.KeyText, r.Queue)
+		}
+		return fmt.Sprintf("Replay %d dead letters of key %s of queue %q, in their order", n, r.KeyText,
+			r.Queue)
+	}
 	one, many := "dead letter", "dead letters"
 	switch r.Kind {
 	case Return:

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
 )
 
@@ -33,6 +34,8 @@ func (m *Manager) run(ctx context.Context, a *action) error {
 		return err
 	case Edit:
 		return m.edit(ctx, o, a, filter)
+	case ReleaseKey, ReplayKey:
+		return m.onKey(ctx, o, a)
 	case Discard:
 		return m.discard(ctx, o, a, filter)
 	case Return:
@@ -76,7 +79,15 @@ func (m *Manager) edit(
 ) error {
 	c := a.Request.Change
 	filter.Match = func(l operate.Letter) bool { return Identity(l) == c.Letter }
-	p, err := o.Replay(ctx, a.plan, operate.ReplayOptions{
+	replay := o.Replay
+	if key := a.Request.Key; key != "" {
+		replay = func(
+			ctx context.Context, plan topology.Plan, options operate.ReplayOptions,
+		) (operate.Progress, error) {
+			return o.ReplayKey(ctx, plan, key, options)
+		}
+	}
+	p, err := replay(ctx, a.plan, operate.ReplayOptions{
 		Filter: filter, To: a.Request.To, Limit: 1, EditedBy: a.Who,
 		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
 			c.apply(msg)

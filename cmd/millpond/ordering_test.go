@@ -1,0 +1,230 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// ordered is a service that handles queue "orders" in order, with Block, and a person who knows
+// only the URL.
+type ordered struct {
+	t      *testing.T
+	url    string
+	node   *testbroker.Node
+	mended atomic.Bool
+
+	mu      sync.Mutex
+	handled []string
+}
+
+var oneActive = amqp.Table{
+	"x-queue-type": "quorum", "x-single-active-consumer": true, "x-delivery-limit": int64(1 << 30),
+}
+
+func newOrdered(t *testing.T) (*ordered, *rig.Service) {
+	t.Helper()
+	node, api := testbroker.Managed(t, "")
+	o := &ordered{t: t, node: node, url: onOneHost(t, node.URL(), api)}
+	return o, o.serve()
+}
+
+func (o *ordered) serve() *rig.Service {
+	o.t.Helper()
+	return rig.Start(o.t, rig.Config{
+		URL: o.node.URL(), Queue: "orders", Keep: true, Configure: rig.WithQueue(oneActive),
+		Strategy: topology.InOrder{Block: true, KeyBy: func(msg *message.Message) string {
+			return msg.Metadata.Get("key")
+		}},
+		Policy: backoff.None{},
+		Handle: func(msg *message.Message) error {
+			if body := string(msg.Payload); !strings.HasPrefix(body, "bad ") || o.mended.Load() {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				o.handled = append(o.handled, body)
+				return nil
+			}
+			return errors.New("no such customer")
+		},
+	})
+}
+
+func (o *ordered) done() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.handled)
+}
+
+func (o *ordered) send(key string, bodies ...string) {
+	o.t.Helper()
+	for _, body := range bodies {
+		m := rig.Message(body)
+		m.MessageId, m.Headers = "id-"+strings.ReplaceAll(body, " ", "-"), amqp.Table{"key": key}
+		rig.Publish(o.t, o.node.URL(), "", "orders", m)
+	}
+}
+
+var (
+	atTime = regexp.MustCompile(`\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z`)
+	leader = regexp.MustCompile(`\S+ leads since <time>, epoch \d+; (\d+) of at most 10000 in ` +
+		`the line, \d+ kB`)
+	markText = regexp.MustCompile(`\b\d+-\d+\b`)
+)
+
+func (o *ordered) ask(args ...string) outcome {
+	o.t.Helper()
+	out := narrow(tool(o.t, o.url, "", append([]string{"--url", o.url}, args...)...))
+	out.out = atTime.ReplaceAllString(out.out, "<time>")
+	out.out = leader.ReplaceAllString(out.out, "<leader>, $1")
+	out.out = markText.ReplaceAllString(out.out, "<mark>")
+	return out
+}
+
+// shows waits until the tool prints this.
+func (o *ordered) shows(want string, args ...string) {
+	o.t.Helper()
+	var last outcome
+	defer func() {
+		if o.t.Failed() {
+			o.t.Logf("last: %+v", last)
+		}
+	}()
+	testbroker.WaitFor(o.t, "the tool to show it", patience, func() bool {
+		last = o.ask(args...)
+		return last.code == exitDone && last.out == want
+	})
+}
+
+// Given a service that handles a queue in order, when a dead letter blocks a key, then the tool
+// shows it; a person releases one key and replays another.
+func TestOrderByHand(t *testing.T) {
+	t.Parallel()
+	o, service := newOrdered(t)
+	o.shows("orders: <leader>, 0\nno key waits\n", "order", "list")
+	const hostile = "order \x1b[2J 18"
+	o.send("order 17", "bad 1", "2", "3")
+	o.send(hostile, "bad 4", "5")
+	const table = "orders: <leader>, 5\n" +
+		"key  state  waiting  dead letter  mark\n" +
+		"order 17  blocked since <time>  2  id-bad-1  <mark>\n" +
+		"order  [2J 18  blocked since <time>  1  id-bad-4  <mark>\n"
+	o.shows(table, "order", "list")
+	o.shows(table, "order", "list", "orders", "--blocked")
+	o.shows(strings.Join(strings.SplitAfter(table, "\n")[:3], "")+"… and 1 more\n",
+		"order", "list", "--limit", "1")
+	var lines []orderJSON
+	out := tool(t, o.url, "", "--url", o.url, "--json", "order", "list")
+	require.NoError(t, json.Unmarshal([]byte(out.out), &lines), out.out)
+	require.Len(t, lines, 1)
+	require.Equal(t, "orders", lines[0].Queue)
+	second, _ := lines[0].Find(hostile)
+	require.NotEmpty(t, second.Mark)
+
+	status := o.ask("status", "orders")
+	require.Zero(t, status.code, status.err)
+	require.Contains(t, status.out, "orders.line  line  -  0 (amqp)  1 (amqp)")
+	require.NotContains(t, status.out, "stranded")
+	require.NotContains(t, o.ask("status").out, "orders.line")
+	verify := o.ask("verify")
+	require.NotContains(t, verify.out, "critical", "orders.line is no stray")
+	require.NotContains(t, verify.out, "orders.line")
+	require.Zero(t, o.ask("verify", "orders", "--strategy", "inorder", "--policy", "1s").code)
+	require.Equal(t, exitUsage, o.ask("verify", "orders", "--strategy", "shared").code)
+	require.NotContains(t, o.ask("dead", "list").out, "is not known")
+
+	// A release asks first, names its letter, and holds for that one alone.
+	out = o.ask("order", "release", "orders", "order 17")
+	require.Equal(t, exitUsage, out.code)
+	require.Contains(t, out.err, "there is no terminal to ask on")
+	require.Equal(t, outcome{out: "would have released key order 17: 2 messages wait; dead letter " +
+		"id-bad-1 stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--dry-run"))
+	require.Empty(t, o.done())
+	require.Equal(t, outcome{out: "released key order 17: 2 messages wait; dead letter id-bad-1 " +
+		"stays in orders.dlq\n"}, o.ask("order", "release", "orders", "order 17", "--yes"))
+	for _, again := range [][]string{{"order 17"}, {"no such key"}} {
+		out = o.ask(append([]string{"order", "release", "orders", "--yes"}, again...)...)
+		require.Equal(t, exitFound, out.code)
+		require.Contains(t, out.err, "is not blocked")
+	}
+	testbroker.WaitFor(t, "the key to go on", patience, func() bool { return len(o.done()) == 2 })
+
+	out = o.ask("dead", "replay", "orders", "--id", "id-bad-4")
+	require.Equal(t, exitFailed, out.code, out)
+	require.Contains(t, out.err, "millpond order replay")
+	require.Equal(t, outcome{out: "would have replayed 1 dead letter of 2; nothing was changed\n"},
+		o.ask("order", "replay", "orders", "--mark", second.Mark, "--dry-run"))
+	o.mended.Store(true)
+	require.Equal(t, outcome{out: "replayed 1 dead letter of 2\n"},
+		o.ask("order", "replay", "orders", hostile))
+	testbroker.WaitFor(t, "the key to go on", patience, func() bool { return len(o.done()) == 4 })
+	out = o.ask("order", "replay", "orders", hostile)
+	require.Equal(t, exitFound, out.code, out)
+	require.Contains(t, out.err, "has no dead letter of key")
+	var done doneJSON
+	out = o.ask("--json", "order", "replay", "orders", "order 17")
+	require.NoError(t, json.Unmarshal([]byte(out.out), &done), out.out)
+	require.Equal(t, doneJSON{Queue: "orders", Total: 1, Seen: 1, Chosen: 1, Done: 1}, done)
+	testbroker.WaitFor(t, "the last letter", patience, func() bool { return len(o.done()) == 5 })
+	require.Equal(t, []string{"2", "3", "bad 4", "5", "bad 1"}, o.done())
+
+	// Without a service the line is read.
+	o.mended.Store(false)
+	o.send("order 19", "bad 6", "7")
+	o.shows("orders: <leader>, 2\nkey  state  waiting  dead letter  mark\n"+
+		"order 19  blocked since <time>  1  id-bad-6  <mark>\n", "order", "list")
+	service.Stop()
+	testbroker.WaitFor(t, "the line to be read", patience, func() bool {
+		return strings.HasPrefix(o.ask("order", "list").out, "orders: no process leads; 2 in the line")
+	})
+	out = tool(t, o.url, "", "--url", o.url, "--json", "order", "release", "orders", "order 19",
+		"--yes")
+	var released struct {
+		Released bool
+		Was      operate.OrderKey
+	}
+	require.NoError(t, json.Unmarshal([]byte(out.out), &released), out)
+	require.True(t, released.Released)
+	require.Equal(t, "id-bad-6", released.Was.MessageID)
+	o.serve()
+	testbroker.WaitFor(t, "the released key", patience, func() bool { return len(o.done()) == 6 })
+}
+
+// Every wrong use is refused before anything is done.
+func TestOrderRefuses(t *testing.T) {
+	t.Parallel()
+	s := newService(t, "quorum")
+	for want, args := range map[string][]string{
+		"takes a queue and a key, or a queue and --mark, not 0": {"release"},
+		"takes a queue and a key, or a queue and --mark, not 1": {"replay", s.queue},
+		"takes a queue and a key, or a queue and --mark, not 2": {
+			"replay", s.queue, "a", "--mark", "1-1",
+		},
+		"the key is empty":                {"release", s.queue, ""},
+		"pass --strategy inorder":         {"release", s.queue, "a"},
+		"the flags say how messages wait": {"list", s.queue},
+		"name the queues":                 {"list"},
+		`there is no command "halt"`:      {"halt", s.queue},
+	} {
+		o := s.tool(append([]string{"order"}, args...)...)
+		require.Equal(t, exitUsage, o.code, want)
+		require.Contains(t, o.err, want)
+	}
+	o := s.tool("--strategy", "inorder", "order", "list", s.queue)
+	require.Equal(t, exitFailed, o.code, o)
+	require.Contains(t, o.err, "NOT_FOUND")
+}

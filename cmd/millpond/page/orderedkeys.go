@@ -1,0 +1,151 @@
+package page
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology/operate"
+	"github.com/millpond-go/millpond/topology/operate/discover"
+)
+
+// orderView are the keys of a queue that is handled in order.
+type orderView struct {
+	Queue   string
+	Line    discover.Queue
+	Running []*task
+	Err     string
+	Looked  time.Time
+	State   operate.OrderState
+	Blocked int
+	Near    bool // the line is near its bound
+	Rows    []keyRow
+	More    int // keys that are not shown
+}
+
+// keyRow is a key.
+type keyRow struct {
+	operate.OrderKey
+	// Text is the key as it may be shown, and ID names it in forms.
+	Text, ID string
+}
+
+const (
+	// maxKeys is how many keys the page shows.
+	maxKeys = 200
+	// nearBound is the number of messages of a line from which it is near its default bound.
+	nearBound = 8000
+)
+
+// orderTask names the looks at the keys of a queue.
+func orderTask(queue string) string { return "order\x00" + queue }
+
+// orderOf returns the keys as the last look has seen them.
+func (h *Handler) orderOf(main *discover.Main) *orderView {
+	v := &orderView{Queue: main.Name, Line: *main.Line}
+	switch t := h.tasks.last(orderTask(main.Name)); {
+	case t == nil:
+		return v
+	case t.Running():
+		v.Running = append(v.Running, t)
+		return v
+	case t.Err != nil:
+		v.Err = t.Err.Error()
+		return v
+	default:
+		v.Looked = t.At
+		v.State, _ = t.Value.(operate.OrderState)
+	}
+	v.Blocked = len(v.State.BlockedKeys())
+	near := func(n, most int) bool { return most > 0 && n >= most/5*4 }
+	v.Near = near(v.State.Messages, v.State.MaxMessages) || near(v.State.Bytes, v.State.MaxBytes)
+	shown := v.State.Keys[:min(len(v.State.Keys), maxKeys)]
+	v.More = len(v.State.Keys) - len(shown) + v.State.Others
+	for _, k := range shown {
+		v.Rows = append(v.Rows, keyRow{OrderKey: k, Text: h.shownKey(k.Key), ID: h.keyID(k.Key)})
+	}
+	return v
+}
+
+// lookOrder asks which keys wait.
+func (h *Handler) lookOrder(w http.ResponseWriter, r *http.Request) error {
+	name := r.Form.Get("queue")
+	main, ok := h.watcher.sight(r.Context()).Vhost.Main(name)
+	if !ok || main.Line == nil {
+		return notFound("there is no queue %q that is handled in order in this virtual host", name)
+	}
+	t := h.begin(orderTask(name), func(ctx context.Context, _ func(string)) (any, error) {
+		operator, err := h.connected(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return operator.Order(ctx, main.Plan)
+	})
+	await(r.Context(), []*task{t})
+	h.to(w, r, "/waiting?"+url.Values{"queue": {name}}.Encode())
+	return nil
+}
+
+// keyID names a key in forms. It depends on a secret of the process, so that a masked key cannot be
+// guessed.
+func (h *Handler) keyID(key string) string {
+	sum := hmac.New(sha256.New, h.key)
+	sum.Write([]byte("key " + key)) // never fails
+	return hex.EncodeToString(sum.Sum(nil)[:12])
+}
+
+// keyOf returns the key with an ID, of the last look at the keys of a queue.
+func (h *Handler) keyOf(queue, id string) (string, error) {
+	if t := h.tasks.last(orderTask(queue)); t != nil && !t.Running() {
+		state, _ := t.Value.(operate.OrderState)
+		for _, k := range state.Keys {
+			if h.keyID(k.Key) == id && k.Key != "" {
+				return k.Key, nil
+			}
+		}
+	}
+	return "", failure{http.StatusConflict, errors.New("the last look has not seen the key: " +
+		"look at the keys again")}
+}
+
+// maxKeyText is how many characters of a key are shown.
+const maxKeyText = 80
+
+// shownKey is a key as it may be shown: a key may be personal data, as a payload is.
+func (h *Handler) shownKey(key string) string {
+	if len(h.masks) > 0 {
+		return "(masked " + h.keyID(key)[:6] + ")"
+	}
+	return strconv.Quote(oneLine(maxKeyText, key))
+}
+
+// shownHeaders are the headers of a letter as they may be shown.
+func (h *Handler) shownHeaders(headers amqp.Table) amqp.Table {
+	key, ok := headers[header.DeadKey].(string)
+	if !ok || len(h.masks) == 0 {
+		return headers
+	}
+	headers = maps.Clone(headers)
+	headers[header.DeadKey] = h.shownKey(key)
+	return headers
+}
+
+// refuseKeys refuses a filter that tells a masked key.
+func (h *Handler) refuseKeys(o operate.Filter) error {
+	_, exact := o.Headers[header.DeadKey]
+	_, pattern := o.HeaderPatterns[header.DeadKey]
+	if len(h.masks) > 0 && (exact || pattern) {
+		return badRequest("keys are masked here: nothing can be chosen by the header %s", header.DeadKey)
+	}
+	return nil
+}

@@ -1,0 +1,333 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// ErrNotBlocked: no dead letter blocks the key, or another one does than the caller has seen.
+var ErrNotBlocked = errors.New("the key is not blocked by this dead letter")
+
+// ReleaseKey lets a key go on that a dead letter blocks. mark is OrderKey.Mark, so that a person
+// never releases a key for a letter that came after the look. The letter stays in the dead-letter
+// queue: ReplayKey replays it in its place before it releases the key.
+//
+// The error wraps ErrNotBlocked if the key is not blocked, or by another letter; then nothing was
+// done. Without a process that leads the key goes on when one starts.
+func (o *Operator) ReleaseKey(
+	ctx context.Context, plan topology.Plan, key, mark string,
+) error {
+	state, err := o.Order(ctx, plan)
+	if err == nil {
+		if k, _ := state.Find(key); k.Mark == "" || k.Mark != mark {
+			err = ErrNotBlocked
+		} else {
+			err = o.releaseKey(ctx, plan, key, order.ParseID(mark))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("release a key of queue %q: %w", plan.Queue, err)
+	}
+	return nil
+}
+
+const (
+	// releases is how often a release is published until the mark is gone: a process that reads the
+	// line anew just then overlooks it.
+	releases = 5
+	// releasePause is the time between two of them.
+	releasePause = 500 * time.Millisecond
+)
+
+// releaseKey takes a mark away, and returns when it is gone.
+func (o *Operator) releaseKey(
+	ctx context.Context, plan topology.Plan, key string, id order.ID,
+) error {
+	for range releases {
+		err := o.publish(ctx, "", plan.Line, amqp.Publishing{
+			DeliveryMode: amqp.Persistent,
+			Headers: amqp.Table{
+				header.Line: order.Note{Kind: order.Release, ID: id}.String(), header.Key: key,
+			},
+		})
+		if err != nil {
+			return err
+		}
+		state, err := o.Order(ctx, plan)
+		if err != nil {
+			return fmt.Errorf("the release is in the line, and what became of it is not known: %w", err)
+		}
+		if k, _ := state.Find(key); k.Mark != id.String() {
+			return nil
+		}
+		if err := sleep(ctx, releasePause); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("the key is still blocked after %d releases: try again in a minute", releases)
+}
+
+// KeyOf returns the key of a dead letter of a queue that is handled in order; "" if it has none.
+func KeyOf(l Letter) string {
+	key, _ := l.Delivery.Headers[header.DeadKey].(string)
+	return key
+}
+
+// ReplayKey moves the dead letters of a key back in the order of the dead-letter queue, one after
+// the other. The options are for Replay; To and Named must be empty.
+//
+// A letter that blocks its key has kept its place: its copy goes to the line, before all messages
+// of the key that wait, and then the key is released. A letter whose key went on has lost its
+// place: it goes to the queue, behind all messages of the key. An edited letter keeps key and
+// place.
+//
+// A letter leaves the dead-letter queue after its copy is confirmed, and the key is released after
+// that. So wherever ReplayKey is interrupted, even killed, no message overtakes the letter: it may
+// be handled twice, one directly after the other, and the next ReplayKey ends the rest. A letter
+// that is dead again is not replayed again.
+//
+// The error wraps ErrUnsafe if a letter blocks the key and is neither in the dead-letter queue nor
+// in the line: it was discarded, or is on its way. ReleaseKey lets the key go on.
+func (o *Operator) ReplayKey(
+	ctx context.Context, plan topology.Plan, key string, options ReplayOptions,
+) (Progress, error) {
+	k := &keyReplay{key: key, replay: &replay{
+		operator: o, plan: plan, ReplayOptions: options, left: -1, pace: newPace(options.Rate),
+	}}
+	k.act = k.one
+	err := k.run(ctx)
+	if err != nil {
+		err = fmt.Errorf("replay dead letters of a key of queue %q: %w", plan.Queue, err)
+	}
+	return k.now(), err
+}
+
+// errBlocks is the refusal of a letter that must go to the line.
+var errBlocks = errors.New("it blocks the later messages of its key and would lose its place: " +
+	"replay the key, with millpond order replay, Operator.ReplayKey, or on the page of waiting " +
+	"messages")
+
+// marks are the IDs of the dead letters that block their keys.
+type marks map[string]bool
+
+// learnMarks asks which letters block their keys, before the first letter of a key is replayed to
+// the queue. A letter that the round has found was dead before, so its mark was there before.
+func (r *replay) learnMarks(ctx context.Context, l Letter) error {
+	toQueue := r.To == "" || r.To == r.plan.Queue
+	if r.plan.Line == "" || !toQueue || r.marks != nil || l.Delivery.Headers[header.DeadLine] == nil {
+		return nil
+	}
+	state, err := r.operator.Order(ctx, r.plan)
+	if err != nil {
+		return err
+	}
+	found := marks{}
+	for _, k := range state.BlockedKeys() {
+		found[k.Mark] = true
+	}
+	if state.Others > 0 && len(found) == len(state.Keys) {
+		return fmt.Errorf("%w: more than %d keys are blocked, and the others are not told: replay or "+
+			"release these first", ErrUnsafe, len(found))
+	}
+	r.marks = found
+	return nil
+}
+
+// refuse returns an error for a letter that blocks its key.
+func (m marks) refuse(l Letter) error {
+	text, _ := l.Delivery.Headers[header.DeadLine].(string)
+	if m[order.ParseNote(text).ID.String()] {
+		return errBlocks
+	}
+	return nil
+}
+
+// keyReplay replays the letters of one key. It looks at the dead-letter queue once, or again for
+// each letter that blocks the key: the place of a letter is known only while the key is blocked.
+type keyReplay struct {
+	*replay
+	key string
+
+	first bool            // the first look
+	rest  map[string]bool // by their notes: letters that were there at the first look, and are left
+
+	// Of one look.
+	asked   bool
+	state   OrderKey // since the look has begun
+	found   bool     // the letter that blocks the key
+	blocked bool     // a copy of it is in the line, so that the key is to be released
+}
+
+func (k *keyReplay) run(ctx context.Context) error {
+	if k.plan.Line == "" || k.key == "" || k.To != "" || k.Named {
+		return fmt.Errorf("%w: name a queue that is handled in order and a key, and leave To and "+
+			"Named out", ErrInvalidOptions)
+	}
+	if err := k.prepare(ctx); err != nil {
+		return err
+	}
+	k.rest = map[string]bool{}
+	for k.first = true; k.first || len(k.rest) > 0; k.first = false {
+		k.asked, k.found, k.blocked = false, false, false
+		before := len(k.rest)
+		for again := true; again; {
+			var err error
+			if again, err = k.round(ctx); err != nil {
+				return err
+			}
+		}
+		if k.DryRun {
+			break
+		}
+		if err := k.free(ctx); err != nil {
+			return err
+		}
+		if !k.first && len(k.rest) == before || k.Limit > 0 && k.moved == k.Limit {
+			break // the letters that are left are gone, or more than the limit
+		}
+	}
+	return k.refusal
+}
+
+// free releases the key if its letter is in the line.
+func (k *keyReplay) free(ctx context.Context) error {
+	if err := k.ask(ctx); err != nil {
+		return err
+	}
+	switch {
+	case k.state.Mark == "", !k.blocked && (k.found || !k.first):
+		return nil // it goes on, or its letter was not chosen
+	case !k.blocked && !k.state.Replayed: // else an earlier replay was interrupted
+		return fmt.Errorf("%w: the dead letter %q blocks the key since %s, and it is neither in queue "+
+			"%q nor in the line: it was discarded, moved, or is on its way; release the key if it is to go "+
+			"on without it", ErrUnsafe, k.state.MessageID, k.state.Blocked.UTC().Format(time.RFC3339),
+			k.dead)
+	}
+	return k.operator.releaseKey(ctx, k.plan, k.key, order.ParseID(k.state.Mark))
+}
+
+// ask asks for the state of the key, once for each look. A letter that the look finds was dead
+// before, so its mark was in the line before.
+func (k *keyReplay) ask(ctx context.Context) error {
+	if k.asked {
+		return nil
+	}
+	err := k.operator.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		state, err := k.operator.order(ctx, conn, k.plan)
+		if err == nil {
+			k.state, _ = state.Find(k.key)
+			if state.Others > 0 && k.state.Mark == "" {
+				err = fmt.Errorf("%w: the line has %d more keys than are told, and this key may be one of "+
+					"them: wait until there are fewer", ErrUnsafe, state.Others)
+			}
+		}
+		return err
+	})
+	k.asked = err == nil
+	return err
+}
+
+// one moves a letter if it is of the key and if its turn has come.
+func (k *keyReplay) one(
+	ctx context.Context, t *taking, m *mover, d amqp.Delivery,
+) (moved bool, err error) {
+	l := newLetter(d, t.Seen())
+	if KeyOf(l) != k.key {
+		return false, nil
+	}
+	if err := k.ask(ctx); err != nil {
+		return false, err
+	}
+	text, _ := d.Headers[header.DeadLine].(string)
+	note := order.ParseNote(text)
+	name := l.ID + "\x00" + text
+	isMark := k.state.Mark != "" && note.ID.String() == k.state.Mark
+	k.found = k.found || isMark
+	if !k.first && !k.rest[name] || !k.Filter.Matches(l) {
+		return false, nil
+	}
+	if k.isForeign(l) {
+		k.count(func(p *Progress) { p.Foreign++ })
+		return false, nil
+	}
+	later := k.state.Mark != "" && !isMark && k.first && !k.DryRun
+	if later {
+		k.rest[name] = true
+		return false, nil
+	}
+	delete(k.rest, name)
+	k.count(func(p *Progress) { p.Chosen++ })
+	target := k.plan.Queue
+	if isMark {
+		target = k.plan.Line
+	}
+	msg, edited, err := k.composeFor(l, t.frame, note, isMark)
+	if err != nil {
+		k.refuse(l, err)
+		return false, nil
+	}
+	if k.DryRun {
+		k.moved++
+		return false, nil
+	}
+	if err := k.pace.wait(ctx); err != nil {
+		return false, err
+	}
+	if edited {
+		original := wire.Publishing(&d, header.IsLive, nil)
+		if err := k.operator.publish(m.ctx, "", k.Originals, original); err != nil {
+			return false, fmt.Errorf("keep the original of message %q in queue %q: %w",
+				l.ID, k.Originals, err)
+		}
+	}
+	// One after the other: if the broker refuses a letter, no later letter is before it.
+	if err := k.operator.publish(m.ctx, "", target, msg); err != nil {
+		return false, err
+	}
+	step("a copy is confirmed")
+	if err := d.Ack(false); err != nil {
+		return false, err
+	}
+	step("a letter is acked")
+	k.blocked = k.blocked || isMark
+	k.moved++
+	k.count(func(p *Progress) { p.Done++ })
+	return true, nil
+}
+
+// step is told of each step of the replay of a key, by tests that end the process there.
+var step = func(string) {}
+
+// composeFor returns the message that is published in place of a letter: to the line if the letter
+// blocks its key, else to the queue.
+func (k *keyReplay) composeFor(
+	l Letter, frame int, note order.Note, toLine bool,
+) (msg amqp.Publishing, edited bool, err error) {
+	msg, edited, err = k.compose(l, frame)
+	if err != nil || !toLine {
+		return msg, edited, err
+	}
+	if msg.Headers == nil {
+		msg.Headers = amqp.Table{}
+	}
+	note.Kind = order.Wait
+	msg.Headers[header.Queue] = k.plan.Queue
+	msg.Headers[header.Key] = k.key
+	msg.Headers[header.Line] = note.String()
+	if msg.Priority > 0 { // it must not change places with the release
+		msg.Headers[header.Priority] = strconv.Itoa(int(msg.Priority))
+		msg.Priority = 0
+	}
+	return msg, edited, fit(&msg, frame)
+}

@@ -1,0 +1,530 @@
+package operate_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+	"github.com/millpond-go/millpond/topology/operate"
+)
+
+// keyed is a queue that is handled in order, with Block, and an operator. A message whose body
+// begins with "bad " fails until it is mended.
+type keyed struct {
+	*operate.Operator
+	t      testing.TB
+	url    string
+	queue  string
+	plan   topology.Plan
+	mended atomic.Bool
+
+	mu   sync.Mutex
+	done []string
+}
+
+var oneActive = amqp.Table{
+	"x-queue-type": "quorum", "x-single-active-consumer": true, "x-delivery-limit": int64(1 << 30),
+}
+
+func newKeyed(t testing.TB) *keyed {
+	t.Helper()
+	k := &keyed{t: t, url: testbroker.URL(t), queue: testbroker.Queue(t)}
+	k.Operator = rig.OpenOperator(t, k.url, operate.WithoutPolicyCheck())
+	rig.DeclareQueue(t, k.url, k.queue, oneActive)
+	var err error
+	k.plan, err = topology.InOrder{}.Plan(k.queue, []time.Duration{})
+	require.NoError(t, err)
+	testbroker.Delete(t, k.queue+".line", k.queue+".dlq", k.queue+".dlq.originals")
+	require.NoError(t, k.Declare(t.Context(), k.plan))
+	return k
+}
+
+// serve starts a process. A message fails once before it is dead.
+func (k *keyed) serve(block bool) *rig.Service {
+	k.t.Helper()
+	return rig.Start(k.t, rig.Config{
+		Queue: k.queue, Keep: true, Configure: rig.WithQueue(oneActive),
+		Strategy: topology.InOrder{Block: block, KeyBy: func(msg *message.Message) string {
+			return msg.Metadata.Get("key")
+		}},
+		Policy: backoff.List{50 * time.Millisecond},
+		Handle: func(msg *message.Message) error {
+			body := string(msg.Payload)
+			if strings.HasPrefix(body, "bad ") && !k.mended.Load() {
+				return errors.New("no such customer")
+			}
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			k.done = append(k.done, body)
+			return nil
+		},
+	})
+}
+
+// handled returns the bodies that were handled.
+func (k *keyed) handled() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return append([]string{}, k.done...)
+}
+
+func (k *keyed) send(key string, bodies ...string) {
+	k.t.Helper()
+	for _, body := range bodies {
+		m := rig.Message(body)
+		m.MessageId, m.Headers = "id of "+body, amqp.Table{"key": key}
+		rig.Publish(k.t, k.url, "", k.queue, m)
+	}
+}
+
+// state asks until the answer is as it should be.
+func (k *keyed) state(
+	what string, is func(operate.OrderState) bool,
+) (state operate.OrderState) {
+	k.t.Helper()
+	rig.WaitFor(k.t, what, func() bool {
+		var err error
+		state, err = k.Order(k.t.Context(), k.plan)
+		return err == nil && is(state)
+	})
+	return state
+}
+
+// blocked waits until the key is blocked and n messages wait behind its letter.
+func (k *keyed) blocked(key string, n int) operate.OrderKey {
+	k.t.Helper()
+	k.depth(".dlq")
+	s := k.state("a blocked key", func(s operate.OrderState) bool {
+		found, _ := s.Find(key)
+		return found.Mark != "" && found.Waiting == n
+	})
+	found, _ := s.Find(key)
+	return found
+}
+
+// depth waits until a queue has messages.
+func (k *keyed) depth(suffix string) {
+	k.t.Helper()
+	rig.WaitFor(k.t, "a message in "+suffix, func() bool {
+		return testbroker.Depth(k.t, k.url, k.queue+suffix) > 0
+	})
+}
+
+// ends waits until these messages were handled, in this order, and nothing is left.
+func (k *keyed) ends(bodies ...string) {
+	k.t.Helper()
+	rig.WaitFor(k.t, "all messages to be handled", func() bool {
+		return len(k.handled()) >= len(bodies)
+	})
+	require.Equal(k.t, bodies, k.handled())
+	k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
+}
+
+// Given a dead letter that blocks its key, when a person asks, then the process that leads tells
+// it. When the letter is replayed, then it is handled before the messages that came after it.
+func TestALetterThatBlocksItsKeyIsReplayedInItsPlace(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	service := k.serve(true)
+	k.send("order 17", "bad placed", "paid", "sent")
+	k.send("order 18", "placed")
+	found := k.blocked("order 17", 2)
+	require.Equal(t, "id of bad placed", found.MessageID)
+	require.WithinDuration(t, time.Now(), found.Blocked, time.Minute)
+	s, err := k.Order(t.Context(), k.plan)
+	require.NoError(t, err)
+	require.NotEmpty(t, s.Instance)
+	require.NotZero(t, s.Epoch)
+	require.Equal(t, 10000, s.MaxMessages)
+	require.Equal(t, 3, s.Messages)
+	require.Equal(t, []operate.OrderKey{found}, s.BlockedKeys())
+	require.Equal(t, []string{"placed"}, k.handled())
+
+	p, err := k.ReplayKey(t.Context(), k.plan, "order 17", operate.ReplayOptions{DryRun: true})
+	require.NoError(t, err)
+	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1}, p)
+	k.blocked("order 17", 2)
+	k.mended.Store(true)
+	p, err = k.ReplayKey(t.Context(), k.plan, "order 17", operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Done: 1}, p)
+	k.ends("placed", "bad placed", "paid", "sent")
+	service.RequireNothingLeft(0)
+}
+
+// Given a process with Block, when a person releases a key, then it goes on without its letter. A
+// second release, and one with an old ID, do nothing. The letter is replayed behind the others.
+func TestAReleaseHoldsForOneLetter(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	service := k.serve(true)
+	k.send("a", "bad 1", "2", "bad 3", "4")
+	first := k.blocked("a", 3).Mark
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", first), operate.ErrNotBlocked)
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", first))
+	second := k.state("the second letter", func(s operate.OrderState) bool {
+		found, _ := s.Find("a")
+		return found.Mark != "" && found.Mark != first && found.Waiting == 1
+	}).Keys[0].Mark
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", first), operate.ErrNotBlocked)
+	k.blocked("a", 1)
+	k.mended.Store(true)
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", second))
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "a", second), operate.ErrNotBlocked)
+	k.ends("2", "4")
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 2, p.Done)
+	k.ends("2", "4", "bad 1", "bad 3")
+	service.RequireNothingLeft(0)
+}
+
+// Given a letter that blocks its key and an older one, when the key is replayed, then the letter
+// that blocks comes in its place, and the older one, whose key went on, behind all.
+func TestALetterWhoseKeyWentOnComesBehindTheOthers(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "bad 2", "3")
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 2).Mark))
+	k.state("the second letter", func(s operate.OrderState) bool {
+		found, _ := s.Find("a")
+		return found.Mark != "" && found.MessageID == "id of bad 2"
+	})
+	rig.AwaitDepth(t, k.url, k.queue+".dlq", 2)
+	k.mended.Store(true)
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 2, p.Done)
+	k.ends("bad 2", "3", "bad 1")
+}
+
+// Given a letter that fails again, when it is replayed, then it is dead again and blocks again, and
+// no message overtakes it.
+func TestALetterThatFailsAgainBlocksAgain(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	before := k.blocked("a", 1).Mark
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Done)
+	k.state("another mark", func(s operate.OrderState) bool {
+		found, _ := s.Find("a")
+		return found.Mark != "" && found.Mark != before && found.Waiting == 1
+	})
+	require.Empty(t, k.handled())
+	k.depth(".dlq")
+	k.mended.Store(true)
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	k.ends("bad 1", "2")
+}
+
+// Given no process, when a person asks, then the tool reads the line and changes nothing. The
+// decisions of the person count when a process starts.
+func TestTheLineIsReadWithoutAService(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	service := k.serve(true)
+	k.send("a", "bad 1", "2", "3")
+	k.send("b", "bad 1 of b", "2 of b")
+	k.send("b", "3 of b")
+	want := k.blocked("a", 2)
+	k.blocked("b", 2)
+	service.Stop()
+	for range 3 {
+		s, err := k.Order(t.Context(), k.plan)
+		require.NoError(t, err)
+		require.Empty(t, s.Instance)
+		require.NotZero(t, s.Epoch)
+		require.Equal(t, 6, s.Messages)
+		require.Len(t, s.BlockedKeys(), 2)
+		got, _ := s.Find("a")
+		require.Equal(t, want.Blocked.Unix(), got.Blocked.Unix())
+		got.Blocked = want.Blocked
+		require.Equal(t, want, got)
+	}
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	bMark := k.blocked("b", 2).Mark
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark))
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), k.plan, "b", bMark), operate.ErrNotBlocked)
+	s, err := k.Order(t.Context(), k.plan)
+	require.NoError(t, err)
+	require.Empty(t, s.BlockedKeys())
+	require.Empty(t, k.handled())
+	k.mended.Store(true)
+	service = k.serve(true)
+	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 5 })
+	var of []string
+	for _, body := range k.handled() {
+		if !strings.HasSuffix(body, "of b") {
+			of = append(of, body)
+		}
+	}
+	require.Equal(t, []string{"bad 1", "2", "3"}, of)
+	k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
+	service.RequireNothingLeft(1)
+}
+
+// Given looks that follow each other without a pause, when a process starts, then it takes the lead
+// all the same, and no message changes its place.
+func TestLooksAtALineLetAServiceStart(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	service := k.serve(true)
+	k.send("a", "bad 1", "2", "3")
+	k.blocked("a", 2)
+	service.Stop()
+	k.mended.Store(true)
+	over, looks := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for ctx := t.Context(); ; n++ {
+			select {
+			case <-over:
+				looks <- n
+				return
+			default:
+				_, _ = k.Order(ctx, k.plan) // an error while the leader changes is none of the test
+			}
+		}
+	}()
+	began := time.Now()
+	service = k.serve(true)
+	rig.WaitFor(t, "the process to lead", func() bool {
+		return service.Logs.Said("Consuming in order") > 0
+	})
+	t.Logf("it leads after %v", time.Since(began))
+	require.Less(t, time.Since(began), 30*time.Second)
+	_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	rig.WaitFor(t, "all messages to be handled", func() bool { return len(k.handled()) == 3 })
+	close(over)
+	require.Positive(t, <-looks)
+	k.ends("bad 1", "2", "3")
+	service.RequireNothingLeft(0)
+}
+
+// Given hostile keys, then each is shown whole, and released or replayed.
+func TestHostileKeysAreReleasedAndReplayed(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]string{
+		"control characters": "a\x1b[2J\r\n\x00b", "long": strings.Repeat("k", 10_000),
+		"HTML": "<script>alert(1)</script>", "no UTF-8": "\xff\xfe", "spaces": " ", "note": "wait 1 1-1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeyed(t)
+			service := k.serve(true)
+			k.send(key, "bad 1", "2")
+			found := k.blocked(key, 1)
+			require.Equal(t, key, found.Key)
+			text, err := json.Marshal(found)
+			require.NoError(t, err)
+			var again operate.OrderKey
+			require.NoError(t, json.Unmarshal(text, &again))
+			require.Equal(t, key, again.Key)
+			k.mended.Store(true)
+			p, err := k.ReplayKey(t.Context(), k.plan, key, operate.ReplayOptions{})
+			require.NoError(t, err)
+			require.Equal(t, 1, p.Done)
+			k.ends("bad 1", "2")
+			k.mended.Store(false)
+			k.send(key, "bad 3", "4")
+			require.NoError(t, k.ReleaseKey(t.Context(), k.plan, key, k.blocked(key, 1).Mark))
+			k.ends("bad 1", "2", "4")
+			service.RequireNothingLeft(1)
+		})
+	}
+}
+
+// Given an edit that takes the headers away, then the letter keeps its key and its place, and its
+// original is kept.
+func TestAnEditedLetterKeepsKeyAndPlace(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{
+		Edit: func(_ operate.Letter, msg *amqp.Publishing) error {
+			msg.Headers, msg.Body, msg.Priority = nil, []byte("mended 1"), 9
+			return nil
+		},
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Done)
+	k.ends("mended 1", "2")
+	original := rig.Take(t, k.url, k.queue+".dlq.originals")
+	require.Equal(t, "bad 1", string(original.Body))
+	require.Equal(t, "a", original.Headers[header.DeadKey])
+}
+
+// Given a process without Block, then letters never block, and go back in their order.
+func TestLettersOfAKeyThatGoesOnAreReplayedInOrder(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(false)
+	k.send("a", "bad 1", "bad 2", "3")
+	k.send("b", "bad of b")
+	rig.AwaitDepth(t, k.url, k.queue+".dlq", 3)
+	s := k.state("an empty line", func(s operate.OrderState) bool { return s.Messages == 0 })
+	require.Empty(t, s.Keys)
+	k.mended.Store(true)
+	p, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, operate.Progress{Total: 3, Seen: 3, Chosen: 2, Done: 2}, p)
+	k.ends("3", "bad 1", "bad 2")
+	require.Equal(t, 1, testbroker.Depth(t, k.url, k.queue+".dlq"))
+}
+
+// A letter that blocks its key would lose its place in the queue, so only ReplayKey moves it.
+func TestAReplayRefusesALetterThatBlocks(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	for _, dry := range []bool{true, false} {
+		p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{DryRun: dry})
+		require.ErrorContains(t, err, "millpond order replay")
+		require.Equal(t, operate.Progress{Total: 1, Seen: 1, Chosen: 1, Refused: 1}, p)
+	}
+	k.blockedStill("a")
+	require.NoError(t, k.ReleaseKey(t.Context(), k.plan, "a", k.blocked("a", 1).Mark))
+	k.mended.Store(true)
+	p, err := k.Replay(t.Context(), k.plan, operate.ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Done)
+	k.ends("2", "bad 1")
+}
+
+// Given a letter that was discarded, then a replay says that the key is blocked by nothing that
+// could be replayed, and does nothing.
+func TestAReplayWithoutTheLetterThatBlocks(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	k.serve(true)
+	k.send("a", "bad 1", "2")
+	k.blocked("a", 1)
+	_, err := k.Discard(t.Context(), k.plan, operate.DiscardOptions{})
+	require.NoError(t, err)
+	_, err = k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+	require.ErrorIs(t, err, operate.ErrUnsafe)
+	require.ErrorContains(t, err, `"id of bad 1" blocks the key`)
+	k.blockedStill("a")
+}
+
+func (k *keyed) blockedStill(key string) {
+	k.t.Helper()
+	s, err := k.Order(k.t.Context(), k.plan)
+	require.NoError(k.t, err)
+	found, _ := s.Find(key)
+	require.NotEmpty(k.t, found.Mark)
+}
+
+// A queue without an order, and options that make no sense, are refused.
+func TestOrderRefuses(t *testing.T) {
+	t.Parallel()
+	k := newKeyed(t)
+	plain := topology.Plan{Queue: k.queue}
+	_, err := k.Order(t.Context(), plain)
+	require.ErrorIs(t, err, operate.ErrInvalidOptions)
+	require.ErrorIs(t, k.ReleaseKey(t.Context(), plain, "a", "1-1"), operate.ErrInvalidOptions)
+	for _, options := range []operate.ReplayOptions{{To: "other"}, {Named: true}, {Limit: -1}} {
+		_, err = k.ReplayKey(t.Context(), k.plan, "a", options)
+		require.ErrorIs(t, err, operate.ErrInvalidOptions)
+	}
+	_, err = k.ReplayKey(t.Context(), k.plan, "", operate.ReplayOptions{})
+	require.ErrorIs(t, err, operate.ErrInvalidOptions)
+	_, err = k.ReplayKey(t.Context(), plain, "a", operate.ReplayOptions{})
+	require.ErrorIs(t, err, operate.ErrInvalidOptions)
+}
+
+// replaysUntil tells this test binary to be the process that is killed: a queue and a step.
+const replaysUntil = "MILLPOND_TEST_REPLAYS_UNTIL"
+
+// Given a replay that is killed between two steps, then nothing is lost and nothing overtakes, and
+// the next replay ends it.
+func TestAReplayOfAKeyIsKilled(t *testing.T) {
+	if words := os.Getenv(replaysUntil); words != "" {
+		queue, at, _ := strings.Cut(words, "|")
+		operate.OnReplayStep(func(name string) {
+			if name == at {
+				p, _ := os.FindProcess(os.Getpid())
+				_ = p.Kill()
+				select {}
+			}
+		})
+		o := rig.OpenOperator(t, os.Getenv("AMQP_URL"), operate.WithoutPolicyCheck())
+		plan, err := topology.InOrder{}.Plan(queue, []time.Duration{})
+		require.NoError(t, err)
+		_, err = o.ReplayKey(t.Context(), plan, "a", operate.ReplayOptions{})
+		require.NoError(t, err)
+		return
+	}
+	t.Parallel()
+	for at, services := range map[string][]bool{
+		"a copy is confirmed": {true, false}, "a letter is acked": {false},
+	} {
+		for _, running := range services {
+			t.Run(fmt.Sprintf("%s, running %t", at, running), func(t *testing.T) {
+				t.Parallel()
+				k := newKeyed(t)
+				service := k.serve(true)
+				k.send("a", "bad 1", "2", "3")
+				k.blocked("a", 2)
+				if !running {
+					service.Stop()
+				}
+				k.mended.Store(true)
+				child := exec.Command(os.Args[0], "-test.run=^TestAReplayOfAKeyIsKilled$")
+				child.Env = append(os.Environ(), replaysUntil+"="+k.queue+"|"+at, "AMQP_URL="+k.url)
+				out, err := child.CombinedOutput()
+				require.Error(t, err, "it was killed: %s", out)
+				require.Empty(t, k.handled(), "no message has overtaken")
+				rig.WaitFor(t, "the next replay to end it", func() bool {
+					_, err := k.ReplayKey(t.Context(), k.plan, "a", operate.ReplayOptions{})
+					require.NoError(t, err)
+					s, err := k.Order(t.Context(), k.plan)
+					found, _ := s.Find("a")
+					return err == nil && found.Mark == "" && testbroker.Depth(t, k.url, k.queue+".dlq") == 0
+				})
+				if !running {
+					service = k.serve(true)
+				}
+				rig.WaitFor(t, "all messages to be handled", func() bool {
+					done := k.handled()
+					return len(done) > 0 && done[len(done)-1] == "3"
+				})
+				var once []string
+				for i, body := range k.handled() {
+					if i == 0 || body != k.handled()[i-1] {
+						once = append(once, body)
+					}
+				}
+				require.Equal(t, []string{"bad 1", "2", "3"}, once)
+				service.RequireNothingLeft(0)
+			})
+		}
+	}
+}
