@@ -589,6 +589,7 @@ func (s *Subscription) answer(o *inOrder, replyTo string) {
 			key.Waiting--
 			key.Mark, key.Blocked = k.MarkID.String(), k.Mark.raw.Timestamp
 			key.MessageID = k.Mark.raw.MessageId
+			key.Replayed = k.Replayed
 		}
 		state.Keys = append(state.Keys, key)
 	}

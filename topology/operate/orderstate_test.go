@@ -484,7 +484,7 @@ func TestAReplayOfAKeyIsKilled(t *testing.T) {
 	}
 	t.Parallel()
 	for at, services := range map[string][]bool{
-		"a copy is confirmed": {true, false}, "a letter is acked": {false},
+		"a copy is confirmed": {true, false}, "a letter is acked": {true, false},
 	} {
 		for _, running := range services {
 			t.Run(fmt.Sprintf("%s, running %t", at, running), func(t *testing.T) {
