@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"math/bits"
 	"strconv"
 
@@ -93,3 +94,22 @@ var levelKeys = func() (keys [64]string) {
 	}
 	return keys
 }()
+
+// levels checks the routes that a plan makes for delays between its wait steps.
+func (v *validation) levels() {
+	l := v.plan.Levels
+	if l == nil {
+		return
+	}
+	if err := l.check(); err != nil {
+		v.find("Plan.Levels: %w", err)
+		return
+	}
+	// The wait steps pass each level alone. These routes also pass all levels below it. Together
+	// they take every binding of an exchange that has two bindings for each level.
+	for n := range l.Levels {
+		route := l.passing(uint64(1)<<(n+1) - 1)
+		route.RoutingKey = cmp.Or(route.RoutingKey, v.plan.Queue)
+		v.step(route)
+	}
+}

@@ -243,25 +243,6 @@ func (v *validation) steps() {
 	}
 }
 
-// levels checks the routes that a plan makes for delays between its wait steps.
-func (v *validation) levels() {
-	l := v.plan.Levels
-	if l == nil {
-		return
-	}
-	if err := l.check(); err != nil {
-		v.find("Plan.Levels: %w", err)
-		return
-	}
-	// The wait steps pass each level alone. These routes also pass all levels below it. Together
-	// they take every binding of an exchange that has two bindings for each level.
-	for n := range l.Levels {
-		route := l.passing(uint64(1)<<(n+1) - 1)
-		route.RoutingKey = cmp.Or(route.RoutingKey, v.plan.Queue)
-		v.step(route)
-	}
-}
-
 // step checks one route: the wait queues that it passes, and its end in the queue.
 func (v *validation) step(r Route) {
 	name := fmt.Sprintf("the step of %v by exchange %q, routing key %q", r.Delay, r.Exchange,
