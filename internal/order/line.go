@@ -59,8 +59,8 @@ type Step[T any] struct {
 }
 
 // Limits bound what is in the line, because all of it is in memory. Beyond them nothing follows:
-// the messages stay in the main queue. Messages that must follow, and messages whose key has nothing
-// in the line and that may fail, have more room: Reserve messages and once more the bytes.
+// the messages stay in the main queue. Messages that must follow, and messages whose key has
+// nothing in the line and that may fail, have more room: Reserve messages and once more the bytes.
 type Limits struct{ Messages, Bytes int }
 
 // Reserve is how many more messages are in the line at most.

@@ -189,10 +189,11 @@ func TestManyTakeoversWithALowDeliveryLimit(t *testing.T) {
 			url := testbroker.URL(t)
 			h := newHandler()
 			proxy := testbroker.NewProxy(t, url)
-			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), func(msg *message.Message) error {
+			slow := func(msg *message.Message) error {
 				time.Sleep(10 * time.Millisecond)
 				return h.handle(msg)
-			})
+			}
+			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), slow)
 			h.open.Store(true)
 			cfg.URL, cfg.AdminURL = proxy.URL(), url
 			cfg.Configure = func(cfg *wamqp.Config) {
@@ -224,10 +225,11 @@ func TestANackKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	var handled bodies
 	var failures atomic.Int32
-	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), func(msg *message.Message) error {
+	handle := func(msg *message.Message) error {
 		handled.add(string(msg.Payload))
 		return nil
-	})
+	}
+	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), handle)
 	cfg.Outer = []message.HandlerMiddleware{func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			if string(msg.Payload) == "a:0" && failures.Add(1) < 4 {
