@@ -84,6 +84,7 @@ func (s *source) learn(
 		NackCounts:      !f.Version.AtLeast(4, 3),
 		ConsumerTimeout: f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
+	limits.Classic = f.Kind == audit.Classic
 	limits.Deliveries, _ = f.DeliveryLimit()
 	vhost, _ := client.linkCfg.Vhost() // parsed before
 	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))

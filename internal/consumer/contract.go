@@ -169,6 +169,7 @@ type Limits struct {
 	// does before RabbitMQ 4.3.
 	NackCounts      bool
 	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
+	Classic         bool          // the queue is a classic queue
 }
 
 var (

@@ -124,6 +124,9 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Queue = s.cfg.Queue
 	d.MessageID, d.CorrelationID = raw.MessageId, raw.CorrelationId
 	d.Arrived, d.HoldUntil = a.at, a.at.Add(c.hold)
+	if c.inOrder != nil && !c.NackCounts { // no timeout; it may have waited for longer than hold
+		d.HoldUntil = time.Now().Add(c.hold)
+	}
 	d.Redelivered = raw.Redelivered
 	d.Probe = c.single
 	d.Gone = ctx.Done()
@@ -187,12 +190,14 @@ func withoutLive(headers amqp.Table) amqp.Table {
 // remaining returns how long a message that waits in rounds must go on waiting; 0 if it is due.
 // The last round names no time: so a clock that is behind adds none. A forged not-before is
 // bounded by the delay that the message names beside it.
-func (d *delivery) remaining() time.Duration {
-	if d.State.NotBefore.IsZero() {
+func (d *delivery) remaining() time.Duration { return remaining(&d.State) }
+
+func remaining(state *header.RetryState) time.Duration {
+	if state.NotBefore.IsZero() {
 		return 0
 	}
-	asked := min(max(d.State.Delay, d.State.Snoozed), backoff.MaxDelay)
-	return max(0, min(d.State.NotBefore.Sub(clock.Now()), asked))
+	asked := min(max(state.Delay, state.Snoozed), backoff.MaxDelay)
+	return max(0, min(state.NotBefore.Sub(clock.Now()), asked))
 }
 
 // decode makes the message that the handler gets. It shares nothing with the delivery.

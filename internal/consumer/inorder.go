@@ -2,12 +2,15 @@ package consumer
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -156,6 +159,12 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		defer ticker.Stop()
 		renew = ticker.C
 	}
+	var quiet <-chan time.Time
+	if c.probing {
+		ticker := time.NewTicker(clock.Wait(quietProbe))
+		defer ticker.Stop()
+		quiet = ticker.C
+	}
 	limit := s.probeLimit(c)
 	if c.single && !o.leads() && !s.beat(o) {
 		return false
@@ -226,6 +235,10 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 			if !s.renew(o) {
 				return false
 			}
+		case <-quiet:
+			if o.next == nil && s.places.areEmpty() { // else the probe is undecided
+				s.outage.quiet(clock.Wait(quietProbe))
+			}
 		case <-limit:
 			return false
 		case <-c.enough:
@@ -248,15 +261,12 @@ func (a arrival) with(next *step) arrival {
 	return a
 }
 
-// mayBegin reports whether a place is free. A probe first lets messages go to the line that must:
-// the end of a probe counts against the delivery limit.
+// mayBegin reports whether a place is free. A probe is alone.
 func (s *Subscription) mayBegin(o *inOrder, next *step) bool {
 	if next.Follows || !o.lines.probing && !o.lines.single {
 		return s.places.areFree()
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return s.places.areEmpty() && o.line.Musts() == 0
+	return s.places.areEmpty()
 }
 
 // probeLimit returns a channel that has a value when a probe has waited for its message long
@@ -308,28 +318,45 @@ func (s *Subscription) fromLine(c *consumer, raw amqp.Delivery) bool {
 		s.answer(o, raw.ReplyTo)
 		_ = c.ack(raw.DeliveryTag)
 	case order.Wait, order.Block:
-		o.waits(a, note)
+		o.waits(a, note, s.due(&raw))
 	}
 	return true
 }
 
 // waits takes a message that waits in the line. A message whose number cannot be read goes first.
-func (o *inOrder) waits(a arrival, note order.Note) {
+func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
 	key, _ := a.raw.Headers[header.Key].(string)
-	due, _ := a.raw.Headers[header.NotBefore].(string)
-	at, _ := time.Parse(time.RFC3339Nano, due)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.line.Returned(order.Waiting[arrival]{
-		Key: key, Seq: note.Seq, ID: note.ID, Due: at, Size: len(a.raw.Body) + besideBody,
+		Key: key, Seq: note.Seq, ID: note.ID, Due: due, Size: len(a.raw.Body) + besideBody,
 		Block: note.Kind == order.Block, Item: a,
 	})
+}
+
+// due returns when a message of the line may be handled; zero for at once. A forged time, and the
+// time of a host whose clock was ahead, is bounded as in other queues.
+func (s *Subscription) due(raw *amqp.Delivery) (at time.Time) {
+	if _, waits := raw.Headers[header.NotBefore]; !waits {
+		return at
+	}
+	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	})
+	if left := remaining(&state); left > 0 {
+		at = clock.Now().Add(left)
+	}
+	return at
 }
 
 // token takes a token. It reports whether this process may go on to lead.
 func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
 	published, mine := o.mine[note.Name]
 	delete(o.mine, note.Name)
+	if !mine && note.Epoch > order.MaxEpoch { // forged
+		note.Epoch = 0
+	}
 	o.ahead = max(o.ahead, note.Ahead)
 	o.mu.Lock()
 	before := o.line.Epoch()
@@ -515,9 +542,29 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 	return o.gate != "" || s.shut(o, epoch)
 }
 
-// keyOf returns the key of a message; "" if it cannot be read. Such a message is dead-lettered
-// when it is handled.
-func (s *Subscription) keyOf(raw *amqp.Delivery) (key string) {
+// maxKey is the longest key that does not change, so that the headers of a copy and of a mark fit
+// into a frame.
+const maxKey = 1024
+
+// keyOf returns the key of a message as it stands in headers and in answers: as text. It is "" if
+// it cannot be read. Such a message is dead-lettered when it is handled.
+func (s *Subscription) keyOf(raw *amqp.Delivery) string {
+	asked := make(chan string, 1)
+	go func() { // the user's function may end it
+		defer close(asked)
+		asked <- s.askKey(raw)
+	}()
+	key := <-asked
+	if len(key) > maxKey {
+		key = fmt.Sprintf("%.64q %x", key, sha256.Sum256([]byte(key)))
+	}
+	if !utf8.ValidString(key) {
+		key = strconv.QuoteToASCII(key)
+	}
+	return key
+}
+
+func (s *Subscription) askKey(raw *amqp.Delivery) (key string) {
 	defer func() {
 		if r := recover(); r != nil {
 			key = ""
@@ -708,7 +755,7 @@ func (d *delivery) follow() {
 	d.settle("Message cannot be stored behind the messages of its key, holding it",
 		func(ctx context.Context) error {
 			state := d.State
-			return d.republish(ctx, 0, &state)
+			return d.republish(ctx, d.remaining(), &state)
 		}, func() {
 			if d.died != nil {
 				d.observeSettled(middleware.EventDeadLettered, d.State, nil)

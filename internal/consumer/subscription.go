@@ -228,7 +228,7 @@ func (s *Subscription) open(
 	var deliveries <-chan amqp.Delivery
 	if err == nil {
 		deliveries, err = ch.Consume(queue, tag, false, cfg.Exclusive, cfg.NoLocal, false,
-			s.consumeArguments())
+			s.consumeArguments(limits.Classic && queue == s.cfg.Queue))
 	}
 	if err != nil {
 		_ = ch.Close()
@@ -259,10 +259,10 @@ func (s *Subscription) open(
 
 // consumeArguments are the user's, and with an order no consumer timeout: RabbitMQ 4.3 would give
 // the deliveries that are over it to another consumer, and keep the others for this one (F52).
-// Earlier versions ignore the argument.
-func (s *Subscription) consumeArguments() amqp.Table {
+// Earlier versions ignore the argument. A classic queue of RabbitMQ 4.3 refuses it.
+func (s *Subscription) consumeArguments(classic bool) amqp.Table {
 	args := s.cfg.Consume.Arguments
-	if s.cfg.Order == nil {
+	if s.cfg.Order == nil || classic {
 		return args
 	}
 	args = maps.Clone(args)

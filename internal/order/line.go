@@ -59,8 +59,19 @@ type Step[T any] struct {
 }
 
 // Limits bound what is in the line, because all of it is in memory. Beyond them nothing follows:
-// the messages stay in the main queue.
+// the messages stay in the main queue. Messages that must follow, and messages whose key has
+// nothing in the line and that may fail, have more room: Reserve messages and once more the bytes.
 type Limits struct{ Messages, Bytes int }
+
+// Reserve is how many more messages are in the line at most.
+const Reserve = 4096
+
+// MaxEpoch and MaxSeq are the highest numbers that count. Higher ones are forged. They would leave
+// no number for what comes next.
+const (
+	MaxEpoch uint64 = 1 << 53
+	MaxSeq   uint64 = 1 << 53
+)
 
 // Line is the memory of the process that consumes. Only one goroutine at a time may use it.
 type Line[T any] struct {
@@ -129,9 +140,6 @@ func (l *Line[T]) Arrived(key string, item T, must bool) {
 	l.touch(a)
 }
 
-// Musts returns how many messages must follow and have not begun to.
-func (l *Line[T]) Musts() int { return l.musts }
-
 // Returned takes a message of the line.
 func (l *Line[T]) Returned(w Waiting[T]) {
 	a, ok := l.expected[w.ID]
@@ -139,8 +147,10 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 		a = l.lane(w.Key)
 	}
 	delete(l.expected, w.ID)
-	l.epoch = max(l.epoch, w.ID.Epoch)
-	a.last = max(a.last, w.Seq)
+	l.Seen(w.ID.Epoch)
+	if w.Seq <= MaxSeq {
+		a.last = max(a.last, w.Seq)
+	}
 	l.bytes += w.Size
 	i := slices.IndexFunc(a.waiting, func(e entry[T]) bool { return !e.here && e.ID == w.ID })
 	if i >= 0 {
@@ -149,6 +159,7 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 		l.messages++
 		a.insert(entry[T]{w, true})
 	}
+	l.noteFull()
 	l.touch(a)
 }
 
@@ -200,8 +211,12 @@ func (l *Line[T]) BeCareful(careful bool) {
 // Epoch is the highest epoch that was seen.
 func (l *Line[T]) Epoch() uint64 { return l.epoch }
 
-// Seen notes an epoch.
-func (l *Line[T]) Seen(epoch uint64) { l.epoch = max(l.epoch, epoch) }
+// Seen notes an epoch of another process.
+func (l *Line[T]) Seen(epoch uint64) {
+	if epoch <= MaxEpoch {
+		l.epoch = max(l.epoch, epoch)
+	}
+}
 
 // Len returns how many messages are in the line, and their bytes in memory.
 func (l *Line[T]) Len() (messages, bytes int) { return l.messages, l.bytes }
@@ -258,6 +273,7 @@ func (l *Line[T]) Ended(s *Step[T], copied bool) {
 		l.messages++
 		a.insert(entry[T]{Waiting: Waiting[T]{Key: a.key, Seq: s.Seq, ID: s.ID}})
 	}
+	l.noteFull()
 	l.touch(a)
 }
 
@@ -357,7 +373,7 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 			switch {
 			case first.Due.After(now):
 				l.sleep(a, first.Due)
-			case l.careful && l.handling > 0:
+			case l.careful && l.handling > 0, l.mustsWait():
 				l.wait(a)
 			default:
 				return l.handleFirst(a)
@@ -371,12 +387,13 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 	if !inLine && a.handling != nil {
 		return nil // what it becomes decides
 	}
-	must := a.fresh[0].must || l.careful
-	if inLine && !must && !l.hasRoom() {
+	must := a.fresh[0].must
+	follows := inLine || must || l.careful
+	if follows && !must && !l.hasRoom() || !l.hasReserve() || !follows && l.mustsWait() {
 		l.wait(a)
 		return nil
 	}
-	return l.begin(a, inLine || must)
+	return l.begin(a, follows)
 }
 
 func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
@@ -395,7 +412,9 @@ func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
 		Item: a.fresh[0].item, Follows: follows, Key: a.key, Seq: a.last + 1, ID: l.newID(a), lane: a,
 	}
 	if a.fresh[0].must {
-		l.musts--
+		if l.musts--; l.musts == 0 {
+			l.retry()
+		}
 	}
 	a.fresh[0] = fresh[T]{}
 	a.fresh = a.fresh[1:]
@@ -417,6 +436,22 @@ func (l *Line[T]) newID(a *lane[T]) ID {
 
 func (l *Line[T]) hasRoom() bool {
 	return l.messages < l.limits.Messages && l.bytes < l.limits.Bytes
+}
+
+// hasReserve reports whether there is room for a message that may fail, or must follow.
+func (l *Line[T]) hasReserve() bool {
+	return l.messages+l.handling < l.limits.Messages+Reserve && l.bytes < 2*l.limits.Bytes
+}
+
+// mustsWait reports whether the messages that must follow go first. A handler may end the process,
+// which counts against their delivery limit. They do not wait for a handler that hangs.
+func (l *Line[T]) mustsWait() bool { return l.musts > 0 && l.handling == 0 && l.hasReserve() }
+
+// noteFull looks at the lanes again if messages that must follow have no room.
+func (l *Line[T]) noteFull() {
+	if l.musts > 0 && !l.hasReserve() {
+		l.retry()
+	}
 }
 
 // out counts a message that has left the line.

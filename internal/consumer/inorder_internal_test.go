@@ -1,0 +1,73 @@
+package consumer
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// A message of the line may arrive long before it is handled. Where nothing limits how long it is
+// held, its hold begins with its handling.
+func TestTheHoldOfAMessageThatHasWaitedInTheLine(t *testing.T) {
+	t.Parallel()
+	hour := arrival{at: time.Now().Add(-time.Hour)}
+	for name, c := range map[string]struct {
+		nackCounts bool
+		want       time.Time
+	}{
+		"without a consumer timeout": {false, time.Now().Add(time.Minute)},
+		"with a consumer timeout":    {true, hour.at.Add(time.Minute)},
+	} {
+		s := &Subscription{cfg: Config{Queue: "orders"}, stop: t.Context()}
+		on := &consumer{
+			ctx: t.Context(), hold: time.Minute, inOrder: &inOrder{},
+			Limits: Limits{NackCounts: c.nackCounts},
+		}
+		d, end := s.newDelivery(on, hour)
+		defer end()
+		require.WithinDuration(t, c.want, d.HoldUntil, 10*time.Second, name)
+	}
+}
+
+// The time until which a message of the line waits is bounded by the delay that it names, as in
+// other queues.
+func TestAForgedTimeInTheLine(t *testing.T) {
+	t.Parallel()
+	s := &Subscription{cfg: Config{Queue: "orders"}}
+	far := time.Now().AddDate(10, 0, 0).UTC().Format(time.RFC3339Nano)
+	headers := amqp.Table{header.Queue: "orders", header.NotBefore: far, header.Delay: "90s"}
+	require.WithinDuration(t, time.Now().Add(90*time.Second), s.due(&amqp.Delivery{Headers: headers}),
+		10*time.Second)
+	delete(headers, header.Delay)
+	require.Zero(t, s.due(&amqp.Delivery{Headers: headers}))
+}
+
+// A key stands in headers and in JSON: long keys and other bytes are written as short text. Keys
+// that differ go on to differ.
+func TestKeysAreShortText(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("é", maxKey)
+	seen := map[string]bool{}
+	other := strings.Repeat("\xff", 5000)
+	for _, key := range []string{"orders-17", long, long + "x", "\xff", "\xfe", other} {
+		s := &Subscription{cfg: Config{
+			Order: &Order{KeyBy: func(*message.Message) string { return key }},
+			Decode: func(amqp.Delivery) (*message.Message, error) {
+				return message.NewMessage("", nil), nil
+			},
+		}}
+		got := s.keyOf(&amqp.Delivery{})
+		require.LessOrEqual(t, len(got), maxKey)
+		require.True(t, utf8.ValidString(got), got)
+		require.False(t, seen[got], got)
+		seen[got] = true
+	}
+	require.True(t, seen["orders-17"])
+}

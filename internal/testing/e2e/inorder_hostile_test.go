@@ -1,0 +1,206 @@
+package e2e_test
+
+import (
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/middleware/header"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// Given a message in the line that this library has not written, when the process leads and when
+// another takes over, then the queue goes on.
+func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
+	t.Parallel()
+	const huge = "18446744073709551615"
+	far := time.Now().AddDate(1, 0, 0).UTC().Format(time.RFC3339Nano)
+	token := func(epoch, ahead, crashes string) amqp.Table {
+		return amqp.Table{header.Line: "token " + epoch + " x " + ahead + " " + crashes + " 0-0"}
+	}
+	wait := func(number, id string) amqp.Table {
+		return amqp.Table{header.Line: "wait " + number + " " + id, header.Key: "a"}
+	}
+	for name, headers := range map[string]amqp.Table{
+		"a token with a huge epoch":   token(huge, "65536", "9223372036854775807"),
+		"a token with a large epoch":  token("9223372036854775808", "1", "1"),
+		"a token with words left out": {header.Line: "token"},
+		"huge numbers":                wait(huge, huge+"-"+huge),
+		"large numbers":               wait("7", "9223372036854775807-7"),
+		"a time that is far away": {
+			header.Line: "wait 1 1-1", header.Key: "a", header.NotBefore: far,
+		},
+		"no header": {},
+		"headers of other types": {
+			header.Line: int64(7), header.Key: []byte("a"), header.NotBefore: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var handled bodies
+			c := orderedBy(topology.InOrder{}, often(100*time.Millisecond),
+				func(msg *message.Message) error {
+					handled.add(string(msg.Payload))
+					return nil
+				})
+			r := rig.Start(t, c)
+			r.Send("a:0", "b:0")
+			rig.WaitFor(t, "both messages are handled", func() bool { return handled.len() == 2 })
+			rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{
+				DeliveryMode: amqp.Persistent, Headers: headers, Body: []byte("x:0"),
+			})
+			r.Send("a:1", "b:1")
+			within(t, 20*time.Second, "the process goes on", func() bool {
+				return len(handled.of("a"))+len(handled.of("b")) == 4
+			})
+			for i := range 2 {
+				r.Stop()
+				c.Queue, c.Keep = r.Queue, true
+				r = rig.Start(t, c)
+				r.Send("a:"+strconv.Itoa(2+i), "b:"+strconv.Itoa(2+i))
+				within(t, 20*time.Second, "the next process goes on", func() bool {
+					return len(handled.of("a")) == 3+i && len(handled.of("b")) == 3+i
+				})
+			}
+			require.Equal(t, ofKey("a", 4), handled.of("a"))
+			require.Equal(t, ofKey("b", 4), handled.of("b"))
+		})
+	}
+}
+
+// within waits for less long than rig.WaitFor.
+func within(t *testing.T, limit time.Duration, condition string, cond func() bool) {
+	t.Helper()
+	require.Eventually(t, cond, limit, 20*time.Millisecond, condition)
+}
+
+// Given a message that still waits in rounds, when it comes behind a failed message of its key,
+// then it waits to the end.
+func TestAMessageThatFollowsKeepsItsDelay(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	var failed atomic.Bool
+	at := make(chan time.Time, 1)
+	handle := func(msg *message.Message) error {
+		if string(msg.Payload) == "a:0" && failed.CompareAndSwap(false, true) {
+			return errNotYet
+		}
+		if string(msg.Payload) == "a:1" {
+			at <- time.Now()
+		}
+		handled.add(string(msg.Payload))
+		return nil
+	}
+	r := rig.Start(t, orderedBy(topology.InOrder{}, often(time.Second), handle))
+	r.Send("a:0")
+	rig.WaitFor(t, "the first message fails", failed.Load)
+	due := time.Now().Add(5 * time.Second)
+	later := rig.Message("a:1")
+	later.Headers = amqp.Table{
+		header.Queue: r.Queue, header.Snoozed: "10s",
+		header.NotBefore: due.UTC().Format(time.RFC3339Nano),
+	}
+	r.Publish(later)
+	require.WithinRange(t, rig.Await(t, at), due.Add(-rig.Grace), due.Add(rig.Ceiling))
+	require.Equal(t, ofKey("a", 2), handled.of("a"))
+	r.RequireNothingLeft(0)
+}
+
+// Given keys that are long, or no text, then they have an order, and a person can release them.
+func TestUnusualKeys(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]string{
+		"10 kB":    strings.Repeat("k", 10_000),
+		"200 kB":   strings.Repeat("k", 200_000),
+		"no UTF-8": "\xff\xfe\x00",
+	} {
+		for _, block := range []bool{false, true} {
+			t.Run(name+" "+strconv.FormatBool(block), func(t *testing.T) {
+				t.Parallel()
+				var handled bodies
+				var failed atomic.Int32
+				r := rig.Start(t, orderedBy(topology.InOrder{
+					Block: block, KeyBy: func(*message.Message) string { return key },
+				}, backoff.List{100 * time.Millisecond}, func(msg *message.Message) error {
+					if string(msg.Payload) == "a:1" {
+						failed.Add(1)
+						return errNotYet
+					}
+					handled.add(string(msg.Payload))
+					return nil
+				}))
+				r.Send(ofKey("a", 4)...)
+				dead := r.DeadLetter()
+				rig.RequireDead(t, dead, "exhausted", "2")
+				if block {
+					note := order.ParseNote(dead.Headers[header.DeadLine].(string))
+					rig.Publish(t, r.URL, "", r.Queue+".line", amqp.Publishing{Headers: amqp.Table{
+						header.Key:  dead.Headers[header.DeadKey],
+						header.Line: order.Note{Kind: order.Release, ID: note.ID}.String(),
+					}})
+				}
+				within(t, 20*time.Second, "all others are handled", func() bool { return handled.len() == 3 })
+				require.Equal(t, []string{"a:0", "a:2", "a:3"}, handled.of("a"))
+				r.RequireNothingLeft(0)
+			})
+		}
+	}
+}
+
+// quitter is a marshaler that ends its goroutine at one message.
+type quitter struct{ wamqp.DefaultMarshaler }
+
+func (q *quitter) Unmarshal(d amqp.Delivery) (*message.Message, error) {
+	if string(d.Body) == "quit" {
+		runtime.Goexit()
+	}
+	return q.DefaultMarshaler.Unmarshal(d)
+}
+
+// A function of the user that ends its goroutine stops nothing but its message.
+func TestAKeyThatEndsItsGoroutineStopsNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		marshaler wamqp.Marshaler
+		keyBy     func(*message.Message) string
+	}{
+		"the marshaler": {&quitter{}, keyOf},
+		"KeyBy": {wamqp.DefaultMarshaler{}, func(msg *message.Message) string {
+			if string(msg.Payload) == "quit" {
+				runtime.Goexit()
+			}
+			return keyOf(msg)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var handled bodies
+			cfg := orderedBy(topology.InOrder{KeyBy: c.keyBy}, often(100*time.Millisecond),
+				func(msg *message.Message) error {
+					handled.add(string(msg.Payload))
+					return nil
+				})
+			configure := cfg.Configure
+			cfg.Configure = func(cfg *wamqp.Config) {
+				configure(cfg)
+				cfg.Marshaler = c.marshaler
+			}
+			r := rig.Start(t, cfg)
+			r.Send("a:0", "quit", "a:1")
+			within(t, 20*time.Second, "the others are handled", func() bool {
+				return len(handled.of("a")) == 2
+			})
+		})
+	}
+}

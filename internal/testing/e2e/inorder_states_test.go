@@ -1,0 +1,302 @@
+package e2e_test
+
+import (
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/rig"
+	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
+	"github.com/millpond-go/millpond/topology"
+)
+
+// handler handles everything but a:0, which fails until it is opened, and hang:0, which hangs.
+type handler struct {
+	bodies
+	open, failed, hangs atomic.Bool
+	hang                chan struct{}
+}
+
+func newHandler() *handler { return &handler{hang: make(chan struct{})} }
+
+func (h *handler) handle(msg *message.Message) error {
+	body := string(msg.Payload)
+	switch {
+	case body == "a:0" && !h.open.Load():
+		h.failed.Store(true)
+		return errNotYet
+	case strings.HasPrefix(body, "hang:"):
+		h.hangs.Store(true)
+		<-h.hang
+	}
+	h.add(body)
+	return nil
+}
+
+// A person may purge or delete the queues of a process that leads: it goes on.
+func TestTheQueuesOfALeaderAreTouched(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		touch func(ch *amqp.Channel, queue string) error
+		lost  bool // the messages in the line
+	}{
+		"the line is deleted": {func(ch *amqp.Channel, queue string) error {
+			_, err := ch.QueueDelete(queue+".line", false, false, false)
+			return err
+		}, true},
+		"the line is purged": {func(ch *amqp.Channel, queue string) error {
+			_, err := ch.QueuePurge(queue+".line", false)
+			return err
+		}, false},
+		"the queue is deleted": {func(ch *amqp.Channel, queue string) error {
+			_, err := ch.QueueDelete(queue, false, false, false)
+			return err
+		}, false},
+		"both are deleted": {func(ch *amqp.Channel, queue string) error {
+			_, err := ch.QueueDelete(queue+".line", false, false, false)
+			if err == nil {
+				_, err = ch.QueueDelete(queue, false, false, false)
+			}
+			return err
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHandler()
+			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+			r := rig.Start(t, cfg)
+			cfg.Queue = r.Queue
+			rig.Start(t, cfg)
+			r.Send(ofKey("a", 5)...)
+			rig.WaitFor(t, "the first message fails", h.failed.Load)
+			time.Sleep(time.Second)
+			ch := testbroker.Channel(t, r.URL)
+			require.NoError(t, c.touch(ch, r.Queue))
+			within(t, 30*time.Second, "other keys are handled", func() bool {
+				_ = ch.PublishWithContext(t.Context(), "", r.Queue, false, false, rig.Message("b:0"))
+				time.Sleep(200 * time.Millisecond)
+				return len(h.of("b")) > 0
+			})
+			h.open.Store(true)
+			if !c.lost {
+				within(t, 30*time.Second, "the key is handled", func() bool { return len(h.of("a")) >= 5 })
+				require.Equal(t, ofKey("a", 5), first(h.of("a")))
+			}
+			r.Send("a:5")
+			within(t, 30*time.Second, "the key goes on", func() bool {
+				return len(h.of("a")) > 0 && h.of("a")[len(h.of("a"))-1] == "a:5"
+			})
+		})
+	}
+}
+
+// Given a handler that hangs, when the process loses the line, then other keys go on.
+func TestAHandlerThatHangsAndALineThatIsLost(t *testing.T) {
+	t.Parallel()
+	h := newHandler()
+	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+	r := rig.Start(t, cfg)
+	t.Cleanup(func() { close(h.hang) })
+	r.Send("hang:0")
+	rig.WaitFor(t, "the handler hangs", h.hangs.Load)
+	r.Send("b:0")
+	rig.WaitFor(t, "another key is handled", func() bool { return len(h.of("b")) == 1 })
+	rig.DeleteQueue(t, r.URL, r.Queue+".line")
+	r.Send("b:1")
+	within(t, 40*time.Second, "another key goes on", func() bool { return len(h.of("b")) >= 2 })
+}
+
+// Close returns within its time in each state of the process.
+func TestCloseInEachState(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		after time.Duration
+		hangs bool
+	}{
+		"at once": {}, "while it reads": {after: 3 * time.Millisecond},
+		"while the queue is opened": {after: 15 * time.Millisecond},
+		"while it leads":            {after: time.Second},
+		"while a handler hangs":     {after: time.Second, hangs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHandler()
+			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+			cfg.SubscriberOptions = append(cfg.SubscriberOptions, topology.WithDrainTimeout(2*time.Second))
+			r := rig.Start(t, cfg)
+			cfg.Queue = r.Queue
+			passive := rig.Start(t, cfg)
+			r.Send(ofKey("a", 50)...)
+			if c.hangs {
+				r.Send("hang:0", "hang:1")
+				rig.WaitFor(t, "the handler hangs", h.hangs.Load)
+				time.AfterFunc(10*time.Second, func() { close(h.hang) })
+			}
+			time.Sleep(c.after)
+			began := time.Now()
+			passive.Stop()
+			if !c.hangs {
+				r.Stop()
+			} else {
+				require.NoError(t, r.Subscriber.Close())
+			}
+			require.Less(t, time.Since(began), 15*time.Second)
+			h.open.Store(true)
+			next := rig.Start(t, cfg)
+			want := 50
+			within(t, 40*time.Second, "the next process handles everything", func() bool {
+				return len(first(h.of("a"))) == want
+			})
+			require.Equal(t, ofKey("a", 50), first(h.of("a")))
+			next.Stop()
+		})
+	}
+}
+
+// A classic queue is handled in order, too.
+func TestAClassicQueueInOrder(t *testing.T) {
+	t.Parallel()
+	h := newHandler()
+	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), h.handle)
+	cfg.Configure = func(cfg *wamqp.Config) {
+		rig.QuickReconnect(cfg)
+		cfg.Queue.Arguments = amqp.Table{"x-single-active-consumer": true}
+	}
+	r := rig.Start(t, cfg)
+	r.Send(append(ofKey("a", 10), "b:0")...)
+	within(t, 30*time.Second, "another key is handled", func() bool { return len(h.of("b")) == 1 })
+	h.open.Store(true)
+	within(t, 30*time.Second, "the key is handled", func() bool { return len(h.of("a")) == 10 })
+	require.Equal(t, ofKey("a", 10), h.of("a"))
+}
+
+// Given a low delivery limit, when the leader loses its connection again and again, then no message
+// is lost, and the order is kept.
+func TestManyTakeoversWithALowDeliveryLimit(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []int32{1, 2, 3, 5, 20} {
+		t.Run(strconv.Itoa(int(limit)), func(t *testing.T) {
+			t.Parallel()
+			url := testbroker.URL(t)
+			h := newHandler()
+			proxy := testbroker.NewProxy(t, url)
+			slow := func(msg *message.Message) error {
+				time.Sleep(10 * time.Millisecond)
+				return h.handle(msg)
+			}
+			cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), slow)
+			h.open.Store(true)
+			cfg.URL, cfg.AdminURL = proxy.URL(), url
+			cfg.Configure = func(cfg *wamqp.Config) {
+				rig.QuickReconnect(cfg)
+				cfg.Queue.Arguments = rig.OneActive()
+				cfg.Queue.Arguments["x-delivery-limit"] = limit
+			}
+			r := rig.Start(t, cfg)
+			const n = 1500
+			ch := testbroker.Channel(t, url)
+			for i := range n {
+				require.NoError(t, ch.PublishWithContext(t.Context(), "", r.Queue, false, false,
+					rig.Message("a:"+strconv.Itoa(i))))
+			}
+			for range 12 {
+				have := h.len()
+				rig.WaitFor(t, "it goes on", func() bool { return h.len() > have+3 || h.len() >= n })
+				proxy.Cut()
+			}
+			rig.WaitFor(t, "all are handled", func() bool { return len(first(h.of("a"))) >= n })
+			require.Equal(t, ofKey("a", n), first(h.of("a")))
+			require.Zero(t, testbroker.Depth(t, url, r.Queue+".dlq"))
+		})
+	}
+}
+
+// An outer middleware that fails leaves its message nacked: it waits, and its key with it.
+func TestANackKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	var failures atomic.Int32
+	handle := func(msg *message.Message) error {
+		handled.add(string(msg.Payload))
+		return nil
+	}
+	cfg := orderedBy(topology.InOrder{}, often(100*time.Millisecond), handle)
+	cfg.Outer = []message.HandlerMiddleware{func(next message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			if string(msg.Payload) == "a:0" && failures.Add(1) < 4 {
+				return nil, errNotYet
+			}
+			return next(msg)
+		}
+	}}
+	r := rig.Start(t, cfg)
+	r.Send(append(ofKey("a", 10), ofKey("b", 10)...)...)
+	within(t, 30*time.Second, "all are handled", func() bool { return handled.len() == 20 })
+	require.Equal(t, ofKey("a", 10), handled.of("a"))
+	r.RequireNothingLeft(0)
+}
+
+// A handler that acks or nacks by itself ends in no worse than that.
+func TestAHandlerThatSettlesByItself(t *testing.T) {
+	t.Parallel()
+	var handled bodies
+	var first atomic.Bool
+	handle := func(msg *message.Message) error {
+		handled.add(string(msg.Payload))
+		switch string(msg.Payload) {
+		case "a:0":
+			msg.Ack()
+			return errNotYet
+		case "b:0":
+			if first.CompareAndSwap(false, true) {
+				msg.Nack()
+			}
+		case "c:0":
+			panic("no")
+		}
+		return nil
+	}
+	r := rig.Start(t, orderedBy(topology.InOrder{}, often(100*time.Millisecond), handle))
+	r.Send(append(append(ofKey("a", 5), ofKey("b", 5)...), ofKey("d", 5)...)...)
+	within(t, 30*time.Second, "all are handled", func() bool {
+		return len(handled.of("a")) >= 5 && len(handled.of("b")) >= 5 && len(handled.of("d")) == 5
+	})
+	t.Log(handled.of("a"), handled.of("b"))
+}
+
+// Given a message that has waited in the line for longer than a delivery may be held, when its copy
+// cannot be stored at the first try, then it is tried again: that is no outage.
+func TestALongWaitLeavesTimeToHandOver(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	proxy := testbroker.NewProxy(t, url)
+	var handled bodies
+	cfg := orderedBy(topology.InOrder{}, backoff.List{6 * time.Second, 100 * time.Millisecond},
+		func(msg *message.Message) error {
+			switch middleware.Attempt(msg.Context()) {
+			case 1:
+				return errNotYet
+			case 2:
+				proxy.Cut()
+				return errNotYet
+			}
+			handled.add(string(msg.Payload))
+			return nil
+		})
+	cfg.PublisherURL = proxy.URL()
+	cfg.ClientOptions = []topology.Option{topology.WithConfirmTimeout(time.Second)}
+	cfg.SubscriberOptions = append(cfg.SubscriberOptions, topology.WithConsumerTimeout(5*time.Second))
+	r := rig.Start(t, cfg)
+	r.Send("a:0")
+	rig.WaitFor(t, "the message is handled", func() bool { return handled.len() == 1 })
+	require.Zero(t, r.Logs.Said("Messages could not be stored for as long as a delivery may be held"))
+}
