@@ -118,7 +118,8 @@ func (s *Subscription) consumeOne() *consumer {
 	}
 	ready, err := s.ready(ctx, conn)
 	// A user who may not look is refused (F24). With an order, a message may wait in the line.
-	if err == nil && ready == 0 && s.cfg.Order == nil || err != nil && !isCode(err, amqp.AccessRefused) {
+	empty := err == nil && ready == 0 && s.cfg.Order == nil
+	if empty || err != nil && !isCode(err, amqp.AccessRefused) {
 		return nil
 	}
 	c, err := s.consumeWithin(ctx, func() (*consumer, error) {

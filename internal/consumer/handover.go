@@ -131,8 +131,12 @@ func (d *delivery) waiting(
 	}
 	failed, lastRound := state.Failures > d.State.Failures, state.NotBefore.IsZero()
 	via := waits.Via.header(d, failed, lastRound)
-	lowered := !isAtOnce(&route) && waits.SortsPriorities && d.raw.Priority > NormalPriority
-	if lowered {
+	priority := uint8(NormalPriority)
+	if d.step != nil {
+		priority = 0 // so that nothing in the line overtakes
+	}
+	lowered := !isAtOnce(&route) && waits.SortsPriorities && d.raw.Priority > priority
+	if lowered && d.step == nil {
 		d.sub.logLowered(d.raw.Priority)
 	}
 	msg, err := d.compose(live, state.Metadata, waitingRoom(d.sub.cfg.Frame, &route),
@@ -156,7 +160,7 @@ func (d *delivery) waiting(
 			}
 		})
 	if lowered {
-		msg.Priority = NormalPriority
+		msg.Priority = priority
 	}
 	return route, msg, err
 }

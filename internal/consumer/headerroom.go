@@ -11,7 +11,7 @@ import (
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
-// This file says what fits into the headers of a copy, and what is left out of them.
+// This file has the limits of the headers of a copy, and leaves headers out that do not fit.
 
 const (
 	// frameOverhead is the size that a frame adds to its payload.

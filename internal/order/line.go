@@ -16,7 +16,6 @@
 package order
 
 import (
-	"cmp"
 	"container/heap"
 	"slices"
 	"time"
@@ -96,30 +95,6 @@ type Line[T any] struct {
 	bytes    int
 }
 
-// lane has the messages of one key.
-type lane[T any] struct {
-	key       string
-	waiting   []entry[T] // in the line, by number
-	fresh     []fresh[T] // of the main queue, in their order
-	handling  *Step[T]
-	following *Step[T]
-	last      uint64 // the highest number
-	ready     bool
-	full      bool
-	wake      time.Time // of its timer
-}
-
-// entry is a message in the line.
-type entry[T any] struct {
-	Waiting[T]
-	here bool // it was returned
-}
-
-type fresh[T any] struct {
-	item T
-	must bool
-}
-
 // New returns a Line of which nothing is known yet.
 func New[T any](limits Limits) *Line[T] {
 	return &Line[T]{
@@ -152,12 +127,15 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 		a.last = max(a.last, w.Seq)
 	}
 	l.bytes += w.Size
-	i := slices.IndexFunc(a.waiting, func(e entry[T]) bool { return !e.here && e.ID == w.ID })
+	i := -1
+	if ok {
+		i = slices.IndexFunc(a.waiting, func(e entry[T]) bool { return !e.here && e.ID == w.ID })
+	}
 	if i >= 0 {
-		a.waiting[i] = entry[T]{w, true}
+		a.waiting[i] = entry[T]{Waiting: w, here: true}
 	} else {
 		l.messages++
-		a.insert(entry[T]{w, true})
+		a.insert(entry[T]{Waiting: w, here: true})
 	}
 	l.noteFull()
 	l.touch(a)
@@ -168,6 +146,14 @@ func (l *Line[T]) Returned(w Waiting[T]) {
 func (l *Line[T]) Know(epoch uint64, main bool) {
 	l.epoch, l.lineKnown, l.mainKnown = max(l.epoch, epoch), true, l.mainKnown || main
 	for a := range l.all {
+		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
+			gone := e.sure && !e.here // somebody has purged the line
+			if gone {
+				delete(l.expected, e.ID)
+				l.out(0)
+			}
+			return gone
+		})
 		l.touch(a)
 	}
 }
@@ -198,6 +184,9 @@ func (l *Line[T]) Forget() (items []T) {
 			}
 			return e.here
 		})
+		for i := range a.waiting {
+			a.waiting[i].sure = true
+		}
 	}
 	return items
 }
@@ -294,227 +283,4 @@ func (l *Line[T]) Release(key string, id ID) (items []T) {
 	})
 	l.touch(a)
 	return items
-}
-
-// Key is what a Line knows about a key with messages in the line.
-type Key[T any] struct {
-	Key     string
-	Waiting int       // messages in the line
-	Due     time.Time // of the first
-	Mark    *T        // of a dead letter that blocks the key
-	MarkID  ID
-	// Replayed says that a copy of the dead letter, with the ID of the mark, waits, too.
-	Replayed bool
-}
-
-// Keys calls yield for each key with messages in the line.
-func (l *Line[T]) Keys(yield func(Key[T]) bool) {
-	for a := range l.all {
-		if len(a.waiting) == 0 {
-			continue
-		}
-		k := Key[T]{Key: a.key, Waiting: len(a.waiting), Due: a.waiting[0].Due}
-		isMark := func(e entry[T]) bool { return e.Block && e.here }
-		if i := slices.IndexFunc(a.waiting, isMark); i >= 0 { // what is before it is only a duplicate
-			mark := &a.waiting[i]
-			k.Mark, k.MarkID = &mark.Item, mark.ID
-			k.Replayed = slices.ContainsFunc(a.waiting, func(e entry[T]) bool {
-				return !e.Block && e.ID == mark.ID
-			})
-		}
-		if !yield(k) {
-			return
-		}
-	}
-}
-
-// lane returns the lane of a key. A message without an order has its own.
-func (l *Line[T]) lane(key string) *lane[T] {
-	if key == "" {
-		a := &lane[T]{}
-		l.alone[a] = struct{}{}
-		return a
-	}
-	a, ok := l.lanes[key]
-	if !ok {
-		a = &lane[T]{key: key}
-		l.lanes[key] = a
-	}
-	return a
-}
-
-// touch notes that a lane may have a step.
-func (l *Line[T]) touch(a *lane[T]) {
-	if a.isEmpty() {
-		if l.lanes[a.key] == a {
-			delete(l.lanes, a.key)
-		}
-		delete(l.alone, a)
-		return
-	}
-	if !a.ready {
-		a.ready = true
-		l.ready = append(l.ready, a)
-	}
-}
-
-func (a *lane[T]) isEmpty() bool {
-	return len(a.waiting) == 0 && len(a.fresh) == 0 && a.handling == nil && a.following == nil
-}
-
-// step begins the next message of the lane, if it may begin now.
-func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
-	if !l.lineKnown {
-		return nil // Know comes back to all
-	}
-	if len(a.waiting) > 0 && a.handling == nil {
-		first := &a.waiting[0]
-		if first.here && !first.Block {
-			switch {
-			case first.Due.After(now):
-				l.sleep(a, first.Due)
-			case l.careful && l.handling > 0, l.mustsWait():
-				l.wait(a)
-			default:
-				return l.handleFirst(a)
-			}
-		}
-	}
-	if len(a.fresh) == 0 || a.following != nil || !l.mainKnown {
-		return nil
-	}
-	inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine
-	if !inLine && a.handling != nil {
-		return nil // what it becomes decides
-	}
-	must := a.fresh[0].must
-	follows := inLine || must || l.careful
-	if follows && !must && !l.hasRoom() || !l.hasReserve() || !follows && l.mustsWait() {
-		l.wait(a)
-		return nil
-	}
-	return l.begin(a, follows)
-}
-
-func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
-	e := a.waiting[0]
-	a.waiting[0] = entry[T]{}
-	a.waiting = a.waiting[1:]
-	l.handling++
-	a.handling = &Step[T]{
-		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), lane: a, inLine: true, size: e.Size,
-	}
-	return a.handling
-}
-
-func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {
-	s := &Step[T]{
-		Item: a.fresh[0].item, Follows: follows, Key: a.key, Seq: a.last + 1, ID: l.newID(a), lane: a,
-	}
-	if a.fresh[0].must {
-		if l.musts--; l.musts == 0 {
-			l.retry()
-		}
-	}
-	a.fresh[0] = fresh[T]{}
-	a.fresh = a.fresh[1:]
-	if follows {
-		a.following, a.last = s, s.Seq
-	} else {
-		l.handling++
-		a.handling = s
-	}
-	return s
-}
-
-func (l *Line[T]) newID(a *lane[T]) ID {
-	l.writes++
-	id := ID{l.epoch, l.writes}
-	l.expected[id] = a
-	return id
-}
-
-func (l *Line[T]) hasRoom() bool {
-	return l.messages < l.limits.Messages && l.bytes < l.limits.Bytes
-}
-
-// hasReserve reports whether there is room for a message that may fail, or must follow.
-func (l *Line[T]) hasReserve() bool {
-	return l.messages+l.handling < l.limits.Messages+Reserve && l.bytes < 2*l.limits.Bytes
-}
-
-// mustsWait reports whether the messages that must follow go first. A handler may end the process,
-// which counts against their delivery limit. They do not wait for a handler that hangs.
-func (l *Line[T]) mustsWait() bool { return l.musts > 0 && l.handling == 0 && l.hasReserve() }
-
-// noteFull looks at the lanes again if messages that must follow have no room.
-func (l *Line[T]) noteFull() {
-	if l.musts > 0 && !l.hasReserve() {
-		l.retry()
-	}
-}
-
-// out counts a message that has left the line.
-func (l *Line[T]) out(size int) {
-	l.messages--
-	l.bytes -= size
-	l.retry()
-}
-
-// wait keeps a lane until retry.
-func (l *Line[T]) wait(a *lane[T]) {
-	if !a.full {
-		a.full = true
-		l.full = append(l.full, a)
-	}
-}
-
-// retry looks at the lanes that wait again.
-func (l *Line[T]) retry() {
-	for _, a := range l.full {
-		a.full = false
-		l.touch(a)
-	}
-	l.full = l.full[:0]
-}
-
-func (l *Line[T]) sleep(a *lane[T], until time.Time) {
-	if a.wake.IsZero() || until.Before(a.wake) {
-		a.wake = until
-		heap.Push(&l.timers, timer[T]{until, a})
-	}
-}
-
-// insert puts an entry in its place: behind those with the same number.
-func (a *lane[T]) insert(e entry[T]) {
-	i := len(a.waiting)
-	for i > 0 && compare(a.waiting[i-1].Waiting, e.Waiting) > 0 {
-		i--
-	}
-	a.waiting = slices.Insert(a.waiting, i, e)
-}
-
-func compare[T any](a, b Waiting[T]) int {
-	return cmp.Or(cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.ID.Epoch, b.ID.Epoch),
-		cmp.Compare(a.ID.N, b.ID.N))
-}
-
-// timer wakes a lane.
-type timer[T any] struct {
-	at   time.Time
-	lane *lane[T]
-}
-
-// timers is a heap.
-type timers[T any] []timer[T]
-
-func (t timers[T]) Len() int           { return len(t) }
-func (t timers[T]) Less(i, j int) bool { return t[i].at.Before(t[j].at) }
-func (t timers[T]) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
-func (t *timers[T]) Push(x any)        { *t = append(*t, x.(timer[T])) }
-func (t *timers[T]) Pop() any {
-	last := len(*t) - 1
-	x := (*t)[last]
-	*t = (*t)[:last]
-	return x
 }

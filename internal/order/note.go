@@ -55,8 +55,10 @@ func (n Note) String() string {
 	return string(n.Kind)
 }
 
-// maxAhead bounds a forged prefetch.
-const maxAhead = 65535
+const (
+	maxAhead   = 65535 // bounds a forged prefetch
+	maxCrashes = 1000  // the same
+)
 
 // ParseNote reads a header. A message without one, or with one that cannot be read, waits with the
 // number 0: it is the first of its key.
@@ -72,6 +74,7 @@ func ParseNote(text string) (n Note) {
 	case Token:
 		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
 		n.Crashes, _ = strconv.Atoi(words[4])
+		n.Crashes = min(max(n.Crashes, Clean), maxCrashes)
 		n.Trying = ParseID(words[5])
 	case Release:
 		n.ID = ParseID(words[1])

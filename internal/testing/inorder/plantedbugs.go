@@ -29,8 +29,10 @@ const inversions = "inversions"
 
 const (
 	handOverFile = "internal/consumer/handover.go"
-	inOrderFile  = "internal/consumer/inorder.go"
+	fromLineFile = "internal/consumer/fromline.go"
+	behindFile   = "internal/consumer/behind.go"
 	lineFile     = "internal/order/line.go"
+	laneFile     = "internal/order/keylane.go"
 )
 
 var bugs = []bug{
@@ -38,7 +40,7 @@ var bugs = []bug{
 		// A new message of a key is handled while messages of the key are in the line.
 		name: "overtake", found: inversions,
 		plantings: []planting{{
-			file: lineFile,
+			file: laneFile,
 			old:  "inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine\n",
 			new:  "inLine := false\n",
 		}},
@@ -47,20 +49,20 @@ var bugs = []bug{
 		// A process that takes over begins before it has read the line.
 		name: "blind-takeover", found: inversions,
 		plantings: []planting{{
-			file: inOrderFile,
-			old:  "\tkey, _ := a.raw.Headers[header.Key].(string)\n\tdue, _ :=",
+			file: fromLineFile,
+			old:  "\tkey, _ := a.raw.Headers[header.Key].(string)\n\to.mu.Lock()\n\tdefer",
 			new: "\tif note.ID.Epoch != o.epoch.Load() && time.Since(a.at) < time.Second {\n" +
-				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\to.waits(a, note)\n" +
+				"\t\ttime.AfterFunc(time.Second, func() {\n\t\t\to.waits(a, note, due)\n" +
 				"\t\t\tselect {\n\t\t\tcase o.changed <- struct{}{}:\n\t\t\tdefault:\n\t\t\t}\n" +
 				"\t\t})\n\t\treturn\n\t}\n" +
-				"\tkey, _ := a.raw.Headers[header.Key].(string)\n\tdue, _ :=",
+				"\tkey, _ := a.raw.Headers[header.Key].(string)\n\to.mu.Lock()\n\tdefer",
 		}},
 	},
 	{
 		// A copy does not keep the number of its message.
 		name: "number-lost", found: inversions,
 		plantings: []planting{{
-			file: inOrderFile,
+			file: behindFile,
 			old:  "headers[header.Line] = order.Note{Kind: kind, Seq: t.Seq, ID: t.ID}.String()",
 			new:  "headers[header.Line] = order.Note{Kind: kind, ID: t.ID}.String()",
 		}},

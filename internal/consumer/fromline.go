@@ -1,0 +1,222 @@
+package consumer
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/internal/wire"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// This file takes the deliveries of the line and of the main queue, if there is an order.
+
+// fromLine takes a delivery of the line. It reports whether the consumer can go on.
+func (s *Subscription) fromLine(c *consumer, raw amqp.Delivery) bool {
+	o := c.inOrder
+	c.acks.arrived(raw.DeliveryTag)
+	a := arrival{raw: raw, at: time.Now(), on: c}
+	text, _ := raw.Headers[header.Line].(string)
+	note := order.ParseNote(text)
+	if o.gate == "" && len(o.tokens) == 0 && !s.shut(o, 0) {
+		return false
+	}
+	switch note.Kind {
+	case order.Token:
+		return s.token(o, raw, note)
+	case order.Release:
+		o.whenKnown(func() { s.unblock(o, a, note) })
+	case order.Ask:
+		o.whenKnown(func() {
+			s.answer(o, raw.ReplyTo)
+			_ = c.ack(raw.DeliveryTag)
+		})
+	case order.Wait, order.Block:
+		o.waits(a, note, s.due(&raw))
+	}
+	return true
+}
+
+// whenKnown calls f when everything in the line is known.
+func (o *inOrder) whenKnown(f func()) {
+	if o.gate == "" {
+		f()
+		return
+	}
+	o.later = append(o.later, f)
+}
+
+// waits takes a message that waits in the line. A message whose number cannot be read goes first.
+func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
+	key, _ := a.raw.Headers[header.Key].(string)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.line.Returned(order.Waiting[arrival]{
+		Key: key, Seq: note.Seq, ID: note.ID, Due: due, Size: len(a.raw.Body) + besideBody,
+		Block: note.Kind == order.Block, Item: a,
+	})
+}
+
+// due returns when a message of the line may be handled; zero for at once. A forged time, and the
+// time of a host whose clock was ahead, is bounded as in other queues.
+func (s *Subscription) due(raw *amqp.Delivery) (at time.Time) {
+	if _, waits := raw.Headers[header.NotBefore]; !waits {
+		return at
+	}
+	state := header.Parse(s.cfg.Queue, func(key string) (string, bool) {
+		text, ok := raw.Headers[key].(string)
+		return text, ok
+	})
+	if left := remaining(&state); left > 0 {
+		at = clock.Now().Add(left)
+	}
+	return at
+}
+
+// fromMain takes a delivery of the main queue.
+func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
+	o.main.acks.arrived(raw.DeliveryTag)
+	a := arrival{raw: raw, at: time.Now(), on: o.main}
+	// Every end of a channel counts against the delivery limit. A copy has a new count.
+	limit := o.main.Deliveries
+	must := limit != NoLimit && deliveryCount(&raw) >= int64(max(1, limit/2)) && raw.Redelivered
+	key := s.keyOf(&raw)
+	o.mu.Lock()
+	o.line.Arrived(key, a, must)
+	epoch := o.line.Epoch()
+	o.mu.Unlock()
+	if o.came {
+		return true
+	}
+	o.came = true
+	return o.gate != "" || s.shut(o, epoch)
+}
+
+// maxKey is the longest key that does not change, so that the headers of a copy and of a mark fit
+// into a frame.
+const maxKey = 1024
+
+// keyOf returns the key of a message as it stands in headers and in answers: as text. It is "" if
+// it cannot be read. Such a message is dead-lettered when it is handled.
+func (s *Subscription) keyOf(raw *amqp.Delivery) string {
+	asked := make(chan string, 1)
+	go func() { // the user's function may end it
+		defer close(asked)
+		asked <- s.askKey(raw)
+	}()
+	key := <-asked
+	if len(key) > maxKey {
+		key = fmt.Sprintf("%.64q %x", key, sha256.Sum256([]byte(key)))
+	}
+	if !utf8.ValidString(key) {
+		key = strconv.QuoteToASCII(key)
+	}
+	return key
+}
+
+func (s *Subscription) askKey(raw *amqp.Delivery) (key string) {
+	defer func() {
+		if r := recover(); r != nil {
+			key = ""
+			s.keyless.Do(func() {
+				s.logger.Error("KeyBy of topology.InOrder has panicked: the message has no key and no order",
+					fmt.Errorf("panic: %v", r), watermill.LogFields{"message_id": raw.MessageId})
+			})
+		}
+	}()
+	seen := *raw
+	seen.Acknowledger = nil
+	seen.Headers = wire.TextHeaders(raw.Headers)
+	msg, err := s.cfg.Decode(seen)
+	if err != nil || msg == nil {
+		return ""
+	}
+	return s.cfg.Order.KeyBy(msg)
+}
+
+// mostRenewal is the longest time until the line is read again. So a message that was purged is not
+// awaited for ever.
+const mostRenewal = time.Hour
+
+// renew gives everything in the line back before the broker's consumer timeout, and reads it
+// again.
+func (s *Subscription) renew(o *inOrder) bool {
+	if o.gate != "" || len(o.tokens) == 0 {
+		return true
+	}
+	o.mu.Lock()
+	items := o.line.Forget()
+	epoch := o.line.Epoch()
+	o.mu.Unlock()
+	c := o.lines
+	c.flushAcks()
+	var err error
+	for _, a := range items {
+		c.conn.Together(func() { err = c.ch.Nack(a.raw.DeliveryTag, false, true) })
+		c.acks.nacked(a.raw.DeliveryTag)
+		if err != nil {
+			return false
+		}
+	}
+	return s.shut(o, epoch)
+}
+
+// unblock takes the mark of a dead letter away.
+func (s *Subscription) unblock(o *inOrder, a arrival, note order.Note) {
+	key, _ := a.raw.Headers[header.Key].(string)
+	o.mu.Lock()
+	items := o.line.Release(key, note.ID)
+	o.mu.Unlock()
+	for _, mark := range append(items, a) {
+		_ = o.lines.ack(mark.raw.DeliveryTag)
+	}
+}
+
+// answer tells a tool which keys have messages in the line.
+func (s *Subscription) answer(o *inOrder, replyTo string) {
+	if !strings.HasPrefix(replyTo, s.cfg.Order.Line+".") { // a queue of this library, not of a user
+		return
+	}
+	limits := s.cfg.Order.Limits
+	state := order.State{
+		Instance: s.cfg.Order.Instance, Epoch: o.epoch.Load(), Since: o.since,
+		MaxMessages: limits.Messages, MaxBytes: limits.Bytes,
+	}
+	o.mu.Lock()
+	state.Messages, state.Bytes = o.line.Len()
+	for k := range o.line.Keys {
+		key := order.KeyState{Key: k.Key, Waiting: k.Waiting, Due: k.Due}
+		if k.Mark != nil {
+			key.Waiting--
+			key.Mark, key.Blocked = k.MarkID.String(), k.Mark.raw.Timestamp
+			key.MessageID = k.Mark.raw.MessageId
+			key.Replayed = k.Replayed
+		}
+		state.Keys = append(state.Keys, key)
+	}
+	o.mu.Unlock()
+	state.Sort()
+	s.wg.Go(func() {
+		body, err := json.Marshal(state)
+		if err == nil {
+			err = s.cfg.Group.Publisher.Publish(s.stop, "", replyTo, amqp.Publishing{
+				ContentType: "application/json", Body: body,
+			})
+		}
+		if err != nil {
+			s.logger.Debug("Cannot answer a question about the line: "+err.Error(), nil)
+		}
+	})
+}
+
+// besideBody is the memory of a message in the line beside its body.
+const besideBody = 2 << 10

@@ -1,0 +1,210 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/order"
+	"github.com/millpond-go/millpond/middleware/header"
+)
+
+// This file has the lead of a queue that is handled in order: tokens, the lease, and the processes
+// that end while they lead.
+
+// publishToken publishes a token on the channel that consumes the line: the broker has then seen
+// everything that was given back there before.
+func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err error) {
+	name = watermill.NewShortUUID()
+	o.mine[name] = time.Now()
+	note := order.Note{
+		Kind: order.Token, Epoch: epoch, Name: name, Ahead: o.ahead, Crashes: o.crashes,
+	}
+	o.mu.Lock()
+	note.Trying = o.trying
+	o.mu.Unlock()
+	if epoch > 0 {
+		s.led.Store(epoch)
+	}
+	err = o.lines.ch.PublishWithContext(context.Background(), "", s.cfg.Order.Line, false, false,
+		amqp.Publishing{
+			DeliveryMode: amqp.Persistent, Timestamp: time.Now(),
+			Headers: amqp.Table{header.Line: note.String()},
+		})
+	if err != nil {
+		err = fmt.Errorf("publish to queue %q: %w", s.cfg.Order.Line, err)
+	}
+	return name, err
+}
+
+// token takes a token. It reports whether this process may go on to lead.
+func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
+	published, mine := o.mine[note.Name]
+	delete(o.mine, note.Name)
+	if !mine && note.Epoch > order.MaxEpoch { // forged
+		note.Epoch = 0
+	}
+	o.ahead = max(o.ahead, note.Ahead)
+	o.mu.Lock()
+	before := o.line.Epoch()
+	o.line.Seen(note.Epoch)
+	o.mu.Unlock()
+	if note.Epoch == 0 && note.Trying.Epoch > 0 {
+		o.alive[note.Trying.Epoch] = true
+		s.recount(o)
+	}
+	switch own := o.epoch.Load(); {
+	case own > 0 && note.Epoch >= own && !mine:
+		return false // another process has led meanwhile
+	case o.gate == "" && !mine || note.Epoch == 0 && own > 0: // of a process that has just begun
+		_ = o.lines.ack(raw.DeliveryTag)
+		return true
+	}
+	o.tokens = append(o.tokens, raw)
+	if !mine && note.Epoch >= o.last.Epoch && note.Epoch > 0 {
+		o.last = note
+		s.recount(o)
+	}
+	switch {
+	case !mine || o.gate != "" && note.Name != o.gate:
+		return true
+	case o.gate != "" && (note.Epoch <= before || note.Ahead < o.ahead || note.Crashes < o.crashes):
+		return s.shut(o, max(before, note.Epoch)) // another process has led before
+	}
+	for _, old := range o.tokens[:len(o.tokens)-1] {
+		_ = o.lines.ack(old.DeliveryTag)
+	}
+	o.tokens = []amqp.Delivery{raw}
+	if until := published.Add(lease); until.After(o.leased) {
+		o.leased = until
+	}
+	if o.gate == "" {
+		return true
+	}
+	o.gate = ""
+	o.epoch.Store(note.Epoch)
+	o.mu.Lock()
+	o.line.Know(note.Epoch, o.whole)
+	o.mu.Unlock()
+	for _, f := range o.later {
+		f()
+	}
+	o.later = nil
+	switch {
+	case o.main == nil && !o.opening:
+		o.since = time.Now().UTC()
+		s.beCareful(o, o.crashes >= mostCrashes)
+		s.openMain(o)
+	case o.came && !o.whole:
+		return s.shut(o, note.Epoch)
+	}
+	return true
+}
+
+// shut publishes a token before whose return nothing begins.
+func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
+	name, err := s.publishToken(o, epoch+1)
+	o.gate, o.whole = name, o.came
+	return err == nil
+}
+
+const (
+	// lease is how long a process leads after it has published a token that comes back. A process
+	// that was frozen, or whose broker node was cut off, begins nothing when that is over. It must be
+	// shorter than any time after which the broker lets another process lead: two heartbeats, or the
+	// tick of the cluster.
+	lease     = 3 * time.Second
+	leaseBeat = time.Second
+	// lateToken is how long a token may take to come back.
+	lateToken = 10 * time.Second
+)
+
+// leads reports whether the process may begin a message.
+func (o *inOrder) leads() bool { return time.Now().Before(o.leased) }
+
+// beat publishes a token that keeps the lead, unless one is on its way.
+func (s *Subscription) beat(o *inOrder) bool {
+	if len(o.tokens) == 0 {
+		return true // another process leads
+	}
+	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
+		o.last, o.crashes = order.Note{}, 0
+		s.beCareful(o, false)
+	}
+	for _, at := range o.mine {
+		if time.Since(at) < lateToken {
+			return true
+		}
+	}
+	if o.gate != "" {
+		o.mu.Lock()
+		epoch := o.line.Epoch()
+		o.mu.Unlock()
+		return s.shut(o, epoch)
+	}
+	_, err := s.publishToken(o, o.epoch.Load())
+	return err == nil
+}
+
+const (
+	// mostCrashes is how many processes in a row may end while they lead, before messages are
+	// tried alone.
+	mostCrashes = 3
+	// calm is how long a process must lead until it counts as not ended.
+	calm = time.Minute
+)
+
+// recount counts the processes that have ended while they led. A process that has lost its
+// connection alone tells so when it is back.
+func (s *Subscription) recount(o *inOrder) {
+	switch {
+	case o.last.Epoch == 0:
+		return
+	case o.alive[o.last.Epoch]:
+		o.crashes, o.last.Trying = max(0, o.last.Crashes), order.ID{}
+	default:
+		o.crashes = o.last.Crashes + 1
+	}
+	if o.epoch.Load() > 0 {
+		s.beCareful(o, o.crashes >= mostCrashes)
+	}
+}
+
+// beCareful begins or ends to try each message alone. A message that ends the process is found so:
+// the token names it, and the next process reads the token.
+func (s *Subscription) beCareful(o *inOrder, careful bool) {
+	if o.careful == careful {
+		return
+	}
+	o.careful = careful
+	o.mu.Lock()
+	o.line.BeCareful(careful)
+	o.mu.Unlock()
+	if careful {
+		s.logger.Info("Processes or connections have ended repeatedly while they handled the queue: its "+
+			"messages are tried one at a time for a while", watermill.LogFields{"ended": o.crashes})
+	}
+}
+
+// try reports whether a token says that the message is tried alone.
+func (s *Subscription) try(o *inOrder, next *step) bool {
+	if next.tried == "" {
+		o.mu.Lock()
+		o.trying = next.From
+		o.mu.Unlock()
+		var err error
+		if next.tried, err = s.publishToken(o, o.epoch.Load()); err != nil {
+			o.lines.enoughNow()
+			return false
+		}
+	}
+	_, away := o.mine[next.tried]
+	return !away
+}
+
+// maxPrefetch is AMQP's limit. Without a prefetch a quorum queue delivers 2000 messages (F50).
+const maxPrefetch = 65535

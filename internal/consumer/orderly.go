@@ -1,0 +1,370 @@
+package consumer
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/clock"
+	"github.com/millpond-go/millpond/internal/link"
+	"github.com/millpond-go/millpond/internal/order"
+)
+
+// This file handles the messages of each key in their order; see package order.
+//
+// All processes consume the line, which has a single active consumer. Each publishes a token to
+// it, so that the broker tells one of them that it is active: that process takes the lead. It
+// reads the line up to a new token. Then it consumes the main queue, which has a single active
+// consumer, too. Its first message shows that the broker has taken the messages of the leader
+// before back, in their order. The process reads the line up to another new token, and knows all
+// copies whose messages are not in the main queue. Now it begins.
+//
+// Nothing is given back singly, because a quorum queue would deliver it out of its order (F50).
+// The channels end, and everything comes again.
+
+// Order says how messages are handled in order.
+type Order struct {
+	// KeyBy returns the key of a message, "" for a message that has no order. It is the user's:
+	// it may panic.
+	KeyBy func(*message.Message) string
+	// Line is the queue beside the main queue.
+	Line string
+	// Block keeps a key waiting behind a dead letter until a person releases it.
+	Block bool
+	// Limits bound the line.
+	Limits order.Limits
+	// Instance names this process for people.
+	Instance string
+}
+
+// step is a message that may begin.
+type step struct {
+	*order.Step[arrival]
+	tried  string // the token that says that the message is tried alone
+	blamed bool   // the last process has ended while it tried the message
+}
+
+// inOrder is the part of a consumer that keeps the order.
+type inOrder struct {
+	lines *consumer // of the line
+
+	mu   sync.Mutex
+	line *order.Line[arrival]
+	over bool // a delivery comes again: nothing begins
+	// careful says that each message is tried alone.
+	careful bool
+
+	changed chan struct{} // has a value when a step has ended
+	epoch   atomic.Uint64 // of the last token that came back
+
+	main    *consumer // of the main queue; nil before the line is known
+	opening bool
+	opened  chan newMain // the outcome of opening it
+	came    bool         // a message of the main queue has come
+	next    *step        // may begin
+	later   []func()     // answers and releases, which need to know the line
+
+	mine   map[string]time.Time // tokens that have not come back, with the time of their publish
+	gate   string               // the token before whose return nothing begins; "" for none
+	whole  bool                 // a message of the main queue had come before the gate
+	tokens []amqp.Delivery      // that are in hand
+	ahead  int                  // the highest prefetch of the main queue that any process has had
+	leased time.Time            // the process leads until then
+	since  time.Time            // the process leads
+
+	last    order.Note      // the token of the process that has led before
+	alive   map[uint64]bool // epochs whose processes have only lost their connections
+	crashes int             // processes in a row that have ended while they led
+	trying  order.ID        // the message that is tried alone; guarded by mu
+}
+
+type newMain struct {
+	consumer *consumer
+	err      error
+}
+
+// consumeLine consumes the line, and tells the active process that it is active.
+func (s *Subscription) consumeLine(
+	conn *link.Conn, limits Limits, use intent,
+) (*consumer, error) {
+	c, err := s.open(conn, limits, use, s.cfg.Order.Line, maxPrefetch)
+	if err != nil {
+		return nil, err
+	}
+	o := &inOrder{
+		lines: c, line: order.New[arrival](s.cfg.Order.Limits),
+		mine: map[string]time.Time{}, alive: map[uint64]bool{},
+		changed: make(chan struct{}, 1), opened: make(chan newMain, 1), ahead: s.cfg.Consume.Prefetch,
+	}
+	c.inOrder = o
+	o.trying.Epoch = s.led.Load() // this process has survived that it led
+	_, err = s.publishToken(o, 0)
+	o.trying = order.ID{}
+	if err != nil {
+		_ = c.ch.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// receiveInOrder is receive for a queue that is handled in order. It reports whether a probe has
+// begun to handle its message.
+func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
+	o := c.inOrder
+	var pace *time.Timer
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	beat := time.NewTicker(leaseBeat)
+	defer beat.Stop()
+	renew := time.NewTicker(min(max(c.hold/2, time.Second), mostRenewal))
+	defer renew.Stop()
+	var quiet <-chan time.Time
+	if c.probing {
+		ticker := time.NewTicker(clock.Wait(quietProbe))
+		defer ticker.Stop()
+		quiet = ticker.C
+	}
+	limit := s.probeLimit(c)
+	if c.single && !o.leads() && !s.beat(o) {
+		return false
+	}
+	stopped := s.seat.Stopped()
+	if c.single { // a probe is for a stopped brake
+		stopped = nil
+	}
+	for {
+		if o.next == nil {
+			o.next = o.take(timer)
+		}
+		next := o.next
+		var start, freed <-chan struct{}
+		var paced <-chan time.Time
+		switch {
+		case next == nil || !o.leads():
+		case !next.Follows && o.careful && !next.blamed && !s.try(o, next):
+		case s.mayBegin(o, next):
+			if pace, paced = s.paced(pace); paced == nil || c.single {
+				start, paced = always, nil
+			}
+		default:
+			freed = s.places.freed
+		}
+		var fromMain <-chan amqp.Delivery
+		if o.main != nil {
+			fromMain = o.main.deliveries
+		}
+		select {
+		case raw, ok := <-c.deliveries:
+			if !ok || !s.fromLine(c, raw) {
+				c.ended = true
+				return false
+			}
+		case opened := <-o.opened:
+			if opened.err != nil {
+				o.opening = false
+				s.logger.Error("Cannot consume the queue, trying again", opened.err, nil)
+				return false
+			}
+			o.main, o.opening = opened.consumer, false
+			o.main.inOrder, o.main.probing, o.main.single = o, c.probing, c.single
+		case raw, ok := <-fromMain:
+			if !ok || !s.fromMain(o, raw) {
+				c.ended = true
+				return false
+			}
+		case <-start:
+			if !next.Follows {
+				if look := s.seat.Start(next.Item.at); look != nil {
+					s.wg.Go(func() { s.look(c.conn, look) })
+				}
+			}
+			s.begun(next.Item.on, next.Item.with(next))
+			if o.next = nil; c.single && !next.Follows {
+				return true
+			}
+		case <-freed:
+		case <-paced:
+		case <-o.changed:
+		case <-timer.C:
+		case <-beat.C:
+			if !s.beat(o) {
+				return false
+			}
+		case <-renew.C:
+			if !s.renew(o) {
+				return false
+			}
+		case <-quiet:
+			if o.next == nil && s.places.areEmpty() { // else the probe is undecided
+				s.outage.quiet(clock.Wait(quietProbe))
+			}
+		case <-limit:
+			return false
+		case <-c.enough:
+			return false
+		case <-s.outage.over(c.probing):
+			return false
+		case <-stopped:
+			return false
+		case <-s.stop.Done():
+			return false
+		case <-c.ctx.Done():
+			return false
+		}
+	}
+}
+
+// with returns the arrival as a step.
+func (a arrival) with(next *step) arrival {
+	a.step = next
+	return a
+}
+
+// mayBegin reports whether a place is free. A probe is alone.
+func (s *Subscription) mayBegin(o *inOrder, next *step) bool {
+	if next.Follows || !o.lines.probing && !o.lines.single {
+		return s.places.areFree()
+	}
+	return s.places.areEmpty()
+}
+
+// probeLimit returns a channel that has a value when a probe has waited for its message long
+// enough. It is nil for other consumers.
+func (s *Subscription) probeLimit(c *consumer) <-chan time.Time {
+	if !c.single {
+		return nil
+	}
+	return time.After(probeWait)
+}
+
+// take returns a step that may begin, and sets the timer if the next message is not due.
+func (o *inOrder) take(timer *time.Timer) *step {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return nil
+	}
+	now := clock.Now()
+	if found, ok := o.line.Next(now); ok {
+		next := &step{Step: found}
+		if o.careful && found.From == o.last.Trying && found.From != (order.ID{}) {
+			next.blamed, o.last.Trying = true, order.ID{}
+		}
+		return next
+	}
+	if at, ok := o.line.Wake(); ok {
+		timer.Reset(max(clock.Wait(at.Sub(now)), time.Millisecond))
+	}
+	return nil
+}
+
+// openMain consumes the main queue. Every leader takes as many messages ahead as any leader
+// before, because otherwise the broker would mix up the messages that it has taken back (F50).
+func (s *Subscription) openMain(o *inOrder) {
+	c := o.lines
+	o.opening = true
+	go func() {
+		main, err := s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, o.ahead)
+		o.opened <- newMain{main, err}
+	}()
+	s.logger.Info("Consuming in order", watermill.LogFields{"epoch": o.epoch.Load()})
+}
+
+// ended notes that a step has ended.
+func (o *inOrder) ended(d *delivery) {
+	copied := d.stored && d.astray == nil && (d.died == nil || d.blocks)
+	o.mu.Lock()
+	if !d.acked || d.ctx.Err() != nil {
+		o.over = true
+	}
+	o.line.Ended(d.step.Step, copied)
+	if o.trying == d.step.From {
+		o.trying = order.ID{}
+	}
+	o.mu.Unlock()
+	select {
+	case o.changed <- struct{}{}:
+	default:
+	}
+}
+
+// giveAllBack ends the consumer.
+func (o *inOrder) giveAllBack() {
+	o.mu.Lock()
+	o.over = true
+	o.mu.Unlock()
+	o.lines.enoughNow()
+}
+
+func (o *inOrder) isOver() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.over
+}
+
+// probeHold is how long a process keeps the lead for another probe. Each end of a consumer counts
+// against the delivery limit of all messages that it had.
+const probeHold = time.Minute
+
+// probeInOrder takes one message to its end while a brake is stopped, and reports whether there
+// was none to take. It returns the consumer for the next probe, nil if that needs another.
+func (s *Subscription) probeInOrder(c *consumer) (next *consumer, none bool) {
+	if c == nil {
+		if c = s.consumeOne(); c == nil {
+			return nil, true
+		}
+	}
+	begun := s.receiveInOrder(c)
+	settled := make(chan struct{})
+	go func() {
+		c.inFlight.Wait()
+		if main := c.inOrder.main; main != nil {
+			main.inFlight.Wait()
+		}
+		close(settled)
+	}()
+	select {
+	case <-settled:
+	case <-s.stop.Done():
+	}
+	if c.ctx.Err() != nil || c.ended || c.inOrder.isOver() {
+		s.releaseInOrder(c)
+		return nil, !begun
+	}
+	return c, !begun
+}
+
+// releaseInOrder ends a consumer in order: its channels are closed when the messages in progress
+// are settled. A cancel would let another process begin before.
+func (s *Subscription) releaseInOrder(c *consumer) {
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		o := c.inOrder
+		main := o.main
+		if o.opening {
+			main = (<-o.opened).consumer
+		}
+		both := []*consumer{c}
+		if main != nil {
+			both = []*consumer{main, c}
+		}
+		for _, c := range both {
+			c.inFlight.Wait()
+			c.flushAcks()
+		}
+		if o.gate == "" && o.epoch.Load() > 0 && !o.isOver() {
+			o.crashes = order.Clean
+			s.led.CompareAndSwap(o.epoch.Load(), 0)
+			_, _ = s.publishToken(o, o.epoch.Load())
+		}
+		for _, c := range both {
+			close(c.cancelled)
+			within(goodbyeTimeout, func() { _ = c.ch.Close() })
+		}
+	}()
+}
