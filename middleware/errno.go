@@ -21,7 +21,8 @@ const (
 
 // systemErrors are the errors of the system that NetworkErrors knows.
 var systemErrors = []error{
-	syscall.ECONNREFUSED, wsaConnRefused, syscall.ECONNRESET, wsaConnReset, syscall.ECONNABORTED, wsaConnAborted, syscall.EPIPE,
+	syscall.ECONNREFUSED, wsaConnRefused,
+	syscall.ECONNRESET, wsaConnReset, syscall.ECONNABORTED, wsaConnAborted, syscall.EPIPE,
 	syscall.ENETDOWN, wsaNetDown, syscall.ENETUNREACH, wsaNetUnreach, syscall.ENETRESET, wsaNetReset,
 	syscall.EHOSTDOWN, wsaHostDown, syscall.EHOSTUNREACH, wsaHostUnreach,
 	syscall.ETIMEDOUT, wsaTimedOut, syscall.EADDRNOTAVAIL, wsaAddrNotAvail,

@@ -44,7 +44,7 @@ func TestErrorsOfTheNetwork(t *testing.T) {
 		want []string
 	}{
 		"refused":               {systemCall(syscall.ECONNREFUSED), []string{refused, network}},
-		"refused, Windows":      {systemCall(10061), []string{refused, network}},
+		"refused, Windows":      {systemCall(10061), []string{network}},
 		"refused, in a request": {request(systemCall(syscall.ECONNREFUSED)), []string{refused, network}},
 		"refused, joined": {
 			errors.Join(errBoom, systemCall(syscall.ECONNREFUSED)), []string{refused, network},

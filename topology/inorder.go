@@ -110,8 +110,8 @@ func (s *Subscriber) order(plan Plan, waits *consumer.Waits) (*consumer.Order, e
 		return nil, errors.New("topology.InOrder has no KeyBy: set it to a function that returns the " +
 			"key of a message, or use topology.PerQueue")
 	case s.opts.requeue:
-		return nil, errors.New("WithRequeueOnNack gives messages back out of their order: leave it out, " +
-			"or use a strategy other than topology.InOrder")
+		return nil, errors.New("WithRequeueOnNack gives messages back out of their order: leave it " +
+			"out, or use a strategy other than topology.InOrder")
 	}
 	route := consumer.Route{RoutingKey: plan.Line, Hops: 1}
 	waits.Route = func(r consumer.Retry) (consumer.Route, error) {

@@ -11,7 +11,7 @@
 //	line ─────── the first of its key, and due ──────────► Handle
 //
 // A copy must be confirmed before its message is acked. So at any time the messages of a key that
-// have left the main queue come before those that are still in it, and a process that ends leaves
+// have left the main queue come before the messages that are still in it, and a process that ends leaves
 // nothing behind but copies beside their messages.
 package order
 
@@ -43,7 +43,7 @@ type Step[T any] struct {
 	// Follows says that the message must not be handled: a copy goes to the line, behind the
 	// messages of its key.
 	Follows bool
-	// Key, Seq and ID are those of a copy that goes to the line, for whatever reason.
+	// Key, Seq and ID belong to a copy that goes to the line.
 	Key string
 	Seq uint64
 	ID  ID
@@ -57,7 +57,7 @@ type Step[T any] struct {
 	size   int
 }
 
-// Limits bound what is in the line, because all of it is in memory. Beyond them nothing follows:
+// Limits bound the line, because all of it is in memory. Beyond them nothing follows:
 // the messages stay in the main queue. Messages that must follow, and messages whose key has
 // nothing in the line and that may fail, have more room: Reserve messages and once more the bytes.
 type Limits struct{ Messages, Bytes int }
@@ -103,7 +103,7 @@ func New[T any](limits Limits) *Line[T] {
 	}
 }
 
-// Arrived takes a message of the main queue. One that must follow goes to the line also if no
+// Arrived takes a message of the main queue. A message that must follow goes to the line also if no
 // message of its key is there, and beyond the limits.
 func (l *Line[T]) Arrived(key string, item T, must bool) {
 	a := l.lane(key)
@@ -147,7 +147,7 @@ func (l *Line[T]) Know(epoch uint64, main bool) {
 	l.epoch, l.lineKnown, l.mainKnown = max(l.epoch, epoch), true, l.mainKnown || main
 	for a := range l.all {
 		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
-			gone := e.sure && !e.here // somebody has purged the line
+			gone := e.sure && !e.here // the line was purged
 			if gone {
 				delete(l.expected, e.ID)
 				l.out(0)

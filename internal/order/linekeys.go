@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Key is what a Line knows about a key with messages in the line.
+// Key is a key with messages in the line.
 type Key[T any] struct {
 	Key     string
 	Waiting int       // messages in the line
@@ -24,7 +24,7 @@ func (l *Line[T]) Keys(yield func(Key[T]) bool) {
 		}
 		k := Key[T]{Key: a.key, Waiting: len(a.waiting), Due: a.waiting[0].Due}
 		isMark := func(e entry[T]) bool { return e.Block && e.here }
-		if i := slices.IndexFunc(a.waiting, isMark); i >= 0 { // what is before it is only a duplicate
+		if i := slices.IndexFunc(a.waiting, isMark); i >= 0 { // before it are only duplicates
 			mark := &a.waiting[i]
 			k.Mark, k.MarkID = &mark.Item, mark.ID
 			k.Replayed = slices.ContainsFunc(a.waiting, func(e entry[T]) bool {

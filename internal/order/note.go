@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Kind says what a message in the line is. It is the first word of its header header.Line.
+// Kind is the kind of a message in the line. It is the first word of its header header.Line.
 type Kind string
 
 // The kinds. The other words are named here.
@@ -60,8 +60,8 @@ const (
 	maxCrashes = 1000  // the same
 )
 
-// ParseNote reads a header. A message without one, or with one that cannot be read, waits with the
-// number 0: it is the first of its key.
+// ParseNote reads a header. A message whose header is missing or cannot be read waits with
+// the number 0: it is the first of its key.
 func ParseNote(text string) (n Note) {
 	words := append(strings.Fields(text), make([]string, 6)...)
 	number := func(s string) uint64 {
@@ -128,8 +128,7 @@ type KeyState struct {
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// Sort puts the blocked keys first, then those with the most messages, and leaves out what is too
-// much.
+// Sort puts the blocked keys first, then the keys with the most messages, and leaves the rest out.
 func (s *State) Sort() {
 	slices.SortFunc(s.Keys, func(a, b KeyState) int {
 		blocked := func(k KeyState) int {

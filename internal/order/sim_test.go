@@ -66,7 +66,7 @@ type running struct {
 	ended  bool
 }
 
-// judge knows what was begun and what has succeeded.
+// judge knows the messages that were begun and that have succeeded.
 type judge struct {
 	succeeded map[string]map[int]bool
 	begun     map[string]int // the highest number
@@ -108,8 +108,8 @@ func (w *world) store(s *stored) *stored {
 	return s
 }
 
-// lead begins a new leader. The earlier one may go on until the main queue is taken from it, and what
-// it had comes again, in the order of its delivery.
+// lead begins a new leader. The earlier leader may go on until the main queue is taken from it. Its
+// messages come again, in the order of their delivery.
 func (w *world) lead() {
 	old := w.leader
 	w.line = append(slices.Clone(old.lineOut), w.line...)
@@ -286,7 +286,7 @@ func (w *world) isDone() bool {
 
 func isToken(s *stored) bool { return s.note.Kind == order.Token }
 
-// run lets the world go on until everything is handled. It reports what is wrong.
+// run lets the world go on until everything is handled. It reports mistakes.
 func (w *world) run() (wrong []string) {
 	for range 20_000 {
 		if w.isDone() {
@@ -317,8 +317,8 @@ func (w *world) run() (wrong []string) {
 		}
 	}
 	if !w.isDone() {
-		w.wrong = append(w.wrong, fmt.Sprintf("stands still: %d and %d in the queues, %d and %d delivered, "+
-			"%d in progress, gate %q", len(w.main), len(w.line), len(w.mainOut), len(w.lineOut),
+		w.wrong = append(w.wrong, fmt.Sprintf("stands still: %d and %d in the queues, %d and %d "+
+			"delivered, %d in progress, gate %q", len(w.main), len(w.line), len(w.mainOut), len(w.lineOut),
 			len(w.running), w.gate))
 	}
 	for key, done := range w.succeeded {

@@ -161,7 +161,8 @@ func TestPerAttemptBeyondItsQueues(t *testing.T) {
 	})
 	r.Send("order 1")
 	require.Equal(t, "5", r.DeadLetter().Headers[header.DeadFailures])
-	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 2500*ms) // three rounds; a late one makes the rest shorter
+	// At last three rounds. A round that is late makes the rest shorter.
+	calls.RequireGaps(t, 100*ms, 100*ms, 100*ms, 2500*ms)
 	require.Equal(t, []string{"retry.1.100ms", "retry.2.100ms", "retry.2.100ms", "retry.0.1s"}, waited)
 	require.Equal(t, -1, r.Depth(".retry.3.100ms"))
 }

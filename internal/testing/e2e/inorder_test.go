@@ -31,7 +31,7 @@ func keyOf(msg *message.Message) string {
 	return key
 }
 
-// bodies are those of messages, in the order of their handling.
+// bodies of messages, in the order of their handling.
 type bodies struct {
 	mu   sync.Mutex
 	done []string
@@ -224,7 +224,8 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 func TestTheLineOutlastsTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	var handled, tried bodies
-	c := orderedBy(topology.InOrder{}, backoff.List{5 * time.Second}, func(msg *message.Message) error {
+	policy := backoff.List{5 * time.Second}
+	c := orderedBy(topology.InOrder{}, policy, func(msg *message.Message) error {
 		tried.add(string(msg.Payload))
 		if len(tried.of("a")) == 1 {
 			return errNotYet

@@ -125,8 +125,8 @@ var library = map[string][]string{
 		module + "/internal/excerpt", module + "/internal/audit", module + "/internal/brake",
 		module + "/internal/consumer", module + "/internal/fleet", module + "/internal/ladder",
 		module + "/internal/link", module + "/internal/management",
-		module + "/internal/observe", module + "/internal/publisher", module + "/internal/wire",
-		watermill + "/…", wamqp, amqp091,
+		module + "/internal/observe", module + "/internal/order", module + "/internal/publisher",
+		module + "/internal/wire", watermill + "/…", wamqp, amqp091,
 	},
 	"topology/amqpv3": {module + "/topology", watermill, wamqp, wamqp3, amqp091},
 	"topology/topologytest": {
