@@ -11,8 +11,8 @@
 //	line ─────── the first of its key, and due ──────────► Handle
 //
 // A copy must be confirmed before its message is acked. So at any time the messages of a key that
-// have left the main queue come before the messages that are still in it, and a process that ends leaves
-// nothing behind but copies beside their messages.
+// have left the main queue come before the messages that are still in it, and a process that ends
+// leaves nothing behind but copies beside their messages.
 package order
 
 import (
