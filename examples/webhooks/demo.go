@@ -66,7 +66,13 @@ var strategies = map[string]func(kind topology.QueueType, queue string) topology
 			Min: nativeMin, Max: nativeMax, Else: topology.PerQueue{Type: kind},
 		}
 	},
+	"inorder": func(kind topology.QueueType, _ string) topology.Strategy {
+		return topology.InOrder{KeyBy: customer, Else: topology.PerQueue{Type: kind}}
+	},
 }
+
+// customer returns one of 256 customers, who get their webhooks in order.
+func customer(msg *message.Message) string { return msg.UUID[len(msg.UUID)-2:] }
 
 // The delays of a queue that holds rejected messages itself: the first two of the policy.
 const (
@@ -77,7 +83,12 @@ const (
 // config is the configuration of the queue.
 func (d *demo) config(queue string) wamqp.Config {
 	cfg := wamqp.NewDurableQueueConfig(d.url)
-	if d.strategy == "native" {
+	switch d.strategy {
+	case "inorder":
+		cfg.Queue.Arguments = amqp.Table{
+			"x-queue-type": "quorum", "x-single-active-consumer": true,
+		}
+	case "native":
 		cfg.Queue.Arguments = amqp.Table{
 			"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
 			"x-delayed-retry-min":    nativeMin.Milliseconds(),

@@ -28,7 +28,7 @@ import (
 const maxDeliveries = 1000
 
 const usage = `Usage: webhooks [--url URL]
-                [--strategy perqueue|perattempt|shared|levels|delayed|native]
+                [--strategy perqueue|perattempt|shared|levels|delayed|native|inorder]
                 [--type quorum|classic] [--deliveries N] [--seed N] [--quiet] [--log]
 
 Delivers webhooks to a receiver that fails in many ways, and counts at the end
@@ -42,7 +42,7 @@ Exit status: 0 if nothing was lost, left undecided or early, 1 if something was,
 
 `
 
-const named = "perqueue, perattempt, shared, levels, delayed or native"
+const named = "perqueue, perattempt, shared, levels, delayed, native or inorder"
 
 func main() { program.Exit(run) }
 

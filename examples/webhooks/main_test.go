@@ -24,6 +24,7 @@ func TestDemoLosesNothing(t *testing.T) {
 	t.Parallel()
 	for strategy, kind := range map[string]string{
 		"perqueue": "quorum", "shared": "classic", "perattempt": "classic", "levels": "quorum",
+		"inorder": "quorum",
 	} {
 		t.Run(strategy+" "+kind, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +106,7 @@ func TestArguments(t *testing.T) {
 		"unknown strategy": {
 			[]string{"--strategy", "own"},
 			2,
-			`unknown strategy "own": perqueue, perattempt, shared, levels, delayed or`,
+			`unknown strategy "own": perqueue, perattempt, shared, levels, delayed, native or`,
 		},
 		"unknown type": {[]string{"--type", "stream"}, 2, `unknown type "stream": quorum or classic`},
 		"none":         {[]string{"--deliveries", "0"}, 2, "0 deliveries: from 1 to 1000"},
