@@ -1,13 +1,10 @@
 package consumer
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -101,10 +98,6 @@ func (s *Subscription) fromMain(o *inOrder, raw amqp.Delivery) bool {
 	return o.gate != "" || s.shut(o, epoch)
 }
 
-// maxKey is the longest key that does not change, so that the headers of a copy and of a mark fit
-// into a frame.
-const maxKey = 1024
-
 // keyOf returns the key of a message as it stands in headers and in answers: as text. It is "" if
 // it cannot be read. Such a message is dead-lettered when it is handled.
 func (s *Subscription) keyOf(raw *amqp.Delivery) string {
@@ -113,14 +106,7 @@ func (s *Subscription) keyOf(raw *amqp.Delivery) string {
 		defer close(asked)
 		asked <- s.askKey(raw)
 	}()
-	key := <-asked
-	if len(key) > maxKey {
-		key = fmt.Sprintf("%.64q %x", key, sha256.Sum256([]byte(key)))
-	}
-	if !utf8.ValidString(key) {
-		key = strconv.QuoteToASCII(key)
-	}
-	return key
+	return order.KeyText(<-asked)
 }
 
 func (s *Subscription) askKey(raw *amqp.Delivery) (key string) {

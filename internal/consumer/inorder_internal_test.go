@@ -53,7 +53,7 @@ func TestAForgedTimeInTheLine(t *testing.T) {
 // that differ go on to differ.
 func TestKeysAreShortText(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("é", maxKey)
+	long := strings.Repeat("é", 1024)
 	seen := map[string]bool{}
 	other := strings.Repeat("\xff", 5000)
 	for _, key := range []string{"orders-17", long, long + "x", "\xff", "\xfe", other} {
@@ -64,7 +64,7 @@ func TestKeysAreShortText(t *testing.T) {
 			},
 		}}
 		got := s.keyOf(&amqp.Delivery{})
-		require.LessOrEqual(t, len(got), maxKey)
+		require.LessOrEqual(t, len(got), 1024)
 		require.True(t, utf8.ValidString(got), got)
 		require.False(t, seen[got], got)
 		seen[got] = true

@@ -265,10 +265,10 @@ func (o *inOrder) take(timer *time.Timer) *step {
 // openMain consumes the main queue. Every leader takes as many messages ahead as any leader
 // before, because otherwise the broker would mix up the messages that it has taken back (F50).
 func (s *Subscription) openMain(o *inOrder) {
-	c := o.lines
+	c, ahead := o.lines, o.ahead
 	o.opening = true
 	go func() {
-		main, err := s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, o.ahead)
+		main, err := s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, ahead)
 		o.opened <- newMain{main, err}
 	}()
 	s.logger.Info("Consuming in order", watermill.LogFields{"epoch": o.epoch.Load()})
@@ -338,6 +338,10 @@ func (s *Subscription) probeInOrder(c *consumer) (next *consumer, none bool) {
 	return c, !begun
 }
 
+// mostPatience is how long handlers may go on when their process has lost the lead. Until then no
+// process gets the messages behind them. Afterwards their messages come again.
+const mostPatience = 10 * time.Second
+
 // releaseInOrder ends a consumer in order: its channels are closed when the messages in progress
 // are settled. A cancel would let another process begin before.
 func (s *Subscription) releaseInOrder(c *consumer) {
@@ -353,8 +357,16 @@ func (s *Subscription) releaseInOrder(c *consumer) {
 		if main != nil {
 			both = []*consumer{main, c}
 		}
+		patience := MaxHold
+		if c.ended || o.isOver() {
+			patience = mostPatience
+		}
+		within(patience, func() {
+			for _, c := range both {
+				c.inFlight.Wait()
+			}
+		})
 		for _, c := range both {
-			c.inFlight.Wait()
 			c.flushAcks()
 		}
 		if o.gate == "" && o.epoch.Load() > 0 && !o.isOver() {

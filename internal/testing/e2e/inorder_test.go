@@ -216,7 +216,6 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 	open.Store(true)
 	rig.WaitFor(t, "all messages are handled", func() bool { return handled.len() == 401 })
 	require.Equal(t, ofKey("a", 400), handled.of("a"))
-	r.RequireNothingLeft(0)
 }
 
 // Given a consumer timeout that is shorter than the wait, then the messages of the line are given
@@ -445,6 +444,12 @@ func TestWhatCannotBeHandledInOrderIsRefused(t *testing.T) {
 		},
 		"no function": {
 			topology.InOrder{}, oneActive, topology.WithConcurrency(1), "has no KeyBy",
+		},
+		"a low delivery limit": {
+			topology.InOrder{KeyBy: keyOf}, func(cfg *wamqp.Config) {
+				cfg.Queue.Arguments = rig.OneActive()
+				cfg.Queue.Arguments["x-delivery-limit"] = int32(19)
+			}, topology.WithConcurrency(1), "x-delivery-limit of at least 20",
 		},
 		"requeued": {
 			topology.InOrder{KeyBy: keyOf},
