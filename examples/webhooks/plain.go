@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -96,6 +98,8 @@ func (p *plain) look(queue string, found func(amqp.Delivery)) error {
 		switch {
 		case errors.As(err, &refused) && refused.Code == amqp.NotFound:
 			return nil
+		case errors.As(err, &refused) && refused.Code == amqp.ResourceLocked:
+			return p.consumeAll(queue, found)
 		case err != nil:
 			return fmt.Errorf("look into %s: %w", queue, err)
 		case !ok:
@@ -103,6 +107,30 @@ func (p *plain) look(queue string, found func(amqp.Delivery)) error {
 		}
 		found(d)
 	}
+}
+
+// consumeAll is look for a queue with a single active consumer, which refuses basic.get. Its
+// tokens are no messages.
+func (p *plain) consumeAll(queue string, found func(amqp.Delivery)) error {
+	ch, err := p.conn.Channel()
+	if err != nil {
+		return err
+	}
+	q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("look into %s: %w", queue, err)
+	}
+	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
+	if err != nil {
+		return fmt.Errorf("look into %s: %w", queue, err)
+	}
+	for range q.Messages {
+		d := <-deliveries
+		if note, _ := d.Headers[header.Line].(string); !strings.HasPrefix(note, "token") {
+			found(d)
+		}
+	}
+	return ch.Close() // which gives the messages back
 }
 
 // delete removes the queue and the rest of its plan.
