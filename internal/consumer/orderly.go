@@ -280,6 +280,7 @@ func (o *inOrder) ended(d *delivery) {
 	o.mu.Lock()
 	if !d.acked || d.ctx.Err() != nil {
 		o.over = true
+		o.lines.enoughNow() // its message comes again
 	}
 	o.line.Ended(d.step.Step, copied)
 	if o.trying == d.step.From {

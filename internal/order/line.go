@@ -65,8 +65,8 @@ type Limits struct{ Messages, Bytes int }
 // Reserve is how many more messages are in the line at most.
 const Reserve = 4096
 
-// MaxEpoch and MaxSeq are the highest numbers that count. Higher ones are forged. They would leave
-// no number for what comes next.
+// MaxEpoch and MaxSeq are the highest numbers that count. Higher numbers are forged. They would
+// leave no number to the next message.
 const (
 	MaxEpoch uint64 = 1 << 53
 	MaxSeq   uint64 = 1 << 53

@@ -105,7 +105,7 @@ type State struct {
 	Bytes       int `json:"bytes"`
 	MaxMessages int `json:"max_messages"`
 	MaxBytes    int `json:"max_bytes"`
-	// Keys are those with messages in the line: the blocked ones first, then by what waits. At
+	// Keys are those with messages in the line: blocked keys first, then by their messages. At
 	// most MaxKeys.
 	Keys []KeyState `json:"keys"`
 	// Others is how many keys are left out.

@@ -19,7 +19,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-// OrderState is what waits in the line of a queue that is handled in order; see topology.InOrder.
+// OrderState has the keys in the line of a queue that is handled in order; see topology.InOrder.
 type OrderState struct {
 	// Instance is the process that leads, Epoch its fencing token and Since the time since which it
 	// leads. Without a process Instance is empty, and Epoch is the highest that was seen.
@@ -102,7 +102,7 @@ const (
 	besideBody = 2 << 10
 )
 
-// Order returns what waits in the line of the plan's queue. The process that leads answers within
+// Order returns the keys in the line of the plan's queue. The process that leads answers within
 // two seconds. If no process consumes the line, Order reads the line itself, for at most five
 // seconds, and all messages go back to their places. The user needs the permissions configure,
 // write and read for the line and for names that begin with the line's name and a dot.
