@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -76,12 +75,16 @@ func never(string) error     { return nil }
 func always(string) error    { return errBad }
 func retryable(string) error { return errors.New("connection refused") }
 
-// everyTenth fails with the bodies of numbered that end in 9.
-func everyTenth(body string) error {
-	if strings.HasSuffix(body, "9}") {
-		return errBad
+// everyTenth fails with each tenth message from now on. So the first messages of a ramp succeed,
+// also where the ramp before has stopped.
+func everyTenth() func(string) error {
+	calls := 0
+	return func(string) error {
+		if calls++; calls%10 == 0 {
+			return errBad
+		}
+		return nil
 	}
-	return nil
 }
 
 // quick are options for a handler that takes no time.
@@ -183,7 +186,7 @@ func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 		b.delayBy(200 * time.Millisecond)
 		const dead = 2000
 		b.die(dead)
-		s := b.serve(everyTenth, 200*time.Millisecond)
+		s := b.serve(everyTenth(), 200*time.Millisecond)
 		r, err := b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
 			Canary: -1, ReplayOptions: operate.ReplayOptions{Rate: 50},
 		}))
@@ -198,6 +201,7 @@ func TestRampStopsWhenTooManyAreDeadAgain(t *testing.T) {
 		s.mu.Unlock()
 		t.Logf("the last letter came %v after the first failure", took)
 		require.Less(t, took, rig.Ceiling) // a second, on a machine with nothing else to do
+		s.change(everyTenth())
 		r, err = b.Ramp(t.Context(), b.plan, quick(operate.RampOptions{
 			Canary: -1, StopAt: 0.2, ReplayOptions: operate.ReplayOptions{Limit: 200, Rate: 1000},
 		}))
