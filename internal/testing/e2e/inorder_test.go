@@ -200,7 +200,7 @@ func TestAFullLinePausesTheQueue(t *testing.T) {
 	t.Parallel()
 	var handled bodies
 	var open atomic.Bool
-	r := rig.Start(t, orderedBy(topology.InOrder{MaxWaiting: 3}, often(100*time.Millisecond),
+	r := rig.Start(t, orderedBy(topology.InOrder{MaxWaiting: 3}, often(time.Second),
 		func(msg *message.Message) error {
 			if string(msg.Payload) == "a:0" && !open.Load() {
 				return errNotYet
