@@ -31,6 +31,8 @@ func (d *delivery) block(ctx context.Context) error {
 	if d.blocks {
 		return nil
 	}
+	ctx, end := d.on.inOrder.whileLeading(ctx, d)
+	defer end()
 	headers := amqp.Table{}
 	d.step.writeAs(order.Block, headers)
 	err := d.sub.cfg.Group.Publisher.Publish(ctx, "", d.sub.cfg.Order.Line, amqp.Publishing{

@@ -139,6 +139,9 @@ func (s *Subscription) renew(o *inOrder) bool {
 	if o.gate != "" || len(o.tokens) == 0 {
 		return true
 	}
+	if s.heldTooLong(o) {
+		return false
+	}
 	o.mu.Lock()
 	items := o.line.Forget()
 	epoch := o.line.Epoch()
@@ -154,6 +157,24 @@ func (s *Subscription) renew(o *inOrder) bool {
 		}
 	}
 	return s.shut(o, epoch)
+}
+
+// heldTooLong reports whether a message of the main queue waits for its handling until the broker's
+// consumer timeout may take it back, which would count and repeat the messages in progress. All go
+// back before, in their order, when the messages in progress have ended. RabbitMQ 4.3 has no
+// timeout for a quorum queue here; see consumeArguments.
+func (s *Subscription) heldTooLong(o *inOrder) bool {
+	if !o.lines.NackCounts && !o.lines.Classic {
+		return false
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for a := range o.line.Fresh {
+		if time.Since(a.at) > o.lines.hold/2 {
+			return true
+		}
+	}
+	return false
 }
 
 // unblock takes the mark of a dead letter away.

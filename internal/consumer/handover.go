@@ -329,6 +329,11 @@ func (d *delivery) AfterWrite() {
 func (d *delivery) handlerEnded() bool { return d.decided || d.IsHandedOver() }
 
 func (d *delivery) send(ctx context.Context, route *Route, msg *amqp.Publishing, alone bool) error {
+	if d.step != nil {
+		leading, end := d.on.inOrder.whileLeading(ctx, d)
+		defer end()
+		ctx = leading
+	}
 	p := d.sub.cfg.Group.Publisher
 	if alone {
 		return p.PublishAlone(ctx, &d.pending, route.Target(), msg)

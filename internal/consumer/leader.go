@@ -8,7 +8,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -79,9 +78,7 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 		_ = o.lines.ack(old.DeliveryTag)
 	}
 	o.tokens = []amqp.Delivery{raw}
-	if until := published.Add(lease); until.After(o.leased) {
-		o.leased = until
-	}
+	o.renewLease(published.Add(lease))
 	if o.gate == "" {
 		return true
 	}
@@ -95,10 +92,9 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 	}
 	o.later = nil
 	switch {
-	case o.main == nil && !o.opening:
+	case o.since.IsZero():
 		o.since = time.Now().UTC()
 		s.beCareful(o, o.crashes >= mostCrashes)
-		s.openMain(o)
 	case o.came && !o.whole:
 		return s.shut(o, note.Epoch)
 	}
@@ -109,44 +105,6 @@ func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) boo
 func (s *Subscription) shut(o *inOrder, epoch uint64) bool {
 	name, err := s.publishToken(o, epoch+1)
 	o.gate, o.whole = name, o.came
-	return err == nil
-}
-
-const (
-	// lease is how long a process leads after it has published a token that comes back. A process
-	// that was frozen, or whose broker node was cut off, begins nothing when that is over. It must be
-	// shorter than any time after which the broker lets another process lead: two heartbeats, or the
-	// tick of the cluster.
-	lease     = 3 * time.Second
-	leaseBeat = time.Second
-	// lateToken is how long a token may take to come back.
-	lateToken = 10 * time.Second
-)
-
-// leads reports whether the process may begin a message.
-func (o *inOrder) leads() bool { return time.Now().Before(o.leased) }
-
-// beat publishes a token that keeps the lead, unless one is on its way.
-func (s *Subscription) beat(o *inOrder) bool {
-	if len(o.tokens) == 0 {
-		return true // another process leads
-	}
-	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
-		o.last, o.crashes = order.Note{}, 0
-		s.beCareful(o, false)
-	}
-	for _, at := range o.mine {
-		if time.Since(at) < lateToken {
-			return true
-		}
-	}
-	if o.gate != "" {
-		o.mu.Lock()
-		epoch := o.line.Epoch()
-		o.mu.Unlock()
-		return s.shut(o, epoch)
-	}
-	_, err := s.publishToken(o, o.epoch.Load())
 	return err == nil
 }
 
@@ -167,7 +125,7 @@ func (s *Subscription) recount(o *inOrder) {
 	case o.alive[o.last.Epoch]:
 		o.crashes, o.last.Trying = max(0, o.last.Crashes), order.ID{}
 	default:
-		o.crashes = o.last.Crashes + 1
+		o.crashes = min(o.last.Crashes+1, order.MaxCrashes)
 	}
 	if o.epoch.Load() > 0 {
 		s.beCareful(o, o.crashes >= mostCrashes)

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -73,8 +74,14 @@ type inOrder struct {
 	whole  bool                 // a message of the main queue had come before the gate
 	tokens []amqp.Delivery      // that are in hand
 	ahead  int                  // the highest prefetch of the main queue that any process has had
-	leased time.Time            // the process leads until then
 	since  time.Time            // the process leads
+	paused bool                 // logged that the line is full
+
+	leased time.Time       // the process leads until then; guarded by mu
+	lead   context.Context // done when the lease is over; guarded by mu
+	lapse  *time.Timer     // ends lead
+	// reading is when receiveInOrder has begun: it reads the tokens.
+	reading time.Time
 
 	last    order.Note      // the token of the process that has led before
 	alive   map[uint64]bool // epochs whose processes have only lost their connections
@@ -115,6 +122,8 @@ func (s *Subscription) consumeLine(
 // begun to handle its message.
 func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 	o := c.inOrder
+	o.reading = time.Now()
+	defer o.keepLead()
 	var pace *time.Timer
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -137,6 +146,7 @@ func (s *Subscription) receiveInOrder(c *consumer) (begun bool) {
 		stopped = nil
 	}
 	for {
+		s.openMain(o)
 		if o.next == nil {
 			o.next = o.take(timer)
 		}
@@ -262,13 +272,31 @@ func (o *inOrder) take(timer *time.Timer) *step {
 	return nil
 }
 
-// openMain consumes the main queue. Every leader takes as many messages ahead as any leader
-// before, because otherwise the broker would mix up the messages that it has taken back (F50).
+// openMain consumes the main queue, once the process leads and the line has room. Every leader
+// takes as many messages ahead as any leader before, because otherwise the broker would mix up the
+// messages that it has taken back (F50).
 func (s *Subscription) openMain(o *inOrder) {
+	if o.since.IsZero() || o.main != nil || o.opening {
+		return
+	}
+	o.mu.Lock()
+	spare := o.line.HasSpare()
+	o.mu.Unlock()
+	if !spare {
+		if !o.paused {
+			o.paused = true
+			s.logger.Info("The line is full: the queue is not consumed until a tenth of it is free", nil)
+		}
+		return
+	}
 	c, ahead := o.lines, o.ahead
 	o.opening = true
 	go func() {
-		main, err := s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, ahead)
+		ctx, cancel := context.WithTimeout(s.stop, prepareTimeout)
+		defer cancel()
+		main, err := s.consumeWithin(ctx, func() (*consumer, error) {
+			return s.open(c.conn, c.Limits, toConsume, s.cfg.Queue, ahead)
+		})
 		o.opened <- newMain{main, err}
 	}()
 	s.logger.Info("Consuming in order", watermill.LogFields{"epoch": o.epoch.Load()})

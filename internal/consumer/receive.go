@@ -155,6 +155,9 @@ func (s *Subscription) take(t task, idle func()) {
 	d.place.at, d.alone = inPlace, t.turn != nil
 	returned := false
 	defer func() {
+		if d.step != nil && s.base.Err() == nil { // else its handler may run
+			t.from.inOrder.ended(d)
+		}
 		end()
 		t.turn.leave()
 		if returned { // a marshaler may have ended the goroutine
@@ -165,9 +168,6 @@ func (s *Subscription) take(t task, idle func()) {
 		s.wg.Done()
 	}()
 	s.process(d)
-	if d.step != nil && s.base.Err() == nil { // else its handler may run
-		t.from.inOrder.ended(d)
-	}
 	returned = true
 }
 

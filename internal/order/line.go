@@ -210,6 +210,20 @@ func (l *Line[T]) Seen(epoch uint64) {
 // Len returns how many messages are in the line, and their bytes in memory.
 func (l *Line[T]) Len() (messages, bytes int) { return l.messages, l.bytes }
 
+// HasSpare reports whether a tenth of the room is free.
+func (l *Line[T]) HasSpare() bool {
+	return l.messages <= l.limits.Messages*9/10 && l.bytes <= l.limits.Bytes/10*9
+}
+
+// Fresh calls yield with the first message of each key that waits in the main queue.
+func (l *Line[T]) Fresh(yield func(T) bool) {
+	for a := range l.all {
+		if len(a.fresh) > 0 && !yield(a.fresh[0].item) {
+			return
+		}
+	}
+}
+
 // Next returns a message that may begin.
 func (l *Line[T]) Next(now time.Time) (*Step[T], bool) {
 	for len(l.timers) > 0 && !l.timers[0].at.After(now) {

@@ -56,8 +56,9 @@ func (n Note) String() string {
 }
 
 const (
-	maxAhead   = 65535 // bounds a forged prefetch
-	maxCrashes = 1000  // the same
+	maxAhead = 65535 // bounds a forged prefetch
+	// MaxCrashes is the highest Crashes.
+	MaxCrashes = 1000
 )
 
 // ParseNote reads a header. A message whose header is missing or cannot be read waits with
@@ -74,7 +75,7 @@ func ParseNote(text string) (n Note) {
 	case Token:
 		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
 		n.Crashes, _ = strconv.Atoi(words[4])
-		n.Crashes = min(max(n.Crashes, Clean), maxCrashes)
+		n.Crashes = min(max(n.Crashes, Clean), MaxCrashes)
 		n.Trying = ParseID(words[5])
 	case Release:
 		n.ID = ParseID(words[1])
