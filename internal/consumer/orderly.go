@@ -272,11 +272,11 @@ func (o *inOrder) take(timer *time.Timer) *step {
 	return nil
 }
 
-// openMain consumes the main queue, once the process leads and the line has room. Every leader
+// openMain consumes the main queue, once the line is known and has room. Every leader
 // takes as many messages ahead as any leader before, because otherwise the broker would mix up the
 // messages that it has taken back (F50).
 func (s *Subscription) openMain(o *inOrder) {
-	if o.since.IsZero() || o.main != nil || o.opening {
+	if o.since.IsZero() || o.gate != "" || o.main != nil || o.opening {
 		return
 	}
 	o.mu.Lock()

@@ -34,13 +34,16 @@ func TestTheProberIsLost(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, plan{heartbeat: quickHeartbeat})
 			proxy := testbroker.NewProxy(t, f.url)
-			p := f.addProcess("the prober", proxy.URL()) // the first consumer of the token
-			f.add()
-			f.add()
+			p := f.addProcess("the prober", proxy.URL())
 			f.setOut(true)
 			f.send(30)
+			// The others come when the process probes: on a busy machine the first consumer of the
+			// token is not always the first that was started.
+			rig.WaitFor(t, "the process to probe", func() bool { return len(f.since(time.Time{})) > 10 })
+			f.add()
+			f.add()
 			f.awaitStopped(true)
-			rig.WaitFor(t, "the process to probe", func() bool {
+			rig.WaitFor(t, "the process to probe still", func() bool {
 				return f.prober(time.Now().Add(-time.Second)) == p.name
 			})
 
