@@ -33,12 +33,12 @@ func TestAForgedMessageInTheLineStopsNothing(t *testing.T) {
 		return amqp.Table{header.Line: "wait " + number + " " + id, header.Key: "a"}
 	}
 	for name, headers := range map[string]amqp.Table{
-		"a token with a huge epoch":   token(huge, "65536", "9223372036854775807"),
-		"a token with a large epoch":  token("9223372036854775808", "1", "1"),
+		"a token with a huge epoch":         token(huge, "65536", "9223372036854775807"),
+		"a token with a large epoch":        token("9223372036854775808", "1", "1"),
 		"a token of the most ended leaders": token("9", "1", "1000"),
-		"a token with words left out": {header.Line: "token"},
-		"huge numbers":                wait(huge, huge+"-"+huge),
-		"large numbers":               wait("7", "9223372036854775807-7"),
+		"a token with words left out":       {header.Line: "token"},
+		"huge numbers":                      wait(huge, huge+"-"+huge),
+		"large numbers":                     wait("7", "9223372036854775807-7"),
 		"a time that is far away": {
 			header.Line: "wait 1 1-1", header.Key: "a", header.NotBefore: far,
 		},

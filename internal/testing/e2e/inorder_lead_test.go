@@ -83,7 +83,7 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	})
 	rig.WaitFor(t, "all messages are back in the queue", func() bool { return r.Depth("") >= 30 })
 	passed := time.Now().Add(2 * timeout) // nothing may happen meanwhile
-	rig.WaitFor(t, "the consumer timeout is over twice", func() bool { return time.Now().After(passed) })
+	rig.WaitFor(t, "the timeout is over twice", func() bool { return time.Now().After(passed) })
 	require.Zero(t, r.Logs.Said("PRECONDITION_FAILED"), "no consumer was ended by the broker")
 	require.Equal(t, 1, r.Logs.Said("The line is full"))
 	require.Zero(t, handled.len())
