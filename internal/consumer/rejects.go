@@ -88,7 +88,7 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 		}
 	}
 	d.rejected = true
-	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()})
+	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
@@ -134,9 +134,17 @@ type pastRejects struct {
 // mostPastRejects bounds the memory. A message that is not held comes back at once.
 const mostPastRejects = 256
 
-func (p *pastRejects) add(r pastReject) {
+// add remembers a reject of a message that its queue must hold so long. It takes the place of one with
+// the same count whose delay was over by then: a copy has begun a new count.
+func (p *pastRejects) add(r pastReject, held time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for i := range p.list {
+		if old := &p.list[i]; old.uuid == r.uuid && old.count == r.count && r.at.Sub(old.at) >= held {
+			*old = r
+			return
+		}
+	}
 	if len(p.list) < mostPastRejects {
 		p.list = append(p.list, r)
 		return
@@ -145,16 +153,22 @@ func (p *pastRejects) add(r pastReject) {
 	p.next = (p.next + 1) % mostPastRejects
 }
 
-// since returns how long ago a message was rejected that has come back with a delivery count.
-func (p *pastRejects) since(uuid string, count int64, now time.Time) (ago time.Duration, ok bool) {
+// soonest returns the reject that says how soon a message may be back with a delivery count: the one
+// with the highest count that is not above it. Another process may have rejected the message since
+// then, which only makes it later. Of two with the same count it is the older, because a duplicate
+// has the same id.
+func (p *pastRejects) soonest(uuid string, count int64) (found pastReject, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range p.list {
-		if r := &p.list[i]; r.count == count && r.uuid == uuid {
-			return now.Sub(r.at), true
+	for _, r := range p.list {
+		if r.uuid != uuid || r.count > count {
+			continue
+		}
+		if !ok || r.count > found.count || r.count == found.count && r.at.Before(found.at) {
+			found, ok = r, true
 		}
 	}
-	return 0, false
+	return found, ok
 }
 
 // noteEarly ends the rejects of its consumer if the message has come back in less than half of the
@@ -165,9 +179,12 @@ func (d *delivery) noteEarly() {
 	if !w.rejects() || count == 0 || d.uuid == "" || d.on.holdsNone.Load() {
 		return
 	}
-	ago, ok := d.sub.lastRejects.since(d.uuid, count, d.Arrived)
-	held := w.Rejected(int(min(count, header.MaxFailures)))
-	if !ok || ago >= held/2 || d.on.holdsNone.Swap(true) {
+	r, ok := d.sub.lastRejects.soonest(d.uuid, count)
+	if !ok {
+		return
+	}
+	ago, held := d.Arrived.Sub(r.at), w.Rejected(int(r.count))
+	if ago >= held/2 || d.on.holdsNone.Swap(true) {
 		return
 	}
 	d.sub.logger.Error("The queue does not hold rejected messages any more: from now on failed "+

@@ -1,0 +1,89 @@
+package consumer
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/stretchr/testify/require"
+)
+
+// Given a message that this process has rejected, so that its queue must hold it for a second times
+// its delivery count, when the message is back too soon, then the process rejects no more messages.
+// Another process may have rejected it in between: then its count is higher than expected.
+func TestAMessageThatIsBackTooSoon(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	rejected := func(count int64, ago time.Duration) pastReject {
+		return pastReject{"a", count, now.Add(-ago)}
+	}
+	const soon, late = 100 * time.Millisecond, time.Hour
+	for name, c := range map[string]struct {
+		past  []pastReject
+		count int64 // with which the message is back
+		early bool
+	}{
+		"after its delay":                  {[]pastReject{rejected(3, 3*time.Second)}, 3, false},
+		"a little early, by its clock":     {[]pastReject{rejected(3, 2*time.Second)}, 3, false},
+		"at once":                          {[]pastReject{rejected(3, soon)}, 3, true},
+		"at once, rejected elsewhere, too": {[]pastReject{rejected(1, soon)}, 2, true},
+		"much later, rejected elsewhere":   {[]pastReject{rejected(1, late)}, 7, false},
+		"the last reject counts":           {[]pastReject{rejected(1, late), rejected(2, soon)}, 4, true},
+		"a new count, which a copy began":  {[]pastReject{rejected(8, soon)}, 1, false},
+		"a count that a copy began again":  {[]pastReject{rejected(1, late), rejected(1, soon)}, 1, true},
+		"the first of two duplicates": {
+			[]pastReject{rejected(1, time.Second), rejected(1, soon)}, 1, false,
+		},
+		"another message":                   {[]pastReject{{"b", 1, now.Add(-soon)}}, 1, false},
+		"rejected by other processes alone": {nil, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, on := countedDelivery(t, c.count, now)
+			d.uuid = "a"
+			for _, r := range c.past {
+				d.sub.lastRejects.add(r, time.Duration(r.count)*time.Second)
+			}
+			d.noteEarly()
+			require.Equal(t, c.early, on.holdsNone.Load())
+		})
+	}
+}
+
+// countedDelivery returns a delivery with a delivery count, of a queue that holds a rejected message
+// for a second times the count.
+func countedDelivery(t *testing.T, count int64, arrived time.Time) (*delivery, *consumer) {
+	t.Helper()
+	s := &Subscription{
+		cfg: Config{
+			Queue: "orders",
+			Waits: Waits{Rejected: func(count int) time.Duration {
+				return time.Duration(count) * time.Second
+			}},
+		},
+		logger: watermill.NopLogger{}, stop: t.Context(),
+	}
+	on := &consumer{ctx: t.Context(), hold: time.Minute, Limits: Limits{Deliveries: 20}}
+	raw := amqp.Delivery{Redelivered: count > 0}
+	if count > 0 {
+		raw.Headers = amqp.Table{"x-delivery-count": count, "x-acquired-count": count}
+	}
+	d, end := s.newDelivery(on, arrival{raw: raw, at: arrived})
+	t.Cleanup(end)
+	return d, on
+}
+
+// The memory of rejects is bounded: the oldest is forgotten first.
+func TestTheOldestRejectIsForgotten(t *testing.T) {
+	t.Parallel()
+	var p pastRejects
+	for i := range mostPastRejects + 1 {
+		p.add(pastReject{uuid: fmt.Sprint(i), count: 1}, time.Second)
+	}
+	_, first := p.soonest("0", 1)
+	_, second := p.soonest("1", 1)
+	_, last := p.soonest(fmt.Sprint(mostPastRejects), 1)
+	require.Equal(t, []bool{false, true, true}, []bool{first, second, last})
+}
