@@ -27,12 +27,14 @@ import (
 // ignores them: there a rejected message comes back at once (F14). It refuses a queue without a
 // dead-letter target, because the delivery limit counts failures, and a queue with a message TTL.
 // Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
-// messages come back at once. A process that notices it uses the wait queues of Else.
+// messages come back at once. A process that notices it uses the wait queues of Else. It knows a
+// message by its message-id, or by Watermill's UUID if there is none.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
 // if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
 // Constant if Min is Max. A message with any other delay (RetryAfter, Snooze, a jitter), with an
-// expiration, or with kept metadata that its handler has changed, waits in a queue of Else.
+// expiration, without an id, or with kept metadata that its handler has changed, waits in a queue of
+// Else.
 //
 // The broker counts the attempts, and nothing is written to the message. So there are limits:
 //

@@ -43,7 +43,7 @@ type delivery struct {
 	stored bool // the last hand-over was confirmed
 	blocks bool // the mark of the dead letter is in the line
 
-	uuid        string // of the message that the handler gets, or its message id
+	id          string // of the message: the property, or the UUID that the handler gets
 	rejected    bool   // the message waits in its queue: the delivery is rejected, not acked
 	triedAtOnce bool   // the copy was published straight to its queue; see comesAtOnce
 }
@@ -84,7 +84,7 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 
-	d.uuid = cmp.Or(msg.UUID, d.MessageID)
+	d.id = cmp.Or(d.MessageID, msg.UUID)
 	d.noteEarly()
 	s.inHand.add(d, msg.UUID)
 	defer s.inHand.remove(d)

@@ -69,13 +69,14 @@ func (d *delivery) countRejects() {
 }
 
 // reject decides that the delivery is rejected in place of acked, if the queue then holds the
-// message for exactly the delay of this failure, and no header of the message must change.
+// message for exactly the delay of this failure, and no header of the message must change. A message
+// without an id is not rejected: it could come back at once again and again without being noticed.
 func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 	w := &d.sub.cfg.Waits
 	d.toAck()
 	if !w.rejects() || d.on.holdsNone.Load() ||
 		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
-		d.State.Interruptions > 0 || d.raw.Expiration != "" {
+		d.State.Interruptions > 0 || d.raw.Expiration != "" || d.id == "" {
 		return false
 	}
 	next := rejectCount(&d.raw) + 1
@@ -88,7 +89,7 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 		}
 	}
 	d.rejected = true
-	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()}, delay)
+	d.sub.lastRejects.add(pastReject{d.id, next, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
@@ -117,7 +118,7 @@ func (c *consumer) reject(tag uint64) (err error) {
 
 // pastReject is a message that a Subscription has rejected.
 type pastReject struct {
-	uuid  string
+	id    string
 	count int64 // the delivery count with which it comes back
 	at    time.Time
 }
@@ -140,7 +141,7 @@ func (p *pastRejects) add(r pastReject, held time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.list {
-		if old := &p.list[i]; old.uuid == r.uuid && old.count == r.count && r.at.Sub(old.at) >= held {
+		if old := &p.list[i]; old.id == r.id && old.count == r.count && r.at.Sub(old.at) >= held {
 			*old = r
 			return
 		}
@@ -157,11 +158,11 @@ func (p *pastRejects) add(r pastReject, held time.Duration) {
 // with the highest count that is not above it. Another process may have rejected the message since
 // then, which only makes it later. Of two with the same count it is the older, because a duplicate
 // has the same id.
-func (p *pastRejects) soonest(uuid string, count int64) (found pastReject, ok bool) {
+func (p *pastRejects) soonest(id string, count int64) (found pastReject, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range p.list {
-		if r.uuid != uuid || r.count > count {
+		if r.id != id || r.count > count {
 			continue
 		}
 		if !ok || r.count > found.count || r.count == found.count && r.at.Before(found.at) {
@@ -176,10 +177,10 @@ func (p *pastRejects) soonest(uuid string, count int64) (found pastReject, ok bo
 // again how long the queue holds messages.
 func (d *delivery) noteEarly() {
 	w, count := &d.sub.cfg.Waits, rejectCount(&d.raw)
-	if !w.rejects() || count == 0 || d.uuid == "" || d.on.holdsNone.Load() {
+	if !w.rejects() || count == 0 || d.id == "" || d.on.holdsNone.Load() {
 		return
 	}
-	r, ok := d.sub.lastRejects.soonest(d.uuid, count)
+	r, ok := d.sub.lastRejects.soonest(d.id, count)
 	if !ok {
 		return
 	}

@@ -42,7 +42,7 @@ func TestAMessageThatIsBackTooSoon(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d, on := countedDelivery(t, c.count, now)
-			d.uuid = "a"
+			d.id = "a"
 			for _, r := range c.past {
 				d.sub.lastRejects.add(r, time.Duration(r.count)*time.Second)
 			}
@@ -80,7 +80,7 @@ func TestTheOldestRejectIsForgotten(t *testing.T) {
 	t.Parallel()
 	var p pastRejects
 	for i := range mostPastRejects + 1 {
-		p.add(pastReject{uuid: fmt.Sprint(i), count: 1}, time.Second)
+		p.add(pastReject{id: fmt.Sprint(i), count: 1}, time.Second)
 	}
 	_, first := p.soonest("0", 1)
 	_, second := p.soonest("1", 1)

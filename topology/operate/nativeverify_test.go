@@ -42,7 +42,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 		ClientOptions: []topology.Option{topology.WithManagement(api)},
 		Handle:        calls.Fail,
 	})
-	r.Send("fails")
+	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
 	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
 	r.Stop()
@@ -115,9 +115,7 @@ func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 					},
 				}))
 			}
-			msg := rig.Message("fails")
-			msg.MessageId = "17"
-			running[0].Publish(msg)
+			running[0].Publish(rig.Named("fails"))
 			rig.RequireDead(t, running[0].DeadLetter(), "exhausted", "8")
 			all, short := calls.All(), 0
 			for i := range all[1:] {
@@ -173,7 +171,7 @@ func TestNativeUnderAnotherDeliveryLimit(t *testing.T) {
 					return rig.ErrFailed
 				},
 			})
-			r.Send("fails")
+			r.Publish(rig.Named("fails"))
 			dead := r.DeadLetter()
 			require.Equal(t, "fails", string(dead.Body))
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])
