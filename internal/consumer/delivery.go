@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -44,8 +45,8 @@ type delivery struct {
 	blocks bool // the mark of the dead letter is in the line
 
 	id          string // of the message: the property, or the UUID that the handler gets
-	rejected    bool   // the message waits in its queue: the delivery is rejected, not acked
-	triedAtOnce bool   // the copy was published straight to its queue; see comesAtOnce
+	fate        atomic.Uint32
+	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
@@ -233,7 +234,7 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // then.
 func (d *delivery) ack() {
 	d.acked = true
-	if d.rejected {
+	if d.fate.Swap(isSettled) == isRejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
 			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
 		}

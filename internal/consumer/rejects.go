@@ -88,19 +88,24 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 			return false
 		}
 	}
-	d.rejected = true
+	if !d.fate.CompareAndSwap(isAcked, isRejected) {
+		return false
+	}
 	d.sub.lastRejects.add(pastReject{d.id, next, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
 
-// toAck decides that the delivery is acked. It writes nothing for a delivery that was never to be
-// rejected, because a middleware of the user may have acked the message meanwhile.
-func (d *delivery) toAck() {
-	if d.rejected {
-		d.rejected = false
-	}
-}
+// The values of delivery.fate. A handler that acks its message and then calls Republish does that
+// beside the goroutine that settles the delivery: of the two one is first.
+const (
+	isAcked    uint32 = iota // at its end the delivery is acked
+	isRejected               // at its end it is rejected, so that the message waits in its queue
+	isSettled                // it is too late to decide that
+)
+
+// toAck decides that the delivery is acked.
+func (d *delivery) toAck() { d.fate.CompareAndSwap(isRejected, isAcked) }
 
 // changes reports whether kept metadata differ from the header that arrived. A header that a
 // handler only read keeps its type.

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -351,6 +352,40 @@ func TestNativeWritesACountThatTheBrokerCannotKeep(t *testing.T) {
 	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
 	r.RequireNothingLeft(0)
 	require.Equal(t, []int{1, 3}, s.attempts)
+}
+
+// Given a handler that acks its message and then republishes it, when the delivery is settled by then,
+// then a copy waits: a delivery cannot be rejected after its ack.
+func TestNativeRepublishesAfterAnEarlyAck(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
+	var s seen
+	var r *rig.Service
+	started := make(chan struct{})
+	r = rig.Start(t, rig.Config{
+		Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
+		Handle: func(msg *message.Message) error {
+			<-started
+			if s.note(msg) > 1 {
+				return nil
+			}
+			msg.Ack()
+			<-msg.Context().Done() // the ack is sent
+			state := middleware.StateOf(msg.Context())
+			state.Failures++
+			ctx := context.WithoutCancel(msg.Context())
+			_, err := r.Client.Republish(ctx, msg, 300*time.Millisecond, state)
+			return err
+		},
+	})
+	close(started)
+	r.Publish(rig.Named("acks early"))
+	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
+	r.RequireNothingLeft(0)
+	require.Equal(t, []int{1, 2}, s.attempts)
+	require.Equal(t, []bool{false, true}, s.waited())
 }
 
 // Given queues that do not hold rejected messages as the strategy says, and brokers that ignore the
