@@ -33,8 +33,8 @@ import (
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
 // if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
 // Constant if Min is Max. A message with any other delay (RetryAfter, Snooze, a jitter), with an
-// expiration, without an id, or with kept metadata that its handler has changed, waits in a queue of
-// Else.
+// expiration, without an id, or with kept metadata that its handler has changed, waits in a queue
+// of Else.
 //
 // The broker counts the attempts, and nothing is written to the message. So there are limits:
 //
@@ -131,8 +131,8 @@ func (p *Plan) holds(delay time.Duration) bool {
 	return delay == p.RejectMax || delay > 0 && delay < p.RejectMax && delay%p.RejectMin == 0
 }
 
-// given returns how long a failed message waits that asks for a delay. It takes a message for held
-// by the queue if the queue can hold it for the delay.
+// given returns how long a message waits at least that asks for a delay: the queue may hold it for
+// exactly that, if its delivery count fits.
 func (p Plan) given(asked time.Duration) time.Duration {
 	if p.rejects() && p.holds(asked) {
 		return asked

@@ -132,7 +132,9 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Probe = c.single
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
-	d.Given = s.cfg.Waits.Given
+	if d.Given = s.cfg.Waits.Given; s.cfg.Waits.rejects() {
+		d.Given = d.givenHere
+	}
 	d.Source = d
 	d.pending.Written = d
 	get := func(key string) (string, bool) {

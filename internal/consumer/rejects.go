@@ -27,6 +27,14 @@ const mostRejects = audit.DefaultDeliveryLimit / 2
 // rejects reports whether rejects hold messages in their queue.
 func (w *Waits) rejects() bool { return w.Rejected != nil }
 
+// copied returns how long a message waits that asks for a delay and is not rejected.
+func (w *Waits) copied(asked time.Duration) time.Duration {
+	if w.Copied == nil {
+		return w.Given(asked)
+	}
+	return w.Copied(asked)
+}
+
 // mostRejected returns the delivery count that rejects must not reach, under a delivery limit. At
 // half of the limit the crash guard takes a message for endangered.
 func mostRejected(limit int) int64 { return int64(min(mostRejects, limit/2)) }
@@ -68,19 +76,37 @@ func (d *delivery) countRejects() {
 	}
 }
 
-// reject decides that the delivery is rejected in place of acked, if the queue then holds the
-// message for exactly the delay of this failure, and no header of the message must change. A message
-// without an id is not rejected: it could come back at once again and again without being noticed.
-func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
+// heldFor returns how long the queue holds the delivery if it is rejected, and 0 if it cannot be
+// rejected. A message without an id is not rejected: it could come back at once again and again
+// without being noticed.
+func (d *delivery) heldFor() time.Duration {
 	w := &d.sub.cfg.Waits
-	d.toAck()
-	if !w.rejects() || d.on.holdsNone.Load() ||
-		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
-		d.State.Interruptions > 0 || d.raw.Expiration != "" || d.id == "" {
-		return false
+	if !w.rejects() || d.on.holdsNone.Load() || d.State.Interruptions > 0 ||
+		d.raw.Expiration != "" || d.id == "" {
+		return 0
 	}
 	next := rejectCount(&d.raw) + 1
-	if next >= mostRejected(d.on.Deliveries) || w.Rejected(int(next)) != delay {
+	if next >= mostRejected(d.on.Deliveries) {
+		return 0
+	}
+	return w.Rejected(int(next))
+}
+
+// givenHere is Given for a delivery that may be rejected. It does not see that its message will be
+// snoozed, or that the handler changes kept metadata: then the wait may be longer, in rounds.
+func (d *delivery) givenHere(asked time.Duration) time.Duration {
+	if asked > 0 && d.heldFor() == asked {
+		return asked
+	}
+	return d.sub.cfg.Waits.copied(asked)
+}
+
+// reject decides that the delivery is rejected in place of acked, if the queue then holds the
+// message for exactly the delay of this failure, and no header of the message must change.
+func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
+	d.toAck()
+	if state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
+		delay == 0 || d.heldFor() != delay {
 		return false
 	}
 	for key, value := range state.Metadata {
@@ -91,7 +117,7 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 	if !d.fate.CompareAndSwap(isAcked, isRejected) {
 		return false
 	}
-	d.sub.lastRejects.add(pastReject{d.id, next, time.Now()}, delay)
+	d.sub.lastRejects.add(pastReject{d.id, rejectCount(&d.raw) + 1, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
@@ -140,8 +166,8 @@ type pastRejects struct {
 // mostPastRejects bounds the memory. A message that is not held comes back at once.
 const mostPastRejects = 256
 
-// add remembers a reject of a message that its queue must hold so long. It takes the place of one with
-// the same count whose delay was over by then: a copy has begun a new count.
+// add remembers a reject of a message that its queue must hold so long. It takes the place of one
+// with the same count whose delay was over by then: a copy has begun a new count.
 func (p *pastRejects) add(r pastReject, held time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,10 +185,10 @@ func (p *pastRejects) add(r pastReject, held time.Duration) {
 	p.next = (p.next + 1) % mostPastRejects
 }
 
-// soonest returns the reject that says how soon a message may be back with a delivery count: the one
-// with the highest count that is not above it. Another process may have rejected the message since
-// then, which only makes it later. Of two with the same count it is the older, because a duplicate
-// has the same id.
+// soonest returns the reject that says how soon a message may be back with a delivery count: the
+// one with the highest count that is not above it. Another process may have rejected the message
+// since then, which only makes it later. Of two with the same count it is the older, because a
+// duplicate has the same id.
 func (p *pastRejects) soonest(id string, count int64) (found pastReject, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -52,16 +52,47 @@ func TestAMessageThatIsBackTooSoon(t *testing.T) {
 	}
 }
 
-// countedDelivery returns a delivery with a delivery count, of a queue that holds a rejected message
-// for a second times the count.
+// A delivery waits exactly as long as it asks if its queue holds it so long at its next delivery
+// count. Otherwise a copy waits, here for half as long again. The limits on age, expiration and
+// Snooze count this time.
+func TestADelayIsExactOnlyWhereItsDeliveryIsRejected(t *testing.T) {
+	t.Parallel()
+	const asked = 2 * time.Second
+	for name, c := range map[string]struct {
+		count int64
+		set   func(d *delivery)
+		want  time.Duration
+	}{
+		"its second failure":     {1, func(*delivery) {}, asked},
+		"its first failure":      {0, func(*delivery) {}, 3 * time.Second},
+		"an expiration":          {1, func(d *delivery) { d.raw.Expiration = "60000" }, 3 * time.Second},
+		"no id":                  {1, func(d *delivery) { d.id = "" }, 3 * time.Second},
+		"isolated by the guard":  {1, func(d *delivery) { d.State.Interruptions = 1 }, 3 * time.Second},
+		"a queue without a hold": {1, func(d *delivery) { d.on.holdsNone.Store(true) }, 3 * time.Second},
+		"a low delivery limit":   {1, func(d *delivery) { d.on.Deliveries = 4 }, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, _ := countedDelivery(t, c.count, time.Now())
+			d.id = "a"
+			c.set(d)
+			require.Equal(t, c.want, d.Given(asked))
+		})
+	}
+}
+
+// countedDelivery returns a delivery with a delivery count, of a queue that holds a rejected
+// message for a second times the count, and whose wait queues make each wait half as long again.
 func countedDelivery(t *testing.T, count int64, arrived time.Time) (*delivery, *consumer) {
 	t.Helper()
 	s := &Subscription{
 		cfg: Config{
 			Queue: "orders",
-			Waits: Waits{Rejected: func(count int) time.Duration {
-				return time.Duration(count) * time.Second
-			}},
+			Waits: Waits{
+				Given:    func(asked time.Duration) time.Duration { return asked },
+				Copied:   func(asked time.Duration) time.Duration { return asked * 3 / 2 },
+				Rejected: func(count int) time.Duration { return time.Duration(count) * time.Second },
+			},
 		},
 		logger: watermill.NopLogger{}, stop: t.Context(),
 	}
