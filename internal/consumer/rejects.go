@@ -67,6 +67,7 @@ func (d *delivery) countRejects() {
 	s := &d.State
 	s.Failures = min(s.Failures+count, header.MaxFailures)
 	s.Delay, s.Snoozed = w.Rejected(count), 0
+	s.Error, s.Class = "", "" // of the last attempt before these
 	s.NotBefore, s.WaitingSince = time.Time{}, time.Time{}
 	if s.FirstSeen.IsZero() {
 		s.FirstSeen = d.Arrived.Add(-waited)

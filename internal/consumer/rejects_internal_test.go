@@ -8,6 +8,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
+
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // Given a message that this process has rejected, so that its queue must hold it for a second times
@@ -50,6 +52,22 @@ func TestAMessageThatIsBackTooSoon(t *testing.T) {
 			require.Equal(t, c.early, on.holdsNone.Load())
 		})
 	}
+}
+
+// A message that has failed once, with an error in its copy, and that was rejected since then has
+// the failures of both. The error is not the last one, which the broker does not keep.
+func TestFailuresThatTheBrokerCountsLeaveNoError(t *testing.T) {
+	t.Parallel()
+	d, on := countedDelivery(t, 2, time.Now())
+	copied := header.RetryState{Failures: 1, Error: "no stock", Class: header.ClassRetryable}
+	for key, value := range copied.Headers("orders") {
+		d.raw.Headers[key] = value
+	}
+	d, end := d.sub.newDelivery(on, arrival{raw: d.raw, at: time.Now()})
+	defer end()
+	require.Equal(t, 3, d.State.Failures)
+	require.Empty(t, d.State.Error)
+	require.Empty(t, d.State.Class)
 }
 
 // A delivery waits exactly as long as it asks if its queue holds it so long at its next delivery

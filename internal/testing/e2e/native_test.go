@@ -234,6 +234,7 @@ func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 	dead := r.DeadLetter()
 	require.Equal(t, "poison", string(dead.Body))
 	rig.RequireDead(t, dead, "exhausted", "3")
+	require.Contains(t, dead.Headers[header.DeadError], "with topology.Native a process ended in its")
 	require.Equal(t, []int{1, 2, 3}, poison.attempts)
 	rig.WaitFor(t, "the other messages to be handled", func() bool { return innocent.Count() == 2 })
 	require.Equal(t, []int{1, 1}, innocent.attempts)
@@ -354,8 +355,8 @@ func TestNativeWritesACountThatTheBrokerCannotKeep(t *testing.T) {
 	require.Equal(t, []int{1, 3}, s.attempts)
 }
 
-// Given a handler that acks its message and then republishes it, when the delivery is settled by then,
-// then a copy waits: a delivery cannot be rejected after its ack.
+// Given a handler that acks its message and then republishes it, when the delivery is settled by
+// then, then a copy waits: a delivery cannot be rejected after its ack.
 func TestNativeRepublishesAfterAnEarlyAck(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
