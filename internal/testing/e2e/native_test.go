@@ -412,6 +412,7 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 		"another minimum": {with("x-delayed-retry-min", 500), "it holds them for 500ms to 1m0s"},
 		"no maximum":      {with("x-delayed-retry-max", nil), "it holds them for 1s to 1s"},
 		"of nacks alone":  {with("x-delayed-retry-type", "returned"), "it holds none"},
+		"of nacks, too":   {with("x-delayed-retry-type", "all"), "given back, too"},
 		"a classic queue": {amqp.Table{"x-queue-type": "classic"}, "only a quorum queue holds"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -427,7 +428,7 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 				return
 			}
 			rig.RequireTexts(t, err, queue, c.want)
-			if !strings.Contains(c.want, "quorum") {
+			if strings.HasPrefix(c.want, "it ") {
 				rig.RequireTexts(t, err, "x-delayed-retry-type failed, x-delayed-retry-min 1000 and "+
 					"x-delayed-retry-max 60000")
 			}
