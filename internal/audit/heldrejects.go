@@ -81,6 +81,12 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 	return nil
 }
 
+// RejectsUnseen reports whether only the silence of the management API keeps RefuseRejects from its
+// answer: a policy may let the queue hold rejected messages.
+func (f *Facts) RejectsUnseen() bool {
+	return f.PolicyPending && f.Version.AtLeast(4, 3) && (f.Kind == "" || f.Kind == Quorum)
+}
+
 // deadLettersWith reports whether the target of dropped messages is the dead-letter queue of the
 // plan, which Subscribe declares after its look at the queue.
 func (f *Facts) deadLettersWith(p Plan) bool {

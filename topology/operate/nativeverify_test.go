@@ -3,9 +3,11 @@ package operate_test
 import (
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -13,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -131,6 +134,62 @@ func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 			require.Positive(t, said)
 		})
 	}
+}
+
+// Given a queue that a policy lets hold rejected messages, when the management API is silent after a
+// lost connection, so that no policy can be seen, then the service consumes all the same. It says so
+// once, and failed messages wait in a wait queue. Without a first look at the policy it does not
+// begin.
+func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	strategy, _ := rig.Native(t, node.URL(), 300*time.Millisecond, 300*time.Millisecond)
+	const queue = "orders"
+	testbroker.SetPolicy(t, api, "policies", "/", "retry", "^orders$", map[string]any{
+		"delayed-retry-type": "failed", "delayed-retry-min": 300, "delayed-retry-max": 300,
+	})
+	broker, seen := testbroker.NewProxy(t, node.URL()), testbroker.NewProxy(t, api)
+	management := topology.WithManagement(seen.URL())
+	policy := backoff.Constant{Interval: 300 * time.Millisecond, Retries: 1}
+	var mu sync.Mutex
+	var waited []bool // in a wait queue, for each second attempt
+	r := rig.Start(t, rig.Config{
+		URL: broker.URL(), PublisherURL: node.URL(), AdminURL: node.URL(), Queue: queue, Keep: true,
+		Strategy: strategy, Policy: policy, ClientOptions: []topology.Option{management},
+		Configure: func(cfg *wamqp.Config) {
+			rig.QuickReconnect(cfg)
+			rig.WithQueue(deadLettersOf(queue))(cfg)
+		},
+		Handle: func(msg *message.Message) error {
+			if raw, _ := topology.Received(msg.Context()); middleware.Attempt(msg.Context()) > 1 {
+				mu.Lock()
+				defer mu.Unlock()
+				_, passed := raw.Headers["x-death"]
+				waited = append(waited, passed)
+			}
+			return rig.ErrFailed
+		},
+	})
+	r.URL = node.URL()
+	r.Publish(rig.Named("before"))
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "2")
+	seen.Refuse(true)
+	seen.Cut()
+	for range 2 {
+		before := r.Logs.Said("Consuming")
+		broker.Cut()
+		rig.WaitFor(t, "the next consumer", func() bool { return r.Logs.Said("Consuming") > before })
+	}
+	r.Publish(rig.Named("meanwhile"))
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "2")
+	r.Stop()
+	require.Equal(t, []bool{false, true}, waited)
+	require.Equal(t, 1, r.Logs.Said("The management API does not show the policies of the queue"))
+
+	cfg := rig.QueueConfig(node.URL())
+	cfg.Queue.Arguments = deadLettersOf(queue)
+	client := rig.OpenClient(t, node.URL(), strategy, management)
+	require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, policy), "it holds none")
 }
 
 // Given a message that fails, when a policy lowers the delivery limit of its queue, or a policy

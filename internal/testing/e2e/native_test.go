@@ -88,6 +88,7 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 	require.Equal(t, "red", dead.Headers["colour"])
 	require.Equal(t, "call 5", dead.Headers[header.DeadError])
 	require.NotContains(t, dead.Headers[header.DeadHistory], "call 4", "the queue has kept no history")
+	require.Equal(t, 1, r.Logs.Said("policies cannot be seen without WithManagement"))
 	r.RequireNothingLeft(0)
 }
 
