@@ -32,15 +32,18 @@ import (
 // message by its message-id, or by Watermill's UUID if there is none.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
-// if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
-// Constant if Min is Max. A message with any other delay (RetryAfter, Snooze, a jitter), with an
+// if that is the delay of its policy: Constant if Min is Max, or the first nine delays of
+// Linear{Initial: Min, Step: Min, Max: Max}. After nine rejects, or at half of the delivery limit, a
+// copy begins a new count. A message with any other delay (RetryAfter, Snooze, a jitter), with an
 // expiration, without an id, or with kept metadata that its handler has changed, waits in a queue
 // of Else.
 //
 // The broker counts the attempts, and nothing is written to the message. So there are limits:
 //
 //   - A process that ends counts as a failed attempt of each message that it had. So a Subscriber
-//     whose prefetch is not set takes no messages ahead.
+//     whose prefetch is not set takes no messages ahead. A message that ends the process again and
+//     again can take the messages beside it to the dead-letter queue: use WithConcurrency(1), or
+//     another strategy, if a handler may end the process.
 //   - The history of a dead letter has its last attempt, and the attempts that were followed by a
 //     copy. The first failure is taken to be as long ago as the delays that followed.
 //   - A message that waits cannot be seen, released or cancelled, and no count of the broker has it
