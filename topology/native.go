@@ -24,19 +24,19 @@ import (
 //	x-dead-letter-exchange and x-dead-letter-routing-key: "" and orders.dlq, or another target
 //
 // Subscribe refuses any other queue: the type all would also hold the messages that a process gives
-// back at its end. It refuses any broker before 4.3, which accepts these arguments and
-// ignores them: there a rejected message comes back at once (F14). It refuses a queue without a
-// dead-letter target, because the delivery limit counts failures, and a queue with a message TTL.
+// back at its end. It refuses any broker before 4.3, which accepts these arguments and ignores them:
+// there a rejected message comes back at once (F14). It refuses a queue without a dead-letter
+// target, because the delivery limit counts failures, and a queue with a message TTL.
 // Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
 // messages come back at once. A process that notices it uses the wait queues of Else. It knows a
 // message by its message-id, or by Watermill's UUID if there is none.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
 // if that is the delay of its policy: Constant if Min is Max, or the first nine delays of
-// Linear{Initial: Min, Step: Min, Max: Max}. After nine rejects, or at half of the delivery limit, a
-// copy begins a new count. A message with any other delay (RetryAfter, Snooze, a jitter), with an
-// expiration, without an id, or with kept metadata that its handler has changed, waits in a queue
-// of Else.
+// Linear{Initial: Min, Step: Min, Max: Max}. After nine rejects, or at half of the delivery limit,
+// a copy begins a new count. A message with any other delay (RetryAfter, Snooze, a jitter), with
+// an expiration, without an id, or with kept metadata that its handler has changed, waits in a
+// queue of Else.
 //
 // The broker counts the attempts, and nothing is written to the message. So there are limits:
 //

@@ -157,9 +157,9 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 		return
 	}
 	if s.plan.rejects() && s.subscriber.client.opts.management == "" {
-		s.logger.Info("Warning: policies cannot be seen without WithManagement: one that shortens or "+
-			"ends the delayed retry of the queue, or lowers its delivery limit, makes rejected messages "+
-			"come back at once or leave the queue; use WithManagement", nil)
+		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
+			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
+			"delivery limit; use WithManagement", nil)
 	}
 	for _, h := range hazards {
 		s.logger.Info("Warning: an argument of the queue takes messages out of it",

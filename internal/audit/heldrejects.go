@@ -60,9 +60,9 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 		return fmt.Errorf("%s it is a %s queue, and only a quorum queue holds rejected messages: "+
 			"declare a new quorum queue with %s", what, f.Kind, want)
 	case has.kind == "all":
-		return fmt.Errorf("%s its delayed retry of the type all holds messages that are given back, too, "+
-			"as at each end of a process: set x-delayed-retry-type, or delayed-retry-type of the policy, "+
-			"to failed", what)
+		return fmt.Errorf("%s its delayed retry of the type all holds messages that are given back, "+
+			"too, as at each end of a process: set x-delayed-retry-type, or delayed-retry-type of the "+
+			"policy, to failed", what)
 	case !has.counts() || has.least != p.RejectMin || has.most != p.RejectMax:
 		return fmt.Errorf("%s it must hold rejected messages for %v to %v, and as far as its arguments "+
 			"and policies can be seen, it %s: declare it with Queue.Arguments %s; or set a policy and use "+

@@ -172,7 +172,7 @@ type Limits struct {
 	NackCounts      bool
 	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
 	Classic         bool          // the queue is a classic queue
-	HoldsNone       bool          // it is not known that the queue holds rejected messages: copies wait
+	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
 }
 
 var (

@@ -88,8 +88,8 @@ func deadLettersOf(queue string) amqp.Table {
 }
 
 // Given a message that fails, when the policy that lets its queue hold it is removed, then the
-// service that rejected it says so when the message comes back at once, and later attempts wait in a
-// wait queue. Of two services each may reject it once before that: neither rejects it again and
+// service that rejected it says so when the message comes back at once, and later attempts wait in
+// a wait queue. Of two services each may reject it once before that: neither rejects it again and
 // again.
 func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 	t.Parallel()
@@ -136,9 +136,9 @@ func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 	}
 }
 
-// Given a queue that a policy lets hold rejected messages, when the management API is silent after a
-// lost connection, so that no policy can be seen, then the service consumes all the same. It says so
-// once, and failed messages wait in a wait queue. Without a first look at the policy it does not
+// Given a queue that a policy lets hold rejected messages, when the management API is silent after
+// a lost connection, so that no policy can be seen, then the service consumes all the same. It says
+// so once, and failed messages wait in a wait queue. Without a first look at the policy it does not
 // begin.
 func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
 	t.Parallel()
@@ -152,7 +152,7 @@ func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
 	management := topology.WithManagement(seen.URL())
 	policy := backoff.Constant{Interval: 300 * time.Millisecond, Retries: 1}
 	var mu sync.Mutex
-	var waited []bool // in a wait queue, for each second attempt
+	var waited []bool // in a wait queue, before the second attempts
 	r := rig.Start(t, rig.Config{
 		URL: broker.URL(), PublisherURL: node.URL(), AdminURL: node.URL(), Queue: queue, Keep: true,
 		Strategy: strategy, Policy: policy, ClientOptions: []topology.Option{management},
