@@ -24,8 +24,8 @@ import (
 //	x-dead-letter-exchange and x-dead-letter-routing-key: "" and orders.dlq, or another target
 //
 // Subscribe refuses any other queue: the type all would also hold the messages that a process gives
-// back at its end. It refuses any broker before 4.3, which accepts these arguments and ignores them:
-// there a rejected message comes back at once (F14). It refuses a queue without a dead-letter
+// back at its end. It refuses any broker before 4.3, which accepts these arguments and ignores
+// them: there a rejected message comes back at once (F14). It refuses a queue without a dead-letter
 // target, because the delivery limit counts failures, and a queue with a message TTL.
 // Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
 // messages come back at once. A process that notices it uses the wait queues of Else. It knows a
