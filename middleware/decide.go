@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/excerpt"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -299,5 +300,8 @@ func (a *attempt) deadLetter(reason header.Reason) *outcome {
 	o.state.NotBefore, o.state.Snoozed = time.Time{}, 0
 	o.state.Reason, o.state.DeadAt = reason, o.now
 	o.state.Handler = message.HandlerNameFromCtx(a.ctx)
+	if o.state.Error == "" { // its last attempt left none: a process ended, or the count is forged
+		o.state.Error = excerpt.Of(o.why.Error(), header.MaxErrorBytes)
+	}
 	return o
 }

@@ -106,6 +106,9 @@ func TestTheGuardOfEachLimit(t *testing.T) {
 			}), newMessage(delivery{State: test.notes}))
 			assert.Equal(t, (test.want == ""), called)
 			assert.Equal(t, test.want, result.State.Reason)
+			if test.want != "" {
+				assert.Contains(t, result.State.Error, "message arrived past its ", "no attempt left an error")
+			}
 			assert.Equal(t, called, (result.Attempts == 1))
 			assert.False(t, result.State.Failures > 1_000_000)
 		})

@@ -234,8 +234,8 @@ type DeadLetter struct {
 	// ReasonMisdirected Queue is the queue that the message belongs to.
 	Queue, Topic string
 	// Err is the handler's last error. It is nil if the handler was not called, because the
-	// message arrived past its limit; State.Error is the text of the last error then. If the
-	// Subscriber has dead-lettered the message, Err is its cause.
+	// message arrived past its limit; State.Error is the text of the last error then, or says why
+	// there is none. If the Subscriber has dead-lettered the message, Err is its cause.
 	Err error
 	// State went with the message: Reason, Handler, Class, Failures and, in History, every
 	// attempt, oldest first. If there were very many, the oldest are missing.

@@ -215,12 +215,12 @@ func ExampleNative() {
 	cfg := wamqp.NewDurableQueueConfig("amqp://localhost")
 	cfg.Queue.Arguments = amqp.Table{
 		"x-queue-type": "quorum", "x-delayed-retry-type": "failed",
-		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 60_000,
+		"x-delayed-retry-min": 5_000, "x-delayed-retry-max": 30_000,
 		"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders.dlq",
 	}
-	strategy := topology.Native{Min: 5 * time.Second, Max: time.Minute}
+	strategy := topology.Native{Min: 5 * time.Second, Max: 30 * time.Second}
 	policy := backoff.Linear{
-		Initial: 5 * time.Second, Step: 5 * time.Second, Max: time.Minute, Retries: 20,
+		Initial: 5 * time.Second, Step: 5 * time.Second, Max: 30 * time.Second, Retries: 9,
 	}
 	plan, err := topology.PlanFor(strategy, "orders", policy)
 	if err != nil {
@@ -232,7 +232,7 @@ func ExampleNative() {
 		fmt.Println(q.Name)
 	}
 	// Output:
-	// the queue holds messages from 5s to 1m0s
+	// the queue holds messages from 5s to 30s
 	// orders.wait.1s
 	// orders.wait.5s
 	// orders.wait.30s

@@ -23,21 +23,27 @@ import (
 //	x-delayed-retry-max:  Max in milliseconds
 //	x-dead-letter-exchange and x-dead-letter-routing-key: "" and orders.dlq, or another target
 //
-// Subscribe refuses any other queue, and any broker before 4.3, which accepts these arguments and
-// ignores them: there a rejected message comes back at once (F14). It refuses a queue without a
-// dead-letter target, because the delivery limit counts failures, and a queue with a message TTL.
+// Subscribe refuses any other queue: the type all would also hold the messages that a process gives
+// back at its end. It refuses any broker before 4.3, which accepts these arguments and ignores
+// them: there a rejected message comes back at once (F14). It refuses a queue without a dead-letter
+// target, because the delivery limit counts failures, and a queue with a message TTL.
 // Prefer the arguments: under a policy that is removed, or replaced by another one, rejected
-// messages come back at once. A process that notices it uses the wait queues of Else.
+// messages come back at once. A process that notices it uses the wait queues of Else. It knows a
+// message by its message-id, or by Watermill's UUID if there is none.
 //
 // The queue holds a message for Min times its delivery count, at most for Max. A message waits so
-// if that is the delay of its policy: Linear{Initial: Min, Step: Min, Max: Max} always, or
-// Constant if Min is Max. A message with any other delay (RetryAfter, Snooze, a jitter), with an
-// expiration, or with kept metadata that its handler has changed, waits in a queue of Else.
+// if that is the delay of its policy: Constant if Min is Max, or the first nine delays of
+// Linear{Initial: Min, Step: Min, Max: Max}. After nine rejects, or at half of the delivery limit,
+// a copy begins a new count. A message with any other delay (RetryAfter, Snooze, a jitter), with
+// an expiration, without an id, or with kept metadata that its handler has changed, waits in a
+// queue of Else.
 //
 // The broker counts the attempts, and nothing is written to the message. So there are limits:
 //
 //   - A process that ends counts as a failed attempt of each message that it had. So a Subscriber
-//     whose prefetch is not set takes no messages ahead.
+//     whose prefetch is not set takes no messages ahead. A message that ends the process again and
+//     again can take the messages beside it to the dead-letter queue: use WithConcurrency(1), or
+//     another strategy, if a handler may end the process.
 //   - The history of a dead letter has its last attempt, and the attempts that were followed by a
 //     copy. The first failure is taken to be as long ago as the delays that followed.
 //   - A message that waits cannot be seen, released or cancelled, and no count of the broker has it
@@ -129,8 +135,8 @@ func (p *Plan) holds(delay time.Duration) bool {
 	return delay == p.RejectMax || delay > 0 && delay < p.RejectMax && delay%p.RejectMin == 0
 }
 
-// given returns how long a failed message waits that asks for a delay. It takes a message for held
-// by the queue if the queue can hold it for the delay.
+// given returns how long a message waits at least that asks for a delay: the queue may hold it for
+// exactly that, if its delivery count fits.
 func (p Plan) given(asked time.Duration) time.Duration {
 	if p.rejects() && p.holds(asked) {
 		return asked

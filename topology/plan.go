@@ -221,7 +221,7 @@ func (p Plan) toConsumer() consumer.Waits {
 		return p.toConsumerRoute(route), err
 	}
 	if p.rejects() {
-		w.Rejected = p.heldFor
+		w.Rejected, w.Copied = p.heldFor, p.waits
 	}
 	if p.Levels != nil {
 		w.Resolution = p.Levels.Resolution

@@ -26,6 +26,8 @@ type source struct {
 	logger     watermill.LoggerAdapter
 	warned     string // the last warning about the queue
 	ruled      string // the last warning about policies
+	held       bool   // the queue has held rejected messages at the last look that could tell
+	unseen     bool   // logged that this cannot be told now
 }
 
 // prepare declares and checks everything that must exist before the queue is consumed.
@@ -72,15 +74,24 @@ func (s *source) learn(
 	m := client.manager(asked)
 	f, err := audit.Learn(ctx, conn.Do, s.plan.Queue, s.subscriber.cfg.queueArgs,
 		audit.VersionOf(conn.Properties), m)
+	var holdsNone bool
 	if err == nil {
 		what := fmt.Sprintf("queue %q:", s.plan.Queue)
-		err = errors.Join(f.Refuse(what), f.RefuseRejects(what, s.plan.audited()),
-			f.RefuseOrder(what, s.plan.audited()))
+		rejects := f.RefuseRejects(what, s.plan.audited())
+		if holdsNone = rejects != nil && s.held && f.RejectsUnseen(); holdsNone {
+			s.noteUnseen(rejects)
+			rejects = nil
+		}
+		err = errors.Join(f.Refuse(what), rejects, f.RefuseOrder(what, s.plan.audited()))
 	}
 	if err != nil {
 		return consumer.Limits{}, err
 	}
+	if !holdsNone {
+		s.held, s.unseen = s.plan.rejects(), false
+	}
 	limits := consumer.Limits{
+		HoldsNone:       holdsNone,
 		NackCounts:      !f.Version.AtLeast(4, 3),
 		ConsumerTimeout: f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
@@ -90,6 +101,18 @@ func (s *source) learn(
 	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))
 	s.warnPolicies(m, f, vhost)
 	return limits, nil
+}
+
+// noteUnseen logs once that the management API does not show the policies that let the queue hold
+// rejected messages. Consuming goes on without them: it must not depend on a monitoring API.
+func (s *source) noteUnseen(refusal error) {
+	if s.unseen {
+		return
+	}
+	s.unseen = true
+	s.logger.Error("The management API does not show the policies of the queue, which held rejected "+
+		"messages before: until this process connects again, failed messages wait in wait queues; "+
+		"look at the API, or declare the queue with the arguments of topology.Native", refusal, nil)
 }
 
 // warnPolicies logs which policies may lose or misdirect messages of the plan: once, and again
@@ -132,6 +155,11 @@ func (s *source) warn(f *audit.Facts, d *audit.Drop) {
 	said := s.warned
 	if s.warned = fmt.Sprint(f.Kind, hazards, d); s.warned == said {
 		return
+	}
+	if s.plan.rejects() && s.subscriber.client.opts.management == "" {
+		s.logger.Info("Warning: policies cannot be seen without WithManagement: a policy may end the "+
+			"delayed retry of the queue, so that rejected messages come back at once, or lower its "+
+			"delivery limit; use WithManagement", nil)
 	}
 	for _, h := range hazards {
 		s.logger.Info("Warning: an argument of the queue takes messages out of it",

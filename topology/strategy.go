@@ -12,8 +12,8 @@ import (
 )
 
 // Strategy decides in which queues a message waits. It is a pure value: it needs no broker and
-// is safe for concurrent use. PerQueue is the default choice; the others are PerAttempt, Shared
-// and Levels.
+// is safe for concurrent use. PerQueue is the default choice; the others are PerAttempt, Shared,
+// Levels, DelayedExchange, Native and InOrder.
 //
 // A Strategy may also have the method Validate() error, which checks its fields before a queue
 // is known: Open calls the method and returns its error.

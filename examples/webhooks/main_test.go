@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/millpond-go/millpond/examples/internal/webhook"
+	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/topology"
 )
@@ -24,11 +25,14 @@ func TestDemoLosesNothing(t *testing.T) {
 	t.Parallel()
 	for strategy, kind := range map[string]string{
 		"perqueue": "quorum", "shared": "classic", "perattempt": "classic", "levels": "quorum",
-		"inorder": "quorum",
+		"inorder": "quorum", "native": "quorum",
 	} {
 		t.Run(strategy+" "+kind, func(t *testing.T) {
 			t.Parallel()
 			url := testbroker.URL(t)
+			if strategy == "native" {
+				rig.Native(t, url, nativeMin, nativeMax) // skips where the broker ignores the arguments
+			}
 			var stdout, stderr bytes.Buffer
 			code := run(t.Context(), []string{
 				"--url", url, "--strategy", strategy, "--type", kind, "--deliveries", "20", "--seed", "3",

@@ -59,6 +59,10 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 	case f.Kind != "" && f.Kind != Quorum:
 		return fmt.Errorf("%s it is a %s queue, and only a quorum queue holds rejected messages: "+
 			"declare a new quorum queue with %s", what, f.Kind, want)
+	case has.kind == "all":
+		return fmt.Errorf("%s its delayed retry of the type all holds messages that are given back, "+
+			"too, as at each end of a process: set x-delayed-retry-type, or delayed-retry-type of the "+
+			"policy, to failed", what)
 	case !has.counts() || has.least != p.RejectMin || has.most != p.RejectMax:
 		return fmt.Errorf("%s it must hold rejected messages for %v to %v, and as far as its arguments "+
 			"and policies can be seen, it %s: declare it with Queue.Arguments %s; or set a policy and use "+
@@ -77,14 +81,20 @@ func (f *Facts) RefuseRejects(what string, p Plan) error {
 	return nil
 }
 
+// RejectsUnseen reports whether only the silence of the management API keeps RefuseRejects from its
+// answer: a policy may let the queue hold rejected messages.
+func (f *Facts) RejectsUnseen() bool {
+	return f.PolicyPending && f.Version.AtLeast(4, 3) && (f.Kind == "" || f.Kind == Quorum)
+}
+
 // deadLettersWith reports whether the target of dropped messages is the dead-letter queue of the
 // plan, which Subscribe declares after its look at the queue.
 func (f *Facts) deadLettersWith(p Plan) bool {
 	return p.DeadExchange == "" && p.DeadKey != "" && f.Missing == fmt.Sprintf("queue %q", p.DeadKey)
 }
 
-// counts reports whether the queue holds messages that are rejected.
-func (r delayedRetry) counts() bool { return r.kind == "failed" || r.kind == "all" }
+// counts reports whether the queue holds messages that are rejected, and no others.
+func (r delayedRetry) counts() bool { return r.kind == "failed" }
 
 // String completes a sentence about a queue.
 func (r delayedRetry) String() string {

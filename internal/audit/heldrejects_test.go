@@ -31,11 +31,17 @@ func TestAQueueThatHoldsRejectedMessages(t *testing.T) {
 		missing      string // of the dead-letter target
 		want         string // "" for a queue that is as it must be
 	}{
-		"arguments":     {args: good},
-		"of nacks, too": {args: retry("all", 1000, 60000)},
-		"a policy":      {policy: good},
+		"arguments": {args: good},
+		"of nacks, too": {
+			args: retry("all", 1000, 60000), want: "to failed",
+		},
+		"of nacks, too, by a policy": {
+			args: good, policy: set{"delayed-retry-type": "all"},
+			want: "type all holds messages that are given back, too",
+		},
+		"a policy": {policy: good},
 		"both": {
-			args: retry("failed", 1000, 90000), policy: retry("all", 2000, 60000),
+			args: retry("all", 1000, 90000), policy: retry("failed", 2000, 60000),
 		},
 		"a policy takes it away": {args: good, policy: off, want: "it holds none"},
 		"a policy makes it less": {

@@ -111,7 +111,8 @@ type load struct{ bytes, headers int }
 // usual is the load of contests that do not compare loads.
 var usual = load{bytes: 1024, headers: 2}
 
-// numbered returns message i of a load. Its body begins with i.
+// numbered returns message i of a load. Its body begins with i. Its id is i, because
+// topology.Native rejects no message without an id.
 func (l load) numbered(i int) amqp.Publishing {
 	body := make([]byte, max(l.bytes, 8))
 	binary.BigEndian.PutUint64(body, uint64(i))
@@ -119,7 +120,9 @@ func (l load) numbered(i int) amqp.Publishing {
 	for k := range l.headers {
 		headers["header-"+strconv.Itoa(k)] = "a value of twenty-six bytes"
 	}
-	return amqp.Publishing{Headers: headers, DeliveryMode: amqp.Persistent, Body: body}
+	return amqp.Publishing{
+		Headers: headers, MessageId: strconv.Itoa(i), DeliveryMode: amqp.Persistent, Body: body,
+	}
 }
 
 func number(body []byte) int { return int(binary.BigEndian.Uint64(body)) }

@@ -131,7 +131,9 @@ type Waits struct {
 	SortsPriorities bool
 	// Rejected returns how long the queue itself holds a message with this delivery count that is
 	// rejected. Default: the queue holds none.
-	Rejected   func(count int) time.Duration
+	Rejected func(count int) time.Duration
+	// Copied is Given for a message that is not rejected. Default: Given
+	Copied     func(asked time.Duration) time.Duration
 	Steps      []time.Duration // the delays that have a wait queue, ascending
 	Resolution time.Duration   // the step between delays, if any delay is possible; else 0
 	// Redeclare declares the part of a route again that is missing, if err says that a part
@@ -170,6 +172,7 @@ type Limits struct {
 	NackCounts      bool
 	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
 	Classic         bool          // the queue is a classic queue
+	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
 }
 
 var (

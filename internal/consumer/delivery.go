@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -43,9 +44,9 @@ type delivery struct {
 	stored bool // the last hand-over was confirmed
 	blocks bool // the mark of the dead letter is in the line
 
-	uuid        string // of the message that the handler gets, or its message id
-	rejected    bool   // the message waits in its queue: the delivery is rejected, not acked
-	triedAtOnce bool   // the copy was published straight to its queue; see comesAtOnce
+	id          string // of the message: the property, or the UUID that the handler gets
+	fate        atomic.Uint32
+	triedAtOnce bool // the copy was published straight to its queue; see comesAtOnce
 }
 
 // process takes one delivery to its end: it acks the delivery after the message was handled
@@ -84,7 +85,7 @@ func (s *Subscription) process(d *delivery) {
 		return
 	}
 
-	d.uuid = cmp.Or(msg.UUID, d.MessageID)
+	d.id = cmp.Or(d.MessageID, msg.UUID)
 	d.noteEarly()
 	s.inHand.add(d, msg.UUID)
 	defer s.inHand.remove(d)
@@ -131,7 +132,9 @@ func (s *Subscription) newDelivery(c *consumer, a arrival) (d *delivery, end con
 	d.Probe = c.single
 	d.Gone = ctx.Done()
 	d.Closing = s.stop.Done()
-	d.Given = s.cfg.Waits.Given
+	if d.Given = s.cfg.Waits.Given; s.cfg.Waits.rejects() {
+		d.Given = d.givenHere
+	}
 	d.Source = d
 	d.pending.Written = d
 	get := func(key string) (string, bool) {
@@ -233,7 +236,7 @@ func (d *delivery) decode() (msg *message.Message, err error) {
 // then.
 func (d *delivery) ack() {
 	d.acked = true
-	if d.rejected {
+	if d.fate.Swap(isSettled) == isRejected {
 		if err := d.on.reject(d.raw.DeliveryTag); err != nil {
 			d.sub.logger.Debug("Cannot reject, the message comes again: "+err.Error(), d.LogFields())
 		}

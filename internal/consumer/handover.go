@@ -82,7 +82,7 @@ func (d *delivery) republish(
 	}
 	d.republished, d.died = middleware.Republished{Delay: route.Delay}, nil
 	if route.Delay < delay {
-		d.republished.Delay = d.sub.cfg.Waits.Given(delay)
+		d.republished.Delay = d.sub.cfg.Waits.copied(delay)
 	}
 	err = d.publish(ctx, &route, msg, false)
 	if isAtOnce(&route) && isDeclined(err) {

@@ -27,6 +27,14 @@ const mostRejects = audit.DefaultDeliveryLimit / 2
 // rejects reports whether rejects hold messages in their queue.
 func (w *Waits) rejects() bool { return w.Rejected != nil }
 
+// copied returns how long a message waits that asks for a delay and is not rejected.
+func (w *Waits) copied(asked time.Duration) time.Duration {
+	if w.Copied == nil {
+		return w.Given(asked)
+	}
+	return w.Copied(asked)
+}
+
 // mostRejected returns the delivery count that rejects must not reach, under a delivery limit. At
 // half of the limit the crash guard takes a message for endangered.
 func mostRejected(limit int) int64 { return int64(min(mostRejects, limit/2)) }
@@ -59,6 +67,7 @@ func (d *delivery) countRejects() {
 	s := &d.State
 	s.Failures = min(s.Failures+count, header.MaxFailures)
 	s.Delay, s.Snoozed = w.Rejected(count), 0
+	s.Error, s.Class = "", "" // of the last attempt before these
 	s.NotBefore, s.WaitingSince = time.Time{}, time.Time{}
 	if s.FirstSeen.IsZero() {
 		s.FirstSeen = d.Arrived.Add(-waited)
@@ -68,18 +77,37 @@ func (d *delivery) countRejects() {
 	}
 }
 
+// heldFor returns how long the queue holds the delivery if it is rejected, and 0 if it cannot be
+// rejected. A message without an id is not rejected: it could come back at once again and again
+// without being noticed.
+func (d *delivery) heldFor() time.Duration {
+	w := &d.sub.cfg.Waits
+	if !w.rejects() || d.on.holdsNone.Load() || d.State.Interruptions > 0 ||
+		d.raw.Expiration != "" || d.id == "" {
+		return 0
+	}
+	next := rejectCount(&d.raw) + 1
+	if next >= mostRejected(d.on.Deliveries) {
+		return 0
+	}
+	return w.Rejected(int(next))
+}
+
+// givenHere is Given for a delivery that may be rejected. It does not see that its message will be
+// snoozed, or that the handler changes kept metadata: then the wait may be longer, in rounds.
+func (d *delivery) givenHere(asked time.Duration) time.Duration {
+	if asked > 0 && d.heldFor() == asked {
+		return asked
+	}
+	return d.sub.cfg.Waits.copied(asked)
+}
+
 // reject decides that the delivery is rejected in place of acked, if the queue then holds the
 // message for exactly the delay of this failure, and no header of the message must change.
 func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
-	w := &d.sub.cfg.Waits
 	d.toAck()
-	if !w.rejects() || d.on.holdsNone.Load() ||
-		state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
-		d.State.Interruptions > 0 || d.raw.Expiration != "" {
-		return false
-	}
-	next := rejectCount(&d.raw) + 1
-	if next >= mostRejected(d.on.Deliveries) || w.Rejected(int(next)) != delay {
+	if state.Failures != d.State.Failures+1 || state.Inner != d.State.Inner ||
+		delay == 0 || d.heldFor() != delay {
 		return false
 	}
 	for key, value := range state.Metadata {
@@ -87,19 +115,24 @@ func (d *delivery) reject(delay time.Duration, state *header.RetryState) bool {
 			return false
 		}
 	}
-	d.rejected = true
-	d.sub.lastRejects.add(pastReject{d.uuid, next, time.Now()})
+	if !d.fate.CompareAndSwap(isAcked, isRejected) {
+		return false
+	}
+	d.sub.lastRejects.add(pastReject{d.id, rejectCount(&d.raw) + 1, time.Now()}, delay)
 	d.republished, d.died = middleware.Republished{Delay: delay}, nil
 	return true
 }
 
-// toAck decides that the delivery is acked. It writes nothing for a delivery that was never to be
-// rejected, because a middleware of the user may have acked the message meanwhile.
-func (d *delivery) toAck() {
-	if d.rejected {
-		d.rejected = false
-	}
-}
+// The values of delivery.fate. A handler that acks its message and then calls Republish does that
+// beside the goroutine that settles the delivery: of the two one is first.
+const (
+	isAcked    uint32 = iota // at its end the delivery is acked
+	isRejected               // at its end it is rejected, so that the message waits in its queue
+	isSettled                // it is too late to decide that
+)
+
+// toAck decides that the delivery is acked.
+func (d *delivery) toAck() { d.fate.CompareAndSwap(isRejected, isAcked) }
 
 // changes reports whether kept metadata differ from the header that arrived. A header that a
 // handler only read keeps its type.
@@ -117,7 +150,7 @@ func (c *consumer) reject(tag uint64) (err error) {
 
 // pastReject is a message that a Subscription has rejected.
 type pastReject struct {
-	uuid  string
+	id    string
 	count int64 // the delivery count with which it comes back
 	at    time.Time
 }
@@ -134,9 +167,17 @@ type pastRejects struct {
 // mostPastRejects bounds the memory. A message that is not held comes back at once.
 const mostPastRejects = 256
 
-func (p *pastRejects) add(r pastReject) {
+// add remembers a reject of a message that its queue must hold so long. It takes the place of one
+// with the same count whose delay was over by then: a copy has begun a new count.
+func (p *pastRejects) add(r pastReject, held time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for i := range p.list {
+		if old := &p.list[i]; old.id == r.id && old.count == r.count && r.at.Sub(old.at) >= held {
+			*old = r
+			return
+		}
+	}
 	if len(p.list) < mostPastRejects {
 		p.list = append(p.list, r)
 		return
@@ -145,16 +186,22 @@ func (p *pastRejects) add(r pastReject) {
 	p.next = (p.next + 1) % mostPastRejects
 }
 
-// since returns how long ago a message was rejected that has come back with a delivery count.
-func (p *pastRejects) since(uuid string, count int64, now time.Time) (ago time.Duration, ok bool) {
+// soonest returns the reject that says how soon a message may be back with a delivery count: the
+// one with the highest count that is not above it. Another process may have rejected the message
+// since then, which only makes it later. Of two with the same count it is the older, because a
+// duplicate has the same id.
+func (p *pastRejects) soonest(id string, count int64) (found pastReject, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range p.list {
-		if r := &p.list[i]; r.count == count && r.uuid == uuid {
-			return now.Sub(r.at), true
+	for _, r := range p.list {
+		if r.id != id || r.count > count {
+			continue
+		}
+		if !ok || r.count > found.count || r.count == found.count && r.at.Before(found.at) {
+			found, ok = r, true
 		}
 	}
-	return 0, false
+	return found, ok
 }
 
 // noteEarly ends the rejects of its consumer if the message has come back in less than half of the
@@ -162,12 +209,15 @@ func (p *pastRejects) since(uuid string, count int64, now time.Time) (ago time.D
 // again how long the queue holds messages.
 func (d *delivery) noteEarly() {
 	w, count := &d.sub.cfg.Waits, rejectCount(&d.raw)
-	if !w.rejects() || count == 0 || d.uuid == "" || d.on.holdsNone.Load() {
+	if !w.rejects() || count == 0 || d.id == "" || d.on.holdsNone.Load() {
 		return
 	}
-	ago, ok := d.sub.lastRejects.since(d.uuid, count, d.Arrived)
-	held := w.Rejected(int(min(count, header.MaxFailures)))
-	if !ok || ago >= held/2 || d.on.holdsNone.Swap(true) {
+	r, ok := d.sub.lastRejects.soonest(d.id, count)
+	if !ok {
+		return
+	}
+	ago, held := d.Arrived.Sub(r.at), w.Rejected(int(r.count))
+	if ago >= held/2 || d.on.holdsNone.Swap(true) {
 		return
 	}
 	d.sub.logger.Error("The queue does not hold rejected messages any more: from now on failed "+

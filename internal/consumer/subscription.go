@@ -75,7 +75,7 @@ type consumer struct {
 	inOrder   *inOrder      // nil without an order
 	hold      time.Duration // how long a delivery may be held, from its arrival
 	probing   bool          // consumes one message at a time, after an outage
-	holdsNone atomic.Bool   // the queue has not held a rejected message
+	holdsNone atomic.Bool   // the queue does not hold rejected messages, as far as is known
 	single    bool          // gets one message, while a brake is stopped
 	enough    chan struct{} // closed when nothing more may be received
 	enoughNow func()        // closes enough
@@ -246,6 +246,7 @@ func (s *Subscription) open(
 		enough: enough, enoughNow: sync.OnceFunc(func() { close(enough) }),
 		cancelled: make(chan struct{}), acks: acks{send: ch.Ack, most: max(1, min(prefetch/4, maxAcks))},
 	}
+	c.holdsNone.Store(limits.HoldsNone)
 	c.cancel = sync.OnceFunc(func() {
 		_ = ch.Cancel(tag, false)
 		close(c.cancelled)

@@ -3,9 +3,11 @@ package operate_test
 import (
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
@@ -13,6 +15,7 @@ import (
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 	"github.com/millpond-go/millpond/topology/operate"
@@ -42,7 +45,7 @@ func TestNativeUnderAPolicy(t *testing.T) {
 		ClientOptions: []topology.Option{topology.WithManagement(api)},
 		Handle:        calls.Fail,
 	})
-	r.Send("fails")
+	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "3")
 	calls.RequireGaps(t, 300*time.Millisecond, 300*time.Millisecond)
 	r.Stop()
@@ -85,41 +88,108 @@ func deadLettersOf(queue string) amqp.Table {
 }
 
 // Given a message that fails, when the policy that lets its queue hold it is removed, then the
-// message comes back at once only one time: the service says so, and the other attempts wait in a
-// wait queue.
+// service that rejected it says so when the message comes back at once, and later attempts wait in
+// a wait queue. Of two services each may reject it once before that: neither rejects it again and
+// again.
 func TestNativeNoticesThatItsPolicyIsGone(t *testing.T) {
 	t.Parallel()
 	node, api := testbroker.Managed(t, "")
 	strategy, _ := rig.Native(t, node.URL(), time.Second, time.Second)
+	for name, services := range map[string]int{"one service": 1, "two services": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			queue := testbroker.Queue(t)
+			testbroker.SetPolicy(t, api, "policies", "/", queue, "^"+queue+"$", map[string]any{
+				"delayed-retry-type": "failed", "delayed-retry-min": 1000, "delayed-retry-max": 1000,
+			})
+			var calls rig.Timeline
+			var running []*rig.Service
+			for range services {
+				running = append(running, rig.Start(t, rig.Config{
+					URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
+					Policy:        backoff.Constant{Interval: time.Second, Retries: 7},
+					Configure:     rig.WithQueue(deadLettersOf(queue)),
+					ClientOptions: []topology.Option{topology.WithManagement(api)},
+					Handle: func(*message.Message) error {
+						if calls.Add() == 2 {
+							testbroker.Remove(t, api, "policies", "/", queue)
+						}
+						return rig.ErrFailed
+					},
+				}))
+			}
+			running[0].Publish(rig.Named("fails"))
+			rig.RequireDead(t, running[0].DeadLetter(), "exhausted", "8")
+			all, short := calls.All(), 0
+			for i := range all[1:] {
+				if short++; all[i+1]-all[i] >= time.Second-rig.Grace {
+					short = 0
+				}
+				require.LessOrEqual(t, short, services, "at once, one after the other: %v", all)
+			}
+			said := 0
+			for _, s := range running {
+				said += s.Logs.Said("The queue does not hold rejected messages any more")
+			}
+			require.Positive(t, said)
+		})
+	}
+}
+
+// Given a queue that a policy lets hold rejected messages, when the management API is silent after
+// a lost connection, so that no policy can be seen, then the service consumes all the same. It says
+// so once, and failed messages wait in a wait queue. Without a first look at the policy it does not
+// begin.
+func TestNativeConsumesWhileItsPolicyCannotBeSeen(t *testing.T) {
+	t.Parallel()
+	node, api := testbroker.Managed(t, "")
+	strategy, _ := rig.Native(t, node.URL(), 300*time.Millisecond, 300*time.Millisecond)
 	const queue = "orders"
 	testbroker.SetPolicy(t, api, "policies", "/", "retry", "^orders$", map[string]any{
-		"delayed-retry-type": "failed", "delayed-retry-min": 1000, "delayed-retry-max": 1000,
+		"delayed-retry-type": "failed", "delayed-retry-min": 300, "delayed-retry-max": 300,
 	})
-	var calls rig.Timeline
+	broker, seen := testbroker.NewProxy(t, node.URL()), testbroker.NewProxy(t, api)
+	management := topology.WithManagement(seen.URL())
+	policy := backoff.Constant{Interval: 300 * time.Millisecond, Retries: 1}
+	var mu sync.Mutex
+	var waited []bool // in a wait queue, before the second attempts
 	r := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: queue, Keep: true, Strategy: strategy,
-		Policy:        backoff.Constant{Interval: time.Second, Retries: 5},
-		Configure:     rig.WithQueue(deadLettersOf(queue)),
-		ClientOptions: []topology.Option{topology.WithManagement(api)},
-		Handle: func(*message.Message) error {
-			if calls.Add() == 2 {
-				testbroker.Remove(t, api, "policies", "/", "retry")
+		URL: broker.URL(), PublisherURL: node.URL(), AdminURL: node.URL(), Queue: queue, Keep: true,
+		Strategy: strategy, Policy: policy, ClientOptions: []topology.Option{management},
+		Configure: func(cfg *wamqp.Config) {
+			rig.QuickReconnect(cfg)
+			rig.WithQueue(deadLettersOf(queue))(cfg)
+		},
+		Handle: func(msg *message.Message) error {
+			if raw, _ := topology.Received(msg.Context()); middleware.Attempt(msg.Context()) > 1 {
+				mu.Lock()
+				defer mu.Unlock()
+				_, passed := raw.Headers["x-death"]
+				waited = append(waited, passed)
 			}
 			return rig.ErrFailed
 		},
 	})
-	msg := rig.Message("fails")
-	msg.MessageId = "17"
-	r.Publish(msg)
-	rig.RequireDead(t, r.DeadLetter(), "exhausted", "6")
-	all, short := calls.All(), 0
-	for i := range all[1:] {
-		if all[i+1]-all[i] < time.Second-rig.Grace {
-			short++
-		}
+	r.URL = node.URL()
+	r.Publish(rig.Named("before"))
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "2")
+	seen.Refuse(true)
+	seen.Cut()
+	for range 2 {
+		before := r.Logs.Said("Consuming")
+		broker.Cut()
+		rig.WaitFor(t, "the next consumer", func() bool { return r.Logs.Said("Consuming") > before })
 	}
-	require.Equal(t, 1, short, "calls at %v", all)
-	require.Equal(t, 1, r.Logs.Said("The queue does not hold rejected messages any more"))
+	r.Publish(rig.Named("meanwhile"))
+	rig.RequireDead(t, r.DeadLetter(), "exhausted", "2")
+	r.Stop()
+	require.Equal(t, []bool{false, true}, waited)
+	require.Equal(t, 1, r.Logs.Said("The management API does not show the policies of the queue"))
+
+	cfg := rig.QueueConfig(node.URL())
+	cfg.Queue.Arguments = deadLettersOf(queue)
+	client := rig.OpenClient(t, node.URL(), strategy, management)
+	require.ErrorContains(t, rig.SubscribeError(t, client, cfg, queue, policy), "it holds none")
 }
 
 // Given a message that fails, when a policy lowers the delivery limit of its queue, or a policy
@@ -160,7 +230,7 @@ func TestNativeUnderAnotherDeliveryLimit(t *testing.T) {
 					return rig.ErrFailed
 				},
 			})
-			r.Send("fails")
+			r.Publish(rig.Named("fails"))
 			dead := r.DeadLetter()
 			require.Equal(t, "fails", string(dead.Body))
 			require.Equal(t, c.reason, dead.Headers[header.DeadReason])

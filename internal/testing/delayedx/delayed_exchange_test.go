@@ -310,8 +310,9 @@ func restart(t *testing.T, node *testbroker.Node) {
 	s.Send("patient")
 	require.Equal(t, "patient", rig.Await(t, first))
 	s.AwaitLine("Message will be retried")
+	due := time.Now().Add(2 * time.Second)
 	node.Stop(t)
-	time.Sleep(3 * time.Second) // the first wait is over
+	time.Sleep(time.Until(due) + time.Second)
 	node.Start(t)
 	rig.WaitFor(t, "the second attempt", func() bool { return calls.Count() == 2 })
 	node.Stop(t)

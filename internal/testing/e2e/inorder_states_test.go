@@ -77,15 +77,23 @@ func TestTheQueuesOfALeaderAreTouched(t *testing.T) {
 			cfg.Queue = r.Queue
 			rig.Start(t, cfg)
 			r.Send(ofKey("a", 5)...)
-			rig.WaitFor(t, "the first message fails", h.failed.Load)
-			time.Sleep(time.Second)
+			operator := rig.OpenOperator(t, r.URL)
+			rig.WaitFor(t, "the key is in the line", func() bool {
+				line, err := operator.Order(t.Context(), r.Plan)
+				return err == nil && line.Messages == 5
+			})
 			ch := testbroker.Channel(t, r.URL)
 			require.NoError(t, c.touch(ch, r.Queue))
-			within(t, 30*time.Second, "other keys are handled", func() bool {
+			again, limit := time.NewTicker(200*time.Millisecond), time.After(30*time.Second)
+			defer again.Stop()
+			for len(h.of("b")) == 0 { // a message that comes before the queue is back is lost
 				_ = ch.PublishWithContext(t.Context(), "", r.Queue, false, false, rig.Message("b:0"))
-				time.Sleep(200 * time.Millisecond)
-				return len(h.of("b")) > 0
-			})
+				select {
+				case <-again.C:
+				case <-limit:
+					t.Fatal("other keys are not handled")
+				}
+			}
 			h.open.Store(true)
 			if !c.lost {
 				within(t, 30*time.Second, "the key is handled", func() bool { return len(h.of("a")) >= 5 })
@@ -119,13 +127,17 @@ func TestAHandlerThatHangsAndALineThatIsLost(t *testing.T) {
 func TestCloseInEachState(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		after time.Duration
+		until func(r *rig.Service, h *handler) bool
 		hangs bool
 	}{
-		"at once": {}, "while it reads": {after: 3 * time.Millisecond},
-		"while the queue is opened": {after: 15 * time.Millisecond},
-		"while it leads":            {after: time.Second},
-		"while a handler hangs":     {after: time.Second, hangs: true},
+		"at once": {until: func(*rig.Service, *handler) bool { return true }},
+		"while the queue is opened": {until: func(r *rig.Service, _ *handler) bool {
+			return r.Logs.Said("Consuming in order") > 0
+		}},
+		"while it leads": {until: func(_ *rig.Service, h *handler) bool { return h.failed.Load() }},
+		"while a handler hangs": {
+			until: func(_ *rig.Service, h *handler) bool { return h.hangs.Load() }, hangs: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -138,10 +150,9 @@ func TestCloseInEachState(t *testing.T) {
 			r.Send(ofKey("a", 50)...)
 			if c.hangs {
 				r.Send("hang:0", "hang:1")
-				rig.WaitFor(t, "the handler hangs", h.hangs.Load)
 				time.AfterFunc(10*time.Second, func() { close(h.hang) })
 			}
-			time.Sleep(c.after)
+			rig.WaitFor(t, "the state", func() bool { return c.until(r, h) || c.until(passive, h) })
 			began := time.Now()
 			passive.Stop()
 			if !c.hangs {

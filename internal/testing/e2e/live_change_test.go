@@ -31,6 +31,7 @@ import (
 type strategyChange struct {
 	name          string
 	from, to      topology.Strategy
+	arguments     amqp.Table // of the queue
 	queue         string
 	before, after *rig.Service
 	handled       *rig.Ledger
@@ -48,11 +49,23 @@ func TestPerQueueToSharedUnderTraffic(t *testing.T) {
 	})
 }
 
-// Each strategy is changed to each other one, all at once.
+// Each strategy is changed to each other one, all at once; on RabbitMQ 4.3 also to Native and back.
 func TestAnyStrategyToAnyOtherUnderTraffic(t *testing.T) {
 	t.Parallel()
 	kinds := []string{"quorum", "attempt quorum", "shared quorum", "levels quorum", "returning quorum"}
 	var changes []*strategyChange
+	holds, _ := rig.HoldsRejected(t, testbroker.URL(t))
+	for _, kind := range kinds {
+		if holds {
+			native := topology.Native{Min: time.Second, Max: 2 * time.Second}
+			args := rig.RejectArguments(native.Min, native.Max)
+			changes = append(changes, &strategyChange{
+				name: kind + " to native", from: rig.Strategies[kind](t), to: native, arguments: args,
+			}, &strategyChange{
+				name: "native to " + kind, from: native, to: rig.Strategies[kind](t), arguments: args,
+			})
+		}
+	}
 	for _, from := range kinds {
 		for _, to := range kinds {
 			if from != to {
@@ -74,7 +87,13 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 	policy := backoff.List{time.Second, 2 * time.Second}
 	run := func(c *strategyChange, strategy topology.Strategy) *rig.Service {
 		return rig.Start(t, rig.Config{
-			URL: url, Queue: c.queue, Strategy: strategy, Policy: policy, Configure: rig.Prefetch(20),
+			URL: url, Queue: c.queue, Strategy: strategy, Policy: policy,
+			Configure: func(cfg *wamqp.Config) {
+				rig.Prefetch(20)(cfg)
+				if c.arguments != nil {
+					cfg.Queue.Arguments = c.arguments
+				}
+			},
 			Handle: func(msg *message.Message) error {
 				body := string(msg.Payload)
 				fails := strings.HasSuffix(body, "3") || strings.HasSuffix(body, "7")
@@ -103,7 +122,7 @@ func changeUnderTraffic(t *testing.T, rate int, length time.Duration, changes ..
 		for i := range total {
 			<-tick.C
 			for _, c := range changes {
-				msg := rig.Message(fmt.Sprint(i))
+				msg := rig.Named(fmt.Sprint(i))
 				confirm, err := ch.PublishWithDeferredConfirm("", c.queue, true, false, msg)
 				if err != nil {
 					published <- err

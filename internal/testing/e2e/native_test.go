@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -69,7 +70,9 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 			return fmt.Errorf("call %d", s.note(msg))
 		},
 	})
-	r.Publish(amqp.Publishing{Body: []byte("fails"), Headers: amqp.Table{"colour": "red"}})
+	msg := rig.Named("fails")
+	msg.Headers = amqp.Table{"colour": "red"}
+	r.Publish(msg)
 	dead := r.DeadLetter()
 	s.RequireGaps(t, 400*time.Millisecond, 800*time.Millisecond, time.Second, time.Second)
 	require.Equal(t, []int{1, 2, 3, 4, 5}, s.attempts)
@@ -85,21 +88,25 @@ func TestNativeWaitsInItsQueue(t *testing.T) {
 	require.Equal(t, "red", dead.Headers["colour"])
 	require.Equal(t, "call 5", dead.Headers[header.DeadError])
 	require.NotContains(t, dead.Headers[header.DeadHistory], "call 4", "the queue has kept no history")
+	require.Equal(t, 1, r.Logs.Said("policies cannot be seen without WithManagement"))
 	r.RequireNothingLeft(0)
 }
 
-// Given such a queue, when a failure asks for a delay that the queue cannot express, then a copy
-// waits for that. The copy begins a new delivery count, and keeps the number of the attempt.
+// Given such a queue, when a failure asks for a delay that the queue cannot express, or its message
+// cannot be rejected, then a copy waits. The copy begins a new delivery count, and keeps the number
+// of the attempt.
 func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
 	t.Parallel()
 	url := testbroker.URL(t)
 	strategy, args := rig.Native(t, url, time.Second, time.Second)
 	for name, c := range map[string]struct {
 		msg    amqp.Publishing
+		id     string
 		handle func(call int, msg *message.Message) error
 		waited []bool
 	}{
 		"RetryAfter": {
+			id: "1",
 			handle: func(call int, _ *message.Message) error {
 				if call == 2 {
 					return middleware.RetryAfter(rig.ErrFailed, 1500*time.Millisecond)
@@ -109,6 +116,7 @@ func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
 			waited: []bool{false, false, true, true},
 		},
 		"Snooze": {
+			id: "2",
 			handle: func(call int, _ *message.Message) error {
 				if call == 2 {
 					return middleware.Snooze(rig.ErrFailed, time.Second)
@@ -117,12 +125,18 @@ func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
 			},
 			waited: []bool{false, false, true, true, true},
 		},
+		"no id": {
+			handle: func(int, *message.Message) error { return rig.ErrFailed },
+			waited: []bool{false, true, true, true},
+		},
 		"an expiration": {
+			id:     "3",
 			msg:    amqp.Publishing{Expiration: "3600000"},
 			handle: func(int, *message.Message) error { return rig.ErrFailed },
 			waited: []bool{false, true, true, true},
 		},
 		"metadata that the handler has changed": {
+			id: "4",
 			handle: func(call int, msg *message.Message) error {
 				if call == 2 {
 					msg.Metadata.Set("cursor", "17")
@@ -141,7 +155,7 @@ func TestNativeLeavesOtherDelaysToWaitQueues(t *testing.T) {
 				RetryOptions: []middleware.Option{middleware.WithKeptMetadata("cursor")},
 				Handle:       func(msg *message.Message) error { return c.handle(s.note(msg), msg) },
 			})
-			c.msg.Body = []byte("fails")
+			c.msg.Body, c.msg.MessageId = []byte("fails"), c.id
 			r.Publish(c.msg)
 			rig.RequireDead(t, r.DeadLetter(), "exhausted", "4")
 			require.Equal(t, c.waited, s.waited())
@@ -179,7 +193,7 @@ func TestNativePassesTheDeliveryLimit(t *testing.T) {
 		Policy: backoff.Constant{Interval: 20 * time.Millisecond, Retries: 25},
 		Handle: func(msg *message.Message) error { s.note(msg); return rig.ErrFailed },
 	})
-	r.Send("fails")
+	r.Publish(rig.Named("fails"))
 	rig.RequireDead(t, r.DeadLetter(), "exhausted", "26")
 	for i, attempt := range s.attempts {
 		require.Equal(t, i+1, attempt)
@@ -216,11 +230,12 @@ func TestNativeCountsConnectionsThatEnd(t *testing.T) {
 	})
 	r.URL = url
 	for _, body := range []string{"poison", "innocent 1", "innocent 2"} {
-		rig.Publish(t, url, "", r.Queue, rig.Message(body))
+		rig.Publish(t, url, "", r.Queue, rig.Named(body))
 	}
 	dead := r.DeadLetter()
 	require.Equal(t, "poison", string(dead.Body))
 	rig.RequireDead(t, dead, "exhausted", "3")
+	require.Contains(t, dead.Headers[header.DeadError], "with topology.Native a process ended in its")
 	require.Equal(t, []int{1, 2, 3}, poison.attempts)
 	rig.WaitFor(t, "the other messages to be handled", func() bool { return innocent.Count() == 2 })
 	require.Equal(t, []int{1, 1}, innocent.attempts)
@@ -261,7 +276,7 @@ func TestNativeKeepsARoundWhoseProcessEnds(t *testing.T) {
 	state := header.RetryState{
 		Failures: 1, FirstFailure: time.Now(), NotBefore: due, Delay: 5 * time.Second,
 	}
-	msg := rig.Message("fails")
+	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{}
 	for key, value := range state.Headers(queue) {
 		msg.Headers[key] = value
@@ -291,7 +306,7 @@ func TestNativeTakesNoCountOfAnotherQueue(t *testing.T) {
 	strategy, args := rig.Native(t, url, 500*time.Millisecond, time.Minute)
 	queue := testbroker.Queue(t)
 	rig.DeclareQueue(t, url, queue, args)
-	msg := rig.Message("fails")
+	msg := rig.Named("fails")
 	msg.Headers = amqp.Table{"x-delivery-count": int64(30), "x-acquired-count": int64(40)}
 	leave(t, url, queue, msg, func(_ *amqp.Channel, d amqp.Delivery) error {
 		return d.Nack(false, true)
@@ -335,10 +350,44 @@ func TestNativeWritesACountThatTheBrokerCannotKeep(t *testing.T) {
 		},
 	})
 	close(started)
-	r.Send("counts twice")
+	r.Publish(rig.Named("counts twice"))
 	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
 	r.RequireNothingLeft(0)
 	require.Equal(t, []int{1, 3}, s.attempts)
+}
+
+// Given a handler that acks its message and then republishes it, when the delivery is settled by
+// then, then a copy waits: a delivery cannot be rejected after its ack.
+func TestNativeRepublishesAfterAnEarlyAck(t *testing.T) {
+	t.Parallel()
+	url := testbroker.URL(t)
+	strategy, args := rig.Native(t, url, 300*time.Millisecond, 300*time.Millisecond)
+	var s seen
+	var r *rig.Service
+	started := make(chan struct{})
+	r = rig.Start(t, rig.Config{
+		Strategy: strategy, Configure: rig.WithQueue(args),
+		Policy: backoff.Constant{Interval: 300 * time.Millisecond, Retries: 3},
+		Handle: func(msg *message.Message) error {
+			<-started
+			if s.note(msg) > 1 {
+				return nil
+			}
+			msg.Ack()
+			<-msg.Context().Done() // the ack is sent
+			state := middleware.StateOf(msg.Context())
+			state.Failures++
+			ctx := context.WithoutCancel(msg.Context())
+			_, err := r.Client.Republish(ctx, msg, 300*time.Millisecond, state)
+			return err
+		},
+	})
+	close(started)
+	r.Publish(rig.Named("acks early"))
+	rig.WaitFor(t, "the second call", func() bool { return s.Count() == 2 })
+	r.RequireNothingLeft(0)
+	require.Equal(t, []int{1, 2}, s.attempts)
+	require.Equal(t, []bool{false, true}, s.waited())
 }
 
 // Given queues that do not hold rejected messages as the strategy says, and brokers that ignore the
@@ -364,6 +413,7 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 		"another minimum": {with("x-delayed-retry-min", 500), "it holds them for 500ms to 1m0s"},
 		"no maximum":      {with("x-delayed-retry-max", nil), "it holds them for 1s to 1s"},
 		"of nacks alone":  {with("x-delayed-retry-type", "returned"), "it holds none"},
+		"of nacks, too":   {with("x-delayed-retry-type", "all"), "given back, too"},
 		"a classic queue": {amqp.Table{"x-queue-type": "classic"}, "only a quorum queue holds"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -379,7 +429,7 @@ func TestNativeRefusesWhereRejectsComeBackAtOnce(t *testing.T) {
 				return
 			}
 			rig.RequireTexts(t, err, queue, c.want)
-			if !strings.Contains(c.want, "quorum") {
+			if strings.HasPrefix(c.want, "it ") {
 				rig.RequireTexts(t, err, "x-delayed-retry-type failed, x-delayed-retry-min 1000 and "+
 					"x-delayed-retry-max 60000")
 			}

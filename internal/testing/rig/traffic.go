@@ -38,6 +38,13 @@ func Message(body string) amqp.Publishing {
 	return amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent}
 }
 
+// Named returns a message whose id is its body: topology.Native rejects no message without an id.
+func Named(body string) amqp.Publishing {
+	msg := Message(body)
+	msg.MessageId = body
+	return msg
+}
+
 // DelayedBy returns a message with a delay in its context, as a CQRS bus makes it.
 func DelayedBy(d time.Duration) *message.Message {
 	msg := message.NewMessage(watermill.NewUUID(), []byte("later"))
@@ -76,7 +83,7 @@ func Fill(t testing.TB, url, queue string, n int) {
 	var last *amqp.DeferredConfirmation
 	for i := range n {
 		var err error
-		last, err = ch.PublishWithDeferredConfirm("", queue, true, false, Message(fmt.Sprint(i)))
+		last, err = ch.PublishWithDeferredConfirm("", queue, true, false, Named(fmt.Sprint(i)))
 		require.NoError(t, err)
 	}
 	require.True(t, last.Wait())
