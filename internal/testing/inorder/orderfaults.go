@@ -23,6 +23,7 @@ const (
 	cutAll          fault = "cut"       // of all connections
 	cutActive       fault = "cut one"   // of the connections of the active instance
 	partitionActive fault = "partition" // of the active instance, in silence
+	down            fault = "down"      // the broker has ended, by a restart or a crash
 	gone            fault = "gone"      // an instance has ended
 	healed          fault = "healed"    // all faults are over
 )
@@ -154,6 +155,9 @@ func (n *nemesis) outage(ctx context.Context, p planned) error {
 		end = n.broker.Kill
 	}
 	if err := end(0); err != nil {
+		return err
+	}
+	if err := n.mark(down, ""); err != nil { // a stop takes seconds
 		return err
 	}
 	rest(ctx, p.hold)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -59,6 +60,19 @@ type result struct {
 	Failed  []string      // faults that could not be done
 	Tokens  int           // messages of the line without a body of the producer, at the end
 	Kept    string        // a folder with the log of events, if something is wrong
+}
+
+// problems returns the mistakes for which a run fails. A fault that was not done excuses what it
+// did not cause, and an instance that ends by itself has panicked.
+func (r result) problems() []string {
+	all := r.report.problems()
+	if len(r.Failed) > 0 {
+		all = append(all, fmt.Sprintf("%d faults could not be done", len(r.Failed)))
+	}
+	if r.Ended > 0 {
+		all = append(all, fmt.Sprintf("%d instances ended by themselves", r.Ended))
+	}
+	return all
 }
 
 // runner has the parts of a run.
@@ -331,7 +345,7 @@ func (r *runner) look(ctx context.Context) {
 // inspect reads all that is on the broker after the instances have ended: the dead letters, and the
 // messages in other queues.
 func (r *runner) inspect(ctx context.Context, done *result) (
-	letters []id, left map[string][]id, err error,
+	letters []letter, left map[string][]id, err error,
 ) {
 	plan, err := topology.PlanFor(strategy(!r.Unordered), queue, backoff.List(r.Delays))
 	if err != nil {
@@ -343,19 +357,20 @@ func (r *runner) inspect(ctx context.Context, done *result) (
 	}
 	left = map[string][]id{}
 	for name, depth := range depths {
-		bodies, err := contents(ctx, r.broker.Node(0).URL(), name, depth)
+		messages, err := contents(ctx, r.broker.Node(0).URL(), name, depth)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read queue %q: %w", name, err)
 		}
-		for _, body := range bodies {
-			m, _, err := parseBody(body)
+		for _, d := range messages {
+			m, _, err := parseBody(d.Body)
 			switch {
 			case err != nil && name == lineOf(queue):
 				done.Tokens++
 			case err != nil:
 				return nil, nil, fmt.Errorf("queue %q: %w", name, err)
 			case name == plan.Dead.RoutingKey:
-				letters = append(letters, m)
+				reason, _ := d.Headers[header.DeadReason].(string)
+				letters = append(letters, letter{m, reason})
 			default:
 				left[name] = append(left[name], m)
 			}
