@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"time"
 
@@ -70,13 +71,13 @@ func schedule(seed uint64, heartbeat time.Duration) func() planned {
 
 // nemesis lets faults strike, and writes each to the log of events before it strikes.
 type nemesis struct {
-	broker   *testbroker.Cluster // of one node
-	proxies  []*testbroker.Proxy // of the instances
-	producer *testbroker.Proxy
-	fleet    *fleet
-	log      *eventLog
-	active   func() string // the instance that began a handling last
-	say      func(format string, args ...any)
+	broker  *testbroker.Cluster // of one node
+	proxies []*testbroker.Proxy // of the instances
+	clients []*testbroker.Proxy // of the producer and the operator
+	fleet   *fleet
+	log     *eventLog
+	active  func() string // the instance that began a handling last
+	say     func(format string, args ...any)
 
 	count  map[fault]int
 	failed []string
@@ -120,8 +121,7 @@ func (n *nemesis) strike(ctx context.Context, p planned) error {
 	case cutAll:
 		target = "all"
 		err = n.mark(p.fault, "")
-		n.producer.Cut()
-		for _, proxy := range n.proxies {
+		for _, proxy := range slices.Concat(n.clients, n.proxies) {
 			proxy.Cut()
 		}
 	case cutActive:

@@ -15,6 +15,8 @@ type judge struct {
 	delays []time.Duration
 	// patience is how long a message may wait after the faults, when it has nothing to wait for.
 	patience time.Duration
+	// block says that a dead letter blocks its key until the operator decides.
+	block bool
 	// confirmedAt returns when the producer's message was confirmed.
 	confirmedAt func(id) (time.Time, bool)
 
@@ -38,6 +40,9 @@ type keyState struct {
 	due     map[int]time.Time
 	active  []*handling
 	epoch   uint64 // the highest
+	// letters block the key until the operator decides. replays have been replayed since, and are
+	// not over again. No later message may begin for the first time.
+	letters, replays map[int]bool
 }
 
 // lead is the first begin with a fencing token.
@@ -59,6 +64,12 @@ type report struct {
 	Handlings, Failures     int
 
 	Inversions []string
+	// Passed are messages that began between a dead letter of their key and its release, or before
+	// its replay was over.
+	Passed []string
+	// Released and Replayed are decisions of the operator, Blocked the letters that blocked keys.
+	Blocked, Released, Replayed int
+
 	Lost       []id
 	Unfinished map[string]int // messages that are still on the broker, by queue
 	Stalls     []string
@@ -110,6 +121,8 @@ func (j *judge) add(e event) {
 		j.end(e)
 	case struck:
 		j.strike(e)
+	case decided:
+		j.decide(e)
 	}
 }
 
@@ -118,6 +131,7 @@ func (j *judge) key(key int) *keyState {
 	if k == nil {
 		k = &keyState{
 			over: map[int]bool{}, times: map[int]int{}, lowest: 1, due: map[int]time.Time{},
+			letters: map[int]bool{}, replays: map[int]bool{},
 		}
 		j.keys[key] = k
 	}
@@ -130,6 +144,7 @@ func (j *judge) begin(e event) {
 	j.lateness(k, e)
 	j.token(k, e)
 	j.overlaps(k, e)
+	j.passes(k, e)
 	if e.msg.n > k.highest.msg.n {
 		k.highest = e
 	}
@@ -257,6 +272,13 @@ func (j *judge) end(e event) {
 		}
 		return
 	}
+	if k.replays[n] {
+		delete(k.replays, n)
+		k.freed = e.at
+	}
+	if e.outcome == gaveUp {
+		j.gaveUp(k, h)
+	}
 	if e.outcome == handled {
 		k.times[n]++
 		if k.times[n] > 1 {
@@ -364,6 +386,9 @@ func (j *judge) close(confirmed map[int]int, letters []letter, left map[string][
 	return *r
 }
 
+// outOfOrder reports whether a message was handled out of its order.
+func (r report) outOfOrder() bool { return len(r.Inversions) > 0 || len(r.Passed) > 0 }
+
 // problems returns the mistakes for which a run fails.
 func (r report) problems() (all []string) {
 	add := func(count int, format string, args ...any) {
@@ -372,6 +397,8 @@ func (r report) problems() (all []string) {
 		}
 	}
 	add(len(r.Inversions), "%d inversions", len(r.Inversions))
+	add(len(r.Passed), "%d messages began before a dead letter of their key was released",
+		len(r.Passed))
 	add(len(r.Lost), "%d of the confirmed messages are lost: %v", len(r.Lost),
 		r.Lost[:min(mostListed, len(r.Lost))])
 	add(len(r.Stalls), "%d stalls", len(r.Stalls))

@@ -16,6 +16,7 @@ import (
 //	a-2.1    … and it fails
 //	a=2.1    … and it succeeds
 //	a!2.1    … and it gives up
+//	op<2.0   the operator releases the key of number 2, and op>2.0 replays its letter
 //	a*kill   instance a suffers a fault: kill, freeze, thaw, cut
 //	*healed  all faults are over
 //
@@ -26,7 +27,7 @@ func script(t *testing.T, words string) (events []event) {
 	for i, w := range strings.Fields(words) {
 		e := event{at: time.Unix(int64(i), 0)}
 		w, token, _ := strings.Cut(w, "@")
-		at := strings.IndexAny(w, "+-=!*")
+		at := strings.IndexAny(w, "+-=!*<>")
 		require.GreaterOrEqual(t, at, 0, w)
 		e.instance = w[:at]
 		if w[at] == '*' {
@@ -56,6 +57,10 @@ func script(t *testing.T, words string) (events []event) {
 			e.outcome = handled
 		case '!':
 			e.outcome = gaveUp
+		case '<':
+			e.kind, e.outcome = decided, released
+		case '>':
+			e.kind, e.outcome = decided, replayed
 		}
 		e.call = calls[handling]
 		events = append(events, e)
@@ -63,13 +68,16 @@ func script(t *testing.T, words string) (events []event) {
 	return events
 }
 
+// confirmedUpTo returns that all messages up to a number were confirmed at the beginning.
+func confirmedUpTo(number int) func(id) (time.Time, bool) {
+	return func(m id) (time.Time, bool) { return time.Unix(0, 0), m.n <= number }
+}
+
 // judgedScript returns the report of a script. All messages up to confirmed were confirmed at the
 // beginning.
 func judgedScript(t *testing.T, words string, confirmed int, letters, left []int) report {
 	t.Helper()
-	j := newJudge(fates{}, usualDelays, 10*time.Second, func(m id) (time.Time, bool) {
-		return time.Unix(0, 0), m.n <= confirmed
-	})
+	j := newJudge(fates{}, usualDelays, 10*time.Second, confirmedUpTo(confirmed))
 	for _, e := range script(t, words) {
 		j.add(e)
 	}
@@ -263,6 +271,7 @@ func TestEachMistakeFailsTheRun(t *testing.T) {
 	one := make([]string, 1)
 	for problem, plant := range map[string]func(r *result){
 		"inversions":                  func(r *result) { r.Inversions = one },
+		"dead letter of their key":    func(r *result) { r.Passed = one },
 		"are lost":                    func(r *result) { r.Lost = make([]id, 1) },
 		"stalls":                      func(r *result) { r.Stalls = one },
 		"left in orders":              func(r *result) { r.Unfinished = map[string]int{"orders": 1} },

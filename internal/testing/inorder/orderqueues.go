@@ -10,8 +10,10 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/chaos"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // depths returns the number of messages of each queue, held ones included, after two equal looks.
@@ -75,6 +77,12 @@ func contents(
 		}
 	}
 	return messages, nil
+}
+
+// isMark reports whether a message of the line is the mark of a dead letter that blocks its key.
+func isMark(d amqp.Delivery) bool {
+	note, _ := d.Headers[header.Line].(string)
+	return order.ParseNote(note).Kind == order.Block
 }
 
 // declare declares the queue, so that the producer can begin before the first instance.

@@ -15,6 +15,9 @@ func (r result) print(c config) {
 	if c.Unordered {
 		mode = "without the option"
 	}
+	if c.Block {
+		mode = "in order, dead letters block"
+	}
 	fmt.Fprintf(c.Out, "\nRabbitMQ %s, seed %d, %s, faults for %s\n", r.Version, c.Seed, mode,
 		c.Length)
 	row("messages confirmed", "%d of %d keys; %d published again after a lost confirm", r.Messages,
@@ -23,6 +26,10 @@ func (r result) print(c config) {
 	row("handlings", "%d, of which %d failed", r.Handlings, r.Failures)
 	row("faults", "%s", r.faults())
 	row("inversions", "%d", len(r.Inversions))
+	if c.Block {
+		row("blocked keys", "%d, %d released, %d replayed, %d edited; %d messages began before", r.Blocked,
+			r.Released, r.Replayed, r.Edited, len(r.Passed))
+	}
 	row("lost", "%d", len(r.Lost))
 	row("left on the broker", "%s", r.unfinished())
 	row("stalls", "%d; the longest wait after the faults was %s", len(r.Stalls),
@@ -38,7 +45,7 @@ func (r result) print(c config) {
 	row("besides", "%d instances ended by themselves, %d tokens in the line at the end", r.Ended,
 		r.Tokens)
 	for _, list := range [][]string{
-		r.Inversions, r.Overlaps, r.InOne, r.Stalls, r.Shared, r.Stale, r.Unexplained, r.Failed,
+		r.Inversions, r.Passed, r.Overlaps, r.InOne, r.Stalls, r.Shared, r.Stale, r.Unexplained, r.Failed,
 	} {
 		for _, line := range list[:min(mostListed, len(list))] {
 			fmt.Fprintln(c.Out, "   ", line)
