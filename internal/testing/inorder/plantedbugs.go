@@ -107,6 +107,10 @@ var bugs = []bug{
 			old:  "\terr := d.send(ctx, route, msg, alone)\n",
 			new: "\td.ack()\n\ttime.Sleep(50 * time.Millisecond)\n" +
 				"\terr := d.send(ctx, route, msg, alone)\n",
+		}, { // the broker ends a channel that acks twice
+			file: "internal/consumer/delivery.go",
+			old:  "\td.acked = true\n",
+			new:  "\tif d.acked {\n\t\treturn\n\t}\n\td.acked = true\n",
 		}},
 	},
 }
