@@ -4,8 +4,8 @@ import "fmt"
 
 // This file judges the keys that a dead letter blocks.
 
-// passes compares a begin with the dead letters of its key. A message that was over before may begin
-// again: its ack was lost.
+// passes compares a begin with the dead letters of its key. A message that was over before may
+// begin again: its ack was lost.
 func (j *judge) passes(k *keyState, e event) {
 	if k.over[e.msg.n] {
 		return

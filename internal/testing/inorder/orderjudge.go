@@ -87,7 +87,8 @@ type report struct {
 	// whose key was handled elsewhere meanwhile.
 	Zombies, Overtaken int
 	// Stale are handlings that began with an older fencing token than an earlier handling of the key
-	// had. Late are those that a fault explains. Shared are fencing tokens of two instances.
+	// had. Late are handlings of this kind that a fault explains. Shared are fencing tokens of two
+	// instances.
 	Stale, Shared []string
 	Late          int
 	Tokens        int
@@ -218,8 +219,8 @@ const (
 	firstBegin = time.Second
 )
 
-// wasStruck reports whether a fault explains that the instance of a begin does not know that it
-// has lost the lead: the fault has struck shortly before, and not before the instance took the lead.
+// wasStruck reports whether a fault explains that the instance of a begin does not know that it has
+// lost the lead: the fault has struck shortly before, and not before the instance took the lead.
 func (j *judge) wasStruck(e event) bool {
 	struck := latest(j.allStruck, j.disturbed[e.instance])
 	first, known := j.leads[e.epoch]

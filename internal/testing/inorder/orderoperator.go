@@ -112,7 +112,8 @@ func (p decisions) serve() error {
 	return o.Close()
 }
 
-// look decides about all keys that are blocked now. What fails is decided again at the next look.
+// look decides about all keys that are blocked now. A decision that fails is repeated at the
+// next look.
 func (p decisions) look(
 	ctx context.Context, o *operate.Operator, plan topology.Plan, log *eventLog,
 ) error {
@@ -171,6 +172,6 @@ func (p decisions) edit(l operate.Letter, msg *amqp.Publishing) error {
 		return err
 	}
 	mended := m.publishing(published)
-	msg.Headers, msg.Body = mended.Headers, append(mended.Body, mendedMark...)
+	msg.Headers, msg.Body = mended.Headers, []byte(string(mended.Body)+mendedMark)
 	return nil
 }

@@ -73,7 +73,8 @@ func contents(
 			}
 			messages = append(messages, d)
 		case <-time.After(10 * time.Second):
-			return messages, fmt.Errorf("the broker counts %d messages and delivers %d", depth, len(messages))
+			return messages, fmt.Errorf("the broker counts %d messages and delivers %d", depth,
+				len(messages))
 		}
 	}
 	return messages, nil

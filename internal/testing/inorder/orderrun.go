@@ -64,8 +64,9 @@ type result struct {
 	Kept    string        // a folder with the log of events, if something is wrong
 }
 
-// problems returns the mistakes for which a run fails. A fault that was not done excuses what it
-// did not cause, and an instance that ends by itself has panicked.
+// problems returns the mistakes for which a run fails. The judge excuses mistakes
+// by faults, so a fault that was not done is a mistake, too. An instance that ends by itself has
+// panicked.
 func (r result) problems() []string {
 	all := r.report.problems()
 	if len(r.Failed) > 0 {

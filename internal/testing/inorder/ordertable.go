@@ -27,8 +27,8 @@ func (r result) print(c config) {
 	row("faults", "%s", r.faults())
 	row("inversions", "%d", len(r.Inversions))
 	if c.Block {
-		row("blocked keys", "%d, %d released, %d replayed, %d edited; %d messages began before", r.Blocked,
-			r.Released, r.Replayed, r.Edited, len(r.Passed))
+		row("blocked keys", "%d, %d released, %d replayed, %d edited; %d messages began before",
+			r.Blocked, r.Released, r.Replayed, r.Edited, len(r.Passed))
 	}
 	row("lost", "%d", len(r.Lost))
 	row("left on the broker", "%s", r.unfinished())
