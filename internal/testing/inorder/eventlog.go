@@ -15,9 +15,10 @@ import (
 type kind string
 
 const (
-	begun  kind = "begin" // of a handling
-	ended  kind = "end"   // of a handling
-	struck kind = "fault" // the nemesis is about to do something
+	begun   kind = "begin"  // of a handling
+	ended   kind = "end"    // of a handling
+	struck  kind = "fault"  // the nemesis is about to do something
+	decided kind = "decide" // the operator is about to release or to replay a blocked key
 )
 
 // outcome is the end of a handling.
@@ -40,7 +41,7 @@ type event struct {
 	msg      id
 	attempt  int
 	epoch    uint64
-	outcome  outcome // of an end
+	outcome  outcome // of an end, or a decision
 	// over says that the context of the message had ended: its connection was lost.
 	over  bool
 	fault fault // of a fault; without an instance it strikes all of them

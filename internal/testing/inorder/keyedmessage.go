@@ -25,14 +25,28 @@ const (
 // publish.
 func (m id) publishing(published time.Time) amqp.Publishing {
 	return amqp.Publishing{
-		Headers: amqp.Table{keyHeader: strconv.Itoa(m.key), numberHeader: strconv.Itoa(m.n)},
-		Body:    fmt.Appendf(nil, "%d/%d/%d", m.key, m.n, published.UnixNano()),
+		MessageId: fmt.Sprintf("%d/%d", m.key, m.n),
+		Headers:   amqp.Table{keyHeader: strconv.Itoa(m.key), numberHeader: strconv.Itoa(m.n)},
+		Body:      fmt.Appendf(nil, "%d/%d/%d", m.key, m.n, published.UnixNano()),
 	}
 }
 
+// parseMessageID returns the message of a message ID.
+func parseMessageID(text string) (m id, err error) {
+	if _, err = fmt.Sscanf(text, "%d/%d", &m.key, &m.n); err != nil {
+		err = fmt.Errorf("message ID %q: want key/number: %w", text, err)
+	}
+	return m, err
+}
+
+// mendedMark is the end of a body that an editor has mended.
+const mendedMark = "/mended"
+
+func isMended(body []byte) bool { return strings.HasSuffix(string(body), mendedMark) }
+
 // parseBody returns the message of a body, and the time of its first publish.
 func parseBody(body []byte) (m id, published time.Time, err error) {
-	parts := strings.Split(string(body), "/")
+	parts := strings.Split(strings.TrimSuffix(string(body), mendedMark), "/")
 	var numbers [3]int64
 	if len(parts) != len(numbers) {
 		return m, published, fmt.Errorf("body %q: want key/number/time", body)
@@ -74,6 +88,21 @@ func (f fates) failures(m id) int {
 	}
 	return 0
 }
+
+// failuresMended returns how many attempts fail after a letter was mended. Most fail, so that the
+// messages behind the letter have time to overtake it.
+func (f fates) failuresMended(m id) int { return f.draw(id{-m.key, m.n}).IntN(4) }
+
+// decision returns how the operator decides about the letter of a message.
+func (f fates) decision(m id) outcome {
+	if f.draw(id{-m.key, -m.n}).IntN(3) == 0 {
+		return released
+	}
+	return replayed
+}
+
+// failsTwice reports whether a letter is first replayed without an edit.
+func (f fates) failsTwice(m id) bool { return f.draw(id{m.key, -m.n}).IntN(4) == 0 }
 
 // work returns how long a handling of a message takes: 1 to 8 ms, or 200 to 700 ms if it is slow.
 func (f fates) work(m id, attempt int) time.Duration {

@@ -2,15 +2,17 @@
 // breaks:
 //
 //	go run ./internal/testing/inorder [-length 10m] [-seed 1] [-keys 1000] [-rate 300]
-//	      [-instances 3] [-concurrency 32] [-unordered] [-speed | -waits | -catchup]
+//	      [-instances 3] [-concurrency 32] [-unordered | -block] [-speed | -waits | -catchup]
 //
 //	producer ── numbered by key, confirmed ──► queue ──► instances, each in its process
 //	                                             ▲             │ a line for each begin and end
 //	                          faults of the seed ┘             ▼
 //	                                        judge ◄── one log that all processes append to
 //
-// MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 for an inversion, a lost message, a
-// stall, or a message that is left on the broker. It is 2 if the run could not be done.
+// With -block another process releases and replays the keys that dead letters block.
+//
+// MILLPOND_BROKER chooses the RabbitMQ. The exit code is 1 for each mistake that no fault explains:
+// see report.problems. It is 2 if the run could not be done.
 package main
 
 import (
@@ -47,6 +49,7 @@ func run(args []string, out io.Writer) int {
 	flags.DurationVar(&c.Patience, "patience", 20*time.Second,
 		"how long a message may wait after the faults with nothing to wait for")
 	flags.BoolVar(&c.Unordered, "unordered", false, "leave the option out: there must be inversions")
+	flags.BoolVar(&c.Block, "block", false, "dead letters block their keys: an operator decides")
 	flags.BoolVar(&c.Memory, "memory", false, "keep the broker's data in memory")
 	flags.BoolVar(&c.Verbose, "verbose", false, "print the library's log")
 	all := flags.Bool("bugs", false, "plant each mistake in turn: the judge must find it")
@@ -98,6 +101,7 @@ func judged(ctx context.Context, c config, name string) int {
 	if name != "" {
 		var planted bug
 		if planted, err = bugNamed(name); err == nil {
+			c = planted.config(c)
 			c.Program, remove, err = planted.plant(ctx)
 		}
 	}
@@ -128,6 +132,9 @@ func check(c config, counts int) error {
 		c.Heartbeat <= 0 || c.Patience <= 0 || counts < 1 {
 		return errors.New("length, keys, rate, instances, concurrency, heartbeat, patience, rounds " +
 			"and messages must be positive")
+	}
+	if c.Block && c.Unordered {
+		return errors.New("block and unordered exclude each other")
 	}
 	if c.Percent < 0 || c.Dead < 0 || 10*c.Percent+c.Dead > 1000 {
 		return errors.New("percent and dead must not be negative, nor more than all messages together")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"time"
 
@@ -23,6 +24,7 @@ const (
 	cutAll          fault = "cut"       // of all connections
 	cutActive       fault = "cut one"   // of the connections of the active instance
 	partitionActive fault = "partition" // of the active instance, in silence
+	down            fault = "down"      // the broker has ended, by a restart or a crash
 	gone            fault = "gone"      // an instance has ended
 	healed          fault = "healed"    // all faults are over
 )
@@ -69,13 +71,13 @@ func schedule(seed uint64, heartbeat time.Duration) func() planned {
 
 // nemesis lets faults strike, and writes each to the log of events before it strikes.
 type nemesis struct {
-	broker   *testbroker.Cluster // of one node
-	proxies  []*testbroker.Proxy // of the instances
-	producer *testbroker.Proxy
-	fleet    *fleet
-	log      *eventLog
-	active   func() string // the instance that began a handling last
-	say      func(format string, args ...any)
+	broker  *testbroker.Cluster // of one node
+	proxies []*testbroker.Proxy // of the instances
+	clients []*testbroker.Proxy // of the producer and the operator
+	fleet   *fleet
+	log     *eventLog
+	active  func() string // the instance that began a handling last
+	say     func(format string, args ...any)
 
 	count  map[fault]int
 	failed []string
@@ -119,8 +121,7 @@ func (n *nemesis) strike(ctx context.Context, p planned) error {
 	case cutAll:
 		target = "all"
 		err = n.mark(p.fault, "")
-		n.producer.Cut()
-		for _, proxy := range n.proxies {
+		for _, proxy := range slices.Concat(n.clients, n.proxies) {
 			proxy.Cut()
 		}
 	case cutActive:
@@ -154,6 +155,9 @@ func (n *nemesis) outage(ctx context.Context, p planned) error {
 		end = n.broker.Kill
 	}
 	if err := end(0); err != nil {
+		return err
+	}
+	if err := n.mark(down, ""); err != nil { // a stop takes seconds
 		return err
 	}
 	rest(ctx, p.hold)

@@ -15,6 +15,8 @@ type judge struct {
 	delays []time.Duration
 	// patience is how long a message may wait after the faults, when it has nothing to wait for.
 	patience time.Duration
+	// block says that a dead letter blocks its key until the operator decides.
+	block bool
 	// confirmedAt returns when the producer's message was confirmed.
 	confirmedAt func(id) (time.Time, bool)
 
@@ -22,7 +24,7 @@ type judge struct {
 	running   map[string]map[uint64]*handling // of each instance that has not been killed
 	disturbed map[string]time.Time            // when an instance was last frozen or cut off
 	allStruck time.Time                       // when all were
-	leaders   map[uint64]string               // the instance of each fencing token
+	leads     map[uint64]lead                 // of each fencing token
 	healed    time.Time                       // zero until the faults are over
 
 	report report
@@ -38,12 +40,21 @@ type keyState struct {
 	due     map[int]time.Time
 	active  []*handling
 	epoch   uint64 // the highest
+	// letters block the key until the operator decides. replays have been replayed since, and are
+	// not over again. No later message may begin for the first time.
+	letters, replays map[int]bool
+}
+
+// lead is the first begin with a fencing token.
+type lead struct {
+	instance string
+	since    time.Time
 }
 
 // handling has begun and not ended.
 type handling struct {
 	event
-	lostTouch bool // its instance was frozen or cut off since
+	lostTouch bool // a fault explains that another instance handles the key meanwhile
 	frozen    bool // its instance was frozen since
 }
 
@@ -53,6 +64,12 @@ type report struct {
 	Handlings, Failures     int
 
 	Inversions []string
+	// Passed are messages that began between a dead letter of their key and its release, or before
+	// its replay was over.
+	Passed []string
+	// Released and Replayed are decisions of the operator, Blocked the letters that blocked keys.
+	Blocked, Released, Replayed int
+
 	Lost       []id
 	Unfinished map[string]int // messages that are still on the broker, by queue
 	Stalls     []string
@@ -61,20 +78,23 @@ type report struct {
 
 	// Duplicates are successes after the first of a message.
 	Duplicates int
-	// Overlaps are pairs of handlings of a key at the same time in two instances, when the earlier
-	// instance had not lost its connection. Excused are pairs when it had: only the fencing token
-	// makes them harmless. InOne are pairs in one instance.
-	Overlaps, Excused, InOne int
+	// Overlaps are pairs of handlings of a key at the same time in two instances, and InOne in one.
+	// Excused are pairs of which a fault had struck the one with the older fencing token: only the
+	// token makes them harmless.
+	Overlaps, InOne []string
+	Excused         int
 	// Zombies are ends of handlings in which the process was frozen. Overtaken are those among them
 	// whose key was handled elsewhere meanwhile.
 	Zombies, Overtaken int
 	// Stale are handlings that began with an older fencing token than an earlier handling of the key
-	// had. Shared are fencing tokens of two instances.
-	Stale  int
-	Shared []string
-	Tokens int
-	// Unexplained are dead letters that should have been handled.
-	Unexplained []id
+	// had. Late are handlings of this kind that a fault explains. Shared are fencing tokens of two
+	// instances.
+	Stale, Shared []string
+	Late          int
+	Tokens        int
+	// Unexplained are dead letters that should have been handled, with their reasons. No fault
+	// explains one: none strikes the same message again and again.
+	Unexplained []string
 	Letters     int
 
 	Faults map[fault]int
@@ -86,7 +106,7 @@ func newJudge(
 	return &judge{
 		fates: f, delays: delays, patience: patience, confirmedAt: confirmedAt,
 		keys: map[int]*keyState{}, running: map[string]map[uint64]*handling{},
-		disturbed: map[string]time.Time{}, leaders: map[uint64]string{},
+		disturbed: map[string]time.Time{}, leads: map[uint64]lead{},
 		report: report{Unfinished: map[string]int{}, Faults: map[fault]int{}},
 	}
 }
@@ -102,6 +122,8 @@ func (j *judge) add(e event) {
 		j.end(e)
 	case struck:
 		j.strike(e)
+	case decided:
+		j.decide(e)
 	}
 }
 
@@ -110,6 +132,7 @@ func (j *judge) key(key int) *keyState {
 	if k == nil {
 		k = &keyState{
 			over: map[int]bool{}, times: map[int]int{}, lowest: 1, due: map[int]time.Time{},
+			letters: map[int]bool{}, replays: map[int]bool{},
 		}
 		j.keys[key] = k
 	}
@@ -122,10 +145,11 @@ func (j *judge) begin(e event) {
 	j.lateness(k, e)
 	j.token(k, e)
 	j.overlaps(k, e)
+	j.passes(k, e)
 	if e.msg.n > k.highest.msg.n {
 		k.highest = e
 	}
-	h := &handling{event: e}
+	h := &handling{event: e, lostTouch: j.wasStruck(e)}
 	k.active = append(k.active, h)
 	if j.running[e.instance] == nil {
 		j.running[e.instance] = map[uint64]*handling{}
@@ -168,34 +192,59 @@ func (j *judge) token(k *keyState, e event) {
 	if e.epoch == 0 {
 		return
 	}
-	if e.epoch < k.epoch {
-		j.report.Stale++
+	switch first, known := j.leads[e.epoch]; {
+	case !known:
+		j.leads[e.epoch] = lead{e.instance, e.at}
+		j.report.Tokens++
+	case first.instance != e.instance:
+		j.report.Shared = append(j.report.Shared, fmt.Sprintf(
+			"token %d: instances %s and %s, %s", e.epoch, first.instance, e.instance, e.msg))
+	}
+	switch {
+	case e.epoch >= k.epoch:
+	case j.wasStruck(e):
+		j.report.Late++
+	default:
+		j.report.Stale = append(j.report.Stale, fmt.Sprintf(
+			"%s: begun by %s with token %d after token %d", e.msg, e.instance, e.epoch, k.epoch))
 	}
 	k.epoch = max(k.epoch, e.epoch)
-	switch leader, known := j.leaders[e.epoch]; {
-	case !known:
-		j.leaders[e.epoch] = e.instance
-		j.report.Tokens++
-	case leader != e.instance:
-		j.report.Shared = append(j.report.Shared, fmt.Sprintf(
-			"token %d: instances %s and %s, %s", e.epoch, leader, e.instance, e.msg))
-	}
 }
 
-// shortly is the time after a disturbance in which an instance may not know of it yet.
-const shortly = 5 * time.Second
+const (
+	// shortly bounds how long after a fault its instance may begin messages although another one
+	// leads: the lease of three seconds, and two seconds of a busy machine.
+	shortly = 5 * time.Second
+	// firstBegin bounds the time between a takeover and the first begin.
+	firstBegin = time.Second
+)
 
-// overlaps compares a begin with the handlings of its key that have not ended.
+// wasStruck reports whether a fault explains that the instance of a begin does not know that it has
+// lost the lead: the fault has struck shortly before, and not before the instance took the lead.
+func (j *judge) wasStruck(e event) bool {
+	struck := latest(j.allStruck, j.disturbed[e.instance])
+	first, known := j.leads[e.epoch]
+	return e.at.Sub(struck) < shortly && (!known || first.since.Before(struck.Add(firstBegin)))
+}
+
+// overlaps compares a begin with the handlings of its key that have not ended. A fault must have
+// struck the one whose fencing token is older. None excuses two with the same token.
 func (j *judge) overlaps(k *keyState, e event) {
-	stale := e.over || e.at.Sub(latest(j.allStruck, j.disturbed[e.instance])) < shortly
 	for _, h := range k.active {
+		excused := h.lostTouch
+		if e.epoch < h.epoch {
+			excused = j.wasStruck(e)
+		}
+		pair := fmt.Sprintf("%s: begun by %s with token %d while %s handles number %d with token %d "+
+			"since %s", e.msg, e.instance, e.epoch, h.instance, h.msg.n, h.epoch,
+			e.at.Sub(h.at).Round(time.Millisecond))
 		switch {
-		case h.lostTouch || stale && h.instance != e.instance:
-			j.report.Excused++
-		case h.instance == e.instance:
-			j.report.InOne++
+		case h.instance == e.instance && (h.epoch == e.epoch || !excused):
+			j.report.InOne = append(j.report.InOne, pair)
+		case !excused:
+			j.report.Overlaps = append(j.report.Overlaps, pair)
 		default:
-			j.report.Overlaps++
+			j.report.Excused++
 		}
 	}
 }
@@ -223,6 +272,13 @@ func (j *judge) end(e event) {
 			k.due[n] = e.at.Add(j.delays[e.attempt-1])
 		}
 		return
+	}
+	if k.replays[n] {
+		delete(k.replays, n)
+		k.freed = e.at
+	}
+	if e.outcome == gaveUp {
+		j.gaveUp(k, h)
 	}
 	if e.outcome == handled {
 		k.times[n]++
@@ -292,15 +348,21 @@ func (j *judge) disturb(e event) {
 // overCount returns how many messages are over.
 func (j *judge) overCount() int { return j.report.Handled + j.report.Dead }
 
+// letter is a message in the dead-letter queue.
+type letter struct {
+	id
+	reason string
+}
+
 // close compares the messages that were confirmed, as counted for each key, with the letters and
 // the rest on the broker, after all instances have ended.
-func (j *judge) close(confirmed map[int]int, letters []id, left map[string][]id) report {
+func (j *judge) close(confirmed map[int]int, letters []letter, left map[string][]id) report {
 	r := &j.report
 	dead, somewhere := map[id]bool{}, map[id]bool{}
 	for _, m := range letters {
-		dead[m] = true
-		if j.fates.failures(m) <= mostFailures {
-			r.Unexplained = append(r.Unexplained, m)
+		dead[m.id] = true
+		if j.fates.failures(m.id) <= mostFailures {
+			r.Unexplained = append(r.Unexplained, fmt.Sprintf("%s: a dead letter, %s", m, m.reason))
 		}
 	}
 	r.Letters = len(dead)
@@ -325,6 +387,9 @@ func (j *judge) close(confirmed map[int]int, letters []id, left map[string][]id)
 	return *r
 }
 
+// outOfOrder reports whether a message was handled out of its order.
+func (r report) outOfOrder() bool { return len(r.Inversions) > 0 || len(r.Passed) > 0 }
+
 // problems returns the mistakes for which a run fails.
 func (r report) problems() (all []string) {
 	add := func(count int, format string, args ...any) {
@@ -333,6 +398,8 @@ func (r report) problems() (all []string) {
 		}
 	}
 	add(len(r.Inversions), "%d inversions", len(r.Inversions))
+	add(len(r.Passed), "%d messages began before a dead letter of their key was released",
+		len(r.Passed))
 	add(len(r.Lost), "%d of the confirmed messages are lost: %v", len(r.Lost),
 		r.Lost[:min(mostListed, len(r.Lost))])
 	add(len(r.Stalls), "%d stalls", len(r.Stalls))
@@ -340,6 +407,12 @@ func (r report) problems() (all []string) {
 		add(count, "%d messages are left in %s", count, queue)
 	}
 	add(len(r.Shared), "%d fencing tokens of two instances", len(r.Shared))
+	add(len(r.Stale), "%d handlings began with an older fencing token, and no fault explains it",
+		len(r.Stale))
+	add(len(r.Overlaps), "%d times two instances handled a key at once, and no fault explains it",
+		len(r.Overlaps))
+	add(len(r.InOne), "%d times one instance handled a key twice at once", len(r.InOne))
+	add(len(r.Unexplained), "%d dead letters should have been handled", len(r.Unexplained))
 	if r.Messages == 0 {
 		all = append(all, "no message was confirmed")
 	}

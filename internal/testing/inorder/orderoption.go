@@ -11,9 +11,9 @@ import (
 
 // strategy returns the strategy of an instance: with it, the messages of a key stay in order. All
 // of the program that depends on how order is asked for is in this file.
-func strategy(ordered bool) topology.Strategy {
+func strategy(ordered, block bool) topology.Strategy {
 	if ordered {
-		return topology.InOrder{KeyBy: keyBy}
+		return topology.InOrder{KeyBy: keyBy, Block: block}
 	}
 	return topology.PerQueue{}
 }

@@ -10,8 +10,10 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/internal/testing/chaos"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 )
 
 // depths returns the number of messages of each queue, held ones included, after two equal looks.
@@ -46,9 +48,11 @@ func parseDepths(out string) (map[string]int, error) {
 	return found, nil
 }
 
-// contents returns the bodies of the messages of a queue without a consumer, and leaves them there.
-// It consumes, because a queue with a single active consumer refuses basic.get.
-func contents(ctx context.Context, url, name string, depth int) (bodies [][]byte, err error) {
+// contents returns the messages of a queue without a consumer, and leaves them there. It consumes,
+// because a queue with a single active consumer refuses basic.get.
+func contents(
+	ctx context.Context, url, name string, depth int,
+) (messages []amqp.Delivery, err error) {
 	if depth == 0 {
 		return nil, nil
 	}
@@ -61,18 +65,25 @@ func contents(ctx context.Context, url, name string, depth int) (bodies [][]byte
 	if err != nil {
 		return nil, err
 	}
-	for len(bodies) < depth {
+	for len(messages) < depth {
 		select {
 		case d, ok := <-deliveries:
 			if !ok {
-				return bodies, errors.New("the broker ended the consumer")
+				return messages, errors.New("the broker ended the consumer")
 			}
-			bodies = append(bodies, d.Body)
+			messages = append(messages, d)
 		case <-time.After(10 * time.Second):
-			return bodies, fmt.Errorf("the broker counts %d messages and delivers %d", depth, len(bodies))
+			return messages, fmt.Errorf("the broker counts %d messages and delivers %d", depth,
+				len(messages))
 		}
 	}
-	return bodies, nil
+	return messages, nil
+}
+
+// isMark reports whether a message of the line is the mark of a dead letter that blocks its key.
+func isMark(d amqp.Delivery) bool {
+	note, _ := d.Headers[header.Line].(string)
+	return order.ParseNote(note).Kind == order.Block
 }
 
 // declare declares the queue, so that the producer can begin before the first instance.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
+	"github.com/millpond-go/millpond/middleware/header"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -29,9 +30,10 @@ type config struct {
 	Heartbeat   time.Duration
 	Patience    time.Duration // before a wait is a stall, and before a run that is quiet is over
 	Unordered   bool          // leaves the option out
+	Block       bool          // a dead letter blocks its key until the operator decides
 	Program     string        // of the instances; empty for this program
 	Schedule    []planned     // replaces the schedule of the seed
-	Once        bool          // ends the run at its first inversion
+	Once        bool          // ends the run at its first message out of order
 	Memory      bool          // keeps the broker's data in memory
 	Verbose     bool
 	Out         io.Writer
@@ -58,7 +60,22 @@ type result struct {
 	Ended   int           // instances that ended by themselves
 	Failed  []string      // faults that could not be done
 	Tokens  int           // messages of the line without a body of the producer, at the end
+	Edited  int           // originals of edited letters
 	Kept    string        // a folder with the log of events, if something is wrong
+}
+
+// problems returns the mistakes for which a run fails. The judge excuses mistakes
+// by faults, so a fault that was not done is a mistake, too. An instance that ends by itself has
+// panicked.
+func (r result) problems() []string {
+	all := r.report.problems()
+	if len(r.Failed) > 0 {
+		all = append(all, fmt.Sprintf("%d faults could not be done", len(r.Failed)))
+	}
+	if r.Ended > 0 {
+		all = append(all, fmt.Sprintf("%d instances ended by themselves", r.Ended))
+	}
+	return all
 }
 
 // runner has the parts of a run.
@@ -76,7 +93,7 @@ type runner struct {
 	last   event      // the last begin
 	moved  time.Time
 	broken error  // of reading the log
-	enough func() // ends the run at its first inversion
+	enough func() // ends the run at its first message out of order
 
 	out sync.Mutex
 }
@@ -112,7 +129,7 @@ func do(ctx context.Context, c config) (done result, err error) {
 	r.say("RabbitMQ %s, seed %d: %d keys, %d messages a second, %d instances, faults for %s",
 		done.Version, c.Seed, c.Keys, c.Rate, c.Instances, c.Length)
 	if err := r.faultsAndQuiet(ctx, &done); err != nil {
-		if r.judge != nil && c.Once && len(r.judge.report.Inversions) > 0 && ctx.Err() == nil {
+		if r.judge != nil && c.Once && r.judge.report.outOfOrder() && ctx.Err() == nil {
 			done.report = r.judge.report
 			return done, nil
 		}
@@ -155,21 +172,38 @@ func (r *runner) faultsAndQuiet(ctx context.Context, done *result) (err error) {
 		urls[i] = p.URL()
 		r.nemesis.proxies = append(r.nemesis.proxies, p)
 	}
-	if r.nemesis.producer, err = testbroker.OpenProxy(url); err != nil {
-		return err
+	for range 2 {
+		p, err := testbroker.OpenProxy(url)
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		r.nemesis.clients = append(r.nemesis.clients, p)
 	}
-	defer r.nemesis.producer.Close()
-	r.making = newProducer(r.nemesis.producer.URL(), queue, r.Seed, r.Keys, r.Rate)
+	r.making = newProducer(r.nemesis.clients[0].URL(), queue, r.Seed, r.Keys, r.Rate)
 	fates := fates{Seed: r.Seed, Percent: r.Percent, Dead: r.Dead, Slow: slowHandlings}
 	r.judge = newJudge(fates, r.Delays, r.Patience, r.making.confirmedAt)
+	r.judge.block = r.Block
 
 	if err := declare(url, queue); err != nil {
 		return err
 	}
+	out := &locked{w: r.Out, mu: &r.out}
+	stopOperator := func() {}
+	if r.Block {
+		stopOperator, err = decisions{
+			URL: r.nemesis.clients[1].URL(), Delays: r.Delays, Log: file, Fates: fates,
+			Verbose: r.Verbose,
+		}.start(r.program(), out)
+		if err != nil {
+			return err
+		}
+	}
+	defer stopOperator()
 	f := startFleet(r.program(), service{
-		Queue: queue, Ordered: !r.Unordered, Concurrency: r.Concurrency, Delays: r.Delays,
+		Queue: queue, Ordered: !r.Unordered, Block: r.Block, Concurrency: r.Concurrency, Delays: r.Delays,
 		Heartbeat: r.Heartbeat, Verbose: r.Verbose, Log: file, Fates: fates,
-	}, urls, &locked{w: r.Out, mu: &r.out}, func(name string) {
+	}, urls, out, func(name string) {
 		_ = r.log.append(event{kind: struck, at: time.Now(), instance: name, fault: gone})
 	})
 	r.nemesis.fleet = f
@@ -208,6 +242,7 @@ func (r *runner) faultsAndQuiet(ctx context.Context, done *result) (err error) {
 		return err
 	}
 	rest(ctx, time.Second) // duplicates may follow
+	stopOperator()
 	closing()
 	done.Ended = f.endedByThemselves()
 	done.Took = time.Since(r.started)
@@ -263,7 +298,7 @@ func (r *runner) take(reading *reader) error {
 			r.last = e
 		}
 	}
-	if r.Once && len(r.judge.report.Inversions) > 0 {
+	if r.Once && r.judge.report.outOfOrder() {
 		r.enough()
 	}
 	if len(events) > 0 {
@@ -292,23 +327,26 @@ func (r *runner) await(
 	}
 }
 
-// quiet returns when every confirmed message is over, or when nothing has moved for the patience.
+// quiet returns when every confirmed message is over, and every dead letter that blocks its key is
+// released or handled, or when nothing has moved for the patience.
 func (r *runner) quiet(ctx context.Context) error {
 	_, total := r.making.counts()
 	began := time.Now()
 	for {
 		r.mu.Lock()
 		over, still, err := r.judge.overCount(), time.Since(r.moved), r.broken
+		undecided := r.judge.undecided()
 		r.mu.Unlock()
 		switch {
 		case err != nil:
 			return err
-		case over >= total:
+		case over >= total && undecided == 0:
 			r.say("all %d messages are over %s after the last confirm", total,
 				time.Since(began).Round(time.Millisecond))
 			return nil
 		case still > r.Patience:
-			r.say("nothing has moved for %s; %d messages are missing", r.Patience, total-over)
+			r.say("nothing has moved for %s; %d messages are missing, %d dead letters block", r.Patience,
+				total-over, undecided)
 			return nil
 		}
 		if !rest(ctx, 50*time.Millisecond) {
@@ -331,9 +369,9 @@ func (r *runner) look(ctx context.Context) {
 // inspect reads all that is on the broker after the instances have ended: the dead letters, and the
 // messages in other queues.
 func (r *runner) inspect(ctx context.Context, done *result) (
-	letters []id, left map[string][]id, err error,
+	letters []letter, left map[string][]id, err error,
 ) {
-	plan, err := topology.PlanFor(strategy(!r.Unordered), queue, backoff.List(r.Delays))
+	plan, err := topology.PlanFor(strategy(!r.Unordered, r.Block), queue, backoff.List(r.Delays))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -343,19 +381,25 @@ func (r *runner) inspect(ctx context.Context, done *result) (
 	}
 	left = map[string][]id{}
 	for name, depth := range depths {
-		bodies, err := contents(ctx, r.broker.Node(0).URL(), name, depth)
+		messages, err := contents(ctx, r.broker.Node(0).URL(), name, depth)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read queue %q: %w", name, err)
 		}
-		for _, body := range bodies {
-			m, _, err := parseBody(body)
+		for _, d := range messages {
+			m, _, err := parseBody(d.Body)
 			switch {
+			case name == plan.Dead.RoutingKey+".originals":
+				done.Edited++
+			case err != nil && isMark(d):
+				m, _ = parseMessageID(d.MessageId)
+				left[name] = append(left[name], m)
 			case err != nil && name == lineOf(queue):
 				done.Tokens++
 			case err != nil:
 				return nil, nil, fmt.Errorf("queue %q: %w", name, err)
 			case name == plan.Dead.RoutingKey:
-				letters = append(letters, m)
+				reason, _ := d.Headers[header.DeadReason].(string)
+				letters = append(letters, letter{m, reason})
 			default:
 				left[name] = append(left[name], m)
 			}

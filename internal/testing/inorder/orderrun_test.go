@@ -80,6 +80,7 @@ func TestBadArgumentsStartNoRun(t *testing.T) {
 	for _, args := range []string{
 		"-length 0s", "-length -1s", "-keys 0", "-rate 0", "-instances 0", "-seed x", "-percent 200",
 		"-delays 1s", "-delays x", "-bug nothing", "-rounds 0 -speed",
+		"-block -unordered",
 	} {
 		assert.Equal(t, 2, run(strings.Fields(args), t.Output()), args)
 	}

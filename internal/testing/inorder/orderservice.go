@@ -25,7 +25,7 @@ import (
 // service consumes the queue like any service that uses the library.
 type service struct {
 	Name, URL, Queue string
-	Ordered          bool
+	Ordered, Block   bool
 	Concurrency      int
 	Delays           []time.Duration
 	Heartbeat        time.Duration // 0 is the default of the AMQP client
@@ -58,7 +58,7 @@ func (s service) run(
 	if s.Heartbeat > 0 {
 		config.Connection.AmqpConfig = &amqp.Config{Heartbeat: s.Heartbeat}
 	}
-	client, err := topology.Open(ctx, config.Connection, strategy(s.Ordered),
+	client, err := topology.Open(ctx, config.Connection, strategy(s.Ordered, s.Block),
 		topology.WithLogger(logger), topology.WithName(s.Name),
 		topology.WithConfirmTimeout(5*time.Second))
 	if err != nil {
@@ -97,22 +97,26 @@ func (s service) run(
 // instanceEnv makes a process of this program an instance. Its value is the service.
 const instanceEnv = "MILLPOND_ORDER_INSTANCE"
 
-// maybeServe runs the whole program if this process was started as an instance. Call it first.
+// maybeServe runs the whole program if this process was started as an instance, or as the
+// operator. Call it first.
 func maybeServe() {
-	text, ok := os.LookupEnv(instanceEnv)
-	if !ok {
-		return
+	for env, p := range map[string]interface{ serve() error }{
+		instanceEnv: &service{}, operatorEnv: &decisions{},
+	} {
+		text, ok := os.LookupEnv(env)
+		if !ok {
+			continue
+		}
+		err := json.Unmarshal([]byte(text), p)
+		if err == nil {
+			err = p.serve()
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s %s: %v\n", time.Now().Format("15:04:05.000"), text, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
-	var s service
-	err := json.Unmarshal([]byte(text), &s)
-	if err == nil {
-		err = s.serve()
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s instance %s: %v\n", time.Now().Format("15:04:05.000"), s.Name, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
 }
 
 // serve is an instance until SIGTERM, or until the parent process has ended.
@@ -163,7 +167,11 @@ func (h *handler) handle(msg *message.Message) error {
 	h.append(e)
 	time.Sleep(h.Fates.work(m, e.attempt)) // as long as a handler that does not heed its context
 	e.kind, e.at, e.over, e.outcome = ended, time.Now(), ctx.Err() != nil, handled
-	if e.attempt <= h.Fates.failures(m) {
+	failures := h.Fates.failures(m)
+	if isMended(msg.Payload) {
+		failures = h.Fates.failuresMended(m)
+	}
+	if e.attempt <= failures {
 		e.outcome, err = failed, errFate
 		if e.attempt > len(h.Delays) {
 			e.outcome = gaveUp

@@ -22,10 +22,22 @@ type bug struct {
 	name      string
 	plantings []planting
 	found     string // is in a problem of the run; any problem will do if it is empty
+	block     bool   // dead letters must block their keys
 }
 
 // inversions is the problem of a run that most bugs cause.
 const inversions = "inversions"
+
+// leastDead is the least share of dead letters, of a thousand messages, if they block their keys.
+const leastDead = 10
+
+// config returns the configuration in which the bug can be found.
+func (b bug) config(c config) config {
+	if b.block {
+		c.Block, c.Dead = true, max(c.Dead, leastDead)
+	}
+	return c
+}
 
 const (
 	handOverFile = "internal/consumer/handover.go"
@@ -33,6 +45,7 @@ const (
 	behindFile   = "internal/consumer/behind.go"
 	lineFile     = "internal/order/line.go"
 	laneFile     = "internal/order/keylane.go"
+	replayFile   = "topology/operate/orderedreplay.go"
 )
 
 var bugs = []bug{
@@ -77,6 +90,16 @@ var bugs = []bug{
 		}},
 	},
 	{
+		// An edited letter loses its key and its number on its way back to its place. The number alone
+		// does no harm: a message of the line without one is the first of its key.
+		name: "edit-loses-place", found: "dead letter of their key", block: true,
+		plantings: []planting{{
+			file: replayFile,
+			old:  "if err != nil || !toLine {",
+			new:  "if err != nil || !toLine || edited {",
+		}},
+	},
+	{
 		// A copy is published a moment after the ack of its message.
 		name: "ack-early", // messages are lost, and overtaken
 		plantings: []planting{{
@@ -84,6 +107,10 @@ var bugs = []bug{
 			old:  "\terr := d.send(ctx, route, msg, alone)\n",
 			new: "\td.ack()\n\ttime.Sleep(50 * time.Millisecond)\n" +
 				"\terr := d.send(ctx, route, msg, alone)\n",
+		}, { // the broker ends a channel that acks twice
+			file: "internal/consumer/delivery.go",
+			old:  "\td.acked = true\n",
+			new:  "\tif d.acked {\n\t\treturn\n\t}\n\td.acked = true\n",
 		}},
 	},
 }
@@ -128,6 +155,7 @@ func (b bug) find(ctx context.Context, c config) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	c = b.config(c)
 	c.Program, c.Once = program, true
 	defer func() { err = errors.Join(err, remove()) }()
 	if !c.Verbose {
