@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -70,4 +71,20 @@ func TestKeysAreShortText(t *testing.T) {
 		seen[got] = true
 	}
 	require.True(t, seen["orders-17"])
+}
+
+// The token with which a process has begun to stand by is acked by the leader of that time. When
+// the process leads, it does not wait for that token: its lease would end meanwhile.
+func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	o := &inOrder{
+		lines: &consumer{ctx: t.Context()}, line: order.New[arrival](order.Limits{}),
+		mine: map[string]time.Time{"first": now.Add(-2 * time.Second), "second": now},
+	}
+	o.epoch.Store(5)
+	token := order.Note{Kind: order.Token, Epoch: 5, Name: "second"}
+	require.True(t, (&Subscription{}).token(o, amqp.Delivery{}, token))
+	require.Empty(t, o.mine, "nothing keeps the next token back")
+	require.True(t, o.leads())
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -44,6 +45,9 @@ func (s *Subscription) publishToken(o *inOrder, epoch uint64) (name string, err 
 func (s *Subscription) token(o *inOrder, raw amqp.Delivery, note order.Note) bool {
 	published, mine := o.mine[note.Name]
 	delete(o.mine, note.Name)
+	if mine { // the leader before has acked the tokens that were published earlier and are not back
+		maps.DeleteFunc(o.mine, func(_ string, at time.Time) bool { return at.Before(published) })
+	}
 	if !mine && note.Epoch > order.MaxEpoch { // forged
 		note.Epoch = 0
 	}
