@@ -58,8 +58,8 @@ func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.line.Returned(order.Waiting[arrival]{
-		Key: key, Seq: note.Seq, ID: note.ID, Due: due, Size: len(a.raw.Body) + besideBody,
-		Block: note.Kind == order.Block, Item: a,
+		Key: key, Seq: note.Seq, ID: note.ID, First: note.First, Due: due,
+		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block, Item: a,
 	})
 }
 

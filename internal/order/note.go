@@ -14,8 +14,8 @@ type Kind string
 
 // The kinds. The other words are named here.
 const (
-	Wait    Kind = "wait"    // SEQ ID: a message that waits
-	Block   Kind = "block"   // SEQ ID: the mark of a dead letter that keeps its key waiting
+	Wait    Kind = "wait"    // SEQ ID FIRST: a message that waits
+	Block   Kind = "block"   // SEQ ID FIRST: the mark of a dead letter that keeps its key waiting
 	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
 	Release Kind = "release" // ID: takes the mark with this ID away
 	Ask     Kind = "ask"     // asks the process that leads for a State
@@ -26,6 +26,9 @@ type Note struct {
 	Kind Kind
 	Seq  uint64
 	ID   ID
+	// First is the ID of the first copy of the message in the line. It is zero, and left out, if
+	// that has this ID.
+	First ID
 
 	// Of a Token:
 	Epoch uint64
@@ -46,7 +49,11 @@ const Clean = -1
 func (n Note) String() string {
 	switch n.Kind {
 	case Wait, Block:
-		return fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
+		text := fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
+		if n.First != (ID{}) && n.First != n.ID {
+			text += " " + n.First.String()
+		}
+		return text
 	case Token:
 		return fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
 	case Release:
@@ -71,7 +78,7 @@ func ParseNote(text string) (n Note) {
 	}
 	switch n.Kind = Kind(words[0]); n.Kind {
 	case Block:
-		n.Seq, n.ID = number(words[1]), ParseID(words[2])
+		n.Seq, n.ID, n.First = number(words[1]), ParseID(words[2]), ParseID(words[3])
 	case Token:
 		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
 		n.Crashes, _ = strconv.Atoi(words[4])
@@ -81,7 +88,7 @@ func ParseNote(text string) (n Note) {
 		n.ID = ParseID(words[1])
 	case Ask:
 	default:
-		n.Kind, n.Seq, n.ID = Wait, number(words[1]), ParseID(words[2])
+		n.Kind, n.Seq, n.ID, n.First = Wait, number(words[1]), ParseID(words[2]), ParseID(words[3])
 	}
 	return n
 }
