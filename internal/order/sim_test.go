@@ -454,7 +454,9 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 // The judge of the test above finds each of these mistakes.
 func TestEachMistakeIsFound(t *testing.T) {
 	t.Parallel()
-	for _, b := range []bug{ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost, markLost} {
+	for _, b := range []bug{
+		ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost, markLost,
+	} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(3000) {

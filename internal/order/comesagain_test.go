@@ -99,7 +99,7 @@ func TestAMessageComesAgainBesideItsMark(t *testing.T) {
 }
 
 // The numbers of a key begin anew when the line has none of its messages. A letter that is replayed
-// late may so have the number of another one that blocks the key.
+// late may so have the number of another letter, which blocks the key.
 func TestAMarkOfAnotherMessageWithTheSameNumber(t *testing.T) {
 	t.Parallel()
 	for name, of := range map[string]order.ID{"a first copy": id(9), "no copy before": {}} {
@@ -140,10 +140,12 @@ func TestTheFirstCopyIsNamedInTheHeader(t *testing.T) {
 	for text, want := range map[string]order.Note{
 		"wait 7 2-9 1-3":  {Kind: order.Wait, Seq: 7, ID: order.ID{Epoch: 2, N: 9}, First: id(3)},
 		"block 7 2-9 1-3": {Kind: order.Block, Seq: 7, ID: order.ID{Epoch: 2, N: 9}, First: id(3)},
-		"wait 7 2-9":      {Kind: order.Wait, Seq: 7, ID: order.ID{Epoch: 2, N: 9}}, // of earlier versions
+		// Of earlier versions:
+		"wait 7 2-9": {Kind: order.Wait, Seq: 7, ID: order.ID{Epoch: 2, N: 9}},
 	} {
 		require.Equal(t, want, order.ParseNote(text))
 		require.Equal(t, text, want.String())
 	}
-	require.Equal(t, "wait 7 1-3", order.Note{Kind: order.Wait, Seq: 7, ID: id(3), First: id(3)}.String())
+	first := order.Note{Kind: order.Wait, Seq: 7, ID: id(3), First: id(3)}
+	require.Equal(t, "wait 7 1-3", first.String())
 }
