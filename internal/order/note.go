@@ -18,7 +18,9 @@ const (
 	Block   Kind = "block"   // SEQ ID FIRST: the mark of a dead letter that keeps its key waiting
 	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
 	Release Kind = "release" // ID: takes the mark with this ID away
-	Ask     Kind = "ask"     // asks the process that leads for a State
+	// Ask asks the process that leads for a State. The header header.Key may name a key that must be
+	// in it, or the mark of one.
+	Ask Kind = "ask"
 )
 
 // Note is the header of a message in the line.
@@ -114,10 +116,13 @@ type State struct {
 	MaxMessages int `json:"max_messages"`
 	MaxBytes    int `json:"max_bytes"`
 	// Keys are those with messages in the line: blocked keys first, then by their messages. At
-	// most MaxKeys.
+	// most MaxKeys, and the key that was asked for.
 	Keys []KeyState `json:"keys"`
 	// Others is how many keys are left out.
 	Others int `json:"others,omitempty"`
+	// Named says that the key that was asked for is among Keys if it has messages in the line.
+	// Earlier versions do not know that a key is asked for.
+	Named bool `json:"named,omitempty"`
 }
 
 // MaxKeys bounds State.Keys.
@@ -136,8 +141,9 @@ type KeyState struct {
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// Sort puts the blocked keys first, then the keys with the most messages, and leaves the rest out.
-func (s *State) Sort() {
+// Sort puts the blocked keys first, then the keys with the most messages, and leaves the rest out,
+// but not a key that name names: it is its name or its mark.
+func (s *State) Sort(name string) {
 	slices.SortFunc(s.Keys, func(a, b KeyState) int {
 		blocked := func(k KeyState) int {
 			if k.Mark != "" {
@@ -148,7 +154,13 @@ func (s *State) Sort() {
 		return cmp.Or(cmp.Compare(blocked(a), blocked(b)), cmp.Compare(b.Waiting, a.Waiting),
 			cmp.Compare(a.Key, b.Key))
 	})
-	if s.Others = max(0, len(s.Keys)-MaxKeys); s.Others > 0 {
-		s.Keys = s.Keys[:MaxKeys]
+	s.Named = name != ""
+	told := s.Keys[:0]
+	for i, k := range s.Keys {
+		if i < MaxKeys || s.Named && (k.Key == name || k.Mark == name) {
+			told = append(told, k)
+		}
 	}
+	s.Others = len(s.Keys) - len(told)
+	s.Keys = told
 }
