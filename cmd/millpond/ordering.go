@@ -198,15 +198,9 @@ func (a app) onKey(
 		return usage("the key is empty: messages without a key have no order")
 	}
 	return a.onOrdered(ctx, c, c.Args().Slice()[:1], func(s *session, plan topology.Plan) error {
-		state, err := s.operator.Order(ctx, plan)
+		found, err := s.operator.FindKey(ctx, plan, key, mark)
 		if err != nil {
 			return err
-		}
-		found, _ := state.Find(key)
-		for _, k := range state.BlockedKeys() {
-			if k.Mark == mark {
-				found = k
-			}
 		}
 		if mark != "" && found.Mark == "" {
 			return notFound("no dead letter with the mark %q blocks a key: millpond order list %s has "+

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -26,9 +27,14 @@ func (d *delivery) follow() {
 		})
 }
 
-// block writes the mark of a dead letter to the line.
+// block writes the mark of a dead letter to the line, unless it is there already. A message without
+// a key keeps no other waiting.
 func (d *delivery) block(ctx context.Context) error {
-	if d.blocks {
+	if d.blocks || d.step.Key == "" {
+		return nil
+	}
+	if d.step.isMarked() {
+		d.blocks = true
 		return nil
 	}
 	ctx, end := d.on.inOrder.whileLeading(ctx, d)
@@ -43,11 +49,24 @@ func (d *delivery) block(ctx context.Context) error {
 	return err
 }
 
+// isMarked reports whether the mark of the message is in the line although the message is, too.
+func (t *step) isMarked() bool { return t.Mark != (order.ID{}) }
+
+// unmark returns the mark that an earlier process has left, to be acked, if the message is not dead
+// after all. Its copy, if there is one, is in the line. o.mu is held.
+func (o *inOrder) unmark(d *delivery) []arrival {
+	blocks := d.died != nil && d.blocks
+	if !d.step.isMarked() || blocks || !d.acked || d.ctx.Err() != nil {
+		return nil
+	}
+	return o.line.Release(d.step.Key, d.step.Mark)
+}
+
 // write adds the headers of a copy in the line.
 func (t *step) write(headers amqp.Table) { t.writeAs(order.Wait, headers) }
 
 func (t *step) writeAs(kind order.Kind, headers amqp.Table) {
-	headers[header.Line] = order.Note{Kind: kind, Seq: t.Seq, ID: t.ID}.String()
+	headers[header.Line] = t.note(kind).String()
 	if t.Key != "" {
 		headers[header.Key] = t.Key
 	}
@@ -58,5 +77,14 @@ func (t *step) writeDead(headers amqp.Table) {
 	if t.Key != "" {
 		headers[header.DeadKey] = t.Key
 	}
-	headers[header.DeadLine] = order.Note{Kind: order.Block, Seq: t.Seq, ID: t.ID}.String()
+	headers[header.DeadLine] = t.note(order.Block).String()
+}
+
+// note returns the note of a copy of the message, or of its mark.
+func (t *step) note(kind order.Kind) order.Note {
+	note := order.Note{Kind: kind, Seq: t.Seq, ID: t.ID, First: t.First}
+	if kind == order.Block {
+		note.ID = cmp.Or(t.Mark, t.ID)
+	}
+	return note
 }

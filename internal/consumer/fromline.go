@@ -34,7 +34,7 @@ func (s *Subscription) fromLine(c *consumer, raw amqp.Delivery) bool {
 		o.whenKnown(func() { s.unblock(o, a, note) })
 	case order.Ask:
 		o.whenKnown(func() {
-			s.answer(o, raw.ReplyTo)
+			s.answer(o, &raw)
 			_ = c.ack(raw.DeliveryTag)
 		})
 	case order.Wait, order.Block:
@@ -58,8 +58,8 @@ func (o *inOrder) waits(a arrival, note order.Note, due time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.line.Returned(order.Waiting[arrival]{
-		Key: key, Seq: note.Seq, ID: note.ID, Due: due, Size: len(a.raw.Body) + besideBody,
-		Block: note.Kind == order.Block, Item: a,
+		Key: key, Seq: note.Seq, ID: note.ID, First: note.First, Due: due,
+		Size: len(a.raw.Body) + besideBody, Block: note.Kind == order.Block, Item: a,
 	})
 }
 
@@ -189,7 +189,8 @@ func (s *Subscription) unblock(o *inOrder, a arrival, note order.Note) {
 }
 
 // answer tells a tool which keys have messages in the line.
-func (s *Subscription) answer(o *inOrder, replyTo string) {
+func (s *Subscription) answer(o *inOrder, question *amqp.Delivery) {
+	replyTo := question.ReplyTo
 	if !strings.HasPrefix(replyTo, s.cfg.Order.Line+".") { // a queue of this library, not of a user
 		return
 	}
@@ -211,7 +212,8 @@ func (s *Subscription) answer(o *inOrder, replyTo string) {
 		state.Keys = append(state.Keys, key)
 	}
 	o.mu.Unlock()
-	state.Sort()
+	name, _ := question.Headers[header.Key].(string)
+	state.Sort(name)
 	s.wg.Go(func() {
 		body, err := json.Marshal(state)
 		if err == nil {

@@ -304,17 +304,21 @@ func (s *Subscription) openMain(o *inOrder) {
 
 // ended notes that a step has ended.
 func (o *inOrder) ended(d *delivery) {
-	copied := d.stored && d.astray == nil && (d.died == nil || d.blocks)
+	copied := d.stored && d.astray == nil && (d.died == nil || d.blocks && !d.step.isMarked())
 	o.mu.Lock()
 	if !d.acked || d.ctx.Err() != nil {
 		o.over = true
 		o.lines.enoughNow() // its message comes again
 	}
 	o.line.Ended(d.step.Step, copied)
+	marks := o.unmark(d)
 	if o.trying == d.step.From {
 		o.trying = order.ID{}
 	}
 	o.mu.Unlock()
+	for _, mark := range marks {
+		_ = o.lines.ack(mark.raw.DeliveryTag)
+	}
 	select {
 	case o.changed <- struct{}{}:
 	default:

@@ -87,10 +87,12 @@ func (l *Line[T]) step(a *lane[T], now time.Time) *Step[T] {
 	if len(a.fresh) == 0 || a.following != nil || !l.mainKnown {
 		return nil
 	}
-	inLine := len(a.waiting) > 0 || a.handling != nil && a.handling.inLine
-	if !inLine && a.handling != nil {
-		return nil // its outcome decides
+	if a.handling != nil && !a.handling.inLine {
+		// Its outcome decides. Also when its copy or its mark has come back: until it is acked it may
+		// come again, and would then be behind this message.
+		return nil
 	}
+	inLine := len(a.waiting) > 0 || a.handling != nil
 	must := a.fresh[0].must
 	follows := inLine || must || l.careful
 	if follows && !must && !l.hasRoom() || !l.hasReserve() || !follows && l.mustsWait() {
@@ -105,11 +107,23 @@ func (l *Line[T]) handleFirst(a *lane[T]) *Step[T] {
 	a.waiting[0] = entry[T]{}
 	a.waiting = a.waiting[1:]
 	l.handling++
+	first := cmp.Or(e.First, e.ID)
 	a.handling = &Step[T]{
-		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a),
-		lane: a, inLine: true, size: e.Size,
+		From: e.ID, Item: e.Item, Key: a.key, Seq: e.Seq, ID: l.newID(a), First: first,
+		Mark: a.markOf(first), lane: a, inLine: true, size: e.Size,
 	}
 	return a.handling
+}
+
+// markOf returns the mark of a message. Two messages may have the same number, because a key that
+// has left the line begins anew. So the message is known by its first copy.
+func (a *lane[T]) markOf(first ID) ID {
+	for i := range a.waiting {
+		if e := &a.waiting[i]; e.Block && e.here && cmp.Or(e.First, e.ID) == first {
+			return e.ID
+		}
+	}
+	return ID{}
 }
 
 func (l *Line[T]) begin(a *lane[T], follows bool) *Step[T] {

@@ -28,10 +28,13 @@ type ID struct{ Epoch, N uint64 }
 type Waiting[T any] struct {
 	Key string // "" for a message that has no order
 	// Seq is the number of the message in its key.
-	Seq  uint64
-	ID   ID
-	Due  time.Time // zero: as soon as it is the first
-	Size int       // in memory
+	Seq uint64
+	ID  ID
+	// First is the ID of the first copy of the message; zero if this is the first. By it the mark of
+	// a message is known.
+	First ID
+	Due   time.Time // zero: as soon as it is the first
+	Size  int       // in memory
 	// Block says that this is the mark of a dead letter whose key waits for a person.
 	Block bool
 	Item  T
@@ -43,10 +46,15 @@ type Step[T any] struct {
 	// Follows says that the message must not be handled: a copy goes to the line, behind the
 	// messages of its key.
 	Follows bool
-	// Key, Seq and ID belong to a copy that goes to the line.
-	Key string
-	Seq uint64
-	ID  ID
+	// Key, Seq, ID and First belong to a copy that goes to the line.
+	Key   string
+	Seq   uint64
+	ID    ID
+	First ID
+	// Mark is the mark of the message that is in the line already: an earlier process has ended
+	// between the mark and the ack. If the message is dead again, it needs no other mark. Otherwise
+	// the mark must be released. It is zero if there is none.
+	Mark ID
 
 	// From is the ID of the message in the line. It is zero if the message has come from the main
 	// queue.
@@ -178,11 +186,12 @@ func (l *Line[T]) Forget() (items []T) {
 	l.lineKnown = false
 	for a := range l.all {
 		a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {
-			if e.here {
-				items = append(items, e.Item)
-				l.out(e.Size)
+			if !e.here || e.Block && a.handling != nil && a.handling.Mark == e.ID {
+				return false // the mark stays with its message
 			}
-			return e.here
+			items = append(items, e.Item)
+			l.out(e.Size)
+			return true
 		})
 		for i := range a.waiting {
 			a.waiting[i].sure = true
@@ -281,10 +290,11 @@ func (l *Line[T]) Ended(s *Step[T], copied bool) {
 }
 
 // Release takes the marks of dead letters from the front of a key and returns them. It has no
-// effect on a mark with another ID.
+// effect on a mark with another ID, and on the mark of a message that is handled again: its outcome
+// decides whether the key is blocked.
 func (l *Line[T]) Release(key string, id ID) (items []T) {
 	a, ok := l.lanes[key]
-	if !ok {
+	if !ok || a.handling != nil && a.handling.Mark == id {
 		return nil
 	}
 	a.waiting = slices.DeleteFunc(a.waiting, func(e entry[T]) bool {

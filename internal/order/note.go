@@ -14,11 +14,13 @@ type Kind string
 
 // The kinds. The other words are named here.
 const (
-	Wait    Kind = "wait"    // SEQ ID: a message that waits
-	Block   Kind = "block"   // SEQ ID: the mark of a dead letter that keeps its key waiting
+	Wait    Kind = "wait"    // SEQ ID FIRST: a message that waits
+	Block   Kind = "block"   // SEQ ID FIRST: the mark of a dead letter that keeps its key waiting
 	Token   Kind = "token"   // EPOCH NAME AHEAD CRASHES ID: of a process that leads, or may lead
 	Release Kind = "release" // ID: takes the mark with this ID away
-	Ask     Kind = "ask"     // asks the process that leads for a State
+	// Ask asks the process that leads for a State. The header header.Key may name a key that must be
+	// in it, or the mark of one.
+	Ask Kind = "ask"
 )
 
 // Note is the header of a message in the line.
@@ -26,6 +28,9 @@ type Note struct {
 	Kind Kind
 	Seq  uint64
 	ID   ID
+	// First is the ID of the first copy of the message in the line. It is zero, and left out, if
+	// that has this ID.
+	First ID
 
 	// Of a Token:
 	Epoch uint64
@@ -46,7 +51,11 @@ const Clean = -1
 func (n Note) String() string {
 	switch n.Kind {
 	case Wait, Block:
-		return fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
+		text := fmt.Sprintf("%s %d %s", n.Kind, n.Seq, n.ID)
+		if n.First != (ID{}) && n.First != n.ID {
+			text += " " + n.First.String()
+		}
+		return text
 	case Token:
 		return fmt.Sprintf("%s %d %s %d %d %s", n.Kind, n.Epoch, n.Name, n.Ahead, n.Crashes, n.Trying)
 	case Release:
@@ -71,7 +80,7 @@ func ParseNote(text string) (n Note) {
 	}
 	switch n.Kind = Kind(words[0]); n.Kind {
 	case Block:
-		n.Seq, n.ID = number(words[1]), ParseID(words[2])
+		n.Seq, n.ID, n.First = number(words[1]), ParseID(words[2]), ParseID(words[3])
 	case Token:
 		n.Epoch, n.Name, n.Ahead = number(words[1]), words[2], int(min(number(words[3]), maxAhead))
 		n.Crashes, _ = strconv.Atoi(words[4])
@@ -81,7 +90,7 @@ func ParseNote(text string) (n Note) {
 		n.ID = ParseID(words[1])
 	case Ask:
 	default:
-		n.Kind, n.Seq, n.ID = Wait, number(words[1]), ParseID(words[2])
+		n.Kind, n.Seq, n.ID, n.First = Wait, number(words[1]), ParseID(words[2]), ParseID(words[3])
 	}
 	return n
 }
@@ -107,10 +116,13 @@ type State struct {
 	MaxMessages int `json:"max_messages"`
 	MaxBytes    int `json:"max_bytes"`
 	// Keys are those with messages in the line: blocked keys first, then by their messages. At
-	// most MaxKeys.
+	// most MaxKeys, and the key that was asked for.
 	Keys []KeyState `json:"keys"`
 	// Others is how many keys are left out.
 	Others int `json:"others,omitempty"`
+	// Named says that the key that was asked for is among Keys if it has messages in the line.
+	// Earlier versions do not know that a key is asked for.
+	Named bool `json:"named,omitempty"`
 }
 
 // MaxKeys bounds State.Keys.
@@ -129,8 +141,9 @@ type KeyState struct {
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// Sort puts the blocked keys first, then the keys with the most messages, and leaves the rest out.
-func (s *State) Sort() {
+// Sort puts the blocked keys first, then the keys with the most messages, and leaves the rest out,
+// but not a key that name names: it is its name or its mark.
+func (s *State) Sort(name string) {
 	slices.SortFunc(s.Keys, func(a, b KeyState) int {
 		blocked := func(k KeyState) int {
 			if k.Mark != "" {
@@ -141,7 +154,13 @@ func (s *State) Sort() {
 		return cmp.Or(cmp.Compare(blocked(a), blocked(b)), cmp.Compare(b.Waiting, a.Waiting),
 			cmp.Compare(a.Key, b.Key))
 	})
-	if s.Others = max(0, len(s.Keys)-MaxKeys); s.Others > 0 {
-		s.Keys = s.Keys[:MaxKeys]
+	s.Named = name != ""
+	told := s.Keys[:0]
+	for i, k := range s.Keys {
+		if i < MaxKeys || s.Named && (k.Key == name || k.Mark == name) {
+			told = append(told, k)
+		}
 	}
+	s.Others = len(s.Keys) - len(told)
+	s.Keys = told
 }

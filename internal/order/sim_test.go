@@ -1,6 +1,7 @@
 package order_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -21,6 +22,7 @@ const (
 	unread          bug = "a new leader does not read the line"
 	noSecondToken   bug = "a new leader reads the line before the earlier one has left the queue"
 	numberLost      bug = "a message loses its number in the line"
+	markLost        bug = "a mark is not known when its message comes again"
 )
 
 // world is a broker with both queues, and the process that leads, in steps of simulated time.
@@ -31,6 +33,7 @@ type world struct {
 	now  time.Time
 
 	main, line []*stored // not delivered
+	dead       []*stored // with Block
 	ids        int
 
 	leader
@@ -42,6 +45,7 @@ type stored struct {
 	key   string
 	n     int // of the key
 	fails int // so often
+	dies  bool
 	note  order.Note
 	due   time.Time
 	id    int
@@ -53,6 +57,7 @@ type leader struct {
 	mainOut []*stored // delivered and not settled
 	lineOut []*stored
 	running []*running
+	later   []*stored // releases
 	gate    string
 	whole   bool
 	came    bool
@@ -63,11 +68,12 @@ type leader struct {
 // running is a step in progress.
 type running struct {
 	step   *order.Step[*stored]
+	marked bool
 	copied bool
 	ended  bool
 }
 
-// judge knows the messages that were begun and that have succeeded.
+// judge knows the messages that were begun and that have succeeded, or that a person has let go.
 type judge struct {
 	succeeded map[string]map[int]bool
 	begun     map[string]int // the highest number
@@ -92,7 +98,8 @@ func newWorld(t *testing.T, seed uint64, b bug) *world {
 			if w.rand.IntN(4) == 0 {
 				fails = 1 + w.rand.IntN(3)
 			}
-			w.main = append(w.main, w.store(&stored{key: key, n: n, fails: fails}))
+			dies := w.rand.IntN(8) == 0
+			w.main = append(w.main, w.store(&stored{key: key, n: n, fails: fails, dies: dies}))
 			w.succeeded[key] = map[int]bool{}
 		}
 	}
@@ -121,6 +128,9 @@ func (w *world) lead() {
 		w.readLine()
 	}
 	for _, r := range old.running {
+		if r.dies() && !r.marked && slices.Contains(old.mainOut, r.step.Item) && w.rand.IntN(2) == 0 {
+			w.mark(r.step)
+		}
 		copies := r.step.Follows || r.step.Item.fails > 0
 		if copies && !r.copied && slices.Contains(old.mainOut, r.step.Item) && w.rand.IntN(2) == 0 {
 			w.copy(r.step)
@@ -137,7 +147,7 @@ func (w *world) lead() {
 // copy puts the copy of a step into the line.
 func (w *world) copy(step *order.Step[*stored]) {
 	again := *step.Item
-	again.note = order.Note{Kind: order.Wait, Seq: step.Seq, ID: step.ID}
+	again.note = order.Note{Kind: order.Wait, Seq: step.Seq, ID: step.ID, First: step.First}
 	if !step.Follows {
 		again.fails--
 		again.due = w.now.Add(time.Duration(w.rand.IntN(5000)) * time.Millisecond)
@@ -180,18 +190,35 @@ func (w *world) deliverLine() {
 		w.lineOut = append(slices.DeleteFunc(w.lineOut, isToken), s)
 		w.gate, w.reading = "", true
 		w.memory.Know(s.note.Epoch, w.whole)
+		for _, release := range w.later {
+			for _, mark := range append(w.memory.Release(release.key, release.note.ID), release) {
+				w.settle(mark)
+			}
+		}
+		w.later = nil
 		if w.came && !w.whole {
 			w.shut()
 		}
 		return
 	}
 	w.lineOut = append(w.lineOut, s)
+	if s.note.Kind == order.Release {
+		if w.gate == "" {
+			for _, mark := range append(w.memory.Release(s.key, s.note.ID), s) {
+				w.settle(mark)
+			}
+		} else {
+			w.later = append(w.later, s)
+		}
+		return
+	}
 	note := s.note
 	if w.bug == numberLost && w.rand.IntN(3) == 0 {
 		note.Seq = 0
 	}
 	w.memory.Returned(order.Waiting[*stored]{
-		Key: s.key, Seq: note.Seq, ID: note.ID, Due: s.due, Size: 100, Item: s,
+		Key: s.key, Seq: note.Seq, ID: note.ID, First: note.First, Due: s.due, Size: 100,
+		Block: note.Kind == order.Block, Item: s,
 	})
 }
 
@@ -219,8 +246,16 @@ func (w *world) begin() {
 	if !ok {
 		return
 	}
-	w.running = append(w.running, &running{step: step})
+	if w.bug == markLost {
+		step.Mark = order.ID{}
+	}
+	w.running = append(w.running, &running{step: step, marked: step.Mark != order.ID{}})
 	if s := step.Item; !step.Follows {
+		if w.rand.IntN(3) == 0 { // another end than before
+			s.dies = false
+		} else if step.Mark != (order.ID{}) && w.rand.IntN(3) == 0 {
+			s.fails++
+		}
 		for n := range s.n {
 			if !w.succeeded[s.key][n] {
 				w.wrong = append(w.wrong, fmt.Sprintf("%s%d was begun before %s%d", s.key, s.n, s.key, n))
@@ -238,6 +273,14 @@ func (w *world) proceed() {
 	r := w.running[i]
 	s := r.step.Item
 	switch {
+	case !r.ended && r.dies() && !r.marked:
+		w.mark(r.step)
+		r.marked = true
+	case !r.ended && r.dies():
+		letter := *s
+		letter.dies, letter.note = w.rand.IntN(4) == 0, markNote(r.step)
+		w.dead = append(w.dead, w.store(&letter))
+		r.ended, r.copied = true, r.step.Mark == order.ID{}
 	case !r.ended && !r.copied && !r.step.Follows && s.fails == 0:
 		w.succeeded[s.key][s.n] = true
 		r.ended = true
@@ -254,6 +297,11 @@ func (w *world) proceed() {
 		w.settle(s)
 		w.running = slices.Delete(w.running, i, i+1)
 		w.memory.Ended(r.step, r.copied && w.bug != takenForHandled)
+		if r.step.Mark != (order.ID{}) && !r.dies() {
+			for _, mark := range w.memory.Release(s.key, r.step.Mark) {
+				w.settle(mark)
+			}
+		}
 	}
 }
 
@@ -263,6 +311,67 @@ func (w *world) settle(s *stored) {
 
 func without(all []*stored, s *stored) []*stored {
 	return slices.DeleteFunc(slices.Clone(all), func(o *stored) bool { return o == s })
+}
+
+// dies reports whether the step makes a dead letter, behind its mark.
+func (r *running) dies() bool {
+	return !r.step.Follows && r.step.Item.fails == 0 && r.step.Item.dies
+}
+
+func markNote(step *order.Step[*stored]) order.Note {
+	return order.Note{
+		Kind: order.Block, Seq: step.Seq, ID: cmp.Or(step.Mark, step.ID), First: step.First,
+	}
+}
+
+// mark puts the mark of a dead letter into the line.
+func (w *world) mark(step *order.Step[*stored]) {
+	mark := *step.Item
+	mark.note = markNote(step)
+	w.line = append(w.line, w.store(&mark))
+}
+
+// decide lets a person replay the letter that blocks a key. A mark without a letter is released if
+// its message is still there; then it comes next.
+func (w *world) decide() {
+	if w.gate != "" || !w.reading {
+		return
+	}
+	blocked := slices.SortedFunc(w.memory.Keys, func(a, b order.Key[*stored]) int {
+		return cmp.Compare(a.Key, b.Key)
+	})
+	for _, k := range blocked {
+		isOf := func(s *stored) bool { return s.key == k.Key }
+		if k.Mark == nil || slices.ContainsFunc(w.running, func(r *running) bool {
+			return isOf(r.step.Item)
+		}) || slices.ContainsFunc(w.line, isOf) {
+			continue // it is not over
+		}
+		mark := *k.Mark
+		found := false
+		for _, s := range slices.Clone(w.dead) {
+			if s.key == k.Key && s.note.ID == k.MarkID {
+				again := *s
+				again.note.Kind = order.Wait
+				w.line = append(w.line, w.store(&again))
+				w.dead = without(w.dead, s)
+				found = true
+			}
+		}
+		isThere := slices.ContainsFunc(slices.Concat(w.main, w.mainOut, w.lineOut), func(s *stored) bool {
+			return isOf(s) && s.n == mark.n && s.note.Kind != order.Block
+		})
+		if !found && !isThere {
+			w.wrong = append(w.wrong, fmt.Sprintf("%s is blocked by %d, which is nowhere", k.Key, mark.n))
+		}
+		if !found {
+			w.succeeded[k.Key][mark.n] = true
+		}
+		w.line = append(w.line, w.store(&stored{key: k.Key, note: order.Note{
+			Kind: order.Release, ID: k.MarkID,
+		}}))
+		return
+	}
 }
 
 // forget gives everything in the line back, as before the broker's consumer timeout.
@@ -302,7 +411,9 @@ func (w *world) run() (wrong []string) {
 			if w.rand.IntN(10) == 0 {
 				w.forget()
 			}
-		case 2, 3, 4:
+		case 2:
+			w.decide()
+		case 3, 4, 5:
 			w.now = w.now.Add(time.Duration(w.rand.IntN(500)) * time.Millisecond)
 		default:
 			switch w.rand.IntN(4) {
@@ -348,7 +459,9 @@ func TestKeysKeepTheirOrder(t *testing.T) {
 // The judge of the test above finds each of these mistakes.
 func TestEachMistakeIsFound(t *testing.T) {
 	t.Parallel()
-	for _, b := range []bug{ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost} {
+	for _, b := range []bug{
+		ackBeforeCopy, takenForHandled, unread, noSecondToken, numberLost, markLost,
+	} {
 		t.Run(string(b), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(3000) {

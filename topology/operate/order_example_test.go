@@ -26,6 +26,18 @@ func ExampleKeyOf() {
 	// Output: order 17
 }
 
+// Finds the key that a mark blocks, however many keys wait.
+func ExampleOperator_FindKey() {
+	waiting := func(
+		ctx context.Context, operator *operate.Operator, plan topology.Plan, mark string,
+	) (int, error) {
+		found, err := operator.FindKey(ctx, plan, "", mark)
+		return found.Waiting, err
+	}
+	_ = waiting
+	// Output:
+}
+
 // Another person was faster: the key goes on.
 func ExampleOperator_ReleaseKey() {
 	release := func(ctx context.Context, operator *operate.Operator, plan topology.Plan) error {

@@ -28,13 +28,13 @@ var ErrNotBlocked = errors.New("the key is not blocked by this dead letter")
 func (o *Operator) ReleaseKey(
 	ctx context.Context, plan topology.Plan, key, mark string,
 ) error {
-	state, err := o.Order(ctx, plan)
-	if err == nil {
-		if k, _ := state.Find(key); k.Mark == "" || k.Mark != mark {
-			err = ErrNotBlocked
-		} else {
-			err = o.releaseKey(ctx, plan, key, order.ParseID(mark))
-		}
+	k, err := o.FindKey(ctx, plan, key, "")
+	switch {
+	case err != nil:
+	case k.Mark == "" || k.Mark != mark:
+		err = ErrNotBlocked
+	default:
+		err = o.releaseKey(ctx, plan, key, order.ParseID(mark))
 	}
 	if err != nil {
 		return fmt.Errorf("release a key of queue %q: %w", plan.Queue, err)
@@ -64,11 +64,11 @@ func (o *Operator) releaseKey(
 		if err != nil {
 			return err
 		}
-		state, err := o.Order(ctx, plan)
+		k, err := o.FindKey(ctx, plan, key, "")
 		if err != nil {
 			return fmt.Errorf("the release is in the line, and what became of it is not known: %w", err)
 		}
-		if k, _ := state.Find(key); k.Mark != id.String() {
+		if k.Mark != id.String() {
 			return nil
 		}
 		if err := sleep(ctx, releasePause); err != nil {
@@ -223,15 +223,8 @@ func (k *keyReplay) ask(ctx context.Context) error {
 	if k.asked {
 		return nil
 	}
-	err := k.operator.call(ctx, func(ctx context.Context, conn *link.Conn) error {
-		state, err := k.operator.order(ctx, conn, k.plan)
-		if err == nil {
-			k.state, _ = state.Find(k.key)
-			if state.Others > 0 && k.state.Mark == "" {
-				err = fmt.Errorf("%w: the line has %d more keys than are told, and this key may be one of "+
-					"them: wait until there are fewer", ErrUnsafe, state.Others)
-			}
-		}
+	err := k.operator.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
+		k.state, err = k.operator.findKey(ctx, conn, k.plan, k.key, "")
 		return err
 	})
 	k.asked = err == nil

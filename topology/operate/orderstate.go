@@ -33,7 +33,7 @@ type OrderState struct {
 	MaxMessages int `json:"max_messages,omitempty"`
 	MaxBytes    int `json:"max_bytes,omitempty"`
 	// Keys are those with messages in the line: the blocked ones first, then by the number of
-	// messages that wait. At most 1000.
+	// messages that wait. At most 1000; FindKey finds the others.
 	Keys []OrderKey `json:"keys"`
 	// Others is how many keys are left out.
 	Others int `json:"others,omitempty"`
@@ -114,8 +114,9 @@ func (o *Operator) Order(ctx context.Context, plan topology.Plan) (state OrderSt
 		return state, fmt.Errorf("order: %w: queue %q is not handled in order", ErrInvalidOptions,
 			plan.Queue)
 	}
-	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
-		state, err = o.order(ctx, conn, plan)
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) error {
+		told, err := o.order(ctx, conn, plan, "")
+		state = stateOf(told)
 		return err
 	})
 	if err != nil {
@@ -124,34 +125,78 @@ func (o *Operator) Order(ctx context.Context, plan topology.Plan) (state OrderSt
 	return state, nil
 }
 
+// FindKey returns the state of a key, also of a key that Order leaves out because there are too
+// many. With a mark it returns the key that the mark blocks, and key is not used. Of a key that has
+// nothing in the line, and of a mark that blocks none, the state has the key alone.
+//
+// It fails as Order does. An error also wraps ErrUnsafe if the process that leads is of an
+// earlier version and has left keys out.
+func (o *Operator) FindKey(
+	ctx context.Context, plan topology.Plan, key, mark string,
+) (found OrderKey, err error) {
+	if plan.Line == "" || key == "" && mark == "" {
+		return found, fmt.Errorf("find a key: %w: name a key or a mark, and a queue that is handled in "+
+			"order", ErrInvalidOptions)
+	}
+	err = o.call(ctx, func(ctx context.Context, conn *link.Conn) (err error) {
+		found, err = o.findKey(ctx, conn, plan, key, mark)
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("find a key of queue %q: %w", plan.Queue, err)
+	}
+	return found, err
+}
+
+func (o *Operator) findKey(
+	ctx context.Context, conn *link.Conn, plan topology.Plan, key, mark string,
+) (OrderKey, error) {
+	told, err := o.order(ctx, conn, plan, cmp.Or(mark, key))
+	if err != nil {
+		return OrderKey{}, err
+	}
+	for _, k := range told.Keys {
+		if mark != "" && k.Mark == mark || mark == "" && k.Key == key {
+			return OrderKey(k), nil
+		}
+	}
+	if told.Others > 0 && !told.Named {
+		err = fmt.Errorf("%w: the line has %d more keys than the process that leads tells, and this key "+
+			"may be one of them: release or replay other keys first, or update that process", ErrUnsafe,
+			told.Others)
+	}
+	return OrderKey{Key: key}, err
+}
+
 // errTaken: a service has begun to consume the line.
 var errTaken = errors.New("a process consumes the line")
 
+// order asks for the state of the line. The state has a key that name names, by itself or its mark.
 func (o *Operator) order(
-	ctx context.Context, conn *link.Conn, plan topology.Plan,
-) (OrderState, error) {
+	ctx context.Context, conn *link.Conn, plan topology.Plan, name string,
+) (told order.State, err error) {
 	for end := time.Now().Add(callTimeout / 2); ; {
 		q, err := audit.Passive(ctx, conn.Do, plan.Line)
 		if err != nil {
-			return OrderState{}, err
+			return told, err
 		}
 		if q.Consumers == 0 {
-			read, err := o.readLine(ctx, conn, plan)
+			read, err := o.readLine(ctx, conn, plan, name)
 			if errors.Is(err, errTaken) && time.Now().Before(end) {
 				continue
 			}
 			return read, err
 		}
-		state, answered, err := o.askLeader(ctx, conn, plan.Line)
+		state, answered, err := o.askLeader(ctx, conn, plan.Line, name)
 		if err != nil || answered {
 			return state, err
 		}
 		q, err = audit.Passive(ctx, conn.Do, plan.Line)
 		if err != nil {
-			return OrderState{}, err
+			return told, err
 		}
 		if q.Consumers > 0 || time.Now().After(end) {
-			return OrderState{}, fmt.Errorf("the process that leads has not answered in %v: it starts, it "+
+			return told, fmt.Errorf("the process that leads has not answered in %v: it starts, it "+
 				"hangs, or it has lost its connection; try again in a minute", answerLimit)
 		}
 	}
@@ -159,8 +204,8 @@ func (o *Operator) order(
 
 // askLeader asks the process that leads.
 func (o *Operator) askLeader(
-	ctx context.Context, conn *link.Conn, line string,
-) (state OrderState, answered bool, err error) {
+	ctx context.Context, conn *link.Conn, line, key string,
+) (state order.State, answered bool, err error) {
 	ch, err := conn.Channel()
 	if err != nil {
 		return state, false, err
@@ -174,7 +219,7 @@ func (o *Operator) askLeader(
 	if err != nil {
 		return state, false, fmt.Errorf("consume the queue for the answer: %w", err)
 	}
-	if err := o.publish(ctx, "", line, question(name)); err != nil {
+	if err := o.publish(ctx, "", line, question(name, key)); err != nil {
 		return state, false, err
 	}
 	limit := time.NewTimer(answerLimit)
@@ -184,11 +229,10 @@ func (o *Operator) askLeader(
 		if !ok {
 			return state, false, amqp.ErrClosed
 		}
-		var told order.State
-		if err := json.Unmarshal(answer.Body, &told); err != nil {
+		if err := json.Unmarshal(answer.Body, &state); err != nil {
 			return state, false, fmt.Errorf("the answer of the process that leads: %w", err)
 		}
-		return stateOf(told), true, nil
+		return state, true, nil
 	case <-limit.C:
 		return state, false, nil
 	case <-ctx.Done():
@@ -197,10 +241,13 @@ func (o *Operator) askLeader(
 }
 
 // question is a message to the process that leads. It is not for a process that comes much later.
-func question(replyTo string) amqp.Publishing {
+func question(replyTo, name string) amqp.Publishing {
+	headers := amqp.Table{header.Line: order.Note{Kind: order.Ask}.String()}
+	if name != "" {
+		headers[header.Key] = order.KeyText(name)
+	}
 	return amqp.Publishing{
-		DeliveryMode: amqp.Persistent, ReplyTo: replyTo, Expiration: askedFor,
-		Headers: amqp.Table{header.Line: order.Note{Kind: order.Ask}.String()},
+		DeliveryMode: amqp.Persistent, ReplyTo: replyTo, Expiration: askedFor, Headers: headers,
 	}
 }
 
@@ -219,32 +266,32 @@ func stateOf(s order.State) OrderState {
 // ends, in their order. A basic.nack, or a basic.cancel while messages are held, would let them go
 // back singly, and a service that starts could get some of them before the others.
 func (o *Operator) readLine(
-	ctx context.Context, conn *link.Conn, plan topology.Plan,
-) (OrderState, error) {
+	ctx context.Context, conn *link.Conn, plan topology.Plan, name string,
+) (none order.State, err error) {
 	r := reader{o, conn, plan, plan.Line}
 	if err := r.check(ctx); err != nil {
-		return OrderState{}, err
+		return none, err
 	}
 	ch, err := conn.Channel()
 	if err != nil {
-		return OrderState{}, err
+		return none, err
 	}
 	defer func() { _ = ch.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, lineLimit)
 	defer cancel()
 	last := watermill.NewShortUUID()
 	if err := ch.Qos(lineAhead, 0, false); err != nil {
-		return OrderState{}, err
+		return none, err
 	}
 	messages, err := ch.Consume(plan.Line, "millpond-look-"+last, false, false, false, false, nil)
 	if err != nil {
-		return OrderState{}, err
+		return none, err
 	}
 	// Everything that was there before comes before this message.
-	end := question("")
+	end := question("", "")
 	end.MessageId = last
 	if err := o.publish(ctx, "", plan.Line, end); err != nil {
-		return OrderState{}, err
+		return none, err
 	}
 	var l lineRead
 	others := time.NewTicker(lookForOthers)
@@ -253,26 +300,26 @@ func (o *Operator) readLine(
 		select {
 		case d, ok := <-messages:
 			if !ok {
-				return OrderState{}, amqp.ErrClosed
+				return none, amqp.ErrClosed
 			}
 			if note := l.take(&d); note.Kind == order.Ask && d.ReplyTo == "" { // of a look like this
 				if err := d.Ack(false); err != nil {
-					return OrderState{}, err
+					return none, err
 				}
 			}
 			if d.MessageId == last {
-				return stateOf(l.state()), nil
+				return l.state(name), nil
 			}
 		case <-others.C:
 			q, err := audit.Passive(ctx, conn.Do, plan.Line)
 			switch {
 			case err != nil:
-				return OrderState{}, err
+				return none, err
 			case q.Consumers > 1:
-				return OrderState{}, errTaken
+				return none, errTaken
 			}
 		case <-ctx.Done():
-			return OrderState{}, fmt.Errorf("%w: the line %q could not be read in %v, with %d messages "+
+			return none, fmt.Errorf("%w: the line %q could not be read in %v, with %d messages "+
 				"read: start its service, which tells its state", ErrTooSlow, plan.Line, lineLimit, l.n)
 		}
 	}
@@ -331,7 +378,7 @@ func (l *lineRead) take(d *amqp.Delivery) order.Note {
 }
 
 // state returns the state that the process that leads would tell.
-func (l *lineRead) state() order.State {
+func (l *lineRead) state(name string) order.State {
 	s := order.State{Epoch: l.epoch, Messages: l.n, Bytes: l.bytes}
 	for key, list := range l.keys {
 		if len(list) > 0 {
@@ -341,7 +388,7 @@ func (l *lineRead) state() order.State {
 	for _, m := range l.alone {
 		s.Keys = append(s.Keys, keyStateOf("", []inLine{m}))
 	}
-	s.Sort()
+	s.Sort(name)
 	return s
 }
 

@@ -31,6 +31,7 @@ type keyed struct {
 	*operate.Operator
 	t      testing.TB
 	url    string
+	via    string // of a service; default: url
 	queue  string
 	plan   topology.Plan
 	mended atomic.Bool
@@ -60,7 +61,7 @@ func newKeyed(t testing.TB) *keyed {
 func (k *keyed) serve(block bool) *rig.Service {
 	k.t.Helper()
 	return rig.Start(k.t, rig.Config{
-		Queue: k.queue, Keep: true, Configure: rig.WithQueue(oneActive),
+		URL: k.via, AdminURL: k.url, Queue: k.queue, Keep: true, Configure: rig.WithQueue(oneActive),
 		Strategy: topology.InOrder{Block: block, KeyBy: func(msg *message.Message) string {
 			return msg.Metadata.Get("key")
 		}},

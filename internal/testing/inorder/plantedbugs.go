@@ -76,8 +76,8 @@ var bugs = []bug{
 		name: "number-lost", found: inversions,
 		plantings: []planting{{
 			file: behindFile,
-			old:  "headers[header.Line] = order.Note{Kind: kind, Seq: t.Seq, ID: t.ID}.String()",
-			new:  "headers[header.Line] = order.Note{Kind: kind, ID: t.ID}.String()",
+			old:  "order.Note{Kind: kind, Seq: t.Seq, ID: t.ID, First: t.First}",
+			new:  "order.Note{Kind: kind, ID: t.ID, First: t.First}",
 		}},
 	},
 	{

@@ -12,11 +12,10 @@ func (a *action) lookKey(
 	ctx context.Context, o *operate.Operator,
 ) (found Rehearsal, err error) {
 	r := a.Request
-	state, err := o.Order(ctx, a.plan)
+	k, err := o.FindKey(ctx, a.plan, r.Key, "")
 	if err != nil {
 		return found, err
 	}
-	k, _ := state.Find(r.Key)
 	if k.Mark != r.Mark {
 		return found, fmt.Errorf("%w: another dead letter blocks the key, or none: look at the keys "+
 			"of the queue again", ErrChanged)
