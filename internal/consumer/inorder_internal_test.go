@@ -88,3 +88,27 @@ func TestANewLeaderDoesNotWaitForATokenThatIsGone(t *testing.T) {
 	require.Empty(t, o.mine, "nothing keeps the next token back")
 	require.True(t, o.leads())
 }
+
+// While messages are tried alone, each key has its turn. When all keys in hand have had it, the
+// message that has ended the processes before is not there: the trying is over.
+func TestTheTryingEndsWhenEachKeyHasHadItsTurn(t *testing.T) {
+	t.Parallel()
+	o := &inOrder{
+		line: order.New[arrival](order.Limits{}), careful: true, crashes: mostCrashes,
+		since: time.Now(),
+	}
+	o.line.Arrived("a", arrival{}, false)
+	o.line.Arrived("b", arrival{}, false)
+	o.handled = 9
+	require.False(t, o.isCalm(), "other messages may still come")
+	o.since = time.Now().Add(-inHandAfter)
+	require.False(t, o.isCalm())
+	o.handled++
+	require.False(t, o.isCalm(), "one key has had its turn")
+	o.handled++
+	require.True(t, o.isCalm())
+	o.careful, o.enough = false, 0
+	require.False(t, o.isCalm(), "side by side, a message that ends the process slowly is not seen so")
+	o.since = time.Now().Add(-calm)
+	require.True(t, o.isCalm())
+}

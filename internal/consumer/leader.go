@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 	"github.com/millpond-go/millpond/middleware/header"
 )
@@ -118,7 +119,26 @@ const (
 	mostCrashes = 3
 	// calm is how long a process must lead until it counts as not ended.
 	calm = time.Minute
+	// inHandAfter is how long a process leads until it has all messages in hand that the leader
+	// before had begun.
+	inHandAfter = 2 * time.Second
 )
+
+// isCalm reports whether the message that has ended the processes before, if it was a message,
+// would have ended this one. While messages are tried alone, each key has its turn. So that is known
+// when as many are tried as there are keys in hand, and no minute has to pass at a low rate.
+func (o *inOrder) isCalm() bool {
+	if o.since.IsZero() {
+		return false
+	}
+	led := time.Since(o.since)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.careful && o.enough == 0 && led >= clock.Wait(inHandAfter) {
+		o.enough = o.handled + o.line.Keyed()
+	}
+	return led >= clock.Wait(calm) || o.enough > 0 && o.handled >= o.enough
+}
 
 // recount counts the processes that have ended while they led. A process that has lost its
 // connection alone tells so when it is back.
@@ -144,6 +164,7 @@ func (s *Subscription) beCareful(o *inOrder, careful bool) {
 	}
 	o.careful = careful
 	o.mu.Lock()
+	o.enough = 0
 	o.line.BeCareful(careful)
 	o.mu.Unlock()
 	if careful {

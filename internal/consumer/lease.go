@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/millpond-go/millpond/internal/clock"
 	"github.com/millpond-go/millpond/internal/order"
 )
 
@@ -98,7 +97,7 @@ func (s *Subscription) beat(o *inOrder) bool {
 		o.giveAllBack()
 		return false
 	}
-	if o.crashes > 0 && !o.since.IsZero() && time.Since(o.since) >= clock.Wait(calm) {
+	if o.crashes > 0 && o.isCalm() {
 		o.last, o.crashes = order.Note{}, 0
 		s.beCareful(o, false)
 	}

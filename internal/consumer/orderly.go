@@ -87,6 +87,8 @@ type inOrder struct {
 	alive   map[uint64]bool // epochs whose processes have only lost their connections
 	crashes int             // processes in a row that have ended while they led
 	trying  order.ID        // the message that is tried alone; guarded by mu
+	handled int             // messages whose handling has ended; guarded by mu
+	enough  int             // of these end the trying; 0: not known; guarded by mu
 }
 
 type newMain struct {
@@ -311,6 +313,9 @@ func (o *inOrder) ended(d *delivery) {
 		o.lines.enoughNow() // its message comes again
 	}
 	o.line.Ended(d.step.Step, copied)
+	if !d.step.Follows {
+		o.handled++
+	}
 	marks := o.unmark(d)
 	if o.trying == d.step.From {
 		o.trying = order.ID{}
