@@ -50,8 +50,10 @@ type Brake struct {
 	own       float64 // Rate at the stop
 	row       int     // probes in a row that have succeeded, since the stop
 	seats     []*Seat
-	next      int       // of seats: gets the next ticket first
-	open      []*Ticket // that have no end yet
+	next      int           // of seats: gets the next ticket first
+	open      []*Ticket     // that have no end yet
+	turns     int           // calls of Probe
+	turn      chan struct{} // closed when this process probes no more; nil: it does not probe
 	tell      func(state header.BrakeState, probing bool)
 }
 
@@ -258,12 +260,16 @@ const (
 	longestProbe = 30 * time.Second
 	// soon is the pause between the probes of a row of successes.
 	soon = 10 * time.Millisecond
+	// turnGrace is how long the turn of a process outlives Probe: a process that is alone begins
+	// again at once, and keeps what it has for its probes.
+	turnGrace = time.Second
 )
 
 // Probe offers tickets to the seats, one at a time, until so many probes in a row have succeeded
 // that the brake starts: then it returns nil. This instance must have the token until ctx is
 // done.
 func (b *Brake) Probe(ctx context.Context) error {
+	defer b.beginTurn()()
 	failed, empty := 0, 0
 	pause := b.cfg.Pause(failed)
 	for {
@@ -294,6 +300,28 @@ func (b *Brake) Probe(ctx context.Context) error {
 			}
 			pause = b.cfg.Pause(failed)
 		}
+	}
+}
+
+// beginTurn begins the turn of this process, or goes on with it. The turn is over when no Probe has
+// begun within turnGrace after end.
+func (b *Brake) beginTurn() (end func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.turn == nil {
+		b.turn = make(chan struct{})
+	}
+	b.turns++
+	this := b.turns
+	return func() {
+		time.AfterFunc(turnGrace, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.turns == this {
+				close(b.turn)
+				b.turn = nil
+			}
+		})
 	}
 }
 
@@ -339,6 +367,7 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
 	t := &Ticket{of: b, ended: make(chan struct{})}
 	b.mu.Lock()
+	t.turn = b.turn
 	b.open = append(b.open, t)
 	b.mu.Unlock()
 	limit := time.NewTimer(longestProbe)

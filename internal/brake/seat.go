@@ -27,6 +27,7 @@ const (
 // Ticket allows a Subscription to handle one message while a brake is stopped.
 type Ticket struct {
 	of      *Brake
+	turn    <-chan struct{}
 	judged  Verdict // by Judge; guarded by of.mu
 	late    bool    // Probe does not wait for the end; guarded by of.mu
 	verdict Verdict // at the end
@@ -47,6 +48,9 @@ func (t *Ticket) End(empty bool) {
 	t.close()
 	close(t.ended)
 }
+
+// TurnOver returns a channel that is closed when another process may probe.
+func (t *Ticket) TurnOver() <-chan struct{} { return t.turn }
 
 // abandon notes that Probe does not wait for the end: the verdict counts later.
 func (t *Ticket) abandon() {
