@@ -47,7 +47,8 @@ type pace struct {
 	idle  time.Duration // their waits for messages
 
 	raised float64   // by this factor
-	looked time.Time // at the queue; zero: not yet
+	looked time.Time // the last look at the queue has begun; zero: none has
+	known  bool      // the queue has been looked at
 	ready  int       // messages that the queue had then
 }
 
@@ -101,21 +102,26 @@ func (p *pace) start(now, arrived time.Time) (over bool) {
 	return over
 }
 
-// mustLook reports whether the pace wants to know how many messages the queue has.
+// mustLook reports whether the caller must find out how many messages the queue has. It asks one
+// caller each time: the answer of the broker takes longer than the starts until then.
 func (p *pace) mustLook(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return now.Sub(p.began) >= p.ramp && now.Sub(p.looked) >= raiseEvery
+	if now.Sub(p.began) < p.ramp || now.Sub(p.looked) < raiseEvery {
+		return false
+	}
+	p.looked = now
+	return true
 }
 
 // look takes the number of messages in the queue.
-func (p *pace) look(now time.Time, ready int) {
+func (p *pace) look(ready int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.looked.IsZero() && ready > 0 && ready >= p.ready {
+	if p.known && ready > 0 && ready >= p.ready {
 		p.raised *= raise
 	}
-	p.looked, p.ready = now, ready
+	p.known, p.ready = true, ready
 }
 
 // seconds is how many seconds a meter remembers.

@@ -195,7 +195,7 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 				b.pace.CompareAndSwap(p, nil)
 			}
 			if due {
-				p.look(now, ready)
+				p.look(ready)
 			}
 			if before != nil {
 				before(ready)
