@@ -37,7 +37,8 @@ type Brake struct {
 	stopped atomic.Bool // state.Stopped
 	joined  atomic.Bool // a fleet knows this instance
 	pace    atomic.Pointer[pace]
-	trips   chan struct{} // has a value when the brake has tripped
+	whole   atomic.Pointer[pace] // of queues with one active consumer
+	trips   chan struct{}        // has a value when the brake has tripped
 	keyNews chan KeyNews
 	heard   func(KeyNews)
 	setting sync.Mutex // changes of the state are told in their order
@@ -193,12 +194,15 @@ func (b *Brake) set(state header.BrakeState) {
 			if rate == 0 {
 				rate = state.Rate / float64(max(1, state.Members))
 			}
-			b.pace.Store(newPace(time.Now(), b.cfg.Ramp, rate))
+			now := time.Now()
+			b.pace.Store(newPace(now, b.cfg.Ramp, rate))
+			b.whole.Store(newPace(now, b.cfg.Ramp, max(state.Rate, b.own)))
 		}
 		b.successes = meter{} // the time of the stop does not count
 	case state.Stopped && !before.Stopped:
 		b.own, b.row = b.rate(), 0
 		b.pace.Store(nil)
+		b.whole.Store(nil)
 	}
 	b.stopped.Store(state.Stopped)
 	if before.Stopped != state.Stopped {
@@ -236,11 +240,21 @@ func (b *Brake) Rate() float64 {
 
 // rate is Rate. b.mu is held.
 func (b *Brake) rate() float64 {
-	rate := b.successes.rate()
-	if b.pace.Load() != nil {
+	rate, now := b.successes.rate(), time.Now()
+	if paceOf(&b.pace, now) != nil || paceOf(&b.whole, now) != nil {
 		rate = max(rate, b.own)
 	}
 	return rate
+}
+
+// paceOf returns the pace, or nil if there is none any more.
+func paceOf(of *atomic.Pointer[pace], now time.Time) *pace {
+	p := of.Load()
+	if p != nil && p.unused(now) {
+		of.CompareAndSwap(p, nil)
+		return nil
+	}
+	return p
 }
 
 // The ends of Probe, beside the end of its context.

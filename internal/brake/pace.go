@@ -30,6 +30,9 @@ const (
 	lookEvery  = 5 * time.Second
 	leastLooks = 10 // starts
 	leastIdle  = 0.1
+	// unusedLimit is how long a pace lives without a start. A process that stands by for a queue with
+	// one active consumer starts nothing. Days later it may be the active one.
+	unusedLimit = 5 * time.Minute
 )
 
 // pace spreads the starts of handlers after a stop: the rate rises evenly to the rate before, and
@@ -74,6 +77,17 @@ func (p *pace) later(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, p.next.Sub(now))
+}
+
+// unused reports whether nothing has started for so long that the stop does not matter any more.
+func (p *pace) unused(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.began.Add(p.ramp)
+	if p.next.After(last) {
+		last = p.next
+	}
+	return now.Sub(last) >= unusedLimit
 }
 
 // start counts a start with a message that arrived at a time, and reports whether the

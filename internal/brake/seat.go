@@ -3,6 +3,7 @@ package brake
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -71,6 +72,9 @@ func (t *Ticket) close() {
 type Seat struct {
 	brakes  []*Brake
 	tickets chan *Ticket
+	// oneActive says that the queue has one active consumer: the process that is it after a stop
+	// handles everything, also if it has handled nothing before.
+	oneActive atomic.Bool
 
 	mu      sync.Mutex
 	stops   int           // brakes that are stopped
@@ -97,6 +101,21 @@ func Sit(brakes ...*Brake) *Seat {
 		b.mu.Unlock()
 	}
 	return s
+}
+
+// SetOneActive says whether the queue has one active consumer.
+func (s *Seat) SetOneActive(one bool) {
+	if s != nil {
+		s.oneActive.Store(one)
+	}
+}
+
+// pace returns where a brake has the pace of this seat.
+func (s *Seat) pace(b *Brake) *atomic.Pointer[pace] {
+	if s.oneActive.Load() {
+		return &b.whole
+	}
+	return &b.pace
 }
 
 // Leave gives the seat up.
@@ -166,8 +185,9 @@ func (s *Seat) Later() time.Duration {
 	}
 	var later time.Duration
 	for _, b := range s.brakes {
-		if p := b.pace.Load(); p != nil {
-			later = max(later, p.later(time.Now()))
+		now := time.Now()
+		if p := paceOf(s.pace(b), now); p != nil {
+			later = max(later, p.later(now))
 		}
 	}
 	return later
@@ -181,7 +201,8 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 	}
 	now := time.Now()
 	for _, b := range s.brakes {
-		p := b.pace.Load()
+		of := s.pace(b)
+		p := of.Load()
 		if p == nil {
 			continue
 		}
@@ -192,7 +213,7 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 		}
 		look = func(ready int) {
 			if idle && ready == 0 {
-				b.pace.CompareAndSwap(p, nil)
+				of.CompareAndSwap(p, nil)
 			}
 			if due {
 				p.look(ready)
