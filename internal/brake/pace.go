@@ -49,14 +49,13 @@ type pace struct {
 	used  time.Duration // their pauses
 	idle  time.Duration // their waits for messages
 
-	raised float64   // by this factor
-	looked time.Time // the last look at the queue has begun; zero: none has
-	known  bool      // the queue has been looked at
-	ready  int       // messages that the queue had then
+	raised float64     // by this factor
+	looked time.Time   // the last look at the queue has begun; zero: none has
+	ready  map[any]int // messages that each queue had when it was looked at
 }
 
 func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
-	p := &pace{ramp: ramp, rate: rate, began: now, raised: 1}
+	p := &pace{ramp: ramp, rate: rate, began: now, raised: 1, ready: map[any]int{}}
 	// Processes that start together must not call together.
 	p.next = now.Add(time.Duration(rand.Float64() * float64(p.pause(now))))
 	return p
@@ -128,14 +127,14 @@ func (p *pace) mustLook(now time.Time) bool {
 	return true
 }
 
-// look takes the number of messages in the queue.
-func (p *pace) look(ready int) {
+// look takes the number of messages in a queue. It compares them with those of the same queue alone.
+func (p *pace) look(queue any, ready int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.known && ready > 0 && ready >= p.ready {
+	if before, known := p.ready[queue]; known && ready > 0 && ready >= before {
 		p.raised *= raise
 	}
-	p.known, p.ready = true, ready
+	p.ready[queue] = ready
 }
 
 // seconds is how many seconds a meter remembers.

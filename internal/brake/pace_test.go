@@ -168,7 +168,7 @@ func TestPaceRises(t *testing.T) {
 	look := func(change int) {
 		require.True(t, p.mustLook(at))
 		assert.False(t, p.mustLook(at.Add(29*time.Second)))
-		p.look(ready)
+		p.look("orders", ready)
 		at, ready = at.Add(30*time.Second), max(0, ready+change)
 	}
 	for range 5 { // the queue drains
@@ -198,4 +198,17 @@ func TestOneLookAtATime(t *testing.T) {
 		}
 	}
 	assert.Equal(t, 3, looks, "after 10 s, 40 s and 70 s")
+}
+
+// Given a process with a long and a short queue, when both drain, then the limit does not rise
+// because looks at them alternate.
+func TestEachQueueIsComparedWithItself(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 0, 50)
+	for n := range 10 {
+		p.look("short", 100-n)
+		p.look("long", 1000-n)
+	}
+	assert.InDelta(t, float64(time.Second)/62.5, float64(p.pause(begin)), float64(time.Microsecond))
 }

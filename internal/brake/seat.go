@@ -216,7 +216,7 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 				of.CompareAndSwap(p, nil)
 			}
 			if due {
-				p.look(ready)
+				p.look(s, ready)
 			}
 			if before != nil {
 				before(ready)
