@@ -17,12 +17,15 @@ import (
 func (s *session) stop() error {
 	state := s.Brake.State()
 	if !state.Stopped || len(s.held) > 0 {
+		s.tripped = false
 		return nil
 	}
+	s.tripped = true
 	if err := s.publishToken(state); err != nil {
 		return err
 	}
-	s.beaten, s.asked = time.Now(), time.Time{}
+	s.tripped = false
+	s.hasToken(time.Now())
 	if err := s.publish(Stopped, state, ""); err != nil {
 		return err
 	}
@@ -37,7 +40,7 @@ func (s *session) take(d amqp.Delivery) error {
 		delete(s.spent, d.MessageId)
 		return d.Ack(false)
 	}
-	s.held, s.heard = append(s.held, d), true
+	s.held = append(s.held, d)
 	before := s.Brake.State()
 	probing := s.endProbes != nil
 	if probing && d.AppId == s.Instance {
@@ -106,19 +109,10 @@ func (s *session) ack(d amqp.Delivery) error {
 
 // tellStopped tells the others that this process has the token.
 func (s *session) tellStopped() error {
-	s.beaten = time.Now()
+	s.hasToken(time.Now())
 	state := s.Brake.State()
 	s.merge(&state)
 	return s.publish(Stopped, state, "")
-}
-
-func (s *session) answer(queue string) error {
-	if queue == "" {
-		return nil
-	}
-	state := s.Brake.State()
-	s.merge(&state)
-	return s.publish(Stopped, state, queue)
 }
 
 // start starts the brake for all processes.
@@ -136,7 +130,7 @@ func (s *session) start(by, cause string) error {
 			return err
 		}
 	}
-	s.held, s.mine = nil, ""
+	s.held, s.mine, s.sure = nil, "", true
 	s.published, s.spent = map[string]bool{}, s.published
 	s.Brake.Set(state)
 	return nil
@@ -222,7 +216,7 @@ func (s *session) tick() error {
 	case !s.Brake.Stopped():
 	case s.asked.IsZero() && now.Sub(s.beaten) >= silence:
 		s.asked = now
-		return s.publish(Hello, header.BrakeState{}, "")
+		return s.publish(Hello, s.Brake.State(), "")
 	case !s.asked.IsZero() && now.Sub(s.asked) >= beat:
 		s.asked = time.Time{}
 		state := s.Brake.State()
