@@ -99,6 +99,12 @@ func (b *Brake) Serves(queue string) bool {
 	return b.state.Name == queue
 }
 
+// rests reports whether an operator has stopped the brake for a time that is not over.
+func (b *Brake) rests() bool {
+	state := b.State()
+	return state.Stopped && state.Manual && time.Now().Before(state.Until)
+}
+
 // State returns the state of the brake.
 func (b *Brake) State() header.BrakeState {
 	b.mu.Lock()
@@ -369,6 +375,9 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 	b.next++
 	b.mu.Unlock()
 	for _, s := range seats {
+		if s.rests(b) {
+			continue
+		}
 		verdict, err := b.offer(ctx, s)
 		if err != nil || verdict != Empty {
 			return verdict, err
