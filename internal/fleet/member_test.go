@@ -147,6 +147,25 @@ func TestAMemberHearsOfAStartThatItHasMissed(t *testing.T) {
 	require.Equal(t, "bert", away.brake.State().By)
 }
 
+// Given a member that probes, when its connection is lost, then it does not show itself as the prober
+// any more.
+func TestALostProberDoesNotShowItself(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	prober, proxy := b.member("prober")
+	_, err := fleet.StopByHand(t.Context(), b.conn, b.downtime())
+	require.NoError(t, err)
+	rig.WaitFor(t, "the token to be taken", func() bool {
+		return prober.brake.State().Prober == "prober"
+	})
+	proxy.Refuse(true)
+	proxy.Cut()
+	testbroker.WaitFor(t, "the prober to be unknown", rig.Ceiling, func() bool {
+		state := prober.brake.State()
+		return state.Stopped && state.Prober == ""
+	})
+}
+
 // Given a broker that reads nothing because of an alarm, then a member leaves nevertheless.
 func TestAMemberLeavesDuringAnAlarm(t *testing.T) {
 	t.Parallel()

@@ -203,6 +203,10 @@ func (s *session) run(ctx context.Context) error {
 // end gives everything back. The broker gives the token to the next process.
 func (s *session) end() {
 	s.stopProbing(link.ErrLost)
+	if state := s.Brake.State(); state.Prober == s.Instance { // it shows another process as soon as it can
+		state.Prober = ""
+		s.Brake.Set(state)
+	}
 	if !s.ch.IsClosed() {
 		_ = s.publish(Bye, header.BrakeState{}, "")
 		_ = answered(s.ch.Close)
