@@ -130,24 +130,38 @@ func (b *Brake) Join(instance string, tell func(state header.BrakeState, probing
 	b.joined.Store(true)
 }
 
-// Forget notes the end of an instance's part, unless this process has joined as another since.
+// CauseUnused is the cause of a start because the last Subscription has ended.
+const CauseUnused = "no Subscriber of this process uses the brake"
+
+// Forget notes the end of an instance's part, unless this process has joined as another since. No
+// news of a start would come any more, so a brake that is stopped starts.
 func (b *Brake) Forget(instance string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.instance == instance {
-		b.joined.Store(false)
+	b.setting.Lock()
+	defer b.setting.Unlock()
+	if b.Instance() != instance {
+		return
 	}
+	b.joined.Store(false)
+	b.startAlone(CauseUnused)
 }
 
 // Leave notes that no fleet knows this instance. A brake that is stopped starts, without a ramp: no
 // other instance would start it.
 func (b *Brake) Leave() {
+	b.setting.Lock()
+	defer b.setting.Unlock()
 	b.joined.Store(false)
+	b.startAlone("this instance has left the fleet of the brake")
+}
+
+// startAlone starts a brake that is stopped, in this process alone. b.setting is held.
+func (b *Brake) startAlone(cause string) {
 	state := b.State()
 	if state.Stopped {
 		state.Stopped, state.Since, state.Rate, state.Prober = false, time.Now().UTC(), 0, ""
-		state.Cause = "this instance has left the fleet of the brake"
-		b.Set(state)
+		state.Manual, state.Until = false, time.Time{}
+		state.Cause = cause
+		b.set(state)
 	}
 }
 

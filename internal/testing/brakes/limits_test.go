@@ -318,6 +318,25 @@ func TestEveryKindOfQueueIsProbed(t *testing.T) {
 	}
 }
 
+// Given a stopped brake, when the last Subscriber of a process closes and the process lives on, then
+// its budget and its observers do not show the stop for ever.
+func TestAStopEndsWithTheLastSubscriber(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	in := f.add()
+	operator := rig.OpenOperator(t, f.url)
+	_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", time.Hour)
+	require.NoError(t, err)
+	f.awaitStopped(true)
+	in.stop()
+	require.False(t, in.budget.State().Stopped)
+	rig.WaitFor(t, "the observer to be told", func() bool {
+		return len(in.events.of(middleware.EventBudgetOpened)) == 1
+	})
+	require.Zero(t, in.logs.Said("Consuming again"), "nothing consumes")
+	require.NoError(t, operator.StartBrake(t.Context(), f.name, "anna"))
+}
+
 // Given a planned downtime, then no instance calls the downstream until its time limit. After that
 // probes find out whether it is back.
 func TestAStopByHandEndsByItself(t *testing.T) {
