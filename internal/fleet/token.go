@@ -10,6 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -246,6 +247,11 @@ func (s *session) publishToken(state header.BrakeState) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", errUnconfirmed, err)
+	case !acked && s.ch.IsClosed(): // with its connection, perhaps: that is no answer of the broker
+		if err := <-s.closed; err != nil {
+			return err
+		}
+		return link.ErrLost
 	case !acked:
 		return errUnconfirmed
 	}
