@@ -71,6 +71,7 @@ func (k *budgetKeys) admit(key string) (admitted, probe bool) {
 	if !known {
 		return true, false
 	}
+	k.order.MoveToFront(e) // a key whose messages are all set aside is seen, too
 	one := e.Value.(*budgetKey)
 	switch {
 	case !one.stopped:
@@ -125,6 +126,17 @@ func (k *budgetKeys) handled(key string, failed, probe bool) (c keyChange) {
 		}
 	}
 	return c
+}
+
+// undecided notes that a probe of a key has not shown whether its messages can be handled: another
+// message may probe soon.
+func (k *budgetKeys) undecided(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if e, known := k.keys[key]; known {
+		one := e.Value.(*budgetKey)
+		one.next = k.of.now().Add(k.of.pause(one.failed))
+	}
 }
 
 // stop and start change a key. k.mu is held.

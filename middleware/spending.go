@@ -204,6 +204,10 @@ func (f *failed) countFailed(seen *failure) (slow time.Duration, stopped bool) {
 			continue
 		}
 		blamed := retryable && b.blames(f.at, f.err)
+		if !blamed && b.keys != nil && f.keyProbe {
+			b.keys.undecided(f.key)
+			continue
+		}
 		if !blamed && f.d.Probe && b.stopped() {
 			continue // it does not show that the downstream works
 		}

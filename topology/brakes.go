@@ -85,13 +85,15 @@ func (c *Client) joinFleet(b *brake.Brake, queue string) (*fleet.Member, error) 
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	in := &crew{leave: cancel, ended: make(chan struct{}), users: 1}
+	tell, endTell := c.tellBrake(b.State().Name)
 	in.member = fleet.NewMember(fleet.Config{
 		Brake: b, Link: c.link, Instance: c.instance(), Logger: c.opts.logger,
-		Provisioned: c.opts.provisioned, Tell: c.tellBrake(ctx, b.State().Name),
+		Provisioned: c.opts.provisioned, Tell: tell,
 	})
 	c.crews[b] = in
 	go func() {
 		defer close(in.ended)
+		defer endTell()
 		in.member.Run(ctx)
 	}()
 	return in.member, nil
@@ -142,34 +144,43 @@ type brakeChange struct {
 }
 
 // tellBrake returns a function that logs the changes of a brake and tells the observers of them, in
-// another goroutine, until ctx is done: a slow observer must not keep a brake from stopping.
+// another goroutine, because a slow observer must not keep a brake from stopping. The goroutine
+// ends after the changes before end.
 func (c *Client) tellBrake(
-	ctx context.Context, name string,
-) (tell func(state header.BrakeState, probing bool)) {
+	name string,
+) (tell func(state header.BrakeState, probing bool), end func()) {
 	changes := make(chan brakeChange, mostChanges)
+	var last brakeChange
+	report := func(change brakeChange) {
+		told := make(chan struct{})
+		go func() { // an observer may end its goroutine
+			defer close(told)
+			c.reportBrake(name, last.BrakeState, change)
+		}()
+		<-told
+		last = change
+	}
+	over := make(chan struct{})
 	go func() {
-		var last brakeChange
 		for {
 			select {
 			case change := <-changes:
-				told := make(chan struct{})
-				go func() { // an observer may end its goroutine
-					defer close(told)
-					c.reportBrake(name, last.BrakeState, change)
-				}()
-				<-told
-				last = change
-			case <-ctx.Done():
+				report(change)
+			case <-over:
+				for len(changes) > 0 {
+					report(<-changes)
+				}
 				return
 			}
 		}
 	}()
-	return func(state header.BrakeState, probing bool) {
+	tell = func(state header.BrakeState, probing bool) {
 		select {
 		case changes <- brakeChange{state, time.Now().UTC(), probing}:
 		default:
 		}
 	}
+	return tell, func() { close(over) }
 }
 
 func (c *Client) reportBrake(name string, last header.BrakeState, now brakeChange) {
@@ -181,6 +192,7 @@ func (c *Client) reportBrake(name string, last header.BrakeState, now brakeChang
 	case now.Stopped && !last.Stopped:
 		c.opts.logger.Error("Consuming is stopped in all instances until probes succeed", errBraked,
 			fields)
+	case now.Cause == brake.CauseUnused: // nothing consumes
 	case !now.Stopped && last.Stopped:
 		c.opts.logger.Info("Consuming again", fields.Add(watermill.LogFields{
 			"stopped_for": now.Since.Sub(last.Since).Round(time.Millisecond), "rate": now.Rate,

@@ -96,6 +96,7 @@ func (s *source) learn(
 		ConsumerTimeout: f.ConsumerTimeout(s.subscriber.opts.consumerTimeout, s.subscriber.cfg.arguments),
 	}
 	limits.Classic = f.Kind == audit.Classic
+	limits.OneActive = f.Arguments["x-single-active-consumer"] == true
 	limits.Deliveries, _ = f.DeliveryLimit()
 	vhost, _ := client.linkCfg.Vhost() // parsed before
 	s.warn(f, f.Drops(s.plan.audited(), vhost, hold(limits.ConsumerTimeout)))

@@ -37,7 +37,8 @@ type Brake struct {
 	stopped atomic.Bool // state.Stopped
 	joined  atomic.Bool // a fleet knows this instance
 	pace    atomic.Pointer[pace]
-	trips   chan struct{} // has a value when the brake has tripped
+	whole   atomic.Pointer[pace] // of queues with one active consumer
+	trips   chan struct{}        // has a value when the brake has tripped
 	keyNews chan KeyNews
 	heard   func(KeyNews)
 	setting sync.Mutex // changes of the state are told in their order
@@ -50,8 +51,10 @@ type Brake struct {
 	own       float64 // Rate at the stop
 	row       int     // probes in a row that have succeeded, since the stop
 	seats     []*Seat
-	next      int       // of seats: gets the next ticket first
-	open      []*Ticket // that have no end yet
+	next      int           // of seats: gets the next ticket first
+	open      []*Ticket     // that have no end yet
+	turns     int           // calls of Probe
+	turn      chan struct{} // closed when this process probes no more; nil: it does not probe
 	tell      func(state header.BrakeState, probing bool)
 }
 
@@ -96,6 +99,12 @@ func (b *Brake) Serves(queue string) bool {
 	return b.state.Name == queue
 }
 
+// rests reports whether an operator has stopped the brake for a time that is not over.
+func (b *Brake) rests() bool {
+	state := b.State()
+	return state.Stopped && state.Manual && time.Now().Before(state.Until)
+}
+
 // State returns the state of the brake.
 func (b *Brake) State() header.BrakeState {
 	b.mu.Lock()
@@ -121,24 +130,38 @@ func (b *Brake) Join(instance string, tell func(state header.BrakeState, probing
 	b.joined.Store(true)
 }
 
-// Forget notes the end of an instance's part, unless this process has joined as another since.
+// CauseUnused is the cause of a start because the last Subscription has ended.
+const CauseUnused = "no Subscriber of this process uses the brake"
+
+// Forget notes the end of an instance's part, unless this process has joined as another since. No
+// news of a start would come any more, so a brake that is stopped starts.
 func (b *Brake) Forget(instance string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.instance == instance {
-		b.joined.Store(false)
+	b.setting.Lock()
+	defer b.setting.Unlock()
+	if b.Instance() != instance {
+		return
 	}
+	b.joined.Store(false)
+	b.startAlone(CauseUnused)
 }
 
 // Leave notes that no fleet knows this instance. A brake that is stopped starts, without a ramp: no
 // other instance would start it.
 func (b *Brake) Leave() {
+	b.setting.Lock()
+	defer b.setting.Unlock()
 	b.joined.Store(false)
+	b.startAlone("this instance has left the fleet of the brake")
+}
+
+// startAlone starts a brake that is stopped, in this process alone. b.setting is held.
+func (b *Brake) startAlone(cause string) {
 	state := b.State()
 	if state.Stopped {
 		state.Stopped, state.Since, state.Rate, state.Prober = false, time.Now().UTC(), 0, ""
-		state.Cause = "this instance has left the fleet of the brake"
-		b.Set(state)
+		state.Manual, state.Until = false, time.Time{}
+		state.Cause = cause
+		b.set(state)
 	}
 }
 
@@ -191,12 +214,15 @@ func (b *Brake) set(state header.BrakeState) {
 			if rate == 0 {
 				rate = state.Rate / float64(max(1, state.Members))
 			}
-			b.pace.Store(newPace(time.Now(), b.cfg.Ramp, rate))
+			now := time.Now()
+			b.pace.Store(newPace(now, b.cfg.Ramp, rate))
+			b.whole.Store(newPace(now, b.cfg.Ramp, max(state.Rate, b.own)))
 		}
 		b.successes = meter{} // the time of the stop does not count
 	case state.Stopped && !before.Stopped:
 		b.own, b.row = b.rate(), 0
 		b.pace.Store(nil)
+		b.whole.Store(nil)
 	}
 	b.stopped.Store(state.Stopped)
 	if before.Stopped != state.Stopped {
@@ -234,11 +260,21 @@ func (b *Brake) Rate() float64 {
 
 // rate is Rate. b.mu is held.
 func (b *Brake) rate() float64 {
-	rate := b.successes.rate()
-	if b.pace.Load() != nil {
+	rate, now := b.successes.rate(), time.Now()
+	if paceOf(&b.pace, now) != nil || paceOf(&b.whole, now) != nil {
 		rate = max(rate, b.own)
 	}
 	return rate
+}
+
+// paceOf returns the pace, or nil if there is none any more.
+func paceOf(of *atomic.Pointer[pace], now time.Time) *pace {
+	p := of.Load()
+	if p != nil && p.unused(now) {
+		of.CompareAndSwap(p, nil)
+		return nil
+	}
+	return p
 }
 
 // The ends of Probe, beside the end of its context.
@@ -258,12 +294,16 @@ const (
 	longestProbe = 30 * time.Second
 	// soon is the pause between the probes of a row of successes.
 	soon = 10 * time.Millisecond
+	// turnGrace is how long the turn of a process outlives Probe: a process that is alone begins
+	// again at once, and keeps what it has for its probes.
+	turnGrace = time.Second
 )
 
 // Probe offers tickets to the seats, one at a time, until so many probes in a row have succeeded
 // that the brake starts: then it returns nil. This instance must have the token until ctx is
 // done.
 func (b *Brake) Probe(ctx context.Context) error {
+	defer b.beginTurn()()
 	failed, empty := 0, 0
 	pause := b.cfg.Pause(failed)
 	for {
@@ -297,6 +337,28 @@ func (b *Brake) Probe(ctx context.Context) error {
 	}
 }
 
+// beginTurn begins the turn of this process, or goes on with it. The turn is over when no Probe has
+// begun within turnGrace after end.
+func (b *Brake) beginTurn() (end func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.turn == nil {
+		b.turn = make(chan struct{})
+	}
+	b.turns++
+	this := b.turns
+	return func() {
+		time.AfterFunc(turnGrace, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.turns == this {
+				close(b.turn)
+				b.turn = nil
+			}
+		})
+	}
+}
+
 // inARow counts a verdict, and reports whether enough probes in a row have succeeded. The row
 // outlives Probe: where messages are rare, this process gets the token several times before it has
 // enough of them.
@@ -327,6 +389,9 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 	b.next++
 	b.mu.Unlock()
 	for _, s := range seats {
+		if s.rests(b) {
+			continue
+		}
 		verdict, err := b.offer(ctx, s)
 		if err != nil || verdict != Empty {
 			return verdict, err
@@ -339,6 +404,7 @@ func (b *Brake) probeOnce(ctx context.Context) (Verdict, error) {
 func (b *Brake) offer(ctx context.Context, s *Seat) (Verdict, error) {
 	t := &Ticket{of: b, ended: make(chan struct{})}
 	b.mu.Lock()
+	t.turn = b.turn
 	b.open = append(b.open, t)
 	b.mu.Unlock()
 	limit := time.NewTimer(longestProbe)

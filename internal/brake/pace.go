@@ -30,6 +30,9 @@ const (
 	lookEvery  = 5 * time.Second
 	leastLooks = 10 // starts
 	leastIdle  = 0.1
+	// unusedLimit is how long a pace lives without a start. A process that stands by for a queue with
+	// one active consumer starts nothing. Days later it may be the active one.
+	unusedLimit = 5 * time.Minute
 )
 
 // pace spreads the starts of handlers after a stop: the rate rises evenly to the rate before, and
@@ -46,13 +49,13 @@ type pace struct {
 	used  time.Duration // their pauses
 	idle  time.Duration // their waits for messages
 
-	raised float64   // by this factor
-	looked time.Time // at the queue; zero: not yet
-	ready  int       // messages that the queue had then
+	raised float64     // by this factor
+	looked time.Time   // the last look at the queue has begun; zero: none has
+	ready  map[any]int // messages that each queue had when it was looked at
 }
 
 func newPace(now time.Time, ramp time.Duration, rate float64) *pace {
-	p := &pace{ramp: ramp, rate: rate, began: now, raised: 1}
+	p := &pace{ramp: ramp, rate: rate, began: now, raised: 1, ready: map[any]int{}}
 	// Processes that start together must not call together.
 	p.next = now.Add(time.Duration(rand.Float64() * float64(p.pause(now))))
 	return p
@@ -73,6 +76,17 @@ func (p *pace) later(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, p.next.Sub(now))
+}
+
+// unused reports whether nothing has started for so long that the stop does not matter any more.
+func (p *pace) unused(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.began.Add(p.ramp)
+	if p.next.After(last) {
+		last = p.next
+	}
+	return now.Sub(last) >= unusedLimit
 }
 
 // start counts a start with a message that arrived at a time, and reports whether the
@@ -101,21 +115,26 @@ func (p *pace) start(now, arrived time.Time) (over bool) {
 	return over
 }
 
-// mustLook reports whether the pace wants to know how many messages the queue has.
+// mustLook reports whether the caller must find out how many messages the queue has. It asks one
+// caller each time: the answer of the broker takes longer than the starts until then.
 func (p *pace) mustLook(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return now.Sub(p.began) >= p.ramp && now.Sub(p.looked) >= raiseEvery
+	if now.Sub(p.began) < p.ramp || now.Sub(p.looked) < raiseEvery {
+		return false
+	}
+	p.looked = now
+	return true
 }
 
-// look takes the number of messages in the queue.
-func (p *pace) look(now time.Time, ready int) {
+// look takes the number of messages in a queue. It compares them with those of the same queue alone.
+func (p *pace) look(queue any, ready int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.looked.IsZero() && ready > 0 && ready >= p.ready {
+	if before, known := p.ready[queue]; known && ready > 0 && ready >= before {
 		p.raised *= raise
 	}
-	p.looked, p.ready = now, ready
+	p.ready[queue] = ready
 }
 
 // seconds is how many seconds a meter remembers.

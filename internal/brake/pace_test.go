@@ -165,19 +165,50 @@ func TestPaceRises(t *testing.T) {
 	p := newPace(begin, 10*time.Second, 50)
 	assert.False(t, p.mustLook(begin.Add(9*time.Second)), "during the ramp")
 	at, ready := begin.Add(10*time.Second), 1000
-	for range 5 { // the queue drains
+	look := func(change int) {
 		require.True(t, p.mustLook(at))
-		p.look(at, ready)
 		assert.False(t, p.mustLook(at.Add(29*time.Second)))
-		at, ready = at.Add(30*time.Second), ready-100
+		p.look("orders", ready)
+		at, ready = at.Add(30*time.Second), max(0, ready+change)
+	}
+	for range 5 { // the queue drains
+		look(-100)
 	}
 	assert.InDelta(t, float64(time.Second)/62.5, float64(p.pause(at)), float64(time.Microsecond))
 	for range 9 { // it grows
-		p.look(at, ready)
-		at, ready = at.Add(30*time.Second), ready+100
+		look(100)
 	}
 	assert.Less(t, p.pause(at), time.Second/120)
-	p.look(at, 0)
-	p.look(at.Add(30*time.Second), 0) // it is empty
+	ready = 0
+	look(0)
+	look(0) // it is empty
 	assert.Greater(t, p.pause(at), time.Second/135)
+}
+
+// Given a broker that answers late, when many handlers start until then, then one of them looks at
+// the queue, so that the answers do not raise the limit one after another.
+func TestOneLookAtATime(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 10*time.Second, 100)
+	looks := 0
+	for n := range 7200 { // 72 s, and 5 starts until an answer comes
+		if p.mustLook(begin.Add(time.Duration(n) * 10 * time.Millisecond)) {
+			looks++
+		}
+	}
+	assert.Equal(t, 3, looks, "after 10 s, 40 s and 70 s")
+}
+
+// Given a process with a long and a short queue, when both drain, then the limit does not rise
+// because looks at them alternate.
+func TestEachQueueIsComparedWithItself(t *testing.T) {
+	t.Parallel()
+	begin := time.Now()
+	p := newPace(begin, 0, 50)
+	for n := range 10 {
+		p.look("short", 100-n)
+		p.look("long", 1000-n)
+	}
+	assert.InDelta(t, float64(time.Second)/62.5, float64(p.pause(begin)), float64(time.Microsecond))
 }

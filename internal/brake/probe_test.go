@@ -146,3 +146,32 @@ func TestABusyProcessKeepsItsRate(t *testing.T) {
 		assert.InDelta(t, 100, b.pace.Load().rate, 5)
 	})
 }
+
+// Given a queue with two brakes, one of which an operator has stopped, when the other one probes,
+// then it leaves the queue alone until the downtime is over.
+func TestADowntimeIsNotProbed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b, other := newStopped(t), newStopped(t)
+		over := time.Now().Add(time.Hour)
+		other.Set(header.BrakeState{Stopped: true, Manual: true, Until: over})
+		s := Sit(b, other)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() {
+			for {
+				select {
+				case ticket := <-s.Tickets():
+					assert.False(t, time.Now().Before(over), "a probe during the downtime")
+					b.Judge(true)
+					ticket.End(false)
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		require.ErrorIs(t, b.Probe(ctx), ErrNothing)
+		time.Sleep(time.Hour)
+		require.NoError(t, b.Probe(ctx))
+	})
+}

@@ -3,6 +3,7 @@ package brake
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,7 @@ const (
 // Ticket allows a Subscription to handle one message while a brake is stopped.
 type Ticket struct {
 	of      *Brake
+	turn    <-chan struct{}
 	judged  Verdict // by Judge; guarded by of.mu
 	late    bool    // Probe does not wait for the end; guarded by of.mu
 	verdict Verdict // at the end
@@ -48,6 +50,9 @@ func (t *Ticket) End(empty bool) {
 	close(t.ended)
 }
 
+// TurnOver returns a channel that is closed when another process may probe.
+func (t *Ticket) TurnOver() <-chan struct{} { return t.turn }
+
 // abandon notes that Probe does not wait for the end: the verdict counts later.
 func (t *Ticket) abandon() {
 	t.of.mu.Lock()
@@ -67,6 +72,9 @@ func (t *Ticket) close() {
 type Seat struct {
 	brakes  []*Brake
 	tickets chan *Ticket
+	// oneActive says that the queue has one active consumer: the process that is it after a stop
+	// handles everything, also if it has handled nothing before.
+	oneActive atomic.Bool
 
 	mu      sync.Mutex
 	stops   int           // brakes that are stopped
@@ -93,6 +101,27 @@ func Sit(brakes ...*Brake) *Seat {
 		b.mu.Unlock()
 	}
 	return s
+}
+
+// SetOneActive says whether the queue has one active consumer.
+func (s *Seat) SetOneActive(one bool) {
+	if s != nil {
+		s.oneActive.Store(one)
+	}
+}
+
+// pace returns where a brake has the pace of this seat.
+func (s *Seat) pace(b *Brake) *atomic.Pointer[pace] {
+	if s.oneActive.Load() {
+		return &b.whole
+	}
+	return &b.pace
+}
+
+// rests reports whether an operator has stopped another brake of the seat: a probe of this one would
+// call the downstream of that one, too.
+func (s *Seat) rests(probing *Brake) bool {
+	return slices.ContainsFunc(s.brakes, func(b *Brake) bool { return b != probing && b.rests() })
 }
 
 // Leave gives the seat up.
@@ -162,8 +191,9 @@ func (s *Seat) Later() time.Duration {
 	}
 	var later time.Duration
 	for _, b := range s.brakes {
-		if p := b.pace.Load(); p != nil {
-			later = max(later, p.later(time.Now()))
+		now := time.Now()
+		if p := paceOf(s.pace(b), now); p != nil {
+			later = max(later, p.later(now))
 		}
 	}
 	return later
@@ -177,7 +207,8 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 	}
 	now := time.Now()
 	for _, b := range s.brakes {
-		p := b.pace.Load()
+		of := s.pace(b)
+		p := of.Load()
 		if p == nil {
 			continue
 		}
@@ -188,10 +219,10 @@ func (s *Seat) Start(arrived time.Time) (look func(ready int)) {
 		}
 		look = func(ready int) {
 			if idle && ready == 0 {
-				b.pace.CompareAndSwap(p, nil)
+				of.CompareAndSwap(p, nil)
 			}
 			if due {
-				p.look(now, ready)
+				p.look(s, ready)
 			}
 			if before != nil {
 				before(ready)

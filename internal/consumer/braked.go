@@ -20,12 +20,9 @@ const (
 // awaitBrakes waits while a brake is stopped, and handles one message for each ticket. It reports
 // whether it has waited.
 func (s *Subscription) awaitBrakes() (waited bool) {
-	var held *consumer // of a queue that is handled in order, between two probes
-	defer func() {
-		if held != nil {
-			s.releaseInOrder(held)
-		}
-	}()
+	var held *consumer       // of a queue that is handled in order, between two probes
+	var over <-chan struct{} // closed when another process probes: it needs the lead
+	defer func() { s.giveUpLead(held) }()
 	for s.seat.IsStopped() {
 		waited = true
 		var unused <-chan time.Time
@@ -41,15 +38,26 @@ func (s *Subscription) awaitBrakes() (waited bool) {
 			}
 			var none bool
 			held, none = s.probeInOrder(held)
+			over = ticket.TurnOver()
 			ticket.End(none)
-		case <-unused: // another process may probe
-			s.releaseInOrder(held)
-			held = nil
+		case <-unused:
+			held = s.giveUpLead(held)
+		case <-over:
+			held, over = s.giveUpLead(held), nil
 		case <-s.stop.Done():
 			return true
 		}
 	}
 	return waited
+}
+
+// giveUpLead releases a consumer that was kept for the next probe. Another process that has the
+// token cannot lead before.
+func (s *Subscription) giveUpLead(held *consumer) (none *consumer) {
+	if held != nil {
+		s.releaseInOrder(held)
+	}
+	return nil
 }
 
 // nextPause is the pause before consuming again. After a stop it is short.

@@ -173,6 +173,7 @@ type Limits struct {
 	ConsumerTimeout time.Duration // how long a consumer may keep a delivery, as far as known
 	Classic         bool          // the queue is a classic queue
 	HoldsNone       bool          // the queue may hold no rejected messages: copies wait
+	OneActive       bool          // the queue has a single active consumer
 }
 
 var (

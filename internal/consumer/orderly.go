@@ -344,8 +344,8 @@ func (o *inOrder) isOver() bool {
 	return o.over
 }
 
-// probeHold is how long a process keeps the lead for another probe. Each end of a consumer counts
-// against the delivery limit of all messages that it had.
+// probeHold is how long a process keeps the lead for another probe of its turn. Each end of a
+// consumer counts against the delivery limit of all messages that it had.
 const probeHold = time.Minute
 
 // probeInOrder takes one message to its end while a brake is stopped, and reports whether there

@@ -129,6 +129,7 @@ func (s *Subscription) prepare(ctx context.Context) (conn *link.Conn, limits Lim
 	if conn, err = s.cfg.Link.Conn(ctx); err == nil {
 		limits, err = s.cfg.Prepare(ctx, conn, s.hold)
 		s.limits = limits
+		s.seat.SetOneActive(limits.OneActive || s.cfg.Order != nil)
 	}
 	return conn, limits, err
 }

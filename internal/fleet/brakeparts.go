@@ -29,9 +29,13 @@ const Prefix = "millpond.brake."
 
 // The kinds of news, in the property type. The body of each is a header.BrakeState in JSON.
 const (
-	// Hello asks for the state. The process that probes answers with Stopped to the queue in
-	// reply_to.
+	// Hello asks for the state, and has the state that the sender knows. The process that probes
+	// answers with Stopped to the queue in reply_to. Some of the others answer with Told, or with
+	// Started if the sender has missed a start.
 	Hello = "hello"
+	// Told says that the brake is stopped, and how long ago the sender has heard of a token. Its
+	// receiver may not take it for the news of a process that probes.
+	Told = "told"
 	// Stopped says that the brake is stopped.
 	Stopped = "stopped"
 	// Rate has the rate of one process.

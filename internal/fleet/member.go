@@ -68,6 +68,9 @@ type Member struct {
 	rates  map[string]float64 // of the members that are known
 	others float64            // the rates of members that have left
 	lost   time.Time          // since then the broker cannot be reached
+	proof  time.Time          // the last time that a process had a token
+	// tripped says that this process has stopped the brake, and the broker has not confirmed it.
+	tripped bool
 }
 
 // NewMember returns a Member that has not joined. The brake must have a name.

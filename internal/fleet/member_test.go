@@ -38,14 +38,16 @@ func connect(t *testing.T, url string) *link.Link {
 }
 
 // join lets a member take part.
-func join(l *link.Link, name string) *joining {
+func join(l *link.Link, name string) *joining { return joinAs(l, name, "instance") }
+
+func joinAs(l *link.Link, name, instance string) *joining {
 	j := &joining{left: make(chan struct{})}
 	j.brake = outage.New(outage.Config{
 		Name: name, Pause: func(int) time.Duration { return 50 * time.Millisecond },
 		Successes: 1, Ramp: time.Second, Started: func() {},
 	})
 	j.member = fleet.NewMember(fleet.Config{
-		Brake: j.brake, Link: l, Instance: "instance", Logger: watermill.NopLogger{},
+		Brake: j.brake, Link: l, Instance: instance, Logger: watermill.NopLogger{},
 		Tell: func(header.BrakeState, bool) {},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -76,6 +78,92 @@ func TestALateAnswerLeavesNoConsumer(t *testing.T) {
 	})
 	j.leave()
 	<-j.left
+}
+
+// member lets a member take part through a proxy, until the end of the test.
+func (b *brake) member(instance string) (*joining, *testbroker.Proxy) {
+	proxy := testbroker.NewProxy(b.t, testbroker.URL(b.t))
+	j := joinAs(connect(b.t, proxy.URL()), b.name, instance)
+	b.t.Cleanup(func() {
+		proxy.Freeze(false)
+		j.leave()
+		<-j.left
+	})
+	rig.WaitFor(b.t, instance+" to join", j.brake.Joined)
+	return j, proxy
+}
+
+// downtime is a stop by an operator that begins now.
+func (b *brake) downtime() header.BrakeState {
+	state := b.planned()
+	state.Since = time.Now().UTC()
+	state.Until = state.Since.Add(time.Hour)
+	return state
+}
+
+// Given a stopped brake whose prober hangs, so that the broker still takes it for alive, when
+// another member loses its connection and a new one joins, then both are stopped.
+func TestMembersStayStoppedWhileTheProberHangs(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	prober, proberProxy := b.member("prober")
+	other, otherProxy := b.member("other")
+	_, err := fleet.StopByHand(t.Context(), b.conn, b.downtime())
+	require.NoError(t, err)
+	rig.WaitFor(t, "the token to be taken", func() bool {
+		return prober.brake.State().Prober == "prober" && other.brake.Stopped()
+	})
+
+	proberProxy.Freeze(true)
+	connections := otherProxy.Connections()
+	otherProxy.Cut()
+	rig.WaitFor(t, "the other member to connect again", func() bool {
+		return otherProxy.Connections() > connections
+	})
+	require.Never(t, func() bool { return !other.brake.Stopped() }, 9*time.Second, 50*time.Millisecond)
+	fresh, _ := b.member("new")
+	require.True(t, fresh.brake.Stopped(), "the other member has told it")
+	require.Equal(t, "anna", fresh.brake.State().By)
+}
+
+// Given a member that is away when the brake starts, when it is back, then another member tells it.
+func TestAMemberHearsOfAStartThatItHasMissed(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	_, _ = b.member("prober")
+	away, proxy := b.member("away")
+	_, err := fleet.StopByHand(t.Context(), b.conn, b.downtime())
+	require.NoError(t, err)
+	rig.WaitFor(t, "the member to stop", away.brake.Stopped)
+
+	proxy.Refuse(true)
+	proxy.Cut()
+	require.NoError(t, fleet.StartByHand(t.Context(), b.conn, b.name, "bert"))
+	require.True(t, away.brake.Stopped())
+	proxy.Refuse(false)
+	back := time.Now()
+	rig.WaitFor(t, "the member to start", func() bool { return !away.brake.Stopped() })
+	require.Less(t, time.Since(back), 3*rig.Ceiling)
+	require.Equal(t, "bert", away.brake.State().By)
+}
+
+// Given a member that probes, when its connection is lost, then it does not show itself as the prober
+// any more.
+func TestALostProberDoesNotShowItself(t *testing.T) {
+	t.Parallel()
+	b := newBrake(t)
+	prober, proxy := b.member("prober")
+	_, err := fleet.StopByHand(t.Context(), b.conn, b.downtime())
+	require.NoError(t, err)
+	rig.WaitFor(t, "the token to be taken", func() bool {
+		return prober.brake.State().Prober == "prober"
+	})
+	proxy.Refuse(true)
+	proxy.Cut()
+	testbroker.WaitFor(t, "the prober to be unknown", rig.Ceiling, func() bool {
+		state := prober.brake.State()
+		return state.Stopped && state.Prober == ""
+	})
 }
 
 // Given a broker that reads nothing because of an alarm, then a member leaves nevertheless.

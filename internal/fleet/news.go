@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -28,13 +29,13 @@ func (s *session) hear(d amqp.Delivery) error {
 	}
 	switch d.Type {
 	case Hello:
-		if len(s.held) > 0 {
-			if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // the queue of a process, not of a user
-				return s.answer(d.ReplyTo)
-			}
+		if strings.HasPrefix(d.ReplyTo, Prefix+s.name+".") { // the queue of a process, not of a user
+			return s.answer(d.ReplyTo, state)
 		}
+	case Told:
+		s.hearTold(d.Body, state)
 	case Stopped:
-		s.beaten, s.asked, s.heard = time.Now(), time.Time{}, true
+		s.hasToken(time.Now())
 		if len(s.held) > 0 && state.Prober != "" {
 			return nil // the other one has lost the token and does not know it yet
 		}
@@ -52,6 +53,7 @@ func (s *session) hear(d amqp.Delivery) error {
 			s.rates[d.AppId] = state.Rate
 		}
 	case Started:
+		s.sure = true
 		if len(s.held) == 0 {
 			s.merge(&state)
 			s.Brake.Set(state)
@@ -65,6 +67,68 @@ func (s *session) hear(d amqp.Delivery) error {
 		delete(s.rates, d.AppId)
 	}
 	return nil
+}
+
+// hasToken notes that a process had a token at that time.
+func (s *session) hasToken(at time.Time) {
+	s.beaten, s.proof, s.asked = at, at, time.Time{}
+}
+
+// told is the body of Told.
+type told struct {
+	header.BrakeState
+	Age int64 `json:"age"` // milliseconds since the sender has heard of a token
+}
+
+// hearTold takes the answer of a process that does not probe. It counts for a process that does not
+// know of the stop. Otherwise the processes would keep each other stopped without a token.
+func (s *session) hearTold(body []byte, state header.BrakeState) {
+	var t told
+	known := s.Brake.State()
+	if json.Unmarshal(body, &t) != nil || known.Stopped || !state.Since.After(known.Since) {
+		return
+	}
+	age := time.Duration(min(max(0, t.Age), silence.Milliseconds())) * time.Millisecond
+	s.hasToken(time.Now().Add(-age))
+	state.Stopped, state.Prober = true, ""
+	s.count(s.Brake.Rate())
+	s.merge(&state)
+	s.Brake.Set(state)
+	s.known()
+}
+
+// someAnswers is how many of the processes that do not probe answer a question, on average.
+const someAnswers = 8
+
+// answer tells the state to a process that has asked for it.
+func (s *session) answer(queue string, asker header.BrakeState) error {
+	state, now := s.Brake.State(), time.Now()
+	kind := Stopped
+	switch {
+	case len(s.held) > 0:
+	case rand.Float64()*float64(len(s.rates)) > someAnswers:
+		return nil
+	case state.Stopped && now.Sub(s.proof) < silence:
+		// The broker may not have noticed yet that the process with the token has died.
+		kind = Told
+	case !state.Stopped && asker.Stopped && state.Since.After(asker.Since) &&
+		(s.sure || now.Sub(s.began) >= silence):
+		kind = Started
+	default:
+		return nil
+	}
+	s.merge(&state)
+	if kind == Told {
+		msg, err := News(Told, s.Instance, state)
+		if err == nil {
+			msg.Body, err = json.Marshal(told{state, now.Sub(s.proof).Milliseconds()})
+		}
+		if err != nil {
+			return err
+		}
+		return s.ch.Publish("", queue, false, false, msg)
+	}
+	return s.publish(kind, state, queue)
 }
 
 // count begins to count the members and their rates, and tells the others the rate of this one.

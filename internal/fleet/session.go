@@ -32,7 +32,8 @@ type session struct {
 	beaten           time.Time // the last news of a process that probes
 	echoed           time.Time // the last news of this process that came back
 	asked            time.Time // whether a process probes; zero: not asked
-	heard            bool      // of a process that probes, in this session
+	began            time.Time
+	sure             bool // that a brake that is not stopped has started
 
 	// A broker gives the token to another process at the earliest one heartbeat after it has heard
 	// the last of this one. A process whose news have not come back for echoLimit ends its probes
@@ -93,7 +94,7 @@ func (s *session) prepare(conn *link.Conn) error {
 		_ = ch.Close()
 		return err
 	}
-	return s.publish(Hello, header.BrakeState{}, "")
+	return s.publish(Hello, s.Brake.State(), "")
 }
 
 func (s *session) declare() error {
@@ -140,7 +141,15 @@ func (s *session) run(ctx context.Context) error {
 	answered, asking := time.After(confirmLimit), true
 	ticker := time.NewTicker(min(time.Second, s.beat/2))
 	defer ticker.Stop()
-	s.beaten, s.echoed = time.Now(), time.Now()
+	// A process that was stopped in an earlier session waits until silence is over: a process that
+	// the broker takes for alive may have the token.
+	s.began = time.Now()
+	s.beaten, s.echoed = s.began, s.began
+	if s.tripped { // and the broker has perhaps no token
+		if err := s.stop(); err != nil {
+			return err
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -194,6 +203,10 @@ func (s *session) run(ctx context.Context) error {
 // end gives everything back. The broker gives the token to the next process.
 func (s *session) end() {
 	s.stopProbing(link.ErrLost)
+	if state := s.Brake.State(); state.Prober == s.Instance { // it shows another process as soon as it can
+		state.Prober = ""
+		s.Brake.Set(state)
+	}
 	if !s.ch.IsClosed() {
 		_ = s.publish(Bye, header.BrakeState{}, "")
 		_ = answered(s.ch.Close)
@@ -226,8 +239,5 @@ func (s *session) known() {
 	}
 	s.lost, s.said = time.Time{}, false
 	s.Brake.Join(s.Instance, s.Tell)
-	if s.Brake.Stopped() && !s.heard {
-		s.asked = time.Now() // it was stopped in an earlier session
-	}
 	s.once.Do(func() { close(s.ready) })
 }

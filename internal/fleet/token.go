@@ -10,6 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/middleware/header"
 )
 
@@ -17,12 +18,15 @@ import (
 func (s *session) stop() error {
 	state := s.Brake.State()
 	if !state.Stopped || len(s.held) > 0 {
+		s.tripped = false
 		return nil
 	}
+	s.tripped = true
 	if err := s.publishToken(state); err != nil {
 		return err
 	}
-	s.beaten, s.asked = time.Now(), time.Time{}
+	s.tripped = false
+	s.hasToken(time.Now())
 	if err := s.publish(Stopped, state, ""); err != nil {
 		return err
 	}
@@ -37,7 +41,7 @@ func (s *session) take(d amqp.Delivery) error {
 		delete(s.spent, d.MessageId)
 		return d.Ack(false)
 	}
-	s.held, s.heard = append(s.held, d), true
+	s.held = append(s.held, d)
 	before := s.Brake.State()
 	probing := s.endProbes != nil
 	if probing && d.AppId == s.Instance {
@@ -106,19 +110,10 @@ func (s *session) ack(d amqp.Delivery) error {
 
 // tellStopped tells the others that this process has the token.
 func (s *session) tellStopped() error {
-	s.beaten = time.Now()
+	s.hasToken(time.Now())
 	state := s.Brake.State()
 	s.merge(&state)
 	return s.publish(Stopped, state, "")
-}
-
-func (s *session) answer(queue string) error {
-	if queue == "" {
-		return nil
-	}
-	state := s.Brake.State()
-	s.merge(&state)
-	return s.publish(Stopped, state, queue)
 }
 
 // start starts the brake for all processes.
@@ -136,7 +131,7 @@ func (s *session) start(by, cause string) error {
 			return err
 		}
 	}
-	s.held, s.mine = nil, ""
+	s.held, s.mine, s.sure = nil, "", true
 	s.published, s.spent = map[string]bool{}, s.published
 	s.Brake.Set(state)
 	return nil
@@ -222,7 +217,7 @@ func (s *session) tick() error {
 	case !s.Brake.Stopped():
 	case s.asked.IsZero() && now.Sub(s.beaten) >= silence:
 		s.asked = now
-		return s.publish(Hello, header.BrakeState{}, "")
+		return s.publish(Hello, s.Brake.State(), "")
 	case !s.asked.IsZero() && now.Sub(s.asked) >= beat:
 		s.asked = time.Time{}
 		state := s.Brake.State()
@@ -252,6 +247,11 @@ func (s *session) publishToken(state header.BrakeState) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", errUnconfirmed, err)
+	case !acked && s.ch.IsClosed(): // with its connection, perhaps: that is no answer of the broker
+		if err := <-s.closed; err != nil {
+			return err
+		}
+		return link.ErrLost
 	case !acked:
 		return errUnconfirmed
 	}

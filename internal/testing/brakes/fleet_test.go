@@ -49,7 +49,6 @@ type downstream struct {
 
 	mu    sync.Mutex
 	out   bool
-	stuck chan struct{} // calls wait until it is closed; nil: they do not wait
 	calls []call
 	done  map[string]int // calls that succeeded, by body
 }
@@ -70,14 +69,7 @@ func (d *downstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.ok {
 		d.done[c.body]++
 	}
-	stuck := d.stuck
 	d.mu.Unlock()
-	if stuck != nil {
-		select {
-		case <-stuck:
-		case <-r.Context().Done():
-		}
-	}
 	if !c.ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
@@ -379,13 +371,14 @@ const (
 	processURL    = "MILLPOND_TEST_BRAKE_URL"
 	processTarget = "MILLPOND_TEST_BRAKE_DOWNSTREAM"
 	processName   = "MILLPOND_TEST_BRAKE_INSTANCE"
+	processType   = "MILLPOND_TEST_BRAKE_QUEUE_TYPE"
 )
 
 // serveProcess is an instance that is this whole process, until the process ends.
 func serveProcess() {
 	p := plan{
 		url: os.Getenv(processURL), queue: os.Getenv(processQueue), name: os.Getenv(processQueue),
-		arguments: amqp.Table{"x-queue-type": "quorum"}, heartbeat: quickHeartbeat,
+		arguments: amqp.Table{"x-queue-type": os.Getenv(processType)}, heartbeat: quickHeartbeat,
 	}
 	in, err := p.start(os.Getenv(processName), os.Getenv(processTarget))
 	if err != nil {
@@ -410,7 +403,8 @@ func (f *fleet) addProcess(name, url string) *process {
 	f.t.Helper()
 	p := &process{name: name, cmd: exec.Command(os.Args[0])}
 	p.cmd.Env = append(os.Environ(), processQueue+"="+f.queue, processURL+"="+url,
-		processTarget+"="+f.address, processName+"="+name)
+		processTarget+"="+f.address, processName+"="+name,
+		fmt.Sprint(processType, "=", f.arguments["x-queue-type"]))
 	stdin, err := p.cmd.StdinPipe()
 	require.NoError(f.t, err)
 	stdout, err := p.cmd.StdoutPipe()

@@ -21,7 +21,8 @@ import (
 )
 
 // Given 200 Subscribers of 20 Clients, when one of them trips the brake, then all stop within
-// seconds.
+// seconds. The aim is two seconds for 99 of 100; see what the test logs when it runs alone. The bounds
+// are for a machine that runs other tests at the same time.
 func TestTwoHundredSubscribersStop(t *testing.T) {
 	t.Parallel()
 	const clients, each = 20, 10
@@ -71,7 +72,14 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 	rig.WaitFor(t, "all consumers", func() bool { return consumers() == clients*each })
 	f.setOut(true)
 	f.send(40)
-	rig.WaitFor(t, "no consumers", func() bool { return consumers() == 0 })
+	var most time.Time // of the consumers have stopped: 99 of 100
+	rig.WaitFor(t, "no consumers", func() bool {
+		left := consumers()
+		if left <= clients*each/100 && most.IsZero() {
+			most = time.Now()
+		}
+		return left == 0
+	})
 	gone := time.Now()
 
 	first := time.Now()
@@ -87,8 +95,9 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 		late = append(late, o.of(middleware.EventBudgetClosed)[0].At.Sub(first))
 	}
 	slices.Sort(late)
-	t.Logf("the last Client heard of it after %v; no consumer was left after %v",
-		late[len(late)-1], gone.Sub(first))
+	t.Logf("the last Client heard of it after %v; 99 of 100 consumers have stopped after %v, all after %v",
+		late[len(late)-1], most.Sub(first), gone.Sub(first))
+	require.Less(t, most.Sub(first), rig.Ceiling/2)
 	require.Less(t, gone.Sub(first), rig.Ceiling)
 }
 
@@ -316,6 +325,25 @@ func TestEveryKindOfQueueIsProbed(t *testing.T) {
 			f.awaitHandled()
 		})
 	}
+}
+
+// Given a stopped brake, when the last Subscriber of a process closes and the process lives on, then
+// its budget and its observers do not show the stop for ever.
+func TestAStopEndsWithTheLastSubscriber(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, plan{})
+	in := f.add()
+	operator := rig.OpenOperator(t, f.url)
+	_, err := operator.StopBrake(t.Context(), f.name, "anna", "a test", time.Hour)
+	require.NoError(t, err)
+	f.awaitStopped(true)
+	in.stop()
+	require.False(t, in.budget.State().Stopped)
+	rig.WaitFor(t, "the observer to be told", func() bool {
+		return len(in.events.of(middleware.EventBudgetOpened)) == 1
+	})
+	require.Zero(t, in.logs.Said("Consuming again"), "nothing consumes")
+	require.NoError(t, operator.StartBrake(t.Context(), f.name, "anna"))
 }
 
 // Given a planned downtime, then no instance calls the downstream until its time limit. After that

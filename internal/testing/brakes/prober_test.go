@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/internal/testing/rig"
@@ -17,10 +18,13 @@ import (
 // in the end.
 func TestTheProberIsLost(t *testing.T) {
 	t.Parallel()
+	kill := func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Kill() }
 	for name, c := range map[string]struct {
 		lose, back func(p *process, proxy *testbroker.Proxy) error
+		classic    bool // the queue
 	}{
-		"killed": {lose: func(p *process, _ *testbroker.Proxy) error { return p.cmd.Process.Kill() }},
+		"killed":                       {lose: kill},
+		"killed, with a classic queue": {lose: kill, classic: true},
 		"frozen": {
 			lose: func(p *process, _ *testbroker.Proxy) error { return p.signal(syscall.SIGSTOP) },
 			back: func(p *process, _ *testbroker.Proxy) error { return p.signal(syscall.SIGCONT) },
@@ -32,7 +36,11 @@ func TestTheProberIsLost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t, plan{heartbeat: quickHeartbeat})
+			queue := amqp.Table{"x-queue-type": "quorum"}
+			if c.classic {
+				queue = amqp.Table{"x-queue-type": "classic"}
+			}
+			f := newFleet(t, plan{heartbeat: quickHeartbeat, arguments: queue})
 			proxy := testbroker.NewProxy(t, f.url)
 			p := f.addProcess("the prober", proxy.URL())
 			f.setOut(true)
@@ -89,31 +97,38 @@ func TestTheProberIsLost(t *testing.T) {
 // probes, and everything is handled when the downstream is back.
 func TestTheBrokerRestartsDuringAStop(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t)
-	f := newFleet(t, plan{url: node.URL(), heartbeat: quickHeartbeat})
-	f.add()
-	f.add()
-	f.setOut(true)
-	f.send(30)
-	f.awaitStopped(true)
+	for _, kind := range []string{"quorum", "classic"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			node := testbroker.Private(t)
+			f := newFleet(t, plan{
+				url: node.URL(), heartbeat: quickHeartbeat, arguments: amqp.Table{"x-queue-type": kind},
+			})
+			f.add()
+			f.add()
+			f.setOut(true)
+			f.send(30)
+			f.awaitStopped(true)
 
-	node.Stop(t)
-	node.Start(t)
-	restarted := time.Now()
-	rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(restarted)) >= 3 })
-	f.awaitStopped(true)
-	calls := f.since(restarted)
-	spent := time.Since(restarted).Seconds()
-	require.LessOrEqual(t, float64(len(calls)), 5*spent+5, "probes alone")
+			node.Stop(t)
+			node.Start(t)
+			restarted := time.Now()
+			rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(restarted)) >= 3 })
+			f.awaitStopped(true)
+			calls := f.since(restarted)
+			spent := time.Since(restarted).Seconds()
+			require.LessOrEqual(t, float64(len(calls)), 5*spent+5, "probes alone")
 
-	f.setOut(false)
-	f.awaitStopped(false)
-	f.awaitHandled()
-	retried := 0
-	for _, in := range f.instances {
-		retried += len(in.events.of("retried"))
+			f.setOut(false)
+			f.awaitStopped(false)
+			f.awaitHandled()
+			retried := 0
+			for _, in := range f.instances {
+				retried += len(in.events.of("retried"))
+			}
+			require.LessOrEqual(t, retried, 30, "an attempt that the outage spent: %s", fmt.Sprint(retried))
+		})
 	}
-	require.LessOrEqual(t, retried, 30, "an attempt that the outage spent: %s", fmt.Sprint(retried))
 }
 
 // Given a stopped fleet, when all instances restart, then the new ones do not call the downstream
