@@ -127,7 +127,7 @@ func (p *pace) mustLook(now time.Time) bool {
 	return true
 }
 
-// look takes the number of messages in a queue. It compares them with those of the same queue alone.
+// look takes the number of messages in a queue. It compares queues with themselves alone.
 func (p *pace) look(queue any, ready int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

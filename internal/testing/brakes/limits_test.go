@@ -21,7 +21,7 @@ import (
 )
 
 // Given 200 Subscribers of 20 Clients, when one of them trips the brake, then all stop within
-// seconds. The aim is two seconds for 99 of 100; see what the test logs when it runs alone. The bounds
+// seconds. The aim is two seconds for 99 of 100: run the test alone and read its log. The bounds
 // are for a machine that runs other tests at the same time.
 func TestTwoHundredSubscribersStop(t *testing.T) {
 	t.Parallel()
