@@ -295,7 +295,7 @@ const (
 	// soon is the pause between the probes of a row of successes.
 	soon = 10 * time.Millisecond
 	// turnGrace is how long the turn of a process outlives Probe: a process that is alone begins
-	// again at once, and keeps what it has for its probes.
+	// again at once, and keeps its consumers of ordered queues.
 	turnGrace = time.Second
 )
 

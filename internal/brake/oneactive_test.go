@@ -39,8 +39,8 @@ func TestAStandbyTakesTheWholeRate(t *testing.T) {
 	})
 }
 
-// Given a process that stands by after a stop, when it becomes active long after, then nothing holds
-// it back.
+// Given a process that stands by after a stop, when it becomes active long after, then nothing
+// holds it back.
 func TestAPaceWithoutStartsEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

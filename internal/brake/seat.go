@@ -118,8 +118,8 @@ func (s *Seat) pace(b *Brake) *atomic.Pointer[pace] {
 	return &b.pace
 }
 
-// rests reports whether an operator has stopped another brake of the seat: a probe of this one would
-// call the downstream of that one, too.
+// rests reports whether an operator has stopped another brake of the seat: a probe of this one
+// would call the downstream of that one, too.
 func (s *Seat) rests(probing *Brake) bool {
 	return slices.ContainsFunc(s.brakes, func(b *Brake) bool { return b != probing && b.rests() })
 }

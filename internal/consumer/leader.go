@@ -125,8 +125,8 @@ const (
 )
 
 // isCalm reports whether the message that has ended the processes before, if it was a message,
-// would have ended this one. While messages are tried alone, each key has its turn. So that is known
-// when as many are tried as there are keys in hand, and no minute has to pass at a low rate.
+// would have ended this one. While messages are tried alone, each key has its turn. So that is
+// known when as many are tried as there are keys in hand, and no minute passes at a low rate.
 func (o *inOrder) isCalm() bool {
 	if o.since.IsZero() {
 		return false

@@ -147,8 +147,8 @@ func TestAMemberHearsOfAStartThatItHasMissed(t *testing.T) {
 	require.Equal(t, "bert", away.brake.State().By)
 }
 
-// Given a member that probes, when its connection is lost, then it does not show itself as the prober
-// any more.
+// Given a member that probes, when its connection is lost, then it does not show itself as the
+// prober any more.
 func TestALostProberDoesNotShowItself(t *testing.T) {
 	t.Parallel()
 	b := newBrake(t)

@@ -203,7 +203,7 @@ func (s *session) run(ctx context.Context) error {
 // end gives everything back. The broker gives the token to the next process.
 func (s *session) end() {
 	s.stopProbing(link.ErrLost)
-	if state := s.Brake.State(); state.Prober == s.Instance { // it shows another process as soon as it can
+	if state := s.Brake.State(); state.Prober == s.Instance { // another process may probe
 		state.Prober = ""
 		s.Brake.Set(state)
 	}

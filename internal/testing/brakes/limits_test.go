@@ -95,7 +95,7 @@ func TestTwoHundredSubscribersStop(t *testing.T) {
 		late = append(late, o.of(middleware.EventBudgetClosed)[0].At.Sub(first))
 	}
 	slices.Sort(late)
-	t.Logf("the last Client heard of it after %v; 99 of 100 consumers have stopped after %v, all after %v",
+	t.Logf("the last Client heard after %v; 99 of 100 consumers have stopped after %v, all after %v",
 		late[len(late)-1], most.Sub(first), gone.Sub(first))
 	require.Less(t, most.Sub(first), rig.Ceiling/2)
 	require.Less(t, gone.Sub(first), rig.Ceiling)
@@ -327,8 +327,8 @@ func TestEveryKindOfQueueIsProbed(t *testing.T) {
 	}
 }
 
-// Given a stopped brake, when the last Subscriber of a process closes and the process lives on, then
-// its budget and its observers do not show the stop for ever.
+// Given a stopped brake, when the last Subscriber of a process closes and the process lives on,
+// then its budget and its observers do not show the stop for ever.
 func TestAStopEndsWithTheLastSubscriber(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, plan{})
