@@ -103,9 +103,9 @@ type BudgetConfig struct {
 // With Brake, a budget that Share closes stops the queue: every Subscriber that topology.For has
 // given the DelayedRetry stops consuming, in all instances that share the Name, within a second.
 // Messages in progress are finished, and a failure among them spends no attempt. All others stay
-// in their queue. One instance at a time probes with one real message at a time; a probe that fails
-// spends no attempt. When enough probes in a row have succeeded, all instances consume again, and
-// their rate ramps up.
+// in their queue. One instance at a time probes with one real message at a time, and gives its turn
+// to another one after 30 s if the handler hangs. A probe that fails spends no attempt. When enough
+// probes in a row have succeeded, all instances consume again, and their rate ramps up.
 //
 // The instances learn from each other through the broker alone. While that is not possible,
 // because the broker refuses the queues of the brake for example, the budget works as without
