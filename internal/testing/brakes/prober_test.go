@@ -155,3 +155,35 @@ func TestAFleetThatRestartsStaysStopped(t *testing.T) {
 	f.awaitStopped(false)
 	f.awaitHandled()
 }
+
+// Given a stopped fleet, when a memory alarm of the broker keeps the prober from telling its news
+// for a while, then the instances stay stopped, and afterwards everything is handled.
+func TestAnAlarmDuringAStop(t *testing.T) {
+	t.Parallel()
+	node := testbroker.Private(t)
+	f := newFleet(t, plan{url: node.URL(), heartbeat: quickHeartbeat})
+	f.add()
+	f.add()
+	f.setOut(true)
+	f.send(30)
+	f.awaitStopped(true)
+
+	node.Ctl(t, "set_vm_memory_high_watermark", "0.000001")
+	rig.WaitFor(t, "the prober to hear nothing of itself", func() bool {
+		return f.instances[0].logs.Said("cannot reach each other")+
+			f.instances[1].logs.Said("cannot reach each other") > 0
+	})
+	for _, in := range f.instances {
+		require.True(t, in.budget.State().Stopped)
+	}
+	node.Ctl(t, "set_vm_memory_high_watermark", "0.4")
+	over := time.Now()
+	rig.WaitFor(t, "an instance to probe", func() bool { return len(f.since(over)) >= 3 })
+	for _, in := range f.instances {
+		require.True(t, in.budget.State().Stopped)
+	}
+
+	f.setOut(false)
+	f.awaitStopped(false)
+	f.awaitHandled()
+}
