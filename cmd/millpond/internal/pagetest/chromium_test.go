@@ -229,7 +229,7 @@ func (b *tab) text() string {
 func (b *tab) see(texts ...string) {
 	b.t.Helper()
 	for _, text := range texts {
-		limit := time.Now().Add(patience / 3)
+		limit := time.Now().Add(patience)
 		for !strings.Contains(b.text(), text) {
 			if time.Now().After(limit) {
 				b.shot("missing")
