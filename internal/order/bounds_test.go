@@ -77,7 +77,7 @@ func TestWhatMustFollowGoesFirst(t *testing.T) {
 // handled until there is.
 func TestMessagesThatMustFollowWaitForRoom(t *testing.T) {
 	t.Parallel()
-	const n = order.Reserve + 512
+	const n = 3 * order.Reserve
 	l := order.New[int](order.Limits{Messages: 3, Bytes: 1 << 20})
 	l.Know(1, true)
 	for i := range n {
