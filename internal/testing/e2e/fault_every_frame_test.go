@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -27,18 +28,37 @@ import (
 // between two frames and heals, or when a peer answers its hand-over in any odd way, then nothing
 // is acked before its copy is confirmed. Nothing is lost, and no attempt is burned. There is a
 // second copy only if the outcome of the first copy was unknown.
+//
+// Every fault runs in virtual time, against a peer.
 func TestFaultsAtEveryFrame(t *testing.T) {
+	t.Parallel()
+	trials := newTrials("")
+	faults := append(oddFaults(trials), frameFaults(t, trials)...)
+	require.Greater(t, len(faults), 200)
+	trials.injectAll(t, faults)
+}
+
+// The same holds for every tenth fault on a real broker.
+func TestFaultsAtFramesOfABroker(t *testing.T) {
 	t.Parallel()
 	// A broker of the test alone: a busy broker may hold messages for three minutes (F23).
 	trials := newTrials(testbroker.Private(t, rig.QuickDeadLettering).URL())
-	faults := oddFaults(trials)
-	faults = append(faults, frameFaults(t, trials)...)
-	require.Greater(t, len(faults), 200)
+	var tenth []fault
+	for i, f := range append(oddFaults(trials), frameFaults(t, trials)...) {
+		if i%10 == 0 {
+			tenth = append(tenth, f)
+		}
+	}
+	trials.injectAll(t, tenth)
+}
 
+// injectAll runs a subtest for each fault. The log ends with their table.
+func (tr *trials) injectAll(t *testing.T, faults []fault) {
+	t.Helper()
 	var mu sync.Mutex
 	rows := make([]string, len(faults))
 	lost, duplicates, ended := 0, 0, 0
-	trials.all(len(faults), func(i int, queue string) {
+	tr.all(len(faults), func(i int, queue string) {
 		f := faults[i]
 		row := fmt.Sprintf("%-32s %-34s", f.leg.name, f.name)
 		rows[i] = row + " did not end"
@@ -130,19 +150,20 @@ func oddFaults(trials *trials) []fault {
 	return faults
 }
 
-// trialsAtOnce is the number of services at a time. They wait for the broker more than for the
-// processor.
-const trialsAtOnce = 24
-
 // trials run one service after another on each of a few sets of queues, because a broker is slow
-// to declare hundreds of quorum queues.
+// to declare hundreds of quorum queues. Without the URL of a broker, each runs in virtual time and
+// has a peer of its own.
 type trials struct {
 	url    string
 	queues chan string
 }
 
 func newTrials(url string) *trials {
-	tr := &trials{url: url, queues: make(chan string, trialsAtOnce)}
+	atOnce := 24 // they wait for the broker more than for the processor
+	if url == "" {
+		atOnce = runtime.GOMAXPROCS(0)
+	}
+	tr := &trials{url: url, queues: make(chan string, atOnce)}
 	for i := range cap(tr.queues) {
 		tr.queues <- fmt.Sprintf("orders-%d", i)
 	}
@@ -161,6 +182,16 @@ func (tr *trials) all(n int, f func(i int, queue string)) {
 		})
 	}
 	wg.Wait()
+}
+
+// on calls run with the URL of a broker that has the queue and its wait queues.
+func (tr *trials) on(t *testing.T, queue string, run func(t *testing.T, url string)) {
+	t.Helper()
+	if tr.url != "" {
+		run(t, tr.url)
+		return
+	}
+	rig.Virtually(t, func(t *testing.T, s *peer.Server) { run(t, s.URL()) })
 }
 
 // ending is the fate of a trial's one message.
@@ -192,43 +223,51 @@ type trial struct {
 }
 
 // run sends one message on its way, with or without a fault.
-func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) ending {
+func (tr *trials) run(t *testing.T, queue string, l leg, point *faultPoint) (done ending) {
 	t.Helper()
-	c, r := tr.begin(t, queue, l, point, tr.url)
-	want := 1
-	if point != nil {
-		want += point.atLeast
-		rig.WaitFor(t, "the fault", func() bool { return c.report().fired })
-		if point.kind == testbroker.Frozen {
-			c.thaw(r.Logs)
+	tr.on(t, queue, func(t *testing.T, url string) {
+		c, r := begin(t, queue, l, point, url, url)
+		want := 1
+		if point != nil {
+			want += point.atLeast
+			rig.WaitFor(t, "the fault", func() bool { return c.report().fired })
+			if point.kind == testbroker.Frozen {
+				c.thaw(r.Logs)
+			}
 		}
-	}
-	return c.settle(r, want)
+		done = c.settle(r, want)
+	})
+	return done
 }
 
 // runOdd sends one message on its way. A peer answers its hand-overs with odd until one has failed.
 // Then the broker is there.
-func (tr *trials) runOdd(t *testing.T, queue string, l leg, odd func(*peer.Publish)) ending {
+func (tr *trials) runOdd(
+	t *testing.T, queue string, l leg, odd func(*peer.Publish),
+) (done ending) {
 	t.Helper()
-	c, r := tr.begin(t, queue, l, nil, peer.Start(t, odd).URL())
-	rig.WaitFor(t, "the failure of the hand-over", func() bool {
-		return c.report().acks > 0 || strings.Contains(r.Logs.Text(), "holding it")
+	tr.on(t, queue, func(t *testing.T, url string) {
+		c, r := begin(t, queue, l, nil, url, peer.Start(t, odd).URL())
+		rig.WaitFor(t, "the failure of the hand-over", func() bool {
+			return c.report().acks > 0 || strings.Contains(r.Logs.Text(), "holding it")
+		})
+		require.Zero(t, c.report().acks, "acked though nothing was stored")
+		c.proxies[publishing].Retarget(t, url)
+		c.proxies[publishing].Cut()
+		c.forget()
+		done = c.settle(r, 1)
 	})
-	require.Zero(t, c.report().acks, "acked though nothing was stored")
-	c.proxies[publishing].Retarget(t, tr.url)
-	c.proxies[publishing].Cut()
-	c.forget()
-	return c.settle(r, 1)
+	return done
 }
 
 // begin starts the service and publishes its message.
-func (tr *trials) begin(
-	t *testing.T, queue string, l leg, point *faultPoint, publisher string,
+func begin(
+	t *testing.T, queue string, l leg, point *faultPoint, url, publisher string,
 ) (*trial, *rig.Service) {
 	t.Helper()
 	c := &trial{
 		t, &journal{leg: l, point: point}, t.Name(), queue, queue + ".wait.200ms",
-		testbroker.Channel(t, tr.url),
+		testbroker.Channel(t, url),
 	}
 	var strategy topology.PerQueue
 	policy := backoff.List{200 * time.Millisecond}
@@ -242,10 +281,10 @@ func (tr *trials) begin(
 		c.target += ".classic"
 	}
 	confirmTimeout := 20 * time.Second // no busy machine takes that long
-	if publisher != tr.url || l.side == publishing && point != nil && point.kind == testbroker.Frozen {
+	if publisher != url || l.side == publishing && point != nil && point.kind == testbroker.Frozen {
 		confirmTimeout = 2 * time.Second
 	}
-	pub, sub := testbroker.NewProxy(t, publisher), testbroker.NewProxy(t, tr.url)
+	pub, sub := testbroker.NewProxy(t, publisher), testbroker.NewProxy(t, url)
 	c.watch(publishing, pub)
 	c.watch(consuming, sub)
 	r := rig.Start(t, rig.Config{
@@ -258,7 +297,7 @@ func (tr *trials) begin(
 	if l.side == consuming {
 		c.arm()
 	}
-	rig.Publish(t, tr.url, "", queue, rig.Message(c.body))
+	rig.Publish(t, url, "", queue, rig.Message(c.body))
 	return c, r
 }
 

@@ -109,16 +109,45 @@ func Next(data []byte) (whole, rest []byte, isFrame bool) {
 	return data[:size], data[size:], isFrame
 }
 
-// Short returns a short string.
+// Short returns a short string, and LongString a long one.
 func Short(s string) []byte { return append([]byte{byte(len(s))}, s...) }
 
-// Long returns a number of 64 bits.
+func LongString(s string) []byte { return append(Number(uint32(len(s))), s...) }
+
+// Long returns a number of 64 bits, and Number one of 32.
 func Long(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+
+func Number(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
 
 // TakeShort reads a short string and returns the bytes behind it.
 func TakeShort(data []byte) (s string, rest []byte) {
 	n := int(data[0]) + 1
 	return string(data[1:n]), data[n:]
+}
+
+// Args are the arguments of a method that are not read yet. Its methods read one each.
+type Args []byte
+
+func (a *Args) Skip(n int) { *a = (*a)[n:] }
+
+func (a *Args) Short() (s string) {
+	s, *a = TakeShort(*a)
+	return s
+}
+
+func (a *Args) Byte() byte {
+	defer a.Skip(1)
+	return (*a)[0]
+}
+
+func (a *Args) Uint16() uint16 {
+	defer a.Skip(2)
+	return binary.BigEndian.Uint16(*a)
+}
+
+func (a *Args) Uint64() uint64 {
+	defer a.Skip(8)
+	return binary.BigEndian.Uint64(*a)
 }
 
 // Method is class<<16 | method.
@@ -140,13 +169,24 @@ const (
 	ChannelOpenOk       Method = 20<<16 | 11
 	ChannelClose        Method = 20<<16 | 40
 	ChannelCloseOk      Method = 20<<16 | 41
+	ExchangeDeclare     Method = 40<<16 | 10
+	ExchangeBind        Method = 40<<16 | 30
 	QueueDeclare        Method = 50<<16 | 10
 	QueueDeclareOk      Method = 50<<16 | 11
+	QueueBind           Method = 50<<16 | 20
+	QueueDelete         Method = 50<<16 | 40
+	BasicQos            Method = 60<<16 | 10
+	BasicConsume        Method = 60<<16 | 20
+	BasicConsumeOk      Method = 60<<16 | 21
 	BasicCancel         Method = 60<<16 | 30
 	BasicPublish        Method = 60<<16 | 40
 	BasicReturn         Method = 60<<16 | 50
 	BasicDeliver        Method = 60<<16 | 60
+	BasicGet            Method = 60<<16 | 70
+	BasicGetOk          Method = 60<<16 | 71
+	BasicGetEmpty       Method = 60<<16 | 72
 	BasicAck            Method = 60<<16 | 80
+	BasicReject         Method = 60<<16 | 90
 	BasicNack           Method = 60<<16 | 120
 	ConfirmSelect       Method = 85<<16 | 10
 	ConfirmSelectOk     Method = 85<<16 | 11

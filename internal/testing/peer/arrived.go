@@ -1,11 +1,6 @@
 package peer
 
-import (
-	"encoding/binary"
-	"net"
-
-	"github.com/millpond-go/millpond/internal/testing/frame"
-)
+import "github.com/millpond-go/millpond/internal/testing/frame"
 
 // Publish is a message that has arrived. Its methods send the frame of their name to the client, on
 // the channel of the publish, even if it makes no sense. They may be called from any goroutine.
@@ -18,9 +13,30 @@ type Publish struct {
 	Exchange, RoutingKey string
 	Body                 []byte
 
-	conn   *connection
+	ch     *channel
 	header []byte
 	left   uint64 // of the body
+}
+
+// Accept stores the message in the queue that its routing key names, and acks it. If the queue is
+// missing, it returns the message first (F4). It does the same after the client has gone.
+func (p *Publish) Accept() {
+	if !p.Store() {
+		p.Return()
+	}
+	p.Ack(p.Tag, false)
+}
+
+// Store is Accept without an answer. It reports whether the queue exists.
+func (p *Publish) Store() bool {
+	s := p.ch.conn.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.queues[p.RoutingKey]
+	if q != nil {
+		s.add(q, &message{exchange: p.Exchange, key: p.RoutingKey, header: p.header, body: p.Body})
+	}
+	return q != nil
 }
 
 // Ack and Nack confirm a tag, or with multiple all up to it.
@@ -38,66 +54,52 @@ func (p *Publish) AckOn(channel uint16, tag uint64) {
 }
 
 func (p *Publish) confirm(m frame.Method, channel uint16, tag uint64, multiple bool) {
-	flag := byte(0)
-	if multiple {
-		flag = 1
-	}
-	p.conn.send(frame.NewMethod(channel, m, frame.Long(tag), []byte{flag}))
+	p.ch.conn.send(channel, m, frame.Long(tag), flag(multiple))
 }
 
 // Return sends the message back as unroutable.
 func (p *Publish) Return() {
-	frames := []frame.Frame{
-		frame.NewMethod(p.Channel, frame.BasicReturn, code(312), frame.Short("NO_ROUTE"),
-			frame.Short(p.Exchange), frame.Short(p.RoutingKey)),
-		frame.New(frame.KindHeader, p.Channel, p.header),
-	}
-	if len(p.Body) > 0 {
-		frames = append(frames, frame.New(frame.KindBody, p.Channel, p.Body))
-	}
-	p.conn.send(frames...)
+	m := message{header: p.header, body: p.Body}
+	p.ch.conn.write(m.frames(p.Channel, frame.BasicReturn, code(312), frame.Short("NO_ROUTE"),
+		frame.Short(p.Exchange), frame.Short(p.RoutingKey))...)
 }
 
 // CloseChannel and CloseConnection send an error of the broker.
 func (p *Publish) CloseChannel(reply uint16, text string) {
-	p.conn.send(frame.NewMethod(p.Channel, frame.ChannelClose, code(reply), frame.Short(text),
-		make([]byte, 4)))
+	s := p.ch.conn.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.ch.refuse(reply, text)
 }
 
 func (p *Publish) CloseConnection(reply uint16, text string) {
-	p.conn.send(frame.NewMethod(0, frame.ConnectionClose, code(reply), frame.Short(text),
-		make([]byte, 4)))
+	p.ch.conn.send(0, frame.ConnectionClose, code(reply), frame.Short(text), make([]byte, 4))
 }
 
 // Blocked tells the client to stop publishing, or to go on.
-func (p *Publish) Blocked(blocked bool) {
-	if blocked {
-		p.conn.send(frame.NewMethod(0, frame.ConnectionBlocked, frame.Short("low on memory")))
-	} else {
-		p.conn.send(frame.NewMethod(0, frame.ConnectionUnblocked))
-	}
-}
+func (p *Publish) Blocked(blocked bool) { p.ch.conn.block(blocked) }
 
 // Garbage sends a frame without its end mark.
 func (p *Publish) Garbage() {
 	f := frame.NewMethod(p.Channel, frame.BasicAck, frame.Long(p.Tag), []byte{0})
 	f[len(f)-1] = 0
-	p.conn.send(f)
+	p.ch.conn.write(f)
 }
 
 // Half sends the first half of a confirm and ends the connection.
 func (p *Publish) Half() {
 	f := frame.NewMethod(p.Channel, frame.BasicAck, frame.Long(p.Tag), []byte{0})
-	p.conn.send(f[:len(f)/2])
+	p.ch.conn.write(f[:len(f)/2])
 	p.Cut(false)
 }
 
 // Cut ends the connection, with a reset or without.
 func (p *Publish) Cut(reset bool) {
-	if tcp, ok := p.conn.conn.(*net.TCPConn); ok && reset {
-		_ = tcp.SetLinger(0)
+	if c, ok := p.ch.conn.conn.(interface{ SetLinger(int) error }); ok && reset {
+		_ = c.SetLinger(0)
 	}
-	_ = p.conn.conn.Close()
+	_ = p.ch.conn.conn.Close()
 }
 
-func code(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
+// Move is [Server.Move] from the queue of this publish.
+func (p *Publish) Move(to string) { p.ch.conn.server.Move(p.RoutingKey, to) }

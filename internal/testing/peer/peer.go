@@ -1,5 +1,9 @@
-// Package peer is a scripted AMQP server for tests. It speaks just enough AMQP to receive
-// publishes, and answers them as no real broker does on demand. It stores nothing.
+// Package peer is a scripted AMQP server for tests. It answers publishes as no real broker does on
+// demand, and it runs in virtual time (testing/synctest), because its connections are in memory.
+//
+// It plays what RabbitMQ does with a queue and its consumers, and no more: it has no TTL, no
+// dead-lettering, no bindings and no limits. A script plays those. TestThePeerActsLikeTheBroker
+// compares the rest with a real broker.
 package peer
 
 import (
@@ -7,38 +11,46 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
 // Server is the peer. It takes any user and any vhost.
 type Server struct {
-	listener net.Listener
+	listener *memnet.Listener
 	script   func(*Publish)
 
 	mu        sync.Mutex
-	conns     map[net.Conn]struct{}
+	conns     map[*connection]struct{}
+	queues    map[string]*queue
+	arrived   int // messages in queues so far
 	published int
+	blocked   bool
 	wait      sync.WaitGroup
 }
 
-// Start starts a peer on loopback that calls script with every publish, once the publish has
-// arrived whole. Only script answers it. The peer ends with the test.
+// Start starts a peer that calls script with every publish, once the publish has arrived whole.
+// Only script answers it; nil stands for [Publish.Accept]. The peer ends with the test.
 func Start(tb testing.TB, script func(*Publish)) *Server {
 	tb.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatalf("peer: %v", err)
+	if script == nil {
+		script = (*Publish).Accept
 	}
-	s := &Server{listener: l, script: script, conns: make(map[net.Conn]struct{})}
+	s := &Server{
+		listener: memnet.Listen(), script: script,
+		conns: make(map[*connection]struct{}), queues: make(map[string]*queue),
+	}
 	s.wait.Go(s.accept)
 	tb.Cleanup(s.close)
 	return s
 }
 
-// URL returns the address of the peer.
+// URL returns the address of the peer. [memnet.Dial] connects to it.
 func (s *Server) URL() string { return "amqp://guest:guest@" + s.listener.Addr().String() + "/" }
 
 // Published returns the number of publishes that have arrived whole so far.
@@ -54,18 +66,19 @@ func (s *Server) accept() {
 		if err != nil {
 			return
 		}
+		c := &connection{server: s, conn: conn, channels: make(map[uint16]*channel)}
 		s.mu.Lock()
-		s.conns[conn] = struct{}{}
+		s.conns[c] = struct{}{}
 		s.mu.Unlock()
 		s.wait.Go(func() {
-			c := &connection{
-				server: s, conn: conn, tags: make(map[uint16]uint64), open: make(map[uint16]*Publish),
-			}
 			_ = c.serve() // the client is gone, or does not speak AMQP
 			_ = conn.Close()
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			delete(s.conns, conn)
+			for id := range c.channels {
+				c.end(id)
+			}
+			delete(s.conns, c)
 		})
 	}
 }
@@ -73,116 +86,250 @@ func (s *Server) accept() {
 func (s *Server) close() {
 	_ = s.listener.Close()
 	s.mu.Lock()
-	for conn := range s.conns {
-		_ = conn.Close()
+	for c := range s.conns {
+		_ = c.conn.Close()
 	}
 	s.mu.Unlock()
 	s.wait.Wait()
 }
 
-// connection is one client.
-type connection struct {
-	server *Server
-	conn   net.Conn
-	write  sync.Mutex
-	tags   map[uint16]uint64   // the last publish of each channel
-	open   map[uint16]*Publish // publishes that have not arrived whole
+// Block tells every client to stop publishing, or to go on. The peer still takes publishes.
+func (s *Server) Block(on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.blocked = on
+	for c := range s.conns {
+		c.block(on)
+	}
 }
 
-// frameMax is the value that RabbitMQ offers.
-const frameMax = 131072
+// connection is one client. The server's mu guards all but the serving goroutine's reads.
+type connection struct {
+	server   *Server
+	conn     net.Conn
+	channels map[uint16]*channel
+}
+
+// channel is an open channel.
+type channel struct {
+	conn      *connection
+	id        uint16
+	prefetch  int
+	delivered uint64 // the last delivery tag
+	unacked   []unacked
+	tags      uint64   // the last publish
+	incoming  *Publish // has not arrived whole
+	closing   bool     // by the peer: everything is ignored until close-ok (AMQP 0-9-1, 1.5.2.5)
+}
+
+// frameMax is the value that RabbitMQ offers, and heartbeat is half of what amqp091-go asks for.
+const (
+	frameMax  = 131072
+	heartbeat = 5 * time.Second
+)
 
 func (c *connection) serve() error {
 	if _, err := io.ReadFull(c.conn, make([]byte, len("AMQP0091"))); err != nil {
 		return err
 	}
-	c.send(frame.NewMethod(0, frame.ConnectionStart, []byte{0, 9}, table(), long("PLAIN"),
-		long("en_US")))
+	c.send(0, frame.ConnectionStart, []byte{0, 9}, make([]byte, 4), frame.LongString("PLAIN"),
+		frame.LongString("en_US"))
 	for {
 		f, err := frame.Read(c.conn)
 		if err != nil {
 			return err
 		}
-		switch f.Kind() {
-		case frame.KindMethod:
-			if f.Method() == frame.ConnectionCloseOk {
-				return nil
-			}
+		switch f.Method() {
+		case frame.ConnectionCloseOk:
+			return nil
+		case frame.ConnectionOpen:
+			done := make(chan struct{})
+			defer close(done)
+			c.server.wait.Go(func() { c.beat(done) })
+		}
+		var whole *Publish
+		c.server.mu.Lock()
+		if f.Kind() == frame.KindMethod {
 			c.method(f)
-		case frame.KindHeader, frame.KindBody:
-			if err := c.content(f); err != nil {
-				return err
-			}
+		} else if f.Kind() != frame.KindHeartbeat {
+			whole, err = c.content(f)
+		}
+		c.server.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if whole != nil {
+			c.server.script(whole)
 		}
 	}
 }
 
-// method answers the requests of a client before and after its publishes.
-func (c *connection) method(f frame.Frame) {
-	answer := func(m frame.Method, args ...[]byte) { c.send(frame.NewMethod(f.Channel(), m, args...)) }
-	switch f.Method() {
-	case frame.ConnectionStartOk:
-		answer(frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
-			[]byte{0, 0})
-	case frame.ConnectionOpen:
-		answer(frame.ConnectionOpenOk, frame.Short(""))
-	case frame.ConnectionClose:
-		answer(frame.ConnectionCloseOk)
-	case frame.ChannelOpen:
-		c.tags[f.Channel()] = 0
-		answer(frame.ChannelOpenOk, long(""))
-	case frame.ChannelClose:
-		answer(frame.ChannelCloseOk)
-	case frame.ConfirmSelect:
-		answer(frame.ConfirmSelectOk)
-	case frame.QueueDeclare:
-		name, _ := frame.TakeShort(f.Args()[2:])
-		answer(frame.QueueDeclareOk, frame.Short(name), make([]byte, 8))
-	case frame.BasicPublish:
-		c.tags[f.Channel()]++
-		p := &Publish{conn: c, Channel: f.Channel(), Tag: c.tags[f.Channel()]}
-		var rest []byte
-		p.Exchange, rest = frame.TakeShort(f.Args()[2:])
-		p.RoutingKey, _ = frame.TakeShort(rest)
-		c.open[f.Channel()] = p
+// beat sends heartbeats, so that the client does not take the peer for dead.
+func (c *connection) beat(done <-chan struct{}) {
+	ticker := time.NewTicker(heartbeat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			_, _ = c.conn.Write(frame.New(frame.KindHeartbeat, 0, nil))
+		case <-done:
+			return
+		}
 	}
 }
 
-// content takes the header and the bodies of a publish.
-func (c *connection) content(f frame.Frame) error {
-	p := c.open[f.Channel()]
-	if p == nil {
-		return fmt.Errorf("%s without a publish", f)
+// method answers a request of a client. A request that it does not know gets the plain answer of
+// its class, whose number is one higher.
+func (c *connection) method(f frame.Frame) {
+	args := frame.Args(f.Args())
+	ch := c.channels[f.Channel()]
+	if ch == nil {
+		ch = &channel{conn: c, id: f.Channel()}
+		c.channels[f.Channel()] = ch
 	}
+	answer := func(values ...[]byte) { ch.send(f.Method()+1, values...) }
+	switch f.Method() {
+	case frame.ChannelCloseOk:
+		delete(c.channels, f.Channel())
+		return
+	case frame.ChannelClose:
+		c.end(f.Channel())
+		answer()
+		return
+	}
+	if ch.closing {
+		return
+	}
+	switch m := f.Method(); m {
+	case frame.ConnectionStartOk:
+		c.send(0, frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
+			[]byte{0, 60})
+	case frame.ConnectionTuneOk:
+	case frame.ConnectionOpen:
+		answer(frame.Short(""))
+		if c.server.blocked {
+			c.block(true)
+		}
+	case frame.ChannelOpen:
+		answer(frame.LongString(""))
+	case frame.QueueDeclare:
+		args.Skip(2)
+		name, flags := args.Short(), args.Byte()
+		c.declare(ch, name, flags&1 != 0, flags&16 != 0, args)
+	case frame.QueueDelete:
+		args.Skip(2)
+		answer(frame.Number(uint32(c.server.remove(args.Short()))))
+	case frame.BasicQos:
+		args.Skip(4)
+		ch.prefetch = int(args.Uint16())
+		answer()
+	case frame.BasicConsume:
+		args.Skip(2)
+		queue, tag := args.Short(), args.Short()
+		args.Skip(1)
+		c.consume(ch, queue, tag, args)
+	case frame.BasicCancel:
+		tag := args.Short()
+		c.server.cancel(func(k *consumer) bool { return k.ch == ch && k.tag == tag })
+		answer(frame.Short(tag))
+	case frame.BasicGet:
+		args.Skip(2)
+		c.get(ch, args.Short(), args.Byte() != 0)
+	case frame.BasicPublish:
+		args.Skip(2)
+		ch.tags++
+		ch.incoming = &Publish{
+			ch: ch, Channel: ch.id, Tag: ch.tags, Exchange: args.Short(), RoutingKey: args.Short(),
+		}
+	case frame.BasicAck:
+		ch.settle(args.Uint64(), args.Byte()&1 != 0, false)
+	case frame.BasicNack:
+		tag, flags := args.Uint64(), args.Byte()
+		ch.settle(tag, flags&1 != 0, flags&2 != 0)
+	case frame.BasicReject:
+		ch.settle(args.Uint64(), false, args.Byte() != 0)
+	case frame.ExchangeDeclare, frame.ExchangeBind, frame.QueueBind:
+		if !noWait(m, args) {
+			answer()
+		}
+	default:
+		answer()
+	}
+}
+
+// noWait reports whether a client wants no answer.
+func noWait(m frame.Method, args frame.Args) bool {
+	args.Skip(2)
+	if args.Short(); m == frame.ExchangeDeclare {
+		args.Short()
+		return args.Byte()&16 != 0
+	}
+	args.Short()
+	args.Short()
+	return args.Byte()&1 != 0
+}
+
+// end gives the unsettled deliveries of a channel back, and ends its consumers. The deliveries that
+// were not seen last come first, as they were.
+func (c *connection) end(id uint16) {
+	ch := c.channels[id]
+	if ch == nil {
+		return
+	}
+	delete(c.channels, id)
+	c.server.cancel(func(k *consumer) bool { return k.ch == ch })
+	ch.settle(ch.delivered, true, true)
+}
+
+// content takes the header and the bodies of a publish, and returns it once it is whole.
+func (c *connection) content(f frame.Frame) (*Publish, error) {
+	ch := c.channels[f.Channel()]
+	if ch == nil || ch.incoming == nil {
+		if ch != nil && ch.closing {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%s without a publish", f)
+	}
+	p := ch.incoming
 	if f.Kind() == frame.KindHeader {
 		p.header, p.left = f.Payload(), binary.BigEndian.Uint64(f.Payload()[4:])
 	} else {
 		p.Body = append(p.Body, f.Payload()...)
 		p.left -= uint64(len(f.Payload()))
 	}
-	if p.left == 0 {
-		delete(c.open, f.Channel())
-		c.server.mu.Lock()
-		c.server.published++
-		p.Number = c.server.published
-		c.server.mu.Unlock()
-		c.server.script(p)
+	if p.left > 0 {
+		return nil, nil
 	}
-	return nil
+	ch.incoming = nil
+	c.server.published++
+	p.Number = c.server.published
+	return p, nil
 }
 
-func (c *connection) send(frames ...frame.Frame) {
-	c.write.Lock()
-	defer c.write.Unlock()
-	for _, f := range frames {
-		_, _ = c.conn.Write(f) // the client may be gone
+func (c *connection) block(on bool) {
+	if on {
+		c.send(0, frame.ConnectionBlocked, frame.Short("low on memory"))
+	} else {
+		c.send(0, frame.ConnectionUnblocked)
 	}
 }
 
-// table returns an empty table.
-func table() []byte { return make([]byte, 4) }
-
-// long returns a long string.
-func long(s string) []byte {
-	return append(binary.BigEndian.AppendUint32(nil, uint32(len(s))), s...)
+func (c *connection) send(channel uint16, m frame.Method, args ...[]byte) {
+	c.write(frame.NewMethod(channel, m, args...))
 }
+
+// write sends frames that no other goroutine's frames may part. The client may be gone.
+func (c *connection) write(frames ...frame.Frame) {
+	_, _ = c.conn.Write(slices.Concat(frames...))
+}
+
+func (ch *channel) send(m frame.Method, args ...[]byte) { ch.conn.send(ch.id, m, args...) }
+
+// refuse closes a channel with an error.
+func (ch *channel) refuse(reply uint16, text string) {
+	ch.conn.end(ch.id)
+	ch.conn.channels[ch.id] = &channel{conn: ch.conn, id: ch.id, closing: true}
+	ch.send(frame.ChannelClose, code(reply), frame.Short(text), make([]byte, 4))
+}
+
+func code(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
 	"github.com/millpond-go/millpond/middleware/header"
@@ -118,6 +119,9 @@ func Start(t testing.TB, c Config) *Service {
 		s.Plan = RemovePlan(t, c.AdminURL, c.Strategy, c.Queue, delays)
 	}
 	cfg := QueueConfig(c.URL)
+	if strings.Contains(c.URL+c.PublisherURL, memnet.Suffix) {
+		cfg.Connection.AmqpConfig = &amqp.Config{Dial: memnet.Dial}
+	}
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
 		BackoffInitialInterval: 500 * time.Millisecond, BackoffMultiplier: 1.5,
 		BackoffMaxInterval: 2 * time.Second,

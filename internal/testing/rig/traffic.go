@@ -22,7 +22,7 @@ import (
 
 // dial opens a new connection with a channel; closed ends both.
 func dial(url string) (ch *amqp.Channel, closed func(), err error) {
-	conn, err := amqp.Dial(url)
+	conn, err := testbroker.DialURL(url)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,14 +4,18 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
-// Proxy is a TCP proxy on loopback between a client and a broker. It makes the network between them
-// fail. All its methods may be called from many goroutines.
+// Proxy is a proxy between a client and a broker: on loopback, or in memory if the broker is (see
+// [memnet]). It makes the network between them fail. All its methods may be called from many
+// goroutines.
 type Proxy struct {
 	listener net.Listener
 	url      url.URL
@@ -49,8 +53,10 @@ func OpenProxy(targetURL string) (*Proxy, error) {
 	if err != nil {
 		return nil, errors.New("the target's URL cannot be parsed") // err would print its password
 	}
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
+	var l net.Listener
+	if strings.HasSuffix(target.Hostname(), memnet.Suffix) {
+		l = memnet.Listen()
+	} else if l, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
 		return nil, err
 	}
 	p := &Proxy{

@@ -5,6 +5,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
 // link is one connection through a Proxy.
@@ -85,8 +87,7 @@ func (l *link) dial() bool {
 			return false
 		}
 	}
-	dialer := net.Dialer{Timeout: 10 * time.Second}
-	conn, err := dialer.DialContext(l.over, "tcp", l.proxy.targetAddress())
+	conn, err := memnet.Dial("tcp", l.proxy.targetAddress())
 	if err != nil {
 		l.blame(Broker)
 		return false

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
 // shared is the node of this test binary, if one was started.
@@ -116,11 +118,16 @@ func requireInstallation(tb testing.TB) installation {
 // Dial opens a plain connection that is closed at the end of the test.
 func Dial(tb testing.TB, url string) *amqp.Connection {
 	tb.Helper()
-	conn, err := amqp.Dial(url)
+	conn, err := DialURL(url)
 	must(tb, "dial the broker", err)
 	// The broker may be frozen by now.
 	tb.Cleanup(func() { _ = conn.CloseDeadline(time.Now().Add(time.Second)) })
 	return conn
+}
+
+// DialURL is amqp.Dial, which also reaches brokers in memory.
+func DialURL(url string) (*amqp.Connection, error) {
+	return amqp.DialConfig(url, amqp.Config{Locale: "en_US", Dial: memnet.Dial})
 }
 
 // Channel opens a channel on a new connection. Both are closed at the end of the test.
@@ -158,7 +165,7 @@ func Delete(tb testing.TB, queues ...string) {
 }
 
 func deleteQueues(url string, queues []string) error {
-	conn, err := amqp.Dial(url)
+	conn, err := DialURL(url)
 	if err != nil {
 		return err
 	}
@@ -246,7 +253,7 @@ func lookAt(tb testing.TB, url, queue string) (q amqp.Queue, err error) {
 		}
 	}
 	if l.conn == nil || l.conn.IsClosed() {
-		if l.conn, err = amqp.Dial(url); err != nil {
+		if l.conn, err = DialURL(url); err != nil {
 			return q, err
 		}
 	}

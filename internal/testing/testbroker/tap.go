@@ -67,7 +67,7 @@ func (l *link) suffer(kind FaultKind) bool {
 		l.blame(Network)
 		l.mu.Lock()
 		for _, conn := range []net.Conn{l.client, l.target} {
-			if tcp, ok := conn.(*net.TCPConn); ok {
+			if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
 				_ = tcp.SetLinger(0)
 			}
 		}

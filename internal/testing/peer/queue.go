@@ -1,0 +1,219 @@
+package peer
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/millpond-go/millpond/internal/testing/frame"
+)
+
+// queue keeps messages for its consumers. It exists once a client has declared it.
+type queue struct {
+	name      string
+	quorum    bool
+	ready     []*message
+	consumers []*consumer // the next one first
+}
+
+type message struct {
+	exchange, key string
+	header, body  []byte
+	redelivered   bool
+	number        int // of its arrival, which is its place in the queue
+}
+
+type consumer struct {
+	ch    *channel
+	queue *queue
+	tag   string
+}
+
+// unacked is a delivery that is not settled.
+type unacked struct {
+	tag   uint64
+	queue *queue
+	msg   *message
+	by    *consumer // nil: basic.get
+}
+
+// Depth returns the number of ready messages, or -1 if there is no such queue.
+func (s *Server) Depth(queue string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q := s.queues[queue]; q != nil {
+		return len(q.ready)
+	}
+	return -1
+}
+
+// Move moves the first ready message to the tail of another queue, as a broker that dead-letters it
+// through the default exchange. It does nothing if either queue or the message is missing.
+func (s *Server) Move(from, to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	source, target := s.queues[from], s.queues[to]
+	if source == nil || target == nil || len(source.ready) == 0 {
+		return
+	}
+	m := source.ready[0]
+	source.ready = source.ready[1:]
+	s.add(target, &message{key: to, header: m.header, body: m.body})
+}
+
+// Delete deletes a queue with its messages, and cancels its consumers.
+func (s *Server) Delete(queue string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(queue)
+}
+
+func (s *Server) add(q *queue, m *message) {
+	s.arrived++
+	m.number = s.arrived
+	q.ready = append(q.ready, m)
+	q.deliver()
+}
+
+func (s *Server) remove(name string) (messages int) {
+	q := s.queues[name]
+	if q == nil {
+		return 0
+	}
+	delete(s.queues, name)
+	for _, k := range q.consumers { // the client has asked for it with a capability
+		k.ch.send(frame.BasicCancel, frame.Short(k.tag), []byte{1})
+	}
+	return len(q.ready)
+}
+
+func (s *Server) cancel(ends func(*consumer) bool) {
+	for _, q := range s.queues {
+		q.consumers = slices.DeleteFunc(q.consumers, ends)
+	}
+}
+
+// deliver hands the ready messages to consumers in turn, as far as their prefetch allows.
+func (q *queue) deliver() {
+	for full := 0; len(q.ready) > 0 && full < len(q.consumers); {
+		k := q.consumers[0]
+		q.consumers = append(q.consumers[1:], k)
+		if k.ch.prefetch > 0 && len(k.ch.unacked) >= k.ch.prefetch {
+			full++
+			continue
+		}
+		full = 0
+		m := q.ready[0]
+		q.ready = q.ready[1:]
+		tag := k.ch.hand(q, m, k)
+		k.ch.conn.write(m.frames(k.ch.id, frame.BasicDeliver, frame.Short(k.tag), frame.Long(tag),
+			flag(m.redelivered), frame.Short(m.exchange), frame.Short(m.key))...)
+	}
+}
+
+// hand counts a message as delivered.
+func (ch *channel) hand(q *queue, m *message, by *consumer) (tag uint64) {
+	ch.delivered++
+	ch.unacked = append(ch.unacked, unacked{ch.delivered, q, m, by})
+	return ch.delivered
+}
+
+// frames returns the content of a message behind a method.
+func (m *message) frames(channel uint16, method frame.Method, args ...[]byte) []frame.Frame {
+	frames := []frame.Frame{
+		frame.NewMethod(channel, method, args...), frame.New(frame.KindHeader, channel, m.header),
+	}
+	for rest := m.body; len(rest) > 0; {
+		n := min(len(rest), frameMax-8)
+		frames = append(frames, frame.New(frame.KindBody, channel, rest[:n]))
+		rest = rest[n:]
+	}
+	return frames
+}
+
+// settle ends deliveries. Those that go back to their queue take the place that they had.
+func (ch *channel) settle(tag uint64, multiple, requeue bool) {
+	var touched []*queue
+	ch.unacked = slices.DeleteFunc(ch.unacked, func(u unacked) bool {
+		if u.tag != tag && (!multiple || u.tag > tag && tag > 0) {
+			return false
+		}
+		touched = append(touched, u.queue)
+		if requeue {
+			u.msg.redelivered = true
+			at, _ := slices.BinarySearchFunc(u.queue.ready, u.msg, func(a, b *message) int {
+				return a.number - b.number
+			})
+			u.queue.ready = slices.Insert(u.queue.ready, at, u.msg)
+		}
+		return true
+	})
+	for _, q := range ch.conn.server.queues { // the channel may take more of every queue
+		if requeue && slices.Contains(touched, q) || len(touched) > 0 {
+			q.deliver()
+		}
+	}
+}
+
+func (c *connection) declare(ch *channel, name string, passive, noWait bool, rest frame.Args) {
+	q := c.server.queues[name]
+	switch {
+	case q == nil && passive:
+		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		return
+	case q == nil:
+		q = &queue{name: name, quorum: bytes.Contains(rest, []byte("quorum"))}
+		c.server.queues[name] = q
+	}
+	if !noWait {
+		ch.send(frame.QueueDeclareOk, frame.Short(name), frame.Number(uint32(len(q.ready))),
+			frame.Number(uint32(len(q.consumers))))
+	}
+}
+
+func (c *connection) consume(ch *channel, name, tag string, rest frame.Args) {
+	q := c.server.queues[name]
+	switch {
+	case q == nil:
+		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		return
+	case bytes.Contains(rest, []byte("x-stream-offset")): // F31
+		kind := "classic"
+		if q.quorum {
+			kind = "quorum"
+		}
+		ch.refuse(406, fmt.Sprintf("PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '%s' "+
+			"in vhost '/' of queue type rabbit_%s_queue", name, kind))
+		return
+	}
+	ch.send(frame.BasicConsumeOk, frame.Short(tag))
+	q.consumers = append(q.consumers, &consumer{ch, q, tag})
+	q.deliver()
+}
+
+func (c *connection) get(ch *channel, name string, noAck bool) {
+	q := c.server.queues[name]
+	switch {
+	case q == nil:
+		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		return
+	case len(q.ready) == 0:
+		ch.send(frame.BasicGetEmpty, frame.Short(""))
+		return
+	}
+	m := q.ready[0]
+	q.ready = q.ready[1:]
+	tag := ch.hand(q, m, nil)
+	c.write(m.frames(ch.id, frame.BasicGetOk, frame.Long(tag), flag(m.redelivered),
+		frame.Short(m.exchange), frame.Short(m.key), frame.Number(uint32(len(q.ready))))...)
+	if noAck {
+		ch.settle(tag, false, false)
+	}
+}
+
+func flag(on bool) []byte {
+	if on {
+		return []byte{1}
+	}
+	return []byte{0}
+}
