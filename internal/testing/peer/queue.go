@@ -131,25 +131,33 @@ func (m *message) frames(channel uint16, method frame.Method, args ...[]byte) []
 	return frames
 }
 
-// settle ends deliveries. Those that go back to their queue take the place that they had.
+// giveBack puts a message in front of those that were never delivered. In a classic queue it gets
+// its old place, in a quorum queue with a delivery limit the last place of those given back.
+func (q *queue) giveBack(m *message) {
+	at := slices.IndexFunc(q.ready, func(other *message) bool {
+		return !other.redelivered || !q.quorum && other.number > m.number
+	})
+	if at < 0 {
+		at = len(q.ready)
+	}
+	q.ready = slices.Insert(q.ready, at, m)
+}
+
+// settle ends deliveries. requeue gives them back.
 func (ch *channel) settle(tag uint64, multiple, requeue bool) {
-	var touched []*queue
+	before := len(ch.unacked)
 	ch.unacked = slices.DeleteFunc(ch.unacked, func(u unacked) bool {
 		if u.tag != tag && (!multiple || u.tag > tag && tag > 0) {
 			return false
 		}
-		touched = append(touched, u.queue)
 		if requeue {
 			u.msg.redelivered = true
-			at, _ := slices.BinarySearchFunc(u.queue.ready, u.msg, func(a, b *message) int {
-				return a.number - b.number
-			})
-			u.queue.ready = slices.Insert(u.queue.ready, at, u.msg)
+			u.queue.giveBack(u.msg)
 		}
 		return true
 	})
-	for _, q := range ch.conn.server.queues { // the channel may take more of every queue
-		if requeue && slices.Contains(touched, q) || len(touched) > 0 {
+	if len(ch.unacked) < before { // the channel may take more of every queue
+		for _, q := range ch.conn.server.queues {
 			q.deliver()
 		}
 	}
