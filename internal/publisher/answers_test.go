@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -22,14 +23,14 @@ const (
 	unknown  = "unknown"
 )
 
-// atOnce runs a subtest for each case, all together, because they mostly wait.
-func atOnce[C any](t *testing.T, cases map[string]C, f func(*testing.T, C)) {
+// each runs a subtest in virtual time for each case.
+func each[C any](t *testing.T, cases map[string]C, f func(*testing.T, C)) {
 	t.Helper()
-	var wait sync.WaitGroup
 	for name, c := range cases {
-		wait.Go(func() { t.Run(name, func(t *testing.T) { f(t, c) }) })
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { f(t, c) })
+		})
 	}
-	wait.Wait()
 }
 
 func outcome(err error) string {
@@ -103,7 +104,7 @@ func TestOddAnswers(t *testing.T) {
 		},
 		"blocked and unblocked, no answer": {func(p *P) { p.Blocked(true); p.Blocked(false) }, unknown},
 	}
-	atOnce(t, cases, func(t *testing.T, c answer) {
+	each(t, cases, func(t *testing.T, c answer) {
 		p, s := onPeer(t, soon, func(p *peer.Publish) {
 			switch string(p.Body) {
 			case "odd":
@@ -160,7 +161,7 @@ func TestOddOrderOfConfirms(t *testing.T) {
 			[2]string{unknown, success},
 		},
 	}
-	atOnce(t, cases, func(t *testing.T, c answer) {
+	each(t, cases, func(t *testing.T, c answer) {
 		arrived := make(chan *peer.Publish, 2)
 		p, _ := onPeer(t, soon, func(p *peer.Publish) {
 			if string(p.Body) == "again" {
@@ -197,25 +198,27 @@ func TestOddOrderOfConfirms(t *testing.T) {
 // reader. After five seconds a return would be lost, and look like success.
 func TestReturnsOfMoreCallersThanPlaces(t *testing.T) {
 	t.Parallel()
-	const all, places = 5000, 200
-	var mu sync.Mutex
-	var held []*peer.Publish
-	p, s := onPeer(t, long, func(p *peer.Publish) {
-		mu.Lock()
-		defer mu.Unlock()
-		p.Return()
-		if held = append(held, p); len(held) < places {
-			return
-		}
-		for _, p := range held {
-			ack(p)
-		}
-		held = held[:0]
+	synctest.Test(t, func(t *testing.T) {
+		const all, places = 5000, 200
+		var mu sync.Mutex
+		var held []*peer.Publish
+		p, s := onPeer(t, long, func(p *peer.Publish) {
+			mu.Lock()
+			defer mu.Unlock()
+			p.Return()
+			if held = append(held, p); len(held) < places {
+				return
+			}
+			for _, p := range held {
+				ack(p)
+			}
+			held = held[:0]
+		})
+		within(t, patience, "the calls", func() {
+			for _, c := range callers(all, 1, func(_ int, body string) error { return p.say(body) }) {
+				isReturned(t, c.err)
+			}
+		})
+		assert.Equal(t, all, s.Published())
 	})
-	within(t, patience, "the calls", func() {
-		for _, c := range callers(all, 1, func(_ int, body string) error { return p.say(body) }) {
-			isReturned(t, c.err)
-		}
-	})
-	assert.Equal(t, all, s.Published())
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -18,60 +19,66 @@ import (
 // The network swallows a publish. Its call ends at the timeout, and the next one is not even sent.
 func TestConfirmThatNeverComes(t *testing.T) {
 	t.Parallel()
-	const timeout = 500 * time.Millisecond
-	p := behindProxy(t, timeout)
-	p.recovers()
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 500 * time.Millisecond
+		p := behindProxy(t, timeout)
+		p.recovers()
 
-	p.proxy.Blackhole(true)
-	begun := time.Now()
-	within(t, timeout, "Publish", func() {
-		err := p.say("lost")
-		assert.ErrorIs(t, err, publisher.ErrUnknown)
-		assert.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.ErrorContains(t, err, "no answer from the broker within 500ms")
-	})
-	assert.GreaterOrEqual(t, time.Since(begun), timeout)
-	within(t, timeout, "Publish", func() {
-		assert.ErrorIs(t, p.say("not even sent"), publisher.ErrNotSent)
-	})
+		p.proxy.Blackhole(true)
+		begun := time.Now()
+		within(t, timeout, "Publish", func() {
+			err := p.say("lost")
+			assert.ErrorIs(t, err, publisher.ErrUnknown)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.ErrorContains(t, err, "no answer from the broker within 500ms")
+		})
+		assert.GreaterOrEqual(t, time.Since(begun), timeout)
+		within(t, timeout, "Publish", func() {
+			assert.ErrorIs(t, p.say("not even sent"), publisher.ErrNotSent)
+		})
 
-	p.proxy.Blackhole(false)
-	p.recovers()
-	assert.Zero(t, p.bodies()["not even sent"])
+		p.proxy.Blackhole(false)
+		p.recovers()
+		assert.Zero(t, p.bodies()["not even sent"])
+	})
 }
 
 // A broker that is gone silently is noticed, although it closes nothing.
 func TestConnectionThatAnswersNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, 500*time.Millisecond)
-	p.recovers()
-	dials := p.proxy.Connections()
-	p.proxy.Blackhole(true)
-	assert.ErrorIs(t, p.say("lost"), publisher.ErrUnknown)
-	testbroker.WaitFor(t, "a new dial", 5*time.Second, func() bool {
-		return p.proxy.Connections() > dials
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, 500*time.Millisecond)
+		p.recovers()
+		dials := p.proxy.Connections()
+		p.proxy.Blackhole(true)
+		assert.ErrorIs(t, p.say("lost"), publisher.ErrUnknown)
+		testbroker.WaitFor(t, "a new dial", 5*time.Second, func() bool {
+			return p.proxy.Connections() > dials
+		})
+		assert.Error(t, p.Healthy())
 	})
-	assert.Error(t, p.Healthy())
 }
 
 // The confirm comes after its call has ended. The channel is not used again. The connection, which
 // answers, is.
 func TestChannelIsNotUsedAfterATimeout(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	require.NoError(t, p.say("before"))
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		require.NoError(t, p.say("before"))
 
-	p.proxy.Delay(400 * time.Millisecond)
-	assert.ErrorIs(t, p.sayWithin(100*time.Millisecond, "late"), publisher.ErrUnknown)
-	p.proxy.Delay(0)
-	require.NoError(t, p.say("after"))
+		p.proxy.Delay(400 * time.Millisecond)
+		assert.ErrorIs(t, p.sayWithin(100*time.Millisecond, "late"), publisher.ErrUnknown)
+		p.proxy.Delay(0)
+		require.NoError(t, p.say("after"))
 
-	places := p.client.published()
-	require.Len(t, places, 3)
-	assert.Equal(t, places[0], places[1])
-	assert.NotEqual(t, places[1], places[2], "the channel is used again")
-	assert.Equal(t, 1, p.client.connections(), "the connection is not")
-	p.hasOnly("before", "late", "after")
+		places := p.client.published()
+		require.Len(t, places, 3)
+		assert.Equal(t, places[0], places[1])
+		assert.NotEqual(t, places[1], places[2], "the channel is used again")
+		assert.Equal(t, 1, p.client.connections(), "the connection is not")
+		p.hasOnly("before", "late", "after")
+	})
 }
 
 // Channels of calls that have ended are closed, because thousands would be too many.
@@ -95,38 +102,40 @@ func TestChannelsGivenUpAreClosed(t *testing.T) {
 
 func TestCutUnderManyCallers(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, 10*time.Second)
-	const n, each, cuts = 32, 150, 4
-	var done atomic.Int64
-	cutting := make(chan struct{})
-	go func() {
-		defer close(cutting)
-		for cut := range int64(cuts) {
-			at := (cut + 1) * n * each / (cuts + 1)
-			await(t, "calls before a cut", func() bool { return done.Load() >= at })
-			p.proxy.Cut()
-			// Two cuts in a row would be one.
-			await(t, "the next connection", func() bool {
-				return p.proxy.Connections() == int(cut)+2
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, 10*time.Second)
+		const n, each, cuts = 32, 150, 4
+		var done atomic.Int64
+		cutting := make(chan struct{})
+		go func() {
+			defer close(cutting)
+			for cut := range int64(cuts) {
+				at := (cut + 1) * n * each / (cuts + 1)
+				await(t, "calls before a cut", func() bool { return done.Load() >= at })
+				p.proxy.Cut()
+				// Two cuts in a row would be one.
+				await(t, "the next connection", func() bool {
+					return p.proxy.Connections() == int(cut)+2
+				})
+			}
+		}()
+		var calls []call
+		within(t, patience, "publishing through cuts", func() {
+			calls = callers(n, each, func(_ int, body string) error {
+				defer done.Add(1)
+				return p.say(body)
 			})
-		}
-	}()
-	var calls []call
-	within(t, patience, "publishing through cuts", func() {
-		calls = callers(n, each, func(_ int, body string) error {
-			defer done.Add(1)
-			return p.say(body)
 		})
-	})
-	<-cutting
-	for _, c := range calls {
-		if c.err != nil {
-			assert.ErrorIs(t, c.err, publisher.ErrUnknown)
+		<-cutting
+		for _, c := range calls {
+			if c.err != nil {
+				assert.ErrorIs(t, c.err, publisher.ErrUnknown)
+			}
+			assert.Less(t, c.took, 10*time.Second+slack)
 		}
-		assert.Less(t, c.took, 10*time.Second+slack)
-	}
-	assert.Greater(t, p.succeeded(calls), n*each/2)
-	assert.Equal(t, 1+cuts, p.proxy.Connections())
+		assert.Greater(t, p.succeeded(calls), n*each/2)
+		assert.Equal(t, 1+cuts, p.proxy.Connections())
+	})
 }
 
 func TestBrokerRestartsUnderManyCallers(t *testing.T) {
@@ -191,14 +200,16 @@ func TestBrokerRestartsUnderManyCallers(t *testing.T) {
 
 func TestHealthyFollowsTheConnection(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	assert.NoError(t, p.Healthy())
-	p.proxy.Refuse(true)
-	p.proxy.Cut()
-	p.unhealthy()
-	assert.ErrorContains(t, p.Healthy(), "not connected")
-	p.proxy.Refuse(false)
-	await(t, "healthy", func() bool { return p.Healthy() == nil })
-	p.Close()
-	assert.ErrorIs(t, p.Healthy(), publisher.ErrClosed)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		assert.NoError(t, p.Healthy())
+		p.proxy.Refuse(true)
+		p.proxy.Cut()
+		p.unhealthy()
+		assert.ErrorContains(t, p.Healthy(), "not connected")
+		p.proxy.Refuse(false)
+		await(t, "healthy", func() bool { return p.Healthy() == nil })
+		p.Close()
+		assert.ErrorIs(t, p.Healthy(), publisher.ErrClosed)
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -227,35 +228,39 @@ func TestPublishUnderACancelledContext(t *testing.T) {
 
 func TestContextEndsTheWaitForTheConfirm(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	require.NoError(t, p.say("before"))
-	p.proxy.Blackhole(true)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	reason := errors.New("given up")
-	result := make(chan error, 1)
-	go func() { result <- p.sayTo(ctx, p.queue, "lost") }()
-	p.awaitPublished(2)
-	cancel(reason)
-	within(t, 0, "Publish", func() {
-		err := <-result
-		assert.ErrorIs(t, err, publisher.ErrUnknown)
-		assert.ErrorIs(t, err, reason)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		require.NoError(t, p.say("before"))
+		p.proxy.Blackhole(true)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		reason := errors.New("given up")
+		result := make(chan error, 1)
+		go func() { result <- p.sayTo(ctx, p.queue, "lost") }()
+		p.awaitPublished(2)
+		cancel(reason)
+		within(t, 0, "Publish", func() {
+			err := <-result
+			assert.ErrorIs(t, err, publisher.ErrUnknown)
+			assert.ErrorIs(t, err, reason)
+		})
 	})
 }
 
 func TestContextEndsTheWaitForAConnection(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	p.proxy.Refuse(true)
-	p.proxy.Cut()
-	p.unhealthy()
-	within(t, 100*time.Millisecond, "Publish", func() {
-		err := p.sayWithin(100*time.Millisecond, "never")
-		assert.ErrorIs(t, err, publisher.ErrNotSent)
-		assert.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.ErrorContains(t, err, "not connected to RabbitMQ")
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		p.proxy.Refuse(true)
+		p.proxy.Cut()
+		p.unhealthy()
+		within(t, 100*time.Millisecond, "Publish", func() {
+			err := p.sayWithin(100*time.Millisecond, "never")
+			assert.ErrorIs(t, err, publisher.ErrNotSent)
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.ErrorContains(t, err, "not connected to RabbitMQ")
+		})
+		assert.Zero(t, p.proxy.Publishes())
 	})
-	assert.Zero(t, p.proxy.Publishes())
 }
 
 // Half of the callers give up within 4 ms, some of them while their message is being written. The

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -97,21 +98,23 @@ func TestBadTargetComesBack(t *testing.T) {
 // Many bad targets take a bounded number of channels, and others still work.
 func TestManyBadTargetsTakeFewChannels(t *testing.T) {
 	t.Parallel()
-	p, _ := onPeer(t, long, func(p *peer.Publish) {
-		if p.Exchange == "" {
-			ack(p)
-			return
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := onPeer(t, long, func(p *peer.Publish) {
+			if p.Exchange == "" {
+				ack(p)
+				return
+			}
+			p.CloseChannel(404, "NOT_FOUND")
+		})
+		p.recovers()
+		for _, c := range callers(8, 50, func(_ int, body string) error {
+			return p.Publish(t.Context(), fmt.Sprint("missing ", body), "k", amqp.Publishing{})
+		}) {
+			assert.ErrorIs(t, c.err, publisher.ErrUnknown)
 		}
-		p.CloseChannel(404, "NOT_FOUND")
+		assert.LessOrEqual(t, p.Lanes(), 64)
+		for _, c := range callers(8, 50, func(_ int, body string) error { return p.say(body) }) {
+			assert.NoError(t, c.err)
+		}
 	})
-	p.recovers()
-	for _, c := range callers(8, 50, func(_ int, body string) error {
-		return p.Publish(t.Context(), fmt.Sprint("missing ", body), "k", amqp.Publishing{})
-	}) {
-		assert.ErrorIs(t, c.err, publisher.ErrUnknown)
-	}
-	assert.LessOrEqual(t, p.Lanes(), 64)
-	for _, c := range callers(8, 50, func(_ int, body string) error { return p.say(body) }) {
-		assert.NoError(t, c.err)
-	}
 }

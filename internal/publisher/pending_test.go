@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -86,34 +87,36 @@ func together(letters []*letter, f func(*letter)) {
 // on one connection.
 func TestLateConfirmIsAwaited(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, soon)
-	p.recovers()
-	begun := len(p.client.published())
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, soon)
+		p.recovers()
+		begun := len(p.client.published())
 
-	p.proxy.HoldConfirms(true)
-	var letters []*letter
-	for i := range 8 {
-		letters = append(letters, p.letter(fmt.Sprint(i)))
-	}
-	together(letters, func(l *letter) { l.stayOpen(3) })
-	p.proxy.HoldConfirms(false)
-	for _, l := range letters {
-		assert.ErrorIs(t, l.outcome, publisher.ErrUnknown)
-		l.deliver()
-	}
-	assert.Len(t, p.client.published(), begun+len(letters), "published again")
-	assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
-	found := p.bodies()
-	for _, l := range letters {
-		assert.Equal(t, 1, found[l.body], "copies of %s", l.body)
-	}
+		p.proxy.HoldConfirms(true)
+		var letters []*letter
+		for i := range 8 {
+			letters = append(letters, p.letter(fmt.Sprint(i)))
+		}
+		together(letters, func(l *letter) { l.stayOpen(3) })
+		p.proxy.HoldConfirms(false)
+		for _, l := range letters {
+			assert.ErrorIs(t, l.outcome, publisher.ErrUnknown)
+			l.deliver()
+		}
+		assert.Len(t, p.client.published(), begun+len(letters), "published again")
+		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
+		found := p.bodies()
+		for _, l := range letters {
+			assert.Equal(t, 1, found[l.body], "copies of %s", l.body)
+		}
+	})
 }
 
 // Once the channel of an open outcome has ended, no confirm can come any more. The message is
 // published again, once.
 func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {
 	t.Parallel()
-	atOnce(t, map[string]func(*peer.Publish){
+	each(t, map[string]func(*peer.Publish){
 		"channel.close":    func(p *peer.Publish) { p.CloseChannel(406, "PRECONDITION_FAILED") },
 		"connection.close": func(p *peer.Publish) { p.CloseConnection(541, "INTERNAL_ERROR") },
 		"a reset":          func(p *peer.Publish) { p.Cut(true) },
@@ -147,7 +150,7 @@ func TestLateAnswers(t *testing.T) {
 		answer func(*peer.Publish)
 		want   string
 	}
-	atOnce(t, map[string]answer{
+	each(t, map[string]answer{
 		"ack":              {ack, success},
 		"nack":             {func(p *peer.Publish) { p.Nack(p.Tag, true) }, refused},
 		"return, then ack": {func(p *peer.Publish) { p.Return(); ack(p) }, returned},
@@ -167,35 +170,37 @@ func TestLateAnswers(t *testing.T) {
 // places: each is published once and confirmed in time. The connection lives on.
 func TestSlowTargetLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
-	slow := &slowTarget{channels: map[uint16]bool{}, sent: map[string]int{}}
-	p, _ := onPeer(t, soon, slow.answer)
-	p.recovers()
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowTarget{channels: map[uint16]bool{}, sent: map[string]int{}}
+		p, _ := onPeer(t, soon, slow.answer)
+		p.recovers()
 
-	const all, healthy, each = 500, 8, 40 // more than a channel has places
-	letters := make([]*letter, all)
-	for i := range letters {
-		letters[i] = p.letter(fmt.Sprint("slow ", i))
-		letters[i].key = "slow"
-	}
-	tryTwice := func(l *letter) { l.try(); l.try() }
-	together(letters, tryTwice)
-	slow.known(true)
-	var again sync.WaitGroup
-	again.Go(func() { together(letters, tryTwice) })
-	for _, c := range callers(healthy, each, func(_ int, body string) error { return p.say(body) }) {
-		assert.NoError(t, c.err, c.body)
-	}
-	again.Wait()
-	assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended, though the broker answers")
-	channels, beside := slow.release()
-	assert.LessOrEqual(t, channels, 10, "channels")
-	assert.Zero(t, beside, "publishes of the slow target on the channel of the healthy one")
-	for _, l := range letters {
-		l.deliver()
-	}
-	for body, n := range slow.sent {
-		assert.Equal(t, 1, n, "copies of %s", body)
-	}
+		const all, healthy, each = 500, 8, 40 // more than a channel has places
+		letters := make([]*letter, all)
+		for i := range letters {
+			letters[i] = p.letter(fmt.Sprint("slow ", i))
+			letters[i].key = "slow"
+		}
+		tryTwice := func(l *letter) { l.try(); l.try() }
+		together(letters, tryTwice)
+		slow.known(true)
+		var again sync.WaitGroup
+		again.Go(func() { together(letters, tryTwice) })
+		for _, c := range callers(healthy, each, func(_ int, body string) error { return p.say(body) }) {
+			assert.NoError(t, c.err, c.body)
+		}
+		again.Wait()
+		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended, though the broker answers")
+		channels, beside := slow.release()
+		assert.LessOrEqual(t, channels, 10, "channels")
+		assert.Zero(t, beside, "publishes of the slow target on the channel of the healthy one")
+		for _, l := range letters {
+			l.deliver()
+		}
+		for body, n := range slow.sent {
+			assert.Equal(t, 1, n, "copies of %s", body)
+		}
+	})
 }
 
 // slowTarget is a broker with one queue that confirms nothing until it is released.
@@ -249,110 +254,120 @@ func (s *slowTarget) release() (channels, beside int) {
 // channel, the channel stays open.
 func TestLostConfirmIsGivenUpOnceItsTargetWorks(t *testing.T) {
 	t.Parallel()
-	var copies, beside atomic.Int64
-	var works atomic.Bool
-	held := make(chan *peer.Publish, 1)
-	p, _ := onPeer(t, soon, func(p *peer.Publish) {
-		switch body := string(p.Body); {
-		case body == "letter" && copies.Add(1) == 1: // lost
-		case body == "beside":
-			beside.Add(1)
-			held <- p
-		case body == "other" && !works.Load():
-			nack(p)
-		default:
-			ack(p)
+	synctest.Test(t, func(t *testing.T) {
+		var copies, beside atomic.Int64
+		var works atomic.Bool
+		held := make(chan *peer.Publish, 1)
+		p, _ := onPeer(t, soon, func(p *peer.Publish) {
+			switch body := string(p.Body); {
+			case body == "letter" && copies.Add(1) == 1: // lost
+			case body == "beside":
+				beside.Add(1)
+				held <- p
+			case body == "other" && !works.Load():
+				nack(p)
+			default:
+				ack(p)
+			}
+		})
+		p.recovers()
+		l, slow := p.letter("letter"), p.letter("beside")
+		slow.key = "slow"
+		both := func() { together([]*letter{l, slow}, func(l *letter) { l.try() }) }
+		for l.overdue < 2 {
+			both()
+			require.True(t, l.pending.IsOpen() && slow.pending.IsOpen())
+			assert.ErrorIs(t, p.say("other"), publisher.ErrRefused)
 		}
+		works.Store(true)
+		require.NoError(t, p.say("other"))
+		for range 2 {
+			both()
+			require.EqualValues(t, 1, copies.Load(), "given up, though the channel is in use")
+		}
+		ack(<-held)
+		slow.deliver()
+		l.deliver()
+		assert.EqualValues(t, 2, copies.Load())
+		assert.EqualValues(t, 1, beside.Load())
 	})
-	p.recovers()
-	l, slow := p.letter("letter"), p.letter("beside")
-	slow.key = "slow"
-	both := func() { together([]*letter{l, slow}, func(l *letter) { l.try() }) }
-	for l.overdue < 2 {
-		both()
-		require.True(t, l.pending.IsOpen() && slow.pending.IsOpen())
-		assert.ErrorIs(t, p.say("other"), publisher.ErrRefused)
-	}
-	works.Store(true)
-	require.NoError(t, p.say("other"))
-	for range 2 {
-		both()
-		require.EqualValues(t, 1, copies.Load(), "given up, though the channel is in use")
-	}
-	ack(<-held)
-	slow.deliver()
-	l.deliver()
-	assert.EqualValues(t, 2, copies.Load())
-	assert.EqualValues(t, 1, beside.Load())
 }
 
 // A caller that waits for an outcome also notices that the broker is gone silently.
 func TestSilenceIsNoticedWhileAnOutcomeIsOpen(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, soon)
-	p.recovers()
-	p.proxy.HoldConfirms(true)
-	l := p.letter("letter")
-	l.stayOpen(2)
-	require.Equal(t, 1, p.proxy.Connections())
-	p.proxy.Blackhole(true)
-	await(t, "the end of the connection", func() bool {
-		l.try()
-		return p.proxy.Connections() > 1
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, soon)
+		p.recovers()
+		p.proxy.HoldConfirms(true)
+		l := p.letter("letter")
+		l.stayOpen(2)
+		require.Equal(t, 1, p.proxy.Connections())
+		p.proxy.Blackhole(true)
+		await(t, "the end of the connection", func() bool {
+			l.try()
+			return p.proxy.Connections() > 1
+		})
+		p.proxy.Blackhole(false)
+		p.proxy.HoldConfirms(false)
+		l.deliver()
 	})
-	p.proxy.Blackhole(false)
-	p.proxy.HoldConfirms(false)
-	l.deliver()
 }
 
 // A broker that has blocked publishing answers nothing, and says so. The connection lives on, and
 // the outcome stays open.
 func TestBlockedConnectionIsNotEnded(t *testing.T) {
 	t.Parallel()
-	held := make(chan *peer.Publish, 1)
-	p, s := onPeer(t, soon, func(p *peer.Publish) {
-		p.Blocked(true)
-		held <- p
+	synctest.Test(t, func(t *testing.T) {
+		held := make(chan *peer.Publish, 1)
+		p, s := onPeer(t, soon, func(p *peer.Publish) {
+			p.Blocked(true)
+			held <- p
+		})
+		l := p.letter("letter")
+		l.stayOpen(3)
+		first := <-held
+		first.Blocked(false)
+		ack(first)
+		l.deliver()
+		assert.Equal(t, 1, p.proxy.Connections())
+		assert.Equal(t, 1, s.Published())
 	})
-	l := p.letter("letter")
-	l.stayOpen(3)
-	first := <-held
-	first.Blocked(false)
-	ack(first)
-	l.deliver()
-	assert.Equal(t, 1, p.proxy.Connections())
-	assert.Equal(t, 1, s.Published())
 }
 
 // A publish that is released keeps neither a place nor a channel.
 func TestReleasedOutcomesKeepNoChannel(t *testing.T) {
 	t.Parallel()
-	p, _ := onPeer(t, soon, func(*peer.Publish) {})
-	letters := make([]*letter, 5)
-	for i := range letters {
-		letters[i] = p.letter("letter")
-		letters[i].key = fmt.Sprint("queue ", i)
-	}
-	together(letters, func(l *letter) { l.stayOpen(1) })
-	assert.Positive(t, p.Retired())
-	for _, l := range letters {
-		l.pending.Release()
-		l.pending.Release()
-		assert.False(t, l.pending.IsOpen())
-		assert.Error(t, l.pending.Await(t.Context()))
-	}
-	assert.Zero(t, p.Retired(), "channels that are open for released publishes")
-	assert.Equal(t, 1, p.proxy.Connections())
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := onPeer(t, soon, func(*peer.Publish) {})
+		letters := make([]*letter, 5)
+		for i := range letters {
+			letters[i] = p.letter("letter")
+			letters[i].key = fmt.Sprint("queue ", i)
+		}
+		together(letters, func(l *letter) { l.stayOpen(1) })
+		assert.Positive(t, p.Retired())
+		for _, l := range letters {
+			l.pending.Release()
+			l.pending.Release()
+			assert.False(t, l.pending.IsOpen())
+			assert.Error(t, l.pending.Await(t.Context()))
+		}
+		assert.Zero(t, p.Retired(), "channels that are open for released publishes")
+		assert.Equal(t, 1, p.proxy.Connections())
+	})
 }
 
 func TestCloseEndsOpenOutcomes(t *testing.T) {
 	t.Parallel()
-	p, _ := onPeer(t, soon, func(*peer.Publish) {})
-	l := p.letter("letter")
-	l.stayOpen(1)
-	within(t, goodbye, "Close", p.Close)
-	within(t, 0, "Await", func() {
-		assert.ErrorIs(t, l.pending.Await(t.Context()), publisher.ErrUnknown)
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := onPeer(t, soon, func(*peer.Publish) {})
+		l := p.letter("letter")
+		l.stayOpen(1)
+		within(t, goodbye, "Close", p.Close)
+		within(t, 0, "Await", func() {
+			assert.ErrorIs(t, l.pending.Await(t.Context()), publisher.ErrUnknown)
+		})
+		assert.False(t, l.pending.IsOpen())
 	})
-	assert.False(t, l.pending.IsOpen())
 }

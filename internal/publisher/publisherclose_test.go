@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
@@ -80,22 +81,26 @@ func TestCloseUnderManyCallers(t *testing.T) {
 
 func TestCloseEndsCallsThatWaitForAConnection(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	p.proxy.Refuse(true)
-	p.proxy.Cut()
-	p.unhealthy()
-	results := p.begin(8, "never")
-	within(t, goodbye, "Close", p.Close)
-	endsWith(t, results, publisher.ErrClosed)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		p.proxy.Refuse(true)
+		p.proxy.Cut()
+		p.unhealthy()
+		results := p.begin(8, "never")
+		within(t, goodbye, "Close", p.Close)
+		endsWith(t, results, publisher.ErrClosed)
+	})
 }
 
 func TestCloseEndsCallsThatWaitForTheirConfirm(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	require.NoError(t, p.say("before"))
-	p.proxy.Blackhole(true)
-	results := p.begin(8, "lost")
-	p.awaitPublished(1 + cap(results))
-	within(t, goodbye, "Close", p.Close)
-	endsWith(t, results, publisher.ErrUnknown)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		require.NoError(t, p.say("before"))
+		p.proxy.Blackhole(true)
+		results := p.begin(8, "lost")
+		p.awaitPublished(1 + cap(results))
+		within(t, goodbye, "Close", p.Close)
+		endsWith(t, results, publisher.ErrUnknown)
+	})
 }

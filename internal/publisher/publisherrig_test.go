@@ -18,6 +18,7 @@ import (
 	"github.com/millpond-go/millpond/internal/link"
 	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/memnet"
 	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 )
@@ -57,14 +58,12 @@ func onBroker(t testing.TB, args amqp.Table) rig {
 	return connect(t, url, declare(t, url, testbroker.Queue(t), args), long)
 }
 
-// behindProxy publishes to a new queue of the shared broker, through a proxy that knows frames.
+// behindProxy publishes to a queue of a peer.
 func behindProxy(t testing.TB, timeout time.Duration) rig {
 	t.Helper()
-	url := testbroker.URL(t)
-	queue, proxy := declare(t, url, testbroker.Queue(t), nil), testbroker.NewProxy(t, url)
-	proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
-	r := connect(t, proxy.URL(), queue, timeout)
-	r.url, r.proxy = url, proxy
+	r, s := onPeer(t, timeout, nil)
+	declare(t, s.URL(), r.queue, nil)
+	r.url = s.URL()
 	return r
 }
 
@@ -75,11 +74,12 @@ func onNode(t testing.TB, timeout time.Duration) (rig, *testbroker.Node) {
 	return connect(t, node.URL(), declare(t, node.URL(), "q", nil), timeout), node
 }
 
-// onPeer publishes to a scripted broker, which it returns.
+// onPeer publishes to a scripted broker, which it returns, through a proxy that knows frames.
 func onPeer(t testing.TB, timeout time.Duration, script func(*peer.Publish)) (rig, *peer.Server) {
 	t.Helper()
 	s := peer.Start(t, script)
 	proxy := testbroker.NewProxy(t, s.URL())
+	proxy.Tap(func(testbroker.Seen) testbroker.Fault { return testbroker.Fault{} })
 	r := connect(t, proxy.URL(), "any", timeout)
 	r.proxy = proxy
 	return r, s
@@ -301,7 +301,7 @@ type client struct {
 }
 
 func (c *client) dial(network, address string) (net.Conn, error) {
-	inner, err := net.DialTimeout(network, address, 5*time.Second)
+	inner, err := memnet.Dial(network, address)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -92,18 +93,20 @@ func TestKeptMessageIsNotReturned(t *testing.T) {
 
 func TestAloneWhileTheBrokerIsAway(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, 500*time.Millisecond)
-	publish := func() error {
-		return p.PublishAlone(t.Context(), nil, to(p.queue), &amqp.Publishing{})
-	}
-	p.proxy.Blackhole(true)
-	for range 3 {
-		within(t, 0, "a publish while the broker is away", func() { require.Error(t, publish()) })
-	}
-	p.proxy.Blackhole(false)
-	await(t, "publishing works again", func() bool { return publish() == nil })
-	p.Close()
-	require.ErrorIs(t, publish(), publisher.ErrClosed)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, 500*time.Millisecond)
+		publish := func() error {
+			return p.PublishAlone(t.Context(), nil, to(p.queue), &amqp.Publishing{})
+		}
+		p.proxy.Blackhole(true)
+		for range 3 {
+			within(t, 0, "a publish while the broker is away", func() { require.Error(t, publish()) })
+		}
+		p.proxy.Blackhole(false)
+		await(t, "publishing works again", func() bool { return publish() == nil })
+		p.Close()
+		require.ErrorIs(t, publish(), publisher.ErrClosed)
+	})
 }
 
 func TestDoRunsOnItsOwnChannel(t *testing.T) {
@@ -126,10 +129,12 @@ func TestDoRunsOnItsOwnChannel(t *testing.T) {
 
 func TestDoIsBounded(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, 300*time.Millisecond)
-	p.proxy.Blackhole(true)
-	within(t, 300*time.Millisecond, "Do", func() {
-		err := p.Do(t.Context(), func(*amqp.Channel) error { return nil })
-		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, 300*time.Millisecond)
+		p.proxy.Blackhole(true)
+		within(t, 300*time.Millisecond, "Do", func() {
+			err := p.Do(t.Context(), func(*amqp.Channel) error { return nil })
+			assert.ErrorIs(t, err, context.DeadlineExceeded)
+		})
 	})
 }

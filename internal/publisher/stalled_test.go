@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -83,19 +84,21 @@ func TestContextEndsTheWaitForAWrite(t *testing.T) {
 // connection is kept, and each call ends in time.
 func TestConfirmsThatNeverComeCostNoConnection(t *testing.T) {
 	t.Parallel()
-	p := behindProxy(t, long)
-	require.NoError(t, p.say("before"))
-	p.proxy.HoldConfirms(true)
-	const limit = 300 * time.Millisecond
-	say := func(_ int, body string) error { return p.sayWithin(limit, body) }
-	for _, c := range callers(8, 3, say) {
-		// A publish is not sent if the next channel was not open in time.
-		isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
-		assert.Less(t, c.took, limit+slack)
-	}
-	p.proxy.HoldConfirms(false)
-	p.recovers()
-	assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
+	synctest.Test(t, func(t *testing.T) {
+		p := behindProxy(t, long)
+		require.NoError(t, p.say("before"))
+		p.proxy.HoldConfirms(true)
+		const limit = 300 * time.Millisecond
+		say := func(_ int, body string) error { return p.sayWithin(limit, body) }
+		for _, c := range callers(8, 3, say) {
+			// A publish is not sent if the next channel was not open in time.
+			isAny(t, c.err, publisher.ErrUnknown, publisher.ErrNotSent)
+			assert.Less(t, c.took, limit+slack)
+		}
+		p.proxy.HoldConfirms(false)
+		p.recovers()
+		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
+	})
 }
 
 func TestFrozenBroker(t *testing.T) {
