@@ -313,7 +313,7 @@ func TestMinorityMakesNoSecondCopy(t *testing.T) {
 			URL: url, Queue: queue, Keep: true, Strategy: topology.PerQueue{Type: kind},
 			Policy:            backoff.List{200 * time.Millisecond},
 			Configure:         rig.QuickReconnect, // Classic main queues live on the node that stays.
-			ClientOptions:     []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
+			ClientOptions:     []topology.Option{topology.WithConfirmTimeout(2 * time.Second)},
 			SubscriberOptions: rig.InFlight(messages),
 			RetryOptions:      []middleware.Option{middleware.WithObserver(told)},
 			Handle: func(msg *message.Message) error {

@@ -27,10 +27,7 @@ import (
 	"github.com/millpond-go/millpond/topology"
 )
 
-const (
-	lateMessages = 5
-	lateTimeout  = 2 * time.Second
-)
+const lateMessages = 5
 
 // oneCopyEach is a count of publishes without a duplicate.
 var oneCopyEach = map[string]int{"0": 1, "1 dead": 1, "2": 1, "3 dead": 1, "4": 1}
@@ -76,14 +73,13 @@ type lateService struct {
 }
 
 // startLate returns the service after so many failed tries of each hand-over.
-func startLate(t *testing.T, tries int) *lateService {
+func startLate(t *testing.T, broker *peer.Server, tries int) *lateService {
 	t.Helper()
 	s := &lateService{confirms: confirms{copies: map[string]int{}}}
 	s.proxy = testbroker.NewProxy(t, peer.Start(t, s.hold).URL())
 	s.Service = rig.Start(t, rig.Config{
-		URL: testbroker.URL(t), PublisherURL: s.proxy.URL(), Policy: backoff.List{time.Minute},
+		URL: broker.URL(), PublisherURL: s.proxy.URL(), Policy: backoff.List{time.Minute},
 		Configure:         func(cfg *wamqp.Config) { rig.QuorumQueue(cfg); rig.QuickReconnect(cfg) },
-		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(lateTimeout)},
 		SubscriberOptions: rig.InFlight(lateMessages),
 		RetryOptions:      []middleware.Option{middleware.WithObserver(&s.handOvers)},
 		Handle: func(msg *message.Message) error {
@@ -104,52 +100,82 @@ func startLate(t *testing.T, tries int) *lateService {
 	return s
 }
 
-// Given confirms that come several timeouts late, then there is one copy of each message, and
+// Given confirms that come twenty-five minutes late, then there is one copy of each message, and
 // each delivery is acked.
 func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 	t.Parallel()
-	s := startLate(t, 3)
-	s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-	rig.WaitFor(t, "all hand-overs", func() bool { return s.handOvers.Succeeded() == lateMessages })
-	s.Stop()
-	assert.Zero(t, s.Depth(""), "given back")
-	assert.Equal(t, oneCopyEach, s.published())
-	assert.Equal(t, 1, s.proxy.Connections())
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		s := startLate(t, broker, 3)
+		<-time.After(25 * time.Minute)
+		s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+		rig.WaitFor(t, "all hand-overs", func() bool { return s.handOvers.Succeeded() == lateMessages })
+		s.Stop()
+		assert.Zero(t, s.Depth(""), "given back")
+		assert.Equal(t, oneCopyEach, s.published())
+		assert.Equal(t, 1, s.proxy.Connections())
+	})
 }
 
 // Given open outcomes, when the channel ends, then each message is published once more, and
 // not earlier.
 func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
 	t.Parallel()
-	s := startLate(t, 2)
-	assert.Equal(t, oneCopyEach, s.published())
-	closed := map[uint16]bool{}
-	s.each(func(p *peer.Publish) {
-		if !closed[p.Channel] {
-			p.CloseChannel(406, "PRECONDITION_FAILED")
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		s := startLate(t, broker, 2)
+		assert.Equal(t, oneCopyEach, s.published())
+		closed := map[uint16]bool{}
+		s.each(func(p *peer.Publish) {
+			if !closed[p.Channel] {
+				p.CloseChannel(406, "PRECONDITION_FAILED")
+			}
+			closed[p.Channel] = true
+		})
+		rig.WaitFor(t, "all hand-overs", func() bool {
+			s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+			return s.handOvers.Succeeded() == lateMessages
+		})
+		s.Stop()
+		for body, n := range s.published() {
+			assert.Equal(t, 2, n, "copies of %s", body)
 		}
-		closed[p.Channel] = true
 	})
-	rig.WaitFor(t, "all hand-overs", func() bool {
-		s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-		return s.handOvers.Succeeded() == lateMessages
-	})
-	s.Stop()
-	for body, n := range s.published() {
-		assert.Equal(t, 2, n, "copies of %s", body)
-	}
 }
 
-// Given open outcomes, when the service stops, then it waits no longer than the drain, and the
-// messages go back to their queue.
+// Given open outcomes, when the service stops, then it waits no longer than the drain of 20 s, and
+// the messages go back to their queue.
 func TestShutdownWithAnOpenOutcome(t *testing.T) {
 	t.Parallel()
-	s := startLate(t, 1)
-	begun := time.Now()
-	s.Stop()
-	require.Less(t, time.Since(begun), closeLimit)
-	rig.WaitFor(t, "all messages in their queue", func() bool { return s.Depth("") == lateMessages })
-	assert.Equal(t, oneCopyEach, s.published())
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		s := startLate(t, broker, 1)
+		begun := time.Now()
+		s.Stop()
+		t.Logf("stopped after %v", time.Since(begun))
+		require.LessOrEqual(t, time.Since(begun), 30*time.Second)
+		rig.WaitFor(t, "all messages in their queue", func() bool { return s.Depth("") == lateMessages })
+		assert.Equal(t, oneCopyEach, s.published())
+	})
+}
+
+// Given confirms that never come, then a message is held for as long as the broker's consumer
+// timeout of 30 minutes allows, with the default confirm timeout of 10 s: 28 min 30 s. Then it goes
+// back to its queue, and one message is tried at a time. Once the broker confirms, all are handed
+// over.
+func TestAHoldEndsBeforeTheConsumerTimeout(t *testing.T) {
+	t.Parallel()
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		s := startLate(t, broker, 1)
+		const line = "Messages could not be stored for as long as a delivery may be held"
+		<-time.After(28 * time.Minute)
+		require.Zero(t, s.Logs.Said(line))
+		s.AwaitLine(line)
+		<-time.After(5 * time.Minute)
+		rig.WaitFor(t, "all hand-overs", func() bool {
+			s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
+			return s.handOvers.Succeeded() == lateMessages
+		})
+		s.Stop()
+		assert.Zero(t, s.Depth(""), "left")
+	})
 }
 
 const (
@@ -349,52 +375,46 @@ func TestConsumerTimeoutIsLearned(t *testing.T) {
 	}
 }
 
-// Given a publishing connection that passes nothing for thirty confirm timeouts, then the
-// message is held, with at most two tries a second. It costs no attempt, and afterwards the
-// queue goes on by itself (C14).
+// Given a publishing connection that passes nothing for 25 minutes, then the message is held, with
+// at most two tries a second. It costs no attempt, and afterwards the queue goes on by itself (C14).
 func TestBlackholedPublisherHoldsTheMessage(t *testing.T) {
 	t.Parallel()
-	const confirmTimeout = time.Second
-	url := testbroker.URL(t)
-	proxy := testbroker.NewProxy(t, url)
-	attempts := make(chan int, 100)
-	r := rig.Start(t, rig.Config{
-		URL: url, PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
-		ClientOptions: []topology.Option{topology.WithConfirmTimeout(confirmTimeout)},
-		Policy:        backoff.List{time.Second},
-		Handle: func(msg *message.Message) error {
-			attempts <- middleware.Attempt(msg.Context())
-			if string(msg.Payload) != "failing" {
-				return nil
-			}
-			err := rig.FailFirst(msg)
-			proxy.Blackhole(err != nil)
-			return err
-		},
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		proxy := testbroker.NewProxy(t, broker.URL())
+		attempts := make(chan int, 100)
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), PublisherURL: proxy.URL(), Configure: rig.QuorumQueue,
+			Policy: backoff.List{time.Second},
+			Handle: func(msg *message.Message) error {
+				attempts <- middleware.Attempt(msg.Context())
+				if string(msg.Payload) != "failing" {
+					return nil
+				}
+				err := rig.FailFirst(msg)
+				proxy.Blackhole(err != nil)
+				return err
+			},
+		})
+		r.Send("failing", "behind it")
+		require.Equal(t, 1, <-attempts)
+
+		before := proxy.Tries()
+		const outage = 25 * time.Minute
+		select {
+		case n := <-attempts:
+			t.Fatalf("attempt %d during the outage", n)
+		case <-time.After(outage):
+		}
+		tries := proxy.Tries() - before
+		t.Logf("%d tries in %v", tries, outage)
+		require.LessOrEqual(t, float64(tries)/outage.Seconds(), 2.0, "tries a second")
+		require.Positive(t, tries)
+
+		proxy.Blackhole(false)
+		require.Equal(t, 1, <-attempts, "the message behind it")
+		require.Equal(t, 2, <-attempts, "the second attempt of the first")
+		require.Zero(t, r.Depth(".dlq"))
 	})
-	r.Publish(amqp.Publishing{Body: []byte("failing")})
-	r.Publish(amqp.Publishing{Body: []byte("behind it")})
-	require.Equal(t, 1, <-attempts)
-
-	begun, before := time.Now(), proxy.Tries()
-	outage := 30 * confirmTimeout
-	if testing.Short() {
-		outage = 5 * confirmTimeout
-	}
-	select {
-	case n := <-attempts:
-		t.Fatalf("attempt %d during the outage", n)
-	case <-time.After(outage):
-	}
-	tries := proxy.Tries() - before
-	t.Logf("%d tries in %v", tries, outage)
-	require.LessOrEqual(t, float64(tries)/time.Since(begun).Seconds(), 2.0, "tries a second")
-	require.Positive(t, tries)
-
-	proxy.Blackhole(false)
-	require.Equal(t, 1, <-attempts, "the message behind it")
-	require.Equal(t, 2, <-attempts, "the second attempt of the first")
-	require.Zero(t, r.Depth(".dlq"))
 }
 
 // brokenPublisher is a publisher of a handler's messages that may refuse them.
@@ -413,37 +433,36 @@ func (p *brokenPublisher) Publish(string, ...*message.Message) error {
 
 func (p *brokenPublisher) Close() error { return nil }
 
-// Given a handler whose messages cannot be published for two minutes, then the router nacks
+// Given a handler whose messages cannot be published for twenty minutes, then the router nacks
 // after every middleware. No message spins, is dropped or dead-lettered (C10).
 func TestFailingOutgoingPublishesSpinNothing(t *testing.T) {
 	t.Parallel()
-	outage := 2 * time.Minute
-	if testing.Short() {
-		outage = 5 * time.Second
-	}
-	pub := &brokenPublisher{}
-	pub.broken.Store(true)
-	var calls rig.Timeline
-	r := rig.Start(t, rig.Config{
-		Configure: rig.QuorumQueue, Policy: rig.Quickly(1), Publisher: pub, PublishTopic: "elsewhere",
-		Handler: func(msg *message.Message) ([]*message.Message, error) {
-			if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
-				t.Errorf("attempt %d: a nack of the router burned one", attempt)
-			}
-			calls.Add()
-			return []*message.Message{message.NewMessage("out", []byte("out"))}, nil
-		},
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		const outage = 20 * time.Minute
+		pub := &brokenPublisher{}
+		pub.broken.Store(true)
+		var calls rig.Timeline
+		r := rig.Start(t, rig.Config{
+			URL: broker.URL(), Configure: rig.QuorumQueue, Policy: rig.Quickly(1),
+			Publisher: pub, PublishTopic: "elsewhere",
+			Handler: func(msg *message.Message) ([]*message.Message, error) {
+				if attempt := middleware.Attempt(msg.Context()); attempt != 1 {
+					t.Errorf("attempt %d: a nack of the router burned one", attempt)
+				}
+				calls.Add()
+				return []*message.Message{message.NewMessage("out", []byte("out"))}, nil
+			},
+		})
+		r.Send("patient")
+		<-time.After(outage)
+		require.Zero(t, r.Depth(".dlq"))
+		n := calls.Count()
+		t.Logf("%d calls in %v", n, outage)
+		require.Greater(t, n, 2)
+		require.LessOrEqual(t, n, int(outage/time.Second)+1)
+		pub.broken.Store(false)
+		rig.WaitFor(t, "the publish", func() bool { return pub.published.Load() == 1 })
+		r.RequireNothingLeft(0)
+		require.EqualValues(t, 1, pub.published.Load())
 	})
-	begun := time.Now()
-	r.Send("patient")
-	<-time.After(outage)
-	require.Zero(t, r.Depth(".dlq"))
-	n, took := calls.Count(), time.Since(begun) // The look takes seconds on a busy machine.
-	t.Logf("%d calls in %v", n, took)
-	require.Greater(t, n, 2)
-	require.LessOrEqual(t, n, int((took+rig.Grace)/time.Second)+1)
-	pub.broken.Store(false)
-	rig.WaitFor(t, "the publish", func() bool { return pub.published.Load() == 1 })
-	r.RequireNothingLeft(0)
-	require.EqualValues(t, 1, pub.published.Load())
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/millpond-go/millpond/backoff"
 	"github.com/millpond-go/millpond/internal/testing/frame"
+	"github.com/millpond-go/millpond/internal/testing/peer"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -35,68 +36,73 @@ func stopDuring(t *testing.T, r *rig.Service, f func()) {
 func TestCloseDrains(t *testing.T) {
 	t.Parallel()
 	t.Run("failure is handed over", func(t *testing.T) {
-		t.Parallel()
-		handling, finish := make(chan struct{}), make(chan struct{})
-		r := rig.Start(t, rig.Config{
-			Policy: backoff.List{30 * time.Second},
-			Handle: func(*message.Message) error {
-				close(handling)
-				<-finish
-				return rig.ErrFailed
-			},
+		rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+			handling, finish := make(chan struct{}), make(chan struct{})
+			r := rig.Start(t, rig.Config{
+				URL: broker.URL(), Policy: backoff.List{30 * time.Second},
+				Handle: func(*message.Message) error {
+					close(handling)
+					<-finish
+					return rig.ErrFailed
+				},
+			})
+			r.Send("late")
+			<-handling
+			stopDuring(t, r, func() {
+				<-time.After(10 * time.Second)
+				close(finish)
+			})
+			require.Equal(t, 1, r.Depth(".wait.30s"))
+			require.Zero(t, r.Depth(""))
 		})
-		r.Send("late")
-		<-handling
-		stopDuring(t, r, func() { close(finish) })
-		require.Equal(t, 1, r.Depth(".wait.30s"))
-		require.Zero(t, r.Depth(""))
 	})
 	t.Run("too slow goes back", func(t *testing.T) {
-		t.Parallel()
-		handling := make(chan struct{})
-		r := rig.Start(t, rig.Config{
-			Policy:            backoff.List{30 * time.Second},
-			SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second / 2)},
-			Handle: func(msg *message.Message) error {
-				close(handling)
-				<-msg.Context().Done()
-				return msg.Context().Err()
-			},
+		rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+			handling := make(chan struct{})
+			r := rig.Start(t, rig.Config{
+				URL: broker.URL(), Policy: backoff.List{30 * time.Second},
+				SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second / 2)},
+				Handle: func(msg *message.Message) error {
+					close(handling)
+					<-msg.Context().Done()
+					return msg.Context().Err()
+				},
+			})
+			r.Send("slow")
+			<-handling
+			r.Stop()
+			back := rig.Take(t, r.URL, r.Queue)
+			require.Equal(t, "slow", string(back.Body))
+			require.NotContains(t, back.Headers, header.Failures)
+			require.Zero(t, r.Depth(".wait.30s"))
 		})
-		r.Send("slow")
-		<-handling
-		r.Stop()
-		back := rig.Take(t, r.URL, r.Queue)
-		require.Equal(t, "slow", string(back.Body))
-		require.NotContains(t, back.Headers, header.Failures)
-		require.Zero(t, r.Depth(".wait.30s"))
 	})
 }
 
-// Given a broker that has stopped answering, then Close ends in time.
+// Given a broker that has stopped answering, then Close ends within the drain timeout and the
+// goodbyes of both connections.
 func TestCloseReturnsFromAFrozenBroker(t *testing.T) {
 	t.Parallel()
-	node := testbroker.Private(t)
-	handling, confirmed := make(chan struct{}), make(chan struct{})
-	r := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: "orders", Policy: backoff.List{time.Second},
-		ClientOptions:     []topology.Option{topology.WithConfirmTimeout(time.Second)},
-		SubscriberOptions: []topology.SubscriberOption{topology.WithDrainTimeout(time.Second)},
-		Handle: func(*message.Message) error {
-			<-confirmed
-			node.Freeze(t)
-			close(handling)
-			return rig.ErrFailed
-		},
+	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
+		proxy := testbroker.NewProxy(t, broker.URL())
+		handling := make(chan struct{})
+		r := rig.Start(t, rig.Config{
+			URL: proxy.URL(), AdminURL: broker.URL(), Policy: backoff.List{time.Second},
+			Handle: func(*message.Message) error {
+				proxy.Freeze(true)
+				close(handling)
+				return rig.ErrFailed
+			},
+		})
+		rig.Publish(t, broker.URL(), "", r.Queue, rig.Message("stuck"))
+		<-handling
+		begun := time.Now()
+		r.Stop()
+		t.Logf("closed after %v", time.Since(begun))
+		require.LessOrEqual(t, time.Since(begun), 45*time.Second)
+		proxy.Freeze(false)
+		require.Equal(t, "stuck", string(rig.Take(t, broker.URL(), r.Queue).Body))
 	})
-	r.Send("stuck")
-	close(confirmed)
-	<-handling
-	begun := time.Now()
-	r.Stop()
-	require.Less(t, time.Since(begun), 20*time.Second)
-	node.Thaw(t)
-	require.Equal(t, "stuck", string(rig.Take(t, node.URL(), "orders").Body))
 }
 
 // Given a service that is deployed thirty times, each time with one message in progress and the
