@@ -21,22 +21,17 @@ type Publish struct {
 // Accept stores the message in the queue that its routing key names, and acks it. If the queue is
 // missing, it returns the message first (F4). It does the same after the client has gone.
 func (p *Publish) Accept() {
-	if !p.Store() {
-		p.Return()
-	}
-	p.Ack(p.Tag, false)
-}
-
-// Store is Accept without an answer. It reports whether the queue exists.
-func (p *Publish) Store() bool {
 	s := p.ch.conn.server
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	q := s.queues[p.RoutingKey]
 	if q != nil {
 		s.add(q, &message{exchange: p.Exchange, key: p.RoutingKey, header: p.header, body: p.Body})
 	}
-	return q != nil
+	s.mu.Unlock()
+	if q == nil {
+		p.Return()
+	}
+	p.Ack(p.Tag, false)
 }
 
 // Ack and Nack confirm a tag, or with multiple all up to it.
@@ -77,7 +72,13 @@ func (p *Publish) CloseConnection(reply uint16, text string) {
 }
 
 // Blocked tells the client to stop publishing, or to go on.
-func (p *Publish) Blocked(blocked bool) { p.ch.conn.block(blocked) }
+func (p *Publish) Blocked(blocked bool) {
+	if blocked {
+		p.ch.conn.send(0, frame.ConnectionBlocked, frame.Short("low on memory"))
+	} else {
+		p.ch.conn.send(0, frame.ConnectionUnblocked)
+	}
+}
 
 // Garbage sends a frame without its end mark.
 func (p *Publish) Garbage() {

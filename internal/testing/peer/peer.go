@@ -30,7 +30,6 @@ type Server struct {
 	queues    map[string]*queue
 	arrived   int // messages in queues so far
 	published int
-	blocked   bool
 	wait      sync.WaitGroup
 }
 
@@ -91,16 +90,6 @@ func (s *Server) close() {
 	}
 	s.mu.Unlock()
 	s.wait.Wait()
-}
-
-// Block tells every client to stop publishing, or to go on. The peer still takes publishes.
-func (s *Server) Block(on bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.blocked = on
-	for c := range s.conns {
-		c.block(on)
-	}
 }
 
 // connection is one client. The server's mu guards all but the serving goroutine's reads.
@@ -204,12 +193,9 @@ func (c *connection) method(f frame.Frame) {
 	case frame.ConnectionStartOk:
 		c.send(0, frame.ConnectionTune, []byte{7, 255}, binary.BigEndian.AppendUint32(nil, frameMax),
 			[]byte{0, 60})
-	case frame.ConnectionTuneOk:
+	case frame.ConnectionTuneOk: // nothing to answer
 	case frame.ConnectionOpen:
 		answer(frame.Short(""))
-		if c.server.blocked {
-			c.block(true)
-		}
 	case frame.ChannelOpen:
 		answer(frame.LongString(""))
 	case frame.QueueDeclare:
@@ -260,11 +246,11 @@ func (c *connection) method(f frame.Frame) {
 // noWait reports whether a client wants no answer.
 func noWait(m frame.Method, args frame.Args) bool {
 	args.Skip(2)
-	if args.Short(); m == frame.ExchangeDeclare {
-		args.Short()
+	args.Short()
+	args.Short()
+	if m == frame.ExchangeDeclare {
 		return args.Byte()&16 != 0
 	}
-	args.Short()
 	args.Short()
 	return args.Byte()&1 != 0
 }
@@ -304,14 +290,6 @@ func (c *connection) content(f frame.Frame) (*Publish, error) {
 	c.server.published++
 	p.Number = c.server.published
 	return p, nil
-}
-
-func (c *connection) block(on bool) {
-	if on {
-		c.send(0, frame.ConnectionBlocked, frame.Short("low on memory"))
-	} else {
-		c.send(0, frame.ConnectionUnblocked)
-	}
 }
 
 func (c *connection) send(channel uint16, m frame.Method, args ...[]byte) {

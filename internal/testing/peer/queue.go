@@ -34,17 +34,6 @@ type unacked struct {
 	tag   uint64
 	queue *queue
 	msg   *message
-	by    *consumer // nil: basic.get
-}
-
-// Depth returns the number of ready messages, or -1 if there is no such queue.
-func (s *Server) Depth(queue string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if q := s.queues[queue]; q != nil {
-		return len(q.ready)
-	}
-	return -1
 }
 
 // Move moves the first ready message to the tail of another queue, as a broker that dead-letters it
@@ -59,13 +48,6 @@ func (s *Server) Move(from, to string) {
 	m := source.ready[0]
 	source.ready = source.ready[1:]
 	s.add(target, &message{key: to, header: m.header, body: m.body})
-}
-
-// Delete deletes a queue with its messages, and cancels its consumers.
-func (s *Server) Delete(queue string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.remove(queue)
 }
 
 func (s *Server) add(q *queue, m *message) {
@@ -105,16 +87,16 @@ func (q *queue) deliver() {
 		full = 0
 		m := q.ready[0]
 		q.ready = q.ready[1:]
-		tag := k.ch.hand(q, m, k)
+		tag := k.ch.hand(q, m)
 		k.ch.conn.write(m.frames(k.ch.id, frame.BasicDeliver, frame.Short(k.tag), frame.Long(tag),
 			flag(m.redelivered), frame.Short(m.exchange), frame.Short(m.key))...)
 	}
 }
 
 // hand counts a message as delivered.
-func (ch *channel) hand(q *queue, m *message, by *consumer) (tag uint64) {
+func (ch *channel) hand(q *queue, m *message) (tag uint64) {
 	ch.delivered++
-	ch.unacked = append(ch.unacked, unacked{ch.delivered, q, m, by})
+	ch.unacked = append(ch.unacked, unacked{ch.delivered, q, m})
 	return ch.delivered
 }
 
@@ -132,7 +114,7 @@ func (m *message) frames(channel uint16, method frame.Method, args ...[]byte) []
 }
 
 // giveBack puts a message in front of those that were never delivered. In a classic queue it gets
-// its old place, in a quorum queue with a delivery limit the last place of those given back.
+// its old place, in a quorum queue with a delivery limit the last place of those given back (F34).
 func (q *queue) giveBack(m *message) {
 	at := slices.IndexFunc(q.ready, func(other *message) bool {
 		return !other.redelivered || !q.quorum && other.number > m.number
@@ -167,7 +149,7 @@ func (c *connection) declare(ch *channel, name string, passive, noWait bool, res
 	q := c.server.queues[name]
 	switch {
 	case q == nil && passive:
-		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		ch.refuseMissing(name)
 		return
 	case q == nil:
 		q = &queue{name: name, quorum: bytes.Contains(rest, []byte("quorum"))}
@@ -183,7 +165,7 @@ func (c *connection) consume(ch *channel, name, tag string, rest frame.Args) {
 	q := c.server.queues[name]
 	switch {
 	case q == nil:
-		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		ch.refuseMissing(name)
 		return
 	case bytes.Contains(rest, []byte("x-stream-offset")): // F31
 		kind := "classic"
@@ -203,7 +185,7 @@ func (c *connection) get(ch *channel, name string, noAck bool) {
 	q := c.server.queues[name]
 	switch {
 	case q == nil:
-		ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", name))
+		ch.refuseMissing(name)
 		return
 	case len(q.ready) == 0:
 		ch.send(frame.BasicGetEmpty, frame.Short(""))
@@ -211,12 +193,16 @@ func (c *connection) get(ch *channel, name string, noAck bool) {
 	}
 	m := q.ready[0]
 	q.ready = q.ready[1:]
-	tag := ch.hand(q, m, nil)
+	tag := ch.hand(q, m)
 	c.write(m.frames(ch.id, frame.BasicGetOk, frame.Long(tag), flag(m.redelivered),
 		frame.Short(m.exchange), frame.Short(m.key), frame.Number(uint32(len(q.ready))))...)
 	if noAck {
 		ch.settle(tag, false, false)
 	}
+}
+
+func (ch *channel) refuseMissing(queue string) {
+	ch.refuse(404, fmt.Sprintf("NOT_FOUND - no queue '%s' in vhost '/'", queue))
 }
 
 func flag(on bool) []byte {
