@@ -83,35 +83,6 @@ func together(letters []*letter, f func(*letter)) {
 	wait.Wait()
 }
 
-// The confirms come many timeouts late. Each message is in the queue once, and was published once,
-// on one connection.
-func TestLateConfirmIsAwaited(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := behindProxy(t, soon)
-		p.recovers()
-		begun := len(p.client.published())
-
-		p.proxy.HoldConfirms(true)
-		var letters []*letter
-		for i := range 8 {
-			letters = append(letters, p.letter(fmt.Sprint(i)))
-		}
-		together(letters, func(l *letter) { l.stayOpen(3) })
-		p.proxy.HoldConfirms(false)
-		for _, l := range letters {
-			assert.ErrorIs(t, l.outcome, publisher.ErrUnknown)
-			l.deliver()
-		}
-		assert.Len(t, p.client.published(), begun+len(letters), "published again")
-		assert.Equal(t, 1, p.proxy.Connections(), "the connection was ended")
-		found := p.bodies()
-		for _, l := range letters {
-			assert.Equal(t, 1, found[l.body], "copies of %s", l.body)
-		}
-	})
-}
-
 // Once the channel of an open outcome has ended, no confirm can come any more. The message is
 // published again, once.
 func TestConfirmAfterChannelEndIsPublishedAgain(t *testing.T) {

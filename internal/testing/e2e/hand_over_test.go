@@ -116,31 +116,6 @@ func TestLateConfirmMakesNoSecondCopy(t *testing.T) {
 	})
 }
 
-// Given open outcomes, when the channel ends, then each message is published once more, and
-// not earlier.
-func TestEndOfTheChannelMakesASecondCopy(t *testing.T) {
-	t.Parallel()
-	rig.Virtually(t, func(t *testing.T, broker *peer.Server) {
-		s := startLate(t, broker, 2)
-		assert.Equal(t, oneCopyEach, s.published())
-		closed := map[uint16]bool{}
-		s.each(func(p *peer.Publish) {
-			if !closed[p.Channel] {
-				p.CloseChannel(406, "PRECONDITION_FAILED")
-			}
-			closed[p.Channel] = true
-		})
-		rig.WaitFor(t, "all hand-overs", func() bool {
-			s.each(func(p *peer.Publish) { p.Ack(p.Tag, false) })
-			return s.handOvers.Succeeded() == lateMessages
-		})
-		s.Stop()
-		for body, n := range s.published() {
-			assert.Equal(t, 2, n, "copies of %s", body)
-		}
-	})
-}
-
 // Given open outcomes, when the service stops, then it waits no longer than the drain of 20 s, and
 // the messages go back to their queue.
 func TestShutdownWithAnOpenOutcome(t *testing.T) {
