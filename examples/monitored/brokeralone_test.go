@@ -107,7 +107,7 @@ func firings(t *testing.T, prom, expr string) []string {
 func TestBrokerAlerts(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
-		t.Skip("takes two minutes: `make test-monitoring` runs it")
+		t.Skip("needs " + requireMonitoring + ", because it takes minutes: make test-monitoring")
 	}
 	node, plugin, _ := scrapedNode(t)
 	prom := scraper(t, quickRules(t), brokerJob(t, plugin))

@@ -204,8 +204,7 @@ func installed(t *testing.T, name string) string {
 		if os.Getenv(requireMonitoring) != "" {
 			t.Fatalf("needs %s, which is in Debian's package prometheus", name)
 		}
-		t.Skipf("needs %s, which is in Debian's package prometheus: `make test-monitoring` installs it",
-			name)
+		t.Skip("needs Debian's package prometheus: make test-monitoring")
 	}
 	return path
 }
@@ -349,7 +348,7 @@ func stoppedService(t *testing.T, url string) string {
 func TestDashboardShowsData(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(requireMonitoring) == "" {
-		t.Skip("takes a minute: `make test-monitoring` runs it")
+		t.Skip("needs " + requireMonitoring + ", because it takes minutes: make test-monitoring")
 	}
 	node, plugin, api := scrapedNode(t)
 	_, err := testbroker.Channel(t, node.URL()).

@@ -26,7 +26,7 @@ const (
 // look, and holds less than 128 MiB.
 func TestManyLettersAndPagesAreBounded(t *testing.T) {
 	if os.Getenv("MILLPOND_LONG") == "" {
-		t.Skip("MILLPOND_LONG is not set: it makes 100 000 letters")
+		t.Skip("needs MILLPOND_LONG, because it makes 100 000 letters")
 	}
 	h := newHouse(t)
 	h.fillDead("orders.dlq", manyLetters)

@@ -60,8 +60,8 @@ func TestAFullLineOutlastsTheConsumerTimeout(t *testing.T) {
 	t.Parallel()
 	const timeout = 5 * time.Second
 	node := testbroker.Private(t, testbroker.WithConsumerTimeout(timeout, time.Second))
-	if timeless, version := rig.HoldsRejected(t, node.URL()); timeless {
-		t.Skipf("RabbitMQ %v has no consumer timeout here", version)
+	if timeless, _ := rig.HoldsRejected(t, node.URL()); timeless {
+		t.Skip("needs RabbitMQ before 4.3: make test BROKER=4.0")
 	}
 	var handled bodies
 	var open atomic.Bool

@@ -233,7 +233,7 @@ func TestAFewRandomPrograms(t *testing.T) {
 func TestRandomProgramsForLong(t *testing.T) {
 	text := os.Getenv("MILLPOND_RANDOM")
 	if text == "" {
-		t.Skip("takes as long as MILLPOND_RANDOM says: it is not set. `make random` sets it")
+		t.Skip("needs MILLPOND_RANDOM, which says for how long: make random")
 	}
 	first, from, _ := strings.Cut(text, " ")
 	length, err := time.ParseDuration(first)

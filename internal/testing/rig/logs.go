@@ -2,6 +2,7 @@ package rig
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,14 @@ type LogEntry struct {
 	Msg    string
 	Err    error
 	Fields watermill.LogFields
+
+	stamp string // time and level
+}
+
+// routine are the router's lines about a start and a stop without an error.
+var routine = []string{
+	"Adding handler", "All messages processed", "Router closed", "Running router handlers",
+	"Starting handler", "Subscriber stopped", "Waiting for messages",
 }
 
 // All returns the entries so far, in their order.
@@ -66,10 +75,35 @@ func (l *Logs) Saying(text string) []string {
 	return found
 }
 
-// Dump writes the log to the output of a test.
+// Dump writes the log to the output of a test, without the routine of the router. Q stands for the
+// queue's name, and is left out where it is the line's queue or topic.
 func (l *Logs) Dump(t testing.TB) {
 	t.Helper()
-	t.Logf("log:\n%s", l.Text())
+	entries, queue := l.All(), "(no queue)"
+	for _, e := range entries {
+		if topic, ok := e.Fields["topic"].(string); ok {
+			queue = topic
+			break
+		}
+	}
+	var story strings.Builder
+	for _, e := range entries {
+		if slices.Contains(routine, e.Msg) {
+			continue
+		}
+		line := e.stamp + " " + e.Msg
+		if e.Err != nil {
+			line += " err=" + e.Err.Error()
+		}
+		for _, key := range slices.Sorted(maps.Keys(e.Fields)) {
+			value := fmt.Sprint(e.Fields[key])
+			if value != "" && (value != queue || key != "queue" && key != "topic") {
+				line += " " + key + ":" + value
+			}
+		}
+		story.WriteString("\n" + strings.ReplaceAll(line, queue, "Q"))
+	}
+	t.Logf("log of Q, which is %s:%s", queue, story.String())
 }
 
 func (l *Logs) log(level, msg string, err error, fields watermill.LogFields) {
@@ -78,9 +112,9 @@ func (l *Logs) log(level, msg string, err error, fields watermill.LogFields) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.entries = append(l.entries, LogEntry{Msg: msg, Err: err, Fields: fields})
-	now := time.Now().Format("15:04:05.000")
-	l.lines = append(l.lines, fmt.Sprintf("%s %s %s err=%v %v", now, level, msg, err, fields))
+	stamp := time.Now().Format("15:04:05.000") + " " + level
+	l.entries = append(l.entries, LogEntry{Msg: msg, Err: err, Fields: fields, stamp: stamp})
+	l.lines = append(l.lines, fmt.Sprintf("%s %s err=%v %v", stamp, msg, err, fields))
 }
 
 // The methods of watermill.LoggerAdapter.

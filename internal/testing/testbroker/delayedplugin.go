@@ -20,12 +20,13 @@ const delayedPlugin = "rabbitmq_delayed_message_exchange"
 func DelayedPlugin(tb testing.TB) NodeOption {
 	tb.Helper()
 	if os.Getenv(delayedPluginVariable) == "" {
-		tb.Skipf("%s is not set: it names a folder with the delayed-message plugin in 3.10/ and 4.0/",
-			delayedPluginVariable)
+		tb.Skip("needs " + delayedPluginVariable +
+			", a folder with the delayed-message plugin in 3.10/ and 4.0/")
 	}
 	requireInstallation(tb)
+	// 4.3 has no Mnesia, in which the plugin keeps its messages.
 	if os.Getenv("MILLPOND_BROKER") == "4.3" {
-		tb.Skip("RabbitMQ 4.3 has no Mnesia, in which the delayed-message plugin keeps its messages")
+		tb.Skip("needs RabbitMQ before 4.3: make test BROKER=4.0")
 	}
 	folder, err := pluginFolder(InstalledVersion(tb))
 	if err != nil {

@@ -31,8 +31,7 @@ type Postgres struct {
 type postgresPrograms struct{ initdb, server string }
 
 // ErrNoPostgres means that no PostgreSQL is installed.
-var ErrNoPostgres = errors.New("no PostgreSQL: package postgresql is not installed " +
-	"(`make test-postgres` installs it)")
+var ErrNoPostgres = errors.New("needs PostgreSQL, of the package postgresql: make test-postgres")
 
 // PrivatePostgres starts a server for this test alone. It ends with the test. Without an
 // installation the test is skipped and names the missing package, or fails if

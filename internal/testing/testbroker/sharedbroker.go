@@ -15,6 +15,9 @@ import (
 	"github.com/millpond-go/millpond/internal/testing/memnet"
 )
 
+// Gotest counts the skipped tests by reason: a reason has one text.
+const noBrokerWanted = "needs a broker, and MILLPOND_NO_BROKER is set: make test"
+
 // shared is the node of this test binary, if one was started.
 var shared struct {
 	sync.Mutex
@@ -28,7 +31,7 @@ var shared struct {
 func URL(tb testing.TB) string {
 	tb.Helper()
 	if os.Getenv("MILLPOND_NO_BROKER") != "" {
-		tb.Skip("needs a broker: MILLPOND_NO_BROKER is set")
+		tb.Skip(noBrokerWanted)
 	}
 	if url := os.Getenv("AMQP_URL"); url != "" {
 		return url
@@ -42,7 +45,7 @@ func URL(tb testing.TB) string {
 	case err == nil:
 		return shared.node.URL()
 	case errors.Is(err, ErrNoBroker) && os.Getenv("MILLPOND_REQUIRE_BROKER") == "":
-		tb.Skipf("needs a broker: set AMQP_URL, or use `make test`: %v", err)
+		tb.Skipf("needs a broker, in AMQP_URL or by make test: %v", err)
 	default:
 		tb.Fatalf("start the shared broker: %v", err)
 	}
@@ -102,7 +105,7 @@ func RequireNode(tb testing.TB) {
 func requireInstallation(tb testing.TB) installation {
 	tb.Helper()
 	if os.Getenv("MILLPOND_NO_BROKER") != "" {
-		tb.Skip("needs a broker to start: MILLPOND_NO_BROKER is set")
+		tb.Skip(noBrokerWanted)
 	}
 	in, err := findInstallation(os.Getenv("MILLPOND_BROKER"))
 	switch require := os.Getenv("MILLPOND_REQUIRE_BROKER"); {

@@ -91,7 +91,7 @@ func TestWithoutABroker(t *testing.T) {
 		"skips and says what is missing": {
 			env: nowhere, passes: true,
 			want: []string{
-				"--- SKIP: TestSharedBroker", "needs a broker: set AMQP_URL, or use `make test`",
+				"--- SKIP: TestSharedBroker", "needs a broker, in AMQP_URL or by make test",
 				"--- SKIP: TestPrivateNode", "needs a broker to start, AMQP_URL is not enough",
 				"make test BROKER=4.0",
 			},

@@ -2,6 +2,9 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,19 +29,27 @@ func TestReport(t *testing.T) {
 {"Action":"skip","Package":"q"}
 `
 		skipping = `{"Action":"output","Package":"s","Test":"TestS","Output":"=== RUN   TestS\n"}
+{"Action":"output","Package":"s","Test":"TestS","Output":"    log\n"}
 {"Action":"output","Package":"s","Test":"TestS","Output":"    s_test.go:9: needs a broker\n"}
 {"Action":"output","Package":"s","Test":"TestS","Output":"--- SKIP: TestS (0.00s)\n"}
 {"Action":"skip","Package":"s","Test":"TestS"}
+{"Action":"output","Package":"s","Test":"TestT","Output":"    t_test.go:8: needs a broker\n"}
+{"Action":"skip","Package":"s","Test":"TestT"}
+{"Action":"output","Package":"s","Test":"TestU","Output":"--- SKIP: TestU (0.00s)\n"}
+{"Action":"skip","Package":"s","Test":"TestU"}
 {"Action":"output","Package":"s","Output":"ok  \ts\t0.01s\n"}
 {"Action":"pass","Package":"s"}
 `
-		failing = `{"Action":"output","Package":"f","Test":"TestF","Output":"=== RUN   TestF\n"}
-{"Action":"output","Package":"f","Test":"TestF","Output":"    f_test.go:9: broken\n"}
-{"Action":"output","Package":"f","Test":"TestF","Output":"--- FAIL: TestF (0.00s)\n"}
-{"Action":"fail","Package":"f","Test":"TestF"}
-{"Action":"output","Package":"f","Output":"FAIL\n"}
-{"Action":"output","Package":"f","Output":"FAIL\tf\t0.01s\n"}
-{"Action":"fail","Package":"f"}
+		failing = `{"Action":"output","Package":"a/f","Test":"TestF","Output":"=== RUN   TestF\n"}
+{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"=== RUN   TestF/x\n"}
+{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"    f_test.go:9: broken\n"}
+LOG{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"    --- FAIL: TestF/x (0.00s)\n"}
+{"Action":"fail","Package":"a/f","Test":"TestF/x"}
+{"Action":"output","Package":"a/f","Test":"TestF","Output":"--- FAIL: TestF (0.00s)\n"}
+{"Action":"fail","Package":"a/f","Test":"TestF"}
+{"Action":"output","Package":"a/f","Output":"FAIL\n"}
+{"Action":"output","Package":"a/f","Output":"FAIL\ta/f\t0.01s\n"}
+{"Action":"fail","Package":"a/f"}
 `
 		panicking = `{"Action":"output","Package":"x","Test":"TestX","Output":"panic: oh\n"}
 {"Action":"output","Package":"x","Output":"FAIL\tx\t0.01s\n"}
@@ -52,56 +63,148 @@ func TestReport(t *testing.T) {
 		killed = `{"Action":"output","Package":"k","Test":"TestK","Output":"last words\n"}
 `
 	)
+	logged := func(lines int, format string) string {
+		var all strings.Builder
+		for i := range lines {
+			fmt.Fprintf(&all, `{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"`+format, i)
+		}
+		return strings.Replace(failing, "LOG", all.String(), 1)
+	}
+	const ending = "--- FAIL: TestF (0.00s)\nFAIL\nFAIL\ta/f\t0.01s\n"
 	for name, tc := range map[string]struct {
 		events  string
 		verbose bool
 		want    string
+		whole   int  // lines of the file with the whole output
+		again   bool // the failed test may run again
 	}{
 		"passed":  {events: passing, want: "ok  \tp\t0.01s\n"},
 		"nothing": {events: noTests, want: "?   \tq\t[no test files]\n"},
-		"skipped are named before the last line": {
+		"skipped are counted before the last line": {
 			events: skipping + passing,
-			want:   "--- SKIP: TestS: s_test.go:9: needs a broker\nok  \ts\t0.01s\nok  \tp\t0.01s\n",
+			want: "ok  \ts\t0.01s\nskipped: 2 need a broker; 1 no reason given\n" +
+				"ok  \tp\t0.01s\n",
 		},
 		"failed": {
-			events: failing + passing,
-			want: "=== RUN   TestF\n    f_test.go:9: broken\n--- FAIL: TestF (0.00s)\nFAIL\n" +
-				"FAIL\tf\t0.01s\nok  \tp\t0.01s\nFAIL\n",
+			events: logged(0, "") + passing, again: true,
+			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\n" + ending +
+				"ok  \tp\t0.01s\n",
 		},
-		"a panic ends no test":  {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\nFAIL\n"},
-		"build failed":          {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\nFAIL\n"},
+		"failed after many lines of one place": {
+			events: logged(60, `    rig.go:7: %d\n"}`+"\n"), whole: 63, again: true,
+			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\n" +
+				counted(0, 20, "    rig.go:7: %d\n") +
+				"        [10 lines more: bin/failed/f.TestF.x]\n" +
+				counted(30, 60, "    rig.go:7: %d\n") + ending,
+		},
+		"failed with logs that are long enough": {
+			events: logged(3, `    rig.go:7: log %d\n`+strings.Repeat(`        line\n`, 49)+`"}`+"\n"), again: true,
+			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\n" +
+				counted(0, 3, "    rig.go:7: log %d\n"+strings.Repeat("        line\n", 49)) + ending,
+		},
+		"failed beside a data race": {
+			events: logged(1, `WARNING: DATA RACE %d\n"}`+"\n"),
+			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\nWARNING: DATA RACE 0\n" +
+				ending,
+		},
+		"a panic ends no test":  {events: panicking, want: "panic: oh\nFAIL\tx\t0.01s\n"},
+		"build failed":          {events: unbuilt, want: "b.go:1: wrong\nFAIL\tb [build failed]\n"},
 		"go test itself killed": {events: killed, want: "last words\n"},
 		"lines of other programs": {
 			events: "hello\n" + noTests, want: "hello\n?   \tq\t[no test files]\n",
 		},
 		"verbose": {
-			events: passing, verbose: true,
+			events: passing + skipping, verbose: true,
 			want: "=== RUN   TestA\n    a_test.go:3: chatter\n--- PASS: TestA (0.00s)\n" +
-				"PASS\nok  \tp\t0.01s\n",
+				"PASS\nok  \tp\t0.01s\n=== RUN   TestS\n    log\n    s_test.go:9: needs a broker\n" +
+				"--- SKIP: TestS (0.00s)\n    t_test.go:8: needs a broker\n" +
+				"--- SKIP: TestU (0.00s)\nok  \ts\t0.01s\n",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
-			r := newReport(&out, tc.verbose)
+			r := newReport(&out, t.TempDir(), tc.verbose)
 			require.NoError(t, r.read(strings.NewReader(tc.events)))
 			r.end()
 			assert.Equal(t, tc.want, out.String())
+			assert.Equal(t, tc.again, len(r.failed) > 0 && !r.final)
+			whole, _ := os.ReadFile(filepath.Join(r.folder, "bin", "failed", "f.TestF.x"))
+			assert.Equal(t, tc.whole, bytes.Count(whole, []byte("\n")))
 		})
 	}
 }
 
-func TestAnotherFolderComesFirst(t *testing.T) {
-	t.Parallel()
-	assert.Equal(t, []string{"test", "-json", "-v", "./..."}, command([]string{"-v", "./..."}))
-	assert.Equal(t, []string{"test", "-C", "tools", "-json", "-v"},
-		command([]string{"-C", "tools", "-v"}))
-	assert.Equal(t, []string{"test", "-json", "-C"}, command([]string{"-C"}))
+func counted(from, to int, format string) string {
+	var all strings.Builder
+	for i := from; i < to; i++ {
+		fmt.Fprintf(&all, format, i)
+	}
+	return all.String()
 }
 
-func TestReasonOfASkip(t *testing.T) {
+// A test that is called Flaky fails the first time.
+const flaky = `package p
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+func fails(t *testing.T) {
+	t.Run("sub", func(t *testing.T) {
+		name, _, _ := strings.Cut(t.Name(), "/")
+		if file, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			file.Close()
+			t.Error("the first time")
+		}
+	})
+}
+
+func TestFlakyA(t *testing.T) { fails(t) }
+func TestFlakyB(t *testing.T) { fails(t) }
+func TestFlakyC(t *testing.T) { fails(t) }
+func TestFlakyD(t *testing.T) { fails(t) }
+func TestFlakyE(t *testing.T) { fails(t) }
+func TestFlakyF(t *testing.T) { fails(t) }
+func TestPasses(t *testing.T) {}
+func TestAlways(t *testing.T) { t.Error("always") }
+func TestPanics(t *testing.T) { panic("oh") }
+`
+
+func TestFailedTestsRunAgain(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "no reason given", reason("=== RUN   TestA\n--- SKIP: TestA (0.00s)\n"))
-	assert.Equal(t, "a_test.go:3: why",
-		reason("=== PAUSE TestA\n    log\n    a_test.go:3: why\n--- SKIP: TestA (0.00s)\n"))
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "go.mod"), []byte("module p\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "p_test.go"), []byte(flaky), 0o600))
+	for name, tc := range map[string]struct {
+		run         string
+		again, code int
+		flaky, runs int
+	}{
+		"not without being told": {run: "Always", code: 1, runs: 1},
+		"green the second time":  {run: "FlakyA|Passes", again: 3, flaky: 1, runs: 2},
+		"red the second time":    {run: "FlakyB|Always", again: 3, code: 1, flaky: 1, runs: 3},
+		"more than are allowed":  {run: "Flaky[C-F]", again: 3, code: 1, runs: 1},
+		"not after a panic":      {run: "Panics", again: 3, code: 1, runs: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			code, err := run(&out, folder, []string{
+				"-vet=off", "-count", "1", "-run", "^Test(" + tc.run + ")$", ".",
+			}, tc.again)
+			require.NoError(t, err)
+			assert.Equal(t, tc.code, code, "%s", &out)
+			assert.Equal(t, tc.flaky, strings.Count(out.String(), "\nFLAKY p.TestFlaky"), "%s", &out)
+			assert.Equal(t, tc.runs, strings.Count(out.String(), "\tp\t"), "%s", &out)
+			end := "FAIL"
+			if tc.code == 0 {
+				end = "ok  \tp\t"
+			}
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			assert.True(t, strings.HasPrefix(lines[len(lines)-1], end), "%s", &out)
+		})
+	}
 }

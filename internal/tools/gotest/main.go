@@ -1,28 +1,42 @@
-// Gotest runs `go test`, prints its output, and names the skipped tests, which `go test` does not:
+// Gotest runs `go test`. It prints the line of each package, the story of each failed test, and at
+// the end one line that counts the skipped tests by reason:
 //
 //	go run ./internal/tools/gotest -race ./...
 //
-// All arguments go to `go test`, and its exit code is returned. -C, which names the folder of
-// another module, must come first.
+// All arguments go to `go test`, and its exit code is returned. The whole output of a failed test
+// whose story is shorter is in bin/failed. With -v all output is printed as `go test -v` prints it.
+//
+// If MILLPOND_CI_AGAIN is a number, and at most so many tests have failed, each of them runs once
+// more, alone. The exit code is 0 if all of them pass then; each is named in a line FLAKY. A test
+// with a data race and a package that died do not run again.
 package main
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
 
 func main() {
-	code, err := run(os.Args[1:])
+	// A signal to this process reaches go test, too: stay to print its last output.
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
+	again, _ := strconv.Atoi(os.Getenv("MILLPOND_CI_AGAIN"))
+	code, err := run(os.Stdout, ".", os.Args[1:], again)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gotest:", err)
 		code = 1
@@ -30,42 +44,43 @@ func main() {
 	os.Exit(code)
 }
 
-func run(args []string) (int, error) {
-	// A signal to this process reaches go test, too: stay to print its last output.
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM)
-	cmd := exec.Command("go", command(args)...)
-	cmd.Stderr = os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return 1, err
-	}
-	if err := cmd.Start(); err != nil {
-		return 1, err
-	}
-	r := newReport(os.Stdout, slices.Contains(args, "-v"))
-	readErr := r.read(stdout)
-	err = cmd.Wait()
+// run runs go test in a folder, and at most again of the failed tests once more.
+func run(out io.Writer, folder string, args []string, again int) (int, error) {
+	r := newReport(out, folder, slices.Contains(args, "-v"))
+	code, err := r.run(args)
 	r.end()
-	var exit *exec.ExitError
-	switch {
-	case readErr != nil:
-		return 1, readErr
-	case err == nil:
-		return 0, nil
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1), nil
-	default:
-		return 1, err
+	if err == nil && code != 0 && !r.final && 0 < len(r.failed) && len(r.failed) <= again {
+		code, err = repeat(r, args)
 	}
+	if code != 0 {
+		r.print("FAIL\n")
+	}
+	return code, err
 }
 
-// command puts -json after a -C, because go test takes -C as its first flag only.
-func command(args []string) []string {
-	first := 0
-	if len(args) > 1 && args[0] == "-C" {
-		first = 2
+// repeat runs each failed test of a report alone. The code is 0 if all of them pass.
+func repeat(r *report, args []string) (code int, err error) {
+	packages := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, ".") })
+	if packages < 0 {
+		packages = len(args)
 	}
-	return slices.Concat([]string{"test"}, args[:first], []string{"-json"}, args[first:])
+	for _, failed := range r.failed {
+		// Of two flags with one name, go test takes the second.
+		alone := slices.Concat(args[:packages], []string{
+			"-run", "^" + failed.Test + "$", "-parallel", "1", "-p", "1", failed.Package,
+		})
+		second := newReport(r.out, r.folder, r.verbose)
+		switch c, err := second.run(alone); {
+		case err != nil:
+			return 1, err
+		case c == 0 && second.passed > 0:
+			r.print(fmt.Sprintf("FLAKY %s.%s\n", failed.Package, failed.Test))
+		default:
+			code = 1
+		}
+		second.end()
+	}
+	return code, nil
 }
 
 // event is one line of `go test -json`.
@@ -73,22 +88,48 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// report turns the events back into the output of `go test`: the last line of a package, and the
-// output of failed tests. The skipped tests come before a package's last line, one line each, so
-// that the output ends like the output of `go test`.
+// report turns the events of one run into its output, which ends like the output of `go test`.
 type report struct {
 	out     io.Writer
+	folder  string
 	verbose bool
 	// package, test ("" is the package itself): output not yet printed
 	tests   map[string]map[string]*bytes.Buffer
-	skipped map[string][]string // package: lines not yet printed
-	failed  bool
+	skipped map[string]int // tests by reason
+	closing string         // last line of the package that passed last, not yet printed
+	passed  int
+	failed  []event // without their subtests
+	final   bool    // something has failed that is not to run again
 }
 
-func newReport(out io.Writer, verbose bool) *report {
+func newReport(out io.Writer, folder string, verbose bool) *report {
 	return &report{
-		out: out, verbose: verbose, tests: make(map[string]map[string]*bytes.Buffer),
-		skipped: make(map[string][]string),
+		out: out, folder: folder, verbose: verbose,
+		tests: make(map[string]map[string]*bytes.Buffer), skipped: make(map[string]int),
+	}
+}
+
+// run runs go test, reports it, and returns its exit code.
+func (r *report) run(args []string) (int, error) {
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Dir, cmd.Stderr = r.folder, os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	readErr := r.read(stdout)
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	switch {
+	case readErr != nil:
+		return 1, readErr
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1), nil
+	default:
+		return 0, err
 	}
 }
 
@@ -118,36 +159,54 @@ func (r *report) line(line []byte) {
 	case "build-output":
 		r.print(e.Output)
 	case "output":
-		closing := e.Test == "" && isClosing(e.Output)
-		if closing {
-			r.printSkipped(e.Package)
-		}
-		if r.verbose || closing {
-			r.print(e.Output)
-			return
-		}
-		r.buffer(e).WriteString(e.Output)
+		r.output(e)
 	case "fail":
-		r.failed = true
-		if e.Test == "" {
-			r.flush(e.Package)
-			return
-		}
-		r.print(r.take(e))
+		r.fail(e)
 	case "skip":
 		if e.Test != "" {
-			line := fmt.Sprintf("--- SKIP: %s: %s\n", e.Test, reason(r.take(e)))
-			r.skipped[e.Package] = append(r.skipped[e.Package], line)
+			r.skipped[reason(r.take(e))]++
 		}
-		delete(r.tests[e.Package], e.Test)
+		r.take(e)
 	case "pass":
-		delete(r.tests[e.Package], e.Test)
+		if e.Test != "" {
+			r.passed++
+		}
+		r.take(e)
 	}
 }
 
-// isClosing recognises the last line of a package that passed.
-func isClosing(line string) bool {
-	return strings.HasPrefix(line, "ok  \t") || strings.HasPrefix(line, "?   \t")
+func (r *report) output(e event) {
+	// Its lines may be anywhere in the output.
+	r.final = r.final || strings.Contains(e.Output, "WARNING: DATA RACE")
+	switch {
+	case r.verbose:
+		r.print(e.Output)
+	case e.Test == "" && (strings.HasPrefix(e.Output, "ok  \t") ||
+		strings.HasPrefix(e.Output, "?   \t")):
+		r.print(r.closing)
+		r.closing = e.Output
+		return
+	}
+	r.buffer(e).WriteString(e.Output)
+}
+
+func (r *report) fail(e event) {
+	output := r.take(e)
+	if e.Test != "" {
+		r.story(e, output)
+		top, _, _ := strings.Cut(e.Test, "/")
+		if failed := (event{Package: e.Package, Test: top}); !slices.Contains(r.failed, failed) {
+			r.failed = append(r.failed, failed)
+		}
+		return
+	}
+	// A test binary that has run all of its tests says FAIL. Without a failed test, the package fails
+	// for another reason, such as a leak.
+	has := func(f event) bool { return f.Package == e.Package }
+	if !strings.Contains("\n"+output, "\nFAIL\n") || !slices.ContainsFunc(r.failed, has) {
+		r.final = true
+	}
+	r.flush(e.Package, output)
 }
 
 func (r *report) buffer(e event) *bytes.Buffer {
@@ -167,47 +226,107 @@ func (r *report) take(e event) string {
 	return r.buffer(e).String()
 }
 
-func (r *report) printSkipped(pkg string) {
-	if !r.verbose { // go test -v has named them
-		for _, line := range r.skipped[pkg] {
-			r.print(line)
-		}
+// flush prints the rest of a package: tests that never ended, then the package's own lines.
+func (r *report) flush(pkg, own string) {
+	for _, test := range slices.Sorted(maps.Keys(r.tests[pkg])) {
+		e := event{Package: pkg, Test: test}
+		r.story(e, r.take(e))
 	}
-	delete(r.skipped, pkg)
-}
-
-// flush prints the rest of a failed package: tests that never ended, then the package's own lines.
-func (r *report) flush(pkg string) {
-	for test, output := range r.tests[pkg] {
-		if test != "" {
-			r.print(output.String())
-		}
+	if !r.verbose {
+		r.print(own)
 	}
-	r.printSkipped(pkg)
-	r.print(r.take(event{Package: pkg}))
 	delete(r.tests, pkg)
 }
 
-// end prints the packages that no event has closed.
+// end prints the packages that no event has closed, and the last lines.
 func (r *report) end() {
 	for pkg := range r.tests {
-		r.flush(pkg)
+		r.flush(pkg, r.take(event{Package: pkg}))
 	}
-	if r.failed {
-		r.print("FAIL\n")
+	if len(r.skipped) > 0 && !r.verbose { // go test -v has named them
+		var reasons []string
+		for _, why := range slices.SortedFunc(maps.Keys(r.skipped), func(a, b string) int {
+			return cmp.Or(r.skipped[b]-r.skipped[a], strings.Compare(a, b))
+		}) {
+			needs, found := strings.CutPrefix(why, "needs ")
+			if tests := r.skipped[why]; found && tests > 1 {
+				reasons = append(reasons, fmt.Sprintf("%d need %s", tests, needs))
+			} else {
+				reasons = append(reasons, fmt.Sprintf("%d %s", tests, why))
+			}
+		}
+		r.print("skipped: " + strings.Join(reasons, "; ") + "\n")
+	}
+	r.print(r.closing)
+}
+
+// at begins the output of a test: the line of t.Error or t.Log.
+var at = regexp.MustCompile(`^ {4}\S+\.go:\d+: `)
+
+// Of a block with more lines than that, the story has so many first and last ones.
+const first, last = 20, 30
+
+// story prints the output of a failed test: the verdict, then blocks, which are what one t.Error or
+// t.Log has written, or short ones of the same place. The middle of long blocks is left out.
+func (r *report) story(e event, output string) {
+	if r.verbose {
+		return
+	}
+	var verdict, place string
+	var blocks [][]string
+	short := false // the last line began an output, too
+	for line := range strings.Lines(output) {
+		begins := at.FindString(line)
+		switch {
+		case strings.HasPrefix(line, "=== "):
+			continue
+		case strings.HasPrefix(strings.TrimSpace(line), "--- FAIL: "):
+			verdict = line
+			continue
+		case len(blocks) == 0, begins != "" && !(short && begins == place):
+			blocks, place = append(blocks, nil), begins
+		}
+		short = begins != ""
+		blocks[len(blocks)-1] = append(blocks[len(blocks)-1], line)
+	}
+	name := strings.ReplaceAll(path.Base(e.Package)+"."+e.Test, "/", ".")
+	whole := filepath.Join("bin", "failed", name)
+	cut := false
+	r.print(verdict)
+	for _, lines := range blocks {
+		if left := len(lines) - first - last; left > 0 {
+			lines = slices.Concat(lines[:first],
+				[]string{fmt.Sprintf("        [%d lines more: %s]\n", left, whole)}, lines[first+left:])
+			cut = true
+		}
+		r.print(strings.Join(lines, ""))
+	}
+	if cut {
+		r.keep(whole, output)
 	}
 }
 
-// reason finds the reason of a skip: the last line that is not from go test.
+// keep writes the whole output of a test to a file.
+func (r *report) keep(file, output string) {
+	file = filepath.Join(r.folder, file)
+	err := os.MkdirAll(filepath.Dir(file), 0o755)
+	if err == nil {
+		err = os.WriteFile(file, []byte(output), 0o644)
+	}
+	if err != nil {
+		r.print(fmt.Sprintf("gotest: %v\n", err))
+	}
+}
+
+// reason finds the reason of a skip: the last line that is not from go test, without its place.
 func reason(output string) string {
-	last := "no reason given"
+	why := "no reason given"
 	for line := range strings.Lines(output) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
-			last = line
+		if strings.HasPrefix(line, "    ") && !strings.HasPrefix(strings.TrimSpace(line), "--- ") {
+			why = strings.TrimSpace(at.ReplaceAllString(line, ""))
 		}
 	}
-	return last
+	return why
 }
 
 func (r *report) print(s string) { _, _ = io.WriteString(r.out, s) }

@@ -28,7 +28,7 @@ type shop struct {
 func newShop(t *testing.T, published bool) shop {
 	t.Helper()
 	if os.Getenv("MILLPOND_REQUIRE_INSTALL") == "" {
-		t.Skip("make test-install runs this: it builds every module once more")
+		t.Skip("needs MILLPOND_REQUIRE_INSTALL, because it builds every module: make test-install")
 	}
 	proxy, gopath := t.TempDir(), t.TempDir()
 	require.NoError(t, write(root, proxy, version))

@@ -71,7 +71,7 @@ func TestPlantedPoliciesAreFound(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if !strings.HasPrefix(node.Version(), c.since) {
-				t.Skipf("%s does not know the key", node.Version())
+				t.Skip("needs RabbitMQ 4: make test BROKER=4.0")
 			}
 			w := newWard(t, node, api, name)
 			testbroker.SetPolicy(t, api, c.kind, w.vhost, "planted", c.pattern, c.definition)

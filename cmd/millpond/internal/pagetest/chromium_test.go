@@ -38,7 +38,7 @@ func startChromium(t *testing.T) context.Context {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
 	if err != nil && os.Getenv(requireChromium) == "" {
-		t.Skip("needs chromium, which is in Debian's package chromium: `make test-page` installs it")
+		t.Skip("needs Debian's package chromium: make test-page")
 	}
 	require.NoError(t, err)
 	options := append(chromedp.DefaultExecAllocatorOptions[:],

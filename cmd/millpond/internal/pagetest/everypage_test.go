@@ -52,7 +52,7 @@ func axeFile(t *testing.T) string {
 	require.NoError(t, err)
 	script, err := os.ReadFile(filepath.Join(cache, "millpond", "axe-core-4.14.1.min.js"))
 	if err != nil && os.Getenv(requireChromium) == "" {
-		t.Skip("needs axe-core, of npm: `make test-page` fetches it")
+		t.Skip("needs axe-core, of npm: make test-page")
 	}
 	require.NoError(t, err)
 	return string(script)
