@@ -73,7 +73,7 @@ test-page: ## drive millpond serve in a Chromium; installs what is missing
 test-install: ## build every module by its version from a module proxy that is made of this checkout
 	@MILLPOND_REQUIRE_INSTALL=1 $(GOTEST) $(TESTARGS) ./internal/tools/release
 
-unit: ## run the tests that need no broker, and name those that do
+unit: ## run the tests that need no broker, and count the others
 	@AMQP_URL= MILLPOND_NO_BROKER=1 $(GOTEST) $(TESTARGS) $(PKG)
 
 fuzz: ## run every fuzz target, or those that FUZZ names, for FUZZTIME; the first finding ends it

@@ -98,7 +98,8 @@ LOG{"Action":"output","Package":"a/f","Test":"TestF/x","Output":"    --- FAIL: T
 				counted(30, 60, "    rig.go:7: %d\n") + ending,
 		},
 		"failed with logs that are long enough": {
-			events: logged(3, `    rig.go:7: log %d\n`+strings.Repeat(`        line\n`, 49)+`"}`+"\n"), again: true,
+			events: logged(3,
+				`    rig.go:7: log %d\n`+strings.Repeat(`        line\n`, 49)+`"}`+"\n"), again: true,
 			want: "    --- FAIL: TestF/x (0.00s)\n    f_test.go:9: broken\n" +
 				counted(0, 3, "    rig.go:7: log %d\n"+strings.Repeat("        line\n", 49)) + ending,
 		},

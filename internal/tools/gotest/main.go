@@ -69,6 +69,7 @@ func repeat(r *report, args []string) (code int, err error) {
 		alone := slices.Concat(args[:packages], []string{
 			"-run", "^" + failed.Test + "$", "-parallel", "1", "-p", "1", failed.Package,
 		})
+		r.print(fmt.Sprintf("again: %s.%s\n", failed.Package, failed.Test))
 		second := newReport(r.out, r.folder, r.verbose)
 		switch c, err := second.run(alone); {
 		case err != nil:
