@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,8 +19,19 @@ type source struct {
 	tests map[string][]string // for each test, the strings of its file
 }
 
+var readOnce struct {
+	sync.Mutex
+	source
+}
+
+// readSource reads the files once for all tests.
 func readSource(t *testing.T) source {
 	t.Helper()
+	readOnce.Lock()
+	defer readOnce.Unlock()
+	if readOnce.tests != nil {
+		return readOnce.source
+	}
 	s := source{tests: map[string][]string{}}
 	goFiles(t, func(path, text string) {
 		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
@@ -36,6 +48,7 @@ func readSource(t *testing.T) source {
 			}
 		}
 	})
+	readOnce.source = s
 	return s
 }
 
