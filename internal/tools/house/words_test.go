@@ -38,7 +38,8 @@ var forbidden = []struct{ pattern, instead string }{
 	{`, ` + because + ` | ; ` + because, "because"},
 }
 
-const because = `for (?:a|an|the|it|its|they|there|no|that|this|these|those|each|every|nothing|none)`
+const because = "for (?:a|an|the|it|its|they|there|no|that|this|these|those|each|every|nothing|" +
+	"none)"
 
 // word is a forbidden one. Its pattern begins with a text in lower case: that is found fast.
 type word struct {
