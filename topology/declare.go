@@ -202,6 +202,11 @@ type redeclarer struct {
 	logger      watermill.LoggerAdapter
 }
 
+// tellPause is how long a queue that has vanished stays away. RabbitMQ 3.10 looks up to 30 ms later
+// whether the queue is gone for good, and tells its consumers then. If the queue is back by then,
+// the broker keeps them as consumers and sends them nothing (F54).
+const tellPause = 300 * time.Millisecond
+
 // redeclare declares a part of the route again if err says that the part has vanished: the
 // broker has returned a message, or has closed the channel with 404. It returns nil when the
 // message can be published once more.
@@ -227,6 +232,9 @@ func (r *redeclarer) redeclare(ctx context.Context, route consumer.Route, err er
 			"WithPreProvisioned declares nothing: provision it again: %w", err)
 	}
 	vanished := r.vanished(ctx, route, returned != nil)
+	if returned != nil && !consumer.Sleep(ctx, tellPause) {
+		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), context.Cause(ctx))
+	}
 	declareErr := declare(ctx, r.publisher.Do, r.plan.forRoute(route), r.logger)
 	if declareErr != nil {
 		return errors.Join(fmt.Errorf("%s has vanished: %w", vanished, err), declareErr)
