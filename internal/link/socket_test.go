@@ -196,7 +196,7 @@ func TestHeldWritesLeaveTogether(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, s.Close())
 		assert.Len(t, <-got, writers*each)
-		assert.LessOrEqual(t, counted.n.Load(), int64(2), "what came during the first write left together")
+		assert.LessOrEqual(t, counted.n.Load(), int64(2), "what came during the first write left at once")
 	})
 }
 

@@ -123,10 +123,8 @@ func (c *Cluster) Start(ctx context.Context, i int) error {
 	return c.named(i, "start", c.nodes[i].start(ctx))
 }
 
-// Freeze halts node i, by SIGSTOP.
-func (c *Cluster) Freeze(i int) error {
-	return c.named(i, "freeze", c.nodes[i].server.signal(freeze))
-}
+// Freeze halts node i, by SIGSTOP. It returns when nothing of the node runs.
+func (c *Cluster) Freeze(i int) error { return c.named(i, "freeze", c.nodes[i].freeze()) }
 
 // Thaw lets node i go on. It does nothing to a node that is not frozen.
 func (c *Cluster) Thaw(i int) error { return c.named(i, "thaw", c.nodes[i].server.signal(thaw)) }
