@@ -19,7 +19,7 @@ const killed = "MILLPOND_TEST_DOCTOR"
 func TestMain(m *testing.M) {
 	if url := os.Getenv(killed); url != "" {
 		for { // until it is killed
-			_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(75*time.Second))
+			_, err := doctor.Examine(context.Background(), url, doctor.WithLifetime(time.Hour))
 			fmt.Fprintln(os.Stderr, "not killed in time:", err)
 		}
 	}
