@@ -2,6 +2,7 @@ package amqpv3_test
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -57,7 +58,8 @@ func run(
 	return calls
 }
 
-// Watermill's own suite for Pub/Subs passes with our Subscriber and watermill-amqp v3's publisher.
+// Watermill's own suite for Pub/Subs passes with the configurations of watermill-amqp v3. With
+// MILLPOND_LONG it has all its messages. The suites of v2 have them always.
 
 func TestPubSubSuite(t *testing.T) {
 	url := testbroker.URL(t)
@@ -66,32 +68,36 @@ func TestPubSubSuite(t *testing.T) {
 		return pubSub(t, wamqp.NewDurablePubSubConfig(url, nil),
 			wamqp.NewDurablePubSubConfig(url, queueName))
 	}
-	tests.TestPubSub(t, features(true), func(t *testing.T) (message.Publisher, message.Subscriber) {
+	suite := tests.TestPubSub
+	if long {
+		suite = tests.TestPubSubStressTest
+	}
+	suite(t, features(true), func(t *testing.T) (message.Publisher, message.Subscriber) {
 		return group(t, "test")
 	}, group)
 }
 
 func TestQueueSuite(t *testing.T) {
-	url := testbroker.URL(t)
+	cfg := wamqp.NewDurableQueueConfig(testbroker.URL(t))
 	tests.TestPubSub(t, features(false), func(t *testing.T) (message.Publisher, message.Subscriber) {
-		cfg := wamqp.NewDurableQueueConfig(url)
-		cfg.Publish.ChannelPoolSize = 25
 		return pubSub(t, cfg, cfg)
 	}, nil)
 }
 
+var long = os.Getenv("MILLPOND_LONG") != ""
+
 func features(consumerGroups bool) tests.Features {
 	return tests.Features{
-		ConsumerGroups: consumerGroups, Persistent: true,
+		ConsumerGroups: consumerGroups, Persistent: true, ForceShort: !long,
 		GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
 	}
 }
 
 func pubSub(t *testing.T, publish, consume wamqp.Config) (message.Publisher, message.Subscriber) {
 	t.Helper()
-	pub, err := wamqp.NewPublisher(publish, watermill.NopLogger{})
-	require.NoError(t, err)
 	client := open(t, consume, topology.PerQueue{Type: topology.Classic})
+	pub, err := amqpv3.NewPublisher(client, publish)
+	require.NoError(t, err)
 	sub, err := amqpv3.NewSubscriber(client, consume,
 		topology.ForPolicy(backoff.List{time.Second}), topology.WithDrainTimeout(time.Second))
 	require.NoError(t, err)

@@ -1,24 +1,19 @@
 package e2e_test
 
 import (
-	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/millpond-go/millpond/backoff"
-	"github.com/millpond-go/millpond/internal/link"
-	"github.com/millpond-go/millpond/internal/publisher"
 	"github.com/millpond-go/millpond/internal/testing/rig"
 	"github.com/millpond-go/millpond/internal/testing/testbroker"
 	"github.com/millpond-go/millpond/middleware"
@@ -149,64 +144,6 @@ func TestConnectionLostWhileHandling(t *testing.T) {
 	for _, suffix := range []string{"", ".wait.1s", ".dlq"} {
 		require.Zero(t, testbroker.Depth(t, url, r.Queue+suffix), suffix)
 	}
-}
-
-// Given thousands of publishes of which every tenth message fails once, when the broker restarts
-// twice, then each confirmed message is handled. Watermill's TestReconnect does the same, but
-// counts the publishes in a data race, and its publisher races at every lost connection.
-func TestEveryConfirmedMessageIsHandledAcrossRestarts(t *testing.T) {
-	t.Parallel()
-	const messages, publishers = 3000, 20
-	node := testbroker.Private(t, rig.QuickDeadLettering)
-	handled := rig.NewLedger()
-	r := rig.Start(t, rig.Config{
-		URL: node.URL(), Queue: "orders", Configure: rig.QuorumQueue,
-		Policy: backoff.List{500 * time.Millisecond, time.Second, time.Second},
-		Handle: func(msg *message.Message) error {
-			body := string(msg.Payload)
-			if strings.HasSuffix(body, "7") && handled.FailOnce(body) {
-				return rig.ErrFailed
-			}
-			handled.Handle(body)
-			return nil
-		},
-	})
-	l, err := link.Open(t.Context(), link.Config{
-		URL: node.URL(), Logger: watermill.NopLogger{},
-		ConnectTimeout: time.Second, WriteTimeout: time.Second,
-		Reconnect: link.Backoff{Initial: 100 * time.Millisecond, Max: time.Second, Multiplier: 1.5},
-	})
-	require.NoError(t, err)
-	pub := publisher.New(l, publisher.Config{Timeout: 5 * time.Second, NonceHeader: "nonce"})
-	defer pub.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), rig.Patience)
-	defer cancel()
-	work := make(chan int)
-	var wg sync.WaitGroup
-	for range publishers {
-		wg.Go(func() {
-			for i := range work {
-				msg := rig.Message(strconv.Itoa(i))
-				msg.Headers = amqp.Table{}
-				for pub.Publish(ctx, "", "orders", msg) != nil && ctx.Err() == nil {
-					// Unknown or not sent: publish it again.
-				}
-			}
-		})
-	}
-	for i := range messages {
-		work <- i
-		if i == messages/3 || i == messages/2 {
-			node.Stop(t)
-			node.Start(t)
-		}
-	}
-	close(work)
-	wg.Wait()
-	require.NoError(t, ctx.Err(), "everything was published")
-	rig.WaitFor(t, "all to be handled", func() bool { return handled.Count() == messages })
-	r.Stop()
-	require.Zero(t, r.Depth(".dlq"))
 }
 
 // interrupt takes all messages of a queue and loses the connection, several times, as a process
