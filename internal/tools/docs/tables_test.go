@@ -19,37 +19,33 @@ type source struct {
 	tests map[string][]string // for each test, the strings of its file
 }
 
-var readOnce struct {
-	sync.Mutex
+var all struct {
+	sync.Once
 	source
 }
 
 // readSource reads the files once for all tests.
 func readSource(t *testing.T) source {
 	t.Helper()
-	readOnce.Lock()
-	defer readOnce.Unlock()
-	if readOnce.tests != nil {
-		return readOnce.source
-	}
-	s := source{tests: map[string][]string{}}
-	goFiles(t, func(path, text string) {
-		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
-		require.NoError(t, err)
-		texts := stringsOf(file)
-		if !strings.HasSuffix(path, "_test.go") {
-			s.code = append(s.code, texts...)
-			return
-		}
-		for _, decl := range file.Decls {
-			f, ok := decl.(*ast.FuncDecl)
-			if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
-				s.tests[f.Name.Name] = append(s.tests[f.Name.Name], append(texts, "")...)
+	all.Do(func() {
+		all.tests = map[string][]string{}
+		goFiles(t, func(path, text string) {
+			file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			texts := stringsOf(file)
+			if !strings.HasSuffix(path, "_test.go") {
+				all.code = append(all.code, texts...)
+				return
 			}
-		}
+			for _, decl := range file.Decls {
+				f, ok := decl.(*ast.FuncDecl)
+				if ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+					all.tests[f.Name.Name] = append(all.tests[f.Name.Name], append(texts, "")...)
+				}
+			}
+		})
 	})
-	readOnce.source = s
-	return s
+	return all.source
 }
 
 // stringsOf returns the strings of a file. Literals that are added up count as one.

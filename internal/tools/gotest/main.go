@@ -249,12 +249,11 @@ func (r *report) end() {
 		for _, why := range slices.SortedFunc(maps.Keys(r.skipped), func(a, b string) int {
 			return cmp.Or(r.skipped[b]-r.skipped[a], strings.Compare(a, b))
 		}) {
-			needs, found := strings.CutPrefix(why, "needs ")
-			if tests := r.skipped[why]; found && tests > 1 {
-				reasons = append(reasons, fmt.Sprintf("%d need %s", tests, needs))
-			} else {
-				reasons = append(reasons, fmt.Sprintf("%d %s", tests, why))
+			tests := r.skipped[why]
+			if needs, found := strings.CutPrefix(why, "needs "); found && tests > 1 {
+				why = "need " + needs
 			}
+			reasons = append(reasons, fmt.Sprintf("%d %s", tests, why))
 		}
 		r.print("skipped: " + strings.Join(reasons, "; ") + "\n")
 	}
@@ -303,19 +302,11 @@ func (r *report) story(e event, output string) {
 		r.print(strings.Join(lines, ""))
 	}
 	if cut {
-		r.keep(whole, output)
-	}
-}
-
-// keep writes the whole output of a test to a file.
-func (r *report) keep(file, output string) {
-	file = filepath.Join(r.folder, file)
-	err := os.MkdirAll(filepath.Dir(file), 0o755)
-	if err == nil {
-		err = os.WriteFile(file, []byte(output), 0o644)
-	}
-	if err != nil {
-		r.print(fmt.Sprintf("gotest: %v\n", err))
+		file := filepath.Join(r.folder, whole)
+		err := os.MkdirAll(filepath.Dir(file), 0o755)
+		if err = errors.Join(err, os.WriteFile(file, []byte(output), 0o600)); err != nil {
+			r.print(fmt.Sprintf("gotest: %v\n", err))
+		}
 	}
 }
 
