@@ -11,6 +11,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/ladder"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -33,17 +34,34 @@ func (s *suite) delays() []time.Duration {
 	return []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second}
 }
 
-// planned returns how long a message waits by a plan that asks for a delay, in all rounds.
-func planned(p topology.Plan, asked time.Duration, attempt int) time.Duration {
-	var total time.Duration
-	for total < asked {
-		route, err := p.Route(topology.Retry{Delay: asked - total, Asked: asked, Attempt: attempt})
-		if err != nil || route.Delay <= 0 {
-			return asked
+// planned returns how long a message waits at most by a plan for each delay, in all rounds, and all
+// together. It does not ask Plan.Route, which is tested with it.
+func planned(p topology.Plan, delays ...time.Duration) (total time.Duration) {
+	for _, asked := range delays {
+		if l := p.Levels; l != nil {
+			asked += time.Duration(float64(asked) * l.Tolerance)
+			total += (asked + l.Resolution - 1).Truncate(l.Resolution)
+		} else {
+			total += ladder.Total(stepsOf(p), asked)
 		}
-		total += route.Delay
 	}
 	return total
+}
+
+// inRounds reports whether a message that asks for a delay waits in more than one round.
+func inRounds(p topology.Plan, asked time.Duration) bool {
+	if l := p.Levels; l != nil {
+		return asked > l.Resolution<<l.Levels-l.Resolution
+	}
+	return !slices.Contains(stepsOf(p), planned(p, asked))
+}
+
+// stepsOf returns the delays that have a wait step, ascending.
+func stepsOf(p topology.Plan) (steps []time.Duration) {
+	for _, step := range p.WaitSteps {
+		steps = append(steps, step.Delay)
+	}
+	return slices.Compact(steps)
 }
 
 // footprint is all that the suite has had declared.

@@ -22,7 +22,7 @@ func ownQueueOnly(tr *trial, s *suite) {
 			ids[b] = append(ids[b], id)
 		}
 	}
-	due := planned(s.a.plan, s.delays()[0], 1) + planned(s.a.plan, s.delays()[1], 2)
+	due := planned(s.a.plan, s.delays()[:2]...)
 	for b, other := range map[*inbox]*inbox{s.a: s.b, s.b: s.a} {
 		for _, id := range ids[b] {
 			s.awaitCalls(tr, b, id, due)
@@ -42,7 +42,7 @@ func hundredArriveOnce(tr *trial, s *suite) {
 		s.send(tr, s.a, msg, fails(1, errClosed))
 		ids = append(ids, id)
 	}
-	due := planned(s.a.plan, s.delays()[0], 1)
+	due := planned(s.a.plan, s.delays()[0])
 	calls := func() (all int) {
 		for _, id := range ids {
 			all += len(s.a.callsOf(id))
@@ -105,12 +105,12 @@ func anotherPolicy(tr *trial, s *suite) {
 	s.parts.add(b.plan, s.planOf(tr, s.queue("another"), after))
 	s.serve(tr, s.URL, backoffList(after), b)
 	msg, id := s.text(tr, "1")
-	due := planned(b.plan, after[0], 1)
+	due := planned(b.plan, after[0])
 	s.send(tr, b, msg, fails(1, errClosed))
 	calls := s.awaitCalls(tr, b, id, due)
-	requireGap(tr, calls[0], calls[1], after[0], due)
+	s.requireWait(tr, b.plan, calls[0], calls[1], after[0])
 	// A copy on an old way is back at the latest after the longest old delay.
-	time.Sleep(max(0, planned(b.plan, before[1], 1)-calls[1].at.Sub(calls[0].at)))
+	time.Sleep(max(0, planned(b.plan, before[1])-calls[1].at.Sub(calls[0].at)))
 	if n := len(b.callsOf(id)); n != 2 {
 		tr.errorf("a message that failed once was handled %d times in place of 2, after a change of the "+
 			"policy: parts of the old plan still take messages. Let the names of exchanges tell the "+

@@ -40,7 +40,7 @@ func permissionsSuffice(tr *trial, s *suite) {
 	s.read(tr, b.plan.Dead)
 	msg, id := s.text(tr, "1")
 	s.send(tr, b, msg, script{2, func(int) error { return errClosed }})
-	s.awaitCalls(tr, b, id, planned(b.plan, delays[0], 1))
+	s.awaitCalls(tr, b, id, planned(b.plan, delays[0]))
 	s.awaitLetter(tr, id, "dead-letter queue")
 }
 

@@ -61,6 +61,10 @@ func (s *saboteur) work(t *testing.T, url string) {
 		}
 		running.Go(func() {
 			for d := range letters {
+				// The broker notes the wait queue, as it does for a message that it lets expire.
+				d.Headers["x-death"] = []any{amqp.Table{
+					"count": int64(1), "queue": q.Name, "exchange": "", "reason": "expired",
+				}}
 				s.meddle(back, amqp.Publishing{
 					Headers: d.Headers, ContentType: d.ContentType, ContentEncoding: d.ContentEncoding,
 					DeliveryMode: d.DeliveryMode, Priority: d.Priority, CorrelationId: d.CorrelationId,

@@ -153,6 +153,7 @@ func (s *suite) openClient(tr *trial, url string, log *journal) *topology.Client
 	ctx, cancel := context.WithTimeout(context.Background(), s.Patience)
 	defer cancel()
 	cfg := s.queueConfig(url)
+	s.rounds.Watch(&cfg.Connection)
 	client, err := topology.Open(ctx, cfg.Connection, s.Strategy, topology.WithLogger(log))
 	tr.must(err, "topology.Open with the strategy")
 	tr.cleanup(client.Close)

@@ -13,6 +13,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/millpond-go/millpond/internal/testing/passage"
 	"github.com/millpond-go/millpond/topology"
 )
 
@@ -101,7 +102,8 @@ type suite struct {
 	Config
 	prefix string // of the names of its queues
 
-	parts footprint
+	parts  footprint
+	rounds passage.Rounds
 
 	conn *amqp.Connection
 	main *service // of the queues a and b
